@@ -50,7 +50,7 @@ help:
 	@echo "make test-long   try at random, 20 times as often as the tests do"
 	@echo "make bench       print the figures of docs/figures.md"
 	@echo "make images      build the container images"
-	@echo "make k8s         write the copies of the demo that k8s/ holds"
+	@echo "make k8s         render k8s/overlays/, the demo on clusters"
 	@echo "make clean       remove what was built and the work folder"
 	@echo
 	@echo "PIPELINE=FILE  another pipeline file than pipelines/demo.yaml;   SET=KEY=VALUE  change a setting of it"
@@ -126,7 +126,7 @@ bench: $(TESTS) $(HOROVOD)
 images:
 	scripts/make-images.sh $(IMAGES)
 
-# The copies of the demo that k8s/ holds, after a change of pipelines/demo.yaml or of the version.
+# The demo on clusters, after a change of its pipeline files, of the manifests or of the version.
 k8s: $(LINT)
 	$(BIN)/python scripts/write_k8s_demo.py
 

@@ -93,11 +93,11 @@ class Engine:
         self.plan = WritablePlan.read(planned)
         self.schema, self.unpacked_schema = PackedSchema.of(self.plan), PackedSchema.of(self.plan).unpacked
         matched = match_files(records, list_record_files(records), self.plan)
-        files = self.plan.group_files(0)
+        files = self.plan.groups[0].files
         self.files = [matched[file.name] for file in files]
         self.buffer = np.zeros(buffer_bytes(self.files), np.uint8)
         self.group = read_group(self.files, files, self.unpacked_schema, self.buffer, 1, lambda _bytes: None)
-        dealt = deal_sequences(self.group.lengths, self.plan.group(0).strategies, SEED, 0)
+        dealt = deal_sequences(self.group.lengths, self.plan.groups[0].strategies, SEED, 0)
         self.assignment = dealt
         self.encoder = PackEncoder(self.schema, self.group, dealt)
         self.out = output_buffer(self.schema)

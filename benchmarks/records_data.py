@@ -69,8 +69,8 @@ def make_files(folder: Path, files: int, sequences_per_file: int, seed: int, max
 
 def prepared(folder: Path, group_sequences: int = 500_000) -> tuple[Path, Path]:
     """The unpacked records and a plan for them."""
+    from gaudi_bert.packs.plan import plan
     from gaudi_bert.tfrecords.histogram import histogram
-    from gaudi_bert.tfrecords.plan import plan
 
     records = folder / "unpacked"
     make_files(records, FILES, SEQUENCES_PER_FILE, SEED)

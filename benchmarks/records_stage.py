@@ -25,7 +25,7 @@ def run_stage(stage: str, folder: Path, group_sequences: int) -> None:
         histogram(records, counts, StageRun(QUIET))
     elif stage == "plan":
         from gaudi_bert.config.sections import PackingSettings
-        from gaudi_bert.tfrecords.plan import plan
+        from gaudi_bert.packs.plan import plan
 
         plan([counts], planned, PackingSettings(group_sequences=group_sequences, algorithm="spfhp"), StageRun(QUIET))
     elif stage == "write":

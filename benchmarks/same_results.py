@@ -61,7 +61,7 @@ PARTS = {
     "tables": [
         ["pack", "rows.jsonl", "--out", "a", "--max-sequence-length", "128", "--verify", "--json"],
         ["pack", "rows.parquet", "--out", "b", "--max-sequence-length", "64", "--too-long", "split", "--verify", "--json"],
-        ["verify", "rows.parquet", "b", "--json", "--overwrite"],
+        ["verify", "rows.parquet", "b", "--json"],
         ["pack", "rows.parquet", "--out", "e", "--max-sequence-length", "128", "--algorithm", "optimal", "--json"],
     ],
     "estimates": [

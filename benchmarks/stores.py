@@ -28,8 +28,8 @@ from gaudi_bert.artefacts.store.objects import Objects  # noqa: E402
 from gaudi_bert.common.progress import Reporter  # noqa: E402
 from gaudi_bert.config.places import StoreSettings  # noqa: E402
 from gaudi_bert.config.sections import PackingSettings  # noqa: E402
+from gaudi_bert.packs.plan import plan  # noqa: E402
 from gaudi_bert.tfrecords.histogram import histogram  # noqa: E402
-from gaudi_bert.tfrecords.plan import plan  # noqa: E402
 from gaudi_bert.tfrecords.write import write  # noqa: E402
 from tests.builders.s3_server import ENVIRONMENT, s3_server, upload  # noqa: E402
 

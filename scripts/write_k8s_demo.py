@@ -1,111 +1,97 @@
 #!/usr/bin/env python3
-"""Writes what k8s/ holds of the demos: their pipeline files as each kustomization runs them, and the tags of the images.
+"""Renders what k8s/ holds of the demos: a folder below `overlays/` for each pipeline, and the pipeline of `in-cluster/`.
 
-Kustomize reads no file from outside a kustomization's folder, so each has a copy. `make k8s` writes them; with --check,
-those that are not as they would be written are named, and the exit code is 1.
+`make k8s` runs it, after a change of the pipelines, of the manifests or of the version; with --check, what is not as it
+would be written is named, and the exit code is 1.
 
     scripts/write_k8s_demo.py [--check] [REPOSITORY]
 """
 
 from __future__ import annotations
 
+import filecmp
 import re
+import shutil
 import sys
-from collections.abc import Iterator
+import tempfile
 from pathlib import Path
 
 import gaudi_bert
+from gaudi_bert.config.pipeline import load_pipeline
+from gaudi_bert.runners.kubernetes.rendered import write_rendered
+from gaudi_bert.runners.stage_table import stages_of
 
-Change = tuple[str, str]  # A pattern that must be found once in the pipeline, and what stands there instead.
+TWO_DATA_PODS = ["resources.data_workers=2"]
+TWO_WORKERS = ["resources.workers=2", "kubernetes.access_mode=ReadWriteMany"]
+# Servers with 8 Gaudi2 cards. An update has 32 sequences, about 16 packs: 2 for each card.
+CARDS = [
+    *(*TWO_DATA_PODS, "resources.cards=8", "resources.training={cpu: '95', memory: 409Gi}"),
+    *("resources.hugepages_2Mi=95000Mi", "resources.shared_memory=16Gi", "resources.cores_per_process=6"),
+    *("training.device=hpu", "training.micro_batch_packs=2", "training.measure_speedup=false"),
+]
+# Software 1.14.0, the last with TensorFlow.
+TENSORFLOW = [*CARDS, "training.engine=tensorflow", "resources.mpi_prefix=/opt/amazon/openmpi"]
+DL1 = ["kubernetes.efa=4", "resources.training={cpu: '95', memory: 690Gi}", "resources.hugepages_2Mi=42000Mi"]
+# A bucket and its credentials are the first things to change: render your own.
+BUCKET = ["kubernetes.store=s3://my-bucket/gaudi-bert", "kubernetes.store_secret=object-store"]
 
-RESOURCES = r"^resources:\n(?:  .*\n)+"
-TWO_DATA_PODS: tuple[Change, ...] = ((RESOURCES, "resources:\n  data_workers: 2\n"),)
-IN_A_BUCKET: tuple[Change, ...] = (
-    (
-        RESOURCES,
-        "resources:\n"
-        "  data_workers: 2\n"
-        "kubernetes:\n"
-        "  store: s3://my-bucket/gaudi-bert\n"
-        "  store_secret: object-store\n"
-        "store:\n"
-        "  cache_bytes: 512MiB  # half of a pod's scratch\n",
-    ),
-)
-ON_CARDS: tuple[Change, ...] = (
-    # An update has 32 sequences, about 16 packs: 2 for each of 8 cards.
-    (r"\bmicro_batch_packs: \d+\b", "micro_batch_packs: 2"),
-    (r"^  measure_speedup: true\n", ""),
-    (
-        RESOURCES,
-        "resources:\n"
-        "  cards: 8\n"
-        "  data_workers: 2\n"
-        "  training:\n"
-        '    cpu: "95"\n'
-        "    memory: 409Gi\n"
-        "  hugepages_2Mi: 95000Mi\n"
-        "  shared_memory: 16Gi\n"
-        "  cores_per_process: 6\n"
-        "  mpi_prefix: /opt/amazon/openmpi\n",
-    ),
-)
-ON_GAUDI: tuple[Change, ...] = ((r"\bdevice: auto\b", "engine: tensorflow\n  device: hpu"), *ON_CARDS)
-ON_GAUDI_BY_PYTORCH: tuple[Change, ...] = ((r"\bdevice: auto\b", "engine: pytorch\n  device: hpu"), *ON_CARDS)
-COPIES: dict[str, tuple[str, tuple[Change, ...]]] = {
-    "k8s/overlays/cpu/settings/pipeline.yaml": ("on two pods where stages can be shared out", TWO_DATA_PODS),
-    "k8s/in-cluster/pipeline.yaml": (
-        "on two pods where stages can be shared out; put your own pipeline here",
-        TWO_DATA_PODS,
-    ),
-    "k8s/overlays/finetuning/settings/pipeline.yaml": ("on two pods where stages can be shared out", TWO_DATA_PODS),
-    "k8s/overlays/object-store/settings/pipeline.yaml": ("in an object store", IN_A_BUCKET),
-    "k8s/overlays/gaudi/settings/pipeline.yaml": ("on servers with 8 Gaudi2 cards each, by TensorFlow", ON_GAUDI),
-    "k8s/overlays/gaudi-pytorch/settings/pipeline.yaml": (
-        "on servers with 8 Gaudi cards each, by PyTorch",
-        ON_GAUDI_BY_PYTORCH,
-    ),
+# Each overlay, and what it sets beyond its pipeline file.
+OVERLAYS: dict[str, list[str]] = {
+    "cpu": TWO_DATA_PODS,
+    "cpu-nodes": [*TWO_DATA_PODS, *TWO_WORKERS, "training.engine=pytorch"],
+    "cpu-mpijob": [*TWO_DATA_PODS, *TWO_WORKERS],
+    "finetuning": TWO_DATA_PODS,
+    "object-store": [*TWO_DATA_PODS, *BUCKET],
+    "gaudi": TENSORFLOW,
+    "gaudi-mpijob": [*TENSORFLOW, *TWO_WORKERS],
+    "gaudi-mpijob-efa": [*TENSORFLOW, *TWO_WORKERS, *DL1],
+    "gaudi-pytorch": [*CARDS, "training.engine=pytorch"],
+    "gaudi-pytorch-nodes": [*CARDS, *TWO_WORKERS, "training.engine=pytorch"],
 }
-SOURCES = {"k8s/overlays/finetuning/settings/pipeline.yaml": "pipelines/finetune-demo.yaml"}
-TAGGED = (
-    "k8s/overlays/cpu/settings/kustomization.yaml",
-    "k8s/overlays/object-store/settings/kustomization.yaml",
-    "k8s/overlays/gaudi/settings/kustomization.yaml",
-    "k8s/overlays/gaudi-pytorch/settings/kustomization.yaml",
-    "k8s/overlays/finetuning/settings/kustomization.yaml",
-    "k8s/in-cluster/kustomization.yaml",
-)
+PIPELINES = {"finetuning": "finetune-demo"}
 
 
-def wanted_files(repository: Path) -> Iterator[tuple[Path, str]]:
-    """Each file and what it has to hold."""
-    for name, (where, changes) in COPIES.items():
-        source = SOURCES.get(name, "pipelines/demo.yaml")
-        demo = (repository / source).read_text(encoding="utf-8")
-        # The first lines of the demo say what it is for.
-        text = f"# {source} {where}. Written by `make k8s`.\n" + demo[demo.index("name:") :]
-        for pattern, replacement in changes:
-            text, found = re.subn(pattern, replacement, text, flags=re.MULTILINE)
-            if found != 1:
-                sys.exit(f"{source}: {pattern!r} is there {found} times, not once; correct {__file__}")
-        yield repository / name, text
-    for name in TAGGED:
-        text = (repository / name).read_text(encoding="utf-8")
-        yield repository / name, re.sub(r"(?<=newTag: ).*", gaudi_bert.__version__, text)
+def write_all(repository: Path, folder: Path) -> None:
+    """Write all that is rendered below `folder`, as it should be below k8s/ of `repository`."""
+    for overlay, overrides in OVERLAYS.items():
+        pipeline = repository / "pipelines" / f"{PIPELINES.get(overlay, 'demo')}.yaml"
+        # Gaudi's last software with TensorFlow runs on Kubernetes 1.24 and 1.25, so the overlays are for all from there on.
+        settings = load_pipeline(pipeline, overrides)
+        write_rendered(settings, stages_of(settings), folder / "overlays" / overlay)
+    demo = (repository / "pipelines" / "demo.yaml").read_text(encoding="utf-8")
+    resources = re.sub(r"^resources:\n(?:  .*\n)+", "resources:\n  data_workers: 2\n", demo, flags=re.MULTILINE)
+    head = "# Rendered by `make k8s` from pipelines/demo.yaml: put your own pipeline here.\n"
+    (folder / "in-cluster").mkdir(parents=True)
+    (folder / "in-cluster" / "pipeline.yaml").write_text(head + resources[resources.index("name:") :], encoding="utf-8")
+    kustomization = (repository / "k8s" / "in-cluster" / "kustomization.yaml").read_text(encoding="utf-8")
+    tagged = re.sub(r"(?<=newTag: ).*", gaudi_bert.__version__, kustomization)
+    (folder / "in-cluster" / "kustomization.yaml").write_text(tagged, encoding="utf-8")
 
 
 def main(arguments: list[str]) -> None:
-    """Write the files, or with --check name those that differ."""
-    check = "--check" in arguments
+    """Write the files, or with --check name those that differ, are missing, or are no longer written."""
     folders = [argument for argument in arguments if argument != "--check"]
     repository = Path(folders[0]) if folders else Path(__file__).resolve().parent.parent
-    different = [(path, text) for path, text in wanted_files(repository) if path.read_text(encoding="utf-8") != text]
-    for path, text in different:
-        print(path.relative_to(repository))  # noqa: T201
-        if not check:
-            path.write_text(text, encoding="utf-8")
-    if check and different:
-        sys.exit("not as `make k8s` writes them; run it")
+    with tempfile.TemporaryDirectory() as scratch:
+        write_all(repository, Path(scratch))
+        written = {path.relative_to(scratch) for path in Path(scratch).rglob("*.yaml")}
+        old = {path.relative_to(repository / "k8s") for path in (repository / "k8s").rglob("*.yaml")}
+        # Of what lies in the overlays, what no pipeline renders (any more) goes.
+        stale = {path for path in old - written if path.parts[0] == "overlays" and path.parts[1] in OVERLAYS}
+        different = {
+            path
+            for path in written
+            if path not in old or not filecmp.cmp(Path(scratch, path), repository / "k8s" / path, shallow=False)
+        }
+        for path in sorted(different | stale):
+            print(path)  # noqa: T201
+        if "--check" in arguments:
+            sys.exit("not as `make k8s` writes them; run it" if different | stale else 0)
+        for path in stale:
+            (repository / "k8s" / path).unlink()
+        for path in different:
+            (repository / "k8s" / path).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(Path(scratch, path), repository / "k8s" / path)
 
 
 if __name__ == "__main__":

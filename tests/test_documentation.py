@@ -157,8 +157,8 @@ def test_every_option_is_explained_and_every_command_has_an_example_that_parses(
 def test_the_schema_of_pipeline_files_is_current_and_takes_all_that_we_ship(repository: Path) -> None:
     jsonschema = pytest.importorskip("jsonschema")
     schema = settings_schema()
-    written = json.loads((repository / "docs" / "pipeline.schema.json").read_text(encoding="utf-8"))
-    assert written == schema, "write it again: gaudi-bert settings --json > docs/pipeline.schema.json"
+    written = json.loads((repository / "pipelines" / "pipeline.schema.json").read_text(encoding="utf-8"))
+    assert written == schema, "write it again: gaudi-bert settings --json > pipelines/pipeline.schema.json"
     files = sorted((repository / "pipelines").glob("*.yaml"))
     texts = [*(path.read_text(encoding="utf-8") for path in files), new_pipeline("wiki"), new_pipeline("retrieval")]
     assert len(texts) > 7

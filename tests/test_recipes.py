@@ -15,7 +15,7 @@ from gaudi_bert.training.jobs.finetune import finetune
 from gaudi_bert.training.jobs.records import train
 from gaudi_bert.training.jobs.rows import FineTuneInput
 from gaudi_bert.training.loop import learning_rate_at
-from gaudi_bert.training.run_plan import RunPlan
+from gaudi_bert.training.run_plan import RunPlan, RunSettings
 from tests.builders.agree import agree
 from tests.builders.packing_case import make_case
 from tests.builders.reporters import QUIET
@@ -55,7 +55,14 @@ def recipe(repository: Path, name: str, cards: int) -> PipelineSettings:
 def plan(settings: PipelineSettings, factor: float) -> RunPlan:
     each = settings.resources.processes_per_worker
     processes = settings.resources.workers * each
-    return RunPlan(settings.training, factor, processes=processes, processes_per_worker=each, slots_per_pack=512, packs=None)
+    return RunPlan(
+        RunSettings.of_training(settings.training),
+        factor,
+        processes=processes,
+        processes_per_worker=each,
+        slots_per_pack=512,
+        packs=None,
+    )
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

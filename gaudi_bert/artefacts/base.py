@@ -21,6 +21,7 @@ from typing_extensions import Self
 
 from gaudi_bert.common.errors import InputError, shortened, shown
 from gaudi_bert.common.files import read_file, write_json, write_text
+from gaudi_bert.common.progress import count_of
 from gaudi_bert.config.values import matching, plain_message
 
 LARGEST_COUNT = 2**62
@@ -104,7 +105,7 @@ class Artefact(BaseModel):
         return self.model_dump(mode="json", exclude_defaults=self.omits_defaults, exclude=empty)
 
     def summary(self) -> dict[str, Any]:
-        """What is printed of it: all, unless a subclass leaves long lists out."""
+        """Return what is printed: all, unless a subclass leaves long lists out."""
         return self.as_json()
 
     def _as_lines(self) -> str:
@@ -167,14 +168,9 @@ def manifest_path(folder: Path, group: int) -> Path:
     return folder / f"group-{group:05d}.json"
 
 
-def group_verification_path(verification: Path, group: int) -> Path:
-    """The path of the proof of one group, next to verification.json."""
-    return verification.with_name(f"{verification.stem}-{group:05d}{verification.suffix}")
-
-
-def histogram_part(histogram: Path, part: tuple[int, int]) -> Path:
-    """The path of part K of N of `histogram`: machine K counts the files K, K + N, ..., and `plan` takes all parts."""
-    return histogram.with_name(f"{histogram.stem}-{part[0]:05d}-of-{part[1]:05d}.json")
+def part_path(file: Path, part: tuple[int, int]) -> Path:
+    """Return the path of part K of N of a file that is made in parts: of a histogram, or of a verification."""
+    return file.with_name(f"{file.stem}-{part[0]:05d}-of-{part[1]:05d}{file.suffix}")
 
 
 def histogram_parts(histogram: Path) -> list[Path]:
@@ -184,13 +180,13 @@ def histogram_parts(histogram: Path) -> list[Path]:
     return complete_parts(histogram, (path.name for path in histogram.parent.glob(f"{histogram.stem}-*-of-*.json")))
 
 
-def complete_parts(histogram: Path, names: Iterable[str]) -> list[Path]:
-    """All parts of a histogram, where `names` has them all."""
+def complete_parts(file: Path, names: Iterable[str]) -> list[Path]:
+    """Return all parts of a file, where `names` has them all; else none."""
     parts_by_count: dict[int, list[Path]] = {}
     for name in sorted(names):
-        match = re.fullmatch(re.escape(histogram.stem) + r"-(\d{5})-of-(\d{5})\.json", name)
+        match = re.fullmatch(re.escape(file.stem) + r"-(\d{5})-of-(\d{5})\.json", name)
         if match is not None:
-            parts_by_count.setdefault(int(match[2]), []).append(histogram.with_name(name))
+            parts_by_count.setdefault(int(match[2]), []).append(file.with_name(name))
     complete = [paths for parts, paths in sorted(parts_by_count.items()) if len(paths) == parts]
     return complete[0] if complete else []
 
@@ -208,7 +204,7 @@ class InputFile(Artefact):
 
     @property
     def identity(self) -> dict[str, int]:
-        """What identifies it in addition to its name, in any folder."""
+        """Return size and checksum, which identify it in any folder."""
         return self.model_dump(include={"bytes", "crc32c"})
 
 
@@ -222,7 +218,7 @@ TooLong = Literal["error", "truncate", "split", "drop"]
 
 
 class TooLongRows(Artefact):
-    """What became of rows longer than a pack.
+    """Account of rows longer than a pack.
 
     Attributes:
         policy: what becomes of them: refused, cut to their first tokens, cut into pieces, or dropped.
@@ -237,6 +233,19 @@ class TooLongRows(Artefact):
     dropped_tokens: Count
     added_sequences: Count
 
+    def line(self) -> str:
+        """Return the line for people."""
+        if not self.rows:
+            return "no row was too long: none is cut, split or dropped"
+        were = "row was" if self.rows == 1 else "rows were"
+        tokens = count_of(self.dropped_tokens, "token")
+        done = {
+            "truncate": f"cut by {tokens}",
+            "split": f"split, which added {count_of(self.added_sequences, 'sequence')}; no token is lost",
+            "drop": f"dropped with {tokens}",
+        }
+        return f"{self.rows:,} {were} too long: {done[self.policy]} (--too-long {self.policy})"
+
 
 class VocabularyInfo(Artefact):
     """The vocabulary: its number of tokens, and the SHA-256 of the file in hexadecimal."""
@@ -246,7 +255,7 @@ class VocabularyInfo(Artefact):
 
     @classmethod
     def of(cls, path: Path) -> VocabularyInfo:
-        """Of a vocab.txt: one token per line, and only a newline ends it."""
+        """Read a vocab.txt: one token per line, and only a newline ends it."""
         try:
             data = read_file(path)
         except OSError as error:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -119,14 +118,14 @@ def remove_artefact(artefact: Path, final: Path | None = None) -> None:
             others = [path for path in _others(artefact, settings) if not path.name.endswith(".lock")]  # it may be held
             remove(*sorted(others, key=lambda path: path != final))
         else:
-            remove(artefact, *parts_of(artefact))
+            remove(artefact)
         remove(settings)
 
 
 def _holds_something(artefact: Path, settings: Path) -> bool:
     if artefact.is_dir():
         return any(not path.name.startswith(".") for path in _others(artefact, settings))
-    return artefact.exists() or bool(parts_of(artefact))
+    return artefact.exists()
 
 
 def _others(artefact: Path, settings: Path) -> list[Path]:
@@ -134,14 +133,6 @@ def _others(artefact: Path, settings: Path) -> list[Path]:
     folders = (artefact,) if settings.parent in (artefact, artefact.parent) else (artefact, settings.parent)
     paths = dict.fromkeys(folder / name for folder in folders if folder.is_dir() for name in names_in(folder))
     return [path for path in paths if path not in (settings, *folders)]
-
-
-def parts_of(artefact: Path) -> list[Path]:
-    """The parts stored next to a file: `x-00000.json` of `x.json`."""
-    if not artefact.parent.is_dir():
-        return []
-    name = re.compile(rf"{re.escape(artefact.stem)}-\d{{5,}}{re.escape(artefact.suffix)}")
-    return [artefact.with_name(each) for each in names_in(artefact.parent) if name.fullmatch(each)]
 
 
 # Settings that have an option of their own, by which users know them; all others are keys.

@@ -11,6 +11,7 @@ from typing import ClassVar, Literal
 
 from gaudi_bert.artefacts.base import NOTES_NAME, Artefact, Count, Figures, Length, TooLongRows, VocabularyInfo
 from gaudi_bert.artefacts.work_folder import EXAMPLES_NAME
+from gaudi_bert.common.progress import count_of
 
 _REMEDY = "prepare the examples again"
 _TOKENISE_REMEDY = "tokenise the texts again with --overwrite"
@@ -25,7 +26,7 @@ class PreparedFile(Artefact):
 
 
 class PreparedSection(Figures):
-    """What some of the text became, in one section or in a complete split.
+    """Counts of the examples made of some text: one section, or a complete split.
 
     The vocabulary lacks `unknown_tokens` of it; `random_next` sequences have a second part that does not follow the first.
     """
@@ -68,6 +69,16 @@ class PreparedExamples(Figures):
     sources: tuple[TextSource, ...]
     splits: dict[Literal["train", "evaluation"], PreparedSection]
 
+    def lines(self) -> list[str]:
+        """Return each split and the vocabulary for people."""
+        lines = [
+            f"{split}: {count_of(section.sequences, 'sequence')} ({count_of(section.tokens, 'token')}) "
+            f"from {count_of(section.text_documents, 'document')}"
+            for split, section in self.splits.items()
+        ]
+        origin = "trained from the text" if self.vocabulary.trained else "given"
+        return [*lines, f"vocabulary of {count_of(self.vocabulary.size, 'token')}, {origin}"]
+
 
 # --- tokenised texts
 
@@ -78,7 +89,7 @@ def tokens_path(folder: Path, part: int, parts: int) -> Path:
 
 
 class TokenisedPart(Artefact):
-    """What one part of the texts became.
+    """Counts of the rows made of one part of the texts.
 
     Attributes:
         texts: that were read; `empty_texts` of them give no row, because they hold nothing but space.
@@ -129,3 +140,16 @@ class TokenisedTexts(Figures):
     def summary(self) -> dict[str, object]:
         """Without the lists of files."""
         return {name: value for name, value in self.as_json().items() if name not in self.line_per_entry}
+
+    def lines(self) -> list[str]:
+        """Return for people how many rows there are, and what became of texts that were too long."""
+        counted = f"{count_of(self.texts, 'text')} became {count_of(self.rows, 'row')}"
+        lines, too_long = [f"{counted} with {count_of(self.tokens, 'token')}"], self.too_long
+        if self.empty_texts:
+            lines.append(f"{count_of(self.empty_texts, 'text')} held nothing but space and gave no row")
+        if not too_long.rows:
+            return [*lines, "no text was too long"]
+        lost = f"{count_of(too_long.dropped_tokens, 'token')} lost"
+        became = {"split": f"{too_long.added_sequences:,} rows more, no token lost", "truncate": f"cut, {lost}"}
+        about = f"{count_of(too_long.rows, 'text')} too long for {count_of(self.max_sequence_length, 'token')}"
+        return [*lines, f"{about}: {became.get(too_long.policy, f'dropped, {lost}')}"]

@@ -12,17 +12,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from gaudi_bert.artefacts.base import Artefact
 from gaudi_bert.artefacts.completion import Signature, begin_artefact, is_finished, remove_artefact, settings_path
-from gaudi_bert.artefacts.packed import GroupManifest, PackedSums, TableGroupManifest
-from gaudi_bert.artefacts.results import GroupsResult
-from gaudi_bert.artefacts.shards import index_bytes, index_path
 from gaudi_bert.artefacts.store.mirrored_folder import fetch, is_mirrored, names_in, release, remove, shown_path
-from gaudi_bert.common.crc32c import crc32c
 from gaudi_bert.common.errors import FailedError, InputError
-from gaudi_bert.common.files import exclusive_lock, read_file
+from gaudi_bert.common.files import exclusive_lock
 from gaudi_bert.common.progress import Reporter
 
 _FETCHED_TOGETHER = 256
@@ -30,7 +26,6 @@ _FETCHED_TOGETHER = 256
 
 Group = TypeVar("Group")
 Summary = TypeVar("Summary", bound=Artefact)
-Manifest = TypeVar("Manifest", GroupManifest, TableGroupManifest)
 
 
 @dataclass(frozen=True)
@@ -44,22 +39,14 @@ class GroupedOutput(Generic[Group, Summary]):
     summary_path: Callable[[Group], Path]
     reporter: Reporter
 
-    unit: ClassVar[str] = "group"
-    """What messages call a group."""
-
-    @property
-    def artefact(self) -> Path:
-        """What is begun and finished: the folder."""
-        return self.folder
-
     def begin(self, overwrite: bool) -> bool:
         """Make the folder ready; say whether it is finished already, which a read-only folder may be."""
-        finished = is_finished(self.artefact, self.final, self.signature)
+        finished = is_finished(self.folder, self.final, self.signature)
         if not finished:
-            with exclusive_lock(settings_path(self.artefact, self.final), str(self.artefact), wait=True):
-                finished = begin_artefact(self.artefact, self.final, self.signature, overwrite)
+            with exclusive_lock(settings_path(self.folder, self.final), str(self.folder), wait=True):
+                finished = begin_artefact(self.folder, self.final, self.signature, overwrite)
         if finished:
-            self.reporter.say(f"{shown_path(self.artefact)}: already there, nothing to do")
+            self.reporter.say(f"{shown_path(self.folder)}: already there, nothing to do")
         return finished
 
     @contextmanager
@@ -100,9 +87,7 @@ class GroupedOutput(Generic[Group, Summary]):
         """Those of `groups` that are still to be written."""
         completed = {group for group, _ in self.iter_completed(groups)}
         if completed:
-            self.reporter.say(
-                f"{shown_path(self.artefact)}: {len(completed)} of {len(groups)} {self.unit}s are there already"
-            )
+            self.reporter.say(f"{shown_path(self.folder)}: {len(completed)} of {len(groups)} groups are there already")
         return [group for group in groups if group not in completed]
 
     def require_completed(self, groups: Sequence[Group], command: str) -> Iterator[tuple[Group, Summary]]:
@@ -114,8 +99,8 @@ class GroupedOutput(Generic[Group, Summary]):
         if missing:
             first = next(group for group in groups if group in missing)
             raise FailedError(
-                f"{self.artefact}: {len(missing)} of {len(groups)} {self.unit}s are not written, the first is"
-                f" {self.unit} {first}; run `{command}` for them (without --finish) and then finish again"
+                f"{self.folder}: {len(missing)} of {len(groups)} groups are not written, the first is"
+                f" group {first}; run `{command}` for them (without --finish) and then finish again"
             )
 
     @contextmanager
@@ -137,36 +122,5 @@ class GroupedOutput(Generic[Group, Summary]):
 
     def write_final(self, content: Artefact) -> None:
         """Write the final file, under a lock: several may finish at once."""
-        with exclusive_lock(self.final, str(self.artefact), wait=True):
+        with exclusive_lock(self.final, str(self.folder), wait=True):
             content.write(self.final)
-
-
-@dataclass(frozen=True)
-class PackedOutput(GroupedOutput[int, Manifest]):
-    """A packed folder: groups of shards, whose manifests know the identity of their source; `command` writes groups."""
-
-    source_sha256: str
-    command: str
-
-    def is_complete(self, summary: Manifest) -> bool:
-        """The manifest is of this source, and its shards have their sizes; in a store the manifest was put after them."""
-        if summary.source_sha256 != self.source_sha256:
-            return False
-        if is_mirrored(self.folder):
-            return True
-        paths = [(self.folder / shard.name, shard.bytes) for shard in summary.shards]
-        if isinstance(summary, GroupManifest):
-            paths.append((index_path(self.folder, summary.group), index_bytes(summary.packs)))
-        return all(path.is_file() and path.stat().st_size == size for path, size in paths)
-
-    def manifests(self, groups: Sequence[int]) -> Iterator[tuple[Manifest, int]]:
-        """The manifests of all groups, which must be there, one at a time; and the CRC-32C of each."""
-        for group, manifest in self.require_completed(groups, self.command):
-            yield manifest, crc32c(read_file(self.summary_path(group)))
-
-    def groups_result(self, groups: Sequence[int], written: int) -> GroupsResult:
-        """The totals of some groups, `written` of them by this run."""
-        sums = PackedSums()
-        for _, manifest in self.iter_completed(groups):
-            sums.add(manifest, 0)
-        return GroupsResult(len(groups), written, sums.sequences, sums.packs, sums.tokens)

@@ -5,17 +5,22 @@ At the least such a file has `max_sequence_length` and `counts`, which is enough
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
-from typing import Annotated, Any, Literal, NamedTuple
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import ConfigDict, PlainSerializer, PlainValidator, model_validator
+from typing_extensions import Self
 
 from gaudi_bert.artefacts.base import LARGEST_COUNT, Artefact, Count, InputFile, Length, VocabularyInfo
 from gaudi_bert.artefacts.packed import of_counts
 from gaudi_bert.common.arrays import IntArray
-from gaudi_bert.common.errors import shortened
+from gaudi_bert.common.errors import InputError, shortened
+from gaudi_bert.common.progress import count_of, human_bytes
 
 
 def _counts(value: Any) -> IntArray:
@@ -41,14 +46,6 @@ class CountedFile(InputFile):
     tokens: Count
     counts: Annotated[IntArray, PlainValidator(_counts), PlainSerializer(lambda rows: rows.tolist())]
 
-    @property
-    def digested(self) -> str:
-        """All this as JSON, by which a plan knows it."""
-        return (
-            f'{{"bytes": {self.bytes}, "crc32c": {self.crc32c}, "name": {json.dumps(self.name)}, '
-            f'"rows": {json.dumps(self.counts.tolist())}, "sequences": {self.sequences}, "tokens": {self.tokens}}}'
-        )
-
     @model_validator(mode="after")
     def _adds_up(self) -> CountedFile:
         if (self.counts < 0).any():
@@ -65,8 +62,10 @@ class CountedFile(InputFile):
 class HistogramFile(Artefact):
     """The content of histogram.json; what only `gaudi-bert histogram` knows is None in others' files.
 
-    The first of `counts` is that of sequences of length 1; `max_predictions` is the most masked positions of one sequence;
-    `bad_files` are those that could not be read and were skipped.
+    Attributes:
+        counts: the first is that of sequences of length 1.
+        max_predictions: the most masked positions of one sequence (P).
+        bad_files: those that could not be read and were skipped.
     """
 
     model_config = ConfigDict(extra="ignore")
@@ -85,6 +84,40 @@ class HistogramFile(Artefact):
     bad_files: tuple[InputFile, ...] = ()
     files: tuple[CountedFile, ...] | None = None
 
+    @classmethod
+    def read_all(cls, paths: Sequence[Path]) -> Self:
+        """Read one or several, and merge them: files in the order of their names, whichever part counted them."""
+        if not paths:
+            raise InputError("no histogram.json is given; make one with `gaudi-bert histogram RECORDS --out histogram.json`")
+        parts = [cls.read(path) for path in paths]
+        first, known = parts[0], [part for part in parts if part.files is not None]
+        for part, path in zip(parts, paths, strict=True):
+            for key in ("max_sequence_length", "max_predictions", "vocabulary"):
+                one, other = getattr(first, key), getattr(part, key)
+                if one != other:
+                    raise InputError(f"{path}: {key} is {other}, but {one} in {paths[0]}; only like records can be merged")
+            if known and part.files is None:
+                raise InputError(f"{path}: has no counts per file while others have; make it with `gaudi-bert histogram`")
+        counts = np.sum([part.counts for part in parts], axis=0, dtype=np.int64).tolist()
+        if not any(counts):
+            raise InputError(f"{paths[0]}: holds no sequence, so there is nothing to pack; check which records were counted")
+        merged = {
+            **of_counts(counts),
+            "max_sequence_length": first.max_sequence_length,
+            "max_predictions": first.max_predictions,
+            "vocabulary": first.vocabulary,
+            "bad_files": tuple(sorted((file for part in parts for file in part.bad_files), key=lambda file: file.name)),
+            "files": tuple(sorted((file for part in known for file in part.files or ()), key=lambda file: file.name))
+            if known
+            else None,
+        }
+        return cls.parse(merged, str(paths[0]), "give each histogram once")
+
+    @property
+    def sha256(self) -> str:
+        """The identity of all this, by which a plan knows it."""
+        return hashlib.sha256(json.dumps(self.as_json(), sort_keys=True).encode("utf-8")).hexdigest()
+
     @model_validator(mode="after")
     def _agrees(self) -> HistogramFile:
         length = self.max_sequence_length
@@ -96,77 +129,61 @@ class HistogramFile(Artefact):
         for key, value in (("sequences", self.sequences), ("tokens", self.tokens)):
             if value not in (None, right[key]):
                 raise ValueError(f"{key} is {value}, the counts add up to {right[key]}")
-        if self.files is not None:
-            self._check_files(self.files)
-        return self
-
-    def _check_files(self, files: tuple[CountedFile, ...]) -> None:
-        for one, other in itertools.pairwise(sorted(file.name for file in files)):
+        for one, other in itertools.pairwise(sorted(file.name for file in self.files or ())):
             if one == other:
                 raise ValueError(f"{_short(one)} is counted twice")
-        sums = _FileSums(self.max_sequence_length)
-        for file in files:
-            sums.add(file.name, file.counts)
-        for number, (count, counted) in enumerate(zip(self.counts, sums.counts.tolist(), strict=True), start=1):
-            if count != counted:
-                raise ValueError(f"length {number} is counted {count} times in all, but {counted} times in the files")
+        if self.files is not None:
+            in_files, _ = self._sums_of_files()
+            for number, (count, counted) in enumerate(zip(self.counts, in_files.tolist(), strict=True), start=1):
+                if count != counted:
+                    raise ValueError(f"length {number} is counted {count} times in all, but {counted} times in the files")
+        return self
 
     def max_masked(self) -> IntArray | None:
-        """The most masked positions of a sequence of each length, int64 [L]; None where no files are known."""
-        if self.files is None:
-            return None
-        sums = _FileSums(self.max_sequence_length)
-        for file in self.files:
-            sums.add(file.name, file.counts)
-        return sums.max_masked
+        """Return the most masked positions of a sequence of each length, int64 [L]; None where no files are known."""
+        return None if self.files is None else self._sums_of_files()[1]
 
-    def totals(self) -> HistogramTotals:
-        """The totals of its files."""
-        files = self.files or ()
-        sequences, tokens = sum(file.sequences for file in files), sum(file.tokens for file in files)
-        return HistogramTotals(
-            sequences,
-            tokens,
-            len(files),
-            sum(file.bytes for file in files),
-            self.max_sequence_length,
-            self.max_predictions or 0,
-            tokens / sequences,
-        )
+    def _sums_of_files(self) -> tuple[IntArray, IntArray]:
+        """Return the sequences of each length, and the most masked positions of one of them, int64 [L] each.
+
+        Raises:
+            ValueError: a length or a count of masked positions is out of range.
+        """
+        longest = self.max_sequence_length
+        counts, max_masked = np.zeros(longest, np.int64), np.zeros(longest, np.int64)
+        for file in self.files or ():
+            lengths, masked, sequences = file.counts.T
+            for what, values, least in (("length", lengths, 1), ("masked count", masked, 0)):
+                outside = (values < least) | (values > longest)
+                if outside.any():
+                    raise ValueError(
+                        f"a {what} of {_short(file.name)} is {values[outside][0]}; it must be from {least} to {longest}"
+                    )
+            np.add.at(counts, lengths - 1, sequences)
+            np.maximum.at(max_masked, lengths - 1, masked)
+        return counts, max_masked
 
     def summary(self) -> dict[str, Any]:
-        """The totals by name."""
-        return self.totals()._asdict()
+        """Return the totals of its files by name; `max_predictions` is 0 where no sequence has masked positions."""
+        files = self.files or ()
+        sequences, tokens = sum(file.sequences for file in files), sum(file.tokens for file in files)
+        return {
+            "sequences": sequences,
+            "tokens": tokens,
+            "files": len(files),
+            "bytes": sum(file.bytes for file in files),
+            "max_sequence_length": self.max_sequence_length,
+            "max_predictions": self.max_predictions or 0,
+            "mean_length": tokens / sequences,
+        }
 
-
-class HistogramTotals(NamedTuple):
-    """What is printed of a histogram; `max_predictions` is 0 where no sequence has masked positions."""
-
-    sequences: int
-    tokens: int
-    files: int
-    bytes: int
-    max_sequence_length: int
-    max_predictions: int
-    mean_length: float
-
-
-class _FileSums:
-    """Over files: the sequences of each length, and the most masked positions of one of them, int64 [L]."""
-
-    def __init__(self, length: int) -> None:
-        self.counts, self.max_masked = np.zeros(length, np.int64), np.zeros(length, np.int64)
-
-    def add(self, name: str, rows: IntArray) -> None:
-        """Add the counts of a file; ValueError where a length or a masked count is out of range."""
-        lengths, masked, sequences = rows.T
-        longest = self.counts.size
-        for what, values, least in (("length", lengths, 1), ("masked count", masked, 0)):
-            outside = (values < least) | (values > longest)
-            if outside.any():
-                raise ValueError(f"a {what} of {_short(name)} is {values[outside][0]}; it must be from {least} to {longest}")
-        np.add.at(self.counts, lengths - 1, sequences)
-        np.maximum.at(self.max_masked, lengths - 1, masked)
+    def lines(self) -> list[str]:
+        """Return the line for people."""
+        totals = self.summary()
+        return [
+            f"{count_of(totals['sequences'], 'sequence')} in {count_of(totals['files'], 'file')} "
+            f"({human_bytes(totals['bytes'])}), mean length {totals['mean_length']:.1f}, at most {self.max_sequence_length}"
+        ]
 
 
 def _short(name: str) -> str:

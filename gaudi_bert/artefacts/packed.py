@@ -1,19 +1,18 @@
 """The files of a packed folder: metadata.json, a manifest per group and verification.json; of TFRecords and of tables.
 
 metadata.json is written last, so a folder that has it is complete; the trainer takes every size from it. It holds
-totals, and arrays for each group. A manifest is written after the shards of its group.
-Those of packed tables have the same names, in the folder `__gaudi_bert__`. `tfrecords.packed_folder` also reads the folders
-of the vendor's deleted script (Habana Model-References, up to 1.14.0), which this project calls *the predecessor*.
+totals, and arrays for each group. A manifest is written after the shards of its group. Those of packed tables have the
+same names, in the folder `__gaudi_bert__`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
@@ -36,75 +35,105 @@ from gaudi_bert.artefacts.base import (
     TooLongRows,
     VocabularyInfo,
 )
-from gaudi_bert.artefacts.completion import first_difference
 from gaudi_bert.artefacts.pack_kinds import refuse_row_tables
+from gaudi_bert.artefacts.printed import algorithm_line, packing_lines
 from gaudi_bert.artefacts.shards import GroupShards, Shard, ShardTable
 from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.features import PackingFigures
+from gaudi_bert.common.progress import count_of, human_bytes
 from gaudi_bert.config.values import matching
 
 _Fingerprint = Annotated[str, matching("[0-9a-f]{16}", "16 digits from 0 to f")]
-_Factor = Annotated[float, Field(ge=1)]
 
 
-class _PackedMetadata(Artefact):
-    """What the metadata of every packed folder can do; each kind has its fields in the order of its file."""
+class GroupManifest(Artefact):
+    """group-GGGGG.json: one group of a packed folder, written after its shards.
 
-    if TYPE_CHECKING:
-        groups: tuple[GroupShards, ...]
+    Attributes:
+        source_sha256: of the plan, or of the settings and inputs of a table.
+        counts: sequences of each length; the first entry is length 1.
+        inputs: of TFRecords, the files of the group.
+        index_crc32c: of TFRecords, that of `group-GGGGG.index`, which holds the size of every record.
+        rows, lower_bound, deepest_pack, algorithm_used, too_long: of tables, whose groups are planned when they are read.
+    """
+
+    remedy = "remove it and pack again"
+    omits_defaults = True
+
+    format_version: Literal[2]
+    source_sha256: Sha256
+    group: Count
+    sequences: Count
+    packs: Count
+    tokens: Count
+    inputs: tuple[InputFile, ...] = ()
+    index_crc32c: Crc32c | None = None
+    rows: Count = 0
+    lower_bound: Count = 0
+    deepest_pack: Count = 0
+    algorithm_used: str = ""
+    too_long: TooLongRows | None = None
+    counts: tuple[Count, ...]
+    shards: tuple[Shard, ...]
+
+
+def of_counts(counts: Sequence[int]) -> dict[str, Any]:
+    """Return a manifest's figures for the sequences of its group; `counts` are those of length 1, 2, ..."""
+    tokens = sum(length * count for length, count in enumerate(counts, start=1))
+    return {"sequences": sum(counts), "tokens": tokens, "counts": tuple(counts)}
+
+
+class PackedMetadata(Artefact):
+    """What metadata.json states of packs of any kind: the contract between packing and whoever reads packs.
+
+    Attributes:
+        depth: most sequences that a pack may hold; None for no limit.
+        lower_bound: packs that are proven necessary; `gap` more are used.
+        histogram: sequences of each length; the first entry is length 1.
+    """
+
     shard_ending: ClassVar[str]
     """Of the files of the shards."""
+
+    format_version: Literal[2]
+    tool_version: str
+    max_sequence_length: Length
+    depth: Length | None
+    seed: int
+    algorithm: str
+    sequences: Positive
+    packs: Positive
+    tokens: Positive
+    padding_tokens: Count
+    efficiency: Share
+    packing_factor: float = Field(ge=1)
+    lower_bound: Count
+    gap: int
+    shard_multiple: Length
+    groups: tuple[GroupShards, ...]
+    histogram: tuple[Count, ...]
 
     @cached_property
     def shard_table(self) -> ShardTable:
         """The shards as arrays."""
         return ShardTable.of_groups(self.groups, self.shard_ending)
 
-    def known_by(self) -> list[Any]:
-        """What tells these packs from others: the manifests of all groups, which know every byte."""
-        return [group.manifest_crc32c for group in self.groups]
-
     def identity(self, encode: Callable[[Any], str] = json.dumps) -> str:
-        """The digest of what tells these packs from others; `encode` writes it out, for PyTorch in its own way."""
-        return hashlib.sha256(encode(self.known_by()).encode("utf-8")).hexdigest()
+        """Return the digest of what tells these packs from others: the manifests of all groups, which know every byte.
+
+        `encode` writes it out, for PyTorch in its own way.
+        """
+        return hashlib.sha256(encode([group.manifest_crc32c for group in self.groups]).encode("utf-8")).hexdigest()
 
 
-class PackedSums:
-    """The figures of a folder's groups for metadata.json, summed up one manifest at a time, in any order."""
-
-    def __init__(self) -> None:
-        self.sequences = self.packs = self.tokens = 0
-        self._counts: IntArray = np.zeros(0, np.int64)
-        self._groups: dict[int, GroupShards] = {}
-
-    def add(self, manifest: GroupManifest | TableGroupManifest, crc32c: int) -> None:
-        """Add a group; `crc32c` is that of its manifest's bytes."""
-        self.sequences += manifest.sequences
-        self.packs += manifest.packs
-        self.tokens += manifest.tokens
-        counts = np.array(manifest.counts, np.int64)
-        self._counts = self._counts + counts if self._counts.size else counts
-        packs, sizes = (tuple(getattr(shard, key) for shard in manifest.shards) for key in ("packs", "bytes"))
-        self._groups[manifest.group] = GroupShards(packs=packs, bytes=sizes, manifest_crc32c=crc32c)
-
-    def stored(self, max_sequence_length: int, lower_bound: int) -> dict[str, Any]:
-        """The keys of metadata.json that follow from the groups."""
-        slots = self.packs * max_sequence_length
-        figures = PackingFigures(self.sequences, self.packs, self.tokens, slots, lower_bound)
-        groups = tuple(self._groups[number] for number in sorted(self._groups))
-        return {"format_version": 2, **figures.stored(), "groups": groups, "histogram": tuple(self._counts.tolist())}
-
-
-class Metadata(_PackedMetadata):
-    """metadata.json: the contract between `write` and the trainer.
+class Metadata(PackedMetadata):
+    """metadata.json of packed TFRecords.
 
     Attributes:
         masked_slots: most masked positions of a pack (Q).
-        lower_bound: packs that are proven necessary; `gap` more are used.
         input_files: how many there are; the manifests name them.
         bad_files: those that could not be read, so that their sequences are in no pack.
-        histogram: sequences of each length; the first entry is length 1.
     """
 
     file_name = METADATA_NAME
@@ -118,121 +147,47 @@ class Metadata(_PackedMetadata):
     )
     """Keys that are those of the plan."""
 
-    format_version: Literal[2]
-    tool_version: str
-    max_sequence_length: Length
+    depth: Length
     max_predictions: Length
     masked_slots: Length
-    depth: Length
-    seed: int
-    algorithm: str
     vocabulary: VocabularyInfo | None
-    sequences: Positive
-    packs: Positive
-    tokens: Positive
-    padding_tokens: Count
-    efficiency: Share
-    packing_factor: _Factor
-    lower_bound: Count
-    gap: int
-    shard_multiple: Length
     input_files: Count
     bad_files: tuple[InputFile, ...] = ()
-    groups: tuple[GroupShards, ...]
-    histogram: tuple[Count, ...]
 
     @classmethod
     def read(cls, path: Path | str) -> Self:
-        """The metadata of a packed folder that gaudi-bert wrote (see `tfrecords.packed_folder.read_metadata` for any)."""
+        """Read the metadata of a folder of packed TFRecords."""
         path = cls.path_in(path)
         if not path.exists():
             refuse_row_tables(path.parent)
-        if not path.exists() and TableMetadata.path_in(path.parent).exists():
-            raise InputError(
-                f"{path.parent}: holds a packed table, not packed TFRecords; gaudi_bert.pytorch reads packed tables"
-            )
-        if not path.exists():
+            if TableMetadata.path_in(path.parent).exists():
+                raise InputError(
+                    f"{path.parent}: holds a packed table, not packed TFRecords; gaudi_bert.pytorch reads packed tables"
+                )
             raise InputError(
                 f"{path}: missing, so the folder is not packed, or packing did not finish; run `gaudi-bert write` to its end"
             )
         return super().read(path)
 
     def summary(self) -> dict[str, Any]:
-        """The totals, without the list of every shard."""
+        """Return the totals, without the list of every shard."""
         figures = ("sequences", "packs", "tokens", "padding_tokens", "efficiency", "packing_factor", "lower_bound", "gap")
         shown = {name: getattr(self, name) for name in (*figures, "algorithm", "depth", "masked_slots")}
         return {**shown, "shards": len(self.shard_table), "bytes": int(self.shard_table.bytes.sum())}
 
-
-class GroupManifest(Artefact):
-    """group-GGGGG.json: one group of a packed folder, written after its shards.
-
-    Attributes:
-        counts: sequences of each length; the first entry is length 1.
-        index_crc32c: of `group-GGGGG.index`, which holds the size of every record.
-    """
-
-    remedy = "remove it and write the folder again"
-    omits_defaults = True
-
-    format_version: Literal[2]
-    plan_sha256: Sha256
-    group: Count
-    sequences: Positive
-    packs: Positive
-    tokens: Positive
-    counts: tuple[Count, ...]
-    inputs: tuple[InputFile, ...]
-    index_crc32c: Crc32c
-    shards: tuple[Shard, ...]
-
-    @property
-    def source_sha256(self) -> str:
-        """The identity of its source."""
-        return self.plan_sha256
+    def lines(self, out: Path | None = None, verbose: bool = False) -> list[str]:
+        """Return the packs for people, and that they were written to `out`; where `verbose`, also the algorithm."""
+        table, lines = self.shard_table, packing_lines(self)
+        if out is not None:
+            lines.append(f"Wrote {out} ({count_of(len(table), 'shard')}, {human_bytes(int(table.bytes.sum()))})")
+        return [*lines, algorithm_line(self.algorithm, (), self.depth)] if verbose else lines
 
 
-def of_counts(counts: Sequence[int]) -> dict[str, Any]:
-    """A manifest's figures for the sequences of its group; `counts` are those of length 1, 2, ..."""
-    tokens = sum(length * count for length, count in enumerate(counts, start=1))
-    return {"sequences": sum(counts), "tokens": tokens, "counts": tuple(counts)}
-
-
-# --- packed tables
-
-
-class TableGroupManifest(Artefact):
-    """One group of a folder of packed tables; the first of `counts` is that of length 1."""
-
-    remedy = "remove it and pack the table again"
-
-    format_version: Literal[1]
-    format: Literal["table"]
-    signature_sha256: Sha256
-    group: Count
-    rows: Positive
-    sequences: Count
-    packs: Count
-    tokens: Count
-    lower_bound: Count
-    deepest_pack: Count
-    algorithm_used: str
-    too_long: TooLongRows
-    counts: tuple[Count, ...]
-    shards: tuple[Shard, ...]
-
-    @property
-    def source_sha256(self) -> str:
-        """The identity of its source."""
-        return self.signature_sha256
-
-
-class TableMetadata(_PackedMetadata):
-    """metadata.json of a folder of packed tables; written last.
+class TableMetadata(PackedMetadata):
+    """metadata.json of a packed table.
 
     Attributes:
-        depth: most sequences a pack may hold; None for no limit.
-        deepest_pack: most sequences that one does hold.
+        deepest_pack: most sequences that a pack does hold.
         aligned_columns, scalar_columns: the columns of the table and their types.
         rows: of the table; `sequences` come from them.
         row_lengths: those of a folder of several packed tables: this one holds what fits no shorter row.
@@ -244,176 +199,130 @@ class TableMetadata(_PackedMetadata):
     omits_defaults = True
     shard_ending = ".parquet"
 
-    format_version: Literal[2]
     format: Literal["table"]
-    tool_version: str
-    max_sequence_length: Length
-    depth: Length | None
     deepest_pack: Positive
-    seed: int
-    algorithm: str
     algorithms_used: tuple[str, ...]
     aligned_columns: dict[str, str]
     scalar_columns: dict[str, str]
     rows: Positive
-    sequences: Positive
-    packs: Positive
-    tokens: Positive
-    padding_tokens: Count
-    efficiency: Share
-    packing_factor: _Factor
-    lower_bound: Count
-    gap: int
     too_long: TooLongRows
-    shard_multiple: Length
     group_sequences: Positive
     group_bytes: Positive
-    groups: tuple[GroupShards, ...]
     inputs: tuple[InputTable, ...]
-    histogram: tuple[Count, ...]
     row_lengths: tuple[Length, ...] = ()
 
     @classmethod
     def read(cls, path: Path | str) -> Self:
-        """The metadata of a folder of packed tables."""
+        """Read the metadata of a packed table."""
         path = cls.path_in(path)
         if not path.is_file():
-            refuse_row_tables(path.parent.parent)
-        if not path.is_file() and (path.parent.parent / METADATA_NAME).is_file():
-            raise InputError(
-                f"{path.parent.parent}: holds packed TFRecords, not a packed table; give the records that were packed"
-            )
-        if not path.is_file():
+            folder = path.parent.parent
+            refuse_row_tables(folder)
+            if (folder / METADATA_NAME).is_file():
+                raise InputError(f"{folder}: holds packed TFRecords, not a packed table; give the records that were packed")
             raise InputError(
                 f"{path}: missing, so the folder is not packed, or packing did not finish; run `gaudi-bert pack` again"
             )
         return super().read(path)
 
     def summary(self) -> dict[str, Any]:
-        """All but the long lists."""
+        """Return all but the long lists."""
         content = {name: value for name, value in self.as_json().items() if name not in ("inputs", "histogram")}
         return {**content, "groups": len(self.groups), "shards": len(self.shard_table)}
 
+    def lines(self, out: Path | None = None, verbose: bool = False) -> list[str]:
+        """Return the lines for people, of the folder `out`."""
+        lines = packing_lines(self, None if self.row_lengths else self.rows)
+        if out is not None:
+            lines.append(f"Wrote {out} ({count_of(len(self.shard_table), 'shard')})")
+        if verbose:
+            lines.append(algorithm_line(self.algorithm, self.algorithms_used, self.deepest_pack))
+        if self.gap and self.algorithm != "optimal":
+            saved = f"{count_of(self.gap, 'pack')} might be saved"
+            lines.append(f"{saved}: --algorithm optimal looks for them, which takes a few seconds per group")
+        return [*lines, self.too_long.line()]
 
-# --- verification.json: the result of `verify`
+
+class PackedSums:
+    """The figures of a folder's groups for metadata.json, summed up one manifest at a time, in any order."""
+
+    def __init__(self) -> None:
+        self.sequences = self.packs = self.tokens = self.rows = self.lower_bound = self.deepest_pack = 0
+        self.input_names: list[str] = []
+        self.algorithms: set[str] = set()
+        self.too_long = {"rows": 0, "dropped_rows": 0, "dropped_tokens": 0, "added_sequences": 0}
+        self._counts: IntArray = np.zeros(0, np.int64)
+        self._groups: dict[int, GroupShards] = {}
+
+    def add(self, manifest: GroupManifest, crc32c: int = 0) -> None:
+        """Add a group; `crc32c` is that of its manifest's bytes."""
+        for key in ("sequences", "packs", "tokens", "rows", "lower_bound"):
+            setattr(self, key, getattr(self, key) + getattr(manifest, key))
+        self.deepest_pack = max(self.deepest_pack, manifest.deepest_pack)
+        self.input_names += [file.name for file in manifest.inputs]
+        self.algorithms.add(manifest.algorithm_used)
+        if manifest.too_long is not None:
+            for key in self.too_long:
+                self.too_long[key] += getattr(manifest.too_long, key)
+        counts = np.array(manifest.counts, np.int64)
+        self._counts = self._counts + counts if self._counts.size else counts
+        packs, sizes = (tuple(getattr(shard, key) for shard in manifest.shards) for key in ("packs", "bytes"))
+        self._groups[manifest.group] = GroupShards(packs=packs, bytes=sizes, manifest_crc32c=crc32c)
+
+    def stored(self, max_sequence_length: int, lower_bound: int) -> dict[str, Any]:
+        """Return the keys of metadata.json that follow from the groups of any kind."""
+        slots = self.packs * max_sequence_length
+        figures = PackingFigures(self.sequences, self.packs, self.tokens, slots, lower_bound)
+        groups = tuple(self._groups[number] for number in sorted(self._groups))
+        return {"format_version": 2, **figures.stored(), "groups": groups, "histogram": tuple(self._counts.tolist())}
 
 
-class _Verified(Figures):
-    """verification.json: the result of `verify`. It is stored in the verified folder, and only where the proof succeeded."""
+# --- verification.json: the result of `verify`, of the folder or of a part of it
+
+
+class Verification(Figures):
+    """verification.json: what was proven of a packed folder when it was last verified; stored only where it succeeded.
+
+    Attributes:
+        packs_sha256: the identity of the packs.
+        lower_bound: packs that were proven to be necessary.
+        fingerprint: of TFRecords: of all sequences, whatever their order.
+        bad_files: were skipped when the records were packed, and cannot be read.
+    """
 
     file_name = VERIFICATION_NAME
     remedy = "remove it and verify again"
-    only_read: ClassVar[tuple[str, ...]] = ()
+    omits_defaults = True
 
-    @classmethod
-    def read_of(cls, path: Path, metadata: Any) -> Self:
-        """The verification of a folder with this metadata, which a false one does not go with."""
-        stored = cls.read(path)
-        only_read = {key: getattr(stored, key) for key in cls.only_read}
-        difference = first_difference(stored.as_json(), cls.of(metadata, **only_read).as_json(), "by metadata.json")
-        if difference is not None:
-            raise InputError(f"{cls.path_in(path)}: {difference}; {cls.remedy}")
-        return stored
-
-    @classmethod
-    def of(cls, *args: Any, **only_read: Any) -> Self:
-        """The verification of a folder with this metadata; `only_read` are the keys that only reading the data tells."""
-        raise NotImplementedError
-
-
-class Verification(_Verified):
-    """The verification of packed TFRecords; the fingerprint is of all sequences, whatever their order.
-
-    `bad_files` were skipped when the records were packed, and cannot be read.
-    """
-
-    sequences: Count
-    tokens: Count
-    packs: Count
-    shards: Count
-    input_files: Count
-    bad_files: Count = 0
-    fingerprint: _Fingerprint
-
-    only_read = ("fingerprint",)
-    rare = ("bad_files",)
-
-    @classmethod
-    def of(cls, metadata: Metadata, fingerprint: str) -> Self:
-        """The verification of a folder with this metadata; only reading its data tells the fingerprint."""
-        return cls(
-            sequences=metadata.sequences,
-            tokens=metadata.tokens,
-            packs=metadata.packs,
-            shards=len(metadata.shard_table),
-            input_files=metadata.input_files,
-            bad_files=len(metadata.bad_files),
-            fingerprint=fingerprint,
-        )
-
-
-class TableVerification(_Verified):
-    """The verification of packed tables."""
-
-    file_name = f"{NOTES_NAME}/{VERIFICATION_NAME}"
-
-    format: Literal["table"]
-    rows: Count
     sequences: Count
     tokens: Count
     packs: Count
     shards: Count
     groups: Count
-    columns: tuple[str, ...]
-    too_long: TooLongRows
-
-    @classmethod
-    def of(cls, metadata: TableMetadata) -> Self:
-        """The verification of a folder with this metadata: all of it follows."""
-        copied = ("format", "rows", "sequences", "tokens", "packs", "too_long")
-        columns = (*metadata.aligned_columns, *metadata.scalar_columns)
-        counts: dict[str, Any] = {"groups": len(metadata.groups), "shards": len(metadata.shard_table)}
-        return cls(**{key: getattr(metadata, key) for key in copied}, **counts, columns=columns)
-
-
-class GroupVerification(Artefact):
-    """verification-GGGGG.json: one group as a part of `verify` proved it; removed when verification.json is written.
-
-    Attributes:
-        signature_sha256: of the verification, which knows metadata.json and the names and sizes of the inputs.
-        files_sha256: of the shards, the manifest and the inputs of the group as files: a copy or a change is another.
-        lower_bound: packs that were proven to be necessary.
-        fingerprint: of its sequences; None for tables.
-        content_sha256: of all other keys, so that a file that was edited is not believed.
-    """
-
-    remedy = "remove it and verify this group again"
-    omits_defaults = True
-
-    format_version: Literal[1]
-    signature_sha256: Sha256
-    files_sha256: Sha256
-    group: Count
-    sequences: Count
-    packs: Count
-    tokens: Count
+    packs_sha256: Sha256
     lower_bound: Count
+    input_files: Count = 0
+    bad_files: Count = 0
     fingerprint: _Fingerprint | None = None
-    content_sha256: Sha256
+    rows: Count = 0
+    columns: tuple[str, ...] = ()
+    too_long: TooLongRows | None = None
 
     @classmethod
-    def of(cls, **keys: Any) -> Self:
-        """The proof with these keys, and the digest of them."""
-        return cls(**keys, content_sha256=_content_sha256(keys))
+    def read_of(cls, path: Path, metadata: PackedMetadata) -> Self:
+        """Read the verification of a folder with this metadata; one of other packs is refused."""
+        stored = cls.read(path)
+        if stored.packs_sha256 != metadata.identity() or stored.sequences != metadata.sequences:
+            raise InputError(f"{cls.path_in(path)}: is of other packs than metadata.json; {cls.remedy}")
+        return stored
 
-    @property
-    def is_as_written(self) -> bool:
-        """Whether nobody changed a key since."""
-        return _content_sha256(self.model_dump(exclude={"content_sha256"}, exclude_defaults=True)) == self.content_sha256
-
-
-def _content_sha256(keys: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(keys, sort_keys=True).encode("ascii")).hexdigest()
+    def lines(self) -> list[str]:
+        """Return the lines for people."""
+        if self.too_long is None:
+            return [f"every one of {count_of(self.sequences, 'sequence')} is in the packs exactly once"]
+        counted = f"{count_of(self.rows, 'row')}, {count_of(self.sequences, 'sequence')} in {count_of(self.packs, 'pack')}"
+        columns = ", ".join(self.columns)
+        return [counted, f"every sequence is there exactly once, value for value in {columns}", self.too_long.line()]
 
 
 # --- conversion.json: all packs of a folder are there as HDF5, in the folder `OUT` next to `OUT-conversion/`.
@@ -434,6 +343,10 @@ class Conversion(Artefact):
     files: Count
     packs: Count
     sequences: Count
+
+    def lines(self) -> list[str]:
+        """Return for people what was written."""
+        return [f"{self.format}: {count_of(self.packs, 'pack')} in {count_of(self.files, 'file')}"]
 
 
 def conversion_path(out: Path) -> Path:

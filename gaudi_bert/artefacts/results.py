@@ -8,15 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from gaudi_bert.artefacts.printed import skipped_note
 from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.progress import count_of, human_bytes
 
 if TYPE_CHECKING:  # it needs numpy, and `run` starts without it
+    from gaudi_bert.artefacts.packed import PackedMetadata, Verification
     from gaudi_bert.artefacts.plan import PlanTotals
 
-Content = TypeVar("Content")
-Proof = TypeVar("Proof")
+Content = TypeVar("Content", covariant=True)
 
 
 def to_json(result: Any) -> Any:
@@ -54,6 +57,12 @@ class StageOutput(Generic[Content]):
         skipped = {"skipped": self.skipped} if isinstance(content, PreparedExamples) else {}
         return {**content.summary(), **fields_as_json(self, "content"), **skipped}
 
+    def lines(self, **how: Any) -> list[str]:
+        """Return the lines of the content, the first of which says where there was nothing to do."""
+        content: Any = self.content
+        first, *others = content.lines(**how)
+        return [first + skipped_note(self.skipped), *others]
+
 
 @dataclass(frozen=True)
 class PreparedShard:
@@ -65,6 +74,10 @@ class PreparedShard:
         """The fields, and that it is not all."""
         return {"finished": False, **fields_as_json(self)}
 
+    def lines(self) -> list[str]:
+        """Return for people what other parts do."""
+        return [f"this part is done, {count_of(len(self.missing_sections), 'section')} to be done by other parts"]
+
 
 @dataclass(frozen=True)
 class TokenisedShard:
@@ -72,6 +85,10 @@ class TokenisedShard:
 
     parts: int
     missing_parts: int
+
+    def lines(self) -> list[str]:
+        """Return for people what other parts do."""
+        return [f"{self.missing_parts} of {count_of(self.parts, 'part')} to be done by other shards"]
 
 
 @dataclass(frozen=True)
@@ -84,6 +101,14 @@ class GroupsResult:
     packs: int
     tokens: int
 
+    def lines(self, **how: Any) -> list[str]:
+        """Return the line of a part, which has none of what `how` shows of the complete work."""
+        if not self.groups:
+            return ["nothing to do: there are fewer groups than parts"]
+        there = "" if self.groups_written else skipped_note(skipped=True)
+        counted = f"{count_of(self.sequences, 'sequence')} in {count_of(self.packs, 'pack')}{there}"
+        return [f"{count_of(self.groups, 'group')}: {counted}; --finish completes the work when all parts are done"]
+
 
 def of_all(result: StageOutput[Content] | GroupsResult) -> StageOutput[Content]:
     """The result of a run that does all parts, or finishes; one of a part is refused."""
@@ -93,18 +118,27 @@ def of_all(result: StageOutput[Content] | GroupsResult) -> StageOutput[Content]:
 
 
 @dataclass(frozen=True)
-class PackResult(Generic[Content, Proof]):
+class PackResult:
     """A packed folder, the plan of packed TFRecords, and the proof where it was requested."""
 
-    written: StageOutput[Content]
+    written: StageOutput[PackedMetadata]
     planned: StageOutput[PlanTotals] | None = None
-    verified: StageOutput[Proof] | None = None
+    verified: StageOutput[Verification] | None = None
 
     def as_json(self) -> dict[str, Any]:
         """The keys of the plan and of the folder in one, and the proof."""
         planned = {} if self.planned is None else self.planned.as_json()
         verified = {} if self.verified is None else {"verify": self.verified.as_json()}
         return {**planned, **self.written.as_json(), **verified}
+
+    def lines(self, out: Path, verbose: bool) -> list[str]:
+        """Return for people the packs that were written to `out`, how they were planned, and the proof."""
+        planned = self.planned
+        skipped = self.written.skipped or (planned is not None and planned.skipped)
+        lines = StageOutput(self.written.content, skipped=skipped).lines(out=out, verbose=verbose and planned is None)
+        lines += planned.content.choice_lines() if verbose and planned is not None else []
+        proof = [] if self.verified is None else self.verified.lines()
+        return [*lines, *(f"verified: {line}" for line in proof)]
 
 
 @dataclass(frozen=True)
@@ -113,12 +147,26 @@ class ByRowLength(Generic[Content]):
 
     tables: Mapping[int, Content]
 
+    def lines(self, out: Path | None = None, **how: Any) -> list[str]:
+        """Return the lines of each length, and at the end those that are of all."""
+        tables: Mapping[int, Any] = self.tables
+        where = {} if out is None else {length: {"out": out / f"rows-{length}"} for length in tables}
+        lines = {length: each.lines(**how, **where.get(length, {})) for length, each in tables.items()}
+        first, *others = lines.values()
+        of_all = [line for line in first if all(line in other for other in others)]
+        own = [f"rows of {length:,}: {line}" for length, each in lines.items() for line in each if line not in of_all]
+        return [*own, *of_all]
+
 
 @dataclass(frozen=True)
 class GivenRecords:
     """`prepare` had nothing to do: the pipeline names its own records."""
 
     records: str
+
+    def lines(self) -> list[str]:
+        """Return the reason for people."""
+        return [f"nothing to do: the pipeline names its own records, {self.records}"]
 
 
 @dataclass(frozen=True)
@@ -128,10 +176,18 @@ class NothingToCount:
     files: int
     skipped: bool = False
 
+    def lines(self) -> list[str]:
+        """Return the reason for people."""
+        return ["nothing to do: there are fewer files than parts"]
+
 
 @dataclass(frozen=True)
 class NothingHeldOut:
     """`evaluate` had nothing to do: the pipeline holds no evaluation data out."""
+
+    def lines(self) -> list[str]:
+        """Return the reason for people."""
+        return ["nothing to do: the pipeline holds no evaluation data out"]
 
 
 @dataclass(frozen=True)
@@ -145,3 +201,8 @@ class ReportResult:
     def as_json(self) -> dict[str, Any]:
         """The figures next to the other fields."""
         return {**fields_as_json(self, "figures"), **self.figures}
+
+    def lines(self) -> list[str]:
+        """Return for people the figures, and where the page is."""
+        figures = [f"{name}: {figure}" for name, figure in self.figures.items()]
+        return [*figures, f"the page: {self.report} ({human_bytes(self.bytes)}); open it in a browser"]

@@ -49,6 +49,6 @@ class StageRun:
         return self.part is None and not self.finish
 
     def share_of(self, groups: Sequence[_Group]) -> Sequence[_Group]:
-        """Those of `groups` that belong to its part."""
+        """Return those of `groups` that belong to this part."""
         number, parts = self.part or (0, 1)
         return groups[number::parts]

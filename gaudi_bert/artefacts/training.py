@@ -9,6 +9,8 @@ from pydantic import Field
 
 from gaudi_bert.artefacts.base import Artefact, Count, Figures, Positive, Share
 from gaudi_bert.artefacts.work_folder import FINETUNING_NAME, TRAINING_NAME
+from gaudi_bert.common.progress import count_of, human_rate
+from gaudi_bert.config.sections import SEARCH_TASKS
 
 
 class LossFigures(Figures):
@@ -29,7 +31,7 @@ class LossFigures(Figures):
 
 
 class EvaluationFigures(LossFigures):
-    """The same of held-out data.
+    """Figures of held-out data.
 
     Attributes:
         unigram_baseline: masked-LM accuracy of always answering the most frequent masked token.
@@ -57,6 +59,17 @@ class EvaluationFigures(LossFigures):
             f"over {self.sequences:,} sequences"
         )
 
+    def summary_line(self) -> str:
+        """Return the accuracies of both tasks in percent, each with its baseline of one answer for everything."""
+        more = self.next_sentence_baseline
+        baseline = "" if more is None else f" (the more frequent answer: {100 * more:.1f} %)"
+        return (
+            f"masked-LM accuracy {100 * self.masked_lm_accuracy:.1f} % "
+            f"(the most frequent token: {100 * self.unigram_baseline:.1f} %), "
+            f"next-sentence accuracy {100 * self.next_sentence_accuracy:.1f} %{baseline}, loss {self.loss:.3f}, "
+            f"over {count_of(self.sequences, 'sequence')}"
+        )
+
 
 class _RunResult(Figures):
     """training.json: how a run ended. The file omits what was not measured."""
@@ -76,6 +89,15 @@ class _RunResult(Figures):
     sequences_per_update: float
     reached_target: bool
 
+    def lines(self) -> list[str]:
+        """Return for people on how much was trained, how fast, and how good the model is."""
+        speed = "" if self.sequences_per_second is None else f", {human_rate(self.sequences_per_second, 'sequences')}"
+        line = (
+            f"{count_of(self.updates, 'update')} on {count_of(self.sequences, 'sequence')} "
+            f"({count_of(self.tokens, 'token')}) by {count_of(self.processes, 'process')}{speed}"
+        )
+        return [line, *(["target accuracy reached"] if self.reached_target else [])]
+
 
 class TrainingResult(_RunResult):
     """training.json of a run on records.
@@ -89,6 +111,14 @@ class TrainingResult(_RunResult):
     training: LossFigures | None
     evaluation: EvaluationFigures | None
     realized_speedup: float | None = None
+
+    def lines(self) -> list[str]:
+        """Return these of every run, the speedup, and the figures of both tasks."""
+        lines = super().lines()
+        if self.realized_speedup is not None:
+            gain, limit = self.realized_speedup, self.packing_factor
+            lines.append(f"{gain:.2f} times as fast as unpacked, measured; {limit:.2f} would be the limit")
+        return lines if self.evaluation is None else [*lines, f"held out: {self.evaluation.summary_line()}"]
 
 
 class WordFigures(Figures):
@@ -104,7 +134,7 @@ class WordFigures(Figures):
 
 
 class WordEvaluation(WordFigures):
-    """The same of held-out data; the baseline is the accuracy of always answering the most frequent of these words."""
+    """Figures of held-out data; the baseline is the accuracy of always answering the most frequent of these words."""
 
     unigram_baseline: Share
     sequences: Count
@@ -123,9 +153,18 @@ class TableTraining(_RunResult):
     training: WordFigures | None
     evaluation: WordEvaluation | None
 
+    def lines(self) -> list[str]:
+        """Return these of every run, and how well words are predicted."""
+        lines = super().lines()
+        if self.evaluation is not None:
+            accuracy, baseline = self.evaluation.accuracy, self.evaluation.unigram_baseline
+            figures = f"accuracy {100 * accuracy:.1f} %, of one word for all {100 * baseline:.1f} %"
+            lines.append(f"held out: {figures}; perplexity {self.evaluation.perplexity:,.1f}")
+        return lines
+
 
 class _EvaluatedCheckpoint(Figures):
-    """What was evaluated: the update after which the checkpoint was written, and which mean its loss is."""
+    """An evaluation: the update after which its checkpoint was written, and which mean its loss is."""
 
     update: Count
     loss_per: Literal["token", "sequence"]
@@ -142,6 +181,13 @@ class EvaluationResult(EvaluationFigures, _EvaluatedCheckpoint):
 
     unpacked: EvaluationFigures | None = None
     largest_difference: float | None = None
+
+    def lines(self) -> list[str]:
+        """Return the figures for people."""
+        lines = [f"after update {self.update:,}: {self.summary_line()}"]
+        if self.largest_difference is not None:
+            lines.append(f"the same sequences unpacked give the same figures, to {self.largest_difference:.1e}")
+        return lines
 
 
 class MetricsLine(LossFigures):
@@ -191,6 +237,21 @@ class FineTuning(Figures):
     evaluated_rows: Count = 0
     metrics: dict[str, float] = Field(default_factory=dict)
     baseline: dict[str, float] = Field(default_factory=dict)
+
+    def lines(self) -> list[str]:
+        """Return for people what the model was trained on, and how good it is."""
+        lines = [
+            f"{self.task}: {count_of(self.sequences, 'sequence')} in {count_of(self.packs, 'pack')} "
+            f"({self.packing_factor:.3f} sequences per pack), {count_of(self.epochs, 'epoch')}, "
+            f"{count_of(self.updates, 'update')}"
+        ]
+        if self.metrics:
+            best = f"best by {self.best_metric}, after update {self.best_update:,}"
+            baseline = "before training" if self.task in SEARCH_TASKS else "majority baseline"
+            for title, values in ((best, self.metrics), (baseline, self.baseline)):
+                if values:
+                    lines.append(f"{title}: {', '.join(f'{name} {value:.4f}' for name, value in values.items())}")
+        return lines
 
 
 class BestCheckpoint(Artefact):

@@ -18,7 +18,7 @@ FINETUNING_NAME = "metrics.json"
 
 
 def section_path(folder: Path, split: str, number: int) -> Path:
-    """Where the figures of a finished section of `prepare` lie, in the folder of examples."""
+    """Return the path of the figures of a finished section of `prepare`, in the folder of examples."""
     return folder / "sections" / f"{split}-{number:05d}.json"
 
 
@@ -119,7 +119,7 @@ class WorkFolder:
 
     @property
     def evaluation_result(self) -> Path:
-        """What `evaluate` measured."""
+        """Return the path of what `evaluate` measured."""
         return self.train / "evaluation.json"
 
     def rows(self, split: str) -> Path:

@@ -120,7 +120,7 @@ def _common_beginning(texts: Sequence[str]) -> str:
 def stage_run(
     shard: str | None = None, finish: bool = False, *, workers: int | None = None, overwrite: bool = False
 ) -> StageRun:
-    """How a stage runs, as it was typed; `shard` is `K/N`, `auto` or `auto/N`."""
+    """Return how a stage runs, as it was typed; `shard` is `K/N`, `auto` or `auto/N`."""
     part = None if shard is None else parse_part(shard)
     return StageRun(Reporter(), overwrite, workers, part=part, finish=finish)
 
@@ -135,7 +135,7 @@ def pipeline_settings(
 
 
 def packing_settings(overrides: list[str] | None, **options: object) -> PackingSettings:
-    """How sequences are packed: options by name, then `--set packing.key=value`; a key of another section is refused."""
+    """Return the settings of packing: options by name, then `--set packing.key=value`; other sections are refused."""
     from gaudi_bert.config.pipeline import section_from_options
     from gaudi_bert.config.sections import PackingSettings
 
@@ -155,7 +155,7 @@ def set_key(override: str) -> str:
 
 
 def task_settings(overrides: list[str] | None, options: Mapping[str, tuple[str, object]]) -> TaskSettings:
-    """How rows are read: options by key, then `--set task.key=value`."""
+    """Return the settings of rows: options by key, then `--set task.key=value`."""
     return pipeline_settings(None, overrides, options).task
 
 
@@ -175,7 +175,7 @@ Task = Annotated[
 
 @dataclass(frozen=True)
 class RowOptions:
-    """What was typed of the options of rows; None where an option was not."""
+    """Options of rows as typed; None where an option was not."""
 
     text_column: Annotated[
         str | None,
@@ -207,7 +207,7 @@ class RowOptions:
     ] = None
 
     def given(self) -> dict[str, Any]:
-        """What was typed, by the names of `TokenizeSettings`."""
+        """Return what was typed, by the names of `TokenizeSettings`."""
         columns = None if self.columns is None else tuple(name.strip() for name in self.columns.split(","))
         named = {**vars(self), "columns": columns, "no_header": self.no_header or None, "format": self.format_}
         return {name: value for name, value in named.items() if value is not None and name != "format_"}

@@ -5,19 +5,18 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gaudi_bert.artefacts.results import NothingToCount, StageOutput
+from gaudi_bert.artefacts.results import NothingToCount
 from gaudi_bert.cli import arguments, output, table_commands
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.progress import Reporter, count_of
+from gaudi_bert.common.progress import Reporter
 
 if TYPE_CHECKING:  # they need numpy, and `--help` does without
-    from gaudi_bert.artefacts.packed import Conversion
+    pass
 
 
 def prepare(
@@ -61,7 +60,7 @@ def prepare(
     run = arguments.stage_run(shard, workers=workers, overwrite=overwrite)
     result = prepare.prepare(settings, out, run, pipeline_folder=Path())
     following = output.words_of("pack", out / "train", "--out", "packed/", "--verify")
-    output.print_result(result, json, output.describe_examples, following if shard is None else None)
+    output.print_result(result, json, next_command=following if shard is None else None)
 
 
 def histogram(
@@ -86,7 +85,7 @@ def histogram(
     if isinstance(result, NothingToCount):
         result = replace(result, skipped=True)
     following = output.words_of("plan", out, "--out", out.with_name("plan.json"))
-    output.print_result(result, json, output.describe_histogram, following if shard is None else None)
+    output.print_result(result, json, next_command=following if shard is None else None)
 
 
 def plan(
@@ -98,17 +97,15 @@ def plan(
     masked_slots: Annotated[int | None, typer.Option(help="Masked positions per pack (Q).")] = None,
     seed: arguments.Seed = None,
     set_: arguments.SetPacking = None,
-    shard: arguments.Shard = None,
-    finish: Annotated[bool, typer.Option("--finish", help="After all --shard, check them and write plan.json.")] = False,
     workers: arguments.Workers = None,
     overwrite: arguments.Overwrite = False,
     verbose: arguments.Verbose = False,
     json: arguments.Json = False,
 ) -> None:
     """Decide which lengths share a row, and prove how close to optimal it is."""
-    from gaudi_bert.tfrecords import plan
+    from gaudi_bert.packs import plan
 
-    run = arguments.stage_run(shard, finish, workers=workers, overwrite=overwrite)
+    run = arguments.stage_run(workers=workers, overwrite=overwrite)
     settings = arguments.packing_settings(
         set_, algorithm=algorithm, depth=depth, leftovers=leftovers, masked_slots=masked_slots, seed=seed
     )
@@ -116,8 +113,7 @@ def plan(
     counted = [path for path in histograms if not path.name.endswith(".settings.json")]
     planned = plan.plan(counted, out, settings, run)
     following = f"write RECORDS {output.words_of('--plan', out, '--out', 'packed/')}"
-    describe = partial(output.describe_plan, verbose=verbose)
-    output.print_result(planned, json, describe, following if shard is None else None)
+    output.print_result(planned, json, planned.lines(verbose=verbose), following)
 
 
 def write(
@@ -143,8 +139,8 @@ def write(
     run = arguments.stage_run(shard, finish, workers=workers, overwrite=overwrite)
     shards, source = _shard_settings(set_, plan), arguments.one_source(records)
     written = write.write(source, plan, out, run, shards=shards)
-    describe = partial(output.describe_written, out=out, verbose=verbose) if shard is None else output.describe_written
-    output.print_result(written, json, describe, output.words_of("verify", source, out) if shard is None else None)
+    following = output.words_of("verify", source, out) if shard is None else None
+    output.print_result(written, json, written.lines(out=out, verbose=verbose), following)
 
 
 _OF_SHARDS = ("shard_multiple", "shard_bytes")
@@ -219,9 +215,8 @@ def pack(
             raise InputError("--shard excludes --finish and --verify; run the shards first, then --finish once")
         run = arguments.stage_run(shard, finish, workers=workers, overwrite=overwrite)
         result = table_commands.pack_as_table(source, out, {**both, **of_tables}, set_ or [], run, verify)
-        describe = partial(table_commands.describe_packed_table, out=out, verbose=verbose)
-        following = None if shard is not None else output.words_of("train", "--data", out, "--out", "run/")
-        output.print_result(result, json, describe, following and f"{following} --model MODEL")
+        train = f"{output.words_of('train', '--data', out, '--out', 'run/')} --model MODEL"
+        output.print_result(result, json, result.lines(out=out, verbose=verbose), None if shard is not None else train)
         return
     _refuse_options_of_tables(source, {**of_tables, "shard": shard, "finish": finish})
     from gaudi_bert.tfrecords import pack
@@ -235,8 +230,7 @@ def pack(
         on_bad_file=on_bad_file,  # type: ignore[arg-type]
         verified=verify,
     )
-    describe = partial(output.describe_packed, out=out, verbose=verbose)
-    output.print_result(packed, json, describe, output.words_of("train", "--data", out, "--out", "run/"))
+    output.print_result(packed, json, packed.lines(out, verbose), output.words_of("train", "--data", out, "--out", "run/"))
 
 
 def _refuse_options_of_tables(source: str, options: Mapping[str, object]) -> None:
@@ -257,26 +251,23 @@ def verify(
         bool, typer.Option("--finish", help="After all --shard, check them and write verification.json.")
     ] = False,
     workers: arguments.Workers = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Verify again what has been verified.")] = False,
     json: arguments.Json = False,
 ) -> None:
-    """Prove that every sequence is in the packed folder exactly once, byte for byte."""
+    """Prove that every sequence is in the packed folder exactly once."""
     from gaudi_bert.tables.sources import is_table
 
-    run = arguments.stage_run(shard, finish, workers=workers, overwrite=overwrite)
+    run = arguments.stage_run(shard, finish, workers=workers)
     source = arguments.one_source(records)
-    if finish and overwrite:
-        raise InputError(
-            "--finish and --overwrite exclude each other; verify the parts again with --shard K/N --overwrite, then --finish"
-        )
     if is_table(source):
-        table_commands.verify_as_table(source, packed, run, json)
+        from gaudi_bert.tables.verify import verify_table
+
+        output.print_result(verify_table(source, packed, run), json)
         return
     from gaudi_bert.tfrecords import verify
 
     result = verify.verify(source, packed, run)
     following = output.words_of("train", "--data", packed, "--out", "run/") if shard is None else None
-    output.print_result(result, json, output.describe_verification, following)
+    output.print_result(result, json, next_command=following)
 
 
 def convert(
@@ -300,13 +291,7 @@ def convert(
     if to != "hdf5":
         raise InputError(f"--to {to}: unknown format; write hdf5")
     result = convert.convert(packed, out, reporter=Reporter(), overwrite=overwrite, workers=workers)
-    output.print_result(result, json, _describe_conversion)
-
-
-def _describe_conversion(converted: StageOutput[Conversion]) -> list[str]:
-    written = converted.content
-    counted = f"{count_of(written.packs, 'pack')} in {count_of(written.files, 'file')}"
-    return [f"{written.format}: {counted}{output.skipped_note(converted.skipped)}"]
+    output.print_result(result, json)
 
 
 def inspect(
@@ -322,6 +307,6 @@ def inspect(
 
     result = inspect.inspect(file, record=record, vocabulary=vocab)
     if json:
-        output.print_result(result, json, lambda _: [])
+        output.print_result(result, json)
     else:
         output.show_record(result, sys.stdout)

@@ -48,7 +48,7 @@ def estimate(
         max_sequence_length=max_sequence_length,
         input_column=input_column or "input_ids",
     )
-    output.print_result(result, json, describe_details if details else describe_estimate)
+    output.print_result(result, json, describe_details(result) if details else describe_estimate(result))
 
 
 # --- the tables of `estimate`

@@ -39,6 +39,7 @@ EXAMPLES = {
     ),
     "predict": "gaudi-bert predict --model tuned/ --data new.jsonl --out answers.jsonl",
     "embed": "gaudi-bert embed --model model/ --data texts.jsonl --out vectors.npy",
+    "serve": "gaudi-bert serve --model model/",
     "run": "gaudi-bert run demo --stages prepare,histogram,plan,write,verify",
     "init": "gaudi-bert init wiki",
     "report": "gaudi-bert report work/demo",
@@ -90,7 +91,7 @@ def explained(error: Any) -> InputError:
 
 
 def error_prefix() -> str:
-    """What an error line begins with."""
+    """Return what an error line begins with."""
     return f"{_RED}error:{_PLAIN} " if _has_colours(sys.stderr) else "error: "
 
 
@@ -157,11 +158,14 @@ class Commands(TyperGroup):
         return _coloured(super().get_help(ctx))
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the arguments: `help COMMAND` is `COMMAND --help`, and on a terminal nothing at all is `--help`."""
+        """Parse the arguments: `help COMMAND` is `COMMAND --help`, and nothing at all prints the help."""
         if args[:1] == ["help"]:
             args = [*args[1:], "--help"]
         elif not args and sys.stdout.isatty():
             args = ["--help"]
+        elif not args:  # a script that lost its words
+            typer.echo(self.get_help(ctx), err=True)
+            ctx.exit(InputError.exit_code)
         rest: list[str] = super().parse_args(ctx, args)
         return rest
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypedDict
 
@@ -62,11 +61,11 @@ def train(
     if is_table:
         trained = tables.train_on_table(settings, data, given, evaluation_data, out, **common)
         following = output.words_of("embed", "--model", out, "--data", "texts.jsonl", "--out", "x.npy")
-        output.print_shared_result(trained, json, output.describe_training, None if dry_run else following)
+        output.print_shared_result(trained, json, next_command=None if dry_run else following)
         return
     result = records.train(settings, data, evaluation_data, out, **common)
     following = output.words_of("export", "--checkpoint", out, "--out", "model/")
-    output.print_shared_result(result, json, output.describe_training, None if dry_run else following)
+    output.print_shared_result(result, json, next_command=None if dry_run else following)
 
 
 def evaluate(
@@ -84,7 +83,7 @@ def evaluate(
     result = evaluate.evaluate(
         data=data, checkpoint=checkpoint, unpacked=unpacked, out=out, engine=settings.training.engine, reporter=Reporter()
     )
-    output.print_shared_result(result, json, output.describe_evaluation)
+    output.print_shared_result(result, json)
 
 
 def verify_model(
@@ -99,7 +98,7 @@ def verify_model(
     from gaudi_bert.training import verify_model
 
     result = verify_model.verify_model(checkpoint=checkpoint, data=data, reporter=Reporter())
-    output.print_result(result, json, _describe_proof)
+    output.print_result(result, json, _describe_proof(result))
 
 
 def _describe_proof(proof: VerifyModelResult) -> list[str]:
@@ -124,7 +123,7 @@ def export(
 
     result = export.export(checkpoint, out, vocabulary=vocab, reporter=Reporter(), overwrite=overwrite)
     following = "finetune --task classification --data train.jsonl --out tuned/ " + output.words_of("--model", out)
-    output.print_result(result, json, _describe_export, following)
+    output.print_result(result, json, _describe_export(result), following)
 
 
 def _describe_export(exported: ExportResult) -> list[str]:
@@ -192,7 +191,7 @@ def finetune(
     )
     use, file = ("embed", "vectors.npy") if settings.task.name == "embedding" else ("predict", "answers.jsonl")
     following = output.words_of(use, "--model", out, "--data", "new.jsonl", "--out", file)
-    output.print_shared_result(result, json, output.describe_finetuning, None if dry_run else following)
+    output.print_shared_result(result, json, next_command=None if dry_run else following)
 
 
 @arguments.reads_rows("label_column")
@@ -220,7 +219,7 @@ def predict(
     changes = arguments.task_settings(set_, rows.by_key()).model_dump(exclude_unset=True)
     result = predict.predict(model, data, out, options, changes, reporter=Reporter(), overwrite=overwrite)
     if out != "-":
-        output.print_result(result, json, partial(output.describe_answers, out=out))
+        output.print_result(result, json, result.lines(out))
 
 
 @arguments.reads_rows("label_column")
@@ -261,4 +260,4 @@ def embed(
     settings = arguments.task_settings(set_, rows.by_key())
     result = predict.embed(model, data, out, options, settings, reporter=Reporter(), overwrite=overwrite)
     if out != "-":
-        output.print_result(result, json, partial(output.describe_answers, out=out))
+        output.print_result(result, json, result.lines(out))

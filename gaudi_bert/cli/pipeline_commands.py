@@ -66,12 +66,12 @@ def _describe_stages(results: Mapping[str, StageResult]) -> list[str]:
         splits = result if isinstance(result, Mapping) else {"": result}
         for split, output_of_split in splits.items():
             title = f"{stage} {split}".strip()
-            lines += [f"{title}: {line}" for line in output.STAGES[stage](output_of_split)]
+            lines += [f"{title}: {line}" for line in output_of_split.lines()]
     return lines
 
 
 def _printed_by_containers(printed: Mapping[str, Sequence[str]], json: bool) -> dict[str, Any]:
-    """What each stage printed in its container: the lines, or the one object that `--json` prints, by stage."""
+    """Return what each stage printed in its container: the lines, or the one object that `--json` prints, by stage."""
     if not json:
         return dict(printed)
     return {stage: loads(lines[-1])[stage] if lines else {} for stage, lines in printed.items()}
@@ -131,13 +131,15 @@ def _run(run: RunRequest, stages: Sequence[str], on: str, pipeline: Path, overri
 
     if on == "docker":
         printed = _run_docker(run, stages, pipeline, overrides, json)
-        output.print_result(_printed_by_containers(printed, json), json, lambda lines: list(chain(*lines.values())))
+        output.print_result(_printed_by_containers(printed, json), json, list(chain(*printed.values())))
     elif on == "kubernetes":
-        output.print_result(_run_kubernetes(run, stages), json, _describe_steps)
+        steps = _run_kubernetes(run, stages)
+        output.print_result(steps, json, _describe_steps(steps))
     else:
         # With --shard, each process of a launcher does its own part.
         show = output.print_shared_result if run.how.part is None else output.print_result
-        show(run_stages(run, stages), json, _describe_stages)
+        results = run_stages(run, stages)
+        show(results, json, _describe_stages(results))
 
 
 def _check_launch(on: str, stages: Sequence[str], shard: tuple[int, int] | None) -> None:
@@ -161,7 +163,7 @@ def _show_dry_run(
 ) -> None:
     import yaml
 
-    from gaudi_bert.runners.kubernetes.run import check_access_mode
+    from gaudi_bert.runners.kubernetes.claims import check_access_mode
     from gaudi_bert.runners.stage_table import STAGES, missing_paths, preview_stage
 
     if on == "kubernetes":
@@ -183,11 +185,11 @@ def _show_dry_run(
     else:
         lines.append("every setting: --verbose")
     planned = {"stages": list(stages), "work": root, "made": finished, "missing": missing}
-    output.print_shared_result({**planned, "outlook": previews, "settings": values}, json, lambda _: lines)
+    output.print_shared_result({**planned, "outlook": previews, "settings": values}, json, lines)
 
 
 def _dry_run_lines(root: str, stages: Sequence[str], finished: list[str], missing: list[str], on: str) -> list[str]:
-    """Where the work goes, which stages there are, and what they lack."""
+    """Describe where the work goes, which stages there are, and what they lack."""
     where = {"local": "here", "docker": "in containers here", "kubernetes": "on the cluster"}[on]
     waiting = [stage for stage in stages if stage not in finished]
     lines = [f"work folder: {root}"]
@@ -207,11 +209,11 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
 
 
 def _render(settings: PipelineSettings, stages: Sequence[str], folder: Path, overwrite: bool, json: bool) -> None:
-    from gaudi_bert.runners.kubernetes.run import write_rendered
+    from gaudi_bert.runners.kubernetes.rendered import write_rendered
 
     parts = write_rendered(settings, stages, folder, overwrite)
     lines = [f"{folder}: {', '.join(parts)}", *(f"kubectl apply -k {folder}/{part}" for part in parts)]
-    output.print_result({"folder": str(folder), "parts": parts}, json, lambda _: lines)
+    output.print_result({"folder": str(folder), "parts": parts}, json, lines)
 
 
 def report(
@@ -221,7 +223,7 @@ def report(
     """Write report.html: one page with the charts and figures of a work folder."""
     from gaudi_bert.reporting import report
 
-    output.print_result(report.report(workdir), json, output.describe_report)
+    output.print_result(report.report(workdir), json)
 
 
 def settings(
@@ -279,7 +281,7 @@ def wait(
     folder = WorkFolder.of(settings, work, pipeline.parent)
     seconds = wait_for_inputs(folder, for_, timeout, Reporter())
     waited = {"stage": for_, "waited_seconds": round(seconds, 1)}
-    output.print_result(waited, json, lambda _: [f"all inputs of {for_} exist ({human_seconds(seconds)})"])
+    output.print_result(waited, json, [f"all inputs of {for_} exist ({human_seconds(seconds)})"])
 
 
 def _settings_and_cluster(pipeline: Path, overrides: list[str] | None) -> tuple[PipelineSettings, Cluster]:
@@ -296,7 +298,7 @@ def status(pipeline: arguments.Pipeline, set_: arguments.SetLocation = None, jso
 
     steps = manage.status(*_settings_and_cluster(pipeline, set_))
     printed = {name: step.as_json() for name, step in steps.items()}
-    output.print_result(printed, json, lambda _: [line for name, step in steps.items() for line in step.lines(name)])
+    output.print_result(printed, json, [line for name, step in steps.items() for line in step.lines(name)])
 
 
 @k8s.command(cls=help.Command)
@@ -325,7 +327,7 @@ def delete(
     from gaudi_bert.runners.kubernetes import manage
 
     removed = manage.delete(*_settings_and_cluster(pipeline, set_), data=data)
-    output.print_result({"removed": removed}, json, lambda _: removed or ["there was nothing to remove"])
+    output.print_result({"removed": removed}, json, removed or ["there was nothing to remove"])
 
 
 @k8s.command("open", cls=help.Command)
@@ -338,11 +340,11 @@ def open_(
     json: arguments.Json = False,
 ) -> None:
     """Fetch the report and TensorBoard's files of a run, and open the report in a browser."""
-    from gaudi_bert.runners.kubernetes.manage import open_results
+    from gaudi_bert.runners.kubernetes.open_results import open_results
 
     settings, cluster = _settings_and_cluster(pipeline, set_)
     opened = open_results(settings, cluster, out or Path("opened") / settings.name, Reporter())
-    output.print_result(opened, json, lambda results: results.lines())
+    output.print_result(opened, json)
     if sys.stdout.isatty():
         import webbrowser
 
@@ -372,6 +374,6 @@ def doctor(
         results, facts = check_host(answers, settings), answers.as_json()
     wrong = [result for result in results if result.verdict == "failed"]
     printed = {"ready": not wrong, "findings": [result.as_json() for result in results], **facts}
-    output.print_result(printed, json, lambda _: [str(result) for result in results])
+    output.print_result(printed, json, [str(result) for result in results])
     if wrong:
         raise FailedError(f"{len(wrong)} of {len(results)} checks failed; the first remedy: {wrong[0].remedy}")

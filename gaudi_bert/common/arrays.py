@@ -52,7 +52,7 @@ def permutation(count: int, seed: int, purpose: str, *indices: int) -> IntArray:
 
 
 def permutation_of_kind(kind: type[np.signedinteger[Any]], count: int, seed: int, purpose: str, *indices: int) -> AnyArray:
-    """The same in another integer type: of int32, ten million numbers take 40 MB and not 80."""
+    """Return them in another integer type: of int32, ten million numbers take 40 MB and not 80."""
     return _order_of_words(random_words(count, seed, purpose, *indices), kind)
 
 

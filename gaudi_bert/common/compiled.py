@@ -61,7 +61,7 @@ def kernel(function: Function) -> Function:
 
 
 def borrowing_kernel(function: Function) -> Function:
-    """The same for a function that makes no array and returns none: references to arrays are then not counted.
+    """Compile, as `kernel` does, a function that makes no array and returns none: references to arrays are then not counted.
 
     Where a function runs for every record or sequence, counting takes longer than much of its work.
     """
@@ -232,7 +232,7 @@ def _say_once(line: str) -> None:
 
 
 def processor_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
-    """What the processor can do, in the words of /proc/cpuinfo; empty where that is unknown."""
+    """Return what the processor can do, in the words of /proc/cpuinfo; empty where that is unknown."""
     try:
         lines = cpuinfo.read_text(encoding="ascii", errors="replace").splitlines()
     except OSError:

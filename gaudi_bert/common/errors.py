@@ -62,7 +62,7 @@ class _ShortRepr(reprlib.Repr):
     """Python's notation of a value, a few entries of each list and a few levels deep, however large the value is."""
 
     def repr_int(self, x: int, level: int) -> str:
-        """As Python's; it refuses to write very large numbers."""
+        """Write an integer as Python does, which refuses very large ones."""
         return repr(x) if x.bit_length() < 256 else f"a number of {x.bit_length():,} bits"
 
 
@@ -96,7 +96,7 @@ def require(extras: Mapping[str, str], what: str) -> None:
 
 
 def library_title(library: str) -> str:
-    """What people call a library."""
+    """Return what people call a library."""
     return {"torch": "PyTorch", "tensorflow": "TensorFlow", "sklearn": "scikit-learn"}.get(library, library)
 
 

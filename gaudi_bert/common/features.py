@@ -29,7 +29,7 @@ class Feature(IntEnum):
 
     @property
     def axis(self) -> Axis:
-        """What its values are counted by."""
+        """Return what its values are counted by."""
         if self.name.startswith("MASKED_LM_"):
             return "masked"
         return "sequences" if self.name.startswith("NEXT_SENTENCE_") else "tokens"
@@ -67,7 +67,7 @@ class PackedFeature(Feature):
 
 @dataclass(frozen=True)
 class PackingFigures:
-    """How well some sequences are packed: five figures that are counted or proven; the others follow from them."""
+    """Figures of a packing: five that are counted or proven; the others follow from them."""
 
     sequences: int
     packs: int

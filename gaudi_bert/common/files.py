@@ -188,7 +188,7 @@ def path_below(folder: Path, text: str) -> Path:
 
 
 def shown_location(location: str | Path) -> str:
-    """How messages name a location: a URL, or the path."""
+    """Return the name of a location for messages: a URL, or the path."""
     return url_of(location) if in_store(location) else str(location)
 
 
@@ -254,7 +254,7 @@ def move_finished_file(temporary: Path, path: Path) -> None:
 
 
 class Mirror(Protocol):
-    """What stands behind a mounted folder."""
+    """A store behind a mounted folder."""
 
     def completed(self, path: Path) -> None:
         """A file below the folder is complete; called in the thread that wrote it."""
@@ -277,7 +277,7 @@ def mounted(folder: Path, mirror: Mirror) -> Iterator[None]:
 
 
 def mirror_of(path: Path) -> Mirror | None:
-    """What stands behind a path: the mirror of the mounted folder that it is or is in."""
+    """Return the mirror of the mounted folder that a path is or is in."""
     if not _MOUNTED:
         return None
     return next((_MOUNTED[folder] for folder in (path, *path.parents) if folder in _MOUNTED), None)

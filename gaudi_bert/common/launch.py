@@ -35,7 +35,7 @@ LAUNCHERS = (
 
 @dataclass(frozen=True)
 class Launch:
-    """How this process was started: its number, from 0, and how many were started together."""
+    """A process among those that were started together: its number, from 0, and how many they are."""
 
     launcher: str
     rank: int
@@ -43,7 +43,7 @@ class Launch:
 
 
 def find_launch(environment: Mapping[str, str] | None = None) -> Launch | None:
-    """What a launcher set in `environment` (default: this process's); None without one."""
+    """Return what a launcher set in `environment` (default: this process's); None without one."""
     variables = os.environ if environment is None else environment
     for launcher, rank_name, size_name in LAUNCHERS:
         if rank_name not in variables or size_name not in variables:
@@ -89,7 +89,7 @@ ON_THIS_MACHINE = {MASTER_ADDRESS: "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
 
 
 def torch_environment(rank: int, size: int, *, per_host: int, address: str, port: int) -> dict[str, str]:
-    """What `torch.distributed` reads of the variables that torchrun sets; the first process listens at `address`."""
+    """Return the variables that torchrun sets for `torch.distributed`; the first process listens at `address`."""
     values = {
         "RANK": rank,
         "WORLD_SIZE": size,

@@ -131,7 +131,7 @@ def _prefetch(typing_context: Any, address: Any) -> Any:
 
 
 def _count_bits(typing_context: Any, word: Any) -> Any:
-    """How many bits of a word are set."""
+    """Count the bits of a word that are set."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.ctpop(arguments[0])

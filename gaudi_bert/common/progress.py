@@ -27,7 +27,7 @@ _BYTE_UNITS = {unit: 1000.0**power for power, unit in enumerate(("B", "kB", "MB"
 
 
 def count_of(number: int, noun: str) -> str:
-    """How many things there are, for people: 1 pack, 1,500 packs, 2 processes. `noun` has a regular plural."""
+    """Return a count for people: 1 pack, 1,500 packs, 2 processes. `noun` has a regular plural."""
     ending = "" if number == 1 else "es" if noun.endswith(("s", "x", "tch")) else "s"
     return f"{number:,} {noun}{ending}"
 
@@ -113,7 +113,7 @@ class Task:
             self._forget_first_half(now)
 
     def _forget_first_half(self, now: float) -> None:
-        """Of what was seen in the first half of the time, the last look is enough."""
+        """Keep the last look alone of what was seen in the first half of the time."""
         while len(self._seen) > 1 and self._seen[1][0] <= (self._counts_since + now) / 2:
             self._seen.popleft()
 
@@ -129,7 +129,7 @@ class Task:
 
 
 class Reporter:
-    """Where a stage reports what it does (standard error by default), or nothing at all; several threads may."""
+    """Reports what a stage does (on standard error by default), or nothing at all; several threads may use it."""
 
     def __init__(self, stream: TextIO | None = None, quiet: bool = False) -> None:
         self._stream = stream
@@ -141,7 +141,7 @@ class Reporter:
 
     @property
     def stream(self) -> TextIO:
-        """Where the lines go; standard error is looked up each time, because it may be another stream by then."""
+        """Return where the lines go; standard error is looked up each time, because it may be another stream by then."""
         return self._stream if self._stream is not None else sys.stderr
 
     def say(self, text: str) -> None:

@@ -85,7 +85,7 @@ class PipelineSettings(Settings):
 
     @property
     def training_kind(self) -> Literal["job", "mpijob", "trainjob"]:
-        """What training is on a cluster."""
+        """Return what training is on a cluster."""
         if self.kubernetes.training != "auto":
             return self.kubernetes.training
         return "mpijob" if self.resources.workers > 1 and self.container_engine == "tensorflow" else "job"
@@ -325,7 +325,7 @@ class _Loader(yaml.SafeLoader):
         self._sizes: dict[int, int] = {}
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        """As PyYAML's, counting values and depth."""
+        """Compose a node as PyYAML does, counting values and depth."""
         before = self._values
         self._depth += 1
         is_alias = self.check_event(yaml.AliasEvent)
@@ -342,7 +342,7 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
-        """As PyYAML's, but a key that is given twice is an error."""
+        """Construct a mapping as PyYAML does, but a key that is given twice is an error."""
         node: yaml.MappingNode = super().compose_mapping_node(anchor)
         lines: dict[str, int] = {}
         for key, _ in node.value:

@@ -36,7 +36,7 @@ class ImageSettings(Settings):
 
 
 class PodResources(Settings):
-    """What one container requests; where only `memory` is given, the limit is not that of another memory."""
+    """Resources of one container; where only `memory` is given, the limit is not that of another memory."""
 
     cpu: Quantity = Field("80m", description="cores; a limit only for training on cards, where request and limit are equal")
     memory: Quantity = "256Mi"
@@ -51,13 +51,13 @@ class PodResources(Settings):
 
 
 class DataPodResources(PodResources):
-    """What a container that prepares, counts, plans, writes or verifies requests."""
+    """Resources of a container that prepares, counts, plans, writes or verifies."""
 
     memory_limit: Quantity | None = Field("2Gi", description="where `memory` is set: the same by default")
 
 
 class TrainingPodResources(PodResources):
-    """What a container that trains requests."""
+    """Resources of a container that trains."""
 
     cpu: Quantity = Field("200m", description="cores; a limit only on cards, where request and limit are equal")
     memory: Quantity = "1Gi"
@@ -110,7 +110,7 @@ class Toleration(Settings):
         return self
 
     def as_manifest(self) -> dict[str, str]:
-        """As a pod spec has it."""
+        """Return the field of a pod's spec."""
         return self.model_dump(exclude_none=True)
 
     def tolerates(self, taint: Mapping[str, Any]) -> bool:
@@ -121,7 +121,7 @@ class Toleration(Settings):
 
 
 class PodPlacement(Settings):
-    """Where pods may run, and how they are marked."""
+    """Placement and marks of pods."""
 
     node_selector: dict[str, str] = Field({}, description="labels of the nodes")
     tolerations: tuple[Toleration, ...] = Field((), description="taints that the pods tolerate")
@@ -133,7 +133,7 @@ class PodPlacement(Settings):
 
 
 class KubernetesSettings(Settings):
-    """Where and how a pipeline runs on a cluster."""
+    """A pipeline on a Kubernetes cluster."""
 
     namespace: KubernetesName = "gaudi-bert"
     training: Literal["auto", "job", "mpijob", "trainjob"] = Field(
@@ -213,7 +213,7 @@ class KubernetesSettings(Settings):
 
 
 class DockerSettings(Settings):
-    """How a pipeline runs in containers on one machine. Keys for Gaudi apply only to stages with cards."""
+    """A pipeline in containers on one machine. Keys for Gaudi apply only to stages with cards."""
 
     cpus: float | None = Field(None, gt=0, description="most cores per container; default: all")
     runtime: Annotated[str, matching(r"[a-z0-9._-]+", "a runtime that Docker knows: a to z, 0 to 9 and . _ -")] = Field(
@@ -229,7 +229,7 @@ class DockerSettings(Settings):
 
 
 class StoreSettings(Settings):
-    """How object stores are reached. Credentials are never here: each store's own variables and files hold them."""
+    """Access to object stores. Credentials are never here: each store's own variables and files hold them."""
 
     endpoint_url: (
         Annotated[str, matching(r"https?://[^\s@/?#]+/?", "http:// or https:// and a host, without a path")] | None

@@ -48,7 +48,7 @@ class PrepareSettings(Settings):
 
 
 class PackingSettings(Settings):
-    """How sequences are packed into rows."""
+    """Packing sequences into rows."""
 
     algorithm: Algorithm = "optimal"
     depth: Depth = Field(3, description="most sequences per pack, at most 1,024; or `max` for no limit")
@@ -71,7 +71,7 @@ class PackingSettings(Settings):
 
 
 class TableSettings(Settings):
-    """How the rows of a table are packed. Only the command line sets this; no pipeline file has it.
+    """Packing the rows of a table. Only the command line sets this; no pipeline file has it.
 
     With `row_lengths`, the table that has packs of `max_sequence_length` is one of several, and a sequence is in that of the
     shortest packs that it fits.
@@ -104,7 +104,7 @@ class TableSettings(Settings):
 
     @property
     def most_tokens(self) -> int:
-        """Those of a sequence of any of the tables: longer rows are too long."""
+        """Return the most tokens of a sequence of any of the tables: longer rows are too long."""
         return self.given_lengths[-1] if self.given_lengths else self.max_sequence_length
 
 
@@ -114,7 +114,7 @@ OnBadRow = Literal["stop", "skip"]
 
 
 class TokenizeSettings(Settings):
-    """How texts become rows of tokens. Only the command line sets this; no pipeline file has it."""
+    """Making rows of tokens from texts. Only the command line sets this; no pipeline file has it."""
 
     max_sequence_length: int = Field(ge=1, le=2**20, description="most tokens of a row, special ones included")
     too_long: Literal["split", "truncate", "drop", "error"] = "split"
@@ -131,7 +131,7 @@ class TokenizeSettings(Settings):
 
     @property
     def reading(self) -> TaskSettings:
-        """How the files of texts are read; a second text is read where its column is named."""
+        """Return how the files of texts are read; a second text is read where its column is named."""
         given = {"text_column": "text", "text_pair_column": "text_pair"}
         given |= {name: name for name in ("columns", "no_header", "format", "delimiter", "encoding", "on_bad_row")}
         named = {key: getattr(self, name) for name, key in given.items() if name in self.model_fields_set}
@@ -171,7 +171,7 @@ class ModelSettings(Settings):
 
 
 class LoopSettings(Settings):
-    """What pretraining and fine-tuning have in common.
+    """Settings that pretraining and fine-tuning have in common.
 
     `section_name` is that of the section of a pipeline file, for messages.
     """
@@ -242,22 +242,8 @@ class LoopSettings(Settings):
     seed: int = 12345
 
 
-class RunSettings(LoopSettings):
-    """What a run goes by, in updates and packs, whichever section of a pipeline file it comes from."""
-
-    global_batch_sequences: int
-    updates: int
-    warmup_updates: int
-    evaluate_every_updates: int
-    save_every_updates: int
-    packing_correction: Literal["batch", "betas"] = "batch"
-    loss_normalization: Literal["global", "balanced", "local"] = "global"
-    target_masked_lm_accuracy: float | None = None
-    shuffle_packs: int = 4096
-
-
 class TrainingSettings(LoopSettings):
-    """How the model is trained."""
+    """Pretraining the model."""
 
     global_batch_sequences: int = Field(128, ge=1, description="sequences (not packs) of one update, over all workers")
     updates: int = Field(1500, ge=1)
@@ -289,13 +275,9 @@ class TrainingSettings(LoopSettings):
     )
     shuffle_packs: int = Field(4096, ge=1, description="packs of a file are shuffled in windows of this many while reading")
 
-    def of_run(self) -> RunSettings:
-        """What a run goes by."""
-        return RunSettings(**{name: getattr(self, name) for name in RunSettings.model_fields})
-
 
 class FineTuneSettings(LoopSettings):
-    """What a model is trained on for a task, and how. Keys mean the same as in `training`.
+    """Training a model for a task. Keys mean the same as in `training`.
 
     `micro_batch_packs` is the most that a micro-batch holds; of rows of several lengths, of the longest.
     """
@@ -475,7 +457,7 @@ class TaskSettings(Settings):
 
 
 class PredictSettings(Settings):
-    """What the fine-tuned model of a pipeline predicts."""
+    """Predicting with the fine-tuned model of a pipeline."""
 
     data: str | None = Field(
         None, description="rows to answer, or `python-docstrings`: its held-out part; required for this stage"

@@ -165,7 +165,7 @@ _LOWER = ("gt", "ge")
 
 
 def allowed_values(field: FieldInfo) -> str:
-    """What a key holds and its limits: `integer, >= 1 and <= 1,024`."""
+    """Return what a key holds and its limits: `integer, >= 1 and <= 1,024`."""
     kind = _kind(field.annotation)
     stated = [
         (name, getattr(limit, name)) for limit in field.metadata for name in _SIGNS if getattr(limit, name, None) is not None
@@ -177,7 +177,7 @@ def allowed_values(field: FieldInfo) -> str:
 
 
 def _kind(annotation: Any) -> str:
-    """What a type is called by people who write YAML."""
+    """Return what people who write YAML call a type."""
     origin = get_origin(annotation)
     if origin is Annotated:
         return _kind(get_args(annotation)[0])
@@ -240,7 +240,7 @@ _LIMITS = {"greater_than": "gt", "greater_than_equal": "ge", "less_than": "lt", 
 
 
 def plain_message(problem: ErrorDetails) -> str:
-    """What a value must be, by what pydantic reports of it."""
+    """Return what a value must be, by what pydantic reports of it."""
     kind, context = problem["type"], problem.get("ctx", {})
     if kind == "value_error":  # a message of this package
         return problem["msg"].removeprefix("Value error, ")
@@ -302,7 +302,7 @@ def _is_part(key: str, of: str) -> bool:
 
 
 def nearest_keys(key: str, settings: type[Settings]) -> str:
-    """Where an unknown key may belong: keys of this name in any section, or the most similar one."""
+    """Return where an unknown key may belong: keys of this name in any section, or the most similar one."""
     known = list(full_keys(settings))
     section, _, name = key[:160].rpartition(".")
     named = [each for each in known if each.rpartition(".")[2] == name]

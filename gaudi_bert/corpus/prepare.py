@@ -33,6 +33,7 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.features import BUILT_IN_TEXTS
 from gaudi_bert.common.files import write_text
 from gaudi_bert.common.progress import Reporter, Task, count_of
+from gaudi_bert.common.threads import worker_count
 from gaudi_bert.config.sections import PrepareSettings
 from gaudi_bert.corpus.blocks import (
     Block,
@@ -50,7 +51,6 @@ from gaudi_bert.corpus.blocks import (
 from gaudi_bert.corpus.documents import Source, find_sources, source_identity
 from gaudi_bert.corpus.examples import BlockExamples, BlockJob, make_examples
 from gaudi_bert.corpus.vocabulary import Vocabulary, read_vocabulary, train_vocabulary
-from gaudi_bert.tfrecords.scanning.scan import worker_count
 
 # A vocabulary is trained on about this much of the training text, taken evenly over all of it.
 _VOCABULARY_CHARACTERS = 256 << 20

@@ -45,7 +45,7 @@ def choose_engine(
     if requested == "auto":
         chosen = _automatic(is_bert, stored)
     else:
-        chosen = ChosenEngine(requested, f"{key} says so")
+        chosen = ChosenEngine(requested, "as requested")
     if chosen.name == "tensorflow" and not is_bert:
         raise InputError(f"{key} = tensorflow: TensorFlow runs BERT only here; set it to pytorch")
     if not is_installed(chosen.name):

@@ -31,7 +31,7 @@ _LARGEST_NUMBER = 1_000_000
 
 
 class ModelSizes(NamedTuple):
-    """What data and tokenizer have to fit, of a model of any type; `positions` are those of one sequence."""
+    """Sizes of a model of any type that data and tokenizer have to fit; `positions` are those of one sequence."""
 
     layers: int
     hidden_size: int
@@ -42,7 +42,7 @@ class ModelSizes(NamedTuple):
 
 @dataclass(frozen=True)
 class BertConfig:
-    """What fixes a BERT, apart from its weights; the defaults are BERT-base's (Devlin et al., 2019)."""
+    """Settings of a BERT, all but its weights; the defaults are BERT-base's (Devlin et al., 2019)."""
 
     vocab_size: int = 30522
     hidden_size: int = 768
@@ -86,7 +86,7 @@ class BertConfig:
 
     @property
     def sizes(self) -> ModelSizes:
-        """What data and tokenizer have to fit."""
+        """Return the sizes that data and tokenizer have to fit."""
         positions, segments = self.max_position_embeddings, self.type_vocab_size
         return ModelSizes(self.num_hidden_layers, self.hidden_size, positions, self.vocab_size, segments)
 
@@ -128,7 +128,7 @@ class EncoderConfig:
 
     @property
     def model_type(self) -> str:
-        """As `transformers` calls it, for example roberta."""
+        """Return its name in `transformers`, for example roberta."""
         return str(self.values["model_type"])
 
     def to_json(self) -> dict[str, Any]:
@@ -181,7 +181,7 @@ def parameter_count(config: BertConfig) -> int:
 
 
 def misfit(needed: Mapping[str, tuple[int, ...]], given: WeightArrays, may_lack: str | tuple[str, ...] = ()) -> str | None:
-    """Which weight does not fit the shapes that are `needed`, and why; None where all do.
+    """Return which weight does not fit the shapes that are `needed`, and why; None where all do.
 
     Those whose names begin with `may_lack` may be absent.
     """
@@ -202,7 +202,7 @@ _LARGEST_DRAW = 1 << 18
 
 
 def initial_value(name: str, spec: ParameterSpec, deviation: float, seed: int | None) -> Float32Array:
-    """How the variable `name` starts: a function of its name and shape, the seed and the deviation alone.
+    """Return the first value of the variable `name`: a function of its name and shape, the seed and the deviation alone.
 
     Normal noise is cut off at two deviations, and made of `common.arrays.philox` by Box and Muller's method. With no seed it
     is zeros: for what is loaded at once, since noise for a large model takes seconds.

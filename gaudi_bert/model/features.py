@@ -34,19 +34,13 @@ UNPACKED_FEATURES = tuple(feature.key for feature in UnpackedFeature)
 _MOST_LOGITS = 2**31 - 1
 
 
-class BatchSizes(NamedTuple):
+class _BatchSizes(NamedTuple):
     """Packs, positions, masked slots and depth of a batch."""
 
     packs: int
     positions: int
     masked_slots: int
     depth: int
-
-
-def packed_shapes(sizes: BatchSizes) -> dict[str, tuple[list[int], str]]:
-    """The shape and type of every packed feature in a batch of these sizes."""
-    letters = dict(zip("BLQS", sizes, strict=True))
-    return {name: ([letters[letter] for letter in shape], kind) for name, (shape, kind) in PACKED_FEATURES.items()}
 
 
 def as_packed(unpacked: Mapping[str, AnyArray]) -> dict[str, AnyArray]:
@@ -70,8 +64,8 @@ def as_packed(unpacked: Mapping[str, AnyArray]) -> dict[str, AnyArray]:
     }
 
 
-def check_batch(batch: BatchArrays, config: BertConfig) -> BatchSizes:
-    """The sizes of a packed batch, checked; arrays, or whatever has their `shape` and `dtype.name`."""
+def check_batch(batch: BatchArrays, config: BertConfig) -> _BatchSizes:
+    """Return the sizes of a packed batch, checked; arrays, or whatever has their `shape` and `dtype.name`."""
     sizes: dict[str, int] = {}
     for name, (letters, dtype) in PACKED_FEATURES.items():
         if name not in batch:
@@ -91,7 +85,7 @@ def check_batch(batch: BatchArrays, config: BertConfig) -> BatchSizes:
             f"{config.max_position_embeddings}; give the model at least as many"
         )
     check_logits(sizes["B"], sizes["Q"], config.vocab_size)
-    return BatchSizes(packs=sizes["B"], positions=sizes["L"], masked_slots=sizes["Q"], depth=sizes["S"])
+    return _BatchSizes(packs=sizes["B"], positions=sizes["L"], masked_slots=sizes["Q"], depth=sizes["S"])
 
 
 def check_logits(packs: int, slots: int, words: int) -> None:

@@ -103,7 +103,7 @@ class TaskHead:
 
     @property
     def scope(self) -> str:
-        """What the names of its dense layer begin with, as in `transformers`."""
+        """Return what names of its dense layer begin with, as in `transformers`."""
         return "qa_outputs" if self.kind == "question-answering" else "classifier"
 
 

@@ -16,7 +16,7 @@ _TIED = {
     "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
     "cls.predictions.decoder.bias": "cls.predictions.bias",
 }
-TASK_HEADS = ("classifier.", "qa_outputs.")
+_TASK_HEADS = ("classifier.", "qa_outputs.")
 """The heads of `BertForSequenceClassification`, `...TokenClassification` and `...QuestionAnswering`."""
 _COUNTERS = ("bert.embeddings.position_ids", "bert.embeddings.token_type_ids")
 
@@ -72,7 +72,7 @@ def from_hugging_face(tensors: WeightArrays, config: BertConfig) -> dict[str, Fl
                 f"{spec.shape}; give the weights of a model of this config"
             )
         ours[name] = value
-    for name in [name for name in state if name.startswith(TASK_HEADS)]:
+    for name in [name for name in state if name.startswith(_TASK_HEADS)]:
         value = np.asarray(state.pop(name), dtype=np.float32)
         scope, _, last = name.partition(".")
         ours[f"{scope}/kernel" if last == "weight" else f"{scope}/{last}"] = np.ascontiguousarray(value.T)
@@ -93,11 +93,11 @@ def _state(tensors: WeightArrays) -> dict[str, Float32Array]:
 def _full_name(name: str) -> str:
     name = name.removesuffix(".gamma") + ".weight" if name.endswith("LayerNorm.gamma") else name
     name = name.removesuffix(".beta") + ".bias" if name.endswith("LayerNorm.beta") else name
-    return name if name.startswith(("bert.", "cls.", *TASK_HEADS)) else f"bert.{name}"
+    return name if name.startswith(("bert.", "cls.", *_TASK_HEADS)) else f"bert.{name}"
 
 
 def _check_leftovers(state: WeightArrays, tensors: WeightArrays) -> None:
-    """What was not read may only be the tied tensors, equal to what they are tied to, and counters."""
+    """Refuse tensors that were not read, but for counters and tied ones that equal what they are tied to."""
     everything = {_full_name(name): value for name, value in tensors.items()}
     for name, value in state.items():
         if name in _TIED and _TIED[name] in everything:

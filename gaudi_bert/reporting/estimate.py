@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from gaudi_bert.artefacts.histogram import HistogramFile
 from gaudi_bert.artefacts.stage_run import StageRun
 from gaudi_bert.artefacts.store.mirrored_folder import local_copy
 from gaudi_bert.common.arrays import IntArray
@@ -33,12 +34,12 @@ from gaudi_bert.packing.estimate import (
 from gaudi_bert.packing.exact.bounds import prove_bound
 from gaudi_bert.packing.histogram import Histogram, histogram_of, rescaled
 from gaudi_bert.packing.mixture import estimate_limit
+from gaudi_bert.packs.plan import lengths_of
 from gaudi_bert.reporting import packing_pictures
 from gaudi_bert.reporting.given_lengths import LENGTH_ENDINGS, holds_lengths, read_lengths
 from gaudi_bert.tables.rows import table_lengths
 from gaudi_bert.tables.sources import TOKENS_COLUMN, is_table, table_files
 from gaudi_bert.tfrecords.histogram import histogram as count_records
-from gaudi_bert.tfrecords.histogram import read_histograms
 
 WITHOUT_DEPTH: dict[str, str | int] = {"none": 1, "sort": 1, "greedy": "max", "greedy+1": "max", "greedy+2": "max"}
 """Algorithms for which a depth means nothing (`none`, `sort`) or that the paper runs without one: shown once, with this."""
@@ -224,12 +225,12 @@ def histogram_of_source(
             return _counted_lengths(given, max_sequence_length)
     if shipped is not None or Path(source).suffix == ".json":
         with local_copy(shipped or Path(source)) as path:
-            histogram = read_histograms([path]).histogram
+            histogram = lengths_of(HistogramFile.read_all([path]))
     else:
         with tempfile.TemporaryDirectory() as folder:
             counted = Path(folder) / "histogram.json"
             count_records(source, counted, StageRun(reporter))
-            histogram = read_histograms([counted]).histogram
+            histogram = lengths_of(HistogramFile.read_all([counted]))
     return histogram if max_sequence_length is None else rescaled(histogram, max_sequence_length)
 
 

@@ -125,7 +125,7 @@ def summary_cards(inputs: ReportInputs) -> list[_Card]:
                 note = f"{percent(gap / bound, 2)} above {bound:,}, which is proven" if bound else ""
             cards.append(_Card("Above the bound", f"{gap:,} {'pack' if gap == 1 else 'packs'}", note))
     if inputs.verification is not None:
-        note = f"each of {inputs.verification.sequences:,} sequences is there once, byte for byte"
+        note = f"each of {inputs.verification.sequences:,} sequences is there exactly once"
         cards.append(_Card("Verified", "yes", note))
     return cards + _learning_cards(inputs) + _task_cards(inputs)
 

@@ -113,7 +113,7 @@ _UNNAMED = "_"
 
 
 class TagScheme:
-    """What the tags of words mean.
+    """Meaning of the tags of words.
 
     Attributes:
         has_chunks: some tag is of a chunk scheme; otherwise each word stands alone.
@@ -128,7 +128,7 @@ class TagScheme:
         self.odd_tag = min(others, chunks, key=len)[0] if chunks and others else None
 
     def split(self, tag: str) -> tuple[str, str]:
-        """Where in an entity a word is (B, I, E or S; "" where the tag does not say), and the kind of the entity."""
+        """Return where in an entity a word is (B, I, E or S; "" where the tag does not say), and the kind of the entity."""
         if self._is_unnamed and tag != OUTSIDE:
             return tag, _UNNAMED
         match = _CHUNK.fullmatch(tag)

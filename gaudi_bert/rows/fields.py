@@ -68,7 +68,7 @@ class RowReader:
 
     @cached_property
     def _known_names(self) -> frozenset[str]:
-        """Of labels, for one look each however many there are."""
+        """Return the names of labels, each found at one look."""
         return frozenset(self.label_names or ())
 
     def row(self, position: RowPosition, record: Record) -> Row:
@@ -100,7 +100,8 @@ class RowReader:
         pair = None
         expected = self.task == "reranking" or "text_pair" in settings.named
         if settings.text_pair != settings.text and (expected or record.get(settings.text_pair) is not None):
-            pair = self._pair(position, record, settings.text_pair)
+            is_none = self.task != "reranking" and settings.text_pair in record and record[settings.text_pair] is None
+            pair = None if is_none else self._text(position, record, settings.text_pair, "text_pair")
         label = self._label(position, record) if self.labelled and self.task in LABELLED_TEXTS else None
         return TextRow(position, text, pair, label)
 
@@ -132,13 +133,6 @@ class RowReader:
             )
         return texts
 
-    def _pair(self, position: RowPosition, record: Record, column: str) -> str | None:
-        """The second text; a row may hold none, but not lack the column that was named."""
-        if column not in record:
-            raise self.error(position, f"has no {column!r}, only {_names(record)}", self._column_remedy("text_pair", column))
-        may_lack = self.task != "reranking"
-        return None if record[column] is None and may_lack else self._text(position, record, column)
-
     def _text(self, position: RowPosition, record: Record, column: str, setting: str = "text") -> str:
         if column not in record:
             raise self.error(position, f"has no {column!r}, only {_names(record)}", self._column_remedy(setting, column))
@@ -150,7 +144,7 @@ class RowReader:
         return self._characters(position, column, value)
 
     def _characters(self, position: RowPosition, column: str, text: str) -> str:
-        problem = half_character(text)
+        problem = _half_character(text)
         if problem:
             raise self.error(position, f"{column} {problem}", "write the other half too, or leave it out")
         return text
@@ -214,7 +208,13 @@ class RowReader:
         settings = self.settings
         if settings.tokens not in record:
             return self._words_of_text(position, record)
-        tokens = self._strings(position, settings.tokens, record[settings.tokens])
+        words = record[settings.tokens]
+        if not isinstance(words, list | tuple):
+            raise self.error(position, f"{settings.tokens} is {shown(words)}", "it must be a list of words")
+        for index, word in enumerate(words):
+            if not isinstance(word, str) or not word.strip():
+                raise self.error(position, f"{settings.tokens}[{index}] is {shown(word)}", "each must be a word")
+        tokens = tuple(self._characters(position, settings.tokens, word) for word in words)
         if not self.labelled:
             return TaggedRow(position, tokens)
         if not tokens:
@@ -239,14 +239,6 @@ class RowReader:
                 self._column_remedy("tokens", settings.tokens),
             )
         return words_of_text(position, self._text(position, record, settings.text))
-
-    def _strings(self, position: RowPosition, column: str, value: object) -> tuple[str, ...]:
-        if not isinstance(value, list | tuple):
-            raise self.error(position, f"{column} is {shown(value)}", "it must be a list of words")
-        for index, word in enumerate(value):
-            if not isinstance(word, str) or not word.strip():
-                raise self.error(position, f"{column}[{index}] is {shown(word)}", "each must be a word")
-        return tuple(self._characters(position, column, word) for word in value)
 
     def _question_row(self, position: RowPosition, record: Record) -> QuestionRow:
         """A question with the keys of SQuAD: `question`, `context`, `answers`, `is_impossible`, `id`."""
@@ -308,8 +300,8 @@ def words_of_text(position: RowPosition, text: str) -> TaggedRow:
     return TaggedRow(position, tuple(word[0] for word in words), None, tuple(word.start() for word in words))
 
 
-def half_character(text: str) -> str | None:
-    """What is wrong with a text that holds a lone surrogate, which no tokenizer takes and no file of UTF-8; else None."""
+def _half_character(text: str) -> str | None:
+    """Return what is wrong with a text that holds a lone surrogate, which no tokenizer takes; None of any other."""
     match = None if text.isascii() else _LONE_SURROGATE.search(text)
     return f"holds half a character, \\u{ord(match[0]):04x} at {match.start()}" if match else None
 

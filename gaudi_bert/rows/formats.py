@@ -25,7 +25,7 @@ from gaudi_bert.rows.types import PlacedRecord, RowPosition
 
 _CellRows: TypeAlias = Iterator[tuple[int, list[str] | UnicodeDecodeError]]
 
-MOST_CELLS = 1 << 20
+_MOST_CELLS = 1 << 20
 _AFTER_RETURN = re.compile("(?<=\r)(?!\n)")  # where lines of old spreadsheets end
 _SEPARATORS = (";", "\t", ",", "|")
 _ROWS_LOOKED_AT, _LINES_LOOKED_AT = 20, 1000
@@ -47,7 +47,9 @@ def read_table(
 
     `needed(columns)` are the remedies for columns that are needed and are not there.
     """
-    separator = _separator_of(part, settings)
+    separator = "\t" if part.kind == "tsv" else ","
+    if settings.delimiter is not None and (part.kind == "csv" or "delimiter" in settings.named):
+        separator = settings.delimiter  # one that nobody named is that of a model's training data, and for CSV alone
     rows = _tab_cells(part, lines, separator) if part.kind == "tsv" else _comma_cells(part, lines, separator)
     columns = list(settings.columns) if settings.columns is not None else None
     if columns is None and settings.no_header:
@@ -66,12 +68,6 @@ def read_table(
         else:
             named = zip(columns, cells, strict=True)
             yield position, {name: cell if cell != "" or name == settings.text else None for name, cell in named}
-
-
-def _separator_of(part: RowPart, settings: TaskSettings) -> str:
-    """Return what separates cells; a separator that nobody named, that of a model's training data, is for CSV alone."""
-    usual = "\t" if part.kind == "tsv" else ","
-    return settings.delimiter or usual if part.kind == "csv" or "delimiter" in settings.named else usual
 
 
 def _header(
@@ -224,8 +220,8 @@ class _QuotedLines:
 
 
 def _check_cells(part: RowPart, number: int, line: str, separator: str) -> None:
-    if line.count(separator) > MOST_CELLS:
-        raise InputError(f"{part.name}: line {number:,}: has more than {MOST_CELLS:,} cells; is this a table?")
+    if line.count(separator) > _MOST_CELLS:
+        raise InputError(f"{part.name}: line {number:,}: has more than {_MOST_CELLS:,} cells; is this a table?")
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -314,7 +310,8 @@ class _JsonText:
                     yield self._value()
         if "data" not in keys:
             raise _not_squad(self._part, "it has no list `data`")
-        if not self._is_at_end():
+        self._accept("")  # passes blanks
+        if self._at < len(self._text):
             problem = f"holds {shown(self._text[self._at : self._at + 20])} behind the end of its object"
             raise InputError(f"{self._part.name}: {problem}; give a file with one object of SQuAD")
 
@@ -327,10 +324,6 @@ class _JsonText:
             if self._accept(end):
                 return
             self._expect(",")
-
-    def _is_at_end(self) -> bool:
-        self._accept("")
-        return self._at == len(self._text)
 
     def _accept(self, character: str) -> bool:
         """Whether this character is next; then it is passed."""

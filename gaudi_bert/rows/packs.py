@@ -28,7 +28,7 @@ class BatchShape(NamedTuple):
 
 @dataclass(frozen=True)
 class Packs:
-    """Which sequences share a pack: pack p holds `members[starts[p] : starts[p + 1]]`.
+    """Packs of sequences: pack p holds `members[starts[p] : starts[p + 1]]`.
 
     `members`, int64 [N], holds each sequence once; `starts` is int64 [packs + 1].
     """
@@ -42,7 +42,7 @@ class Packs:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where the sequences of some packs are in a batch, in their order there.
+    """Places of the sequences of some packs in a batch, in their order there.
 
     All int64. [n]: of each of the `sequences`, its pack of the batch, its number in the pack from 1, the start of its [CLS]
     in the pack, its tokens. [t]: of every token of the batch, its position in the flat arrays of the sequences (`sources`)
@@ -75,11 +75,11 @@ class Placement:
         out_NC[self.sequences] = values_BSC[self.packs, self.numbers - 1]
 
     def scatter_tokens(self, values_BLC: AnyArray, out_TC: AnyArray) -> None:
-        """The same for the outputs for each token."""
+        """Put the outputs for these tokens into those of all tokens."""
         out_TC[self.sources] = values_BLC.reshape(-1, *values_BLC.shape[2:])[self.slots]
 
     def features(self, sequences: Sequences) -> dict[str, Int32Array | Float32Array]:
-        """What the encoder takes, [B, L], and where each sequence begins and ends, [B, S]."""
+        """Return what the encoder takes, [B, L], and where each sequence begins and ends, [B, S]."""
         packs, length, _ = self.shape
         of_token = np.repeat(np.arange(len(self.lengths)), self.lengths)
         mask = np.zeros(packs * length, np.int32)

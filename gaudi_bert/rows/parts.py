@@ -26,7 +26,7 @@ from gaudi_bert.rows.types import STANDARD_INPUT, RowPosition, source_name
 Line: TypeAlias = str | UnicodeDecodeError
 """A line with its end; an error where its bytes are not text of the encoding."""
 
-ENDINGS: dict[str, RowFormat] = {
+_ENDINGS: dict[str, RowFormat] = {
     ".jsonl": "jsonl",
     ".ndjson": "jsonl",
     ".csv": "csv",
@@ -39,7 +39,7 @@ ENDINGS: dict[str, RowFormat] = {
     ".txt": "txt",
 }
 TABLES = ("csv", "tsv")
-COMPRESSIONS: dict[bytes, Compression] = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
+_COMPRESSIONS: dict[bytes, Compression] = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
 BYTE_ORDER_MARK = "\ufeff"
 _UTF_8_MARK, _UTF_16_MARKS = b"\xef\xbb\xbf", (b"\xff\xfe", b"\xfe\xff")
 
@@ -66,7 +66,7 @@ class RowPart:
     size_bytes: int = 0
 
     def location(self, position: RowPosition) -> str:
-        """How messages name a row of this part, counted through the file."""
+        """Name a row of this part in messages, counted through the file."""
         if self.path is not None and self.start:
             number, line = position
             if self.kind == "parquet":
@@ -77,7 +77,7 @@ class RowPart:
         return f"{self.name}: {position}"
 
     def _before(self, path: Path) -> tuple[int, int]:
-        """How many lines, and rows, are of earlier parts: those that begin before this one."""
+        """Count the lines and rows that begin before this part."""
         lines = rows = 0
         with open_file(path) as handle:
             while handle.tell() < self.start:
@@ -171,7 +171,7 @@ def complete_file(path: str | Path, settings: TaskSettings) -> RowPart:
         raise InputError(f"{path}: cannot read: Is a directory; give a file in it")
     kind = settings.format or _format_by_ending(path)
     if kind is None:
-        raise InputError(f"{path}: unknown ending; known are {', '.join(ENDINGS)} (and .gz, .zst), or give --format jsonl")
+        raise InputError(f"{path}: unknown ending; known are {', '.join(_ENDINGS)} (and .gz, .zst), or give --format jsonl")
     # An encoding that nobody named, that of a model's training data, is for tables alone.
     encoding = settings.encoding if kind in TABLES or "encoding" in settings.named else "utf-8"
     return RowPart(str(path), Path(path), kind, _compression_of(Path(path)), encoding)
@@ -180,14 +180,14 @@ def complete_file(path: str | Path, settings: TaskSettings) -> RowPart:
 def _format_by_ending(path: str | Path) -> RowFormat | None:
     """The format that a file's name states."""
     name = Path(path).name.lower()
-    return ENDINGS.get(Path(name.removesuffix(".gz").removesuffix(".zst")).suffix)
+    return _ENDINGS.get(Path(name.removesuffix(".gz").removesuffix(".zst")).suffix)
 
 
 def _compression_of(path: Path) -> Compression | None:
-    """How a file is compressed, by its first bytes."""
+    """Return how a file is compressed, by its first bytes."""
     with explained_os_errors(path, "read"), open_file(path) as handle:
         beginning = handle.read(4)
-    return next((name for magic, name in COMPRESSIONS.items() if beginning.startswith(magic)), None)
+    return next((name for magic, name in _COMPRESSIONS.items() if beginning.startswith(magic)), None)
 
 
 def _row_groups(path: Path) -> list[tuple[int, int]]:
@@ -229,7 +229,7 @@ def row_parts(source: Source, settings: TaskSettings, part_bytes: int) -> list[R
 
 
 def _format_of(path: Path, compression: Compression | None) -> RowFormat:
-    """By the ending; else by the beginning: Parquet, or JSON lines if the first line that is not blank is an object."""
+    """Return the format by the ending, else by the beginning: Parquet, JSON lines if the first line is an object, text."""
     by_ending = _format_by_ending(path)
     if by_ending in (*TABLES, "jsonl", "parquet"):
         return by_ending

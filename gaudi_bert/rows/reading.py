@@ -89,7 +89,7 @@ def check_first_row(path: str, task: TaskName | None, settings: TaskSettings, *,
 
 
 class SkippedRows:
-    """How many rows are skipped because they cannot be read, and what is wrong with the first one."""
+    """Count of the rows that are skipped because they cannot be read, and the problem of the first."""
 
     def __init__(self) -> None:
         self.rows, self.first = 0, ""
@@ -123,7 +123,7 @@ def rows_of_part(
     labelled: bool = False,
     say: Callable[[str], None] | None = None,
 ) -> Iterator[Row | BadRow]:
-    """The same of a part of a file; a row that cannot be read is a `BadRow`, where the next ones can be read."""
+    """Read the rows of a part of a file; one that cannot be read is a `BadRow`, where the next ones can be read."""
     _check_applies(part, task, settings, labelled)
     label_names = read_label_names(Path(settings.labels)) if settings.labels is not None else None
     reading = reading_settings(task, settings)

@@ -256,7 +256,7 @@ def _library_errors(file: Path) -> Iterator[None]:
 
 
 def _growth(normalizer: dict[str, Any]) -> float:
-    """How many times as long the steps that replace text may make one."""
+    """Return how many times as long the steps that replace text may make one."""
     if normalizer.get("type") == "Replace":
         replaced = normalizer["pattern"].get("String")
         return max(1.0, len(normalizer["content"]) / max(1, len(replaced)) if replaced else len(normalizer["content"]) + 1.0)
@@ -264,7 +264,7 @@ def _growth(normalizer: dict[str, Any]) -> float:
 
 
 def _build_tokenizer(vocabulary: Path) -> Tokenizer:
-    """What the settings next to a vocab.txt mean: BERT's words, or the letters of proteins."""
+    """Build what the settings next to a vocab.txt mean: BERT's words, or the letters of proteins."""
     settings_file = vocabulary.parent / _CASING
     settings: Any = read_json(settings_file) if os.path.lexists(settings_file) else {}
     settings = settings if isinstance(settings, dict) else {}
@@ -273,7 +273,7 @@ def _build_tokenizer(vocabulary: Path) -> Tokenizer:
 
 
 def _build_esm_tokenizer(vocabulary: Path) -> Tokenizer:
-    """As EsmTokenizer in transformers has it: wherever a token of the vocabulary stands in a text, it is one."""
+    """Build transformers' EsmTokenizer: wherever a token of the vocabulary stands in a text, it is one."""
     from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors
 
     tokens = [line.strip() for line in read_file(vocabulary).decode("utf-8", "replace").splitlines()]

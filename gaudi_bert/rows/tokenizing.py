@@ -71,7 +71,7 @@ class _Piece(NamedTuple):
 
 
 def policy_of(task: TaskName | None, settings: TaskSettings) -> TooLong:
-    """What becomes of rows that are too long: windows lose nothing, where a task allows them."""
+    """Return what becomes of rows that are too long: windows lose nothing, where a task allows them."""
     return settings.too_long or ("window" if task in _WITH_WINDOWS else "truncate")
 
 
@@ -256,7 +256,9 @@ class _Job:
         before, after = self._frame
         bounds = self._bounds(row.position, len(ids), self.most - len(before) - len(after), self.settings.stride)
         chosen = best_windows(first, bounds)
-        tags = self._tags(row, numbers)
+        tags = np.full(len(row.tokens), IGNORED, np.int32)
+        if row.tags is not None:
+            tags[:] = [_label_number(numbers, tag, row.position, self.source) for tag in row.tags]
         for window, (start, end) in enumerate(bounds.tolist()):
             words = np.full(len(before) + end - start + len(after), NO_WORD, np.int32)
             own = first[(chosen == window) & (first >= start) & (first < end)]
@@ -266,11 +268,6 @@ class _Job:
             spans = np.full((len(words), 2), NO_WORD, np.int32)
             spans[len(before) : len(words) - len(after)] = characters[start:end]
             yield _Piece(index, self._framed(ids[start:end]), np.zeros(len(words), np.int8), spans, words, target)
-
-    def _tags(self, row: TaggedRow, numbers: Mapping[str, int]) -> Int32Array:
-        if row.tags is None:
-            return np.full(len(row.tokens), IGNORED, np.int32)
-        return np.array([_label_number(numbers, tag, row.position, self.source) for tag in row.tags], np.int32)
 
     def _question(self, index: int, row: QuestionRow, question: Any, context: Any) -> Iterator[_Piece]:
         before, between, after, *segments = self._pair_frame
@@ -355,7 +352,7 @@ def _joined(pieces: Sequence[_Piece], task: TaskName | None, labelled: bool, cut
 def _row_targets(
     rows: Sequence[Row], task: TaskName, numbers: Mapping[str, int], source: str
 ) -> Int32Array | Float32Array | None:
-    """What each text is to be: int32 [rows], float32 [rows, labels] of 0 and 1, or float32 [rows]; None without labels."""
+    """Return targets of texts: int32 [rows], float32 [rows, labels] of 0 and 1, or float32 [rows]; None without labels."""
     labels = [row.label if isinstance(row, TextRow) else None for row in rows]
     if None in labels:
         return None

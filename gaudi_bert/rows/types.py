@@ -33,7 +33,7 @@ IGNORED = -100
 
 
 class RowPosition(NamedTuple):
-    """Where a row is in its file, from 1: its number among the rows, and of a file with lines the line it begins in."""
+    """Place of a row in its file, from 1: its number among the rows, and where there are lines, that it begins in."""
 
     number: int
     line: int | None = None
@@ -57,7 +57,7 @@ class TextRow(NamedTuple):
 
     @property
     def input(self) -> str | tuple[str, str]:
-        """As the library `tokenizers` takes it."""
+        """Return what the library `tokenizers` takes."""
         return self.text if self.text_pair is None else (self.text, self.text_pair)
 
 
@@ -78,7 +78,7 @@ class TaggedRow(NamedTuple):
     starts: tuple[int, ...] | None = None
 
     def word_starts(self) -> IntArray:
-        """Where each word starts in the text, in characters, int64."""
+        """Return where each word starts in the text, in characters, int64."""
         if self.starts is not None:
             return np.asarray(self.starts, np.int64)
         lengths = np.fromiter(map(len, self.tokens), np.int64, len(self.tokens)) + 1

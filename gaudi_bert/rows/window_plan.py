@@ -53,7 +53,7 @@ class Part:
 
 @dataclass(frozen=True)
 class WindowPlan:
-    """How a window is packed.
+    """Packs of a window.
 
     A part is for one length of a row; `gain` is the estimated cost of one sequence per row, padded to the longest, over the
     cost of this plan: 1 where nothing is packed.
@@ -70,11 +70,11 @@ class WindowPlan:
         return 1 - self.tokens / self.slots if self.slots else 0.0
 
 
-class BatchModel(Protocol):
-    """What gives outputs for a batch of packs: [B, S, C] or [B, L, C]."""
+class _BatchModel(Protocol):
+    """Model that gives outputs for a batch of packs: [B, S, C] or [B, L, C]."""
 
     def outputs(self, batch: BatchArrays) -> Float32Array:
-        """Those of the features that `rows/packs.py` lays out."""
+        """Return the outputs for features that `rows/packs.py` lays out."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class PackRunner:
             each shape), or one that is filled up with empty packs (for a device that has one shape).
     """
 
-    model: BatchModel
+    model: _BatchModel
     per: Literal["sequence", "token"]
     width: int
     batch_tokens: int = 1024

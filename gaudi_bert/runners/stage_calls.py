@@ -107,11 +107,11 @@ class RunRequest:
 
     def plan(self) -> StageResult:
         """Counts to a plan."""
-        from gaudi_bert.tfrecords.plan import plan
+        from gaudi_bert.packs.plan import plan
 
         def make(paths: SplitPaths) -> SplitResult:
             histograms = existing_histograms(paths.histogram, self.settings.store)
-            return plan(histograms, paths.plan, self.settings.packing, self._run, last_finishes=True)
+            return plan(histograms, paths.plan, self.settings.packing, self._run)
 
         return self._each_split(make)
 

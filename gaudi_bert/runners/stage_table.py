@@ -15,7 +15,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from gaudi_bert import __version__
-from gaudi_bert.artefacts.base import group_verification_path
 from gaudi_bert.artefacts.plan import Plan
 from gaudi_bert.artefacts.store.mirrored_folder import existing_histograms, exists, local_copy
 from gaudi_bert.artefacts.work_folder import SplitPaths, WorkFolder
@@ -95,28 +94,21 @@ def _examples(folder: WorkFolder) -> list[Path]:
 
 
 def _manifests(folder: WorkFolder) -> list[Path]:
-    """The manifests of all groups."""
-    return _of_each_group(folder, map(folder.split, folder.splits), SplitPaths.manifest)
-
-
-def _group_proofs(folder: WorkFolder) -> list[Path]:
-    """The proofs of all groups; none of a split that is verified, since its proofs are removed."""
-    splits = [paths for paths in map(folder.split, folder.splits) if not exists(paths.verification, folder.store)]
-    return _of_each_group(folder, splits, lambda paths, group: group_verification_path(paths.verification, group))
-
-
-def _of_each_group(
-    folder: WorkFolder, splits: Iterable[SplitPaths], product: Callable[[SplitPaths, int], Path]
-) -> list[Path]:
-    """A file of each group; or of a split without plan the plan, which counts the groups."""
+    """Return the manifests of all groups; of a split without plan the plan, which counts the groups."""
     products = []
-    for paths in splits:
+    for paths in map(folder.split, folder.splits):
         if not exists(paths.plan, folder.store):
             products.append(paths.plan)
             continue
         with local_copy(paths.plan, folder.store) as plan:
-            products += [product(paths, group) for group in range(Plan.read(plan).group_count)]
+            products += [paths.manifest(group) for group in range(Plan.read(plan).totals.groups)]
     return products
+
+
+def _unverified(folder: WorkFolder) -> list[Path]:
+    """Return the verification of each split of which some part has not verified its groups."""
+    paths = [folder.split(name).verification for name in folder.splits]
+    return [path for path in paths if not existing_histograms(path, folder.store)]
 
 
 _ROWS = (
@@ -135,7 +127,6 @@ _ROWS = (
         RunRequest.plan,
         _of_each_split(lambda paths: paths.plan),
         needs=("histogram",),
-        shared=True,
         parallel=True,
     ),
     Stage(
@@ -153,7 +144,7 @@ _ROWS = (
         _of_each_split(lambda paths: paths.verification),
         needs=("write",),
         shared=True,
-        parts=_group_proofs,
+        parts=_unverified,
         parallel=True,
     ),
     Stage(

@@ -57,7 +57,7 @@ def full_batch(model: ServedModel, shape: Shape) -> tuple[Sequences, list[int]]:
     tokens = min(_TRIED_TOKENS, shape.length)
     per_row = shape.length // tokens
     count = per_row * shape.rows
-    ids = np.resize(np.array(model.tokenizer.tokenizer.encode("a").ids, np.int32), tokens)
+    ids = np.resize(np.array(model.loaded.tokenizer.tokenizer.encode("a").ids, np.int32), tokens)
     texts = Sequences(
         row=np.arange(count, dtype=np.int64),
         offsets=np.arange(count + 1, dtype=np.int64) * tokens,

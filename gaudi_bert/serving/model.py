@@ -12,17 +12,16 @@ from numpy.typing import NDArray
 
 from gaudi_bert.common.arrays import BatchArrays, Float32Array, Int32Array
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.config.sections import TaskSettings, TrainingSettings
-from gaudi_bert.engines.choose import choose_engine, load_engine
-from gaudi_bert.engines.protocol import Device, ModelSpec
-from gaudi_bert.model.heads import Head, VectorHead
-from gaudi_bert.rows.tokenizer import RowTokenizer, open_tokenizer
+from gaudi_bert.common.files import check_model
+from gaudi_bert.config.sections import TaskSettings
 from gaudi_bert.rows.tokenizing import tokenize_rows
 from gaudi_bert.rows.types import Row, Sequences, TextRow
 from gaudi_bert.serving.settings import ServeSettings
+from gaudi_bert.tasks.answers import PredictOptions
 from gaudi_bert.tasks.kinds.task import Task
-from gaudi_bert.tasks.models.task_models import encoder_weights, is_bert, read_task_folder, start_weights
-from gaudi_bert.training.model_files import SentenceFolder, TaskConfig, read_sentence_folder, tokenizer_length
+from gaudi_bert.tasks.models.task_models import check_finished, read_task_folder
+from gaudi_bert.tasks.predict import LoadedModel, load_encoder, load_task_model
+from gaudi_bert.training.model_files import SentenceFolder, TaskConfig, read_sentence_folder
 
 if TYPE_CHECKING:  # it loads torch
     from gaudi_bert.engines.pytorch.model import TorchModel
@@ -40,23 +39,29 @@ class ServedModel:
     Attributes:
         kind: what it answers.
         task: that of its head; None for an embedding model.
-        model_type: of config.json.
         folder: how an embedding model's folder makes vectors.
-        longest: most tokens of a text.
-        positions: most slots of a row.
-        width: values of an output.
+        loaded: the model, its tokenizer and its lengths.
     """
 
     kind: Kind
     task: Task | None
-    model_type: str
-    model: TorchModel
-    device: Device
-    tokenizer: RowTokenizer
     folder: SentenceFolder
-    longest: int
-    positions: int
-    width: int
+    loaded: LoadedModel
+
+    @property
+    def longest(self) -> int:
+        """Most tokens of a text."""
+        return self.loaded.max_sequence_length
+
+    @property
+    def width(self) -> int:
+        """Values of an output."""
+        return self.loaded.runner.width
+
+    @property
+    def model(self) -> TorchModel:
+        """What computes batches."""
+        return cast("TorchModel", self.loaded.runner.model)
 
     @property
     def is_per_token(self) -> bool:
@@ -81,7 +86,9 @@ class ServedModel:
         if cuts_left and self.kind != "tagger":
             sequences = self._ends([row for row in rows if isinstance(row, TextRow)])
         else:
-            sequences = tokenize_rows(rows, self.tokenizer, task=name, settings=settings, max_sequence_length=self.longest)
+            sequences = tokenize_rows(
+                rows, self.loaded.tokenizer, task=name, settings=settings, max_sequence_length=self.longest
+            )
         return self._checked(sequences)
 
     def _prepared(self, row: TextRow, prompt: str) -> TextRow:
@@ -90,7 +97,7 @@ class ServedModel:
 
     def _ends(self, rows: Sequence[TextRow]) -> Sequences:
         """The sequences of texts of which the end stays, if they are too long."""
-        library = self.tokenizer.tokenizer
+        library = self.loaded.tokenizer.tokenizer
         library.enable_truncation(self.longest, direction="left")
         try:
             encodings = library.encode_batch([row.input for row in rows])
@@ -106,7 +113,7 @@ class ServedModel:
     def of_ids(self, texts: Sequence[Sequence[int]], *, cuts_left: bool = False) -> Sequences:
         """Return the sequences of texts that are tokenized already, with the special tokens around them that they lack."""
         self._check_ids(texts)
-        before, after = self.tokenizer.frame()
+        before, after = self.loaded.tokenizer.frame()
         room, cut, parts = self.longest - len(before) - len(after), 0, []
         for ids in texts:
             is_framed = len(ids) >= len(before) + len(after)
@@ -123,7 +130,7 @@ class ServedModel:
 
     def tokens(self, texts: Sequence[str], special: bool) -> list[list[dict[str, Any]]]:
         """Return the tokens of texts, with their places in them."""
-        encodings = self.tokenizer.tokenizer.encode_batch(list(texts), add_special_tokens=special)
+        encodings = self.loaded.tokenizer.tokenizer.encode_batch(list(texts), add_special_tokens=special)
         return [
             [
                 {"id": number, "text": text, "special": bool(is_special), "start": None if is_special else start}
@@ -138,10 +145,12 @@ class ServedModel:
     def decoded(self, texts: Sequence[Sequence[int]], skip_special: bool) -> list[str]:
         """Return texts of token ids."""
         self._check_ids(texts)
-        return list(self.tokenizer.tokenizer.decode_batch([list(ids) for ids in texts], skip_special_tokens=skip_special))
+        return list(
+            self.loaded.tokenizer.tokenizer.decode_batch([list(ids) for ids in texts], skip_special_tokens=skip_special)
+        )
 
     def _check_ids(self, texts: Sequence[Sequence[int]]) -> None:
-        largest = self.tokenizer.vocabulary_size - 1
+        largest = self.loaded.tokenizer.vocabulary_size - 1
         if any(not 0 <= min(ids) <= max(ids) <= largest for ids in texts):
             raise InputError(f"a token id is not one of 0 to {largest:,}")
 
@@ -153,13 +162,11 @@ class ServedModel:
         return prompt
 
     def vectors(self, outputs: Float32Array, normalize: bool | None, dimensions: int | None) -> Float32Array:
-        """Return vectors as `embed` writes them, or as a request wants them: cut first, then of length 1."""
-        vectors = outputs[:, :dimensions]
-        if not (self.folder.normalize if normalize is None else normalize):
-            return vectors
-        lengths = np.linalg.norm(vectors.astype(np.float64), axis=1, keepdims=True)
-        normal: Float32Array = (vectors / np.maximum(lengths, 1e-12)).astype(np.float32)
-        return normal
+        """Return vectors as `embed` writes them, or of so many values, which are then cut before they get the length 1."""
+        is_normal = self.folder.normalize if normalize is None else normalize
+        if dimensions is not None:
+            return _normal(outputs[:, :dimensions]) if is_normal else outputs[:, :dimensions]
+        return self.folder.cut(_normal(outputs) if is_normal else outputs, normalize_again=normalize is True)
 
     def answers(self, outputs: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> list[dict[str, Any]]:
         """Return what `predict` writes for each text."""
@@ -172,42 +179,35 @@ def open_served_model(path: Path, settings: ServeSettings) -> ServedModel:
     Raises:
         InputError: the folder is damaged or lacks a part, or its model has nothing to serve or cannot be given packs.
     """
-    is_bert(path)  # refuses what is no folder of a model
-    tokenizer = open_tokenizer(path)
-    task = _task_of(path)
-    folder = SentenceFolder(settings.pooling or "mean")
-    if task is None:
-        folder = read_sentence_folder(path, settings.pooling) or folder
-        head: Head = VectorHead(folder.pooling, normalize=False)
-        start = encoder_weights(path)
-        length, width = folder.max_sequence_length, start.sizes.hidden_size
-    else:
-        head, start = task.head, start_weights(path, task, lacks_head=False)
-        length, width = read_task_folder(path).max_sequence_length, task.width
-    tokenizer.check_fits(start.sizes.vocab_size, start.sizes.segments)
-    positions = start.sizes.positions
-    longest = settings.max_sequence_length or min(length or tokenizer_length(path) or positions, positions)
-    if longest > positions:
-        raise InputError(f"--max-sequence-length {longest}: the model has {positions} positions; give 3 to {positions}")
-    engine = load_engine(choose_engine("pytorch", is_bert=is_bert(path), key="serve").name)
-    device = engine.open_device(TrainingSettings(precision=settings.precision, device=settings.device))
-    is_compiled = device.compiles if settings.compile is None else settings.compile
-    model = cast("TorchModel", engine.build(ModelSpec(start.config, head), device, seed=None, compiled=is_compiled))
-    model.load_values(start.variables)
-    kind: Kind = "embedding" if task is None else _KINDS.get(task.name, "classifier")
-    kind_name = str(getattr(start.config, "model_type", "bert"))
-    return ServedModel(kind, task, kind_name, model, device, tokenizer, folder, longest, positions, width)
-
-
-def _task_of(path: Path) -> Task | None:
-    """The task of a folder's head; None for a folder whose texts are embedded."""
+    check_model(path)
+    check_finished(path)
+    if not any(path.glob("*.safetensors")):
+        raise InputError(f"{path}: holds no *.safetensors, and no other weights are read; save it with save_pretrained")
     config = TaskConfig.read(path / "config.json")
     architecture = (config.architectures or ["a model without a name"])[0]
+    if architecture.endswith("ForQuestionAnswering"):
+        raise InputError(f"{path}: a model of question-answering is not served; answer files with `gaudi-bert predict`")
+    options = PredictOptions(
+        settings.max_sequence_length,
+        settings.precision,
+        engine="pytorch",
+        device=settings.device,
+        compile=settings.compile,
+    )
     if not architecture.endswith(_WITH_ANSWERS):
-        if architecture.endswith("ForQuestionAnswering"):
-            raise InputError(f"{path}: a model of question-answering is not served; answer files with `gaudi-bert predict`")
-        return None
-    return read_task_folder(path).make_task()
+        folder = read_sentence_folder(path, settings.pooling) or SentenceFolder(settings.pooling or "mean")
+        return ServedModel("embedding", None, folder, load_encoder(path, folder, options, normalize=False))
+    described = read_task_folder(path)
+    task = described.make_task()
+    loaded = load_task_model(described, task, options)
+    return ServedModel(_KINDS.get(task.name, "classifier"), task, SentenceFolder(), loaded)
+
+
+def _normal(vectors: Float32Array) -> Float32Array:
+    """Vectors of length 1."""
+    lengths = np.linalg.norm(vectors.astype(np.float64), axis=1, keepdims=True)
+    normal: Float32Array = (vectors / np.maximum(lengths, 1e-12)).astype(np.float32)
+    return normal
 
 
 def _joined(input_ids: Sequence[Int32Array], segment_ids: Sequence[NDArray[np.int8]], cut_rows: int) -> Sequences:

@@ -124,17 +124,16 @@ async def answer_until(
 def opened(path: Path, settings: ServeSettings) -> tuple[ServedModel, dict[Shape, float]]:
     """Open a model, compute each shape of its ladder, and return what each costs."""
     model = open_served_model(path, settings)
-    row_length = settings.row_length or min(model.positions, max(model.longest, _USUAL_ROW))
-    if row_length > model.positions:
-        raise InputError(
-            f"--row-length {row_length}: the model has {model.positions} positions; give 3 to {model.positions}"
-        )
+    positions = model.loaded.positions
+    row_length = settings.row_length or min(positions, max(model.longest, _USUAL_ROW))
+    if row_length > positions:
+        raise InputError(f"--row-length {row_length}: the model has {positions} positions; give 3 to {positions}")
     if row_length < model.longest:
         raise InputError(
             f"--row-length {row_length}: is shorter than a text of {model.longest} tokens; give more, "
             f"or --max-sequence-length {row_length}"
         )
-    usual = max(1, _BATCH_SLOTS[model.device.kind] // row_length)
+    usual = max(1, _BATCH_SLOTS[model.model.device.type] // row_length)
     shapes = ladder(row_length, settings.batch_rows or 1 << (usual.bit_length() - 1))
     return model, measured(model, shapes)
 
@@ -142,7 +141,7 @@ def opened(path: Path, settings: ServeSettings) -> tuple[ServedModel, dict[Shape
 def _described(service: Service, listener: socket.socket, seconds: float) -> str:
     host, port = listener.getsockname()[:2]
     shapes, model = list(service.costs), service.model
-    kind = "" if model is None else f"{model.kind}, texts of up to {model.longest} tokens, {model.device.description}, "
+    kind = "" if model is None else f"{model.kind}, texts of up to {model.longest} tokens, {model.model.device.type}, "
     steps = f"{len(shapes)} shapes from {shapes[0]} to {shapes[-1]}"
     place = f"[{host}]" if ":" in host else host
     return f"serving {service.model_id} on http://{place}:{port}: {kind}{steps}; ready after {seconds:.1f} s"

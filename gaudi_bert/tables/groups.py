@@ -7,7 +7,6 @@ seeded permutation, so that each group mixes all regions of the table. A larger 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,12 +15,13 @@ from typing import Any
 import numpy as np
 
 from gaudi_bert.artefacts.base import InputTable, TooLongRows
-from gaudi_bert.artefacts.packed import PackedSums, TableGroupManifest, TableMetadata, of_counts
+from gaudi_bert.artefacts.packed import GroupManifest, PackedSums, TableMetadata, of_counts
 from gaudi_bert.artefacts.shards import Shard, count_shards, shard_bounds, shard_name
 from gaudi_bert.common.arrow import explained_values
 from gaudi_bert.common.dealing import deal_sequences
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import Reporter
+from gaudi_bert.common.threads import map_in_threads
 from gaudi_bert.config.sections import TableSettings
 from gaudi_bert.packing.algorithms import pack_histogram
 from gaudi_bert.packing.histogram import Histogram, form_groups, too_large_files
@@ -30,7 +30,6 @@ from gaudi_bert.tables.parts import TablePart, list_parts
 from gaudi_bert.tables.rows import GroupPart, GroupRows, RowSequences, cut_rows, read_rows
 from gaudi_bert.tables.sources import TableColumns, check_same_columns, columns_of, table_files
 from gaudi_bert.tables.write_packs import PackLayout, PackSequences, write_table_shard
-from gaudi_bert.tfrecords.scanning.scan import map_in_threads
 
 _PACKS_OF_A_SHARD = 1024
 """A group that fits into fewer shards of so many packs than `shard_multiple` has as many as a divisor of that: 151 packs are
@@ -100,7 +99,7 @@ def write_table_group(
     signature_sha256: str,
     workers: int | None,
     progress: Callable[[float], None],
-) -> TableGroupManifest:
+) -> GroupManifest:
     """Write the shards of one group; `progress` gets half of its rows when they are read, half when they are written."""
     rows = read_rows(table.groups[number], table.columns, threads=workers != 1)
     sequences, too_long = sequences_of(table, rows, settings)
@@ -109,9 +108,9 @@ def write_table_group(
     with explained_values(table.files[0]):
         shards = _write_shards(out, table, number, settings, rows, packs, workers)
     progress(rows.lengths.size / 2)
-    return TableGroupManifest(
+    return GroupManifest(
         **row_figures(rows, sequences, too_long, settings.max_sequence_length),
-        signature_sha256=signature_sha256,
+        source_sha256=signature_sha256,
         group=number,
         packs=packs.packs,
         lower_bound=packing.lower_bound,
@@ -122,34 +121,15 @@ def write_table_group(
 
 
 def row_figures(rows: GroupRows, sequences: RowSequences, too_long: TooLongRows, max_sequence_length: int) -> dict[str, Any]:
-    """What a manifest states about the rows of its group."""
+    """Return what a manifest states about the rows of its group."""
     counts = np.bincount(sequences.lengths, minlength=max_sequence_length + 1)[1:].tolist()
-    return {"format_version": 1, "format": "table", "rows": rows.lengths.size, "too_long": too_long, **of_counts(counts)}
-
-
-class TableSums(PackedSums):
-    """What the metadata of a packed table states about its groups."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.rows = self.lower_bound = self.deepest_pack = 0
-        self.algorithms: set[str] = set()
-        self.too_long: Counter[str] = Counter()
-
-    def add(self, manifest: Any, crc32c: int) -> None:
-        """Add a group; `crc32c` is that of its manifest's bytes."""
-        super().add(manifest, crc32c)
-        self.rows += manifest.rows
-        self.lower_bound += manifest.lower_bound
-        self.deepest_pack = max(self.deepest_pack, manifest.deepest_pack)
-        self.algorithms.add(manifest.algorithm_used)
-        self.too_long.update(manifest.too_long.model_dump(exclude={"policy"}))
+    return {"format_version": 2, "rows": rows.lengths.size, "too_long": too_long, **of_counts(counts)}
 
 
 def table_metadata(
     table: GroupedTable,
     settings: TableSettings,
-    groups: TableSums,
+    groups: PackedSums,
     inputs: Mapping[str, Mapping[str, int]],
     tool_version: str,
 ) -> TableMetadata:

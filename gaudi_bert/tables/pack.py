@@ -9,10 +9,9 @@ that were written before the wrong row are of no use to a corrected table.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TypeAlias
@@ -22,34 +21,28 @@ import numpy as np
 from gaudi_bert import __version__
 from gaudi_bert.artefacts.base import NOTES_NAME, manifest_path
 from gaudi_bert.artefacts.completion import Signature
-from gaudi_bert.artefacts.grouped_output import GroupedOutput, PackedOutput
+from gaudi_bert.artefacts.grouped_output import GroupedOutput
 from gaudi_bert.artefacts.pack_kinds import RowTables, row_table_path
-from gaudi_bert.artefacts.packed import TableGroupManifest, TableMetadata, TableVerification
-from gaudi_bert.artefacts.results import ByRowLength, GroupsResult, PackResult, StageOutput, of_all
+from gaudi_bert.artefacts.packed import GroupManifest, PackedSums, TableMetadata
+from gaudi_bert.artefacts.results import ByRowLength, GroupsResult, PackResult, of_all
 from gaudi_bert.artefacts.stage_run import StageRun
 from gaudi_bert.artefacts.store.mirrored_folder import local_copy, mirrored, release
 from gaudi_bert.common.arrow import require_pyarrow
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.files import check_name, followed
-from gaudi_bert.common.progress import Reporter
+from gaudi_bert.common.progress import Reporter, Task
 from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.config.sections import TableSettings
 from gaudi_bert.packing.row_lengths import USUAL_HIDDEN_SIZE, choose_row_lengths, row_cost
+from gaudi_bert.packs.write import PackedOutput, write
 from gaudi_bert.rows.tokenizer import TOKENIZER_NAME, copy_tokenizer, open_tokenizer
-from gaudi_bert.tables.groups import (
-    GroupedTable,
-    TableSums,
-    open_table,
-    sequences_of,
-    table_metadata,
-    write_table_group,
-)
+from gaudi_bert.tables.groups import GroupedTable, open_table, sequences_of, table_metadata, write_table_group
 from gaudi_bert.tables.rows import read_rows
 from gaudi_bert.tables.sources import table_files
 from gaudi_bert.tables.verify import verify_rows
 from gaudi_bert.tfrecords.files import input_file
 
-_PackedTable: TypeAlias = PackResult[TableMetadata, TableVerification] | GroupsResult
+_PackedTable: TypeAlias = PackResult | GroupsResult
 
 
 def pack_table(
@@ -73,25 +66,81 @@ def pack_table(
 
 
 def _pack_rows(source: str | Path, out: Path, settings: TableSettings, run: StageRun, verified: bool) -> _PackedTable:
-    started = time.monotonic()
     with _opened(source, out, run.store) as (table, folder):
-        output = _output(table, folder, settings, run.reporter)
-        if output.begin(run.overwrite):
-            written = StageOutput(TableMetadata.read(folder), skipped=True)
-        elif run.part is not None:
-            grouped = open_table(table, settings, run.reporter)
-            groups = run.share_of(range(len(grouped.groups)))
-            return output.groups_result(groups, _write_groups(output, grouped, groups, settings, run.workers))
-        else:
-            with output.removed_on_bad_input():
-                grouped = open_table(table, settings, run.reporter)
-                if not run.finish:
-                    _write_groups(output, grouped, range(len(grouped.groups)), settings, run.workers)
-            written = StageOutput(_finish(output, grouped, settings))
+        files = table_files(table)
+        _check_apart(folder, files)
+        # The packs are a function of the settings, and of name, size and CRC-32C of every input file.
+        signature = _signature(files, settings, "pack-table")
+        output = PackedOutput(
+            folder,
+            TableMetadata.path_in(folder),
+            signature,
+            GroupManifest,
+            lambda number: manifest_path(folder / NOTES_NAME, number),
+            run.reporter,
+            source_sha256=signature.sha256,
+            command="gaudi-bert pack",
+            metadata=TableMetadata,
+            keeps_nothing_of_bad_input=True,
+        )
+        written = write(output, lambda: _open_writer(table, output, settings, run), run)
+        if isinstance(written, GroupsResult):
+            return written
         proof = of_all(verify_rows(table, out, replace(run, overwrite=False, finish=False))) if verified else None
-    if not written.skipped:
-        written = StageOutput(written.content, seconds=round(time.monotonic() - started, 3))
     return PackResult(written, verified=proof)
+
+
+def _open_writer(table: str | Path, output: PackedOutput, settings: TableSettings, run: StageRun) -> _TableWriter:
+    return _TableWriter(output, open_table(table, settings, run.reporter), settings, run.workers)
+
+
+@dataclass(frozen=True)
+class _TableWriter:
+    """Packs the groups of a table; a `GroupWriter`."""
+
+    output: PackedOutput
+    table: GroupedTable
+    settings: TableSettings
+    workers: int | None
+    unit = "rows"
+
+    @property
+    def groups(self) -> int:
+        """How many groups the table gives."""
+        return len(self.table.groups)
+
+    def prepare(self, numbers: Sequence[int]) -> tuple[Sequence[Sequence[Path]], float]:
+        """Return the rows of these groups; the files of a table are here already."""
+        return [()] * len(numbers), sum(share.part.rows for number in numbers for share in self.table.groups[number])
+
+    def write_group(self, number: int, task: Task) -> GroupManifest:
+        """Read, pack and write one group."""
+        folder, source = self.output.folder, self.output.source_sha256
+        manifest = write_table_group(folder, self.table, number, self.settings, source, self.workers, task.advance)
+        release(*(folder / shard.name for shard in manifest.shards))
+        return manifest
+
+    def check_manifest(self, manifest: GroupManifest) -> None:
+        """Nothing was planned before the rows were read."""
+
+    def metadata(self, sums: PackedSums) -> TableMetadata:
+        """Check that all rows are there, copy the tokenizer, and return the metadata of the folder."""
+        table, settings = self.table, self.settings
+        if sums.rows != table.rows:
+            raise FailedError(
+                f"{self.output.folder}: the groups hold {sums.rows} rows, the table has {table.rows}; pack it again with"
+                " --overwrite"
+            )
+        if not sums.packs:
+            self.output.remove_all()
+            raise InputError(
+                f"{table.files[0].parent}: every row is longer than {settings.max_sequence_length} tokens, so no row "
+                "remains; raise --max-sequence-length"
+            )
+        notes = table.files[0].parent / NOTES_NAME
+        if (notes / TOKENIZER_NAME).is_file():
+            copy_tokenizer(open_tokenizer(notes), self.output.final.parent, {})
+        return table_metadata(table, settings, sums, self.output.signature.inputs, __version__)
 
 
 @contextmanager
@@ -103,25 +152,6 @@ def _opened(source: str | Path, out: Path, store: StoreSettings | None) -> Itera
         yield table, folder
 
 
-def _output(
-    source: str | Path, folder: Path, settings: TableSettings, reporter: Reporter
-) -> PackedOutput[TableGroupManifest]:
-    """The packs are a function of the settings, and of name, size and CRC-32C of every input file."""
-    files = table_files(source)
-    _check_apart(folder, files)
-    signature = _signature(files, settings, "pack-table")
-    return PackedOutput(
-        folder,
-        TableMetadata.path_in(folder),
-        signature,
-        TableGroupManifest,
-        lambda number: manifest_path(folder / NOTES_NAME, number),
-        reporter,
-        source_sha256=signature.sha256,
-        command="gaudi-bert pack",
-    )
-
-
 def _check_apart(folder: Path, files: Sequence[Path]) -> None:
     if followed(folder) in {followed(file).parent for file in files}:
         raise InputError(f"{folder}: the output folder is the folder of the table; choose another one")
@@ -130,50 +160,6 @@ def _check_apart(folder: Path, files: Sequence[Path]) -> None:
 def _signature(files: Sequence[Path], settings: TableSettings, stage: str) -> Signature:
     inputs = {file.name: input_file(file).identity for file in files}
     return Signature(stage, settings.model_dump(mode="json"), inputs)
-
-
-def _write_groups(
-    output: PackedOutput[TableGroupManifest],
-    table: GroupedTable,
-    numbers: Sequence[int],
-    settings: TableSettings,
-    workers: int | None,
-) -> int:
-    """Write the groups that have no manifest yet; returns their number."""
-    out, pending = output.folder, output.missing(numbers)
-    rows = sum(share.part.rows for number in pending for share in table.groups[number])
-    with output.reporter.task("pack", rows, "rows") as task:
-        for number in pending:
-            with output.writing(number, f"{out}: group {number}") as needed:
-                if needed:
-                    manifest = write_table_group(out, table, number, settings, output.source_sha256, workers, task.advance)
-                    release(*(out / shard.name for shard in manifest.shards))
-                    manifest.write(output.summary_path(number))
-    return len(pending)
-
-
-def _finish(output: PackedOutput[TableGroupManifest], table: GroupedTable, settings: TableSettings) -> TableMetadata:
-    """Check that all groups are there and hold all rows, and write metadata.json."""
-    groups = TableSums()
-    for manifest, crc32c in output.manifests(range(len(table.groups))):
-        groups.add(manifest, crc32c)
-    if groups.rows != table.rows:
-        raise FailedError(
-            f"{output.folder}: the groups hold {groups.rows} rows, the table has {table.rows}; pack it again with"
-            " --overwrite"
-        )
-    if not groups.packs:
-        output.remove_all()
-        raise InputError(
-            f"{table.files[0].parent}: every row is longer than {settings.max_sequence_length} tokens, so no row remains; "
-            "raise --max-sequence-length"
-        )
-    notes = table.files[0].parent / NOTES_NAME
-    if (notes / TOKENIZER_NAME).is_file():
-        copy_tokenizer(open_tokenizer(notes), output.final.parent, {})
-    metadata = table_metadata(table, settings, groups, output.signature.inputs, __version__)
-    output.write_final(metadata)
-    return metadata
 
 
 # --- rows of several lengths: a packed table of each, of the sequences that fit no shorter row

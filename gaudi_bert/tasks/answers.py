@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO, get_args
+from typing import Any, BinaryIO, Literal, get_args
 
 from gaudi_bert.artefacts.base import Artefact, Count, Sha256
 from gaudi_bert.artefacts.completion import Signature, begin_artefact
@@ -31,9 +31,9 @@ from gaudi_bert.common.files import (
     hidden_beside,
     move_finished_file,
 )
-from gaudi_bert.common.progress import LOG_LINE_EVERY_SECONDS, Reporter, Task
+from gaudi_bert.common.progress import LOG_LINE_EVERY_SECONDS, Reporter, Task, count_of
 from gaudi_bert.config.sections import TaskName, TaskSettings
-from gaudi_bert.config.values import Precision
+from gaudi_bert.config.values import Engine, Precision
 from gaudi_bert.rows.parts import complete_file
 from gaudi_bert.rows.reading import good_rows, rows_of_part, windows
 from gaudi_bert.rows.tokenizer import RowTokenizer
@@ -46,19 +46,24 @@ STANDARD_OUTPUT = "-"
 
 @dataclass(frozen=True)
 class PredictOptions:
-    """How rows are answered.
+    """Settings of `predict`.
 
     Attributes:
         max_sequence_length: most tokens of a sequence; None for what the model was trained with.
         precision: of the matrix products.
         packed: False gives each sequence its own row.
         group_by: `query` gives each query one answer, its documents ranked.
+        engine, device: what computes, and on what.
+        compile: whether the model is compiled; None for what the device does in training.
     """
 
     max_sequence_length: int | None = None
     precision: Precision = "float32"
     packed: bool = True
     group_by: str | None = None
+    engine: Engine = "auto"
+    device: Literal["auto", "cpu", "cuda", "hpu"] = "auto"
+    compile: bool | None = False
 
     def __post_init__(self) -> None:
         check_choice("precision", self.precision, get_args(Precision))
@@ -161,7 +166,7 @@ WINDOW_ROWS = 8192
 
 @dataclass(frozen=True)
 class StreamResult:
-    """What was done.
+    """Figures of `predict` or `embed`.
 
     Attributes:
         rows: answered, those of an interrupted run too.
@@ -182,12 +187,22 @@ class StreamResult:
     bad_rows: int = 0
     max_sequence_length: int = 0
 
+    def lines(self, out: str | None = None) -> list[str]:
+        """Return for people what was answered, and that it was written to `out`."""
+        if self.skipped:
+            return []
+        counted = f"{count_of(self.rows, 'row')}, {count_of(self.tokens, 'token')}"
+        cut = f"; {self.cut_rows:,} were longer than {self.max_sequence_length} tokens" if self.cut_rows else ""
+        bad = f"; {self.bad_rows:,} cannot be read" if self.bad_rows else ""
+        lines = [f"{counted}{cut}{bad}; {100 * self.padding:.1f} % of what was computed is padding"]
+        return lines if out is None else [*lines, f"Wrote {out}"]
+
 
 @contextmanager
 def open_answers(
     out: str, signature: Signature, rows: RowSource, reporter: Reporter, *, overwrite: bool, task: Task | None = None
 ) -> Iterator[AnswerStream]:
-    """Where the answers to `rows` go: a file, or `-` for standard output, which cannot be resumed.
+    """Open what takes the answers to `rows`: a file, or `-` for standard output, which cannot be resumed.
 
     `overwrite` replaces the answers of other settings; else they are refused. `task` counts the rows that are done.
     """
@@ -243,7 +258,10 @@ class AnswerStream:
                 self._rows.check(window)
                 total += len(window)
         remaining = windows(self._rows.read(self._reporter.say if self._rows.from_pipe else None), WINDOW_ROWS)
-        if not self._skip_answered(remaining):
+        skipped, checksum = 0, 0
+        while skipped < self.progress.rows and (answered := next(remaining, None)):
+            checksum, skipped = _checksum(answered, checksum), skipped + len(answered)
+        if (skipped, checksum) != (self.progress.rows, self.progress.input_checksum):
             if self._rows.from_pipe:
                 raise InputError(
                     f"{self.name}: standard input brings other rows than those answered already; pass --overwrite"
@@ -258,14 +276,6 @@ class AnswerStream:
         yield from remaining
         if not self.progress.rows:
             raise InputError("the input holds no rows; give it at least one")
-
-    def _skip_answered(self, remaining: Iterator[list[Row | BadRow]]) -> bool:
-        """Skip the rows that are answered; False if they are not the same as then."""
-        rows, checksum = self.progress.rows, 0
-        while rows > 0 and (window := next(remaining, None)):
-            checksum = _checksum(window, checksum)
-            rows -= len(window)
-        return rows == 0 and checksum == self.progress.input_checksum
 
     def advance(self, rows: float, times: int = 1) -> None:
         """Say that so many more rows are computed: of a window, a batch at a time."""
@@ -295,7 +305,11 @@ class AnswerStream:
         )
         self.write(answers)
         if not self._reported_gain:
-            self._reporter.say(_describe_packing(tokens, slots, gain))
+            padding = f"{100 * (1 - tokens / max(slots, 1)):.1f} % padding"
+            packed = f"on, {gain:.2f} times less computation than with one sequence per row, {padding}"
+            self._reporter.say(
+                f"packing: {packed if gain > 1 else f'off, it would gain less than 2 % on these rows; {padding}'}"
+            )
             self._reported_gain = True
         self._packed |= gain > 1
         is_time = self._reporter.live or time.monotonic() - self._last_line >= LOG_LINE_EVERY_SECONDS
@@ -312,7 +326,7 @@ class AnswerStream:
         """Make the file of all windows; `convert(partial, handle)` writes it if it is not the answers as they are."""
 
     def result(self) -> StreamResult:
-        """What was done, and a line on rows that were cut or cannot be read."""
+        """Return the figures; report rows that were cut or cannot be read."""
         self._reporter.clear()
         length = self._rows.max_sequence_length
         if self.finished:
@@ -391,7 +405,7 @@ class AnswerFile(AnswerStream):
 
 
 class _StreamProgress(Artefact):
-    """What counts of a partial file.
+    """Part of a partial file that counts.
 
     Attributes:
         signature: of settings and inputs but for the rows, SHA-256.
@@ -417,10 +431,3 @@ def _checksum(window: Sequence[Row | BadRow], before: int) -> int:
     for row in window:
         before = zlib.crc32(repr(row).encode("utf-8", "surrogatepass"), before)
     return before
-
-
-def _describe_packing(tokens: int, slots: int, gain: float) -> str:
-    padding = f"{100 * (1 - tokens / max(slots, 1)):.1f} % padding"
-    if gain > 1:
-        return f"packing: on, {gain:.2f} times less computation than with one sequence per row, {padding}"
-    return f"packing: off, it would gain less than 2 % on these rows; {padding}"

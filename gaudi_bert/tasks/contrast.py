@@ -54,7 +54,7 @@ LossOfVectors: TypeAlias = Callable[[FloatArray], LossAndGradient]
 
 
 class _Contrast(NamedTuple):
-    """Which texts are the anchors, and the candidates: the positives of the anchors first, in their order.
+    """Numbers of the anchors, and of the candidates: the positives of the anchors first, in their order.
 
     `forbidden_MC`: candidates that are no negatives of an anchor, because they say the same as what answers it.
     """

@@ -115,7 +115,8 @@ def predict(
             answers = task.answers(outputs, sequences, answered)
             if options.group_by is None:
                 return list(map(_json_line, answers))
-            return list(map(_scored_pair, cast(Sequence[TextRow], answered), answers))
+            pairs = zip(cast(Sequence[TextRow], answered), answers, strict=True)
+            return [_json_line({"query": row.text, "document": row.text_pair, **answer}) for row, answer in pairs]
 
         with open_answers(answers_file, signature, rows, reporter, overwrite=overwrite, task=progress) as answers:
             _answer_windows(rows, loaded, answers, lines, lambda why: _json_line({"error": why}))
@@ -191,13 +192,14 @@ def _load(
     usual_length: int | None,
 ) -> LoadedModel:
     """Put a model on a device; a card that compiles gets one shape."""
-    engine = load_engine(choose_engine("auto", is_bert=is_bert(path), key="--engine").name)
+    engine = load_engine(choose_engine(options.engine, is_bert=is_bert(path), key="--engine").name)
     tokenizer, positions = open_tokenizer(path), start.sizes.positions
     tokenizer.check_fits(start.sizes.vocab_size, start.sizes.segments)
     longest = options.sequence_length(positions, min(usual_length or positions, positions))
     with _with_a_way_on(path):
-        device = engine.open_device(TrainingSettings(precision=options.precision))
-        model, one_shape = open_model(start, head, engine, device), device.kind == "hpu"
+        device = engine.open_device(TrainingSettings(precision=options.precision, device=options.device))
+        compiled = device.compiles if options.compile is None else options.compile
+        model, one_shape = open_model(start, head, engine, device, compiled=compiled), device.kind == "hpu"
     plan = partial(
         plan_window,
         hidden_size=start.sizes.hidden_size,
@@ -213,7 +215,7 @@ def _load(
 
 @contextmanager
 def _with_a_way_on(path: Path) -> Iterator[None]:
-    """What packs are not right for can still be run elsewhere, as the refusal states."""
+    """Add to a refusal of packs where the model can still be run."""
     try:
         yield
     except InputError as error:
@@ -282,10 +284,6 @@ def _check_groups(options: PredictOptions, settings: TaskSettings, task: str, ou
         raise InputError(f"--group-by {options.group_by}: all rows come before the first query; give --out a file")
 
 
-def _scored_pair(row: TextRow, answer: Mapping[str, Any]) -> bytes:
-    return _json_line({"query": row.text, "document": row.text_pair, **answer})
-
-
 def _write_ranked(stored: Path, handle: BinaryIO) -> None:
     """Write one line for each query, in the order of the queries: its documents, the best first."""
     offsets: dict[str, list[tuple[float, int]]] = {}
@@ -307,7 +305,7 @@ def _write_ranked(stored: Path, handle: BinaryIO) -> None:
 
 @dataclass(frozen=True)
 class EmbedOptions(PredictOptions):
-    """How texts become vectors; `max_sequence_length` is None for the folder's own, or the model's.
+    """Settings of `embed`; `max_sequence_length` is None for the folder's own, or the model's.
 
     Attributes:
         pooling: cls, mean or max; None for the folder's own, or the mean.
@@ -362,7 +360,10 @@ def embed(
         check_policy(None, settings)
         check_first_row(rows_file, None, settings)
         own = read_sentence_folder(path, options.pooling) or SentenceFolder(options.pooling or "mean")
-        prompt = _prompt(path, own, options)
+        prompt = own.prompt(options.prompt_name) if options.prompt is None else options.prompt
+        if prompt and not own.pools_prompt:
+            problem = "leaves the prompt out of the mean, which cannot be done here"
+            raise InputError(f"{path}: {problem}; give --prompt '' for none")
         normalize = own.normalize if options.normalize is None else options.normalize
         loaded = load_encoder(path, own, options, normalize=normalize)
         length, values = loaded.max_sequence_length, min(own.truncate_dim or loaded.runner.width, loaded.runner.width)
@@ -380,42 +381,23 @@ def embed(
         }
         signature = rows.signature("embed", chosen, loaded.identity)
 
-        def cut(vectors: Float32Array) -> Float32Array:
-            return own.cut(vectors, normalize_again=options.normalize is True)
+        def lines(vectors: Float32Array, sequences: Sequences, embedded: Sequence[Row]) -> list[bytes]:
+            """One object per line; nine digits tell every float32 from its neighbours."""
+            kept = own.cut(vectors, normalize_again=options.normalize is True).tolist()
+            return [_json_line({"embedding": [float(f"{value:.9g}") for value in vector]}) for vector in kept]
+
+        def plain(vectors: Float32Array, sequences: Sequences, embedded: Sequence[Row]) -> list[bytes]:
+            return [vector.tobytes() for vector in own.cut(vectors, normalize_again=options.normalize is True)]
 
         with open_answers(answers_file, signature, rows, reporter, overwrite=overwrite, task=progress) as answers:
             if ending == ".jsonl":
-                _answer_windows(rows, loaded, answers, partial(_vector_lines, cut), lambda why: _vector_line("error", why))
+                _answer_windows(rows, loaded, answers, lines, lambda why: _json_line({"error": why}))
                 answers.finish()
             else:
                 no_vector = np.full(values, np.nan, np.float32).tobytes()  # no text has NaN
-                _answer_windows(rows, loaded, answers, partial(_vector_bytes, cut), lambda _: no_vector)
+                _answer_windows(rows, loaded, answers, plain, lambda _: no_vector)
                 answers.finish(partial(_write_array, ending, values))
         return answers.result()
-
-
-def _prompt(path: Path, own: SentenceFolder, options: EmbedOptions) -> str:
-    prompt = own.prompt(options.prompt_name) if options.prompt is None else options.prompt
-    if prompt and not own.pools_prompt:
-        raise InputError(f"{path}: leaves the prompt out of the mean, which cannot be done here; give --prompt '' for none")
-    return prompt
-
-
-def _vector_lines(
-    cut: Callable[[Float32Array], Float32Array], vectors: Float32Array, sequences: Sequences, rows: Sequence[Row]
-) -> list[bytes]:
-    """One object per line; nine digits tell every float32 from its neighbours."""
-    return [_vector_line("embedding", [float(f"{value:.9g}") for value in vector]) for vector in cut(vectors).tolist()]
-
-
-def _vector_line(name: str, value: Any) -> bytes:
-    return f"{json.dumps({name: value})}\n".encode()
-
-
-def _vector_bytes(
-    cut: Callable[[Float32Array], Float32Array], vectors: Float32Array, sequences: Sequences, rows: Sequence[Row]
-) -> list[bytes]:
-    return [vector.tobytes() for vector in cut(vectors)]
 
 
 def _write_array(ending: str, values: int, stored: Path, handle: BinaryIO) -> None:

@@ -121,7 +121,7 @@ _LOW_BITS = np.int64(2**32 - 1)
 _STEPS = 2.0**20
 
 
-class Nearest(NamedTuple):
+class _Nearest(NamedTuple):
     """Documents of each query, best first, their cosines in steps of 2^-20, and how many documents have that of the last."""
 
     documents_QK: IntArray
@@ -165,7 +165,7 @@ def search(queries_QH: Float32Array, documents_NH: Float32Array) -> IntArray:
     return nearest(_units(queries_QH), _units(documents_NH), _DEEPEST).documents_QK
 
 
-def nearest(queries_QH: Float32Array, documents_NH: Float32Array, count: int) -> Nearest:
+def nearest(queries_QH: Float32Array, documents_NH: Float32Array, count: int) -> _Nearest:
     """Return the documents with the largest products with each query, best first; the lower number of equals."""
     parts = []
     for first in range(0, len(queries_QH), _QUERIES_AT_ONCE):
@@ -185,8 +185,8 @@ def nearest(queries_QH: Float32Array, documents_NH: Float32Array, count: int) ->
             as_last_Q = np.maximum(was_as_last_Q, held_Q) + (steps == now_Q[:, np.newaxis]).sum(axis=1)
             last_Q = now_Q
         best = np.sort(best, axis=1)[:, ::-1]
-        parts.append(Nearest(_LOW_BITS - (best & _LOW_BITS), best >> 32, as_last_Q))
-    return Nearest(*map(np.concatenate, zip(*parts, strict=True)))
+        parts.append(_Nearest(_LOW_BITS - (best & _LOW_BITS), best >> 32, as_last_Q))
+    return _Nearest(*map(np.concatenate, zip(*parts, strict=True)))
 
 
 def _steps(products: Float32Array) -> IntArray:
@@ -200,7 +200,7 @@ def _units(vectors: Float32Array) -> Float32Array:
 
 
 def cosines(firsts: Float32Array, seconds: Float32Array) -> FloatArray:
-    """Of each vector with the one in the same position, float64."""
+    """Return the cosine of each vector with the one in the same position, float64."""
     products: FloatArray = (_units(firsts).astype(np.float64) * _units(seconds)).sum(axis=1)
     return products
 

@@ -164,24 +164,18 @@ def make_built_in_rows(
     with exclusive_lock(folder, str(folder), wait=True):
         if begin_artefact(folder, held_out, signature, overwrite):
             return
-        rows = list((_titled_rows if pairs else _labelled_rows)(python_texts(name)))
+        texts = python_texts(name)
+        rows: list[tuple[dict[str, str], bool]]
+        if pairs:
+            rows = [({"anchor": row.title, "positive": row.body}, row.held_out) for row in titled_docstrings(texts)]
+        else:
+            rows = [({"text": row.text, "label": row.label}, row.held_out) for row in labelled_docstrings(texts)]
         for path, is_held_out in ((training, False), (held_out, True)):
             chosen = (row for row, out in rows if out == is_held_out)
             write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in chosen))
     held_out_rows = sum(out for _, out in rows)
     what = "docstrings with their first lines" if pairs else f"docstrings of {LABELS} packages"
     reporter.say(f"{folder}: {len(rows) - held_out_rows:,} {what}, and {held_out_rows:,} held out")
-
-
-def _labelled_rows(texts: Mapping[str, str]) -> Iterator[tuple[dict[str, str], bool]]:
-    """Rows, and whether each is held out."""
-    for row in labelled_docstrings(texts):
-        yield {"text": row.text, "label": row.label}, row.held_out
-
-
-def _titled_rows(texts: Mapping[str, str]) -> Iterator[tuple[dict[str, str], bool]]:
-    for row in titled_docstrings(texts):
-        yield {"anchor": row.title, "positive": row.body}, row.held_out
 
 
 # --- packs of the sequences
@@ -230,7 +224,7 @@ class TaskData:
 
     @property
     def packs(self) -> int:
-        """Of all lengths."""
+        """Return the packs of all lengths."""
         return sum(packing.packs for packing in self.packings)
 
     @property
@@ -243,7 +237,7 @@ class TaskData:
         return BatchShape(batch_packs, self.lengths[which], self.packings[which].depth_used)
 
     def packs_of(self, seed: int, epoch: int, which: int) -> Packs:
-        """Which sequences share a pack in an epoch, and the order of the packs, of one of the lengths."""
+        """Return which sequences share a pack in an epoch, and the order of the packs, of one of the lengths."""
         epoch_seed = int(random_words(1, seed, "task epoch", epoch + 1)[0])
         lengths = self.sequences.lengths.astype(np.int32)
         own = np.flatnonzero(np.searchsorted(self.lengths, lengths) == which)
@@ -302,7 +296,7 @@ class TaskResult:
         return self.figures[self.best_metric]
 
     def as_json(self) -> dict[str, float]:
-        """By name, as in `metrics.json` and `metrics.jsonl`."""
+        """Return the figures by name, as in `metrics.json` and `metrics.jsonl`."""
         return {**self.figures, "evaluated_rows": self.rows, "evaluated_sequences": self.sequences}
 
     def line(self) -> str:
@@ -323,7 +317,7 @@ class TaskEvaluation(EvaluationSet[TaskResult]):
 
     @property
     def sums(self) -> int:
-        """Those of the head."""
+        """Return how many sums the head has."""
         return 3
 
     def batches(self, rank: int, size: int) -> Iterator[EvaluationBatch]:

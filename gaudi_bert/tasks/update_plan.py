@@ -60,7 +60,7 @@ class UpdateShape(NamedTuple):
 
     @property
     def packs(self) -> int:
-        """Of all micro-batches on all processes."""
+        """Return the packs of all micro-batches on all processes."""
         return self.batch.packs * self.micro_batches * self.processes
 
 
@@ -76,12 +76,12 @@ class RowStream:
 
     @property
     def updates(self) -> int:
-        """Of all epochs."""
+        """Return the updates of all epochs."""
         return -(-self.epochs * len(self.rows) // self.batch_rows)
 
     @property
     def looked_at(self) -> int:
-        """How many updates are looked at before a run, of all epochs at most: those of an epoch, or of so many rows."""
+        """Return how many updates are looked at before a run: those of an epoch, or of so many rows."""
         an_epoch = -(-len(self.rows) // self.batch_rows)
         return min(self.updates, max(an_epoch, _SAMPLED_ROWS // self.batch_rows + 1))
 
@@ -132,7 +132,7 @@ class RowStream:
 
     @cached_property
     def tokens(self) -> IntArray:
-        """Of each row."""
+        """Return the tokens of each row."""
         return np.add.reduceat(self.lengths[self.rows.members], self.rows.starts[:-1])
 
 

@@ -18,20 +18,20 @@ from typing import Any
 import numpy as np
 
 from gaudi_bert.artefacts.completion import Signature, begin_artefact, is_finished, settings_path
-from gaudi_bert.artefacts.packed import Conversion, Metadata, conversion_path
+from gaudi_bert.artefacts.packed import Conversion, Metadata, PackedSums, conversion_path
 from gaudi_bert.artefacts.results import StageOutput
-from gaudi_bert.artefacts.shards import Shard, check_shards
+from gaudi_bert.artefacts.shards import Shard
 from gaudi_bert.common.arrays import AnyArray, ByteArray
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.features import Axis, PackedFeature
 from gaudi_bert.common.files import atomic_file, exclusive_lock, followed, in_store, url_of, write_json
 from gaudi_bert.common.progress import Reporter
-from gaudi_bert.proof.folder import checked_manifests
+from gaudi_bert.common.threads import map_in_threads
+from gaudi_bert.packs.folder import PackedFolder
 from gaudi_bert.tfrecords.arrays import pack_rows
 from gaudi_bert.tfrecords.files import input_file
 from gaudi_bert.tfrecords.packed_folder import ShardPaths
 from gaudi_bert.tfrecords.random_access import RecordFiles
-from gaudi_bert.tfrecords.scanning.scan import map_in_threads
 from gaudi_bert.tfrecords.wire.hdf5 import require_h5py
 from gaudi_bert.tfrecords.wire.schema import PackedSchema
 
@@ -49,7 +49,6 @@ def convert(
     started = time.monotonic()
     _check_apart(packed, out)
     metadata = Metadata.read(packed)
-    check_shards(packed, metadata.shard_table)
     final, sibling = conversion_path(out), out.parent / f"{out.name}_metadata.json"
     signature = Signature("convert", {"to": "hdf5"}, {"packs": metadata.identity()})
     if is_finished(out, final, signature):
@@ -149,7 +148,13 @@ def _survey(
         )
     strategies: Counter[tuple[int, ...]] = Counter()
     masked, lock = [0], threading.Lock()
-    shards = [shard for manifest in checked_manifests(packed, metadata) for shard in manifest.shards]
+    folder, sums, shards = PackedFolder(packed, metadata), PackedSums(), list[Shard]()
+    folder.check_files()
+    for manifest in folder.manifests(folder.groups):
+        sums.add(manifest, metadata.groups[manifest.group].manifest_crc32c)
+        shards += manifest.shards
+    stated = sums.stored(metadata.max_sequence_length, metadata.lower_bound)
+    folder.check_metadata(metadata.model_copy(update={**stated, "input_files": len(sums.input_names)}))
 
     def read(listed: Shard, _: ByteArray) -> None:
         shard = packed / listed.name

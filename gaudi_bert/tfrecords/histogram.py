@@ -8,19 +8,15 @@ result does not depend on how many.
 
 from __future__ import annotations
 
-import hashlib
-import itertools
-import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 
-from gaudi_bert.artefacts.base import InputFile, VocabularyInfo, histogram_part
+from gaudi_bert.artefacts.base import InputFile, VocabularyInfo, part_path
 from gaudi_bert.artefacts.completion import Signature, begin_artefact
 from gaudi_bert.artefacts.histogram import CountedFile, HistogramFile
 from gaudi_bert.artefacts.results import NothingToCount, StageOutput
@@ -30,7 +26,7 @@ from gaudi_bert.common.arrays import ByteArray, Int32Array
 from gaudi_bert.common.errors import InputError, shortened
 from gaudi_bert.common.files import shown_location
 from gaudi_bert.common.progress import Reporter, count_of
-from gaudi_bert.packing.histogram import Histogram, merge_histograms
+from gaudi_bert.common.threads import worker_count
 from gaudi_bert.tfrecords.files import RecordInputs, bad_file, open_inputs
 from gaudi_bert.tfrecords.scanning.scan import (
     RecordScan,
@@ -39,7 +35,6 @@ from gaudi_bert.tfrecords.scanning.scan import (
     map_files,
     scan_buffer,
     unpacked_schema,
-    worker_count,
 )
 from gaudi_bert.tfrecords.wire.framing import NO_RECORD
 from gaudi_bert.tfrecords.wire.schema import UnpackedSchema
@@ -63,7 +58,7 @@ def histogram(
 ) -> StageOutput[HistogramFile] | NothingToCount:
     """Check RECORDS and count their sequences; the vocabulary is by default `vocab.txt` next to the folder of RECORDS.
 
-    There are at most as many parts as files; a part is written to `out`, or with `numbered` to its `histogram_part`. A file
+    There are at most as many parts as files; a part is written to `out`, or with `numbered` to its `part_path`. A file
     that cannot be read is refused, or with `on_bad_file` "skip" skipped, and named in the result.
     """
     if on_bad_file not in get_args(OnBadFile):
@@ -71,7 +66,7 @@ def histogram(
     with open_inputs(records, run.store) as inputs, mirrored(out.parent, run.store) as folder:
         if run.part is not None:
             part = run.part[0], min(run.part[1], len(inputs.sizes))
-            run, out = replace(run, part=part), histogram_part(out, part) if numbered else out
+            run, out = replace(run, part=part), part_path(out, part) if numbered else out
         sizes = {path: inputs.sizes[path] for path in run.share_of(inputs.paths)}
         if not sizes:
             return NothingToCount(0)
@@ -245,91 +240,3 @@ def _merge(totals: Counter[int], pending: list[Int32Array]) -> None:
         keys, counts = np.unique(np.concatenate(pending), return_counts=True)
         totals.update(dict(zip(keys.tolist(), counts.tolist(), strict=True)))
         pending.clear()
-
-
-# --- reading one histogram.json or several, merged, as the packing room takes it
-
-
-@dataclass(frozen=True)
-class CountedRecords:
-    """What is known of the unpacked records.
-
-    Attributes:
-        histogram: all sequences together; with the most masked positions at each length if the files are known.
-        max_predictions: most masked positions of one sequence (P), or None where no file states it.
-        files: the input files in the order of their names, or None where only counts are known.
-        vocabulary: of the token ids, where it is known.
-        bad_files: those that could not be read, and were skipped.
-    """
-
-    histogram: Histogram
-    max_predictions: int | None
-    files: tuple[CountedFile, ...] | None
-    vocabulary: VocabularyInfo | None
-    bad_files: tuple[InputFile, ...] = ()
-
-    @cached_property
-    def sha256(self) -> str:
-        """Identity of all this; the same whether it came in one file or in several."""
-        # As JSON with sorted keys, file by file.
-        digest = hashlib.sha256(f'{{"counts": {json.dumps(self.histogram.counts.tolist())}, "files": '.encode())
-        if self.files is None:
-            digest.update(b"null")
-        for number, file in enumerate(self.files or ()):
-            digest.update(f"{', ' if number else '['}{file.digested}".encode())
-        others: dict[str, Any] = {
-            "max_predictions": self.max_predictions,
-            "max_sequence_length": self.histogram.max_sequence_length,
-            "vocabulary": None if self.vocabulary is None else self.vocabulary.as_json(),
-        }
-        if self.bad_files:
-            others["bad_files"] = [file.as_json() for file in self.bad_files]
-        closing = "" if self.files is None else "]" if self.files else "[]"
-        digest.update(f"{closing}, {json.dumps(others, sort_keys=True)[1:]}".encode())
-        return digest.hexdigest()
-
-
-def read_histograms(paths: Sequence[Path]) -> CountedRecords:
-    """Read and merge."""
-    if not paths:
-        raise InputError("no histogram.json is given; make one with `gaudi-bert histogram RECORDS --out histogram.json`")
-    parts = [_counted_records(path) for path in paths]
-    merged = parts[0] if len(parts) == 1 else _merge_records(parts, [str(path) for path in paths])
-    if merged.histogram.sequences == 0:
-        raise InputError(f"{paths[0]}: holds no sequence, so there is nothing to pack; check which records were counted")
-    return merged
-
-
-def _counted_records(path: Path) -> CountedRecords:
-    content = HistogramFile.read(path)
-    histogram = Histogram(content.max_sequence_length, np.array(content.counts, np.int64), content.max_masked())
-    files = None if content.files is None else _in_order(content.files)
-    return CountedRecords(histogram, content.max_predictions, files, content.vocabulary, content.bad_files)
-
-
-def _merge_records(parts: Sequence[CountedRecords], sources: Sequence[str]) -> CountedRecords:
-    first = parts[0]
-    for part, source in zip(parts, sources, strict=True):
-        for name, one, other in (
-            ("max_sequence_length", first.histogram.max_sequence_length, part.histogram.max_sequence_length),
-            ("max_predictions", first.max_predictions, part.max_predictions),
-            ("vocabulary", first.vocabulary, part.vocabulary),
-        ):
-            if one != other:
-                raise InputError(f"{source}: {name} is {other}, but {one} in {sources[0]}; only like records can be merged")
-    known = [part.files for part in parts if part.files is not None]
-    if known and len(known) < len(parts):
-        lacking = sources[[part.files is None for part in parts].index(True)]
-        raise InputError(f"{lacking}: has no counts per file while others have; make it with `gaudi-bert histogram`")
-    files = _in_order([file for part in known for file in part]) if known else None
-    merged = merge_histograms(part.histogram for part in parts)
-    bad_files = sorted((file for part in parts for file in part.bad_files), key=lambda file: file.name)
-    return CountedRecords(merged, first.max_predictions, files, first.vocabulary, tuple(bad_files))
-
-
-def _in_order(files: Sequence[CountedFile]) -> tuple[CountedFile, ...]:
-    ordered = sorted(files, key=lambda file: file.name)
-    for one, other in itertools.pairwise(ordered):
-        if one.name == other.name:
-            raise InputError(f"{one.name}: is counted twice; give each histogram once")
-    return tuple(ordered)

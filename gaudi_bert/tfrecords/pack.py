@@ -8,14 +8,13 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from gaudi_bert.artefacts.packed import Metadata, Verification
 from gaudi_bert.artefacts.results import PackResult, of_all
 from gaudi_bert.artefacts.stage_run import StageRun
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import check_name
 from gaudi_bert.config.sections import PackingSettings
+from gaudi_bert.packs.plan import plan
 from gaudi_bert.tfrecords.histogram import OnBadFile, histogram
-from gaudi_bert.tfrecords.plan import plan
 from gaudi_bert.tfrecords.verify import verify
 from gaudi_bert.tfrecords.write import write
 
@@ -28,18 +27,20 @@ def pack(
     *,
     on_bad_file: OnBadFile = "stop",
     verified: bool = False,
-) -> PackResult[Metadata, Verification]:
+) -> PackResult:
     """Pack `records` (a folder, a file or a glob of unpacked TFRecords) into the folder `out`, in a run that does all parts.
 
     `on_bad_file` is as for `histogram`; `verified`: prove afterwards that every sequence is there.
     """
     check_name(out)
+    if not run.does_all:
+        raise InputError(f"{out}: records are packed at once; use `histogram`, `plan` and `write` to share the work")
     if Path(records).is_dir() and out.resolve() == Path(records).resolve():
         raise InputError(f"{out}: the output folder is the input folder; choose another one")
     histogram_path = out.with_name(f"{out.name}-plan") / "histogram.json"
     plan_path = histogram_path.with_name("plan.json")
     histogram(records, histogram_path, run, on_bad_file=on_bad_file)
-    planned = of_all(plan([histogram_path], plan_path, settings, run))
+    planned = plan([histogram_path], plan_path, settings, run)
     written = of_all(write(records, plan_path, out, run))
     proof = of_all(verify(records, out, replace(run, overwrite=False))) if verified else None
     return PackResult(written, planned, proof)

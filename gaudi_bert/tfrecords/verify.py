@@ -1,12 +1,9 @@
-"""The stage `verify`: proof that the packed folder holds every sequence of RECORDS exactly once, byte for byte.
+"""The stage `verify` for packed TFRecords: what is read of a group (`packs.verify` has the flow).
 
-Each group is proven by itself: its shards must hold the sequences of the input files that its manifest names. At the speed
-of a scan and in constant memory, every file is read, checked (both CRCs of every record, every value) and summed into
-fingerprints (see `scanning.fingerprint`). Then the sums of the group are compared and its manifest and index are held to
-what was read; at last metadata.json is held to all groups (`proof.folder`). So parts of the work
-(`--shard K/N`) share nothing, and files that no manifest names are noticed by the last step.
-
-Only where the sums of a group differ, a second pass compares its sequences one by one and names them.
+The shards of a group must hold the sequences of the input files that its manifest names. At the speed of a scan and in
+constant memory, every file is read, checked (both CRCs of every record, every value) and summed into fingerprints (see
+`scanning.fingerprint`): two groups of other sequences have the same sums with probability 2**-64. Only where the sums
+differ, a second pass compares the sequences one by one and names them.
 """
 
 from __future__ import annotations
@@ -14,14 +11,14 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property, partial
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from gaudi_bert.artefacts.base import METADATA_NAME, InputFile, VocabularyInfo, manifest_path
+from gaudi_bert.artefacts.base import METADATA_NAME, InputFile, VocabularyInfo
 from gaudi_bert.artefacts.completion import first_difference, read_signature, settings_path
 from gaudi_bert.artefacts.packed import GroupManifest, Metadata, PackedSums, Verification, of_counts
 from gaudi_bert.artefacts.results import GroupsResult, StageOutput
@@ -33,21 +30,10 @@ from gaudi_bert.common.crc32c import crc32c
 from gaudi_bert.common.errors import FailedError, InputError, shown
 from gaudi_bert.common.files import read_file
 from gaudi_bert.common.progress import Task, count_of
-from gaudi_bert.packing.certificate import simple_certificate
-from gaudi_bert.proof.folder import (
-    Proof,
-    ProvenGroup,
-    VerifiedFolder,
-    check_bound,
-    check_crc32c,
-    check_inputs,
-    check_numbers,
-    check_same,
-    check_shards,
-    counts_of_groups,
-    read_manifest,
-)
-from gaudi_bert.proof.parts import verify_packs
+from gaudi_bert.common.threads import each_in_threads, worker_count
+from gaudi_bert.packs import verify as packs
+from gaudi_bert.packs.folder import PackedFolder, check_inputs
+from gaudi_bert.packs.formats import ReadGroup
 from gaudi_bert.tfrecords.files import RecordInputs, bad_file, open_inputs
 from gaudi_bert.tfrecords.histogram import why_bad
 from gaudi_bert.tfrecords.packed_folder import read_metadata
@@ -59,150 +45,9 @@ from gaudi_bert.tfrecords.scanning.file_contents import (
     sum_pieces,
     unpacked_pieces,
 )
-from gaudi_bert.tfrecords.scanning.scan import each_in_threads, scan_buffer, worker_count
+from gaudi_bert.tfrecords.scanning.scan import scan_buffer
 from gaudi_bert.tfrecords.wire.framing import read_records
 from gaudi_bert.tfrecords.wire.schema import FRAME_BYTES, PackedSchema
-
-# --- the groups while they are read; then manifest and index are rebuilt, and the stored ones must be the same
-
-
-class _FileToRead(NamedTuple):
-    """A file of a group: an input file, or the shard of this number."""
-
-    path: Path
-    bytes: int
-    group: int
-    shard: int | None
-
-
-@dataclass
-class _ReadGroup:
-    """What was read of a group.
-
-    Attributes:
-        inputs: the input files as they are.
-        shards: each shard and the sizes of its records, by its number.
-        unpacked, repacked: sums of the input files and of the shards.
-    """
-
-    inputs: list[InputFile] = field(default_factory=list)
-    shards: dict[int, tuple[Shard, SizeArray]] = field(default_factory=dict)
-    unpacked: SequenceSums = field(default_factory=SequenceSums)
-    repacked: SequenceSums = field(default_factory=SequenceSums)
-
-    def add(self, file: _FileToRead, sums: SequenceSums, sizes: SizeArray) -> None:
-        """Add one of its files; `sizes` are those of its records."""
-        name = file.path.name
-        if file.shard is None:
-            self.unpacked.add(sums)
-            self.inputs.append(InputFile(name=name, bytes=sums.file_bytes, crc32c=sums.file_crc32c))
-        else:
-            self.repacked.add(sums)
-            shard = Shard(name=name, packs=sums.record_sizes.size, bytes=sums.file_bytes, crc32c=sums.file_crc32c)
-            self.shards[file.shard] = shard, sizes
-
-
-def _read_groups(
-    files: Sequence[_FileToRead], schema: PackedSchema, task: Task, workers: int | None
-) -> Iterator[tuple[int, _ReadGroup]]:
-    """Read the files of groups, which are given group after group, ahead of the group that is held to its manifest.
-
-    Files of a store are fetched shortly before. Damaged input files are an InputError, damaged shards a FailedError.
-    """
-    ahead = worker_count(workers, len(files))
-    sides = [[file.path for file in files if (file.shard is None) == is_input] for is_input in (False, True)]
-    # Of each file, which one it is of its side.
-    of_side = np.cumsum([file.shard is None for file in files], dtype=np.int64)
-    with read_ahead(sides[0], ahead) as shards, read_ahead(sides[1], ahead) as inputs:
-
-        def read(number: int, buffer: ByteArray) -> tuple[SequenceSums, SizeArray]:
-            file, before = files[number], int(of_side[number])
-            batches, batch = (inputs, before - 1) if file.shard is None else (shards, number - before)
-            with batches.batch(batch):
-                is_empty = not file.path.stat().st_size
-                sums = sum_pieces(iter(()) if is_empty else _pieces(file, schema, task, buffer))
-                return sums, sums.record_sizes if file.shard is None else _sizes_on_disk(file.path, sums)
-
-        results = zip(files, each_in_threads(read, range(len(files)), workers, scan_buffer), strict=True)
-        for number, of_group in itertools.groupby(results, key=lambda result: result[0].group):
-            group = _ReadGroup()
-            for file, (sums, sizes) in of_group:
-                group.add(file, sums, sizes)
-            yield number, group
-
-
-def _pieces(file: _FileToRead, schema: PackedSchema, task: Task, buffer: ByteArray) -> Pieces:
-    if file.shard is None:
-        yield from unpacked_pieces(file.path, schema.unpacked, buffer, task.advance)
-        return
-    try:
-        yield from packed_pieces(file.path, schema, buffer, task.advance)
-    except InputError as error:
-        raise FailedError(str(error)) from error
-
-
-def _sizes_on_disk(path: Path, sums: SequenceSums) -> SizeArray:
-    """Of each record; the scan knows the canonical size of those that another program encoded."""
-    if int(sums.record_sizes.sum(dtype=np.int64)) == sums.file_bytes:
-        return sums.record_sizes
-    return np.array([len(payload) + FRAME_BYTES for payload in read_records(path)], np.uint32)
-
-
-def _hold_group(packed: Path, metadata: Metadata, plan_sha256: str, number: int, read: _ReadGroup) -> GroupManifest:
-    """The manifest of a group that was read, which is the stored one; else an error."""
-    stored, _ = read_manifest(GroupManifest, packed, number)
-    shards, record_sizes = zip(*(read.shards[shard] for shard in sorted(read.shards)), strict=True)
-    check_crc32c(packed, stored.shards, shards, metadata.remedy)
-    counts = read.repacked.lengths[1 : metadata.max_sequence_length + 1]
-    right = GroupManifest(
-        format_version=2,
-        plan_sha256=plan_sha256,
-        group=number,
-        packs=sum(shard.packs for shard in shards),
-        **of_counts(counts.tolist()),
-        inputs=stored.inputs,
-        index_crc32c=_check_index(index_path(packed, number), record_sizes, stored.remedy),
-        shards=shards,
-    )
-    check_same(manifest_path(packed, number), stored, right)
-    check_inputs(packed, right.inputs, read.inputs, metadata.remedy)
-    return right
-
-
-def _check_index(path: Path, record_sizes: Sequence[SizeArray], remedy: str) -> int:
-    """The index of a group holds the size of every record; its CRC-32C."""
-    fetch(path)
-    right = np.concatenate(record_sizes).astype("<u4").tobytes()
-    stored = read_file(path) if path.exists() else None
-    release(path)
-    if stored is None:
-        raise FailedError(f"{path}: the index is missing; {remedy}")
-    if stored != right:
-        raise FailedError(f"{path}: does not say the sizes of the records; {remedy}")
-    return crc32c(right)
-
-
-def _plan_sha256_of(packed: Path, metadata: Metadata) -> str:
-    """The plan by which all groups were written: of the folder's settings, or of the first group where there are none.
-
-    The settings have the keys of the plan, which metadata.json must repeat.
-    """
-    path = settings_path(packed)
-    fetch(path)
-    if not path.exists():
-        return read_manifest(GroupManifest, packed, 0)[0].plan_sha256
-    signature = read_signature(path)
-    planned = {key: getattr(metadata, key) for key in Metadata.planned}
-    difference = first_difference(dict(signature.settings), planned, "in metadata.json")
-    sha256 = signature.inputs.get("plan_sha256")
-    if difference is None and not (isinstance(sha256, str) and re.fullmatch(r"[0-9a-f]{64}", sha256)):
-        difference = f"inputs.plan_sha256 is {shown(sha256)}, it must be 64 hexadecimal digits"
-    if difference is not None:
-        raise FailedError(f"{path}: {difference}; {metadata.remedy}")
-    return str(sha256)
-
-
-# --- the stage
 
 _NAMED = 3
 # Their files are listed together: a list of all would grow with the data.
@@ -213,174 +58,152 @@ def verify(records: str | Path, packed: Path, run: StageRun) -> StageOutput[Veri
     """Verify a packed folder against its records."""
     with mirrored(packed, run.store) as here, open_inputs(records, run.store) as inputs:
         fetch(here / METADATA_NAME)
-        metadata = read_metadata(here)
-        check_shards(here, metadata)
-        check_numbers(here, metadata)
-        folder = _Folder(inputs, here, metadata, run)
-        return verify_packs(folder, run)
+        return packs.verify(_RecordsReader(inputs, here, read_metadata(here), run), run)
+
+
+class _FileToRead(NamedTuple):
+    """A file of a group: an input file, or a shard."""
+
+    path: Path
+    group: int
+    is_input: bool
 
 
 @dataclass(frozen=True)
-class _Folder:
-    """A packed folder and its records."""
+class _RecordsReader:
+    """Reads the records and the shards of groups; a `GroupReader`."""
 
     inputs: RecordInputs
     packed: Path
-    metadata: Metadata
+    packed_metadata: Metadata
     run: StageRun
 
-    @cached_property
-    def verified(self) -> VerifiedFolder[Verification]:
-        """Where the result is stored."""
-        return VerifiedFolder(self.packed, self.metadata, self.inputs.sizes, Verification, self.run.reporter)
-
-    def prove(self, groups: Sequence[int], in_parts: bool = False) -> Iterator[ProvenGroup]:
-        """Read groups and hold each to its manifest; where some are wrong, the first is reported when all are read."""
-        first_wrong: tuple[int, _ReadGroup, str] | None = None
-        wrong = 0
-        for number, group in self._read(groups):
-            try:
-                manifest = self._hold(number, group)
-            except FailedError as error:
-                first_wrong, wrong = first_wrong or (number, group, str(error)), wrong + 1
-                continue
-            figures = manifest.sequences, manifest.packs, manifest.tokens
-            yield ProvenGroup(number, *figures, self._bound(manifest, in_parts), group.repacked.fingerprint)
-        if first_wrong is not None:
-            number, group, problem = first_wrong
-            if not group.unpacked.is_same(group.repacked):
-                problem = f"{self.packed}: group {number}: {self._difference(number, group)}"
-            raise FailedError(problem + (f" ({wrong - 1:,} more of the groups are wrong)" if wrong > 1 else ""))
-
-    # --- the files of groups
+    @property
+    def folder(self) -> PackedFolder:
+        """The packed folder."""
+        return PackedFolder(self.packed, self.packed_metadata)
 
     @cached_property
     def _paths(self) -> Mapping[str, Path]:
         return {path.name: path for path in self.inputs.sizes}
 
-    def _inputs_of(self, group: int) -> list[str]:
-        return [file.name for file in read_manifest(GroupManifest, self.packed, group)[0].inputs]
-
-    def _shards_of(self, group: int) -> dict[int, Path]:
-        """The shards of a group by their numbers in the folder."""
-        table = self.metadata.shard_table
-        first = int(table.group_firsts[group])
-        return {number: self.packed / table.name(number) for number in range(first, first + int(table.group_sizes[group]))}
-
-    def files_of(self, group: int) -> Iterator[Path]:
-        """The files that are read for a group."""
-        yield from self._shards_of(group).values()
-        yield from (manifest_path(self.packed, group), index_path(self.packed, group))
-        yield from (self._paths[name] for name in self._inputs_of(group) if name in self._paths)
-
-    # --- reading
-
-    def _read(self, numbers: Sequence[int]) -> Iterator[tuple[int, _ReadGroup]]:
-        """Read groups, one after the other."""
-        names = {number: self._inputs_of(number) for number in numbers}
-        known = [name for of_group in names.values() for name in of_group]
-        missing = sorted(set(known) - set(self._paths))
-        if missing:
-            named = ", ".join(missing[:_NAMED]) + (", ..." if len(missing) > _NAMED else "")
-            raise FailedError(
-                f"{self.packed}: {len(missing):,} of {len(known):,} input files are missing from the records: {named};"
-                " verify with the files that were packed"
-            )
-        sizes = self.metadata.shard_table.bytes
-        firsts, counts = self.metadata.shard_table.group_firsts, self.metadata.shard_table.group_sizes
-        total = sum(self.inputs.sizes[self._paths[name]] for name in known)
-        total += sum(int(sizes[firsts[number] : firsts[number] + counts[number]].sum()) for number in numbers)
-        schema = PackedSchema.of(self.metadata)
+    def read(self, manifests: Iterable[GroupManifest]) -> Iterator[ReadGroup]:
+        """Read the files of groups ahead of the group that is compared, some groups at a time."""
+        plan_sha256 = self._plan_sha256()
+        rest = iter(manifests)
+        total = int(self.packed_metadata.shard_table.bytes.sum()) + sum(self.inputs.sizes.values())
+        total //= 1 if self.run.part is None else self.run.part[1]
         with self.run.reporter.task("verify", total, "bytes") as task:
-            for first in range(0, len(numbers), _GROUPS_AT_ONCE):
-                at_once = numbers[first : first + _GROUPS_AT_ONCE]
-                files = [file for number in at_once for file in self._files_to_read(number, names[number])]
-                yield from _read_groups(files, schema, task, self.run.workers)
+            while some := list(itertools.islice(rest, _GROUPS_AT_ONCE)):
+                files = [file for manifest in some for file in self._files_of(manifest)]
+                results = self._read_files(files, task)
+                for manifest in some:
+                    of_group = list(itertools.islice(results, len(manifest.inputs) + len(manifest.shards)))
+                    yield self._compare(manifest, plan_sha256, of_group)
 
-    def _files_to_read(self, group: int, inputs: Sequence[str]) -> Iterator[_FileToRead]:
-        for name in inputs:
-            yield _FileToRead(self._paths[name], self.inputs.sizes[self._paths[name]], group, None)
-        sizes = self.metadata.shard_table.bytes
-        for shard, path in self._shards_of(group).items():
-            yield _FileToRead(path, int(sizes[shard]), group, shard)
+    def _files_of(self, manifest: GroupManifest) -> Iterator[_FileToRead]:
+        names = [file.name for file in manifest.inputs]
+        missing = [name for name in names if name not in self._paths]
+        if missing:
+            raise FailedError(
+                f"{self.packed}: {len(missing):,} of {len(names):,} input files of group {manifest.group} are missing from"
+                f" the records: {', '.join(missing[:_NAMED])}; verify with the files that were packed"
+            )
+        shards = self.folder.shards_of(manifest.group)
+        if [path.name for path in shards] != [shard.name for shard in manifest.shards]:
+            raise FailedError(
+                f"{self.packed}: the manifest of group {manifest.group} names other shards than metadata.json;"
+                f" {manifest.remedy}"
+            )
+        yield from (_FileToRead(self._paths[name], manifest.group, True) for name in names)
+        yield from (_FileToRead(path, manifest.group, False) for path in shards)
 
-    def _difference(self, number: int, group: _ReadGroup) -> str:
-        """In which sequences the shards of a group differ from its input files."""
-        inputs, shards = [self._paths[name] for name in self._inputs_of(number)], list(self._shards_of(number).values())
-        return describe_difference(inputs, shards, self.metadata, group.unpacked, group.repacked, self.run.workers)
+    def _read_files(self, files: Sequence[_FileToRead], task: Task) -> Iterator[tuple[_FileToRead, SequenceSums, SizeArray]]:
+        """Read files, each with the sizes of its records; those of a store are fetched shortly before."""
+        ahead, schema = worker_count(self.run.workers, len(files)), PackedSchema.of(self.packed_metadata)
+        sides = [[file.path for file in files if file.is_input == is_input] for is_input in (False, True)]
+        # Of each file, which one it is of its side.
+        of_side = np.cumsum([file.is_input for file in files], dtype=np.int64)
+        with read_ahead(sides[0], ahead) as shards, read_ahead(sides[1], ahead) as inputs:
 
-    # --- what the files of the folder must state
+            def read(number: int, buffer: ByteArray) -> tuple[_FileToRead, SequenceSums, SizeArray]:
+                file, before = files[number], int(of_side[number])
+                batches, batch = (inputs, before - 1) if file.is_input else (shards, number - before)
+                with batches.batch(batch):
+                    is_empty = not file.path.stat().st_size
+                    sums = sum_pieces(iter(()) if is_empty else _pieces(file, schema, task, buffer))
+                    sizes = sums.record_sizes
+                    if not file.is_input and int(sizes.sum(dtype=np.int64)) != sums.file_bytes:
+                        # The scan knows the canonical size of records that another program encoded.
+                        sizes = np.array([len(payload) + FRAME_BYTES for payload in read_records(file.path)], np.uint32)
+                    return file, sums, sizes
 
-    @cached_property
-    def _plan_sha256(self) -> str:
-        return _plan_sha256_of(self.packed, self.metadata)
+            yield from each_in_threads(read, range(len(files)), self.run.workers, scan_buffer)
 
-    def _hold(self, number: int, group: _ReadGroup) -> GroupManifest:
-        if not group.unpacked.is_same(group.repacked):
-            raise FailedError(f"{self.packed}: the shards do not hold the sequences of the input files")
-        return _hold_group(self.packed, self.metadata, self._plan_sha256, number, group)
-
-    def _bound(self, manifest: GroupManifest, in_parts: bool) -> int:
-        """Packs that are proven to be necessary for a group.
-
-        By simple sums. In parts, by a solver where they miss more than the group's share of the gap of the folder, so that
-        the last step, which adds the bounds up, seldom needs one.
-        """
-        counts = np.array(manifest.counts, np.int64)
-        depth, groups = self.metadata.depth, len(self.metadata.shard_table.group_firsts)
-        simple = simple_certificate(counts, depth).bound
-        if not in_parts or (manifest.packs - simple) * groups <= self.metadata.gap:
-            return simple
-        from gaudi_bert.packing.exact.bounds import prove_bound  # slow to load, and rarely needed here
-
-        return max(simple, prove_bound(counts, depth).bound)
-
-    def add_up(self, groups: Iterable[ProvenGroup]) -> Proof[Verification]:
-        """What the folder must state, by all its groups."""
-        sums, names = PackedSums(), list[str]()
-        fingerprint = bound = 0
-        metadata, path = self.metadata, self.packed / METADATA_NAME
-        for proven in groups:
-            manifest, crc = read_manifest(GroupManifest, self.packed, proven.group)
-            if manifest.plan_sha256 != self._plan_sha256:
+    def _compare(
+        self, stored: GroupManifest, plan_sha256: str, files: Sequence[tuple[_FileToRead, SequenceSums, SizeArray]]
+    ) -> ReadGroup:
+        """Compare the shards of a group with its input files, and compute its manifest again."""
+        metadata, unpacked, repacked = self.packed_metadata, SequenceSums(), SequenceSums()
+        inputs, shards, record_sizes = [], [], []
+        for file, sums, sizes in files:
+            name, known = file.path.name, {"bytes": sums.file_bytes, "crc32c": sums.file_crc32c}
+            if file.is_input:
+                unpacked.add(sums)
+                inputs.append(InputFile(name=name, **known))
+            else:
+                repacked.add(sums)
+                record_sizes.append(sizes)
+                shards.append(Shard(name=name, packs=sums.record_sizes.size, **known))
+        if not unpacked.is_same(repacked):
+            records, packed = ([each.path for each, *_ in files if each.is_input == side] for side in (True, False))
+            difference = describe_difference(records, packed, metadata, unpacked, repacked, self.run.workers)
+            raise FailedError(f"{self.packed}: group {stored.group}: {difference}")
+        for one, other in zip(stored.shards, shards, strict=True):
+            if one.crc32c != other.crc32c:
                 raise FailedError(
-                    f"{manifest_path(self.packed, proven.group)}: is of another plan than its folder; {manifest.remedy}"
+                    f"{self.packed / one.name}: its CRC-32C differs from the manifest of its group; {metadata.remedy}"
                 )
-            sums.add(manifest, crc)
-            names += [file.name for file in manifest.inputs]
-            fingerprint += int(proven.fingerprint or "0", 16)
-            bound += proven.lower_bound
-        self._check_names(names)
+        check_inputs(self.packed, stored.inputs, inputs, metadata.remedy)
+        right = GroupManifest(
+            format_version=2,
+            source_sha256=plan_sha256,
+            group=stored.group,
+            packs=sum(shard.packs for shard in shards),
+            **of_counts(repacked.lengths[1 : metadata.max_sequence_length + 1].tolist()),
+            inputs=tuple(inputs),
+            index_crc32c=_check_index(index_path(self.packed, stored.group), record_sizes, stored.remedy),
+            shards=tuple(shards),
+        )
+        bound = packs.group_bound(self.folder, right.counts, right.packs)
+        return ReadGroup(stored, right, bound, int(repacked.fingerprint, 16))
+
+    def metadata(self, sums: PackedSums) -> Metadata:
+        """Check that each file of the records is that of one manifest; return what metadata.json must state."""
+        names, metadata = sums.input_names, self.packed_metadata
+        if len(set(names)) != len(names):
+            raise FailedError(f"{self.packed}: two manifests name the same input file; {metadata.remedy}")
+        known = {*names, *(file.name for file in metadata.bad_files)}
+        for name in self._paths:
+            if name not in known:
+                raise FailedError(f"{self.packed}: input file {name} is not among those that were packed; {metadata.remedy}")
         self._check_bad_files(names)
-        if metadata.lower_bound > min(bound, metadata.packs):
-            counts = partial(counts_of_groups, self.packed, metadata)
-            check_bound(path, metadata.lower_bound, metadata.packs, counts, metadata.depth, metadata.remedy)
-        right = Metadata(
+        vocabulary = self.inputs.vocabulary
+        return Metadata(
             # The sizes are those of every record that was read, the others those of the settings.
             **{key: getattr(metadata, key) for key in Metadata.planned},
             **sums.stored(metadata.max_sequence_length, metadata.lower_bound),
             tool_version=metadata.tool_version,
-            vocabulary=metadata.vocabulary if self.inputs.vocabulary is None else VocabularyInfo.of(self.inputs.vocabulary),
+            vocabulary=metadata.vocabulary if vocabulary is None else VocabularyInfo.of(vocabulary),
             input_files=len(names),
             bad_files=metadata.bad_files,
         )
-        return Proof(right, Verification.of(right, f"{fingerprint % 2**64:016x}"))
-
-    def _check_names(self, names: Sequence[str]) -> None:
-        """Each file of the records is that of one manifest; the files were held to their CRCs with their groups."""
-        known = {*names, *(file.name for file in self.metadata.bad_files)}
-        if len(set(names)) != len(names):
-            raise FailedError(f"{self.packed}: two manifests name the same input file; {self.metadata.remedy}")
-        for name in self._paths:
-            if name not in known:
-                raise FailedError(
-                    f"{self.packed}: input file {name} is not among those that were packed; {self.metadata.remedy}"
-                )
 
     def _check_bad_files(self, names: Sequence[str]) -> None:
-        """Files that were skipped as bad are in no manifest, are there as they were, and cannot be read."""
-        for bad in self.metadata.bad_files:
-            path, remedy = self._paths.get(bad.name), self.metadata.remedy
+        """Check that files that were skipped as bad are in no manifest, are there as they were, and cannot be read."""
+        bad_files, remedy = self.packed_metadata.bad_files, self.packed_metadata.remedy
+        for bad in bad_files:
+            path = self._paths.get(bad.name)
             if path is None or bad.name in names:
                 problem = "is missing now" if path is None else "is in a manifest"
                 raise FailedError(f"{self.packed}: input file {bad.name} was skipped as bad, and {problem}; {remedy}")
@@ -389,7 +212,50 @@ class _Folder:
                     raise FailedError(f"{path}: was skipped as bad, and has changed since; {remedy}")
                 if why_bad(path) is None:
                     raise FailedError(f"{path}: was skipped as bad, but can be read; {remedy}")
-        if self.metadata.bad_files:
-            named = ", ".join(file.name for file in self.metadata.bad_files[:_NAMED])
-            count = count_of(len(self.metadata.bad_files), "bad file")
+        if bad_files:
+            named = ", ".join(file.name for file in bad_files[:_NAMED])
+            count = count_of(len(bad_files), "bad file")
             self.run.reporter.say(f"{shown_path(self.packed)}: {count} of the records skipped: {named}")
+
+    def _plan_sha256(self) -> str:
+        """Return the plan by which all groups were written: of the folder's settings, or of the first group without them.
+
+        The settings have the keys of the plan, which metadata.json must repeat.
+        """
+        path, metadata = settings_path(self.packed, self.packed / METADATA_NAME), self.packed_metadata
+        fetch(path)
+        if not path.exists():
+            return self.folder.manifest(0).source_sha256
+        signature = read_signature(path)
+        planned = {key: getattr(metadata, key) for key in Metadata.planned}
+        difference = first_difference(dict(signature.settings), planned, "in metadata.json")
+        sha256 = signature.inputs.get("plan_sha256")
+        if difference is None and not (isinstance(sha256, str) and re.fullmatch(r"[0-9a-f]{64}", sha256)):
+            difference = f"inputs.plan_sha256 is {shown(sha256)}, it must be 64 hexadecimal digits"
+        if difference is not None:
+            raise FailedError(f"{path}: {difference}; {metadata.remedy}")
+        return str(sha256)
+
+
+def _pieces(file: _FileToRead, schema: PackedSchema, task: Task, buffer: ByteArray) -> Pieces:
+    """Yield the pieces of a file; a damaged input file is an InputError, a damaged shard a FailedError."""
+    if file.is_input:
+        yield from unpacked_pieces(file.path, schema.unpacked, buffer, task.advance)
+        return
+    try:
+        yield from packed_pieces(file.path, schema, buffer, task.advance)
+    except InputError as error:
+        raise FailedError(str(error)) from error
+
+
+def _check_index(path: Path, record_sizes: Sequence[SizeArray], remedy: str) -> int:
+    """Check that the index of a group holds the size of every record; its CRC-32C."""
+    fetch(path)
+    right = np.concatenate(record_sizes).astype("<u4").tobytes()
+    stored = read_file(path) if path.exists() else None
+    release(path)
+    if stored is None:
+        raise FailedError(f"{path}: the index is missing; {remedy}")
+    if stored != right:
+        raise FailedError(f"{path}: does not say the sizes of the records; {remedy}")
+    return crc32c(right)

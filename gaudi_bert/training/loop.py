@@ -24,7 +24,6 @@ from gaudi_bert.artefacts.store.mirrored_folder import publish
 from gaudi_bert.common.errors import StoppedError
 from gaudi_bert.common.launch import handled_signals
 from gaudi_bert.common.progress import Reporter, Task
-from gaudi_bert.config.sections import RunSettings
 from gaudi_bert.engines.protocol import Communicator, Device, Engine, Model
 from gaudi_bert.reading.global_order import ORDER
 from gaudi_bert.training.checkpoint import Checkpoint, Progress, remove_old_checkpoints, write_checkpoint
@@ -33,7 +32,7 @@ from gaudi_bert.training.input.batches import Batch
 from gaudi_bert.training.metrics import MetricsWriter
 from gaudi_bert.training.mlperf import MlperfLog
 from gaudi_bert.training.objective import Evaluation, Interval, IntervalReport, TrainingStep
-from gaudi_bert.training.run_plan import RunPlan
+from gaudi_bert.training.run_plan import RunPlan, RunSettings
 
 R = TypeVar("R", bound=Artefact)
 
@@ -97,7 +96,7 @@ class TrainingLoop:
     _is_cold: bool = field(default=True, init=False)
 
     def __post_init__(self) -> None:
-        self._settings, self._stage = self.plan.settings, self.plan.keys.stage
+        self._settings, self._stage = self.plan.settings, self.plan.settings.keys.stage
         self._interval = self._new_interval()
 
     def run(self) -> None:
@@ -190,7 +189,7 @@ class TrainingLoop:
             )
 
     def _new_interval(self) -> Interval:
-        return Interval(self.step.objective, self.progress.update + 1, self._is_cold, self.plan.keys)
+        return Interval(self.step.objective, self.progress.update + 1, self._is_cold, self._settings.keys)
 
     def _close_interval(self) -> None:
         self.report = report = self._interval.close(self.context.communicator)

@@ -1,4 +1,4 @@
-"""A run, whatever is trained: records (`train.py`), a packed table or a task (`tasks/`). `run_job` names its steps.
+"""A run, whatever is trained (`jobs/`). `run_job` names its steps.
 
 A job is what distinguishes one kind of run from the others: its data, model, objective, evaluation and result. All else is
 here and in the files that the steps name.
@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import fnmatch
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Generic
@@ -23,7 +23,7 @@ from gaudi_bert.artefacts.store.mirrored_folder import fetch, is_mirrored, mirro
 from gaudi_bert.common.cores import usable_cores
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import exclusive_lock, explained_os_errors, read_json, write_json, write_text
-from gaudi_bert.common.launch import is_first_process, shares_folders
+from gaudi_bert.common.launch import find_launch, is_first_process, shares_folders
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.common.tensorflow_environment import native_lines_to
 from gaudi_bert.config.pipeline import PipelineSettings, load_pipeline
@@ -36,7 +36,34 @@ from gaudi_bert.training.input.batches import Batch, TrainingOrder
 from gaudi_bert.training.loop import R, RunContext, TrainingLoop
 from gaudi_bert.training.mlperf import MlperfLog
 from gaudi_bert.training.objective import GLOBAL, Evaluation, LossDenominators, Objective, TrainingStep
-from gaudi_bert.training.run_plan import STAGE_OF_SECTION, RunPlan
+from gaudi_bert.training.run_plan import RunPlan
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A job that is ready: what follows from its files, its settings and the number of processes.
+
+    Attributes:
+        objective: what is minimised.
+        evaluation: what the model is evaluated on, if anything.
+        batches: those of a process, without end or as many as there are updates.
+        lines: model, data and batches, for people.
+        signature: what the result depends on.
+        denominators: what the losses are divided by.
+        stored: what checkpoints hold besides the settings of model and loop.
+        details: further lines, for a dry run.
+    """
+
+    spec: ModelSpec
+    objective: Objective
+    plan: RunPlan
+    evaluation: EvaluationSet[Any] | None
+    batches: Callable[[RunPlan, TrainingOrder], Iterator[Batch]]
+    lines: Sequence[str]
+    signature: Signature
+    denominators: LossDenominators = GLOBAL
+    stored: Mapping[str, Any] = field(default_factory=dict)
+    details: Callable[[], Sequence[str]] = tuple
 
 
 class Job(ABC, Generic[R]):
@@ -47,7 +74,6 @@ class Job(ABC, Generic[R]):
         section: the settings of its loop.
         is_bert: whether its model is a BERT, which every engine runs.
         evaluates_first: whether the model is evaluated before the first update too.
-        spec: the model; `objective` is what is minimised, both known once the job is planned.
     """
 
     result_name: ClassVar[str]
@@ -55,53 +81,24 @@ class Job(ABC, Generic[R]):
     section: LoopSettings
     is_bert: bool
     evaluates_first: ClassVar[bool] = False
-    spec: ModelSpec
-    objective: Objective
-
-    def prepare(self, reporter: Reporter) -> None:
-        """Read what is still to be read before the processes meet; only the first one's reporter speaks."""
 
     @abstractmethod
-    def plan(self, processes: int) -> RunPlan:
-        """Decide on the model and the batches; refuse what does not fit."""
+    def prepare(self, processes: int, reporter: Reporter) -> Prepared:
+        """Read what is to be read, decide on model and batches; refuse what does not fit.
 
-    @abstractmethod
-    def describe(self, plan: RunPlan, dry_run: bool) -> list[str]:
-        """The run as lines for people; all of its figures before a dry run."""
+        It may be called again for another number of processes, and reads its files once.
+        """
 
-    @abstractmethod
-    def signature(self) -> Signature:
-        """What the result depends on."""
-
-    def begin(self, run: RunContext[R], plan: RunPlan) -> MlperfLog | None:
-        """Write what is written before the model is built; the log of the run, where it has one."""
+    def begin(self, run: RunContext[R], plan: RunPlan, model: Model) -> MlperfLog | None:
+        """Do what comes before the first update of a model that was built; the log of the run, where it has one."""
         return None
-
-    def denominators(self) -> LossDenominators:
-        """What the losses are divided by."""
-        return GLOBAL
-
-    @abstractmethod
-    def evaluation(self, plan: RunPlan) -> EvaluationSet[Any] | None:
-        """What the model is evaluated on, if anything."""
-
-    def built(self, run: RunContext[R], plan: RunPlan, model: Model) -> None:
-        """The model is built, and has its first values."""
 
     @abstractmethod
     def load_start(self, model: Model, reporter: Reporter) -> None:
         """Load the weights that the run begins with; those that are not named keep their first values."""
 
-    @abstractmethod
-    def batches(self, plan: RunPlan, order: TrainingOrder) -> Iterator[Batch]:
-        """The batches of this process, without end or as many as there are updates."""
-
-    def stored(self) -> dict[str, Any]:
-        """What checkpoints hold of the job, besides the settings of model and loop."""
-        return {}
-
     def evaluated(self, run: RunContext[R], model: Model, update: int, evaluation: Evaluation) -> None:
-        """An update was evaluated; every process calls it."""
+        """Take the figures of an update that was evaluated; every process calls it."""
 
     @abstractmethod
     def finish(self, loop: TrainingLoop) -> R:
@@ -127,46 +124,45 @@ def run_job(
         raise InputError("--resume and --overwrite exclude each other; give the one you mean")
     with mirrored(Path(out), settings.store) as folder:
         chosen = _engine_of(job, folder, overwrite)
-        prefix = "" if dry_run else f"{STAGE_OF_SECTION[job.section.section_name]}: "
         say, reporter = reporter.say, reporter if is_first_process() else Reporter(quiet=True)
+        launch = find_launch()
+        processes = launch.size if launch is not None else 1
+        if dry_run and processes == 1:  # without a launcher, as many as the settings request
+            processes = settings.resources.workers * settings.resources.processes_per_worker
+        prefix = "" if dry_run else f"{'train' if job.section.section_name == 'training' else 'finetune'}: "
         reporter.say(f"{prefix}{chosen.line()}")  # before what takes seconds to load
-        job.prepare(reporter)
-        signature, result_path = job.signature(), folder / job.result_name
+        prepared = job.prepare(processes, reporter)
+        plan, signature, result_path = prepared.plan, prepared.signature, folder / job.result_name
         # Known before the processes meet: a pod that is lost when others are done is started once more, and meets nobody.
         if not (overwrite or dry_run) and shares_folders() and is_finished(folder, result_path, signature):
             say(_nothing_to_do(folder, signature))
             return StageOutput(job.result_type.read(result_path), skipped=True)
-        engine = load_engine(chosen.name)
-        communicator = engine.connect(job.section, signature.facts())
-        processes = communicator.size
-        if dry_run and processes == 1:  # without a launcher, as many as the settings request
-            processes = settings.resources.workers * settings.resources.processes_per_worker
-        plan = job.plan(processes)
-        for line in job.describe(plan, dry_run):
+        for line in (*prepared.lines, *((*plan.table(), *prepared.details()) if dry_run else ())):
             reporter.say(f"{prefix}{line}")
         if dry_run:
             return plan
+        engine = load_engine(chosen.name)
+        communicator = engine.connect(job.section, signature.facts())
         opened = _run_folder(
             job, folder, signature, settings, engine, communicator, reporter, resume=resume, overwrite=overwrite
         )
         with opened as run:
             if run.stored is not None:
                 return StageOutput(run.stored, skipped=True)
-            return StageOutput(run.finish(_train(job, plan, run)))
+            return StageOutput(run.finish(_train(job, prepared, run)))
 
 
-def _train(job: Job[R], plan: RunPlan, run: RunContext[R]) -> R:
+def _train(job: Job[R], prepared: Prepared, run: RunContext[R]) -> R:
     """Build, resume, train to the end."""
-    communicator = run.communicator
+    communicator, plan = run.communicator, prepared.plan
     if run.begun_by != plan.processes and plan.rows:
-        plan = replace(job.plan(run.begun_by), processes=plan.processes, begun_by=run.begun_by)
+        begun = job.prepare(run.begun_by, Reporter(quiet=True)).plan
+        plan = replace(begun, processes=plan.processes, begun_by=run.begun_by)
     settings = plan.settings
-    mlperf_log = job.begin(run, plan)
-    model = run.engine.build(job.spec, run.device, seed=settings.seed, compiled=run.compiled)
+    model = run.engine.build(prepared.spec, run.device, seed=settings.seed, compiled=run.compiled)
     updates = run.engine.updates(model, settings, communicator, plan.accumulation_steps)
-    step = TrainingStep(updates, communicator, settings, job.objective, job.denominators())
-    held_out = job.evaluation(plan)
-    job.built(run, plan, model)
+    step = TrainingStep(updates, communicator, settings, prepared.objective, prepared.denominators)
+    mlperf_log = job.begin(run, plan, model)
     progress = _restored(job, run, model, updates)
     rank, size = communicator.rank, communicator.size
     order = TrainingOrder(settings.seed, settings.shuffle_packs, rank, size, progress.packs, progress.update)
@@ -175,10 +171,10 @@ def _train(job: Job[R], plan: RunPlan, run: RunContext[R]) -> R:
         plan,
         step,
         model,
-        job.batches(plan, order),
+        prepared.batches(plan, order),
         progress,
-        _stored_settings(job, run),
-        held_out=held_out,
+        _stored_settings(job.section, prepared, run),
+        held_out=prepared.evaluation,
         mlperf_log=mlperf_log,
         evaluated=partial(job.evaluated, run, model),
         evaluates_first=job.evaluates_first,
@@ -201,15 +197,14 @@ def _restored(job: Job[R], run: RunContext[R], model: Model, updates: Updates) -
 _OF_THE_MACHINE = ("engine", "device", "compile")
 
 
-def _stored_settings(job: Job[R], run: RunContext[R]) -> dict[str, Any]:
+def _stored_settings(section: LoopSettings, prepared: Prepared, run: RunContext[R]) -> dict[str, Any]:
     """What every checkpoint of a run holds besides its state; paths are those of the user, and left out."""
-    section = job.section
     fields = TrainingSettings.model_fields if isinstance(section, TrainingSettings) else LoopSettings.model_fields
     names = fields.keys() - {"init_checkpoint", *_OF_THE_MACHINE}
     return {
-        "model": job.spec.config.to_json(),
+        "model": prepared.spec.config.to_json(),
         "training": section.model_dump(mode="json", include=names),
-        **job.stored(),
+        **prepared.stored,
         "compiled_kernels": run.compiled,
         "run": run.signature.as_json(),
     }
@@ -284,7 +279,7 @@ def _engine_of(job: Job[R], folder: Path, overwrite: bool) -> ChosenEngine:
     stored = None
     if file.is_file() and not overwrite:
         stored = getattr(load_pipeline(file), settings.section_name).engine
-    key = f"{settings.section_name}.engine"
+    key = f"{settings.section_name}.engine (--engine)"
     return choose_engine(settings.engine, is_bert=job.is_bert, key=key, stored=None if stored == "auto" else stored)
 
 

@@ -16,9 +16,9 @@ with factor f (Krell et al. 2021, section 3.3 and appendix D):
   warm-up and of the updates between evaluations, checkpoints and reports; and with beta_1 ** f and beta_2 ** f, one update
   moves the moments as f updates with the same gradient did (theorem D.1). Learning rates do not change, as in the paper.
 
-Rows may be of several lengths. Then packs of each length are taken in *turns* of so many, and an update has of each length
-its share: of a length with t turns in an average update, ceil(u t) are done after u updates. A turn is decided when the run
-begins, so an update has the same packs whichever processes read it.
+Rows may be of several lengths. Each update takes `turns` micro-batches of every row length, in proportion to its packs: of a
+length with t turns in an average update, ceil(u t) are done after u updates. A turn is decided when the run begins, so an
+update has the same packs whichever processes read it.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import count_of
-from gaudi_bert.config.sections import RunSettings
+from gaudi_bert.config.sections import LoopSettings, TrainingSettings
 
 _CADENCES = ("updates", "evaluate_every_updates", "save_every_updates", "log_every_updates")
 # A batch that differs by more than this share from the requested one gets a note.
@@ -43,7 +43,7 @@ _LONG_ROWS, _USUAL_SLOTS = 4, 512
 
 
 class RunKeys(NamedTuple):
-    """What people call a run and its settings.
+    """Names of a run and of its settings, for messages.
 
     `stage` begins its lines, `section` has its settings; of these, `micro_batch` is None where its packs are not free.
     `row_lengths` chooses the lengths of rows, where something does.
@@ -58,14 +58,46 @@ class RunKeys(NamedTuple):
 
 
 TRAINING_KEYS = RunKeys(
-    *("train", "training", "training.global_batch_sequences", "training.micro_batch_packs", "training.warmup_updates")
+    stage="train",
+    section="training",
+    sequences="training.global_batch_sequences",
+    micro_batch="training.micro_batch_packs",
+    warmup="training.warmup_updates",
 )
 TABLE_KEYS = TRAINING_KEYS._replace(row_lengths="`pack --row-lengths auto`")
-# Fine-tuning takes the micro-batch that comes nearest already.
 FINE_TUNING_KEYS = RunKeys(
-    *("finetune", "finetune", "finetune.batch_sequences", None, "finetune.warmup_share", "finetune.row_lengths = auto")
+    stage="finetune",
+    section="finetune",
+    sequences="finetune.batch_sequences",
+    micro_batch=None,  # fine-tuning takes the micro-batch that comes nearest already
+    warmup="finetune.warmup_share",
+    row_lengths="finetune.row_lengths = auto",
 )
-STAGE_OF_SECTION = {keys.section: keys.stage for keys in (TRAINING_KEYS, FINE_TUNING_KEYS)}
+
+
+class RunSettings(LoopSettings):
+    """Settings of the loop in updates and packs, and the names of the keys that they came from."""
+
+    keys: RunKeys
+    global_batch_sequences: int
+    updates: int
+    warmup_updates: int
+    evaluate_every_updates: int
+    save_every_updates: int
+    packing_correction: Literal["batch", "betas"] = "batch"
+    loss_normalization: Literal["global", "balanced", "local"] = "global"
+    target_masked_lm_accuracy: float | None = None
+    shuffle_packs: int = 4096
+
+    @property
+    def section_name(self) -> str:  # type: ignore[override]
+        """The section of a pipeline file that they came from."""
+        return self.keys.section
+
+    @classmethod
+    def of_training(cls, section: TrainingSettings, keys: RunKeys = TRAINING_KEYS) -> RunSettings:
+        """Return the settings of a run that `training` describes."""
+        return cls(keys=keys, **{name: getattr(section, name) for name in cls.model_fields if name != "keys"})
 
 
 class RowPacks(NamedTuple):
@@ -86,7 +118,7 @@ class RowTurns(NamedTuple):
 
     length: int
     packs: int
-    turns: Fraction
+    turns: Fraction | int
     most_packs: int
 
     def shared_by(self, processes: int) -> tuple[int, int]:
@@ -108,11 +140,6 @@ class MicroBatch(NamedTuple):
     packs: int
 
 
-def _figure(value: float) -> str:
-    """A count; or an average, whose further digits tell nothing."""
-    return f"{value:,.0f}" if value == int(value) else f"{value:,.1f}"
-
-
 def _correct_for_packing(settings: RunSettings, packing_factor: float) -> RunSettings:
     """The settings to train packed data with; the same ones for `packing_correction: batch`, and for unpacked data."""
     if settings.packing_correction == "batch" or packing_factor == 1.0:
@@ -130,10 +157,9 @@ class RunPlan:
     """A run before it starts.
 
     `requested` are the settings as they were given, for unpacked data. The packing factor is a mean over the data; there is
-    one process per card, `processes_per_worker` of them in each worker. `packs` is None where their number is
-    unknown, `mean_tokens` (of a sequence) where data is not packed; `keys` are the names of the settings, for messages.
-    `rows` are the packs of each length where there are several, else (); `begun_by`: processes that began the run, where
-    these are others.
+    one process per card, `processes_per_worker` of them in each worker. `packs` is None where their number is unknown,
+    `mean_tokens` (of a sequence) where data is not packed; `rows` are the packs of each length where there are several, else
+    (); `begun_by`: processes that began the run, where these are others.
     """
 
     requested: RunSettings
@@ -143,7 +169,6 @@ class RunPlan:
     slots_per_pack: int
     packs: int | None
     mean_tokens: float | None = None
-    keys: RunKeys = TRAINING_KEYS
     rows: tuple[RowPacks, ...] = ()
     begun_by: int | None = None
 
@@ -151,6 +176,10 @@ class RunPlan:
     def settings(self) -> RunSettings:
         """What packing makes of the requested settings: train with these."""
         return _correct_for_packing(self.requested, self.packing_factor)
+
+    def lines(self) -> list[str]:
+        """Return what people read at the end of a dry run."""
+        return ["a dry run: nothing was trained or written"]
 
     def micro_batches_of(self, update: int) -> list[MicroBatch]:
         """The micro-batches of an update, counted from 1.
@@ -200,7 +229,7 @@ class RunPlan:
         settings, processes = self.settings, self.begun_by or self.processes
         most = settings.micro_batch_packs
         if not self.rows:
-            return (RowTurns(self.slots_per_pack, most * processes, Fraction(self._steps_with(most)), most),)
+            return (RowTurns(self.slots_per_pack, most * processes, self._steps_with(most), most),)
         sequences = round(self.packing_factor * sum(row.packs for row in self.rows))
         turns = []
         for row in self.rows:
@@ -208,10 +237,10 @@ class RunPlan:
             most_packs = most * self.rows[-1].length // row.length
             packs = processes * min(most_packs, max(1, round(needed / processes)))
             turns.append(RowTurns(row.length, packs, needed / packs, most_packs))
-        most_frequent: Fraction = max(row.turns for row in turns)
+        most_frequent = max(row.turns for row in turns)
         if most_frequent >= 1:
             return tuple(turns)
-        return tuple(row._replace(turns=row.turns / most_frequent) for row in turns)  # no update is without packs
+        return tuple(row._replace(turns=Fraction(row.turns) / most_frequent) for row in turns)  # no update is without packs
 
     @cached_property
     def accumulation_steps(self) -> int:
@@ -224,10 +253,9 @@ class RunPlan:
         return self._mean(row.packs for row in self.turns)
 
     def _mean(self, amounts: Iterable[int]) -> float:
-        """Of an update, on one process, where a turn of each length has so much; an int where it is one."""
-        value = sum((row.turns * amount for row, amount in zip(self.turns, amounts, strict=True)), Fraction())
-        value /= self.processes
-        return int(value) if value.denominator == 1 else float(value)
+        """Return the mean of an update, on one process, where a turn of each length has so much; an int where it is one."""
+        total = sum(row.turns * amount for row, amount in zip(self.turns, amounts, strict=True))
+        return int(total // self.processes) if total % self.processes == 0 else float(total / self.processes)
 
     @property
     def packs_per_update(self) -> int:
@@ -260,18 +288,19 @@ class RunPlan:
                 f"packing_correction betas: beta_1 {requested.beta_1:g} -> {settings.beta_1:.6g}, "
                 f"beta_2 {requested.beta_2:g} -> {settings.beta_2:.6g}, "
                 f"updates {requested.updates:,} -> {settings.updates:,}, "
-                f"of them warm-up {requested.warmup_updates:,} -> {settings.warmup_updates:,}"
+                f"warm-up {requested.warmup_updates:,} -> {settings.warmup_updates:,}"
             )
-        lines.append(
-            f"{settings.updates:,} updates are about {packs * self.packing_factor:,.0f} sequences{epochs}; "
-            f"{settings.warmup_updates:,} of them are warm-up"
-        )
+        warmup = f"{settings.warmup_updates:,} of them are warm-up"
+        if settings.warmup_updates > settings.updates:
+            warmup = f"all of them are warm-up, which takes {settings.warmup_updates:,}"
+        sequences = packs * self.packing_factor
+        lines.append(f"{settings.updates:,} updates are about {sequences:,.0f} sequences{epochs}; {warmup}")
         times = self.slots_per_pack / self.mean_tokens if self.mean_tokens is not None else 1.0
         if times > _LONG_ROWS and self.slots_per_pack > _USUAL_SLOTS:
             lines.append(
                 f"note: rows of {self.slots_per_pack:,} are {times:.1f} times the mean text "
                 f"({self.mean_tokens:,.0f} tokens), and attention costs a row's length squared: shorter rows may be faster"
-                + (f"; {self.keys.row_lengths} chooses them" if self.keys.row_lengths else "")
+                + (f"; {self.requested.keys.row_lengths} chooses them" if self.requested.keys.row_lengths else "")
             )
         return lines
 
@@ -297,11 +326,11 @@ class RunPlan:
         if abs(self.change) > _NOTABLE_CHANGE:
             more, nearest = "more" if self.change > 0 else "fewer", self.nearest_micro_batch()
             remedy = ""
-            if self.keys.micro_batch is None:
+            if self.requested.keys.micro_batch is None:
                 remedy = "; every process takes the same number of packs"
             elif nearest != settings.micro_batch_packs:
-                remedy = f"; {self.keys.micro_batch} = {nearest} comes nearest to it"
-            setting = f"{self.keys.sequences} = {settings.global_batch_sequences:,}"
+                remedy = f"; {self.requested.keys.micro_batch} = {nearest} comes nearest to it"
+            setting = f"{self.requested.keys.sequences} = {settings.global_batch_sequences:,}"
             lines.append(f"note: that is {abs(self.change):.1%} {more} than {setting}{remedy}")
         if self.packs is not None and self.packs_per_update > self.packs:
             lines.append(self._repetition_line(self.packs))
@@ -312,9 +341,9 @@ class RunPlan:
         micro_batch = min(self.settings.micro_batch_packs, max(1, packs // self.processes))
         full_steps = max(1, packs // (micro_batch * self.processes))
         sequences = int(full_steps * micro_batch * self.processes * self.packing_factor)
-        remedy = f"{self.keys.sequences} = {sequences:,}"
-        if self.keys.micro_batch is not None and micro_batch < self.settings.micro_batch_packs:
-            remedy += f" and {self.keys.micro_batch} = {micro_batch:,}"
+        remedy = f"{self.requested.keys.sequences} = {sequences:,}"
+        if self.requested.keys.micro_batch is not None and micro_batch < self.settings.micro_batch_packs:
+            remedy += f" and {self.requested.keys.micro_batch} = {micro_batch:,}"
         return (
             f"note: an update takes {self.packs_per_update:,} packs and the data has {packs:,}: sequences repeat within "
             f"an update; set {remedy}, or give more data"
@@ -340,8 +369,10 @@ class RunPlan:
         title = f"{'':22}" + "".join(f"{name:>16}" for name in ("per process", "per worker", "all together"))
         lines = [title, f"{'processes':22}" + "".join(f"{count:>16,}" for count in self.shares.values())]
         for name, one in self._figures().items():
-            values = (one * count for count in self.shares.values())
-            lines.append(f"{name.replace('_', ' '):22}" + "".join(f"{_figure(value):>16}" for value in values))
+            values = [one * count for count in self.shares.values()]
+            digits = [0 if value == int(value) else 1 for value in values]  # those of an average tell nothing further on
+            shown = (f"{value:,.{count}f}" for value, count in zip(values, digits, strict=True))
+            lines.append(f"{name.replace('_', ' '):22}" + "".join(f"{text:>16}" for text in shown))
         settings = self.settings
         for what in ("evaluate", "save", "log"):
             updates = getattr(settings, f"{what}_every_updates")

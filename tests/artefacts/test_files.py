@@ -14,7 +14,7 @@ from gaudi_bert.artefacts.completion import Signature, begin_artefact, is_finish
 from gaudi_bert.artefacts.histogram import HistogramFile
 from gaudi_bert.artefacts.pack_kinds import pack_kind
 from gaudi_bert.artefacts.packed import GroupManifest, Metadata, TableMetadata, Verification
-from gaudi_bert.artefacts.plan import Plan, PlanPart, WritablePlan
+from gaudi_bert.artefacts.plan import Plan, WritablePlan
 from gaudi_bert.artefacts.shards import index_path, read_starts, write_index
 from gaudi_bert.artefacts.training import EvaluationResult, TrainingResult
 from gaudi_bert.common.crc32c import crc32c
@@ -72,7 +72,7 @@ def test_wrong_values_of_every_key_are_refused_in_plain_words(case: PackingCase,
 
 def test_a_plan_is_known_by_all_that_it_says(case: PackingCase) -> None:
     plan = WritablePlan.read(case.plan)
-    assert plan.sha256 == Plan.read(case.plan).sha256 == GroupManifest.read(manifest_path(case.packed, 0)).plan_sha256
+    assert plan.sha256 == Plan.read(case.plan).sha256 == GroupManifest.read(manifest_path(case.packed, 0)).source_sha256
     assert sum(plan.mixture.values()) == plan.totals.packs
 
 
@@ -112,7 +112,7 @@ def test_whatever_a_file_holds_is_one_short_line(tmp_path: Path, content: bytes,
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("kind", [Plan, WritablePlan, PlanPart, Metadata, GroupManifest, TableMetadata])
+@pytest.mark.parametrize("kind", [Plan, WritablePlan, Metadata, GroupManifest, TableMetadata])
 def test_another_version_of_a_format_is_refused_with_the_remedy(tmp_path: Path, kind: type[Artefact]) -> None:
     path = tmp_path / "x.json"
     of_table = {"format": "table"} if kind is TableMetadata else {}

@@ -134,6 +134,7 @@ TAKEN = {
     ("embed by modules", "absent"),
     ("embed by a tokenizer", "absent"),
     ("verify by settings", "absent"),
+    ("finetune labels", "YAML"),  # whose two lines are names of two labels
 }
 ANY_TEXT = {"inspect tokens"}
 """A vocabulary is a text of any kind."""

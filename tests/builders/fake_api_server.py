@@ -120,6 +120,11 @@ class FakeApiServer:
             self.objects[kind, metadata["name"]] = stored
             return stored
 
+    def put_own(self, kind: str, name: str, **content: Any) -> Json:
+        """Store an object of the pipeline `demo`, with its label."""
+        labels = {"app.kubernetes.io/instance": "demo", "app.kubernetes.io/component": name.removeprefix("demo-")}
+        return self.put(kind, {"metadata": {"name": name, "labels": labels}, **content})
+
     def warn(self, name: str, message: str, moment: str | None = None) -> None:
         event = {"type": "Warning", "message": message, "lastTimestamp": moment, "involvedObject": {"name": name}}
         self.put("Event", {"metadata": {"name": f"{name}.{self._revision}"}, **event})
@@ -278,6 +283,9 @@ class Answers:
         if self.method == "POST":
             if known:
                 self.handler.answer(409, status(409, f'{kind} "{name}" already exists'))
+            elif kind == "TrainJob" and ("TrainingRuntime", name) not in self.server.objects:
+                # Kubeflow Trainer's webhook.
+                self.handler.answer(403, status(403, f'admission webhook denied the request: no TrainingRuntime "{name}"'))
             else:
                 dry = self.query.get("dryRun") == "All"
                 self.handler.answer(201, self.body if dry else self.server.put(kind, self.body))

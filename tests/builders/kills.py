@@ -32,13 +32,13 @@ from gaudi_bert.config.pipeline import PipelineSettings, pipeline_from_mapping
 from gaudi_bert.config.sections import PackingSettings, PrepareSettings, TableSettings
 from gaudi_bert.corpus import blocks
 from gaudi_bert.corpus.prepare import prepare
+from gaudi_bert.packs.plan import plan
 from gaudi_bert.runners.local import run_stages
 from gaudi_bert.runners.stage_calls import RunRequest
 from gaudi_bert.tables.pack import pack_table
 from gaudi_bert.tfrecords.convert import convert
 from gaudi_bert.tfrecords.histogram import histogram
 from gaudi_bert.tfrecords.pack import pack
-from gaudi_bert.tfrecords.plan import plan
 from gaudi_bert.tfrecords.verify import verify
 from gaudi_bert.tfrecords.write import write
 from tests.builders.folders import comparable, contents

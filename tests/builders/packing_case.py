@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from gaudi_bert.config.sections import PackingSettings
+from gaudi_bert.packs.plan import plan
 from gaudi_bert.tfrecords.histogram import histogram
-from gaudi_bert.tfrecords.plan import plan
 from gaudi_bert.tfrecords.write import write
 from tests.builders.reporters import a_run
 from tests.oracles.wire import UNPACKED_KEYS, example, frame, packed_list, random_sequence

@@ -4,42 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from gaudi_bert.artefacts.plan import Plan, files_sha256, part_path
 from gaudi_bert.common.features import PackingFigures
 
 Mixture = Mapping[tuple[int, ...], int]
-
-
-def whole_plan(path: Path) -> dict[str, Any]:
-    """plan.json with the `files` and `groups` of all its parts."""
-    content = json.loads(path.read_text())
-    parts = [json.loads(part_path(path, part).read_text()) for part in range(len(content["parts"]))]
-    return {**content, **{key: [entry for part in parts for entry in part[key]] for key in ("files", "groups")}}
-
-
-def change_part(path: Path, part: int, change: Callable[[dict[str, Any]], object], **listed: Any) -> None:
-    """Change a part of a plan, and let the table know its bytes; `listed` are other keys of its entry there."""
-    content = json.loads(part_path(path, part).read_text())
-    change(content)
-    data = json.dumps(content).encode()
-    part_path(path, part).write_bytes(data)
-    plan = json.loads(path.read_text())
-    plan["parts"][part] |= {**_digest(data), **listed}
-    path.write_text(json.dumps(plan))
-
-
-def copy_plan(path: Path, folder: Path) -> Path:
-    for part in range(len(Plan.read(path).parts)):
-        (folder / part_path(path, part).name).write_bytes(part_path(path, part).read_bytes())
-    (folder / path.name).write_bytes(path.read_bytes())
-    return folder / path.name
 
 
 def write_plan(path: Path, groups: Sequence[Mixture], max_sequence_length: int, gap: int = 0) -> None:
@@ -47,18 +21,12 @@ def write_plan(path: Path, groups: Sequence[Mixture], max_sequence_length: int, 
     stored = [_group(mixture, gap) for mixture in groups]
     depth = max(len(strategy) for mixture in groups for strategy in mixture)
     masked = {"masked_slots": None, "masked_slots_needed": None}
-    part = {
-        "format_version": 2, "part": 0, "signature_sha256": "0" * 64, "depth": depth, "files": [], "groups": stored,
-        **masked,
-    }  # fmt: skip
-    data = json.dumps(part).encode()
-    part_path(path, 0).write_bytes(data)
-    packs = [group["packs"] for group in stored]
+    packs = sum(group["packs"] for group in stored)
     tokens = [_tokens(mixture) for mixture in groups]
     sequences = sum(group["sequences"] for group in stored)
-    bound = sum(packs) - gap * len(groups)
+    bound = packs - gap * len(groups)
     totals = {
-        **PackingFigures(sequences, sum(packs), sum(tokens), sum(packs) * max_sequence_length, bound).stored(),
+        **PackingFigures(sequences, packs, sum(tokens), packs * max_sequence_length, bound).stored(),
         "depth_used": depth, "strategies_used": len({strategy for mixture in groups for strategy in mixture}),
         "algorithm": "nnls", "algorithms_used": ["iterative-nnls"],
         "token_bound": sum(-(-each // max_sequence_length) for each in tokens), "groups": len(groups), **masked,
@@ -66,15 +34,9 @@ def write_plan(path: Path, groups: Sequence[Mixture], max_sequence_length: int, 
     plan = {
         "format_version": 2, "algorithm": "nnls", "depth": depth, "max_sequence_length": max_sequence_length,
         "max_predictions": None, "masked_slots": None, "seed": 5, "shard_multiple": 32, "shard_bytes": 1000,
-        "histogram_sha256": "0" * 64, "vocabulary": None, "writable": False, "totals": totals,
-        "files_sha256": files_sha256([]),
+        "histogram_sha256": "0" * 64, "vocabulary": None, "writable": False, "totals": totals, "groups": stored,
     }  # fmt: skip
-    listed = {**_digest(data), "packs": packs, "input_bytes": [0] * len(packs)}
-    path.write_text(json.dumps({**plan, "parts": [listed]}))
-
-
-def _digest(data: bytes) -> dict[str, Any]:
-    return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    path.write_text(json.dumps(plan))
 
 
 def _tokens(mixture: Mixture) -> int:
@@ -136,7 +98,14 @@ def contents() -> dict[str, Any]:
             "inputs": {"histogram_sha256": "0" * 64},
         },
         "packed/train/metadata.json": metadata,
-        "packed/train/verification.json": {**proven, "shards": 0, "input_files": 0, "fingerprint": "0123456789abcdef"},
+        "packed/train/verification.json": {
+            **proven,
+            "shards": 0,
+            "groups": 0,
+            "lower_bound": packs - 1,
+            "fingerprint": "0123456789abcdef",
+            "packs_sha256": hashlib.sha256(b"[]").hexdigest(),
+        },
         **_training(),
         **_task(),
     }

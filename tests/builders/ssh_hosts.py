@@ -44,9 +44,9 @@ class Hosts:
 
     def __init__(self, folder: Path, prefix: str, user: int) -> None:
         self.folder, self.prefix, self.user = folder, prefix, user
-        self.shared = render(SETTINGS).shared
+        (configuration,) = render(SETTINGS).of_kind("ConfigMap")
         self.launcher, self.worker = pod_specs(render(SETTINGS).steps["train"])
-        (folder / "passwd").write_text(self.shared["ConfigMap"]["data"]["passwd"])
+        (folder / "passwd").write_text(configuration["data"]["passwd"])
         (folder / "hosts").write_text("127.0.0.1 localhost\n10.77.0.11 worker-1\n10.77.0.12 worker-2\n")
         subprocess.run(["ssh-keygen", "-q", "-t", "ecdsa", "-N", "", "-f", folder / "keys" / "id_rsa"], check=True)
         (folder / "keys" / "authorized_keys").write_bytes((folder / "keys" / "id_rsa.pub").read_bytes())

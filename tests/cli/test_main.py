@@ -95,6 +95,7 @@ def test_a_bare_call_is_answered_on_a_terminal_and_refused_in_a_script(group: li
     assert plain == on_a_terminal(*group, "--help", NO_COLOR="1")[1]
     done = run_command(*group)
     assert (done.returncode, done.stdout) == (2, "")
+    assert heading in done.stderr
 
 
 def test_errors_are_red_on_a_terminal() -> None:
@@ -192,7 +193,6 @@ DEMO = Path(__file__).resolve().parents[2] / "pipelines" / "demo.yaml"
         (["pakc"], "No such command 'pakc'. Did you mean 'pack'? see: "),
         (["conjure"], "No such command 'conjure'; see: "),
         (["k8s", "sttus"], "No such command 'sttus'"),
-        ([], "Missing command; see: "),
         (["run", "absent.yaml"], "absent.yaml"),
         (["run", DEMO, "--stages", "pack"], "stages are prepare, histogram"),
         (["report", "absent"], "absent"),

@@ -18,6 +18,7 @@ from gaudi_bert.common.files import (
     atomic_file,
     exclusive_lock,
     explained_os_errors,
+    file_identity,
     open_file,
     read_file,
     read_json,
@@ -28,6 +29,7 @@ from gaudi_bert.common.files import (
 )
 from gaudi_bert.config.pipeline import parse_yaml
 from tests.builders.command_line import inside
+from tests.builders.unreadable import open_folder, unreadable
 
 
 def test_a_file_appears_whole(tmp_path: Path) -> None:
@@ -246,3 +248,21 @@ def test_aliases_and_merges_work_as_ever() -> None:
         "list": [{"x": 1, "y": 2}, {"x": 1, "y": 2}],
     }
     assert parse_yaml("", "a.yaml") is None
+
+
+@pytest.mark.parametrize("text", ['{"inputs": {"a\udcff b.jsonl": "57"}}', "first\na\udcff b.jsonl 57\n"])
+def test_a_name_that_is_no_text_is_named_alone(tmp_path: Path, text: str) -> None:
+    with pytest.raises(InputError) as caught:
+        write_text(tmp_path / "x", text)
+    assert "a\\udcff" in str(caught.value)
+    assert "inputs" not in str(caught.value)
+    assert "57" not in str(caught.value)
+
+
+def test_a_file_without_permission_is_not_missing() -> None:
+    with open_folder() as folder:
+        path = folder / "x"
+        path.write_text("a")
+        with unreadable(path), pytest.raises(InputError, match="x: cannot read: Permission denied"):
+            file_identity(path)
+        assert file_identity(path).startswith("x:")

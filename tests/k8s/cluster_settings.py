@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from gaudi_bert.config.pipeline import PipelineSettings, load_pipeline
+from gaudi_bert.runners.kubernetes.manifests import Manifests
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PIPELINES = sorted((ROOT / "pipelines").glob("*.yaml"))
@@ -55,6 +57,12 @@ MAIN_VARIANTS = ("as it is", "mpijob", "cards, mpijob and EFA", "nodes and cards
 def cluster_settings(pipeline: Path, variant: str, *more: str) -> PipelineSettings:
     """A pipeline in one variant."""
     return load_pipeline(pipeline, [*VARIANTS[variant], *more])
+
+
+def shared(manifests: Manifests, kind: str) -> dict[str, Any]:
+    """The one object of a kind that the steps share."""
+    (item,) = manifests.of_kind(kind)
+    return item
 
 
 def existing_claims(settings: PipelineSettings) -> list[str]:

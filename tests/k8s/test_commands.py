@@ -18,8 +18,8 @@ import yaml
 from gaudi_bert.artefacts.store.objects import Objects
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import load_pipeline, pipeline_from_mapping
-from gaudi_bert.runners.kubernetes.manage import _sent_lines
 from gaudi_bert.runners.kubernetes.manifests import PIPELINE_LABEL, render
+from gaudi_bert.runners.kubernetes.open_results import _sent_lines
 from gaudi_bert.runners.kubernetes.pods import Manifest, pod_specs
 from tests.builders import folders
 from tests.builders.command_line import run_command
@@ -118,11 +118,11 @@ def cluster_environment(tmp_path: Path) -> Any:
             pod["spec"]["containers"][0]["image"] = image
             pod["metadata"]["labels"] = {}
             server.put("Pod", pod)
-        server.put("Job", {"metadata": {"name": "demo-write"}, "status": {"active": 1}})
+        server.put_own("Job", "demo-write", status={"active": 1})
         server.script("demo-write", active(running("write-0")))
         server.advance("Job", "demo-write")
         server.logs["write-0"] = ["2026-01-01T00:00:00Z writing"]
-        server.put("PersistentVolumeClaim", {"metadata": {"name": "demo-work"}, "status": {"phase": "Bound"}})
+        server.put_own("PersistentVolumeClaim", "demo-work", spec={}, status={"phase": "Bound"})
         server.script("demo-open", complete(succeeded("open-0")))
         (tmp_path / "sent").mkdir()
         (tmp_path / "sent" / "report.html").write_text("a page")

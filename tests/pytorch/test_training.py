@@ -18,7 +18,7 @@ from transformers import TrainingArguments
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.sections import TrainingSettings
 from gaudi_bert.pytorch import PackedDataset, translate_arguments
-from gaudi_bert.training.run_plan import RunPlan
+from gaudi_bert.training.run_plan import RunPlan, RunSettings
 from tests.builders.agree import agree
 from tests.builders.effort import LONG
 from tests.builders.launched import ROOT, TORCHRUN, finished
@@ -111,7 +111,9 @@ def test_the_rules_are_those_of_our_trainer(correction: str, factor: float, proc
         beta_2=0.999,
         packing_correction=correction,
     )
-    plan = RunPlan(settings, factor, processes=processes, processes_per_worker=1, slots_per_pack=8, packs=None)
+    plan = RunPlan(
+        RunSettings.of_training(settings), factor, processes=processes, processes_per_worker=1, slots_per_pack=8, packs=None
+    )
     actual = translate_arguments(PADDED, factor, processes=processes, batch_packs=4, correction=correction)
     steps = actual.pop("gradient_accumulation_steps")
     agree(steps, plan.accumulation_steps, 1 if correction == "betas" else 0, scale=1.0)

@@ -2,38 +2,16 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from pyarrow import parquet
 
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.config.sections import TaskSettings
-from gaudi_bert.rows.fields import read_label_names
-from gaudi_bert.rows.reading import read_rows, windows
-from gaudi_bert.rows.types import IdsRow, QuestionRow, Row, RowPosition, TaggedRow, TextRow
-
-QUESTIONS = [
-    {"id": "a", "question": "What flows?", "answers": [{"text": "Elbe", "answer_start": 4}]},
-    {"id": "b", "question": "Why?", "answers": [], "is_impossible": True},
-]
-PARAGRAPH = {"context": "The Elbe flows north.", "qas": QUESTIONS}
-SQUAD = {"version": "v2.0", "data": [{"title": "Rivers", "paragraphs": [PARAGRAPH]}]}
-
-
-def write(path: Path, content: str | bytes) -> Path:
-    data = content.encode("utf-8") if isinstance(content, str) else content
-    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
-    return path
-
-
-def rows_of(path: Path, task: Any, labelled: bool = True, **settings: Any) -> list[Row]:
-    return list(read_rows(path, task, TaskSettings(**settings), labelled=labelled))
-
+from gaudi_bert.rows.reading import windows
+from gaudi_bert.rows.types import IdsRow, Row, RowPosition, TaggedRow, TextRow
+from tests.builders.rows import rows_of, write
 
 JSON_LINES = '\ufeff{"text": "a b", "label": "good"}\n\n{"text": "c", "text_pair": "d\\u2028e", "label": "bad"}'
 ROWS: list[tuple[str, str, str | None, dict[str, Any], list[Row]]] = [
@@ -98,7 +76,6 @@ def test_rows_of_a_file(
 
 def test_parquet(tmp_path: Path) -> None:
     pyarrow = pytest.importorskip("pyarrow")
-    from pyarrow import parquet
 
     parquet.write_table(pyarrow.table({"text": ["a", "b"], "label": [["x"], []]}), tmp_path / "x.parquet")
     rows = rows_of(tmp_path / "x.parquet", "multi-label")
@@ -110,165 +87,48 @@ def test_parquet(tmp_path: Path) -> None:
     ]
 
 
-def test_words_of_a_text_know_where_they_start(tmp_path: Path) -> None:
-    path = write(tmp_path / "x.jsonl", '{"text": "Bonn, am  Rhein!"}')
-    (row,) = rows_of(path, "token-classification", labelled=False)
-    bare = write(tmp_path / "bare.conll", "a\nb\n")
-    assert rows_of(bare, "token-classification", labelled=False) == [TaggedRow(RowPosition(1, 1), ("a", "b"))]
-    assert isinstance(row, TaggedRow)
-    assert row.tokens == ("Bonn", ",", "am", "Rhein", "!")
-    assert row.word_starts().tolist() == [0, 4, 6, 10, 15]
-    assert TaggedRow(RowPosition(1), ("ab", "c", "def")).word_starts().tolist() == [0, 3, 5]
-
-
-def test_squad(tmp_path: Path) -> None:
-    context = "The Elbe flows north."
-    expected = [
-        QuestionRow(RowPosition(1), "a", "What flows?", context, (("Elbe", 4),)),
-        QuestionRow(RowPosition(2), "b", "Why?", context, ()),
-    ]
-    assert rows_of(write(tmp_path / "x.json", json.dumps(SQUAD)), "question-answering") == expected
-    lines = [
-        {"id": "a", "question": "What flows?", "context": context, "answers": {"text": ["Elbe"], "answer_start": [4]}},
-        {"id": "b", "question": "Why?", "context": context, "answers": []},
-    ]
-    path = write(tmp_path / "x.jsonl", "\n".join(map(json.dumps, lines)))
-    assert rows_of(path, "question-answering") == [
-        row._replace(position=RowPosition(n, n)) for n, row in enumerate(expected, 1)
-    ]
-
-
 def test_windows_of_rows() -> None:
     rows: list[Row] = [TextRow(RowPosition(number), "x") for number in range(7)]
     assert [len(window) for window in windows(iter(rows), 3)] == [3, 3, 1]
     assert list(windows(iter([]), 3)) == []
 
 
-MISPLACED = '{"question": "q", "context": "cat", "answers": [{"text": "at", "answer_start": 0}]}'
-BAD: list[tuple[str, str | bytes, str, str]] = [
-    ("x.jsonl", '{"txt": "a", "label": "b"}', "classification", "line 1 (row 1): has no 'text', only 'txt', 'label'"),
-    ("x.jsonl", '{"text": "a"}', "classification", "line 1 (row 1): has no 'label'"),
-    ("x.jsonl", '{"text": " ", "label": "b"}', "classification", "line 1 (row 1): text is empty"),
-    ("x.jsonl", '{"text": 3, "label": "b"}', "classification", "line 1 (row 1): text is 3; it must be a text"),
-    ("x.jsonl", '{"text": "a", "label": 3}', "classification", "line 1 (row 1): label is the number 3; name the labels"),
-    ("x.jsonl", '{"text": "a", "label": ["b"]}', "classification", "label is ['b']; it must be the name of a label"),
-    ("x.jsonl", '{"text": "a", "label": true}', "multi-label", "label is True; it must be a list of names"),
-    (
-        "x.jsonl",
-        '{"text": "a", "label": "b"}',
-        "regression",
-        "line 1 (row 1): label is 'b'; regression needs a finite number",
-    ),
-    ("x.jsonl", '{"text": "a", "label": NaN}', "regression", "label is nan; regression needs a finite number"),
-    ("x.jsonl", '{"text": "a", "label": 1e39}', "regression", "label is 1e+39; regression needs a finite number that"),
-    ("x.jsonl", '{"text": "a", "label": -1' + "0" * 400 + "}", "regression", "label is a number of 1,329 bits"),
-    ("x.tsv", "text\tlabel\na\t\u0661", "regression", "regression needs a finite number"),
-    ("x.tsv", "text\tlabel\na\t1_000", "regression", "label is '1_000'; regression needs a finite number"),
-    ("x.tsv", "text\tlabel\na\t" + "9" * 5000, "classification", "name the labels in a file"),
-    ("x.jsonl", '{"text": "a", "label": ' + "9" * 5000 + "}", "classification", "line 1 (row 1): not JSON"),
-    (
-        "x.jsonl",
-        '{"input_ids": [2, 4294967303, 3]}',
-        "causal-language-modelling",
-        "line 1 (row 1): input_ids[1] is 4294967303",
-    ),
-    ("x.jsonl", '{"input_ids": [2, 1099511627776]}', "masked-language-modelling", "input_ids[1] is 1099511627776"),
-    ("x.jsonl", '{"input_ids": [2, true]}', "causal-language-modelling", "input_ids[1] is True; token numbers are"),
-    ("x.jsonl", '{"input_ids": [2, 3.0]}', "causal-language-modelling", "input_ids[1] is 3.0"),
-    ("x.jsonl", '{"tokens": ["a"], "tags": []}', "token-classification", "line 1 (row 1): has 1 words and 0 tags"),
-    ("x.jsonl", '{"tokens": ["a", ""], "tags": ["O", "O"]}', "token-classification", "tokens[1] is ''"),
-    ("x.jsonl", '{"text": "a"}', "token-classification", "line 1 (row 1): has no 'tokens', only 'text'"),
-    ("x.jsonl", '{"question": "q", "context": "c"}', "question-answering", "line 1 (row 1): has no `answers`"),
-    ("x.jsonl", MISPLACED, "question-answering", "line 1 (row 1): the answer 'at' is not at 0, 'ca' is"),
-    ("x.json", '{"data": [{}]}', "question-answering", "is not SQuAD's JSON, an article has no list `paragraphs`; it is"),
-    ("x.json", "{}", "question-answering", "is not SQuAD's JSON, it has no list `data`; it is {"),
-    ("x.json", "[]", "question-answering", "is not SQuAD's JSON, it is not an object; it is {"),
-    ("x.json", '{"data": {}}', "question-answering", "is not SQuAD's JSON, `data` is not a list"),
-    ("x.json", '{"data": [{"paragraphs": [{"qas": [1]}]}]}', "question-answering", "a paragraph has no `context`"),
-    ("x.json", '{"data" [', "question-answering", "not JSON (no ':' where it should be)"),
-    ("x.json", '{"data": [1', "question-answering", "is not SQuAD's JSON, an article has no list"),
-    ("x.json", '{"data": [{"a', "question-answering", "not JSON (Unterminated string"),
-    ("x.jsonl", '{"text": "a", "label": "b", "text": "c"}', "classification", "has the key 'text' twice; leave one out"),
-    ("x.jsonl", '{"text": "a", "label": "b", "c": {"d": 1, "d": 1}}', "classification", "line 1 (row 1): has the key 'd'"),
-    ("x.conll", "a\u00a0b\n", "token-classification", "line 1 (row 1): the word 'a\\xa0b' has no tag"),
-    ("x.conll", "a O\n\n\tO\n", "token-classification", "line 3 (row 2): has no word before its tag"),
-    ("x.json", json.dumps(SQUAD), "classification", "SQuAD's JSON is for question-answering"),
-    ("x.conll", "a\tO\nb\n", "token-classification", "line 2 (row 1): the word 'b' has no tag"),
-    ("x.conll", "a O\n", "classification", "CoNLL is for token-classification"),
-    ("x.tsv", "text\ttext\n", "classification", "two columns are called 'text'"),
-    (
-        "x.tsv",
-        "good\tjoy\nbad\tfear\n",
-        "classification",
-        "line 1: its header is 'good, joy'; it has no column 'text': name one with --text-column NAME",
-    ),
-    ("x.csv", "good,joy\nbad,fear\n", "classification", "without a header line, name all: --columns text,label,id"),
-    ("x.csv", 'text,label\n"a,b\n', "classification", "line 2: not CSV"),
-    ("x.xyz", "a", "classification", "unknown ending"),
-    ("x.parquet", "no", "classification", "cannot be read as a Parquet"),
-]
-RETRIEVAL: list[tuple[str, str, str]] = [
-    ("embedding", '{"anchor": "a cat"}', "has no 'positive', only 'anchor'; name the"),
-    ("embedding", '{"positive": "a cat"}', "has no 'anchor', only 'positive'; name the"),
-    ("embedding", '{"anchor": "cat", "positive": " "}', "positive is empty"),
-    ("embedding", '{"anchor": "cat", "positive": "cat"}', "both texts are 'cat'"),
-    ("embedding", '{"anchor": "a", "positive": "b", "negatives": ["c", 5]}', "negatives is 5; it must be a text"),
-    ("embedding", '{"text": "a", "text_pair": "b", "label": "near"}', "label is 'near'; embedding needs a finite number"),
-    ("embedding", '{"text": "a", "text_pair": "b"}', "has no 'label', only"),
-    ("reranking", '{"query": "a", "document": "b", "label": 2}', "label is 2; reranking needs a number of 0 to 1"),
-    ("reranking", '{"query": "a", "document": "b", "label": "yes"}', "label is 'yes'; reranking needs a number of 0 to 1"),
-    ("reranking", '{"query": "a", "document": "b"}', "has no 'label', only"),
-    ("reranking", '{"query": "a", "label": 1}', "has no 'document', only"),
-    ("reranking", '{"document": "a", "label": 1}', "has no 'query', only"),
-    ("reranking", '{"query": "a", "document": null, "label": 1}', "document is None; it must be a text"),
-    ("reranking", '{"query": " ", "document": "b", "label": 1}', "query is empty"),
-    ("reranking", '{"query": "a", "positive": 5}', "positive is 5; it must be a text, or a list of texts"),
-    ("reranking", '{"query": "a", "positive": "b", "negatives": ["c", " "]}', "negatives is empty; give it a text"),
-]
-BAD += [("x.jsonl", row, task, f"line 1 (row 1): {message}") for task, row, message in RETRIEVAL]
+ANCHOR, LIST = '{"anchor": "a", "positive": "b", "negatives": ["c"]}', '{"query": "a", "positive": "b", "negatives": ["c"]}'
 
 
-@pytest.mark.parametrize(("name", "content", "task", "message"), BAD)
-def test_bad_rows_are_named(tmp_path: Path, name: str, content: str | bytes, task: Any, message: str) -> None:
-    path = write(tmp_path / name, content)
-    with pytest.raises(InputError) as caught:
-        rows_of(path, task)
-    text = str(caught.value)
-    assert message in text
-    assert text.startswith(str(path))
-    assert "\n" not in text
+@pytest.mark.parametrize(
+    ("task", "content", "named"),
+    [
+        ("embedding", ANCHOR, {"negative": "no"}),
+        ("embedding", ANCHOR, {"anchor": "no"}),
+        ("embedding", ANCHOR, {"positive": "no"}),
+        ("embedding", ANCHOR, {"text": "no"}),
+        ("embedding", ANCHOR, {"label": "no"}),
+        ("embedding", '{"text": "a", "text_pair": "b", "label": 1}', {"anchor": "no"}),
+        ("embedding", '{"text": "a", "text_pair": "b", "label": 1}', {"negative": "no"}),
+        ("reranking", LIST, {"negative": "no"}),
+        ("reranking", LIST, {"positive": "no"}),
+        ("reranking", LIST, {"query": "no"}),
+        ("reranking", LIST, {"document": "no"}),
+        ("reranking", '{"query": "a", "document": "b", "label": 1}', {"positive": "no"}),
+        ("classification", '{"text": "a", "label": "b"}', {"text_pair": "no"}),
+        ("classification", '{"text": "a", "label": "b"}', {"label": "no"}),
+        ("classification", '{"text": "a", "label": "b"}', {"text": "no"}),
+        ("token-classification", '{"tokens": ["a"], "tags": ["O"]}', {"tokens": "no"}),
+        ("token-classification", '{"tokens": ["a"], "tags": ["O"]}', {"tags": "no"}),
+        ("masked-language-modelling", '{"text": "a"}', {"text": "no"}),
+    ],
+)
+def test_a_column_that_is_named_is_there(tmp_path: Path, task: Any, content: str, named: dict[str, str]) -> None:
+    path = write(tmp_path / "x.jsonl", content)
+    assert rows_of(path, task)
+    with pytest.raises(InputError, match="has no '"):
+        rows_of(path, task, **named)
 
 
 def test_a_missing_file(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="cannot read: No such file"):
         rows_of(tmp_path / "none.jsonl", "classification")
-
-
-def test_numbers_beyond_the_names_of_labels(tmp_path: Path) -> None:
-    labels = write(tmp_path / "labels.txt", "no\nyes\n")
-    path = write(tmp_path / "x.jsonl", '{"text": "a", "label": 1}\n{"text": "a", "label": "no"}\n{"text": "a", "label": 2}')
-    found = read_rows(path, "classification", TaskSettings(labels=str(labels)), labelled=True)
-    assert [next(found).label, next(found).label] == ["yes", "no"]  # type: ignore[union-attr]
-    with pytest.raises(InputError, match=r"line 3 \(row 3\): label is 2; --labels names 0 to 1"):
-        next(found)
-    write(labels, "no\nno\n")
-    with pytest.raises(InputError, match="line 2: 'no' is listed twice"):
-        rows_of(path, "classification", labels=str(labels))
-
-
-@pytest.mark.parametrize("zeros", [0, 1, 17, 18, 19, 5000])
-def test_a_class_number_may_have_leading_zeros(tmp_path: Path, zeros: int) -> None:
-    labels = write(tmp_path / "labels.txt", "no\nyes\n")
-    for number in (-1, 0, 1, 2, 10, 10**18, 10**400):
-        digits = f"{'-' if number < 0 else ''}{'0' * zeros}{abs(number)}"
-        path = write(tmp_path / "x.tsv", f"text\tlabel\na\t{digits}\n")
-        if 0 <= number < 2:
-            (row,) = rows_of(path, "classification", labels=str(labels))
-            assert isinstance(row, TextRow)
-            assert row.label == ("no", "yes")[number]
-        else:
-            with pytest.raises(InputError, match="--labels names 0 to 1"):
-                rows_of(path, "classification", labels=str(labels))
 
 
 SPACES = [chr(code) for code in (0xB, 0xC, 0x1C, 0x85, 0xA0, 0x2003, 0x2028, 0x202F, 0x3000)]
@@ -280,29 +140,3 @@ def test_a_word_of_conll_may_hold_any_space_but_the_separator(tmp_path: Path, se
     lines = "".join(f"{word}{separator}x{separator}B-n\n" for word in words)
     (row,) = rows_of(write(tmp_path / "x.conll", lines), "token-classification")
     assert row == TaggedRow(RowPosition(1, 1), tuple(words), ("B-n",) * len(words))
-
-
-@given(st.lists(st.integers(0, 3), max_size=6), st.integers(1, 40), st.sampled_from([None, 1]), st.booleans())
-def test_squad_is_read_an_article_at_a_time(
-    tmp_path_factory, sizes: list[int], read_bytes: int, indent: Any, last: bool
-) -> None:
-    articles = [{"paragraphs": [{**PARAGRAPH, "qas": QUESTIONS[:2] * size}, {"context": "é]", "qas": []}]} for size in sizes]
-    others = {"version": 2.125, "more": {"data": [1]}, "last": 12345}
-    content = {**others, "data": articles} if last else {"data": articles, **others}
-    path = write(tmp_path_factory.mktemp("squad") / "x.json", json.dumps(content, indent=indent, ensure_ascii=False))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("gaudi_bert.rows.formats._READ_BYTES", read_bytes)
-        found = rows_of(path, "question-answering")
-    assert [row.id for row in found] == [question["id"] for size in sizes for question in QUESTIONS[:2] * size]  # type: ignore
-    assert [row.position for row in found] == [RowPosition(number) for number in range(1, len(found) + 1)]
-
-
-def test_a_hundred_thousand_names_are_looked_up_once_each(tmp_path: Path) -> None:
-    """With a search through all names for each row and for each name this would take hours."""
-    names = [f"label {number}" for number in range(100_000)]
-    labels = write(tmp_path / "labels.txt", "\n".join(names) + "\n\n")
-    assert read_label_names(labels) == tuple(names)
-    lines = (json.dumps({"text": "a", "label": name}) for name in reversed(names))
-    path = write(tmp_path / "x.jsonl", "\n".join(lines))
-    found = read_rows(path, "classification", TaskSettings(labels=str(labels)), labelled=True)
-    assert [row.label for row in found] == names[::-1]  # type: ignore[union-attr]

@@ -16,9 +16,9 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.sections import TaskSettings
 from gaudi_bert.rows.fields import find_labels
-from gaudi_bert.rows.tokenizer import RowTokenizer, copy_tokenizer, open_tokenizer
+from gaudi_bert.rows.tokenizer import RowTokenizer, open_tokenizer
 from gaudi_bert.rows.tokenizing import best_windows, tokenize_rows, window_bounds
-from gaudi_bert.rows.types import IdsRow, QuestionRow, Row, RowPosition, Sequences, TaggedRow, TextRow, join_sequences
+from gaudi_bert.rows.types import IdsRow, QuestionRow, Row, RowPosition, Sequences, TaggedRow, TextRow
 from tests.builders.bert_folder import VOCABULARY, write_tokenizer
 from tests.builders.properties import examples
 
@@ -268,30 +268,6 @@ def test_a_label_that_the_model_does_not_know(tokenizer: RowTokenizer) -> None:
         tokenize_rows([TextRow(RowPosition(9), "cat", None, "c")], tokenizer, labels=("a", "b"), file="x.tsv", **given)
 
 
-def test_folders_without_a_tokenizer(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"holds no tokenizer; put the model's tokenizer.json or vocab.txt there"):
-        open_tokenizer(tmp_path)
-    (tmp_path / "tokenizer.json").write_text("{}", encoding="utf-8")
-    with pytest.raises(InputError, match="not a tokenizer"):
-        open_tokenizer(tmp_path)
-    with pytest.raises(InputError, match=r"nowhere: no such folder; check the path"):
-        open_tokenizer(tmp_path / "nowhere")
-
-
-def test_the_tokenizer_beside_the_prefix_of_a_checkpoint(tmp_path: Path) -> None:
-    (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n", encoding="utf-8")
-    (tmp_path / "model.ckpt.index").touch()
-    assert open_tokenizer(tmp_path / "model.ckpt").vocabulary_size == 5
-
-
-def test_casing_is_the_folder_s_own(tmp_path: Path) -> None:
-    cased = open_tokenizer(write_tokenizer(tmp_path / "cased", lower_case=False))
-    found = tokenized([TextRow(RowPosition(1), "Cat cat")], cased, None)
-    assert words_of(found, 0) == ["[CLS]", "[UNK]", "cat", "[SEP]"]
-    assert (cased.special_ids, cased.pad_id, cased.mask_id) == ((0, 1, 2, 3, 4), 0, 4)
-    assert cased.vocabulary_size == len(VOCABULARY)
-
-
 # --- windows cover a text, overlap as asked for, and every word is carried by one of them
 
 
@@ -318,53 +294,3 @@ def test_windows_cover_the_text(tokens: int, room: int, data: st.DataObject) -> 
     for token, window in enumerate(chosen):
         sides = [min(token - start, end - 1 - token) for start, end in bounds]
         assert sides[window] == max(sides) >= 0
-
-
-def made(target: object) -> Sequences:
-    return Sequences(
-        row=np.array([0, 0, 1]),
-        offsets=np.array([0, 2, 3, 6]),
-        input_ids=np.arange(6, dtype=np.int32),
-        segment_ids=np.array([0, 1, 0, 0, 1, 1], np.int8),
-        target=target,  # type: ignore[arg-type]
-        cut_rows=1,
-    )
-
-
-def test_sequences_of_several_windows_are_joined() -> None:
-    joined = join_sequences([made(np.array([1, 2, 3])), made(np.array([4, 5, 6]))], [2, 3])
-    assert joined.row.tolist() == [0, 0, 1, 2, 2, 3]
-    assert joined.offsets.tolist() == [0, 2, 3, 6, 8, 9, 12]
-    assert joined.lengths.tolist() == [2, 1, 3, 2, 1, 3]
-    assert joined.target.tolist() == [1, 2, 3, 4, 5, 6]  # type: ignore[union-attr]
-    assert (joined.cut_rows, joined.words) == (2, None)
-
-
-# --- proteins: EsmTokenizer has a vocab.txt and no tokenizer.json
-
-ESM = ["<cls>", "<pad>", "<eos>", "<unk>", *"LAGVSERTIDPKQNFYMHWCXBUZO", ".", "-", "<null_1>", "<mask>"]
-
-
-def test_a_folder_of_esm_is_read_as_transformers_reads_it(tmp_path: Path) -> None:
-    transformers = pytest.importorskip("transformers", exc_type=ImportError)
-    (tmp_path / "vocab.txt").write_text("\n".join(ESM), encoding="utf-8")
-    library = transformers.EsmTokenizer(str(tmp_path / "vocab.txt"))
-    library.save_pretrained(tmp_path)
-    assert not (tmp_path / "tokenizer.json").exists()
-    ours, random = open_tokenizer(tmp_path), np.random.default_rng(3)
-    texts = ["".join(random.choice(list("LAGVSERTIDPKX.-1b <"), length)) for length in range(1, 60)]
-    texts += ["MKT<mask>LV", "M K T", "mktl", "MK<null_1>A-.", " LA  GV "]
-    for text, other in zip(texts, texts[::-1], strict=True):
-        assert ours.tokenizer.encode(text).ids == library(text)["input_ids"], text
-        assert ours.tokenizer.encode(text, other).ids == library(text, other)["input_ids"], (text, other)
-    assert (ours.mask_id, ours.pad_id) == (library.mask_token_id, library.pad_token_id)
-    assert set(ours.special_ids) == set(library.all_special_ids)
-    copy_tokenizer(ours, tmp_path / "copy", {})
-    assert transformers.AutoTokenizer.from_pretrained(tmp_path / "copy")(texts)["input_ids"] == library(texts)["input_ids"]
-
-
-def test_a_vocabulary_that_is_not_esms_names_what_it_lacks(tmp_path: Path) -> None:
-    (tmp_path / "vocab.txt").write_text("\n".join(ESM[1:]), encoding="utf-8")
-    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "EsmTokenizer"}', encoding="utf-8")
-    with pytest.raises(InputError, match=r"vocab.txt: has no token <cls>; give the vocab.txt of an ESM model"):
-        open_tokenizer(tmp_path)

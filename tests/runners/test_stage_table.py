@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gaudi_bert import __version__
-from gaudi_bert.artefacts.base import histogram_part, histogram_parts
+from gaudi_bert.artefacts.base import histogram_parts, part_path
 from gaudi_bert.artefacts.work_folder import WorkFolder
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.progress import Reporter
@@ -144,9 +144,7 @@ NEEDS = {
     "write": ["plan.json", "plan-evaluation.json"],
     "write-finish": [f"packed/{part}/group-0000{number}.json" for part in ("train", "evaluation") for number in (0, 1)],
     "verify": ["packed/train/metadata.json", "packed/evaluation/metadata.json"],
-    "verify-finish": [
-        f"packed/{part}/verification-0000{number}.json" for part in ("train", "evaluation") for number in (0, 1)
-    ],
+    "verify-finish": ["packed/train/verification.json", "packed/evaluation/verification.json"],
     "train": ["packed/train/verification.json", "packed/evaluation/verification.json"],
     "evaluate": ["train/training.json"],
     "report": ["train/evaluation.json"],
@@ -186,29 +184,30 @@ def test_what_no_stage_makes_is_not_waited_for(override: str, waiting: dict[str,
     }
 
 
-@pytest.mark.parametrize("step", ["write-finish", "verify-finish"])
-def test_finishing_waits_for_the_plan_first(step: str, folder: WorkFolder) -> None:
-    assert _missing_inputs(folder, step) == [folder.root / "plan.json", folder.root / "plan-evaluation.json"]
+def test_finishing_waits_for_the_plan_first(folder: WorkFolder) -> None:
+    assert _missing_inputs(folder, "write-finish") == [folder.root / "plan.json", folder.root / "plan-evaluation.json"]
 
 
-def test_proofs_that_a_finished_verification_has_removed_are_not_waited_for(folder: WorkFolder) -> None:
-    for name in ("plan.json", "plan-evaluation.json", "packed/train/verification.json"):
-        make(folder, name)
-    proofs = [folder.root / "packed" / "evaluation" / f"verification-0000{number}.json" for number in (0, 1)]
-    assert _missing_inputs(folder, "verify-finish") == proofs
+def test_finishing_a_verification_waits_for_all_its_parts(folder: WorkFolder) -> None:
+    make(folder, "packed/train/verification.json")
+    wanted = folder.root / "packed" / "evaluation" / "verification.json"
+    for number in range(3):
+        assert _missing_inputs(folder, "verify-finish") == [wanted]
+        make(folder, f"packed/evaluation/verification-{number:05d}-of-00003.json")
+    assert _missing_inputs(folder, "verify-finish") == []
 
 
 @pytest.mark.parametrize("parts", [1, 2, 3, 7])
 def test_a_histogram_is_there_when_all_its_parts_are(tmp_path: Path, parts: int) -> None:
     whole = tmp_path / "histogram.json"
-    for other in (tmp_path / "histogram-evaluation.json", histogram_part(whole, (0, parts + 1))):
+    for other in (tmp_path / "histogram-evaluation.json", part_path(whole, (0, parts + 1))):
         other.write_text("{}")  # another file, and a part of another number, do not count
     for number in range(parts):
         assert histogram_parts(whole) == []
-        part = histogram_part(whole, (number, parts))
+        part = part_path(whole, (number, parts))
         part.write_text("{}")
         part.with_name(f"{part.stem}.settings.json").write_text("{}")
-    assert histogram_parts(whole) == [histogram_part(whole, (number, parts)) for number in range(parts)]
+    assert histogram_parts(whole) == [part_path(whole, (number, parts)) for number in range(parts)]
     whole.write_text("{}")
     assert histogram_parts(whole) == [whole]
 

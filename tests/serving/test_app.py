@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.builders.agree import agree
 from tests.builders.encoders import TEXTS, TOKENIZER
 from tests.builders.served import Served, served_in_thread
 
@@ -25,18 +26,18 @@ def vectors(served: Served, inputs: Any, **more: Any) -> np.ndarray:
 def test_a_text_a_list_and_token_ids_give_the_same_vectors(embedding: Served) -> None:
     expected = vectors(embedding, TEXTS[:3])
     assert expected.shape == (3, 32)
-    assert np.allclose(vectors(embedding, TEXTS[1]), expected[1:2], rtol=0, atol=1e-6)
+    agree(vectors(embedding, TEXTS[1]), expected[1:2])
     ids = [TOKENIZER.encode(text).ids for text in TEXTS[:3]]
-    assert np.allclose(vectors(embedding, ids), expected, rtol=0, atol=1e-6)
-    assert np.allclose(vectors(embedding, ids[2][1:-1]), expected[2:], rtol=0, atol=1e-6)
+    agree(vectors(embedding, ids), expected)
+    agree(vectors(embedding, ids[2][1:-1]), expected[2:])
 
 
 def test_normalize_and_dimensions_change_vectors_on_request(embedding: Served) -> None:
     plain, normal = vectors(embedding, TEXTS[:2]), vectors(embedding, TEXTS[:2], normalize=True)
-    assert np.allclose(normal, plain / np.linalg.norm(plain, axis=1, keepdims=True), rtol=0, atol=1e-6)
+    agree(normal, plain / np.linalg.norm(plain, axis=1, keepdims=True))
     short = vectors(embedding, TEXTS[:2], normalize=True, dimensions=7)
     cut = plain[:, :7]
-    assert np.allclose(short, cut / np.linalg.norm(cut, axis=1, keepdims=True), rtol=0, atol=1e-6)
+    agree(short, cut / np.linalg.norm(cut, axis=1, keepdims=True))
     assert embedding.post("/embed", {"inputs": "a", "dimensions": 33}).status == 422
 
 
@@ -46,9 +47,9 @@ def test_texts_that_are_too_long_are_refused_or_cut_at_either_end(embedding: Ser
     tokens = TOKENIZER.encode(f"{LONG} beta").ids
     right = vectors(embedding, f"{LONG} beta", truncate=True)
     left = vectors(embedding, f"{LONG} beta", truncate=True, truncation_direction="Left")
-    assert np.allclose(right, vectors(embedding, tokens[:63] + tokens[-1:]), rtol=0, atol=1e-6)
-    assert np.allclose(left, vectors(embedding, tokens[:1] + tokens[-63:]), rtol=0, atol=1e-6)
-    assert np.allclose(left, vectors(embedding, tokens, truncate=True, truncation_direction="left"), rtol=0, atol=1e-6)
+    agree(right, vectors(embedding, tokens[:63] + tokens[-1:]))
+    agree(left, vectors(embedding, tokens[:1] + tokens[-63:]))
+    agree(left, vectors(embedding, tokens, truncate=True, truncation_direction="left"))
 
 
 def test_openai_embeddings_as_numbers_and_as_base64(embedding: Served) -> None:
@@ -56,11 +57,11 @@ def test_openai_embeddings_as_numbers_and_as_base64(embedding: Served) -> None:
     answer = embedding.post("/v1/embeddings", asked).json
     numbers = [each["embedding"] for each in answer["data"]]
     assert [each["index"] for each in answer["data"]] == [0, 1]
-    assert np.allclose(numbers, vectors(embedding, TEXTS[:2]), rtol=0, atol=1e-6)
+    agree(numbers, vectors(embedding, TEXTS[:2]))
     tokens = sum(len(TOKENIZER.encode(text).ids) for text in TEXTS[:2])
     assert answer["usage"] == {"prompt_tokens": tokens, "total_tokens": tokens}
     coded = embedding.post("/v1/embeddings", {**asked, "encoding_format": "base64", "dimensions": 5}).json["data"][1]
-    assert np.allclose(struct.unpack("<5f", base64.b64decode(coded["embedding"])), numbers[1][:5], rtol=0, atol=1e-6)
+    agree(struct.unpack("<5f", base64.b64decode(coded["embedding"])), numbers[1][:5])
     refused = embedding.post("/v1/embeddings", {"input": []})
     assert (refused.status, refused.json["error"]["type"]) == (422, "invalid_request_error")
     assert embedding.get("/v1/models").json["data"][0]["id"] == "embedding"
@@ -69,7 +70,7 @@ def test_openai_embeddings_as_numbers_and_as_base64(embedding: Served) -> None:
 def test_similarity_is_the_cosine(embedding: Served) -> None:
     source, *others = vectors(embedding, TEXTS[:4], normalize=True)
     asked = {"inputs": {"source_sentence": TEXTS[0], "sentences": TEXTS[1:4]}}
-    assert np.allclose(embedding.post("/similarity", asked).json, [source @ other for other in others], rtol=0, atol=1e-6)
+    agree(embedding.post("/similarity", asked).json, [source @ other for other in others])
 
 
 def test_tokens_and_back(embedding: Served) -> None:
@@ -91,22 +92,22 @@ def test_documents_are_ranked_in_both_forms(reranker: Served) -> None:
     assert sorted(each["index"] for each in ranked) == list(range(7))
     assert all(each["text"] == TEXTS[each["index"]] for each in ranked)
     raw = reranker.post("/rerank", {"query": "alpha", "texts": TEXTS[:7], "raw_scores": True}).json
-    assert np.allclose(scores, [1 / (1 + np.exp(-each["score"])) for each in raw], rtol=0, atol=1e-6)
+    agree(scores, [1 / (1 + np.exp(-each["score"])) for each in raw])
     documents = [*TEXTS[:6], {"text": TEXTS[6]}]
     jina = reranker.post("/v1/rerank", {"query": "alpha", "documents": documents, "top_n": 2, "return_documents": True})
-    assert [each["relevance_score"] for each in jina.json["results"]] == pytest.approx(scores[:2], abs=1e-6)
+    agree([each["relevance_score"] for each in jina.json["results"]], scores[:2])
     assert jina.json["results"][0]["document"] == {"text": ranked[0]["text"]}
 
 
 def test_labels_with_scores_for_a_text_a_pair_and_a_batch(classifier: Served) -> None:
     one = classifier.post("/predict", {"inputs": "alpha"}).json
     assert [each["score"] for each in one] == sorted((each["score"] for each in one), reverse=True)
-    assert sum(each["score"] for each in one) == pytest.approx(1, abs=1e-6)
+    agree(sum(each["score"] for each in one), 1)
     pair = classifier.post("/predict", {"inputs": ["alpha", "beta gamma"]}).json
     batch = classifier.post("/predict", {"inputs": [["alpha"], ["alpha", "beta gamma"]]}).json
     for alone, among in zip((one, pair), batch, strict=True):
         assert [each["label"] for each in alone] == [each["label"] for each in among]
-        assert [each["score"] for each in alone] == pytest.approx([each["score"] for each in among], abs=1e-6)
+        agree([each["score"] for each in alone], [each["score"] for each in among])
     assert classifier.post("/predict", {"inputs": [["a", "b", "c"]]}).status == 422
 
 
@@ -124,7 +125,7 @@ def test_other_models_have_no_vectors(tagger: Served) -> None:
 
 
 def test_the_root_is_the_route_of_the_model(embedding: Served, reranker: Served, tagger: Served) -> None:
-    assert np.allclose(embedding.post("/", {"inputs": "alpha"}).json, vectors(embedding, "alpha"), rtol=0, atol=1e-6)
+    agree(embedding.post("/", {"inputs": "alpha"}).json, vectors(embedding, "alpha"))
     assert reranker.post("/", {"query": "alpha", "texts": ["beta"]}).json[0]["index"] == 0
     assert list(tagger.post("/", {"inputs": "alpha"}).json) == ["tags"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +112,12 @@ def test_a_folder_of_sentence_transformers(kind: str, settings: dict[str, Any], 
         agree(np.load(vectors), theirs, 1e-5, scale=1.0)
     _, report = transformers.AutoModel.from_pretrained(tmp_path / "out", output_loading_info=True)
     assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    # The folder may keep some of the values of a vector: then it is measured by these, and so is what becomes of it.
+    config = json.loads((tmp_path / "out" / "config_sentence_transformers.json").read_text())
+    kept = shutil.copytree(tmp_path / "out", tmp_path / "kept")
+    (kept / "config_sentence_transformers.json").write_text(json.dumps({**config, "truncate_dim": 7}))
+    train(*files, kept, tmp_path / "again", finetune={"epochs": 1}, task_settings=settings)
+    assert library.SentenceTransformer(str(tmp_path / "again"), device="cpu").encode(texts).shape == (9, 7)
     again = train(*files, model, tmp_path / "out", task_settings={**settings, **prompts})
     assert (again.skipped, again.content) == (True, result)
 
@@ -150,6 +157,11 @@ def test_texts_are_cut_where_the_folder_cuts_them(stored: int, length: int, tmp_
         ),
         ([*scored(3, 1), *pairs(2, 1)], {}, {}, "row 4\\): has an anchor and a positive, the first row has two texts and"),
         (scored(3, 1), {"batch_sequences": 1}, {}, "batch_sequences = 1: an update of one pair has nothing to compare it"),
+        ([{**row, "label": 1} for row in scored(12, 1)], {}, {}, "every score is 1"),
+        (scored(12, 1), {}, {"symmetric": True}, "task.symmetric"),
+        (scored(12, 1), {}, {"loss": "cosine", "scale": 3}, "task.scale = 3"),
+        (pairs(12, 1), {"algorithm": "lpfhp"}, {}, "finetune.algorithm = lpfhp"),
+        (pairs(12, 1), {}, {"n_best": 2}, "task.n_best = 2"),
     ],
 )
 def test_what_does_not_fit(rows: Any, finetune: Any, settings: Any, message: str, model: Path, tmp_path: Path) -> None:

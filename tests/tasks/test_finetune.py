@@ -6,7 +6,6 @@ import json
 import shutil
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,15 +13,15 @@ from safetensors.numpy import load_file
 
 from gaudi_bert.artefacts.training import FineTuning
 from gaudi_bert.common.errors import InputError
+from gaudi_bert.config.pipeline import pipeline_from_mapping
 from gaudi_bert.config.sections import TaskSettings
-from gaudi_bert.engines.choose import load_engine
-from gaudi_bert.engines.protocol import Communicator
-from gaudi_bert.rows.tokenizer import open_tokenizer
 from gaudi_bert.tasks.kinds.task import task_named
-from gaudi_bert.tasks.models.task_models import open_model, read_task_folder, start_weights
-from gaudi_bert.tasks.task_data import TaskData, TaskEvaluation, tokenized_file
+from gaudi_bert.tasks.models.task_models import start_weights
+from gaudi_bert.training.jobs.finetune import finetune
+from gaudi_bert.training.jobs.rows import FineTuneInput
 from gaudi_bert.training.run_plan import RunPlan
 from tests.builders.agree import agree
+from tests.builders.bert_folder import write_bert
 from tests.builders.command_line import run_command
 from tests.builders.effort import LONG
 from tests.builders.json_lines import lines_of, losses_of, write_lines
@@ -49,43 +48,6 @@ def test_the_best_checkpoint_is_kept_and_nothing_is_done_twice(files, model, tmp
     assert result.best_update == result.updates > 1
     with pytest.raises(InputError, match=r"finetune\.epochs = 3, not finetune\.epochs = 4"):
         run("classification", data, evaluation, model, tmp_path / "out", finetune={**changes, "epochs": 4})
-
-
-class OneOfMany(Communicator):
-    """Any process of any number, one after the other; it keeps what it gives to the sums."""
-
-    def become(self, rank: int, size: int) -> list[np.ndarray]:
-        given: list[np.ndarray] = []
-        for name, value in (("rank", rank), ("size", size), ("given", given)):
-            object.__setattr__(self, name, value)
-        return given
-
-    def sum_array(self, values: Any) -> np.ndarray:
-        self.given.append(np.array(values, np.float64))
-        return self.given[-1]
-
-
-def test_the_shares_of_any_number_of_processes_add_up_to_the_whole(files, finished) -> None:
-    model, path, one = finished("token-classification").out, files["token-classification"][1], OneOfMany()
-    folder = read_task_folder(model)
-    task = folder.make_task()
-    sequences, rows = tokenized_file(path, folder.task, TaskSettings(), open_tokenizer(model), folder.labels, 61)
-    data = TaskData.planned(path, "", rows, sequences, max_sequence_length=61, algorithm="optimal", depth=2)
-    bert = open_model(start_weights(model, task, lacks_head=False), task.head, load_engine("tensorflow"))
-    held_out = TaskEvaluation(task, data, batch_packs=2, seed=3, best_metric=task.best_metric)
-    whole = one.become(0, 1)
-    expected = held_out.evaluate(bert, one)
-    for size in (3, 7):
-        shares = []
-        for rank in range(size):
-            shares.append(one.become(rank, size))
-            held_out.evaluate(bert, one)
-        sums, logits = (sum(share[number] for share in shares) for number in range(2))
-        agree(sums, whole[0], 1e-9)
-        agree(logits, expected.logits)
-        shared = sum((share[1] != 0).any(axis=1).astype(int) for share in shares)
-        assert shared.max() == 1, "a token that two processes answered"
-        assert any(not share[1].any() for share in shares) == (size > 5)
 
 
 @pytest.mark.slow
@@ -238,3 +200,21 @@ def test_a_run_that_is_killed_again_and_again_leaves_the_same_bytes(files, model
     shutil.rmtree(tmp_path / "killed" / "tensorboard")
     assert run_command(*killed, folder=tmp_path).returncode == 0
     assert everything_in(tmp_path / "killed") == left
+
+
+def test_a_dry_run_compares_lengths_of_rows_and_depths(files, tmp_path) -> None:
+    """Rows are as long as the model has positions, where nobody says it; and the padded batches are those of an update."""
+    model, compared = write_bert(tmp_path / "m", layers=1, positions=64), []
+    for micro_batch_packs in (1, 16):
+        changes = {"batch_sequences": 8, "micro_batch_packs": micro_batch_packs}
+        settings = pipeline_from_mapping({"task": {"name": "classification"}, "finetune": changes}, "test")
+        listener, inputs = Listener(), FineTuneInput(files["classification"][0], None, model)
+        plan = finetune(settings, inputs, tmp_path / "out", reporter=listener, dry_run=True)
+        assert plan.slots_per_pack == 64
+        table = [line.split() for line in listener.lines if line.strip().startswith("64 ")]
+        assert [row[1] for row in table] == ["3", "6", "12", "max"]
+        assert [int(row[2]) for row in table] == sorted((int(row[2]) for row in table), reverse=True)
+        assert int(table[0][2]) == 18  # of 53 rows
+        compared.append([line for line in listener.lines if "batches padded to their longest" in line])
+    assert len(compared[0]) == 1
+    assert compared[0] == compared[1]

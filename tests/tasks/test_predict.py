@@ -242,6 +242,63 @@ def test_every_form_holds_the_same_vectors(folder: Path, data: Path, expected: A
     assert embedded(folder, data, tmp_path / "v.npy").skipped
 
 
+def test_vectors_have_the_values_that_the_folder_keeps(folder: Path, data: Path, expected: Any, tmp_path: Path) -> None:
+    """As in sentence-transformers, which normalises first and then cuts; `--normalize` is of what is left."""
+    cut = shutil.copytree(folder, tmp_path / "m")
+    (cut / "config_sentence_transformers.json").write_text('{"truncate_dim": 8}')
+    modules = json.loads((cut / "modules.json").read_text())
+    modules = [{**module, "idx": number, "name": str(number)} for number, module in enumerate(modules)]
+    (cut / "modules.json").write_text(json.dumps(modules))
+    pooling = {"word_embedding_dimension": expected.shape[1], "pooling_mode_mean_tokens": True}
+    (cut / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+    library = pytest.importorskip("sentence_transformers", reason="SENTENCE-TRANSFORMERS MISSING: install it --no-deps")
+    opened = library.SentenceTransformer(str(cut), device="cpu")
+    for normalize, name in ((None, "v.npy"), (True, "w.npy")):
+        embedded(cut, data, tmp_path / name, EmbedOptions(normalize=normalize))
+        theirs = opened.encode(SENTENCES, normalize_embeddings=bool(normalize))
+        assert theirs.shape == (25, 8)
+        agree(np.load(tmp_path / name), theirs, 1e-5, scale=1.0)
+    agree(np.load(tmp_path / "v.npy"), expected[:, :8], 1e-5, scale=1.0)
+
+
+def test_outputs_that_are_no_numbers(folder: Path, data: Path, tmp_path: Path) -> None:
+    """Weights that are finite, and so large that some texts overflow: the first of them is named, nothing is written."""
+    from safetensors.numpy import load_file, save_file
+
+    for command in ("embed", "predict"):
+        broken = shutil.copytree(folder, tmp_path / command) if command == "embed" else tmp_path / command
+        if command == "predict":
+            write_model(broken, "BertForSequenceClassification", num_labels=2)
+        tensors = load_file(broken / "model.safetensors")
+        (name,) = (name for name in tensors if name.endswith("layer.0.attention.self.value.weight"))
+        tensors[name] = np.full_like(tensors[name], 3e38)
+        save_file(tensors, broken / "model.safetensors", metadata={"format": "pt"})
+        for out in (tmp_path / f"{command}.jsonl", tmp_path / "v.npy"):
+            if command == "predict" and out.suffix == ".npy":
+                continue
+            with pytest.raises(InputError, match=r"line 1 \(row 1\) are no finite numbers"):
+                embedded(broken, data, out) if command == "embed" else run(broken, data, out)
+            assert not out.exists()
+
+
+def test_a_table_is_read_as_that_of_the_training(tmp_path: Path) -> None:
+    """Its separator, encoding and columns are defaults: of other files of its kind, and of no others."""
+    settings = {"text": "Satz", "label": "Art", "delimiter": ";", "encoding": "cp1252"}
+    write_model(tmp_path / "m", "BertForSequenceClassification", num_labels=2)
+    config = json.loads((tmp_path / "m" / "config.json").read_text())
+    config["gaudi_bert"] = {"task": "classification", "settings": settings}
+    (tmp_path / "m" / "config.json").write_text(json.dumps(config))
+    (tmp_path / "x.csv").write_bytes("Nr;Satz\n1;über the cat\n".encode("cp1252"))
+    (tmp_path / "x.jsonl").write_text('{"Satz": "über the cat"}\n', encoding="utf-8")
+    (tmp_path / "y.csv").write_text("text\nüber the cat\n", encoding="utf-8")
+    given = {"delimiter": ",", "encoding": "utf-8", "text": "text"}
+    answers = [
+        run(tmp_path / "m", tmp_path / data, tmp_path / f"{data}.out", **changes)
+        for data, changes in (("x.csv", {}), ("x.jsonl", {}), ("y.csv", given))
+    ]
+    assert answers[0] == answers[1] == answers[2]
+
+
 def test_options_differ_from_the_folder_s_own(folder: Path, data: Path, expected: Any, tmp_path: Path) -> None:
     embedded(folder, data, tmp_path / "v.npy", EmbedOptions(normalize=False, packed=False))
     vectors = np.load(tmp_path / "v.npy")

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gaudi_bert.tasks import update_plan
 from gaudi_bert.tasks.update_plan import GroupedRows, RowStream, choose_shape, fill_packs
 
 
@@ -55,6 +56,17 @@ def test_packs_hold_every_sequence_of_an_update_once(sizes: tuple[int, int, int]
         for first, last in itertools.pairwise(packs.starts):
             assert 1 <= last - first <= shape.batch.depth
             assert stream.lengths[sequences[packs.members[first:last]]].sum() <= shape.batch.length
+
+
+def test_a_run_of_many_epochs_is_planned_by_what_it_looks_at_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A million epochs are as soon planned as those that are looked at."""
+    monkeypatch.setattr(update_plan, "_SAMPLED_ROWS", 64)
+    shapes = []
+    for epochs in (2, 10**6):
+        stream = stream_of(40, 8, epochs)
+        assert stream.looked_at == 9
+        shapes.append(choose_shape(stream, most_packs=5, processes=2, hidden_size=24, longest=128))
+    assert shapes[0] == shapes[1]
 
 
 def best_fit(lengths: list[int], length: int, depth: int) -> int:

@@ -19,16 +19,18 @@ from typing import Any
 import pytest
 
 from gaudi_bert.artefacts.base import VocabularyInfo
+from gaudi_bert.artefacts.histogram import HistogramFile
 from gaudi_bert.artefacts.results import NothingToCount
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.tfrecords.files import find_vocabulary, list_record_files
-from gaudi_bert.tfrecords.histogram import histogram, read_histograms
+from gaudi_bert.tfrecords.histogram import histogram
 from gaudi_bert.tfrecords.verify import verify
 from gaudi_bert.tfrecords.write import write
 from tests.builders.command_line import run_command
 from tests.builders.packing_case import make_case
 from tests.builders.reporters import Listener, a_run
+from tests.builders.unreadable import open_folder, unreadable
 from tests.oracles.wire import UNPACKED_KEYS, crc32c, example, frame, random_sequence
 
 
@@ -73,7 +75,7 @@ def test_every_sequence_is_counted(
         assert entry["sequences"] == len(content[entry["name"]])
     assert summary.sequences == sum(counts)
     assert summary.tokens == written["tokens"] == sum(length * count for length, count in lengths.items())
-    assert read_histograms([tmp_path / "histogram.json"]).histogram.sequences == sum(counts)
+    assert HistogramFile.read_all([tmp_path / "histogram.json"]).sequences == sum(counts)
 
 
 def test_shards_merge_to_the_whole_and_threads_do_not_matter(tmp_path: Path) -> None:
@@ -84,7 +86,7 @@ def test_shards_merge_to_the_whole_and_threads_do_not_matter(tmp_path: Path) -> 
     parts = [tmp_path / f"part-{number}.json" for number in range(3)]
     for number, part in enumerate(parts):
         histogram(tmp_path / "records", part, a_run(part=(number, 3)))
-    assert read_histograms(parts).sha256 == read_histograms([tmp_path / "whole.json"]).sha256
+    assert HistogramFile.read_all(parts).sha256 == HistogramFile.read_all([tmp_path / "whole.json"]).sha256
     assert histogram(tmp_path / "records", tmp_path / "none.json", a_run(part=(7, 8))) == NothingToCount(0)
     assert not (tmp_path / "none.json").exists()
 
@@ -156,22 +158,23 @@ TWO = file_entry("b.tfrecord", [[4, 1, 2]])
 
 def test_several_are_merged_and_are_the_same_as_one(tmp_path: Path) -> None:
     parts = [written(tmp_path, "1.json", content(TWO)), written(tmp_path, "0.json", content(ONE))]
-    merged = read_histograms(parts)
-    whole = read_histograms([written(tmp_path, "all.json", content(ONE, TWO))])
-    assert merged.sha256 == whole.sha256 == read_histograms(parts[::-1]).sha256
-    assert merged.histogram.counts.tolist() == [0, 3, 0, 3]
-    assert merged.histogram.max_masked is not None
-    assert merged.histogram.max_masked.tolist() == [0, 1, 0, 2]
+    merged = HistogramFile.read_all(parts)
+    whole = HistogramFile.read_all([written(tmp_path, "all.json", content(ONE, TWO))])
+    assert merged.sha256 == whole.sha256 == HistogramFile.read_all(parts[::-1]).sha256
+    assert list(merged.counts) == [0, 3, 0, 3]
+    assert merged.max_masked().tolist() == [0, 1, 0, 2]
     assert merged.files is not None
     assert [file.name for file in merged.files] == ["a.tfrecord", "b.tfrecord"]
     assert (merged.max_predictions, merged.vocabulary) == (2, VocabularyInfo(size=9, sha256="ab"))
 
 
 def test_counts_alone_are_enough(tmp_path: Path) -> None:
-    records = read_histograms([written(tmp_path, "h.json", {"name": "x", "max_sequence_length": 3, "counts": [1, 0, 2]})])
+    records = HistogramFile.read_all(
+        [written(tmp_path, "h.json", {"name": "x", "max_sequence_length": 3, "counts": [1, 0, 2]})]
+    )
     assert records.files is None
     assert records.max_predictions is None
-    assert records.histogram.max_masked is None
+    assert records.max_masked() is None
 
 
 @pytest.mark.parametrize(
@@ -206,7 +209,7 @@ def test_counts_alone_are_enough(tmp_path: Path) -> None:
 )
 def test_bad_files_are_one_clear_line(tmp_path: Path, value: Any, message: str) -> None:
     with pytest.raises(InputError, match=f"histogram.json: .*{re.escape(message)}") as caught:
-        read_histograms([written(tmp_path, "histogram.json", value)])
+        HistogramFile.read_all([written(tmp_path, "histogram.json", value)])
     assert "\n" not in str(caught.value)
 
 
@@ -217,15 +220,15 @@ def test_only_like_histograms_are_merged(tmp_path: Path) -> None:
         ("predictions", {**content(TWO), "max_predictions": 3}, "max_predictions is 3, but 2 in"),
         ("vocabulary", {**content(TWO), "vocabulary": None}, "vocabulary is None"),
         ("files", {**content(TWO), "files": None}, "has no counts per file while others have"),
-        ("same", content(ONE), "a.tfrecord: is counted twice"),
+        ("same", content(ONE), "a.tfrecord is counted twice"),
     ):
         other = written(tmp_path, f"{name}.json", value)
         with pytest.raises(InputError, match=message):
-            read_histograms([one, other])
+            HistogramFile.read_all([one, other])
     with pytest.raises(InputError, match=r"no histogram\.json is given"):
-        read_histograms([])
+        HistogramFile.read_all([])
     with pytest.raises(InputError, match="cannot read"):
-        read_histograms([tmp_path / "missing.json"])
+        HistogramFile.read_all([tmp_path / "missing.json"])
 
 
 # --- RECORDS as a list of files
@@ -451,7 +454,7 @@ def test_bad_files_are_left_out_on_request_and_kept_in_mind(tmp_path: Path) -> N
     assert json.loads((packed / "metadata.json").read_text())["sequences"] == 9 * 4
     assert json.loads((packed / "verification.json").read_text())["bad_files"] == 3
     del good["part-001"]
-    parts = [run_command("verify", records, packed, "--shard", f"{part}/2", "--overwrite") for part in range(2)]
+    parts = [run_command("verify", records, packed, "--shard", f"{part}/2") for part in range(2)]
     assert [part.returncode for part in parts] == [0, 0]
     assert "3 bad files of the records skipped: part-000" in run_command("verify", records, packed, "--finish").stderr
     damaged = (records / "part-001").read_bytes()
@@ -472,9 +475,21 @@ def test_bad_files_are_left_out_on_request_and_kept_in_mind(tmp_path: Path) -> N
         histogram(records / "part-00[05]", out, a_run(), on_bad_file="skip")
 
 
+def test_a_file_without_permission_is_a_bad_file(tmp_path: Path) -> None:
+    write_files(tmp_path / "records", [9] * 3, 16, 3)
+    histogram(tmp_path / "records", tmp_path / "histogram.json", a_run())
+    with open_folder() as folder:
+        records = shutil.copytree(tmp_path / "records", folder / "records")
+        with unreadable(records / "part-001"):
+            with pytest.raises(InputError, match="part-001: cannot read: Permission denied"):
+                histogram(records, folder / "histogram.json", a_run())
+            found = histogram(records, folder / "histogram.json", a_run(), on_bad_file="skip").content
+    assert (found.sequences, [file.name for file in found.bad_files]) == (18, ["part-001"])
+
+
 def refused_by_verify(records: Path, packed: Path, reason: str) -> None:
     with pytest.raises(FailedError, match=reason):
-        verify(records, packed, a_run(overwrite=True))
+        verify(records, packed, a_run())
 
 
 def test_files_of_two_sizes_are_both_named(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import os
 import resource
 import shutil
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +15,15 @@ import numpy as np
 import pytest
 
 from gaudi_bert.artefacts.histogram import CountedFile, HistogramFile
-from gaudi_bert.artefacts.plan import Plan, WritablePlan, part_path
+from gaudi_bert.artefacts.plan import WritablePlan
 from gaudi_bert.artefacts.shards import count_shards, shard_bounds
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.files import exclusive_lock
 from gaudi_bert.config.sections import PackingSettings
+from gaudi_bert.packs.plan import plan
 from gaudi_bert.tfrecords.histogram import histogram
 from gaudi_bert.tfrecords.pack import pack
 from gaudi_bert.tfrecords.packed_folder import read_metadata
-from gaudi_bert.tfrecords.plan import plan
 from gaudi_bert.tfrecords.wire.example import decode_example
 from gaudi_bert.tfrecords.wire.framing import read_records
 from gaudi_bert.tfrecords.wire.schema import PackedSchema
@@ -30,7 +31,6 @@ from gaudi_bert.tfrecords.write import available_bytes, buffer_bytes, group_memo
 from tests.builders.folders import contents
 from tests.builders.machines import make_read_only, small_disk
 from tests.builders.packing_case import PackingCase, make_case, packed_keys, unpacked_key
-from tests.builders.plans import change_part, copy_plan, whole_plan
 from tests.builders.reporters import a_run
 from tests.builders.shards import shards_of
 from tests.oracles.wire import crc32c
@@ -103,72 +103,41 @@ def test_a_second_run_does_nothing_and_a_lost_shard_is_written_again(case: Packi
     assert kept == {path.name: path.stat().st_mtime_ns for path in out.glob("packed-00000-*")}
 
 
-@pytest.fixture(scope="module")
-def many_groups(tmp_path_factory: pytest.TempPathFactory) -> PackingCase:
-    """So many groups that the plan has two parts."""
-    return make_case(tmp_path_factory.mktemp("many"), files=67, sequences_per_file=3, group_sequences=3, algorithm="lpfhp")
+def change_plan(case: PackingCase, folder: Path, change: Callable[[dict[str, Any]], object]) -> Path:
+    """A copy of the plan, changed."""
+    content = json.loads(case.plan.read_text())
+    change(content)
+    (folder / "plan.json").write_text(json.dumps(content))
+    return folder / "plan.json"
 
 
-def test_writers_read_the_parts_of_their_own_groups(many_groups: PackingCase, tmp_path: Path) -> None:
-    plan = copy_plan(many_groups.plan, tmp_path)
-    assert len(Plan.read(plan).parts) == 2
-    first = part_path(plan, 0).read_bytes()
-    part_path(plan, 0).unlink()
-    result = write(many_groups.records, plan, tmp_path / "out", a_run(part=(66, 67)))
-    assert (result.groups, result.groups_written, result.sequences) == (1, 1, 3)
-    with pytest.raises(InputError, match=r"plan-00000\.json: a part of the plan, cannot read"):
-        write(many_groups.records, plan, tmp_path / "out", a_run(part=(65, 67)))
-        write(many_groups.records, plan, tmp_path / "out", a_run(part=(3, 67)))
-    with pytest.raises(InputError, match=r"plan-00000\.json: a part of the plan, cannot read"):
-        write(many_groups.records, plan, tmp_path / "out", a_run(finish=True))
-    part_path(plan, 0).write_bytes(first)
-    for number in range(5):
-        write(many_groups.records, plan, tmp_path / "out", a_run(part=(number, 5)))
-    write(many_groups.records, plan, tmp_path / "out", a_run(finish=True))
-    assert contents(tmp_path / "out") == contents(many_groups.packed)
-    assert sequences_in(tmp_path / "out") == Counter(unpacked_key(sequence) for sequence in many_groups.sequences)
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda plan: plan["groups"][1]["strategies"][0].__setitem__(1, 99), "group 1: its strategies do not add up"),
+        (lambda plan: plan["groups"][1]["files"].pop(), r"group 1: holds \d+ sequences, its files hold"),
+        (lambda plan: plan["groups"][1].update(files=plan["groups"][0]["files"]), "each file must be in exactly one group"),
+        (lambda plan: plan["groups"][1]["files"][0].update(bytes=0), "are more than fit"),
+        (lambda plan: plan["groups"][1].update(lower_bound=3), r"totals\.lower_bound is \d+, the groups add up to"),
+        (lambda plan: plan["totals"].update(packs=9), r"totals\.packs is 9, the groups add up to"),
+    ],
+)
+def test_a_plan_that_does_not_add_up_is_refused(case: PackingCase, tmp_path: Path, change, reason: str) -> None:
+    with pytest.raises(InputError, match=rf"plan\.json: .*{reason}"):
+        write(case.records, change_plan(case, tmp_path, change), tmp_path / "out", a_run())
+    assert not (tmp_path / "out").exists()
 
 
-def test_parts_are_those_of_the_plan(many_groups: PackingCase, tmp_path: Path) -> None:
-    def refused(reason: str) -> None:
-        with pytest.raises(InputError, match=reason):
-            write(many_groups.records, tmp_path / "plan.json", tmp_path / "out", a_run())
-        assert not list((tmp_path / "out").glob("packed-*"))
-
-    plan = copy_plan(many_groups.plan, tmp_path)
-    part_path(plan, 1).write_bytes(part_path(plan, 1).read_bytes() + b"\n")
-    refused(r"plan-00001\.json: is not the part that plan\.json lists")
-    for change, listed, reason in (
-        (lambda part: part["groups"][0]["strategies"][0].__setitem__(1, 9), {}, "group 64 do not add up"),
-        (lambda part: part["files"].pop(), {}, "each file must be in exactly one group"),
-        (lambda part: part["files"][0].update(bytes=5), {}, "do not have the sizes of the table"),
-        (lambda part: part["groups"][0].update(bound_prices=[0] * 29, lower_bound=3), {}, "totals.lower_bound|do not prove"),
-        (lambda part: None, {"packs": [1, 1, 9]}, r"totals\."),
-    ):
-        plan = copy_plan(many_groups.plan, tmp_path)
-        change_part(plan, 1, change, **listed)
-        refused(reason)
-    plan = copy_plan(many_groups.plan, tmp_path)
-    name = json.loads(part_path(plan, 0).read_text())["files"][0]["name"]
-
-    def twice(part: dict[str, Any]) -> None:
-        part["files"][0]["name"] = name
-        part["groups"][0]["files"] = [name]
-
-    change_part(plan, 1, twice)
-    refused("each file must be in exactly one group")
-
-
-def test_files_that_are_not_those_of_the_plan_are_named(many_groups: PackingCase, tmp_path: Path) -> None:
-    records = Path(shutil.copytree(many_groups.records, tmp_path / "records"))
+def test_files_that_are_not_those_of_the_plan_are_named(case: PackingCase, tmp_path: Path) -> None:
+    records = Path(shutil.copytree(case.records, tmp_path / "records"))
     for change, reason in (
-        (lambda: (records / "part-9").rename(records / "part-x"), r"part-x: is not in the plan"),
-        (lambda: (records / "part-x").unlink(), r"file part-9 of the plan is missing"),
-        (lambda: (records / "part-9").write_bytes(b"short"), r"part-9: 5 bytes, .* in the plan"),
+        (lambda: (records / "part-3").rename(records / "part-x"), r"part-x: is not in the plan"),
+        (lambda: (records / "part-x").unlink(), r"file part-3 of the plan is missing"),
+        (lambda: (records / "part-3").write_bytes(b"short"), r"part-3: 5 bytes, .* in the plan"),
     ):
         change()
         with pytest.raises(InputError, match=reason):
-            write(records, many_groups.plan, tmp_path / "out", a_run(part=(0, 67)))
+            write(records, case.plan, tmp_path / "out", a_run(part=(0, 7)))
 
 
 def test_a_folder_of_another_plan_is_refused(case: PackingCase, tmp_path: Path) -> None:
@@ -203,45 +172,38 @@ def test_two_writers_of_one_group_are_kept_apart(case: PackingCase, tmp_path: Pa
 
 
 def test_pack_is_not_shared_between_machines(case: PackingCase, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="only a part of the work is done, and all of it is needed"):
+    with pytest.raises(InputError, match="records are packed at once"):
         pack(case.records, tmp_path / "out", PackingSettings(), a_run(part=(0, 2)))
 
 
 def test_a_plan_whose_packs_hold_more_than_their_masked_slots_is_refused(case: PackingCase, tmp_path: Path) -> None:
-    plan, one = copy_plan(case.plan, tmp_path), {"masked_slots": 1, "masked_slots_needed": 1}
-    content = json.loads(plan.read_text())
-    content["masked_slots"] = 1
-    content["totals"] |= one
-    plan.write_text(json.dumps(content))
-    with pytest.raises(InputError, match=r"totals\.masked_slots_needed is 1, the groups add up to 15"):
-        write(case.records, plan, tmp_path / "out", a_run())
-    for part in range(len(content["parts"])):
-        change_part(plan, part, lambda part: part.update(one))
+    def change(plan: dict[str, Any]) -> None:
+        plan["masked_slots"] = 1
+        plan["totals"] |= {"masked_slots": 1, "masked_slots_needed": 1}
+
     with pytest.raises(InputError, match="more masked positions than masked_slots"):
-        write(case.records, plan, tmp_path / "out", a_run())
+        write(case.records, change_plan(case, tmp_path, change), tmp_path / "out", a_run())
     assert not list((tmp_path / "out").glob("[!.]*-*"))
 
 
 def test_the_bound_of_a_plan_is_proven_before_anything_is_written(case: PackingCase, tmp_path: Path) -> None:
-    content = whole_plan(case.plan)
-    group = content["groups"][1]
+    group = json.loads(case.plan.read_text())["groups"][1]
+    assert group["lower_bound"] > -(-sum(sum(strategy) * count for strategy, count in group["strategies"]) // 29)
     changes: dict[str, dict[str, Any]] = {
         "its prices prove": {"bound_prices": None, "lower_bound": group["packs"]},
         "the prices prove 0 packs": {"bound_prices": [0] * 29},
         "prices must lie in": {"bound_prices": [2**62] * 29},
-        "28 prices for lengths 1 to 29": {"bound_prices": group["bound_prices"][1:]},
+        "has 28 prices for lengths 1 to 29": {"bound_prices": group["bound_prices"][1:]},
     }
-    assert group["lower_bound"] > -(-sum(sum(strategy) * count for strategy, count in group["strategies"]) // 29)
-    for reason, change in changes.items():
-        plan = copy_plan(case.plan, tmp_path)
-        change_part(plan, 0, lambda part, change=change: part["groups"][1].update(change))
-        changed = json.loads(plan.read_text())
-        more = change.get("lower_bound", group["lower_bound"]) - group["lower_bound"]
-        lower_bound = changed["totals"]["lower_bound"] + more
-        changed["totals"] |= {"lower_bound": lower_bound, "gap": changed["totals"]["packs"] - lower_bound}
-        plan.write_text(json.dumps(changed))
-        with pytest.raises(InputError, match=f"plan.json: .*group 1.*{reason}|plan-00000.json: group 1 has {reason}"):
-            write(case.records, plan, tmp_path / "out", a_run())
+    for reason, of_group in changes.items():
+
+        def change(plan: dict[str, Any], of_group: dict[str, Any] = of_group) -> None:
+            plan["groups"][1] |= of_group
+            bound = sum(group["lower_bound"] for group in plan["groups"])
+            plan["totals"] |= {"lower_bound": bound, "gap": plan["totals"]["packs"] - bound}
+
+        with pytest.raises(InputError, match=rf"plan\.json: .*group 1: .*{reason}"):
+            write(case.records, change_plan(case, tmp_path, change), tmp_path / "out", a_run())
     assert not list((tmp_path / "out").glob("[!.]*-*"))
 
 
@@ -375,10 +337,10 @@ def test_a_group_that_memory_cannot_hold_is_to_be_split(tmp_path: Path, settings
 def test_the_estimate_is_a_little_below_what_a_group_takes(tmp_path: Path) -> None:
     case = make_case(tmp_path, files=2, sequences_per_file=400, max_sequence_length=512, max_predictions=76)
     planned = WritablePlan.read(case.plan)
-    group, files = planned.group(0), planned.group_files(0)
-    paths = [case.records / file.name for file in files]
+    group = planned.groups[0]
+    paths = [case.records / file.name for file in group.files]
     buffer = np.zeros(buffer_bytes(paths), np.uint8)
-    read = read_group(paths, files, PackedSchema.of(planned).unpacked, buffer, 1, lambda _: None)
+    read = read_group(paths, group.files, PackedSchema.of(planned).unpacked, buffer, 1, lambda _: None)
     sizes = sum(int(read.rows[name].sum()) for name in ("ids_bytes", "length", "masked_ids_bytes", "positions_bytes"))
     taken = sizes + read.rows.nbytes + read.offsets.nbytes
     assert 0.6 * taken < group_memory_bytes(group) < 1.1 * taken

@@ -113,7 +113,7 @@ def test_a_step_is_compiled_once(packed, held_out, tmp_path, compiler: str, monk
         ("auto", False, None, ("tensorflow", "pytorch"), "pytorch", "the model is not a BERT"),
         ("auto", True, None, ("pytorch",), "pytorch", "TensorFlow is not installed"),
         ("auto", True, "pytorch", ("tensorflow", "pytorch"), "pytorch", "the run began with it"),
-        ("tensorflow", True, "pytorch", ("tensorflow",), "tensorflow", "training.engine says so"),
+        ("tensorflow", True, "pytorch", ("tensorflow",), "tensorflow", "as requested"),
     ],
 )
 def test_which_engine_and_why(monkeypatch, requested, is_bert, stored, installed, expected, reason) -> None:

@@ -19,7 +19,7 @@ from gaudi_bert.config.sections import MlperfSettings, TrainingSettings
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.training.jobs.records import train
 from gaudi_bert.training.mlperf import MlperfLog, open_log
-from gaudi_bert.training.run_plan import RunPlan
+from gaudi_bert.training.run_plan import RunPlan, RunSettings
 from tests.builders import training_data as data
 from tests.builders.agree import agree
 from tests.builders.effort import LONG
@@ -80,7 +80,9 @@ def write_log(path: Path, accuracies: list[float], settings: MlperfSettings = WH
     """The log of a run of BERT-large whose evaluations gave `accuracies`; the last one is the target."""
     pytest.importorskip("mlperf_logging")
     training = TrainingSettings(optimizer="lamb", global_batch_sequences=448, micro_batch_packs=28)
-    plan = RunPlan(training, 2.0, processes=8, processes_per_worker=8, slots_per_pack=512, packs=1000)
+    plan = RunPlan(
+        RunSettings.of_training(training), 2.0, processes=8, processes_per_worker=8, slots_per_pack=512, packs=1000
+    )
     log = MlperfLog(path, settings)
     log.describe(plan, SimpleNamespace(packs=1000, packing_factor=2.0), LARGE)
     with log:

@@ -211,17 +211,33 @@ def test_the_older_form_like_minilm_and_the_newer_one(tmp_path: Path) -> None:
     folder = write(tmp_path / "older", ["Transformer", "Pooling", "Normalize"], pooling, settings)
     prompts = {"query": None, "document": None}
     assert read_sentence_folder(folder) == SentenceFolder("mean", True, 256, prompts=prompts)
-    for mode in ("cls", "mean", "max"):
-        newer = {"embedding_dimension": 3, "pooling_mode": mode}
+    for mode, given in (("cls", "cls"), ("mean", "mean"), ("max", ["max"]), ("last", "lasttoken")):
+        newer = {"embedding_dimension": 3, "pooling_mode": given}
         folder = write(tmp_path / mode, ["Transformer", "Pooling"], newer)
-        assert read_sentence_folder(folder) == SentenceFolder(mode, prompts=prompts)
+        assert read_sentence_folder(folder) == SentenceFolder(mode, prompts=prompts)  # type: ignore[arg-type]
 
 
 def test_what_cannot_be_done(tmp_path: Path) -> None:
     assert read_sentence_folder(tmp_path) is None
     mean = {"pooling_mode_mean_tokens": True}
-    with pytest.raises(InputError, match="has a module Dense"):
-        read_sentence_folder(write(tmp_path / "dense", ["Transformer", "Pooling", "Dense"], mean))
+    kinds = [
+        ["Transformer", "Pooling", "Dense"],
+        ["Transformer", "Normalize", "Pooling"],
+        ["Transformer", "Pooling", "Normalize", "Normalize"],
+        ["Pooling"],
+    ]
+    for number, modules in enumerate(kinds):
+        folder = write(tmp_path / f"m{number}", modules, mean)
+        for pooling in (None, "mean"):
+            with pytest.raises(InputError, match=re.escape(", ".join(modules))):
+                read_sentence_folder(folder, pooling)  # type: ignore[arg-type]
+    for number, modes in enumerate((["mean", "max"], ["weightedmean"], [], [7], 7)):
+        with pytest.raises(InputError, match="only one of cls, mean, max and last"):
+            read_sentence_folder(write(tmp_path / f"p{number}", ["Transformer", "Pooling"], {"pooling_mode": modes}))
+    sparse = write(tmp_path / "sparse", ["Transformer", "Pooling"], mean)
+    (sparse / "config_sentence_transformers.json").write_text('{"model_type": "SparseEncoder"}')
+    with pytest.raises(InputError, match="model_type"):
+        read_sentence_folder(sparse)
     with pytest.raises(InputError, match="only one of cls, mean, max and last"):
         read_sentence_folder(write(tmp_path / "two", ["Transformer", "Pooling"], {**mean, "pooling_mode_max_tokens": True}))
     with pytest.raises(InputError, match="pools by pooling_mode_weightedmean_tokens"):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.sections import TrainingSettings
 from gaudi_bert.training.loop import learning_rate_at
-from gaudi_bert.training.run_plan import RowPacks, RunPlan
+from gaudi_bert.training.run_plan import RowPacks, RunPlan, RunSettings
 from tests.builders.agree import agree
 from tests.oracles import training as naive
 
@@ -30,7 +30,14 @@ PHASE_2 = TrainingSettings(
 
 
 def plan(settings: TrainingSettings, factor: float, processes: int = 8, packs: int | None = 1_000_000) -> RunPlan:
-    return RunPlan(settings, factor, processes=processes, processes_per_worker=8, slots_per_pack=512, packs=packs)
+    return RunPlan(
+        RunSettings.of_training(settings),
+        factor,
+        processes=processes,
+        processes_per_worker=8,
+        slots_per_pack=512,
+        packs=packs,
+    )
 
 
 def batch(sequences: int, packs: int, factor: float, processes: int = 1) -> RunPlan:
@@ -41,7 +48,7 @@ def batch(sequences: int, packs: int, factor: float, processes: int = 1) -> RunP
 
 def test_the_batch_is_kept_and_so_is_all_else() -> None:
     made = plan(PHASE_2, 2.0)
-    assert made.settings == PHASE_2
+    assert made.settings == RunSettings.of_training(PHASE_2)
     assert made.accumulation_steps == 256
     assert made.sequences_per_update == 32_768
 
@@ -49,7 +56,8 @@ def test_the_batch_is_kept_and_so_is_all_else() -> None:
 def test_or_the_packs_are_kept_and_the_betas_raised() -> None:
     """Theorem D.1: beta 0.81 becomes 0.6561 at two sequences per pack."""
     settings = PHASE_2.model_copy(update={"packing_correction": "betas", "beta_1": 0.81})
-    assert plan(settings, 1.0).settings == settings, "unpacked data is trained as requested"
+    unpacked = plan(settings, 1.0).settings
+    assert unpacked == RunSettings.of_training(settings), "unpacked data is trained as requested"
     made = plan(settings, 2.0)
     changed = made.settings
     agree(changed.beta_1, 0.6561)
@@ -62,7 +70,12 @@ def test_or_the_packs_are_kept_and_the_betas_raised() -> None:
     assert made.sequences_per_update == 65_536
     assert abs(made.change) < 0.02
     assert "beta_1 0.81 -> 0.6561" in made.short_lines()[1]
-    assert "updates 1,564 -> 782, of them warm-up 200 -> 100" in made.short_lines()[1]
+    assert "updates 1,564 -> 782, warm-up 200 -> 100" in made.short_lines()[1]
+
+
+def test_a_warm_up_longer_than_the_run_is_said_to_be_all_of_it() -> None:
+    settings = TrainingSettings(updates=8, warmup_updates=100)
+    assert plan(settings, 2.0).short_lines()[-1].endswith("all of them are warm-up, which takes 100")
 
 
 @given(factor=st.floats(1, 40), updates=st.integers(1, 100), warmup=st.integers(0, 100))

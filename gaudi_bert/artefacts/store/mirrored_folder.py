@@ -136,7 +136,7 @@ def is_mirrored(path: Path) -> bool:
 
 
 def shown_path(path: Path) -> str:
-    """How messages name a local path: by its URL, where it has one."""
+    """Return the name of a local path for messages: its URL, where it has one."""
     mirror = _mirrored_folder_of(path)
     return str(path) if mirror is None else mirror.url_of(path)
 
@@ -181,7 +181,7 @@ def remove(*paths: Path) -> None:
 
 
 def names_in(folder: Path) -> list[str]:
-    """What is in a folder, sorted: names of its files and folders; in a store, of all objects below it, relative to it."""
+    """List a folder, sorted: names of its files and folders; in a store, of all objects below it, relative to it."""
     mirror = _mirrored_folder_of(folder)
     if mirror is None:
         return sorted(path.name for path in folder.iterdir())
@@ -354,7 +354,7 @@ def local_copy(location: str | Path, store: StoreSettings | None = None) -> Iter
 
 @contextmanager
 def local_copies(locations: Sequence[str | Path | None], store: StoreSettings | None = None) -> Iterator[list[Path | None]]:
-    """As `local_copy`, of several. What two of them mean has one copy, so that its path is the same."""
+    """Copy several as `local_copy` does. What two of them mean has one copy, so that its path is the same."""
     with ExitStack() as stack:
         buckets: dict[str, Path] = {}
 
@@ -391,7 +391,7 @@ def exists(path: Path, store: StoreSettings | None = None) -> bool:
 
 
 def existing_histograms(histogram: Path, store: StoreSettings | None = None) -> list[Path]:
-    """As `histogram_parts`, on a disk or in a store."""
+    """List the files of a histogram as `histogram_parts` does, on a disk or in a store."""
     if not in_store(histogram):
         return histogram_parts(histogram)
     if exists(histogram, store):

@@ -115,7 +115,7 @@ _FINAL = (errno.EINVAL, errno.ENOTSUP, errno.ENAMETOOLONG)
 
 @dataclass(frozen=True)
 class ObjectInfo:
-    """What a store reports of an object: its size, its version ("" where the store has none), and when
+    """Report of a store on an object: its size, its version ("" where the store has none), and when
     it was written, in seconds since 1970 (None where unknown)."""
 
     bytes: int

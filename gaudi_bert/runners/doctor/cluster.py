@@ -111,7 +111,7 @@ def _check_rights(cluster: Cluster, settings: PipelineSettings) -> CheckResult:
 
 
 def _check_objects(cluster: Cluster, manifests: Manifests) -> list[CheckResult]:
-    items = [*manifests.shared.values(), *manifests.steps.values()]
+    items = [*manifests.shared, *manifests.steps.values()]
     own_claims = {item["metadata"]["name"] for item in items if item["kind"] == "PersistentVolumeClaim"}
     found = {title_of(item): _read(cluster, item["kind"], item["metadata"]["name"]) for item in items}
     lacks_runtime = any(item is None for title, item in found.items() if title.startswith("TrainingRuntime "))

@@ -56,19 +56,11 @@ _ROWS = (
     Kind("ServiceAccount", "serviceaccounts", verbs=("create", "get", "delete")),
     Kind("Workload", "workloads", "kueue.x-k8s.io", "v1beta2", verbs=("list",)),
     Kind("OlderWorkload", "workloads", "kueue.x-k8s.io", "v1beta1", verbs=("list",)),
-    Kind("LocalQueue", "localqueues", "kueue.x-k8s.io", "v1beta2"),
-    Kind("OlderLocalQueue", "localqueues", "kueue.x-k8s.io", "v1beta1"),
     Kind("Pod", "pods", verbs=("list",)),
     Kind("Event", "events", verbs=("list",)),
-    Kind("Secret", "secrets"),
     Kind("Namespace", "namespaces", namespaced=False),
     Kind("Node", "nodes", namespaced=False),
-    Kind("PersistentVolume", "persistentvolumes", namespaced=False),
     Kind("StorageClass", "storageclasses", "storage.k8s.io", namespaced=False),
-    Kind("LimitRange", "limitranges"),
-    Kind("ResourceQuota", "resourcequotas"),
-    Kind("PriorityClass", "priorityclasses", "scheduling.k8s.io", namespaced=False),
-    Kind("RuntimeClass", "runtimeclasses", "node.k8s.io", namespaced=False),
     Kind("SelfSubjectAccessReview", "selfsubjectaccessreviews", "authorization.k8s.io", namespaced=False),
 )
 KINDS: Mapping[str, Kind] = MappingProxyType({kind.name: kind for kind in _ROWS})
@@ -146,7 +138,7 @@ class Connection:
         self._client = _new_client()
 
     def call(self, action: str, verb: str, kind: str, **arguments: Any) -> Json:
-        """The JSON answer to one request.
+        """Return the JSON answer to one request.
 
         `action` is what is being done, for errors; `verb` is `get` (with a name or of all), `create`, `replace` or
         `delete`.
@@ -155,11 +147,19 @@ class Connection:
         return answer
 
     def open(
-        self, action: str, method: str, *arguments: Any, read_whole: bool = False, timeout: Any = _TIMEOUT, **options: Any
+        self,
+        action: str,
+        method: str,
+        *arguments: Any,
+        read_whole: bool = False,
+        patient: bool = True,
+        timeout: Any = _TIMEOUT,
+        **options: Any,
     ) -> Any:
-        """The raw answer, read completely or still to be read, once there is one; an error for a refusal that stays.
+        """Return the raw answer, complete or still to be read, once there is one; an error for a refusal that stays.
 
-        `method` is the client's: a verb with a resource, or `request` for a path that is not an object's.
+        `method` is the client's: a verb with a resource, or `request` for a path that is not an object's. What is not
+        `patient` is asked once, and says nothing about the server, which asks a node for logs.
         """
         import urllib3
         from kubernetes.client.exceptions import ApiException
@@ -173,7 +173,11 @@ class Connection:
                 response = ask(*arguments, serialize=False, _request_timeout=timeout, **options)
                 if read_whole:
                     response.read(cache_content=True)
-                self._note_answer()
+                with self._lock:
+                    self._has_answered = True
+                    if self._is_away and patient:
+                        self._is_away = False
+                        self._say("the cluster answers again")
                 return response
             except ApiException as refusal:
                 if refusal.status == 401 and not renewed:
@@ -181,7 +185,7 @@ class Connection:
                     self._client = _new_client()
                     continue
                 error, pause = _explain(action, refusal), _pause(attempt, refusal)
-                if refusal.status not in _BUSY:
+                if refusal.status not in _BUSY or not patient:
                     raise error from refusal
             except urllib3.exceptions.HTTPError as broken:
                 reason = _POOL.sub("", " ".join(str(broken).split()))
@@ -191,26 +195,18 @@ class Connection:
                 )
                 pause = _pause(attempt, None)
             waited += time.monotonic() - began + pause
+            if not patient:
+                raise error
             limit = self.outage_seconds if self._has_answered else min(self.outage_seconds, _FIRST_ANSWER_SECONDS)
             if waited > limit:
                 raise error
-            self._note_outage(error, waited, limit)
+            with self._lock:
+                # Of a server that has answered, the first refusal passes as a rule.
+                if not self._is_away and (not self._has_answered or waited > _FIRST_ANSWER_SECONDS / 2):
+                    self._is_away = True
+                    self._say(f"{error}; retrying for at most {human_seconds(limit)}")
             attempt += 1
             self.sleep(pause)
-
-    def _note_answer(self) -> None:
-        with self._lock:
-            self._has_answered = True
-            if self._is_away:
-                self._is_away = False
-                self._say("the cluster answers again")
-
-    def _note_outage(self, error: ClusterError, waited: float, limit: float) -> None:
-        """Say once that the server is away: of one that has answered not at the first refusal, which passes as a rule."""
-        with self._lock:
-            if not self._is_away and (not self._has_answered or waited > _FIRST_ANSWER_SECONDS / 2):
-                self._is_away = True
-                self._say(f"{error}; retrying for at most {human_seconds(limit)}")
 
 
 def _new_client() -> Any:
@@ -309,7 +305,7 @@ class Cluster:
         self.connection = connection or Connection()
 
     def version(self) -> tuple[int, int]:
-        """The server's version, for example (1, 31)."""
+        """Return the server's version, for example (1, 31)."""
         response = self.connection.open("ask for the version", "request", "get", "/version", read_whole=True)
         answer = json.loads(response.data)
         return int(answer["major"]), int(str(answer["minor"]).rstrip("+"))
@@ -331,32 +327,27 @@ class Cluster:
             )
 
     def read_namespace(self) -> Json:
-        """The namespace itself."""
+        """Return the namespace itself."""
         return self.connection.call(f"look for namespace {self.namespace}", "get", "Namespace", name=self.namespace)
-
-    def serves(self, kind: str) -> bool | None:
-        """Whether the cluster knows `kind`; None where this account may not list it."""
-        try:
-            self._call(f"list {kind}s", "get", kind, limit=1)
-        except NotFoundError:
-            return False
-        except ForbiddenError:
-            return None
-        return True
 
     def create(self, item: Json, *, dry_run: bool = False) -> Json:
         """Make an object; with `dry_run`, the server checks all that it would, and makes nothing."""
         return self._call(f"create {title_of(item)}", "create", item["kind"], body=item, **_DRY_RUN[dry_run])
 
-    def replace(self, item: Json) -> Json:
-        """Replace an object."""
-        return self._call(f"replace {title_of(item)}", "replace", item["kind"], name=item["metadata"]["name"], body=item)
+    def replace(self, item: Json, *, dry_run: bool = False) -> Json:
+        """Replace an object, or check whether it could be replaced."""
+        title, name = title_of(item), item["metadata"]["name"]
+        return self._call(f"replace {title}", "replace", item["kind"], name=name, body=item, **_DRY_RUN[dry_run])
 
-    def read(self, kind: str, name: str) -> Json | None:
-        """An object, or None where there is none of that name."""
+    def read(self, kind: str, name: str, *, if_allowed: bool = False) -> Json | None:
+        """Return an object, or None where there is none of that name; `if_allowed`: or it may not be seen."""
         try:
             return self._call(f"read {kind} {name}", "get", kind, name=name)
         except NotFoundError:
+            return None
+        except ForbiddenError:
+            if not if_allowed:
+                raise
             return None
 
     def delete(self, kind: str, name: str) -> bool:
@@ -367,25 +358,23 @@ class Cluster:
             return False
         return True
 
-    def find(self, kind: str, label_selector: str) -> list[Json]:
-        """The objects with these labels; none where the cluster does not know the kind."""
+    def find(self, kind: str, label_selector: str, *, if_allowed: bool = False) -> list[Json]:
+        """Return the objects with these labels; none where the cluster does not know the kind.
+
+        With `if_allowed`, none where this account may not list them: what a pipeline does not use needs no right.
+        """
         try:
             answer = self._call(f"list {kind}s", "get", kind, label_selector=label_selector)
         except NotFoundError:
             return []
-        return answer.get("items") or []
-
-    def find_if_allowed(self, kind: str, label_selector: str) -> list[Json]:
-        """The same, and none of Kubeflow Trainer's where this account may not list them: few accounts have that right."""
-        try:
-            return self.find(kind, label_selector)
         except ForbiddenError:
-            if kind != "TrainJob":
+            if not if_allowed:
                 raise
             return []
+        return answer.get("items") or []
 
     def find_everywhere(self, kind: str) -> list[Json] | None:
-        """All objects of a kind, of all namespaces; None where this account may not see them."""
+        """Return all objects of a kind, of all namespaces; None where this account may not see them."""
         try:
             return self.connection.call(f"list all {kind}s", "get", kind).get("items") or []
         except (ForbiddenError, NotFoundError):
@@ -404,7 +393,7 @@ class Cluster:
         return bool(answer.get("status", {}).get("allowed"))
 
     def events(self, name: str) -> list[Json]:
-        """What the cluster noted about the object called `name`, oldest first."""
+        """Return what the cluster noted about the object called `name`, oldest first."""
         answer = self._call(f"list events of {name}", "get", "Event", field_selector=f"involvedObject.name={name}")
         return sorted(answer.get("items") or [], key=lambda event: event.get("lastTimestamp") or "")
 
@@ -427,7 +416,7 @@ class Cluster:
     def log_lines(
         self, pod: str, container: str, since_seconds: int | None = None, *, follow: bool = True, last: int | None = None
     ) -> Iterator[str]:
-        """The lines of a container's log, each with its time, until the container ends; a `StreamDroppedError` as above.
+        """Yield the lines of a container's log, each with its time, until the container ends.
 
         `since_seconds` is how old the first line may be, `last` how many lines come at most, from the end; `follow` waits
         for more.
@@ -436,15 +425,13 @@ class Cluster:
         query += [("sinceSeconds", str(since_seconds))] if since_seconds is not None else []
         query += [("tailLines", str(last))] if last is not None else []
         path = f"/api/v1/namespaces/{self.namespace}/pods/{pod}/log"
-        timeout = (_TIMEOUT[0], _LONGEST_LOG_SECONDS)
-        yield from _response_lines(
-            self.connection.open(f"read the log of {pod}", "request", "get", path, query_params=query, timeout=timeout)
-        )
+        options: Json = {"query_params": query, "timeout": (_TIMEOUT[0], _LONGEST_LOG_SECONDS), "patient": False}
+        yield from _response_lines(self.connection.open(f"read the log of {pod}", "request", "get", path, **options))
 
     def _call(self, action: str, verb: str, kind: str, **arguments: Any) -> Json:
         return self.connection.call(action, verb, kind, namespace=self.namespace, **arguments)
 
 
 def title_of(item: Json) -> str:
-    """Its kind and name, for messages."""
+    """Return its kind and name, for messages."""
     return f"{item['kind']} {item['metadata']['name']}"

@@ -1,38 +1,33 @@
-"""The manifests of `k8s/`, filled from a pipeline file: what `--on kubernetes` submits and `--render` writes.
+"""All objects of a pipeline: what `--on kubernetes` submits, `--render` writes, and `k8s/overlays/` holds for the demo.
 
-`render` reads the kustomizations, then fills what the steps share, the Job of each step and its pods, in the order of this
-file. `k8s/overlays/` are the same manifests filled by kustomize for the demo; the tests hold both to the same result.
+One function builds each kind of object from the pipeline file, and `pods.py` the pods in them.
 """
 
 from __future__ import annotations
 
-import copy
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Any
 
 import yaml
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import in_store
-from gaudi_bert.common.launch import NODE_ADDRESS, NODE_VARIABLES
 from gaudi_bert.config.pipeline import PipelineSettings
-from gaudi_bert.runners.kubernetes.pods import DATA_FOLDER, Manifest, fill_pods, pod_specs, set_option
-from gaudi_bert.runners.launch import EFA_SSH_PORT, ROOT_SSH_PORT, SSH_KEY, USER_SSH_PORT, training_command
-from gaudi_bert.runners.stage_table import (
-    STEPS,
-    Stage,
-    evaluation_resources,
-    named_paths,
-    pod_resources,
-    quantity_value,
-    stage_engine,
-    stages_of,
-    steps_of,
-    training_resources,
+from gaudi_bert.runners.kubernetes.pods import (
+    APP_LABELS,
+    DATA_FOLDER,
+    STEP_LABEL,
+    USER_NAME_FILE,
+    Manifest,
+    launcher_pod,
+    needs_user_name,
+    pod_specs,
+    stage_pod,
+    worker_pod,
 )
+from gaudi_bert.runners.stage_table import STEPS, named_paths, quantity_value, stages_of, steps_of
 
 PIPELINE_LABEL = "app.kubernetes.io/instance"
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
@@ -44,73 +39,68 @@ POD_LABELS = {
     "MPIJob": "training.kubeflow.org/job-name",
     "TrainJob": "jobset.sigs.k8s.io/jobset-name",
 }
+_TRAINING_KINDS = {"job": "Job", "mpijob": "MPIJob", "trainjob": "TrainJob"}
+_TRAINER = "trainer.kubeflow.org"
 # Paths that mean the same inside every container.
 _MOUNTED = (DATA_FOLDER, "/work")
-# Next to the pipeline in its ConfigMap, mounted as /etc/passwd.
-_USER_NAME_FILE = "passwd"
-_IMAGE_USER = 1000
-# What ranks on other pods get of the launcher's environment; `stop_ranks` writes out the names that exist.
-_CREDENTIALS = ("AWS_*", "AZURE_*", "GOOGLE_*")
+_RETRIES, _TRAINING_RETRIES = 3, 10
+# A pod that was evicted or preempted costs no retry, one that refuses its input (exit code 2) is not tried again, one that
+# stopped on request (75) is.
+_FAILURE_RULES = (
+    {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+    {"action": "Ignore", "onExitCodes": {"operator": "In", "values": [75]}},
+    {"action": "FailJob", "onExitCodes": {"operator": "In", "values": [2]}},
+)
+
+_Builder = Callable[[PipelineSettings, str, bool], Manifest]
 
 
 @dataclass(frozen=True)
 class Manifests:
     """All objects of a pipeline.
 
-    The Namespace is the cluster's, not the pipeline's; `shared` is what is there in addition to the steps, by its kind:
-    ServiceAccount, PersistentVolumeClaim, ConfigMap, and the Service, NetworkPolicy and TrainingRuntime of pods that train
-    together; `steps` are Jobs, MPIJobs and TrainJobs in the pipeline's order.
+    The Namespace is the cluster's, not the pipeline's; `shared` is what the steps need, in the order in which it is created;
+    `steps` are Jobs, MPIJobs and TrainJobs in the pipeline's order.
     """
 
     namespace: Manifest
-    shared: dict[str, Manifest]
+    shared: tuple[Manifest, ...]
     steps: dict[str, Manifest]
 
+    def of_kind(self, kind: str) -> list[Manifest]:
+        """Return what the steps share of one kind."""
+        return [item for item in self.shared if item["kind"] == kind]
+
     def pod_specs(self, step: str) -> list[Manifest]:
-        """The pod specs of a step; those of a TrainJob are in its runtime."""
+        """Return the pod specs of a step; those of a TrainJob are in its runtime."""
         item = self.steps[step]
-        return list(pod_specs(self.shared["TrainingRuntime"] if item["kind"] == "TrainJob" else item))
+        with_pods = self.of_kind("TrainingRuntime") if item["kind"] == "TrainJob" else [item]
+        return [spec for each in with_pods for spec in pod_specs(each)]
 
 
 def render(settings: PipelineSettings, server_version: tuple[int, int] | None = None) -> Manifests:
-    """Fill the manifests from `settings`, for a cluster of `server_version`; None for `kubernetes.version`."""
+    """Build the objects for a cluster of `server_version`; None for `kubernetes.version`."""
     _check_paths(settings)
-    training = "training-mpijob" if settings.trains_as_mpijob else "training"
-    training = "training-nodes" if settings.trains_on_nodes else training
-    network = ("training-network",) if settings.has_network_policy and settings.trains_as_mpijob else ()
-    tasks = ("finetuning",) if settings.finetunes else ()
-    objects = _build(("base", "data", training, *network, *tasks, "results"), _components(settings, server_version))
-    jobs = {item["metadata"]["name"]: item for item in objects if item["kind"] in ("Job", "MPIJob")}
-    steps = {step: jobs[step] for step in steps_of(stages_of(settings))}
-    shared = {item["kind"]: item for item in objects if item["kind"] not in ("Job", "MPIJob")}
-    shared["ConfigMap"] = _configuration(settings)
-    claim = shared["PersistentVolumeClaim"]["spec"]
-    claim["accessModes"] = [settings.kubernetes.access_mode]
-    claim["resources"]["requests"]["storage"] = settings.kubernetes.storage
-    if settings.kubernetes.storage_class:
-        claim["storageClassName"] = settings.kubernetes.storage_class
-    if not settings.needs_service:
-        shared.pop("Service", None)
-    if not settings.has_network_policy:
-        shared.pop("NetworkPolicy", None)
-    for kind in ("NetworkPolicy", "Service"):
-        if kind in shared:
-            _fill_selectors(settings, shared[kind])
-    for step, item in steps.items():
-        _fill_step(settings, step, item)
-    namespace = shared.pop("Namespace")
-    namespace["metadata"]["labels"][PIPELINE_LABEL] = settings.name
-    namespace["metadata"]["name"] = settings.kubernetes.namespace
-    for item in (*shared.values(), *steps.values()):
-        metadata = item["metadata"]
-        metadata["labels"][PIPELINE_LABEL] = settings.name
-        metadata["name"] = f"{settings.name}-{metadata['name']}"
-        metadata["namespace"] = settings.kubernetes.namespace
-    if settings.kubernetes.work_claim or settings.kubernetes.store:
-        del shared["PersistentVolumeClaim"]
-    if "train" in steps and settings.training_kind == "trainjob":
-        steps["train"], shared["TrainingRuntime"] = _as_trainjob(settings, steps["train"])
-    return Manifests(namespace, shared, steps)
+    policy = settings.kubernetes.failure_policy
+    if policy == "auto":
+        policy = (server_version or settings.kubernetes.version_numbers) >= FAILURE_POLICY_SINCE
+    shared = _shared_objects(settings)
+    steps = {}
+    for step in steps_of(stages_of(settings)):
+        kind = _TRAINING_KINDS[settings.training_kind] if step == "train" else "Job"
+        if kind == "TrainJob":
+            shared.append(_training_runtime(settings, policy))
+        builders: dict[str, _Builder] = {"Job": _job, "MPIJob": _mpijob, "TrainJob": _trainjob}
+        steps[step] = builders[kind](settings, step, policy)
+    namespace = {
+        "apiVersion": "v1",
+        "kind": "Namespace",
+        "metadata": {
+            "name": settings.kubernetes.namespace,
+            "labels": {**APP_LABELS, PIPELINE_LABEL: settings.name},
+        },
+    }
+    return Manifests(namespace, tuple(shared), steps)
 
 
 def _check_paths(settings: PipelineSettings) -> None:
@@ -131,21 +121,42 @@ def _check_paths(settings: PipelineSettings) -> None:
             raise InputError(f"{key} = {path}: needs a volume at {DATA_FOLDER}; name its claim in kubernetes.data_claim")
 
 
-def _components(settings: PipelineSettings, server_version: tuple[int, int] | None) -> list[str]:
-    policy = settings.kubernetes.failure_policy
-    if policy == "auto":
-        policy = (server_version or settings.kubernetes.version_numbers) >= FAILURE_POLICY_SINCE
-    components = {
-        "components/evaluate-as-root": settings.resources.cards,
-        "components/gaudi": settings.resources.cards,
-        "components/efa": settings.kubernetes.efa,
-        "components/failure-policy": policy,
-        "components/scratch": True,
-    }
-    return [component for component, needed in components.items() if needed]
+def _object(
+    settings: PipelineSettings, kind: str, name: str, *, api: str = "v1", step: str | None = None, **content: Any
+) -> Manifest:
+    """An object of the pipeline in its namespace, with the labels by which it is known as the pipeline's own."""
+    labels = {**APP_LABELS, **({STEP_LABEL: step} if step else {}), PIPELINE_LABEL: settings.name}
+    if step and settings.kubernetes.queue:
+        # Not on the pods: each would be queued by itself. And not suspended here: without a queue nobody would resume it.
+        labels[QUEUE_LABEL] = settings.kubernetes.queue
+    metadata = {"name": f"{settings.name}-{name}", "namespace": settings.kubernetes.namespace, "labels": labels}
+    return {"apiVersion": api, "kind": kind, "metadata": metadata, **content}
 
 
 # --- what the steps share
+
+
+def _shared_objects(settings: PipelineSettings) -> list[Manifest]:
+    kubernetes = settings.kubernetes
+    # An account without rights: stages read and write files only.
+    shared = [_object(settings, "ServiceAccount", "stages", automountServiceAccountToken=False)]
+    if not (kubernetes.work_claim or kubernetes.store):
+        storage_class = {"storageClassName": kubernetes.storage_class} if kubernetes.storage_class else {}
+        size = {"requests": {"storage": kubernetes.storage}}
+        claim = {"accessModes": [kubernetes.access_mode], "resources": size, **storage_class}
+        shared.append(_object(settings, "PersistentVolumeClaim", "work", spec=claim))
+    shared.append(_configuration(settings))
+    pods = {POD_LABELS[_TRAINING_KINDS[settings.training_kind]]: f"{settings.name}-train"}
+    if settings.needs_service:
+        # Names for the pods that meet, also for those that are not ready: they are, when they have met.
+        service = {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": pods}
+        shared.append(_object(settings, "Service", "train", spec=service))
+    if settings.has_network_policy:
+        # Only pods that train together reach one another, where the cluster's network enforces policies.
+        selected = {"podSelector": {"matchLabels": pods}}
+        policy = {**selected, "policyTypes": ["Ingress"], "ingress": [{"from": [selected]}]}
+        shared.append(_object(settings, "NetworkPolicy", "train", api="networking.k8s.io/v1", spec=policy))
+    return shared
 
 
 def _configuration(settings: PipelineSettings) -> Manifest:
@@ -155,240 +166,86 @@ def _configuration(settings: PipelineSettings) -> Manifest:
     half_scratch = int(quantity_value(settings.kubernetes.scratch)) // 2
     if settings.kubernetes.store and half_scratch < settings.store.cache_bytes:
         values["store"] = {**values.get("store", {}), "cache_bytes": half_scratch}
-    text = yaml.safe_dump(values, sort_keys=False, default_flow_style=None)
-    user = settings.kubernetes.user
-    names = {_USER_NAME_FILE: f"gaudi-bert:x:{user}:{user}::/tmp:/bin/sh\n"} if _needs_user_name(settings) else {}
-    return {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": {"name": "pipeline", "labels": {"app.kubernetes.io/name": "gaudi-bert"}},
-        "data": {"pipeline.yaml": text} | names,
-    }
+    data = {"pipeline.yaml": yaml.safe_dump(values, sort_keys=False, default_flow_style=None)}
+    if needs_user_name(settings):
+        user = settings.kubernetes.user
+        data[USER_NAME_FILE] = f"gaudi-bert:x:{user}:{user}::/tmp:/bin/sh\n"
+    return _object(settings, "ConfigMap", "pipeline", data=data)
 
 
-def _needs_user_name(settings: PipelineSettings) -> bool:
-    """Whether pods run ssh as a user without a name in the image, for whom neither ssh nor sshd works."""
-    return settings.trains_as_mpijob and not settings.resources.cards and settings.kubernetes.user != _IMAGE_USER
+# --- the steps
 
 
-def _fill_selectors(settings: PipelineSettings, item: Manifest) -> None:
-    """Say which pods a Service names, or a NetworkPolicy lets reach one another."""
-    spec = item["spec"]
-    kind = {"job": "Job", "mpijob": "MPIJob", "trainjob": "TrainJob"}[settings.training_kind]
-    pods = {POD_LABELS[kind]: f"{settings.name}-train"}
-    if item["kind"] == "Service":
-        spec["selector"] = pods
-        return
-    spec["podSelector"] = {"matchLabels": pods}
-    spec["ingress"] = [{"from": [{"podSelector": {"matchLabels": pods}}]}]
+def _job(settings: PipelineSettings, step: str, policy: bool) -> Manifest:
+    spec = {"ttlSecondsAfterFinished": settings.kubernetes.keep_seconds, **_job_spec(settings, step, policy)}
+    spec["template"] = stage_pod(settings, step)
+    return _object(settings, "Job", step, api="batch/v1", step=step, spec=spec)
 
 
-# --- the Job or MPIJob of a step: how many pods, what they run, what they request, where they run
-
-
-def _fill_step(settings: PipelineSettings, step: str, item: Manifest) -> None:
+def _job_spec(settings: PipelineSettings, step: str, policy: bool) -> Manifest:
+    """The number of pods of a Job, and their retries; `policy`: whether the cluster knows why a pod ended."""
     stage = STEPS[step]
-    is_main_step = step == stage.name
-    if settings.kubernetes.queue:
-        # Not on the pods: each would be queued by itself. And not suspended here: without a queue nobody would resume it.
-        item["metadata"]["labels"][QUEUE_LABEL] = settings.kubernetes.queue
-    if item["kind"] == "Job":
-        item["spec"]["ttlSecondsAfterFinished"] = settings.kubernetes.keep_seconds
-    if is_main_step and stage.shared:
-        _share_out(item, settings.resources.data_workers)
-    if is_main_step and stage.parallel:
-        # As many as a pod's memory is meant for, however many cores the node has.
-        set_option(next(pod_specs(item))["containers"][0], "--workers", str(settings.resources.data_processes))
-    if item["kind"] == "MPIJob":
-        _fill_mpijob(settings, item)
-    elif is_main_step and step == "train" and settings.trains_on_nodes:
-        _fill_nodes(settings, item)
-    elif stage.distributed:
-        _fill_training_job(settings, stage, item)
-    else:
-        container = next(pod_specs(item))["containers"][0]
-        resources = settings.resources
-        container["resources"] = evaluation_resources(resources) if stage.trains else pod_resources(resources.data)
-    fill_pods(settings, step, item)
+    shared_out = stage.shared and step == stage.name
+    pods, spec = 1, {}
+    if shared_out or (step == "train" and settings.trains_on_nodes):
+        pods = settings.resources.data_workers if shared_out else settings.resources.workers
+        spec = {"completionMode": "Indexed", "completions": pods, "parallelism": pods}
+    # A Job of several pods counts their retries together, and all of those that train together end when one is lost.
+    retries = _TRAINING_RETRIES if stage.distributed else _RETRIES
+    if not policy:
+        return {**spec, "backoffLimit": retries * pods}
+    limit = {"backoffLimitPerIndex": retries} if shared_out else {"backoffLimit": retries * pods}
+    # A pod is replaced when it has ended, so that no two of them do the same.
+    return {**spec, **limit, "podReplacementPolicy": "Failed", "podFailurePolicy": {"rules": list(_FAILURE_RULES)}}
 
 
-def _share_out(item: Manifest, pods: int) -> None:
-    """Let `pods` pods do an indexed step, each its part, and with retries for each where the Job counts them together."""
-    _set_pods(item, pods)
-    set_option(next(pod_specs(item))["containers"][0], "--shard", f"$(JOB_COMPLETION_INDEX)/{pods}")
-
-
-def _set_pods(item: Manifest, pods: int) -> None:
-    spec = item["spec"]
-    if "backoffLimit" in spec:
-        spec["backoffLimit"] = spec["backoffLimit"] // spec["completions"] * pods
-    spec["completions"] = spec["parallelism"] = pods
-
-
-def _fill_nodes(settings: PipelineSettings, item: Manifest) -> None:
-    """The pods of an Indexed Job that train together, each with its own processes."""
-    _set_pods(item, settings.resources.workers)
-    spec = next(pod_specs(item))
-    spec["subdomain"] = f"{settings.name}-{spec['subdomain']}"
-    container = spec["containers"][0]
-    container["resources"] = training_resources(settings)
-    counts = {"PET_NNODES": settings.resources.workers, "PET_NPROC_PER_NODE": settings.resources.processes_per_worker}
-    for variable in container["env"]:
-        if variable["name"] in counts:
-            variable["value"] = str(counts[variable["name"]])
-    _set_environment(settings, container)
-
-
-def _fill_training_job(settings: PipelineSettings, stage: Stage, item: Manifest) -> None:
-    # A Job is one worker with all of its cards, whatever the pipeline's MPIJob has.
-    resources = settings.resources.model_copy(update={"workers": 1})
-    kubernetes = settings.kubernetes.model_copy(update={"efa": 0})
-    settings = settings.model_copy(update={"resources": resources, "kubernetes": kubernetes})
-    spec = next(pod_specs(item))
-    container = spec["containers"][0]
-    command = _of_one_process(container["command"])
-    if stage_engine(settings, stage) == "tensorflow":
-        command = training_command(settings, command, over_ssh=False)
-    container["command"] = command
-    container["resources"] = training_resources(settings)
-    _set_environment(settings, container)
-
-
-def _fill_mpijob(settings: PipelineSettings, item: Manifest) -> None:
+def _mpijob(settings: PipelineSettings, step: str, policy: bool) -> Manifest:
+    """One launcher starts `slotsPerWorker` processes on each worker by ssh; workers keep sshd running and wait."""
     resources = settings.resources
-    spec = item["spec"]
-    spec["slotsPerWorker"] = resources.processes_per_worker
-    spec["runPolicy"]["ttlSecondsAfterFinished"] = settings.kubernetes.keep_seconds
-    spec["runPolicy"]["schedulingPolicy"]["minAvailable"] = resources.workers
-    spec["mpiReplicaSpecs"]["Worker"]["replicas"] = resources.workers
-    launcher, worker = pod_specs(item)
-    container = launcher["containers"][0]
-    _set_environment(settings, container)
-    root_port = EFA_SSH_PORT if settings.kubernetes.efa else ROOT_SSH_PORT
-    container["command"] = training_command(
-        settings,
-        _of_one_process(container["command"]),
-        over_ssh=True,
-        variables=(
-            *(variable["name"] for variable in container.get("env", ())),
-            *(_CREDENTIALS if settings.kubernetes.store else ()),
-        ),
-        ssh_port=root_port if resources.cards else USER_SSH_PORT,
-        ssh_key=None if resources.cards else SSH_KEY,
-    )
-    worker["containers"][0]["resources"] = training_resources(settings)
-    if _needs_user_name(settings):
-        for spec_of_role in (launcher, worker):
-            name = {"name": "pipeline", "mountPath": "/etc/passwd", "subPath": _USER_NAME_FILE, "readOnly": True}
-            spec_of_role["containers"][0]["volumeMounts"].append(name)
+    spec = {
+        "slotsPerWorker": resources.processes_per_worker,
+        "launcherCreationPolicy": "WaitForWorkersReady",
+        "mpiImplementation": "OpenMPI",
+        # The vendor's software runs as root, and so does sshd, with the keys where root's are looked for.
+        "sshAuthMountPath": "/root/.ssh" if resources.cards else "/etc/gaudi-bert-ssh",
+        "runPolicy": {
+            "backoffLimit": _TRAINING_RETRIES,
+            "cleanPodPolicy": "Running",
+            "ttlSecondsAfterFinished": settings.kubernetes.keep_seconds,
+            # Under a gang scheduler, the launcher must not be waited for: it is made when the workers are ready.
+            "schedulingPolicy": {"minAvailable": resources.workers},
+        },
+        "mpiReplicaSpecs": {
+            "Launcher": {"replicas": 1, "restartPolicy": "Never", "template": launcher_pod(settings)},
+            "Worker": {"replicas": resources.workers, "restartPolicy": "OnFailure", "template": worker_pod(settings)},
+        },
+    }
+    return _object(settings, "MPIJob", step, api="kubeflow.org/v2beta1", step=step, spec=spec)
 
 
-def _of_one_process(command: list[str]) -> list[str]:
-    return command[command.index("gaudi-bert") :]
+# A TrainJob of Kubeflow Trainer has the number of pods, a TrainingRuntime their template. Trainer makes a JobSet of them,
+# and sets the variables by which they meet in the container `node`.
 
 
-def _set_environment(settings: PipelineSettings, container: Manifest) -> None:
-    given = settings.resources.environment
-    variables = [variable for variable in container.get("env", ()) if variable["name"] not in given]
-    variables += [{"name": name, "value": value} for name, value in given.items()]
-    if variables:
-        container["env"] = variables
+def _trainjob(settings: PipelineSettings, step: str, policy: bool) -> Manifest:
+    resources = settings.resources
+    spec = {
+        "runtimeRef": {"apiGroup": _TRAINER, "kind": "TrainingRuntime", "name": f"{settings.name}-train"},
+        "trainer": {"numNodes": resources.workers, "numProcPerNode": resources.processes_per_worker},
+    }
+    return _object(settings, "TrainJob", step, api=f"{_TRAINER}/v1alpha1", step=step, spec=spec)
 
 
-# --- the pods of an Indexed Job for Kubeflow Trainer: a TrainJob has their number, a TrainingRuntime their template
-#
-# Trainer makes a JobSet of them, and sets the variables by which they meet in the container `node`.
-
-_TRAINER = "trainer.kubeflow.org"
-
-
-def _as_trainjob(settings: PipelineSettings, job: Manifest) -> tuple[Manifest, Manifest]:
-    """The TrainJob and its TrainingRuntime that run the pods of `job`."""
-    metadata, spec = job["metadata"], copy.deepcopy(job["spec"])
-    for key in ("completions", "parallelism", "completionMode", "ttlSecondsAfterFinished"):
+def _training_runtime(settings: PipelineSettings, policy: bool) -> Manifest:
+    spec = _job_spec(settings, "train", policy)
+    for key in ("completions", "parallelism", "completionMode"):
         del spec[key]
-    pod = spec["template"]["spec"]
-    del pod["subdomain"]
-    container = pod["containers"][0]
-    container["name"] = "node"
-    theirs = ("JOB_NAME", NODE_ADDRESS, *NODE_VARIABLES)
-    container["env"] = [variable for variable in container["env"] if variable["name"] not in theirs]
+    spec["template"] = stage_pod(settings, "train", by_trainer=True)
     node = {"metadata": {"labels": {f"{_TRAINER}/trainjob-ancestor-step": "trainer"}}, "spec": spec}
-    workers, processes = settings.resources.workers, settings.resources.processes_per_worker
-    runtime = {
-        "apiVersion": f"{_TRAINER}/v1alpha1",
-        "kind": "TrainingRuntime",
-        "metadata": {**metadata, "labels": {**metadata["labels"], f"{_TRAINER}/framework": "torch"}},
-        "spec": {
-            "mlPolicy": {"numNodes": workers, "torch": {}},
-            "template": {"spec": {"replicatedJobs": [{"name": "node", "template": node}]}},
-        },
+    content = {
+        "mlPolicy": {"numNodes": settings.resources.workers, "torch": {}},
+        "template": {"spec": {"replicatedJobs": [{"name": "node", "template": node}]}},
     }
-    train_job = {
-        "apiVersion": f"{_TRAINER}/v1alpha1",
-        "kind": "TrainJob",
-        "metadata": metadata,
-        "spec": {
-            "runtimeRef": {"apiGroup": _TRAINER, "kind": "TrainingRuntime", "name": metadata["name"]},
-            "trainer": {"numNodes": workers, "numProcPerNode": processes},
-        },
-    }
-    return train_job, runtime
-
-
-# --- our own kustomizations, built without kustomize: resources, components and JSON patches (RFC 6902), and nothing else
-#
-# So the very manifests that `kubectl apply -k` takes are filled, on machines without kubectl too. What only overlays use
-# (name prefixes, image tags, generators) comes from the pipeline file instead.
-
-_MANIFESTS = Path(__file__).parent / "manifests"
-# Where PyYAML has libyaml, a hundred files are read in a tenth of a second.
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-
-
-def _build(resources: Sequence[str], components: Sequence[str] = ()) -> list[Manifest]:
-    """The objects of the kustomizations `resources`, patched by `components`; all are folders below `k8s/`."""
-    objects = [item for folder in resources for item in _build_folder(_MANIFESTS / folder)]
-    for component in components:
-        _apply_patches(_MANIFESTS / component, objects)
-    return objects
-
-
-def _build_folder(folder: Path) -> list[Manifest]:
-    kustomization = _read(folder / "kustomization.yaml")
-    objects: list[Manifest] = []
-    for name in kustomization.get("resources", ()):
-        path = (folder / name).resolve()
-        objects += _build_folder(path) if path.is_dir() else [_read(path)]
-    for name in kustomization.get("components", ()):
-        _apply_patches((folder / name).resolve(), objects)
-    _apply_patches(folder, objects)
-    return objects
-
-
-def _apply_patches(folder: Path, objects: Sequence[Manifest]) -> None:
-    """Apply the patches that `folder`'s kustomization lists to those of `objects` that they are meant for."""
-    for patch in _read(folder / "kustomization.yaml").get("patches", ()):
-        operations, target = _read(folder / patch["path"]), patch["target"]
-        for item in objects:
-            if item["kind"] == target["kind"] and re.fullmatch(target.get("name", ".*"), item["metadata"]["name"]):
-                for operation in operations:
-                    _apply_operation(item, operation)
-
-
-def _apply_operation(item: Any, operation: Mapping[str, Any]) -> None:
-    """One `add`, `replace` or `remove` of a key; of a list, an item is replaced by its index; `-` adds one at the end."""
-    *parents, last = operation["path"].lstrip("/").split("/")
-    for part in parents:
-        item = item[int(part)] if isinstance(item, list) else item[part]
-    if operation["op"] == "remove":
-        del item[last]
-    elif last == "-":
-        item.append(copy.deepcopy(operation["value"]))
-    else:
-        replaced = isinstance(item, list) and operation["op"] == "replace"
-        item[int(last) if replaced else last] = copy.deepcopy(operation["value"])
-
-
-def _read(path: Path) -> Any:
-    return yaml.load(path.read_text(encoding="utf-8"), _LOADER)
+    runtime = _object(settings, "TrainingRuntime", "train", api=f"{_TRAINER}/v1alpha1", step="train", spec=content)
+    runtime["metadata"]["labels"][f"{_TRAINER}/framework"] = "torch"
+    return runtime

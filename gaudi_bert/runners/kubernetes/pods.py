@@ -1,129 +1,382 @@
-"""The pods of a step, filled from a pipeline file: account, volumes, images, where they run, and how they are marked."""
+"""The pods of a step: containers, volumes, rights, where they run; all from the pipeline file.
+
+A pod of a Job waits for its inputs, then runs one stage. An MPIJob has two kinds of pods: a launcher, which runs mpirun, and
+workers, whose sshd starts the ranks.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from gaudi_bert.common.launch import NODE_ADDRESS, NODE_VARIABLES
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.config.places import PodPlacement
-from gaudi_bert.runners.stage_table import STEPS, stage_image
+from gaudi_bert.runners.launch import EFA_SSH_PORT, ROOT_SSH_PORT, SSH_KEY, USER_SSH_PORT, training_command
+from gaudi_bert.runners.stage_table import (
+    STEPS,
+    Stage,
+    evaluation_resources,
+    pod_resources,
+    stage_engine,
+    stage_image,
+    training_resources,
+)
 
 Manifest = dict[str, Any]
 
+APP_LABELS = {"app.kubernetes.io/name": "gaudi-bert"}
+STEP_LABEL = "app.kubernetes.io/component"
 DATA_FOLDER = "/data"
+PIPELINE_FILE = "/etc/gaudi-bert/pipeline.yaml"
+# Next to the pipeline in its ConfigMap, mounted as /etc/passwd.
+USER_NAME_FILE = "passwd"
+_IMAGE_USER = 1000
+# Training has so long to save a checkpoint when it is stopped.
+_GRACE_SECONDS = 120
+_RECIPES = "/var/cache/gaudi-bert"
+# Compiled graphs are kept on the node's own disk: their locks do not work on network file systems. Each engine reads its own
+# variables (of PyTorch: the folder, whether to empty it, its size in MB, whether it is on NFS).
+_CARD_VARIABLES = {
+    "OMPI_MCA_btl_vader_single_copy_mechanism": "none",
+    "TF_RECIPE_CACHE_PATH": _RECIPES,
+    "PT_HPU_RECIPE_CACHE_CONFIG": f"{_RECIPES},false,4096,false",
+    "PT_HPU_LAZY_MODE": "0",
+}
+_EFA_VARIABLES = {"FI_PROVIDER": "efa", "FI_EFA_USE_DEVICE_RDMA": "1", "HCCL_OVER_OFI": "1", "RDMAV_FORK_SAFE": "1"}
+# What ranks on other pods get of the launcher's environment; `stop_ranks` writes out the names that exist.
+_CREDENTIALS = ("AWS_*", "AZURE_*", "GOOGLE_*")
+_LAUNCHER_RESOURCES = {"requests": {"cpu": "50m", "memory": "128Mi"}, "limits": {"memory": "512Mi"}}
+# A waiting container asks for no more than the stage itself, so that it never keeps a pod from starting.
+_WAIT_RESOURCES = {"requests": {"cpu": "50m", "memory": "128Mi"}, "limits": {"memory": "256Mi"}}
+# The vendor's software runs as root, and sets scheduling priorities (SYS_NICE).
+_ROOT = {"allowPrivilegeEscalation": False, "capabilities": {"add": ["SYS_NICE"]}}
+_USER = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}, "readOnlyRootFilesystem": True}
 
 
-def fill_pods(settings: PipelineSettings, step: str, item: Manifest) -> None:
-    """Fill the pods of a step's Job or MPIJob, whose containers have their commands and resources."""
-    for spec in pod_specs(item):
-        _fill_pod(settings, step, spec)
-    _set_placement(settings, step, item)
-    _use_store(settings, item)
-
-
-def _fill_pod(settings: PipelineSettings, step: str, spec: Manifest) -> None:
-    """What all pods take from the pipeline: account, volumes, images, how long to wait."""
-    kubernetes, images = settings.kubernetes, settings.images
-    spec["serviceAccountName"] = f"{settings.name}-{spec['serviceAccountName']}"
-    if spec["securityContext"].get("runAsNonRoot"):
-        spec["securityContext"] |= dict.fromkeys(("runAsUser", "runAsGroup", "fsGroup"), kubernetes.user)
-    if images.pull_secret:
-        spec["imagePullSecrets"] = [{"name": images.pull_secret}]
-    _fill_volumes(settings, spec)
-    for container in (*spec.get("initContainers", ()), *spec["containers"]):
-        container["image"] = stage_image(settings, STEPS[step])
-        container["imagePullPolicy"] = images.pull_policy
-        if kubernetes.data_claim and "volumeMounts" in container:
-            container["volumeMounts"].append({"name": "data", "mountPath": DATA_FOLDER, "readOnly": True})
-        if container["name"] == "wait":
-            set_option(container, "--timeout", str(kubernetes.wait_seconds))
-
-
-def _fill_volumes(settings: PipelineSettings, spec: Manifest) -> None:
-    for volume in spec["volumes"]:
-        if "configMap" in volume:
-            volume["configMap"]["name"] = f"{settings.name}-pipeline"
-        if "persistentVolumeClaim" in volume:
-            volume["persistentVolumeClaim"]["claimName"] = work_claim_name(settings)
-        if volume["name"] == "shared-memory":
-            volume["emptyDir"]["sizeLimit"] = settings.resources.shared_memory
-        if volume["name"] == "scratch":
-            volume["emptyDir"]["sizeLimit"] = settings.kubernetes.scratch
-            for container in spec["containers"]:
-                container["resources"]["requests"]["ephemeral-storage"] = settings.kubernetes.scratch
-    if settings.kubernetes.data_claim:
-        claim = {"claimName": settings.kubernetes.data_claim, "readOnly": True}
-        spec["volumes"].append({"name": "data", "persistentVolumeClaim": claim})
-
-
-def _fill_placement(placement: PodPlacement, template: Manifest, *, chooses_node: bool = True) -> None:
-    """Set where a pod may run and how it is marked; `chooses_node` is False for one that only starts others."""
-    spec, metadata = template["spec"], template["metadata"]
-    values: dict[str, Any] = {
-        "tolerations": [toleration.as_manifest() for toleration in placement.tolerations],
-        "priorityClassName": placement.priority_class,
+def stage_pod(settings: PipelineSettings, step: str, *, by_trainer: bool = False) -> Manifest:
+    """Return the pod template of a step's Job; `by_trainer`: of a TrainJob, whose controller tells pods who they are."""
+    stage = STEPS[step]
+    on_nodes = step == "train" and settings.trains_on_nodes
+    if stage.distributed and not on_nodes:
+        # A Job of one pod is one worker with all of its cards, whatever the pipeline's MPIJob has.
+        resources = settings.resources.model_copy(update={"workers": 1})
+        kubernetes = settings.kubernetes.model_copy(update={"efa": 0})
+        settings = settings.model_copy(update={"resources": resources, "kubernetes": kubernetes})
+    cards = stage.trains and settings.resources.cards > 0
+    spec: Manifest = {"restartPolicy": "Never", **_pod(settings, as_root=cards)}
+    volumes = ["pipeline", "work", "scratch"]
+    if stage.distributed:
+        spec["terminationGracePeriodSeconds"] = _GRACE_SECONDS
+        volumes += ["shared-memory"] + (["recipe-cache"] if cards else [])
+    if cards:
+        spec["hostIPC"] = True
+    environment: list[Manifest] = [{"name": "HOME", "value": "/tmp"}]
+    if on_nodes and not by_trainer:
+        # The Job names its pods' hosts JOB-0, JOB-1, ...; the Service of this name makes these resolve.
+        spec["subdomain"] = f"{settings.name}-train"
+        environment += _node_variables(settings)
+    if stage.distributed:
+        environment = _environment(settings, environment, _CARD_VARIABLES if cards else {})
+    container = {
+        **_container("node" if by_trainer else stage.name, settings, stage, _command(settings, step), environment, volumes),
+        "securityContext": _ROOT if cards else _USER,
+        "resources": _resources(settings, stage),
     }
-    if chooses_node:
-        values |= {
-            "nodeSelector": dict(placement.node_selector),
-            "affinity": dict(placement.affinity),
-            "runtimeClassName": placement.runtime_class,
-        }
-    spec |= {key: value for key, value in values.items() if value}
-    # Our own labels, by which pods are selected, cannot be replaced.
-    metadata["labels"] = {**placement.labels, **metadata["labels"]}
-    if placement.annotations:
-        metadata["annotations"] = {**metadata.get("annotations", {}), **placement.annotations}
+    spec |= {
+        "initContainers": [_waiting(settings, step)],
+        "containers": [container],
+        "volumes": _volumes(settings, volumes),
+    }
+    placement = settings.kubernetes.data_pods
+    if stage.trains:
+        placement = _training_placement(settings) if stage.distributed else settings.kubernetes.training_pods
+    return _placed(settings, step, spec, placement)
 
 
-def training_placement(settings: PipelineSettings) -> PodPlacement:
-    """Where training pods may run; `kubernetes.node_selector` is for those that train alone."""
+def launcher_pod(settings: PipelineSettings) -> Manifest:
+    """Return the pod template of the launcher of an MPIJob, which runs mpirun and may be on any node."""
+    stage, cards = STEPS["train"], settings.resources.cards > 0
+    of_cards = _CARD_VARIABLES | (_EFA_VARIABLES if settings.kubernetes.efa else {})
+    given: list[Manifest] = [] if cards else [{"name": "HOME", "value": "/tmp"}]
+    environment = _environment(settings, given, of_cards if cards else {})
+    names = [variable["name"] for variable in environment]
+    command = training_command(
+        settings,
+        _run(settings, "--stages", "train"),
+        over_ssh=True,
+        variables=(*names, *(_CREDENTIALS if settings.kubernetes.store else ())),
+        ssh_port=_ssh_port(settings),
+        ssh_key=None if cards else SSH_KEY,
+    )
+    container = {
+        **_container("train", settings, stage, command, environment, ["scratch"]),
+        "securityContext": {"allowPrivilegeEscalation": False} if cards else _USER,
+        "resources": _with_scratch(settings, _LAUNCHER_RESOURCES),
+    }
+    container["volumeMounts"] += _user_name(settings)
+    spec = {
+        **_pod(settings, as_root=cards),
+        "terminationGracePeriodSeconds": _GRACE_SECONDS,
+        "initContainers": [_waiting(settings, "train")],
+        "containers": [container],
+        "volumes": _volumes(settings, ["pipeline", "work", "scratch"]),
+    }
+    placement = _training_placement(settings).model_copy(update={"node_selector": {}, "affinity": {}, "runtime_class": None})
+    return _placed(settings, "train", spec, placement)
+
+
+def worker_pod(settings: PipelineSettings) -> Manifest:
+    """Return the pod template of the workers of an MPIJob, where sshd listens and starts the ranks."""
+    stage, cards = STEPS["train"], settings.resources.cards > 0
+    volumes = ["pipeline", "work", "shared-memory", "scratch", *(["recipe-cache"] if cards else [])]
+    environment = [] if cards else [{"name": "HOME", "value": "/tmp"}]
+    container = {
+        **_container("worker", settings, stage, ["/bin/sh", "-c", _sshd(settings)], environment, volumes),
+        # sshd takes its ranks along when it is stopped: they save first.
+        "lifecycle": {"preStop": {"exec": {"command": ["python3", "-m", "gaudi_bert.runners.stop_ranks", "here"]}}},
+        "readinessProbe": {"tcpSocket": {"port": _ssh_port(settings)}, "periodSeconds": 2},
+        "securityContext": _ROOT if cards else _USER,
+        "resources": _resources(settings, stage),
+    }
+    del container["terminationMessagePolicy"]  # sshd's log tells nothing of the ranks
+    container["volumeMounts"] += _user_name(settings)
+    spec = {
+        **_pod(settings, as_root=cards),
+        "terminationGracePeriodSeconds": _GRACE_SECONDS,
+        "containers": [container],
+        "volumes": _volumes(settings, volumes),
+    }
+    if cards:
+        spec["hostIPC"] = True
+    if settings.kubernetes.efa:
+        spec |= {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}
+    return _placed(settings, "train-worker", spec, _training_placement(settings))
+
+
+# --- what pods have in common
+
+
+def _pod(settings: PipelineSettings, *, as_root: bool) -> Manifest:
+    """Account, rights and secrets of a pod. Stages read and write files only, so none mounts the account's token."""
+    user = settings.kubernetes.user
+    rights: Manifest = {"runAsUser": 0}
+    if not as_root:
+        rights = {"runAsNonRoot": True, "runAsUser": user, "runAsGroup": user, "fsGroup": user}
+        rights["fsGroupChangePolicy"] = "OnRootMismatch"
+    secret = settings.images.pull_secret
+    return {
+        "serviceAccountName": f"{settings.name}-stages",
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "securityContext": {**rights, "seccompProfile": {"type": "RuntimeDefault"}},
+        **({"imagePullSecrets": [{"name": secret}]} if secret else {}),
+    }
+
+
+def _container(
+    name: str,
+    settings: PipelineSettings,
+    stage: Stage,
+    command: Sequence[str],
+    environment: Sequence[Manifest],
+    volumes: Sequence[str],
+) -> Manifest:
+    """A container of a pod with these `volumes`; what reads the work folder in a store has the store's credentials."""
+    secret = settings.kubernetes.store_secret
+    return {
+        "name": name,
+        "image": stage_image(settings, stage),
+        "imagePullPolicy": settings.images.pull_policy,
+        "command": list(command),
+        **({"env": list(environment)} if environment else {}),
+        **({"envFrom": [{"secretRef": {"name": secret}}]} if secret and "--work" in command else {}),
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "volumeMounts": _mounts(settings, volumes),
+    }
+
+
+def _waiting(settings: PipelineSettings, step: str) -> Manifest:
+    """The container that waits until the inputs of a step exist."""
+    words = ["gaudi-bert", "wait", PIPELINE_FILE, "--work", _work(settings), "--for", step]
+    command = [*words, "--timeout", str(settings.kubernetes.wait_seconds)]
+    home, volumes = [{"name": "HOME", "value": "/tmp"}], ["pipeline", "work", "scratch"]
+    container = _container("wait", settings, STEPS[step], command, home, volumes)
+    for mount in container["volumeMounts"]:
+        if mount["name"] == "work":
+            mount["readOnly"] = True
+    return {**container, "securityContext": _USER, "resources": _WAIT_RESOURCES}
+
+
+def _work(settings: PipelineSettings) -> str:
+    return settings.kubernetes.store or "/work"
+
+
+def _run(settings: PipelineSettings, *options: str) -> list[str]:
+    return ["gaudi-bert", "run", PIPELINE_FILE, "--work", _work(settings), *options]
+
+
+def _command(settings: PipelineSettings, step: str) -> list[str]:
+    """The command that does a step, or a pod's part of it."""
+    stage, resources = STEPS[step], settings.resources
+    command = _run(settings, "--stages", stage.name)
+    if step != stage.name:
+        return [*command, "--finish"]
+    if stage.parallel:
+        # As many as a pod's memory is meant for, however many cores the node has.
+        command += ["--workers", str(resources.data_processes)]
+    if stage.shared:
+        command += ["--shard", f"$(JOB_COMPLETION_INDEX)/{resources.data_workers}"]
+    if step == "finetune":
+        command += ["--set", "resources.workers=1", "--set", "kubernetes.efa=0"]
+    starts_itself = step == "train" and settings.trains_on_nodes
+    if stage.distributed and not starts_itself and stage_engine(settings, stage) == "tensorflow":
+        return training_command(settings, command, over_ssh=False)
+    return command
+
+
+def _resources(settings: PipelineSettings, stage: Stage) -> Manifest:
+    resources = settings.resources
+    if stage.distributed:
+        return _with_scratch(settings, training_resources(settings))
+    return _with_scratch(settings, evaluation_resources(resources) if stage.trains else pod_resources(resources.data))
+
+
+def _with_scratch(settings: PipelineSettings, resources: Manifest) -> Manifest:
+    """Ask for the node's disk that a pod's /tmp may take, so that a full node is not chosen."""
+    return {**resources, "requests": {**resources["requests"], "ephemeral-storage": settings.kubernetes.scratch}}
+
+
+def _environment(settings: PipelineSettings, variables: Sequence[Manifest], more: Mapping[str, str]) -> list[Manifest]:
+    """`variables` and `more`; those that the pipeline sets itself replace them."""
+    given = settings.resources.environment
+    all_variables = [*variables, *({"name": name, "value": value} for name, value in more.items())]
+    kept = [variable for variable in all_variables if variable["name"] not in given]
+    return kept + [{"name": name, "value": value} for name, value in given.items()]
+
+
+def _node_variables(settings: PipelineSettings) -> list[Manifest]:
+    """Variables that tell a pod of several which one it is, how many there are, and where they meet: at the first."""
+    rank, count, processes, address, port = (*NODE_VARIABLES[:3], NODE_ADDRESS, "PET_MASTER_PORT")
+    fields = {"JOB_NAME": "metadata.labels['job-name']"}
+    fields[rank] = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
+    resources = settings.resources
+    values = {count: str(resources.workers), processes: str(resources.processes_per_worker)}
+    values |= {address: "$(JOB_NAME)-0.$(JOB_NAME)", port: "29500"}
+    told = [{"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in fields.items()]
+    return [*told, *({"name": name, "value": value} for name, value in values.items())]
+
+
+# --- volumes
+
+_MOUNT_PATHS = {
+    "pipeline": "/etc/gaudi-bert",
+    "work": "/work",
+    "scratch": "/tmp",
+    "shared-memory": "/dev/shm",
+    "recipe-cache": _RECIPES,
+}
+
+
+def work_claim_name(settings: PipelineSettings) -> str:
+    """The claim of the volume that holds the work folder: the one that the pipeline names, or its own."""
+    return settings.kubernetes.work_claim or f"{settings.name}-work"
+
+
+def _volumes(settings: PipelineSettings, names: Sequence[str]) -> list[Manifest]:
+    """The volumes called `names`, and the one with the user's data; with a store there is none for the work folder."""
+    sources: Manifest = {
+        "pipeline": {"configMap": {"name": f"{settings.name}-pipeline"}},
+        "work": {"persistentVolumeClaim": {"claimName": work_claim_name(settings)}},
+        "scratch": {"emptyDir": {"sizeLimit": settings.kubernetes.scratch}},
+        "shared-memory": {"emptyDir": {"medium": "Memory", "sizeLimit": settings.resources.shared_memory}},
+        "recipe-cache": {"emptyDir": {}},
+        "data": {"persistentVolumeClaim": {"claimName": settings.kubernetes.data_claim, "readOnly": True}},
+    }
+    wanted = [name for name in names if name != "work" or not settings.kubernetes.store]
+    wanted += ["data"] if settings.kubernetes.data_claim else []
+    return [{"name": name, **sources[name]} for name in wanted]
+
+
+def _mounts(settings: PipelineSettings, names: Sequence[str]) -> list[Manifest]:
+    mounts: list[Manifest] = [
+        {"name": name, "mountPath": _MOUNT_PATHS[name], **({"readOnly": True} if name == "pipeline" else {})}
+        for name in names
+        if name != "work" or not settings.kubernetes.store
+    ]
+    data = {"name": "data", "mountPath": DATA_FOLDER, "readOnly": True}
+    return [*mounts, data] if settings.kubernetes.data_claim else mounts
+
+
+# --- sshd of the workers of an MPIJob
+
+
+def _ssh_port(settings: PipelineSettings) -> int:
+    if not settings.resources.cards:
+        return USER_SSH_PORT
+    return EFA_SSH_PORT if settings.kubernetes.efa else ROOT_SSH_PORT
+
+
+def _sshd(settings: PipelineSettings) -> str:
+    """The command of a worker.
+
+    Host keys are made when the container starts, so that no image holds any. What the container or the image alone knows
+    (which cards of a shared server are ours; which processor kernels were compiled for), sshd hands on.
+    """
+    port = _ssh_port(settings)
+    if settings.resources.cards:
+        return (
+            f"mkdir -p /run/sshd && ssh-keygen -A && exec /usr/sbin/sshd -De -p {port} -o StrictModes=no "
+            '${HABANA_VISIBLE_MODULES:+-o "SetEnv=HABANA_VISIBLE_MODULES=$HABANA_VISIBLE_MODULES"}'
+        )
+    # Nothing is root: sshd lets in the user that runs it, on a high port.
+    return (
+        'rm -f /tmp/ssh_host_key* && ssh-keygen -q -t ed25519 -N "" -f /tmp/ssh_host_key && '
+        f"exec /usr/sbin/sshd -De -f /dev/null -p {port} -h /tmp/ssh_host_key "
+        "-o AuthorizedKeysFile=/etc/gaudi-bert-ssh/authorized_keys -o PasswordAuthentication=no "
+        "-o KbdInteractiveAuthentication=no -o UsePAM=no -o StrictModes=no -o PidFile=none "
+        '${NUMBA_CPU_NAME:+-o "SetEnv=NUMBA_CPU_NAME=$NUMBA_CPU_NAME NUMBA_CPU_FEATURES=$NUMBA_CPU_FEATURES '
+        'NUMBA_CACHE_DIR=$NUMBA_CACHE_DIR"}'
+    )
+
+
+def needs_user_name(settings: PipelineSettings) -> bool:
+    """Whether pods run ssh as a user without a name in the image, for whom neither ssh nor sshd works."""
+    return settings.trains_as_mpijob and not settings.resources.cards and settings.kubernetes.user != _IMAGE_USER
+
+
+def _user_name(settings: PipelineSettings) -> list[Manifest]:
+    mount = {"name": "pipeline", "mountPath": "/etc/passwd", "subPath": USER_NAME_FILE, "readOnly": True}
+    return [mount] if needs_user_name(settings) else []
+
+
+# --- where pods run
+
+
+def _training_placement(settings: PipelineSettings) -> PodPlacement:
+    """Placement of training pods; `kubernetes.node_selector` is for those that train alone."""
     placement = settings.kubernetes.training_pods
     selector = {**settings.kubernetes.node_selector, **placement.node_selector}
     return placement.model_copy(update={"node_selector": selector})
 
 
-def _set_placement(settings: PipelineSettings, step: str, item: Manifest) -> None:
-    kubernetes, (first, *workers) = settings.kubernetes, _pod_templates(item)
-    if not STEPS[step].trains:
-        _fill_placement(kubernetes.data_pods, first)
-        return
-    placement = training_placement(settings) if STEPS[step].distributed else kubernetes.training_pods
-    _fill_placement(placement, first, chooses_node=not workers)
-    for template in workers:
-        _fill_placement(placement, template)
+def _placed(settings: PipelineSettings, component: str, spec: Manifest, placement: PodPlacement) -> Manifest:
+    """The pod template of `spec`, with where it may run and how it is marked."""
+    values: Manifest = {
+        "nodeSelector": dict(placement.node_selector),
+        "affinity": dict(placement.affinity),
+        "tolerations": [toleration.as_manifest() for toleration in placement.tolerations],
+        "priorityClassName": placement.priority_class,
+        "runtimeClassName": placement.runtime_class,
+    }
+    # Our own labels, by which pods are selected, cannot be replaced.
+    metadata: Manifest = {"labels": {**placement.labels, **APP_LABELS, STEP_LABEL: component}}
+    if placement.annotations:
+        metadata["annotations"] = dict(placement.annotations)
+    return {"metadata": metadata, "spec": {**spec, **{key: value for key, value in values.items() if value}}}
 
 
-# --- the work folder in an object store: no volume, but scratch on the node (/tmp), and credentials from a Secret
-#
-# The component `k8s/components/object-store` does the same for kubectl.
-
-
-def _use_store(settings: PipelineSettings, item: Manifest) -> None:
-    """Let the pods of a Job or MPIJob work in `kubernetes.store`, if the pipeline names one."""
-    store, secret = settings.kubernetes.store, settings.kubernetes.store_secret
-    if store is None:
-        return
-    for spec in pod_specs(item):
-        spec["volumes"] = [volume for volume in spec["volumes"] if volume["name"] != "work"]
-        for container in (*spec.get("initContainers", ()), *spec["containers"]):
-            if "volumeMounts" in container:
-                container["volumeMounts"] = [mount for mount in container["volumeMounts"] if mount["name"] != "work"]
-            command = container["command"]
-            if "--work" in command:
-                command[command.index("--work") + 1] = store
-                if secret:
-                    container["envFrom"] = [{"secretRef": {"name": secret}}]
-
-
-def set_option(container: Manifest, option: str, value: str) -> None:
-    """Give an option of a container's command another value."""
-    command = container["command"]
-    command[command.index(option) + 1] = value
-
-
-def _pod_templates(item: Manifest) -> Iterator[Manifest]:
+def pod_templates(item: Manifest) -> Iterator[Manifest]:
     """The pod templates of a Job, a TrainingRuntime or an MPIJob (launcher, then workers); a TrainJob has none itself."""
     if item["kind"] == "TrainingRuntime":
         yield from (job["template"]["spec"]["template"] for job in item["spec"]["template"]["spec"]["replicatedJobs"])
@@ -136,10 +389,5 @@ def _pod_templates(item: Manifest) -> Iterator[Manifest]:
 
 def pod_specs(item: Manifest) -> Iterator[Manifest]:
     """The pod specs of what has pod templates."""
-    for template in _pod_templates(item):
+    for template in pod_templates(item):
         yield template["spec"]
-
-
-def work_claim_name(settings: PipelineSettings) -> str:
-    """The claim of the volume that holds the work folder: the one that the pipeline names, or its own."""
-    return settings.kubernetes.work_claim or f"{settings.name}-work"

@@ -131,7 +131,7 @@ class TokenClassification(Task):
             self.best_metric, self.metric_names = "accuracy", ("loss", "accuracy", "f1_macro")
 
     def note(self, rows: Sequence[Row]) -> str | None:
-        """Where no tag is of a chunk scheme."""
+        """Note that no tag is of a chunk scheme."""
         if self._scheme.has_chunks:
             return None
         return "no tag has a prefix such as B- or I-: each word counts by itself, by accuracy and f1_macro"
@@ -150,16 +150,14 @@ class TokenClassification(Task):
         right = [list(cast(TaggedRow, row).tags or ()) for row in rows]
         same = sum(one == other for a, b in zip(guesses, right, strict=True) for one, other in zip(a, b, strict=True))
         accuracy = same / max(1, sum(map(len, right)))
-        if self._scheme.has_chunks:
-            return {**self._of_entities(guesses, right), "accuracy": accuracy}
-        return {"accuracy": accuracy, "f1_macro": _mean_f1(list(chain(*right)), list(chain(*guesses)))}
-
-    def _of_entities(self, guesses: list[list[str]], right: list[list[str]]) -> dict[str, float]:
+        if not self._scheme.has_chunks:
+            return {"accuracy": accuracy, "f1_macro": _mean_f1(list(chain(*right)), list(chain(*guesses)))}
         from seqeval.metrics import f1_score, precision_score, recall_score
 
-        chunks = [[[self._scheme.chunk_tag(tag) for tag in tags] for tags in rows] for rows in (right, guesses)]
+        chunks = [[[self._scheme.chunk_tag(tag) for tag in tags] for tags in each] for each in (right, guesses)]
         scores = {"f1": f1_score, "precision": precision_score, "recall": recall_score}
-        return {name: float(score(*chunks, zero_division=0)) for name, score in scores.items()}
+        of_entities = {name: float(score(*chunks, zero_division=0)) for name, score in scores.items()}
+        return {**of_entities, "accuracy": accuracy}
 
     def answers(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
         """`{"tags": [{"start", "end", "tag", "score"}]}`: entities, with their characters in the text of the row."""

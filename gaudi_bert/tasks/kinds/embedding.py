@@ -62,7 +62,7 @@ class Embedding(Task):
         return _EmbeddedRows(self.settings, table, GroupedRows(table.members, table.starts), _scores(rows))
 
     def metrics(self, vectors: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> dict[str, float]:
-        """Those of a search, or pearson and spearman; `vectors` are of the distinct texts."""
+        """Return those of a search, or pearson and spearman; `vectors` are of the distinct texts."""
         table, scores = texts_of_rows(self.settings, rows), _scores(rows)
         if scores is not None:
             return correlations(_cosines(vectors, table), scores)
@@ -152,7 +152,7 @@ def texts_of_rows(settings: TaskSettings, rows: Sequence[Row], *, lower_case: bo
 
 
 def _cosines(vectors: Float32Array, table: TextTable) -> FloatArray:
-    """Of the first two texts of each row."""
+    """Return the cosine of the first two texts of each row."""
     firsts = table.starts[:-1]
     return cosines(vectors[table.members[firsts]], vectors[table.members[firsts + 1]])
 

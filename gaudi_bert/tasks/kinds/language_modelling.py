@@ -60,7 +60,7 @@ class MaskedLanguageModelling(_LanguageModelling):
         return {**_masked_features(is_masked_BL, ids_BL, slots), "input_ids": placed.tokens(masks.input_ids)}
 
     def _masks(self, sequences: Sequences, draw: Draw) -> _Masks:
-        """Those of all sequences in an epoch, drawn at once and stored until the next one."""
+        """Draw the masks of all sequences in an epoch, which stay until the next one."""
         if self._drawn is None or self._drawn[0] != draw or self._drawn[1] is not sequences:
             epoch, ids = draw.epoch + 1, sequences.input_ids
             masks = _draw_masks(
@@ -103,7 +103,7 @@ class CausalLanguageModelling(_LanguageModelling):
 
 @dataclass(frozen=True)
 class WordTargets:
-    """What is predicted: words that were masked, or the next one."""
+    """Targets that are words: those that were masked, or the next one."""
 
     kind: TaskKind
     seed: int
@@ -166,7 +166,7 @@ class WordTargets:
 
 
 class _Masks(NamedTuple):
-    """Which tokens are predicted, [T], and the input ids with masks, int32 [T]."""
+    """Tokens that are predicted, [T], and the input ids with masks, int32 [T]."""
 
     is_masked: BoolArray
     input_ids: Int32Array

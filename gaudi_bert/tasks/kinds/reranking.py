@@ -37,7 +37,7 @@ class Reranking(TextTask):
         return 1
 
     def note(self, rows: Sequence[Row]) -> str | None:
-        """Where a query and a document have several labels."""
+        """Note pairs that have several labels."""
         labels: dict[tuple[str, str | None], Any] = {}
         pairs = [(row, (row.text, row.text_pair)) for row in cast(Sequence[TextRow], rows)]
         other = [row.position for row, pair in pairs if labels.setdefault(pair, row.label) != row.label]
@@ -49,22 +49,17 @@ class Reranking(TextTask):
         )
 
     def paired(self, sequences: Sequences, rows: Sequence[Row]) -> _Lists | None:
-        """The documents of each query, where the loss is `listwise`."""
-        if self.settings.loss != "listwise":
-            return None
-        of_row = numbered(cast(TextRow, row).text for row in rows)
-        labels, documents = np.asarray(sequences.target, np.float64), np.bincount(of_row)
-        if not ((documents > 1) & (np.bincount(of_row, labels) > 0)).any():
-            raise InputError(
-                "task.loss = listwise: no query has several documents, one of them with a label above 0; leave it out"
-            )
-        starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(documents)])
-        return _Lists(GroupedRows(np.argsort(of_row, kind="stable"), starts), labels)
+        """Return the documents of each query, where the loss is `listwise`."""
+        return _lists(sequences, rows) if self.settings.loss == "listwise" else None
 
     def metrics(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> dict[str, float]:
-        """ndcg@10, mrr@10, map."""
+        """Return ndcg@10, mrr@10 and map; with `listwise` also its loss, in place of the cross-entropy."""
         queries = [cast(TextRow, row).text for row in rows]
-        return figures_of_groups(logits[:, 0], np.asarray(sequences.target, np.float64), queries)
+        figures = figures_of_groups(logits[:, 0], np.asarray(sequences.target, np.float64), queries)
+        if self.settings.loss == "listwise":
+            lists, documents = _lists(sequences, rows), np.arange(len(logits))
+            figures["loss"] = lists.loss(logits.astype(np.float64), documents, np.arange(len(lists.groups))).loss
+        return figures
 
     def answers(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
         """`{"score"}`, 0 to 1."""
@@ -80,6 +75,17 @@ class Reranking(TextTask):
         }
 
 
+def _lists(sequences: Sequences, rows: Sequence[Row]) -> _Lists:
+    of_row = numbered(cast(TextRow, row).text for row in rows)
+    labels, documents = np.asarray(sequences.target, np.float64), np.bincount(of_row)
+    if not ((documents > 1) & (np.bincount(of_row, labels) > 0)).any():
+        raise InputError(
+            "task.loss = listwise: no query has several documents, one of them with a label above 0; leave it out"
+        )
+    starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(documents)])
+    return _Lists(GroupedRows(np.argsort(of_row, kind="stable"), starts), labels)
+
+
 @dataclass(frozen=True)
 class _Lists:
     """The documents of each query, and the label of each."""
@@ -93,7 +99,7 @@ class _Lists:
         return True
 
     def loss(self, outputs_NC: FloatArray, sequences_N: IntArray, rows: IntArray) -> LossAndGradient:
-        """Of these queries."""
+        """Return the loss of these queries."""
         documents = self.groups.of(rows)
         indices = np.searchsorted(sequences_N, documents)
         starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(self.groups.starts[rows + 1] - self.groups.starts[rows])])

@@ -87,7 +87,7 @@ def learns_pairs(settings: TaskSettings) -> bool:
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """What masks are drawn from: how many tokens there are, which of them are special, and [MASK]."""
+    """Tokens that masks are drawn from: how many there are, which of them are special, and [MASK]."""
 
     size: int
     special_ids: tuple[int, ...]
@@ -103,7 +103,7 @@ NO_VOCABULARY = Vocabulary(0, (), 0)
 
 
 class Draw(NamedTuple):
-    """What drawn masks are a function of: the seed, and the epoch (-1 for an evaluation)."""
+    """Key of drawn masks: the seed, and the epoch (-1 for an evaluation)."""
 
     seed: int
     epoch: int
@@ -131,7 +131,7 @@ class Task(ABC):
 
     @property
     def head(self) -> TaskHead | VectorHead:
-        """What an engine computes."""
+        """Return what an engine computes."""
         return TaskHead(cast(TaskKind, self.name), self.width)
 
     @property
@@ -140,7 +140,7 @@ class Task(ABC):
         return len(self.labels)
 
     def note(self, rows: Sequence[Row]) -> str | None:
-        """What people should know of these rows, or of how they are measured, if anything."""
+        """Return what people should know of these rows, or of how they are measured, if anything."""
         return None
 
     @abstractmethod
@@ -156,14 +156,14 @@ class Task(ABC):
         return None
 
     def metrics(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> dict[str, float]:
-        """How good the answers are, by name, without the loss.
+        """Return how good the answers are, by name; `loss` only where it is not that of the head.
 
         `logits`, [N, C] or [T, C], are in the order of the sequences, which come from all `rows`, labelled.
         """
         return {}
 
     def rank(self, metrics: Mapping[str, float], best_metric: str) -> tuple[float, float]:
-        """What orders evaluations, the best one last: the metric, and among equal ones the loss."""
+        """Return what orders evaluations, the best one last: the metric, and among equal ones the loss."""
         sign = -1.0 if best_metric in self.lower_is_better else 1.0
         return sign * metrics[best_metric], -metrics.get("loss", 0.0)
 
@@ -176,7 +176,7 @@ class Task(ABC):
         raise InputError(f"task {self.name}: it has no answers to predict; embed its texts, or fine-tune another task")
 
     def predictions(self, outputs: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
-        """What `predictions.jsonl` holds of each labelled row: what is answered, or more."""
+        """Return what `predictions.jsonl` holds of each labelled row: what is answered, or more."""
         return self.answers(outputs, sequences, rows)
 
     def config_json(self) -> dict[str, Any]:
@@ -214,7 +214,7 @@ class TaskFigures:
     accuracy: float | None
 
     def as_json(self) -> dict[str, float]:
-        """By name, as in `metrics.jsonl`."""
+        """Return the figures by name, as in `metrics.jsonl`."""
         return {name: value for name, value in vars(self).items() if value is not None}
 
     def line(self) -> str:
@@ -229,7 +229,7 @@ class TaskObjective(Objective):
     task: Task
 
     def weights(self, batch: BatchArrays) -> FloatArray:
-        """What the loss is a mean of, the only loss."""
+        """Return what the loss is a mean of, the only loss."""
         return np.array([batch["target_weights"].sum(dtype=np.float64), 1.0])
 
     def figures(self, sums: FloatArray) -> TaskFigures:

@@ -298,9 +298,16 @@ def _task_of(architectures: Sequence[str] | None, problem: str | None, labels: t
     return task
 
 
-def open_model(start: StartWeights, head: TaskHead | VectorHead, engine: Engine, device: Device | None = None) -> Model:
-    """A model with its weights."""
-    model = engine.build(ModelSpec(start.config, head), device, seed=None)
+def open_model(
+    start: StartWeights,
+    head: TaskHead | VectorHead,
+    engine: Engine,
+    device: Device | None = None,
+    *,
+    compiled: bool = False,
+) -> Model:
+    """Return a model with its weights."""
+    model = engine.build(ModelSpec(start.config, head), device, seed=None, compiled=compiled)
     model.load_values(start.variables)
     return model
 

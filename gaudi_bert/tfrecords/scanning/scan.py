@@ -11,10 +11,7 @@ been checked (or of the bytes that are free at the front).
 from __future__ import annotations
 
 import struct
-import threading
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeVar
 
@@ -22,10 +19,10 @@ import numpy as np
 
 from gaudi_bert.common.arrays import AnyArray, ByteArray, Int32Array, IntArray, RowArray
 from gaudi_bert.common.compiled import borrowing_kernel, inlined_kernel
-from gaudi_bert.common.cores import usable_cores
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.features import UnpackedFeature
 from gaudi_bert.common.memory import address_of, as_word, copy_bytes, load_u8
+from gaudi_bert.common.threads import map_in_threads
 from gaudi_bert.tfrecords.wire.example import decode_example, encode_example
 from gaudi_bert.tfrecords.wire.features import FeatureTable, feature_table, locate_features
 from gaudi_bert.tfrecords.wire.framing import (
@@ -200,6 +197,9 @@ def largest_id(index: IndexedSequences, last: int, step: int) -> int:
 
 
 # --- one pass over a file
+
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
 
 PIECE_BYTES = 1 << 20
 FRONT_BYTES = 16
@@ -408,70 +408,6 @@ def canonical_example(payload: bytes | memoryview, schema: UnpackedSchema | Pack
     return encode_example({spec.name: features[spec.name] for spec in schema.features})
 
 
-# --- work on files and shards in threads
-#
-# The kernels run outside Python's lock, so threads scale like processes and share memory. Results come in the order of
-# the items, whatever order they are done in. The first error in that order is the one that is raised, so the message
-# does not depend on timing; work not yet begun is then dropped.
-
-_Item = TypeVar("_Item")
-_Result = TypeVar("_Result")
-
-
-def worker_count(workers: int | None, items: int) -> int:
-    """How many threads to use for so many items; `workers` None means all cores that this process may use."""
-    if workers is not None and workers < 1:
-        raise InputError(f"workers = {workers}: at least 1 is needed; leave it out for all cores")
-    return max(1, min(items, workers if workers is not None else usable_cores()))
-
-
-def each_in_threads(
-    function: Callable[[_Item, ByteArray], _Result],
-    items: Sequence[_Item],
-    workers: int | None,
-    make_buffer: Callable[[], ByteArray],
-) -> Iterator[_Result]:
-    """`function(item, buffer)` for every item, one after the other; each thread has one buffer from `make_buffer`."""
-    count = worker_count(workers, len(items))
-    if count == 1:
-        buffer = make_buffer()
-        for item in items:
-            yield function(item, buffer)
-        return
-    local = threading.local()
-    failed = threading.Event()
-
-    def run(item: _Item) -> _Result | None:
-        if failed.is_set():
-            return None
-        if not hasattr(local, "buffer"):
-            local.buffer = make_buffer()
-        try:
-            return function(item, local.buffer)
-        except BaseException:
-            failed.set()
-            raise
-
-    with ThreadPoolExecutor(count) as pool:
-        futures = deque(pool.submit(run, item) for item in items)
-        try:
-            while futures:
-                yield futures.popleft().result()  # type: ignore[misc]
-        except BaseException:
-            failed.set()  # also where this thread was interrupted: the others end after what they are at
-            raise
-
-
-def map_in_threads(
-    function: Callable[[_Item, ByteArray], _Result],
-    items: Sequence[_Item],
-    workers: int | None,
-    make_buffer: Callable[[], ByteArray],
-) -> list[_Result]:
-    """The results of `each_in_threads`."""
-    return list(each_in_threads(function, items, workers, make_buffer))
-
-
 def map_files(function: Callable[[_Item, ByteArray], _Result], files: Sequence[_Item], workers: int | None) -> list[_Result]:
-    """`function(file, buffer)` for every file, with a buffer for scans in constant memory."""
+    """Return `function(file, buffer)` for every file, with a buffer for scans in constant memory."""
     return map_in_threads(function, files, workers, scan_buffer)

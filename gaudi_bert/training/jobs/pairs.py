@@ -38,7 +38,7 @@ from gaudi_bert.training.jobs.rows import FineTuneJob, run_settings
 from gaudi_bert.training.loop import RunContext
 from gaudi_bert.training.model_files import SentenceFolder, read_sentence_folder, write_sentence_folder
 from gaudi_bert.training.objective import Evaluation, Objective
-from gaudi_bert.training.run_plan import FINE_TUNING_KEYS, MicroBatch, RunPlan
+from gaudi_bert.training.run_plan import MicroBatch, RunPlan
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,7 +177,7 @@ class PairJob(FineTuneJob):
 
     evaluates_first = True
 
-    def prepare(self, reporter: Reporter) -> None:
+    def _read_files(self, reporter: Reporter) -> None:
         """Read the rows and the model, as for other tasks; refuse what cannot be learnt together."""
         if self.section.row_lengths is not None:
             raise InputError(
@@ -189,7 +189,7 @@ class PairJob(FineTuneJob):
                 f"finetune.algorithm = {self.section.algorithm}: is not for {self._settings.task.name} with one loss of all "
                 "rows of an update, whose packs are made by best fit; leave it out"
             )
-        super().prepare(reporter)
+        super()._read_files(reporter)
         data, held_out, section = self._data, self._held_out, self.section
         _check_rows(data, self._task.settings)
         if held_out is not None:
@@ -199,6 +199,11 @@ class PairJob(FineTuneJob):
         if most > width:
             raise InputError(f"task.dimensions: {most} is more than the {width} values of a vector; name fewer")
         rows = cast(PairedRows, self._task.paired(data.sequences, data.rows))
+        if held_out is not None and self._task.name == "reranking":
+            try:
+                self._task.paired(held_out.sequences, held_out.rows)
+            except InputError as error:
+                raise InputError(f"{held_out.path}: {error}") from error
         compares = self._task.name != "embedding" or self._task.settings.loss == "cosine"
         if section.batch_sequences == 1 and not compares and len(rows.groups.members) == 2 * len(rows.groups):
             raise InputError(
@@ -238,7 +243,7 @@ class PairJob(FineTuneJob):
         return settings.model_copy(update=changes)
 
     def _length(self) -> int:
-        """As set, or where the folder of the model cuts texts."""
+        """Return the most tokens as set, or where the folder of the model cuts texts."""
         section, own = self.section, self._sentences
         if "max_sequence_length" in section.model_fields_set or own.max_sequence_length is None:
             return super()._length()
@@ -248,7 +253,7 @@ class PairJob(FineTuneJob):
         """Return packs of held-out texts; those of updates are made as they come."""
         return () if is_first else super()._packings(counts, depth, path, is_first)
 
-    def plan(self, processes: int) -> RunPlan:
+    def _plan(self, processes: int) -> RunPlan:
         """Choose the shape of an update."""
         section, stream, sizes = self.section, self._stream, self._start.sizes
         shape = choose_shape(
@@ -260,7 +265,6 @@ class PairJob(FineTuneJob):
             depth=section.depth if "depth" in section.model_fields_set and isinstance(section.depth, int) else None,
         )
         self._pairs = PairData(self._data.sequences, self._rows, stream, shape)
-        self.objective = PairObjective(self._task, self._pairs)
         an_epoch = -(-len(stream.rows) // stream.batch_rows)
         return _PairPlan(
             run_settings(section, shape.batch.packs, stream.updates, an_epoch),
@@ -269,11 +273,10 @@ class PairJob(FineTuneJob):
             processes_per_worker=self._settings.resources.processes_per_worker,
             slots_per_pack=shape.batch.length,
             packs=None,
-            keys=FINE_TUNING_KEYS,
             data=self._pairs,
         )
 
-    def describe(self, plan: RunPlan, dry_run: bool) -> list[str]:
+    def _lines(self, plan: RunPlan) -> list[str]:
         """The rows, the model, and the shape of an update."""
         stream, start, (batch, micro_batches, processes) = self._stream, self._start, self._pairs.shape
         tokens = stream.tokens.sum() / len(stream.rows)
@@ -287,7 +290,6 @@ class PairJob(FineTuneJob):
             f"{stream.updates:,} updates are {count_of(stream.epochs, 'epoch')}; {plan.settings.warmup_updates:,} of them "
             f"are warm-up; {self.section.optimizer}, learning rate {self.section.learning_rate:g}",
             *filter(None, [self._task.note(self._data.rows)]),
-            *(plan.table() if dry_run else []),
         ]
 
     def _padding(self) -> float:
@@ -296,17 +298,25 @@ class PairJob(FineTuneJob):
         updates = max(1, min(stream.looked_at, stream.epochs * len(stream.rows) // stream.batch_rows))
         return 1 - stream.distinct_tokens(updates) / (updates * shape.packs * shape.batch.length)
 
-    def evaluation(self, plan: RunPlan) -> TaskEvaluation | None:
+    def _details(self) -> list[str]:
+        """Nothing further: what packing gives depends on the update."""
+        return []
+
+    def _objective(self) -> Objective:
+        """One loss of all rows of an update."""
+        return PairObjective(self._task, self._pairs)
+
+    def _evaluation(self, plan: RunPlan) -> TaskEvaluation | None:
         """The held-out rows."""
         if self._held_out is None or self._task.name != "embedding":
-            return super().evaluation(plan)
+            return super()._evaluation(plan)
         packs, hidden_size = self.section.micro_batch_packs, self._start.sizes.hidden_size
         seed = plan.settings.seed
         return _VectorEvaluation(
             self._task, self._held_out, packs, seed, self._best_metric, hidden_size=hidden_size, folder=self._sentences
         )
 
-    def batches(self, plan: RunPlan, order: TrainingOrder) -> Iterator[Batch]:
+    def _batches(self, plan: RunPlan, order: TrainingOrder) -> Iterator[Batch]:
         """The micro-batches of this process."""
         return self._pairs.batches(order.updates_done, order.rank)
 
@@ -380,7 +390,7 @@ def _check_rows(data: TaskData, settings: TaskSettings) -> None:
 
 
 def _best_metric_of(data: TaskData, best_metric: str, chosen: str | None) -> str:
-    """Of pairs with a score a correlation, of others a figure of the search."""
+    """Return a correlation for pairs with a score, for others a figure of the search."""
     first = data.rows[0]
     if not isinstance(first, TupleRow) or (first.score is not None) == (best_metric in CORRELATIONS):
         return best_metric

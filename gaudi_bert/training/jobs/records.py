@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 
@@ -40,9 +40,9 @@ from gaudi_bert.training.input.source import DataSource, check_fits, open_data
 from gaudi_bert.training.loop import RunContext, TrainingLoop
 from gaudi_bert.training.mlperf import MlperfLog, open_log
 from gaudi_bert.training.model_files import model_config
-from gaudi_bert.training.objective import LossDenominators, PretrainingObjective, denominators_for
-from gaudi_bert.training.run import Job, run_job
-from gaudi_bert.training.run_plan import RunPlan
+from gaudi_bert.training.objective import PretrainingObjective, denominators_for
+from gaudi_bert.training.run import Job, Prepared, run_job
+from gaudi_bert.training.run_plan import RunPlan, RunSettings
 from gaudi_bert.training.weights import load_weights, local_weights
 
 _DEFAULT_MODEL = "the default, for first tries: --model bert-base, bert-large or a config.json chooses another"
@@ -74,6 +74,7 @@ class _RecordsJob(Job[TrainingResult]):
     """A BERT on records of pretraining; `held_out` are others that it is evaluated on."""
 
     result_name, result_type = TRAINING_NAME, TrainingResult
+    section: TrainingSettings
     is_bert = True
 
     def __init__(self, settings: PipelineSettings, data: Path, source: DataSource, held_out: DataSource | None) -> None:
@@ -85,18 +86,35 @@ class _RecordsJob(Job[TrainingResult]):
         for each in (source, held_out):
             if each is not None:
                 check_fits(each, self._config)
-        self.spec = ModelSpec(self._config, PretrainingHead(settings.training.loss))
-        self.objective = PretrainingObjective(settings.training.loss)
         self._speedup: float | None = None
 
-    def plan(self, processes: int) -> RunPlan:
+    def prepare(self, processes: int, reporter: Reporter) -> Prepared:
         """Decide on the batches; refuse a cache that is too small for them."""
+        training, source = self.section, self._source
+        plan = self._plan(processes)
+        evaluation = None
+        if self._held_out is not None:
+            packs = plan.settings.micro_batch_packs
+            evaluation = RecordsEvaluation(self._held_out, self._config, packs, training.evaluate_packs)
+        return Prepared(
+            ModelSpec(self._config, PretrainingHead(training.loss)),
+            PretrainingObjective(training.loss),
+            plan,
+            evaluation,
+            self._batches,
+            self._lines(plan),
+            self._signature(),
+            denominators_for(training, source),
+            {"data": asdict(source.schema)},
+        )
+
+    def _plan(self, processes: int) -> RunPlan:
         settings, source = self._settings, self._source
         if source.cache is not None:
             stored = source.open_packs()
             source.cache.check_room(stored.streams, processes, stored.sets)
         plan = RunPlan(
-            settings.training.of_run(),
+            RunSettings.of_training(settings.training),
             source.packing_factor,
             processes=processes,
             processes_per_worker=settings.resources.processes_per_worker,
@@ -109,7 +127,7 @@ class _RecordsJob(Job[TrainingResult]):
             plan = replace(plan, packs=packs if packs < plan.packs_per_update else None)
         return plan
 
-    def describe(self, plan: RunPlan, dry_run: bool) -> list[str]:
+    def _lines(self, plan: RunPlan) -> list[str]:
         """The model, the data, the batches."""
         chosen, training, source, config = self._settings.model, plan.settings, self._source, self._config
         origin = "as requested" if {"hidden_size", "num_hidden_layers"} & chosen.model_fields_set else _DEFAULT_MODEL
@@ -126,11 +144,9 @@ class _RecordsJob(Job[TrainingResult]):
             + (_SMALL_MODELS_RATE if config.hidden_size >= 512 and has_default_rate else ""),
             *plan.short_lines(),
             *filter(None, [source.reading_cost(plan.processes)]),
-            *(plan.table() if dry_run else []),
         ]
 
-    def signature(self) -> Signature:
-        """What the weights depend on."""
+    def _signature(self) -> Signature:
         section = self._settings.training.model_dump(exclude=free_settings(TrainingSettings))
         # The path of the initial checkpoint is the user's, not the artefact's; its name is enough to notice another one.
         section["init_checkpoint"] = Path(section["init_checkpoint"]).name if section["init_checkpoint"] else None
@@ -138,36 +154,29 @@ class _RecordsJob(Job[TrainingResult]):
         inputs = {"data": self._source.identity, "evaluation_data": held_out.identity if held_out is not None else None}
         return Signature("train", {"model": self._config.to_json(), "training": section}, inputs)
 
-    def begin(self, run: RunContext[TrainingResult], plan: RunPlan) -> MlperfLog | None:
-        """The vocabulary goes next to the checkpoints; MLPerf's log begins where it is requested."""
+    def _batches(self, plan: RunPlan, order: TrainingOrder) -> Iterator[Batch]:
+        """Records, checked, without end."""
+        limits = value_limits(self._source, self._config)
+        return training_batches(self._source, limits, plan.settings.micro_batch_packs, order)
+
+    def begin(self, run: RunContext[TrainingResult], plan: RunPlan, model: Model) -> MlperfLog | None:
+        """Put the vocabulary next to the checkpoints; measure the speed-up, and log for MLPerf, where that is requested."""
         settings, config = self._settings, self._config
         if run.communicator.is_first:
             _copy_tokenizer(
                 self._data, run.folder, settings.prepare.lower_case, config.max_position_embeddings, settings.store
             )
+        if settings.training.measure_speedup and self._source.is_packed:
+            self._measure_speedup(run, plan, model)
         return open_log(run.folder / "mlperf.log", settings.mlperf, run.communicator.is_first, plan, self._source, config)
 
-    def denominators(self) -> LossDenominators:
-        """By what the data holds, where they are balanced."""
-        return denominators_for(self._settings.training, self._source)
-
-    def evaluation(self, plan: RunPlan) -> RecordsEvaluation | None:
-        """The held-out records."""
-        if self._held_out is None:
-            return None
-        return RecordsEvaluation(
-            self._held_out, self._config, plan.settings.micro_batch_packs, self._settings.training.evaluate_packs
-        )
-
-    def built(self, run: RunContext[TrainingResult], plan: RunPlan, model: Model) -> None:
-        """Measure, where it is requested, how many times as many sequences packing trains on per second."""
-        if not (self._settings.training.measure_speedup and self._source.is_packed):
-            return
+    def _measure_speedup(self, run: RunContext[TrainingResult], plan: RunPlan, model: Model) -> None:
+        """Measure how many times as many sequences packing trains on per second."""
         run.communicator.note("measuring the speed-up", slow=True)
         run.reporter.say("train: measuring how much faster packs are than padded rows")
         settings, communicator = plan.settings, run.communicator
         order = TrainingOrder(settings.seed, settings.shuffle_packs, communicator.rank, communicator.size)
-        packed = next(self.batches(plan, order))
+        packed = next(self._batches(plan, order))
         # A card works by itself: only the clock knows how long. On a CPU, the work of other processes is not counted.
         clock = time.process_time if run.device.kind == "cpu" else time.perf_counter
         speedup = _measured(model, packed, self._source, clock)
@@ -183,15 +192,6 @@ class _RecordsJob(Job[TrainingResult]):
             weights = load_weights(path, model, self._config)
         lacking = f", but for {len(weights.missing)} variables that it lacks" if weights.missing else ""
         reporter.say(f"train: starts from the weights of {weights.path} ({weights.kind}){lacking}")
-
-    def batches(self, plan: RunPlan, order: TrainingOrder) -> Iterator[Batch]:
-        """Records, checked, without end."""
-        limits = value_limits(self._source, self._config)
-        return training_batches(self._source, limits, plan.settings.micro_batch_packs, order)
-
-    def stored(self) -> dict[str, Any]:
-        """The sizes of a record, for `export`."""
-        return {"data": asdict(self._source.schema)}
 
     def finish(self, loop: TrainingLoop) -> TrainingResult:
         """The last figures."""

@@ -23,13 +23,13 @@ from gaudi_bert.common.errors import InputError, enumerated
 from gaudi_bert.common.files import atomic_file, file_identity
 from gaudi_bert.common.progress import Reporter, count_of
 from gaudi_bert.config.pipeline import PipelineSettings
-from gaudi_bert.config.sections import TASK_NAMES, FineTuneSettings, LoopSettings, RunSettings, TaskName, TaskSettings
+from gaudi_bert.config.sections import TASK_NAMES, FineTuneSettings, LoopSettings, TaskName, TaskSettings
 from gaudi_bert.config.values import free_settings
 from gaudi_bert.engines.protocol import Communicator, Model, ModelSpec
 from gaudi_bert.packing.algorithms import pack_histogram
 from gaudi_bert.packing.histogram import Histogram
 from gaudi_bert.packing.mixture import Packing
-from gaudi_bert.packing.row_lengths import choose_row_lengths, row_cost
+from gaudi_bert.packing.row_lengths import RowLengths, choose_row_lengths, row_cost
 from gaudi_bert.rows.reading import SkippedRows
 from gaudi_bert.rows.tokenizer import RowTokenizer, open_tokenizer
 from gaudi_bert.rows.tokenizing import policy_of
@@ -49,9 +49,9 @@ from gaudi_bert.training.checkpoint import Checkpoint, find_checkpoint, read_che
 from gaudi_bert.training.input.batches import Batch, TrainingOrder
 from gaudi_bert.training.loop import RunContext, TrainingLoop
 from gaudi_bert.training.model_files import SentenceFolder
-from gaudi_bert.training.objective import Evaluation
-from gaudi_bert.training.run import Job
-from gaudi_bert.training.run_plan import FINE_TUNING_KEYS, RunPlan
+from gaudi_bert.training.objective import Evaluation, Objective
+from gaudi_bert.training.run import Job, Prepared
+from gaudi_bert.training.run_plan import FINE_TUNING_KEYS, RunPlan, RunSettings
 
 PREDICTIONS_NAME, BEST_NAME = "predictions.jsonl", "best/best.json"
 
@@ -84,10 +84,28 @@ class FineTuneJob(Job[FineTuning]):
     def __init__(self, settings: PipelineSettings, files: FineTuneInput, out: Path) -> None:
         self.section = settings.finetune
         self._costs: list[str] = []
+        self._is_read = False
         self._settings, self._files, self._out = settings, files, out
         self.is_bert = is_bert(files.model)
 
-    def prepare(self, reporter: Reporter) -> None:
+    def prepare(self, processes: int, reporter: Reporter) -> Prepared:
+        """Plan packs and updates; refuse what does not fit."""
+        if not self._is_read:
+            self._read_files(reporter)
+            self._is_read = True
+        plan = self._plan(processes)
+        return Prepared(
+            ModelSpec(self._start.config, self._task.head),
+            self._objective(),
+            plan,
+            self._evaluation(plan),
+            self._batches,
+            self._lines(plan),
+            self._signature(),
+            details=self._details,
+        )
+
+    def _read_files(self, reporter: Reporter) -> None:
         """Read and tokenize the rows, plan their packs, open the weights; refuse what does not fit."""
         task_settings, section, files = self._task_settings(), self.section, self._files
         if task_settings.name is None:
@@ -115,11 +133,9 @@ class FineTuneJob(Job[FineTuning]):
             depth = section.evaluation_depth
             self._held_out = self._read(files.evaluation_data, task_settings, tokenizer, labels, depth, reporter)
         self._best_metric = _best_metric(self._task, section, self._held_out is not None)
-        self.spec = ModelSpec(start.config, self._task.head)
-        self.objective = TaskObjective(self._task)
 
     def _task_settings(self) -> TaskSettings:
-        """Those of the task; a kind of job may take some from the folder of the model."""
+        """Return the settings of the task; a kind of job may take some from the folder of the model."""
         return self._settings.task
 
     def _length(self) -> int:
@@ -169,31 +185,36 @@ class FineTuneJob(Job[FineTuning]):
         return TaskData(path, file_identity(path), rows, sequences, packings)
 
     def _packings(self, counts: IntArray, depth: int | str, path: Path, is_first: bool) -> tuple[Packing, ...]:
-        """The packs of sequences, by the length of rows."""
-        section, sizes = self.section, self._start.sizes
+        """Return the packs of sequences, by the length of rows."""
+        section = self.section
         if section.row_lengths is None:
             return (pack_histogram(Histogram(len(counts), counts), section.algorithm, depth),)
         try:
-            chosen = choose_row_lengths(
-                counts,
-                partial(row_cost, hidden_size=sizes.hidden_size),
-                lengths=self._given_lengths() or None,
-                longest=sizes.positions,
-                depth=depth,
-                algorithm=section.algorithm,
-                batch_sequences=section.batch_sequences,
-            )
+            chosen = self._row_lengths(counts, depth)
         except InputError as error:
             raise InputError(f"finetune.row_lengths: {path}: {error}") from error
         if is_first:
             self._costs = [chosen.cost_line()]
         return chosen.packings
 
-    def plan(self, processes: int) -> RunPlan:
+    def _row_lengths(self, counts: IntArray, depth: int | str) -> RowLengths:
+        """Return rows of several lengths: the given ones, or those that cost least."""
+        section, sizes = self.section, self._start.sizes
+        return choose_row_lengths(
+            counts,
+            partial(row_cost, hidden_size=sizes.hidden_size),
+            lengths=self._given_lengths() or None,
+            longest=sizes.positions,
+            depth=depth,
+            algorithm=section.algorithm,
+            batch_sequences=section.batch_sequences,
+        )
+
+    def _plan(self, processes: int) -> RunPlan:
         """Updates and batches, from epochs and sequences."""
         return plan_run(self.section, self._data, processes, self._settings.resources.processes_per_worker)
 
-    def describe(self, plan: RunPlan, dry_run: bool) -> list[str]:
+    def _lines(self, plan: RunPlan) -> list[str]:
         """The rows and their packs, the model, the batches."""
         task, data, section, start = self._task, self._data, self.section, self._start
         labels, tokens = f", {len(task.labels)} labels" if task.labels else "", data.sequences.lengths.mean()
@@ -215,15 +236,19 @@ class FineTuneJob(Job[FineTuning]):
             f"{section.optimizer}, learning rate {section.learning_rate:g}",
             *filter(None, [task.note(data.rows)]),
             *plan.short_lines(),
-            *(
-                [*plan.table(), *packing_table(data.sequences.lengths, data.lengths[-1], section.algorithm)]
-                if dry_run
-                else []
-            ),
         ]
 
-    def signature(self) -> Signature:
-        """What the model depends on."""
+    def _details(self) -> list[str]:
+        """Return what rows of other lengths, and other depths, would give."""
+        data, section = self._data, self.section
+        lines = packing_table(data.sequences.lengths, data.lengths[-1], section.algorithm)
+        if section.row_lengths is not None:
+            return lines
+        chosen = self._row_lengths(counts_of(data.sequences, data.lengths[-1]), section.depth)
+        return [*lines, f"finetune.row_lengths = auto gives {chosen.cost_line()}"]
+
+    def _signature(self) -> Signature:
+        """Return what the model depends on."""
         unused = {"row_lengths"} if self.section.row_lengths is None else set()  # as before there was such a setting
         section = self.section.model_dump(mode="json", exclude=free_settings(FineTuneSettings) | _FILES | unused)
         task = self._task.settings.model_dump(mode="json", exclude={"labels", "n_best"})
@@ -236,7 +261,11 @@ class FineTuneJob(Job[FineTuning]):
         }
         return Signature("finetune", {"task": task, "finetune": section}, inputs)
 
-    def evaluation(self, plan: RunPlan) -> TaskEvaluation | None:
+    def _objective(self) -> Objective:
+        """What is minimised, once the packs are planned."""
+        return TaskObjective(self._task)
+
+    def _evaluation(self, plan: RunPlan) -> TaskEvaluation | None:
         """The held-out rows."""
         if self._held_out is None:
             return None
@@ -248,7 +277,7 @@ class FineTuneJob(Job[FineTuning]):
         """The encoder of `--model`, and its head where it fits."""
         model.load_values(self._start.variables)
 
-    def batches(self, plan: RunPlan, order: TrainingOrder) -> Iterator[Batch]:
+    def _batches(self, plan: RunPlan, order: TrainingOrder) -> Iterator[Batch]:
         """Packs of all epochs, and then empty ones."""
         return task_batches(self._data, self._task, plan, self.section.epochs, order)
 
@@ -291,7 +320,7 @@ class FineTuneJob(Job[FineTuning]):
         )
 
     def _packing_figures(self) -> dict[str, Any]:
-        """How the training data is packed."""
+        """Return how the training data is packed."""
         data = self._data
         return {
             "max_sequence_length": data.lengths[-1],
@@ -304,7 +333,7 @@ class FineTuneJob(Job[FineTuning]):
         }
 
     def _baseline(self) -> dict[str, float]:
-        """What is reached without learning."""
+        """Return what is reached without learning."""
         return self._task.baseline(self._data.sequences, self._held_out.sequences) if self._held_out else {}
 
     def _take_best(self, model: Model, communicator: Communicator) -> int | None:
@@ -321,7 +350,7 @@ class FineTuneJob(Job[FineTuning]):
         write_task_folder(self._out, self._start, self._task, model.values(), self._tokenizer, self._length())
 
     def _write_answers(self, result: TaskResult | None) -> None:
-        """What the model answers to the held-out rows."""
+        """Write what the model answers to the held-out rows."""
         if result is None or result.logits is None or self._held_out is None:
             return
         with atomic_file(self._out / PREDICTIONS_NAME) as handle:
@@ -355,7 +384,6 @@ def plan_run(section: FineTuneSettings, data: TaskData, processes: int, processe
         slots_per_pack=data.lengths[-1],
         packs=data.packs,
         mean_tokens=None if rows else float(data.sequences.lengths.mean()),
-        keys=FINE_TUNING_KEYS,
         rows=rows,
     )
     updates = plan.updates_of(section.epochs)
@@ -363,9 +391,10 @@ def plan_run(section: FineTuneSettings, data: TaskData, processes: int, processe
 
 
 def run_settings(section: FineTuneSettings, micro_batch_packs: int, updates: int, an_epoch: int) -> RunSettings:
-    """What a run goes by whose epochs have so many updates."""
+    """Return the settings of a run whose epochs have so many updates."""
     of_the_loop = {name: getattr(section, name) for name in LoopSettings.model_fields}
     return RunSettings(
+        keys=FINE_TUNING_KEYS,
         **{**of_the_loop, "micro_batch_packs": micro_batch_packs},
         global_batch_sequences=section.batch_sequences,
         updates=updates,

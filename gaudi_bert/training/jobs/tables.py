@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Literal, cast
 
 import numpy as np
 
@@ -50,8 +50,8 @@ from gaudi_bert.training.evaluate import EvaluationBatch, EvaluationSet, count_v
 from gaudi_bert.training.input.batches import Batch, TrainingOrder, batches_in_order, each_pack_once
 from gaudi_bert.training.loop import TrainingLoop
 from gaudi_bert.training.objective import LossDenominators
-from gaudi_bert.training.run import Job, run_job
-from gaudi_bert.training.run_plan import TABLE_KEYS, MicroBatch, RowPacks, RunPlan
+from gaudi_bert.training.run import Job, Prepared, run_job
+from gaudi_bert.training.run_plan import TABLE_KEYS, MicroBatch, RowPacks, RunPlan, RunSettings
 
 _MASKED: TaskKind = "masked-language-modelling"
 
@@ -107,6 +107,7 @@ class _TableJob(Job[TableTraining]):
     """A model of words on a packed table; `given` is what the user calls the model."""
 
     result_name, result_type = TRAINING_NAME, TableTraining
+    section: TrainingSettings
 
     def __init__(
         self, settings: PipelineSettings, source: PackedTable, held_out: PackedTable | None, given: Path | None
@@ -121,29 +122,46 @@ class _TableJob(Job[TableTraining]):
             _check_same_tokens(source, held_out.tokenizer)
             _check_table_fits(held_out, self._start.sizes)
         self.is_bert = isinstance(self._start.config, BertConfig)
-        self.spec = ModelSpec(self._start.config, self._task.head)
-        self.objective = TaskObjective(self._task)
         share = self._task.settings.masked_lm_probability
         self._targets = WordTargets(cast(TaskKind, self._task.name), settings.training.seed, share, self._task.vocabulary)
 
-    def plan(self, processes: int) -> RunPlan:
+    def prepare(self, processes: int, reporter: Reporter) -> Prepared:
         """Decide on the batches."""
+        source, start, task, targets, training = self._source, self._start, self._task, self._targets, self.section
+        plan, evaluation = self._plan(processes), None
+        if self._held_out is not None:
+            packs = plan.settings.micro_batch_packs
+            evaluation = _TableEvaluation(self._held_out, targets, start.sizes.vocab_size, packs, training.evaluate_packs)
+        packs, sequences, tokens = (source.total(figure) for figure in ("packs", "sequences", "tokens"))
+        words = targets.share * tokens if targets.kind == _MASKED else tokens - sequences
+        return Prepared(
+            ModelSpec(start.config, task.head),
+            TaskObjective(task),
+            plan,
+            evaluation,
+            self._batches,
+            self._lines(plan),
+            self._signature(),
+            LossDenominators(training.loss_normalization, (words / packs, 1.0)),
+            {"task": task.name},
+        )
+
+    def _plan(self, processes: int) -> RunPlan:
         source = self._source
         if source.row_packs and self._settings.training.loss_normalization == "balanced":
             raise InputError("training.loss_normalization = balanced: for rows of one length; set it to global or local")
         return RunPlan(
-            self._settings.training.of_run(),
+            RunSettings.of_training(self._settings.training, TABLE_KEYS),
             source.total("sequences") / source.total("packs"),
             processes=processes,
             processes_per_worker=self._settings.resources.processes_per_worker,
             slots_per_pack=source.length,
             packs=source.total("packs"),
             mean_tokens=None if source.row_packs else source.total("tokens") / source.total("sequences"),
-            keys=TABLE_KEYS,
             rows=source.row_packs,
         )
 
-    def describe(self, plan: RunPlan, dry_run: bool) -> list[str]:
+    def _lines(self, plan: RunPlan) -> list[str]:
         """The model, the table, the batches."""
         start, training = self._start, plan.settings
         tables = [(table.path, table.metadata) for table in self._source.tables]
@@ -157,11 +175,9 @@ class _TableJob(Job[TableTraining]):
             ),
             f"{training.optimizer}, learning rate {training.learning_rate:g}",
             *plan.short_lines(),
-            *(plan.table() if dry_run else []),
         ]
 
-    def signature(self) -> Signature:
-        """What the weights depend on."""
+    def _signature(self) -> Signature:
         section = self._settings.training.model_dump(exclude=free_settings(TrainingSettings) | {"init_checkpoint"})
         inputs = {
             "data": self._source.identity,
@@ -172,31 +188,13 @@ class _TableJob(Job[TableTraining]):
         model = self._start.config.to_json()
         return Signature("train", {"model": model, "training": section, "task": task}, inputs)
 
-    def denominators(self) -> LossDenominators:
-        """`balanced` by the words that a pack predicts on average."""
-        targets, normalization = self._targets, self._settings.training.loss_normalization
-        packs, sequences, tokens = (self._source.total(figure) for figure in ("packs", "sequences", "tokens"))
-        words = targets.share * tokens if targets.kind == _MASKED else tokens - sequences
-        return LossDenominators(normalization, (words / packs, 1.0))
-
-    def evaluation(self, plan: RunPlan) -> _TableEvaluation | None:
-        """The held-out table."""
-        if self._held_out is None:
-            return None
-        packs, most = plan.settings.micro_batch_packs, self._settings.training.evaluate_packs
-        return _TableEvaluation(self._held_out, self._targets, self._start.sizes.vocab_size, packs, most)
+    def _batches(self, plan: RunPlan, order: TrainingOrder) -> Iterator[Batch]:
+        """Packs of the table, without end."""
+        return table_batches(self._source, self._targets, plan.micro_batches(order.updates_done, order.packs_done), order)
 
     def load_start(self, model: Model, reporter: Reporter) -> None:
         """Those of `--model`."""
         model.load_values(self._start.variables)
-
-    def batches(self, plan: RunPlan, order: TrainingOrder) -> Iterator[Batch]:
-        """Packs of the table, without end."""
-        return table_batches(self._source, self._targets, plan.micro_batches(order.updates_done, order.packs_done), order)
-
-    def stored(self) -> dict[str, Any]:
-        """What is learnt."""
-        return {"task": self._task.name}
 
     def finish(self, loop: TrainingLoop) -> TableTraining:
         """The model as `transformers` opens it, and the last figures."""

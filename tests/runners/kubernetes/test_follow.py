@@ -1,28 +1,29 @@
-"""What a run reports while it follows a Job: pods that are stopped on request, and Jobs that wait for a queue."""
+"""Following a step: how long pods that cannot start are waited for, what is reported once, stops, suspensions and nodes."""
 
 from __future__ import annotations
 
 import io
-import re
 import time
 from typing import Any
 
 import pytest
 
+from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import load_pipeline
-from gaudi_bert.runners.kubernetes import manage
+from gaudi_bert.runners.kubernetes import follow, manage
 from gaudi_bert.runners.kubernetes.client import Cluster
-from gaudi_bert.runners.kubernetes.follow import _StartLimit
-from gaudi_bert.runners.kubernetes.pod_problems import worst_problem
-from gaudi_bert.runners.kubernetes.problems import describe_suspension
-from tests.builders.fake_api_server import FakeApiServer, Run, State
+from gaudi_bert.runners.kubernetes.follow import _Waits
+from gaudi_bert.runners.kubernetes.reasons import Problem, State
+from tests.builders.fake_api_server import FakeApiServer, Run
+from tests.builders.fake_api_server import State as Moment
 from tests.builders.recorded_answers import (
     ACTIVE,
+    COMPLETE,
+    FAILED,
     active,
     complete,
     failed,
-    gave_up,
     pod,
     preempted,
     running,
@@ -32,28 +33,24 @@ from tests.builders.recorded_answers import (
 
 Json = dict[str, Any]
 
-UNBOUND = unschedulable("p", "0/1 nodes are available: pod has unbound immediate PersistentVolumeClaims.")
-FULL = unschedulable("q", "0/1 nodes are available: 1 Insufficient cpu.")
-TRAINED = State({"conditions": [{"type": "Succeeded", "status": "True"}]})
-STOPPED = "[1,0]<stderr>:error: /work/demo/run: stopped on request after update 614 of 800; run it again to resume\n"
-LOST = f"{STOPPED}ORTE has lost communication with a remote daemon: connection to the node demo-train-worker-1 is lost\n"
+FULL = Problem(State.WAITS, "pod q is Unschedulable: 1 Insufficient cpu.", "add nodes")
+DISK = Problem(State.GOES_ON, "pod p-1: error: disk full; run it again to resume")
 
 
 class Told:
-    """What is reported of pods at moments of a clock that the test turns."""
+    """What is reported of problems at moments of a clock that the test turns."""
 
     def __init__(self, reporter: Reporter, said: io.StringIO) -> None:
         self.now, self._said = 0.0, said
-        self._limit = _StartLimit(600, reporter, clock=lambda: self.now)
+        self._waits = _Waits(600, reporter, clock=lambda: self.now)
 
-    def at(self, now: float, *pods: Json) -> list[str]:
-        """The new lines, after these pods were seen at `now`."""
-        self.now = now
-        before, problem = len(self._said.getvalue()), worst_problem(pods)
+    def at(self, now: float, problem: Problem | None) -> list[str]:
+        """The new lines, after this problem was seen at `now`."""
+        self.now, before = now, len(self._said.getvalue())
         if problem is None:
-            self._limit.begin_again()
+            self._waits.begin_again()
         else:
-            assert not self._limit.is_over(problem)
+            assert not self._waits.are_over(problem)
         return self._said.getvalue()[before:].splitlines()
 
 
@@ -62,227 +59,97 @@ def told(reporter: Reporter, said: io.StringIO) -> Told:
     return Told(reporter, said)
 
 
-@pytest.mark.parametrize("condition", [UNBOUND, FULL], ids=["unbound", "full"])
-def test_only_a_condition_that_lasts_15_seconds_is_reported_and_once(condition: Json, told: Told) -> None:
-    assert told.at(0, condition) + told.at(14, condition) + told.at(14.9, running("p")) == []
-    assert told.at(100, condition) + told.at(114.9, condition) == []
-    (line,) = told.at(115, condition)
-    assert line.startswith(f"pod {condition['metadata']['name']} is Unschedulable: 0/1 nodes are available")
-    assert line.endswith("(giving up after 10 min 00 s)")
-    assert told.at(116, condition) + told.at(200, condition) == []
+def test_only_a_wait_that_lasts_15_seconds_is_reported_and_once(told: Told) -> None:
+    assert told.at(0, FULL) + told.at(14, FULL) + told.at(14.9, None) == []
+    assert told.at(100, FULL) + told.at(114.9, FULL) == []
+    assert told.at(115, FULL) == [f"{FULL} (giving up after 10 min 00 s)"]
+    assert told.at(116, FULL) + told.at(200, FULL) == []
 
 
-def test_what_has_ended_is_reported_at_once_and_not_again_for_a_later_pod(told: Told) -> None:
-    first = failed("p-1", 1, "disk full")
-    later = {**FULL, "metadata": {"name": "p-2", "creationTimestamp": "2026-01-01T00:00:10Z"}}
-    (line,) = told.at(0, first)
-    assert re.fullmatch("pod p-1, container plan: exit code 1: disk full; see `gaudi-bert k8s logs`.*; retrying", line)
-    assert told.at(10, later, first) == []
-    assert told.at(25, later, first) == [f"{worst_problem([later])} (giving up after 10 min 00 s)"]
-    assert told.at(30, {**later, "status": running("p-2")["status"]}, first) == []
+def test_what_has_ended_is_reported_at_once_without_what_a_person_would_do(told: Told) -> None:
+    assert told.at(0, DISK) == ["pod p-1: error: disk full; retrying"]
+    assert told.at(10, Problem(State.GOES_ON, DISK.reason.replace("p-1", "p-2"))) == []
 
 
 def test_the_time_that_a_pod_may_wait_begins_when_none_has_started(told: Told) -> None:
-    later = {**FULL, "metadata": {"name": "p-2", "creationTimestamp": "2026-01-01T00:00:10Z"}}
-    told.at(0, failed("p-1", 1, "disk full"))
-    assert told.at(700, later) == []
-    assert len(told.at(1299, later)) == 1
+    told.at(0, DISK)
+    assert told.at(700, FULL) == []
+    assert len(told.at(1299, FULL)) == 1
 
 
-def test_more_pods_with_the_same_reason_are_no_news(told: Told) -> None:
-    killed = [failed(f"p-{number}", 137) for number in range(6)]
-    assert len(told.at(0, *killed[:1])) == 1
-    assert [told.at(number, *killed[:number]) for number in range(2, 7)] == [[]] * 5
+@pytest.mark.parametrize("about", ["demo-plan", "p"])
+def test_a_pod_that_never_comes_up_is_not_waited_for_for_ever(about: str, server: FakeApiServer, run: Run) -> None:
+    creating = pod("p", "Pending", waiting={"reason": "ContainerCreating"})
+    server.script("demo-plan", active(*([creating] if about == "p" else [])))
+    server.warn(
+        about, "exceeded quota: team" if about == "demo-plan" else "MountVolume.SetUp failed", "2099-01-01T00:00:00Z"
+    )
+    with pytest.raises(
+        FailedError, match=r"(exceeded quota: team|MountVolume.SetUp failed) after .*Job demo-plan was removed"
+    ):
+        run(["plan"])
+    assert ("Job", "demo-plan") not in server.objects
 
 
-def test_a_pod_that_was_replaced_does_not_hide_that_its_successor_cannot_start() -> None:
-    later = {**FULL, "metadata": {"name": "p-2", "creationTimestamp": "2026-01-01T00:00:10Z"}}
-    problem = worst_problem([failed("p-1", 1, "disk full"), later])
-    assert str(problem).startswith("pod p-2 is Unschedulable")
-    parts = [{**each, "metadata": {**each["metadata"], "annotations": {}}} for each in (failed("p-1", 1, "x"), later)]
-    for number, part in enumerate(parts):
-        part["metadata"]["annotations"]["batch.kubernetes.io/job-completion-index"] = str(number)
-    assert "exit code 1" in str(worst_problem(parts)), "another part is no successor"
+def test_what_is_hopeless_ends_at_once_with_its_remedy_and_code_2(server: FakeApiServer, run: Run) -> None:
+    server.warn("demo-train", 'pods "w-0" is forbidden: violates PodSecurity "restricted:latest"', "2099-01-01T00:00:00Z")
+    server.script("demo-train", Moment({}))
+    with pytest.raises(InputError, match=r"gets no pods: .*violates PodSecurity.* \(MPIJob demo-train was removed\)"):
+        run(["train"], "resources.workers=2", "kubernetes.start_seconds=600")
 
 
-# Pods of an MPIJob: a worker that is removed is the reason why its launcher ends, whatever mpirun writes.
+def test_memory_that_is_too_small_ends_the_run_after_the_third_time(server: FakeApiServer, run: Run) -> None:
+    killed = [failed(f"p-{number}", 137, reason="OOMKilled", container="train") for number in range(3)]
+    for number, each in enumerate(killed):
+        each["metadata"]["creationTimestamp"] = f"2026-01-01T00:0{number}:00Z"
+    server.script("demo-train", *[active(*killed[: number + 1]) for number in range(3)], complete())
+    with pytest.raises(InputError, match="pod p-2: OOMKilled: it needed more memory than its limit of 2Gi"):
+        run(["train"])
+    assert server.created("Job") == ["demo-train"]
 
 
-def member(name: str, role: str, state: Json, created: str = "2026-01-01T00:00:00Z", **metadata: str) -> Json:
-    labels = {"training.kubeflow.org/job-role": role}
-    return {**state, "metadata": {"name": name, "labels": labels, "creationTimestamp": created, **metadata}}
+def test_pods_that_run_well_meanwhile_give_the_next_wait_its_whole_time(server: FakeApiServer, run: Run) -> None:
+    stuck = active(unschedulable("p", "0/3 nodes are available: 3 Insufficient cpu."))
+    server.script("demo-plan", *[stuck, stuck, active(running("p"))] * 8, complete())
+    assert run(["plan"]) == {"plan": "done"}
 
 
-def launcher(name: str = "launcher-a", created: str = "2026-01-01T00:00:00Z", **ended: Any) -> Json:
-    moments = {"startedAt": "2026-01-01T00:00:05Z", "finishedAt": "2026-01-01T01:00:00Z", "reason": "Error"}
-    phase = "Failed" if ended.get("exitCode") else "Succeeded"
-    state = pod(name, phase, "train", ended={**moments, **ended}) if ended else running(name, "train")
-    return member(name, "launcher", state, created)
-
-
-def workers(*second: str, **metadata: str) -> list[Json]:
-    return [
-        member("demo-train-worker-0", "worker", running("", "worker")),
-        member("demo-train-worker-1", "worker", running("", "worker"), *second, **metadata),
-    ]
-
-
-REPLACED = workers("2026-01-01T01:00:02Z")
-DELETED = "worker pod demo-train-worker-1 was deleted; "
-
-
-@pytest.mark.parametrize(
-    ("pods", "said"),
-    [
-        ([launcher(exitCode=205, message=LOST), *REPLACED], f"{DELETED}stopped on request after update 614, saved"),
-        ([launcher(exitCode=205), *REPLACED], f"{DELETED}training resumes from its newest checkpoint"),
-        ([launcher(), *workers(deletionTimestamp="2026-01-01T01:00:00Z")], f"{DELETED}its ranks save first"),
-        ([launcher(exitCode=1, message="error: disk full"), *workers()], "container train: exit code 1: error: disk full"),
-        ([launcher(exitCode=2, message="error: bad"), *REPLACED], "container train: exit code 2: error: bad"),
-        ([launcher(exitCode=1, message="error: full"), *workers("2026-01-01T00:30:00Z")], "exit code 1: error: full"),
-        ([launcher(exitCode=205, message=LOST), launcher("launcher-b", "2026-01-01T01:00:20Z"), *REPLACED], "None"),
-        ([launcher(exitCode=0), *workers(deletionTimestamp="2026-01-01T01:00:00Z")], "None"),
-    ],
-    ids=["saved", "forced", "saving", "not deleted", "bad input", "deleted long before", "retried", "complete"],
-)
-def test_a_worker_that_was_deleted_is_the_reason(pods: list[Json], said: str) -> None:
-    assert said in str(worst_problem(pods))
-
-
-# Stops on request count for nothing, and are not left to the backoff of a Job.
-
-DRAINED = failed("p", 75, "error: /work/demo/run: stopped on request after update 614 of 800; run it again to resume")
-
-
-@pytest.mark.parametrize(
-    "stopped",
-    [[active(DRAINED)], [active(preempted("p"))], [active()], [gave_up(DRAINED)] * 2, [gave_up(preempted("p"))] * 2],
-    ids=["drained", "preempted", "deleted", "drained too often", "preempted too often"],
-)
-def test_a_step_that_is_stopped_is_started_again_however_often(
-    stopped: list[State], server: FakeApiServer, said: io.StringIO, run: Run
+def test_a_quota_with_room_for_some_is_said_once(
+    server: FakeApiServer, said: io.StringIO, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before the Job's own backoff is over, and after its retries are used up."""
-    server.script("demo-plan", *[active(running("p")), *stopped] * 6, active(running("q")), complete(succeeded("q")))
-    assert run(["plan"]) == {"plan": "done"}
-    assert server.created("Job") == ["demo-plan"] * 7
-    assert said.getvalue().count(": submitting it again") == 6
+    """The name of the pod that is refused changes with every attempt; the pods that are there do the work."""
+    wait, number = Cluster.wait_for_change, iter(range(60))
+
+    def refuse_another(cluster: Cluster, item: Any, seconds: float) -> None:
+        attempt = next(number)
+        words = f'pods "demo-histogram-{attempt}" is forbidden: exceeded quota: compute, requested: cpu=1'
+        server.warn("demo-histogram", words, f"2099-01-01T00:00:{attempt:02d}Z")
+        wait(cluster, item, seconds)
+
+    monkeypatch.setattr(Cluster, "wait_for_change", refuse_another)
+    server.script("demo-histogram", *[active(running("h-0"), running("h-1"))] * 12, complete())
+    assert run(["histogram"], "resources.data_workers=4") == {"histogram": "done"}
+    (line,) = [line for line in said.getvalue().splitlines() if "exceeded quota" in line]
+    assert "Job demo-histogram gets 2 of 4 pods: " in line
 
 
-def test_a_launcher_that_waits_for_its_workers_is_not_submitted_again(server: FakeApiServer, run: Run) -> None:
-    """After a suspension it is made when sshd listens on all of them, which may take long."""
-    pending = [member(f"demo-train-worker-{number}", "worker", pod("", "Pending")) for number in range(2)]
-    some = [workers()[0]]
-    ran = State({}, [launcher(), *workers()])
-    server.script("demo-train", ran, *[State({}, pods) for pods in (pending, some, pending)], ran, TRAINED)
-    assert run(["train"], "resources.workers=2") == {"train": "done"}
-    assert server.created("MPIJob") == ["demo-train"]
-    server.script("demo-train", ran, *[State({}, workers())] * 2, ran, TRAINED)
-    del server.objects["MPIJob", "demo-train"]
-    assert run(["train"], "resources.workers=2") == {"train": "done"}
-    assert server.created("MPIJob") == ["demo-train"] * 3
+# --- suspended by a queue
 
-
-def test_a_drained_pod_whose_successor_a_quota_refuses_is_not_submitted_again(server: FakeApiServer, run: Run) -> None:
-    server.warn("demo-plan", 'Error creating: pods "demo-plan-2" is forbidden: exceeded quota: team', "2099-01-01T00:00:00Z")
-    server.script("demo-plan", active(running("p")), *[active(DRAINED)] * 3, active(running("q")), complete(succeeded("q")))
-    assert run(["plan"]) == {"plan": "done"}
-    assert server.created("Job") == ["demo-plan"]
-
-
-# Nodes that the cluster has lost contact with.
-
-
-def test_status_names_a_node_that_is_not_ready(server: FakeApiServer, cluster: Cluster) -> None:
-    """From the pod and its events: an account of one namespace may look at no node."""
-    silent = pod("p-1", "Running", conditions=[{"type": "Ready", "status": "False"}])
-    silent["spec"]["nodeName"] = "worker-7"
-    server.put("Job", {"metadata": {"name": "demo-plan"}, "status": {"active": 1}})
-    server.script("demo-plan", active(silent))
-    settings = load_pipeline(None)
-    assert manage.status(settings, cluster)["plan"].problem is None, "it may still be starting"
-    event = {"type": "Warning", "reason": "NodeNotReady", "message": "Node is not ready"}
-    server.put("Event", {"metadata": {"name": "p-1.1"}, **event, "involvedObject": {"name": "p-1"}})
-    found = manage.status(settings, cluster)["plan"]
-    assert str(found.problem).startswith("node worker-7 is NotReady, and pod p-1 is on it; wait until it is back, or remove")
-
-
-# --- jobs that wait for a queue: what Kueue's Workloads say, and runs that wait, are admitted, and are suspended again
-
-NO_ROOM = "couldn't assign flavors to pod set main: insufficient unused quota for cpu in flavor default, 9 more needed"
 SUSPENDED = {"conditions": [{"type": "Suspended", "status": "True", "reason": "JobSuspended", "message": "Job suspended"}]}
 
-QUEUED_JOB = {"kind": "Job", "metadata": {"name": "demo-plan", "labels": {"kueue.x-k8s.io/queue-name": "gpus"}}}
 
-
-def condition(kind: str, status: str, reason: str, message: str) -> Json:
-    return {"type": kind, "status": status, "reason": reason, "message": message}
-
-
-def workload(*conditions: Json, **status: Any) -> Json:
-    return {"metadata": {"name": "w"}, "spec": {}, "status": {"conditions": list(conditions), **status}}
-
-
-PENDING = workload(condition("QuotaReserved", "False", "Pending", NO_ROOM))
-NO_QUEUE = workload(condition("QuotaReserved", "False", "Inadmissible", "LocalQueue gpus doesn't exist"))
-RESERVED = condition("QuotaReserved", "True", "QuotaReserved", "Quota reserved in ClusterQueue c")
-CHECKS = [{"name": "nodes", "state": "Pending", "message": ""}, {"name": "b", "state": "Ready"}]
-PREEMPTED = workload(
-    condition("QuotaReserved", "False", "Pending", NO_ROOM),
-    condition("Evicted", "True", "Preempted", "Preempted to accommodate a higher priority Workload"),
-    condition("Admitted", "False", "NoReservation", "The workload has no reservation"),
-)
-
-
-def waiting(item: Json | None = PENDING) -> State:
-    return State(SUSPENDED, [], suspended=True, workload=item)
-
-
-@pytest.mark.parametrize(
-    ("found", "said"),
-    [
-        ([], ""),
-        ([workload()], ""),
-        ([PENDING], NO_ROOM),
-        ([PREEMPTED], f"Preempted to accommodate a higher priority Workload; {NO_ROOM}"),
-        ([NO_QUEUE], "LocalQueue gpus doesn't exist; see `kubectl get localqueues`, and correct kubernetes.queue"),
-        ([workload(RESERVED, admissionChecks=CHECKS)], "admission check nodes: Pending"),
-        ([workload(condition("Admitted", "False", "Pending", "workload didn't\nfit"))], "workload didn't fit"),
-        ([{**PENDING, "spec": {"active": False}}], f"it was deactivated, and waits .* active again; {NO_ROOM}"),
-    ],
-    ids=["none", "not looked at", "no room", "preempted", "no queue", "check", "as it was", "deactivated"],
-)
-def test_the_reason_is_what_the_workload_says(found: list[Json], said: str) -> None:
-    prefix = "Job demo-plan waits for its queue gpus: "
-    assert re.fullmatch(prefix + (said or "not looked at yet").replace("(", r"\("), describe_suspension(QUEUED_JOB, found))
-
-
-def test_the_newest_workload_counts() -> None:
-    old, new = workload(condition("QuotaReserved", "False", "Pending", "old")), {**PENDING}
-    old["metadata"] = {"name": "a", "creationTimestamp": "2026-01-01T00:00:00Z"}
-    new["metadata"] = {"name": "b", "creationTimestamp": "2026-01-01T00:00:01Z"}
-    for workloads in ([new, old], [old, new]):
-        assert describe_suspension(QUEUED_JOB, workloads).endswith(f": {NO_ROOM}")
-
-
-def test_without_a_workload_the_job_speaks_for_itself() -> None:
-    item = {"kind": "Job", "metadata": {"name": "demo-plan"}, "spec": {"suspend": True}, "status": SUSPENDED}
-    suspended = "Job demo-plan is suspended: Job suspended; a queue of the cluster, or `kubectl edit`, resumes it"
-    assert describe_suspension(item, []) == suspended
-    item["metadata"] = {"name": "demo-plan", "labels": {"kueue.x-k8s.io/queue-name": "gpus"}}
-    assert describe_suspension(item, []) == "Job demo-plan waits for its queue gpus: Job suspended"
-    assert describe_suspension({**item, "status": {}}, []) == "Job demo-plan waits for its queue gpus: not looked at yet"
+def waiting() -> Moment:
+    return Moment(SUSPENDED, [], suspended=True)
 
 
 def test_a_job_that_waits_may_outlive_the_time_to_start(server: FakeApiServer, said: io.StringIO, run: Run) -> None:
     """The watch ends after half a second each time, so that it waits for far more than a second."""
     server.watches.extend(["silence"] * 6)
-    server.script("demo-plan", waiting(None), *[waiting()] * 6, active(running("p")), complete(succeeded("p")))
+    server.script("demo-plan", *[waiting()] * 7, active(running("p")), complete(succeeded("p")))
     started = time.monotonic()
     assert run(["plan"], "kubernetes.queue=gpus") == {"plan": "done"}
     assert time.monotonic() - started > 2, "twice as long as it may take to start"
-    assert "Job demo-plan waits for its queue gpus: Job suspended\n" in said.getvalue()
-    assert said.getvalue().count(f"Job demo-plan waits for its queue gpus: {NO_ROOM}\n") == 1
+    assert said.getvalue().count("Job demo-plan waits for its queue gpus: Job suspended\n") == 1
     assert "has no pods" not in said.getvalue()
 
 
@@ -299,15 +166,115 @@ def test_a_run_does_without_hidden_workloads(hidden: str, server: FakeApiServer,
         server.forbidden = {("list", "workloads")}
     unknown = {"no Kueue": {"v1beta1", "v1beta2"}, "older Kueue": {"v1beta2"}}
     server.versions_unknown = {f"kueue.x-k8s.io/{version}" for version in unknown.get(hidden, ())}
-    server.script("demo-plan", waiting(), waiting(), active(running("p")), complete(succeeded("p")))
+    no_room = {"conditions": [{"type": "QuotaReserved", "status": "False", "message": "no room"}]}
+    held = Moment(SUSPENDED, [], suspended=True, workload={"metadata": {}, "status": no_room})
+    server.script("demo-plan", held, held, active(running("p")), complete(succeeded("p")))
     assert run(["plan"], "kubernetes.queue=gpus") == {"plan": "done"}
-    assert (NO_ROOM in said.getvalue()) == (hidden == "older Kueue")
-    assert "Job demo-plan waits for its queue gpus" in said.getvalue()
+    assert ("waits for its queue gpus: no room" in said.getvalue()) == (hidden == "older Kueue")
 
 
-def test_status_says_what_a_step_waits_for(server: FakeApiServer, cluster: Cluster) -> None:
-    server.put("Job", {"metadata": {"name": "demo-plan", "labels": {"kueue.x-k8s.io/queue-name": "gpus"}}, "status": ACTIVE})
-    server.script("demo-plan", waiting())
-    found = manage.status(load_pipeline(None, ["kubernetes.queue=gpus"]), cluster)["plan"]
-    assert found.state == "suspended"
-    assert found.problem == f"Job demo-plan waits for its queue gpus: {NO_ROOM}"
+# --- pods that train together, as an Indexed Job or a TrainJob: lost, stopped, late
+
+KINDS = {"Job": "job", "TrainJob": "trainjob"}
+STOPPED = "error: /work/demo/train: stopped on request after update 174 of 800; run it again to resume"
+LOST = "error: rank 0 aborts: rank 1 (demo-train-1, process 1) is lost in update 168: its process has ended or was killed"
+
+
+def node(index: int, state: Json, attempt: str = "a", created: str = "2026-01-01T00:00:00Z", **metadata: str) -> Json:
+    """The pod of an index, as its Job makes it."""
+    return {
+        **state,
+        "metadata": {
+            "name": f"demo-train-{index}-{attempt}",
+            "labels": {"app.kubernetes.io/component": "train"},
+            "annotations": {"batch.kubernetes.io/job-completion-index": str(index)},
+            "creationTimestamp": created,
+            **metadata,
+        },
+    }
+
+
+def both(attempt: str = "a", created: str = "2026-01-01T00:00:00Z") -> list[Json]:
+    return [node(index, running("", "train"), attempt, created) for index in range(2)]
+
+
+def ended(index: int, code: int, message: str = "", reason: str = "Error") -> Json:
+    return node(index, failed("", code, message, reason, container="train"))
+
+
+AGAIN = Moment(ACTIVE, both("b", "2026-01-01T00:00:20Z"))
+TRAINED = Moment(COMPLETE)
+DELETED = [ended(0, 75, STOPPED), node(1, running("", "train"), deletionTimestamp="2026-01-01T00:00:05Z")]
+EVICTED = [ended(0, 75, STOPPED), node(1, preempted(""))]
+SAVED = [ended(0, 75, STOPPED), ended(1, 75, STOPPED)]
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    """What trains on two nodes."""
+    return str(request.param)
+
+
+def options(kind: str) -> list[str]:
+    return ["resources.workers=2", "training.engine=pytorch", f"kubernetes.training={KINDS[kind]}"]
+
+
+def test_two_pods_train_and_the_first_one_reports(kind: str, server: FakeApiServer, said: io.StringIO, run: Run) -> None:
+    server.logs = {"demo-train-0-a": ["2026-01-01T00:00:01Z update 1"], "demo-train-1-a": ["2026-01-01T00:00:01Z silence"]}
+    server.script("demo-train", Moment(ACTIVE, both()), Moment(ACTIVE, both()), Moment(COMPLETE, both()))
+    assert run(["train"], *options(kind)) == {"train": "done"}
+    assert server.created(kind) == ["demo-train"]
+    assert "update 1" in said.getvalue()
+    assert "silence" not in said.getvalue()
+    assert (("Service", "demo-train") in server.objects) == (kind == "Job")
+    assert (("TrainingRuntime", "demo-train") in server.objects) == (kind == "TrainJob")
+    assert run(["train"], *options(kind)) == {"train": "skipped"}
+
+
+@pytest.mark.parametrize("taken", [DELETED, EVICTED, SAVED], ids=["deleted", "preempted", "saved"])
+def test_pods_that_are_taken_away_save_and_their_successors_go_on(
+    taken: list[Json], kind: str, server: FakeApiServer, said: io.StringIO, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(follow, "_RESTART_SECONDS", 60.0)
+    server.script("demo-train", Moment(ACTIVE, both()), Moment(ACTIVE, taken), AGAIN, TRAINED)
+    assert run(["train"], *options(kind)) == {"train": "done"}
+    assert server.created(kind) == ["demo-train"], "the Job itself makes them anew"
+    assert "stopped on request after update 174 of 800; retrying" in said.getvalue()
+
+
+def test_pods_that_wait_for_the_backoff_of_their_job_are_submitted_again(kind: str, server: FakeApiServer, run: Run) -> None:
+    again = [Moment(ACTIVE, both()), *[Moment(ACTIVE, SAVED)] * 3]
+    server.script("demo-train", *again, AGAIN, TRAINED)
+    assert run(["train"], *options(kind)) == {"train": "done"}
+    assert server.created(kind) == ["demo-train"] * 2
+
+
+@pytest.mark.parametrize(
+    ("pods", "error", "reason"),
+    [
+        ([ended(0, 1, LOST), ended(1, 137, reason="OOMKilled")], FailedError, "pod demo-train-1-a: OOMKilled: it needed"),
+        ([ended(0, 1, LOST), ended(1, 1, "error: disk full")], FailedError, "pod demo-train-1-a: error: disk full"),
+        ([ended(0, 1, LOST)], FailedError, "pod demo-train-0-a: error: rank 0 aborts: rank 1"),
+        ([ended(0, 2, "error: bad"), ended(1, 2, "error: bad")], InputError, "demo-train-.-a: error: bad"),
+    ],
+    ids=["out of memory", "failed", "lost", "bad input"],
+)
+def test_a_run_that_cannot_go_on_ends_with_the_reason_of_the_pod_that_failed(
+    pods: list[Json], error: type[Exception], reason: str, kind: str, server: FakeApiServer, cluster: Cluster, run: Run
+) -> None:
+    """Not with that of the pod that ended because of it."""
+    server.script("demo-train", Moment(ACTIVE, both()), Moment(FAILED, pods))
+    with pytest.raises(error, match=reason):
+        run(["train"], *options(kind))
+    status = manage.status(load_pipeline(None, options(kind)), cluster)["train"]
+    assert status.state.startswith("failed: BackoffLimitExceeded")
+    assert reason[:10] in str(status.problem)
+
+
+def test_a_quota_that_refuses_one_of_the_pods_ends_the_run(kind: str, server: FakeApiServer, run: Run) -> None:
+    """The other one would wait for it in vain."""
+    words = 'Error creating: pods "demo-train-1-x" is forbidden: exceeded quota: team'
+    server.warn("demo-train", words, "2099-01-01T00:00:00Z")
+    server.script("demo-train", *[Moment(ACTIVE, both()[:1])] * 500, TRAINED)
+    with pytest.raises(FailedError, match=f"{kind} demo-train gets 1 of 2 pods: .*exceeded quota: team"):
+        run(["train"], *options(kind))

@@ -1,0 +1,394 @@
+"""`gaudi-bert serve` beside other servers of the same model, by turns: CPU time of the server for a text, latency, slots.
+
+    python benchmarks/serving.py [--peers infinity sentence-transformers padded] [--clients 32 128] [--texts 600] [--rounds 3]
+    python benchmarks/serving.py --device cuda      # slots, texts a second and latency beside the padded server, in bfloat16
+
+The model is all-MiniLM-L6-v2, two threads; the texts are first lines of docstrings of the standard library (queries of about
+ten tokens) and their bodies (passages of about a hundred): 70 % and 30 % of the mix, or passages alone. Each client sends a
+text and waits for its answer. The others:
+
+- `infinity`: Infinity 0.0.78 (engine torch, batches of 32), in an environment that this makes below `--environment`;
+- `sentence-transformers`: a FastAPI around `SentenceTransformer.encode`, as its pages show it;
+- `padded`: batches of 32 texts in order of arrival, padded to powers of two in both directions, as cards that compile get
+  them today.
+
+Then single queries while one client sends bulks of 1,000 texts: their latency, beside that without bulks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import asyncio
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import numpy as np
+from measuring import show, show_processor
+from predict import minilm
+
+INFINITY = "infinity-emb[server,torch]==0.0.78"
+PADDED, LOOP = "padded", "sentence-transformers"
+_MOST_CHARACTERS = 1200  # of a passage
+_BATCH, _LONGEST = 32, 256
+
+
+# --- texts
+
+
+def texts_of(kind: str, count: int, seed: int) -> list[str]:
+    """Texts of the standard library's docstrings: `mix`, or `passages` alone."""
+    short, passages = [], []
+    for file in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8", errors="replace"))):
+            if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Module) and (text := ast.get_docstring(node)):
+                first, _, rest = text.partition("\n")
+                short += [first.strip()] if len(first.split()) > 2 else []
+                passages += [rest.strip()[:_MOST_CHARACTERS]] if len(rest.split()) > 40 else []
+    random = np.random.default_rng(seed)
+    is_short = random.random(count) < (0.7 if kind == "mix" else 0.0)
+    return [short[random.integers(len(short))] if each else passages[random.integers(len(passages))] for each in is_short]
+
+
+# --- servers
+
+
+@dataclass
+class Server:
+    """A process that serves, and the route and key of its requests."""
+
+    name: str
+    port: int
+    process: subprocess.Popen[bytes]
+    route: str
+    key: str
+
+    def cpu_seconds(self) -> float:
+        """Seconds that the process has computed, all threads."""
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def slots_and_tokens(self) -> tuple[float, float] | None:
+        """Slots that were computed and tokens in them; None where the server does not count them."""
+        if self.name == PADDED:
+            content = json.loads(urllib.request.urlopen(f"http://127.0.0.1:{self.port}/counts").read())
+            return content["slots"], content["tokens"]
+        if self.name != "gaudi-bert":
+            return None
+        lines = urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics").read().decode().splitlines()
+        values = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+        return float(values["gaudi_bert_slots_total"]), float(values["gaudi_bert_slot_tokens_total"])
+
+
+@contextlib.contextmanager
+def started(name: str, model: Path, device: str, environment: Path, log: Path) -> Iterator[Server]:
+    """A server that answers."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    route, key, here = "/embed", "inputs", str(Path(__file__).resolve())
+    if name == "gaudi-bert":
+        precision = ["--precision", "bfloat16"] if device == "cuda" else []
+        command = [sys.executable, "-m", "gaudi_bert", "serve", "--model", model, "--device", device, *precision]
+        command += ["--auto-truncate", "--port", port]
+    elif name == "infinity":
+        route, key = "/embeddings", "input"
+        command = [environment / "bin" / "infinity_emb", "v2", "--model-id", model, "--engine", "torch", "--device", device]
+        command += ["--port", port, "--no-bettertransformer", "--batch-size", _BATCH]
+    else:
+        command = [sys.executable, here, "--serve", name, "--model", model, "--device", device, "--port", port]
+    variables = {**os.environ, "OMP_NUM_THREADS": "2", "DO_NOT_TRACK": "1", "INFINITY_ANONYMOUS_USAGE_STATS": "0"}
+    with (log / f"{name}.log").open("wb") as handle:
+        process = subprocess.Popen(list(map(str, command)), stdout=handle, stderr=handle, env=variables)
+    try:
+        deadline = time.monotonic() + 600
+        while True:
+            with contextlib.suppress(OSError):
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5)
+                break
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise SystemExit(f"{name} does not start:\n{(log / f'{name}.log').read_text(errors='replace')[-2000:]}")
+            time.sleep(0.5)
+        yield Server(name, port, process, route, key)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def make_infinity(environment: Path) -> None:
+    """Install Infinity into an environment of its own, unless it is there."""
+    if (environment / "bin" / "infinity_emb").exists():
+        return
+    subprocess.run([sys.executable, "-m", "venv", environment], check=True)
+    subprocess.run([environment / "bin" / "python", "-m", "pip", "install", "-q", INFINITY, "typer<0.16"], check=True)
+
+
+# --- clients
+
+
+async def ask(server: Server, texts: Sequence[str], connection: tuple[Any, Any]) -> bytes:
+    """Send one request over an open connection, and read its answer."""
+    reader, writer = connection
+    single = texts[0] if len(texts) == 1 else list(texts)
+    body = json.dumps({server.key: single, "model": "model"}).encode()
+    head = (
+        f"POST {server.route} HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+    writer.write(head.encode() + body)
+    headers = (await reader.readuntil(b"\r\n\r\n")).lower()
+    if b" 200 " not in headers.split(b"\r\n")[0]:
+        raise SystemExit(f"{server.name}: {headers.decode()}")
+    size = int(headers.partition(b"content-length:")[2].split(b"\r\n")[0])
+    answer: bytes = await reader.readexactly(size)
+    return answer
+
+
+async def closed_loop(server: Server, texts: Sequence[str], clients: int) -> list[float]:
+    """Have clients send a text each, one after the other, until all are answered; seconds of each."""
+    waiting, seconds = list(texts), []
+
+    async def client() -> None:
+        connection = await asyncio.open_connection("127.0.0.1", server.port, limit=1 << 26)
+        while waiting:
+            text, begun = waiting.pop(), time.perf_counter()
+            await ask(server, [text], connection)
+            seconds.append(time.perf_counter() - begun)
+        connection[1].close()
+
+    await asyncio.gather(*(client() for _ in range(clients)))
+    return seconds
+
+
+async def open_loop(server: Server, texts: Sequence[str], rate: float, bulk: Sequence[str] = ()) -> list[float]:
+    """Send a text at random times, so many a second on average; seconds of each. A client sends bulks meanwhile."""
+    random, seconds, done = np.random.default_rng(3), [], asyncio.Event()
+
+    async def one(text: str) -> None:
+        connection = await asyncio.open_connection("127.0.0.1", server.port, limit=1 << 26)
+        begun = time.perf_counter()
+        await ask(server, [text], connection)
+        seconds.append(time.perf_counter() - begun)
+        connection[1].close()
+
+    async def bulks() -> None:
+        connection = await asyncio.open_connection("127.0.0.1", server.port, limit=1 << 26)
+        while bulk and not done.is_set():
+            await ask(server, bulk, connection)
+        connection[1].close()
+
+    sending = asyncio.ensure_future(bulks())
+    tasks = []
+    for text in texts:
+        tasks.append(asyncio.ensure_future(one(text)))
+        await asyncio.sleep(random.exponential(1 / rate))
+    await asyncio.gather(*tasks)
+    done.set()
+    await sending
+    return seconds
+
+
+def vectors(server: Server, texts: Sequence[str]) -> np.ndarray:
+    """The vectors of a few texts."""
+
+    async def asked() -> bytes:
+        return await ask(server, texts, await asyncio.open_connection("127.0.0.1", server.port, limit=1 << 26))
+
+    content = json.loads(asyncio.run(asked()))
+    listed = content if isinstance(content, list) else [each["embedding"] for each in content["data"]]
+    return np.array(listed, np.float64)
+
+
+# --- what is measured
+
+
+def compare(servers: Sequence[Server], kind: str, clients: int, options: argparse.Namespace) -> float:
+    """Print what a text costs each server, by turns; the lowest rate of the others, in texts a second of wall time."""
+    costs: dict[str, list[float]] = {server.name: [] for server in servers}
+    rates: dict[str, list[float]] = {server.name: [] for server in servers}
+    for server in servers:
+        asyncio.run(closed_loop(server, texts_of(kind, 2 * clients, 99), clients))
+    before = {server.name: server.slots_and_tokens() for server in servers}
+    late: dict[str, list[float]] = {server.name: [] for server in servers}
+    for number in range(options.rounds):
+        texts = texts_of(kind, options.texts, number)
+        for server in servers:
+            cpu, wall = server.cpu_seconds(), time.perf_counter()
+            late[server.name] += asyncio.run(closed_loop(server, texts, clients))
+            rates[server.name].append(len(texts) / (time.perf_counter() - wall))
+            costs[server.name].append(1000 * (server.cpu_seconds() - cpu) / len(texts))
+    print(f"{kind}, {clients} clients", flush=True)
+    for server in servers:
+        name = f"{kind}, {clients} clients, {server.name}"
+        show(f"{name}: CPU of the server for a text", costs[server.name], "ms")
+        show(f"{name}: texts", rates[server.name], "a second")
+        show(f"{name}: p50, p99", [1000 * float(np.quantile(late[server.name], share)) for share in (0.5, 0.99)], "ms")
+        counted, first = server.slots_and_tokens(), before[server.name]
+        if counted is not None and first is not None:
+            show(f"{name}: slots a token", [(counted[0] - first[0]) / (counted[1] - first[1])], "")
+    ours = servers[0].name
+    for server in servers[1:]:
+        ratios = [other / own for other, own in zip(costs[server.name], costs[ours], strict=True)]
+        show(f"{kind}, {clients} clients: CPU of {server.name} / of {ours}", ratios, "times")
+    return float(np.median(rates[servers[-1].name]))
+
+
+def latencies(servers: Sequence[Server], rate: float, options: argparse.Namespace) -> None:
+    """Print the latency of single queries at a rate, and at a low rate beside bulks of 1,000 texts."""
+    queries = [text for text in texts_of("mix", 4 * options.texts, 7) if len(text.split()) < 20][: options.texts]
+    bulk = texts_of("mix", 1000, 8)
+    for server in servers:
+        for what, load, texts, beside in (
+            (f"{rate:.0f} queries a second", rate, queries, ()),
+            ("2 queries a second", 2.0, queries[:60], ()),
+            ("2 queries a second during bulks of 1,000 texts", 2.0, queries[:60], bulk),
+        ):
+            seconds = asyncio.run(open_loop(server, texts, load, beside))
+            shares = [1000 * float(np.quantile(seconds, share)) for share in (0.5, 0.99)]
+            show(f"{server.name}, {what}: p50 and p99", shares, "ms")
+
+
+# --- the servers that are written here
+
+
+def serve_peer(name: str, model: Path, device: str, port: int) -> None:
+    """Serve as others do: `sentence-transformers` behind FastAPI, or batches that are padded to powers of two."""
+    import uvicorn
+    from fastapi import FastAPI
+    from pydantic import BaseModel
+
+    class Texts(BaseModel):
+        inputs: str | list[str]
+
+    Texts.model_rebuild(_types_namespace={})
+    app = FastAPI()
+    if name == LOOP:
+        from sentence_transformers import SentenceTransformer
+
+        encoder = SentenceTransformer(str(model), device=device)
+
+        @app.post("/embed")
+        def embed(body: dict[str, Any]) -> list[list[float]]:
+            inputs = Texts(**body).inputs
+            found: list[list[float]] = encoder.encode([inputs] if isinstance(inputs, str) else inputs).tolist()
+            return found
+    else:
+        _add_padded(app, model, device)
+
+    @app.get("/health")
+    def health() -> dict[str, str]:
+        return {}
+
+    uvicorn.run(app, host="127.0.0.1", port=port, log_level="warning")
+
+
+def _add_padded(app: Any, model: Path, device: str) -> None:
+    import torch
+    from transformers import AutoModel, AutoTokenizer
+
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    encoder = AutoModel.from_pretrained(model, attn_implementation="sdpa").eval().to(device, dtype)
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    waiting: asyncio.Queue[tuple[list[int], asyncio.Future[list[float]]]] = asyncio.Queue()
+    counts = {"slots": 0, "tokens": 0}
+
+    def compute(texts: list[list[int]]) -> list[list[float]]:
+        rows, length = 1 << (len(texts) - 1).bit_length(), max(32, 1 << (max(map(len, texts)) - 1).bit_length())
+        ids, mask = torch.zeros((rows, length), dtype=torch.long), torch.zeros((rows, length), dtype=torch.long)
+        for row, text in enumerate(texts):
+            ids[row, : len(text)], mask[row, : len(text)] = torch.tensor(text), 1
+        counts["slots"] += rows * length
+        counts["tokens"] += sum(map(len, texts))
+        with torch.inference_mode():
+            mask = mask.to(device)
+            hidden = encoder(input_ids=ids.to(device), attention_mask=mask).last_hidden_state.float()
+            sums = (hidden * mask[..., None]).sum(1) / mask.sum(1, keepdim=True).clamp(min=1)
+            found: list[list[float]] = torch.nn.functional.normalize(sums)[: len(texts)].cpu().tolist()
+        return found
+
+    async def work() -> None:
+        while True:
+            batch = [await waiting.get()]
+            while len(batch) < _BATCH and not waiting.empty():
+                batch.append(waiting.get_nowait())
+            found = await asyncio.to_thread(compute, [text for text, _ in batch])
+            for (_, future), vector in zip(batch, found, strict=True):
+                future.set_result(vector)
+
+    @app.post("/embed")
+    async def embed(body: dict[str, Any]) -> list[list[float]]:
+        inputs = [body["inputs"]] if isinstance(body["inputs"], str) else body["inputs"]
+        tokens = await asyncio.to_thread(tokenizer, inputs, truncation=True, max_length=_LONGEST)
+        futures = [asyncio.get_running_loop().create_future() for _ in inputs]
+        for pair in zip(tokens["input_ids"], futures, strict=True):
+            waiting.put_nowait(pair)
+        return list(await asyncio.gather(*futures))
+
+    @app.get("/counts")
+    def counted() -> dict[str, int]:
+        return counts
+
+    tasks: list[asyncio.Task[None]] = []
+    app.router.on_startup.append(lambda: tasks.append(asyncio.get_running_loop().create_task(work())))
+
+
+def main() -> None:
+    """Start the servers, and compare them by turns."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser.add_argument("--peers", nargs="*", default=["infinity", LOOP, PADDED], choices=["infinity", LOOP, PADDED])
+    parser.add_argument("--kinds", nargs="+", default=["mix", "passages"])
+    parser.add_argument("--clients", type=int, nargs="+", default=[32, 128])
+    parser.add_argument("--texts", type=int, default=600)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--model", type=Path, default=None)
+    parser.add_argument("--environment", type=Path, default=Path(tempfile.gettempdir()) / "infinity")
+    parser.add_argument("--no-latency", action="store_true")
+    parser.add_argument("--serve", choices=[LOOP, PADDED], help=argparse.SUPPRESS)
+    parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    model = options.model or minilm()
+    if options.serve is not None:
+        serve_peer(options.serve, model, options.device, options.port)
+        return
+    show_processor()
+    peers = [PADDED] if options.device == "cuda" else options.peers
+    if "infinity" in peers:
+        make_infinity(options.environment)
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        names = [
+            "gaudi-bert",
+            *[peer for peer in peers if peer != "infinity"],
+            *[peer for peer in peers if peer == "infinity"],
+        ]
+        servers = [
+            stack.enter_context(started(name, model, options.device, options.environment, Path(folder))) for name in names
+        ]
+        few = texts_of("mix", 20, 1)
+        expected = vectors(servers[0], few)
+        for server in servers[1:]:
+            difference = float(np.abs(vectors(server, few) - expected).max())
+            print(f"  vectors of {server.name} differ by at most {difference:.1e}", flush=True)
+        rate = 0.0
+        for kind in options.kinds:
+            for clients in options.clients:
+                found = compare(servers, kind, clients, options)
+                rate = rate or found
+        if not options.no_latency:
+            latencies(servers, 0.7 * rate, options)
+
+
+if __name__ == "__main__":
+    main()

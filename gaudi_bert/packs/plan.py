@@ -1,0 +1,139 @@
+"""The stage `plan`: histograms in, `plan.json` out: which lengths share a pack, how often, and how near the optimum that is.
+
+The plan is a function of the histograms and the settings alone, byte for byte. Groups are formed from names and sizes; each
+group of files is packed within itself, and the bound of the plan is the sum of the groups' proven bounds. The counts of all
+files are in memory (about 6 kB each), and then the groups: 250 MiB for 20,000.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+
+from gaudi_bert.artefacts.base import InputFile
+from gaudi_bert.artefacts.completion import Signature, begin_artefact, is_finished
+from gaudi_bert.artefacts.histogram import CountedFile, HistogramFile
+from gaudi_bert.artefacts.plan import Plan, PlannedGroup, PlanTotals, totals_of
+from gaudi_bert.artefacts.results import StageOutput
+from gaudi_bert.artefacts.stage_run import StageRun
+from gaudi_bert.artefacts.store.mirrored_folder import local_copy, mirrored
+from gaudi_bert.common.arrays import ByteArray
+from gaudi_bert.common.files import exclusive_lock, shown_location
+from gaudi_bert.common.progress import Reporter
+from gaudi_bert.common.threads import map_in_threads
+from gaudi_bert.config.sections import PackingSettings
+from gaudi_bert.packing.algorithms import pack_histogram
+from gaudi_bert.packing.histogram import Histogram, form_groups, group_histogram, too_large_files
+from gaudi_bert.packing.mixture import Packing
+
+
+def plan(histograms: Sequence[Path], out: Path, settings: PackingSettings, run: StageRun) -> StageOutput[PlanTotals]:
+    """Plan the packing of the records that one or several histograms count; the quality of the plan, in total."""
+    started = time.monotonic()
+    with ExitStack() as stack:
+        counted = HistogramFile.read_all([stack.enter_context(local_copy(path, run.store)) for path in histograms])
+        histogram_sha256 = counted.sha256
+        signature = Signature("plan", settings.model_dump(mode="json"), {"histogram_sha256": histogram_sha256})
+        path = stack.enter_context(mirrored(out.parent, run.store)) / out.name
+        finished = is_finished(path, path, signature)
+        if not finished:
+            with exclusive_lock(path, str(out), wait=True):
+                finished = begin_artefact(path, path, signature, run.overwrite)
+        if finished:
+            run.reporter.say(f"{shown_location(out)}: already there, nothing to do")
+            return StageOutput(Plan.read(path).totals, seconds=0.0, skipped=True)
+        groups = _form_groups(counted, settings, run.reporter)
+        content = _plan(counted, histogram_sha256, groups, _pack(counted, groups, settings, run), settings)
+        content.write(path)
+    if counted.files is None:
+        run.reporter.say(
+            f"{shown_location(out)}: the histogram has no counts per file, so this plan cannot be written, only looked at"
+        )
+    return StageOutput(content.totals, seconds=round(time.monotonic() - started, 3))
+
+
+def lengths_of(counted: HistogramFile) -> Histogram:
+    """Return the lengths of a histogram.json, as packing takes them."""
+    return Histogram(counted.max_sequence_length, np.array(counted.counts, np.int64), counted.max_masked())
+
+
+def _form_groups(counted: HistogramFile, settings: PackingSettings, reporter: Reporter) -> Sequence[Sequence[CountedFile]]:
+    """Form the groups of files; one group without files where only counts are known."""
+    if counted.files is None:
+        return [[]]
+    limits = settings.group_sequences, settings.group_bytes
+    for file in too_large_files(counted.files, *limits):
+        reporter.say(
+            f"{file.name}: {file.sequences:,} sequences, {file.bytes:,} bytes: larger than a group may be"
+            f" ({limits[0]:,} sequences, {limits[1]:,} bytes), so it is a separate group"
+        )
+    return form_groups(counted.files, *limits, settings.seed)
+
+
+def _pack(
+    counted: HistogramFile, groups: Sequence[Sequence[CountedFile]], settings: PackingSettings, run: StageRun
+) -> list[Packing]:
+    """Pack each group; several at once where there are cores."""
+    length, whole = counted.max_sequence_length, lengths_of(counted)
+    with run.reporter.task("plan", len(groups), "groups") as task:
+
+        def pack(files: Sequence[CountedFile], _: ByteArray) -> Packing:
+            packing = pack_histogram(
+                group_histogram((file.counts for file in files), length) if files else whole,
+                settings.algorithm,
+                settings.depth,
+                leftovers=settings.leftovers,
+                effort=settings.effort,
+                max_predictions=counted.max_predictions,
+                masked_slots=settings.masked_slots,
+                seed=settings.seed,
+            )
+            task.advance()
+            return packing
+
+        return map_in_threads(pack, groups, run.workers, lambda: np.zeros(0, np.uint8))
+
+
+def _plan(
+    counted: HistogramFile,
+    histogram_sha256: str,
+    groups: Sequence[Sequence[CountedFile]],
+    packings: Sequence[Packing],
+    settings: PackingSettings,
+) -> Plan:
+    planned = tuple(
+        PlannedGroup(
+            files=tuple(InputFile(**file.identity, name=file.name, sequences=file.sequences) for file in files),
+            sequences=packing.sequences,
+            packs=packing.packs,
+            lower_bound=packing.lower_bound,
+            algorithm_used=packing.algorithm_used,
+            strategies=tuple(packing.mixture.items()),
+            bound_prices=tuple(packing.certificate.prices.tolist()),
+        )
+        for files, packing in zip(groups, packings, strict=True)
+    )
+    masked_slots = max(packing.masked_slots or 0 for packing in packings) or None
+    needed = [packing.masked_slots_needed for packing in packings if packing.masked_slots_needed is not None]
+    totals = totals_of(planned, counted.max_sequence_length, settings.algorithm)
+    return Plan(
+        format_version=2,
+        algorithm=settings.algorithm,
+        depth=max(packing.depth_used if settings.depth == "max" else packing.depth for packing in packings),
+        max_sequence_length=counted.max_sequence_length,
+        max_predictions=counted.max_predictions,
+        masked_slots=masked_slots,
+        seed=settings.seed,
+        shard_multiple=settings.shard_multiple,
+        shard_bytes=settings.shard_bytes,
+        histogram_sha256=histogram_sha256,
+        vocabulary=counted.vocabulary,
+        writable=counted.files is not None,
+        totals=PlanTotals(**totals, masked_slots=masked_slots, masked_slots_needed=max(needed, default=None)),
+        bad_files=counted.bad_files,
+        groups=planned,
+    )

@@ -1,0 +1,105 @@
+"""Packs are written group by group: shards first, then the manifest of the group; at last metadata.json.
+
+See `artefacts.grouped_output` for kills and several writers. From an object store, the files of a group are fetched while
+the group before it is packed; to one, every shard goes up as soon as it is complete.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+from gaudi_bert.artefacts.grouped_output import GroupedOutput
+from gaudi_bert.artefacts.packed import GroupManifest, PackedMetadata, PackedSums
+from gaudi_bert.artefacts.results import GroupsResult, StageOutput
+from gaudi_bert.artefacts.shards import index_bytes, index_path
+from gaudi_bert.artefacts.stage_run import StageRun
+from gaudi_bert.artefacts.store.mirrored_folder import is_mirrored, read_ahead
+from gaudi_bert.common.crc32c import crc32c
+from gaudi_bert.common.files import read_file
+from gaudi_bert.packs.formats import GroupWriter
+
+
+@dataclass(frozen=True)
+class PackedOutput(GroupedOutput[int, GroupManifest]):
+    """A packed folder: groups of shards, whose manifests know the identity of their source.
+
+    Attributes:
+        command: what writes the groups, as users type it.
+        keeps_nothing_of_bad_input: remove all packs after bad input: a corrected source has no use for them.
+    """
+
+    source_sha256: str
+    command: str
+    metadata: type[PackedMetadata]
+    keeps_nothing_of_bad_input: bool = False
+
+    def is_complete(self, summary: GroupManifest) -> bool:
+        """Whether the manifest is of this source, and its shards have their sizes; in a store it was put after them."""
+        if summary.source_sha256 != self.source_sha256:
+            return False
+        if is_mirrored(self.folder):
+            return True
+        paths = [(self.folder / shard.name, shard.bytes) for shard in summary.shards]
+        if summary.index_crc32c is not None:
+            paths.append((index_path(self.folder, summary.group), index_bytes(summary.packs)))
+        return all(path.is_file() and path.stat().st_size == size for path, size in paths)
+
+    def manifests(self, groups: Sequence[int]) -> Iterator[tuple[GroupManifest, int]]:
+        """Yield the manifests of all groups, which must be there, and the CRC-32C of each."""
+        for group, manifest in self.require_completed(groups, self.command):
+            yield manifest, crc32c(read_file(self.summary_path(group)))
+
+
+def write(
+    output: PackedOutput, open_writer: Callable[[], GroupWriter], run: StageRun
+) -> StageOutput[PackedMetadata] | GroupsResult:
+    """Write the packed folder of a source, or part K of N, or finish it.
+
+    Returns:
+        The metadata; of a part the totals of its groups, or the metadata where the folder is finished already.
+    """
+    started = time.monotonic()
+    if output.begin(run.overwrite):
+        return StageOutput(output.metadata.read(output.final), skipped=True)
+    removing = output.keeps_nothing_of_bad_input and run.part is None
+    with output.removed_on_bad_input() if removing else nullcontext():
+        writer = open_writer()
+        numbers = run.share_of(range(writer.groups))
+        written = 0 if run.finish else _write_groups(output, writer, numbers)
+        if run.part is not None:
+            return _totals(output, numbers, written)
+    metadata = _finish(output, writer)
+    return StageOutput(metadata, seconds=round(time.monotonic() - started, 3))
+
+
+def _write_groups(output: PackedOutput, writer: GroupWriter, numbers: Sequence[int]) -> int:
+    """Write the groups that have no manifest yet; return their number."""
+    pending = output.missing(numbers)
+    paths, amount = writer.prepare(pending)
+    with output.reporter.task("write", amount, writer.unit) as task, read_ahead(paths) as batches:
+        for batch, number in enumerate(pending):
+            with batches.batch(batch), output.writing(number, f"{output.folder}: group {number}") as needed:
+                if needed:
+                    writer.write_group(number, task).write(output.summary_path(number))
+    return len(pending)
+
+
+def _totals(output: PackedOutput, numbers: Sequence[int], written: int) -> GroupsResult:
+    sums = PackedSums()
+    for _, manifest in output.iter_completed(numbers):
+        sums.add(manifest)
+    return GroupsResult(len(numbers), written, sums.sequences, sums.packs, sums.tokens)
+
+
+def _finish(output: PackedOutput, writer: GroupWriter) -> PackedMetadata:
+    """Check that all groups are there, and write metadata.json."""
+    sums = PackedSums()
+    for manifest, crc in output.manifests(range(writer.groups)):
+        writer.check_manifest(manifest)
+        sums.add(manifest, crc)
+    metadata = writer.metadata(sums)
+    output.write_final(metadata)
+    return metadata

@@ -1,0 +1,198 @@
+"""`k8s open`: what a run has to look at, brought to this machine.
+
+A small Job, derived from that of the stage `report`, mounts the work folder, writes the page as far as the run has come,
+and sends it with TensorBoard's files through its log: that needs no other right than a run has, and no port.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import copy
+import hashlib
+import io
+import re
+import sys
+import tarfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from gaudi_bert.common.errors import FailedError, GaudiBertError, InputError
+from gaudi_bert.common.files import atomic_file
+from gaudi_bert.common.progress import Reporter, human_bytes
+from gaudi_bert.config.pipeline import PipelineSettings
+from gaudi_bert.runners.kubernetes.client import Cluster
+from gaudi_bert.runners.kubernetes.follow import follow
+from gaudi_bert.runners.kubernetes.logs import followed_container
+from gaudi_bert.runners.kubernetes.manifests import render
+from gaudi_bert.runners.kubernetes.pods import STEP_LABEL, Manifest, work_claim_name
+from gaudi_bert.runners.kubernetes.reasons import pods_of
+from gaudi_bert.runners.kubernetes.run import OPEN_COMPONENT, remove_and_wait
+
+_RETENTION_SECONDS = 600
+
+
+@dataclass(frozen=True)
+class _OpenedResults:
+    """Files on this machine.
+
+    `tensorboard` is for `tensorboard --logdir`; None where nothing was trained, or it was too large.
+    """
+
+    report: Path
+    tensorboard: Path | None
+
+    def lines(self) -> list[str]:
+        """For people."""
+        curves = [] if self.tensorboard is None else [f"curves: tensorboard --logdir {self.tensorboard}"]
+        return [f"page: {self.report}", *curves]
+
+
+def open_results(settings: PipelineSettings, cluster: Cluster, out: Path, reporter: Reporter) -> _OpenedResults:
+    """Bring the page and TensorBoard's files of a run into the folder `out`."""
+    if settings.kubernetes.store:
+        page = f"{settings.kubernetes.store}/{settings.name}/report.html"
+        raise InputError(f"{page}: the work folder is in a store, not on the cluster; copy it with the store's own tools")
+    cluster.check_namespace()
+    claim = work_claim_name(settings)
+    if cluster.read("PersistentVolumeClaim", claim) is None:
+        raise InputError(f"no claim {claim} in namespace {cluster.namespace}: nothing has run; see `gaudi-bert k8s status`")
+    item = _sender(settings, cluster)
+    remove_and_wait(cluster, settings, item["kind"], item["metadata"]["name"])
+    cluster.create(item)
+    reporter.say(f"{item['metadata']['name']}: a pod writes the page and sends it")
+    try:
+        follow(cluster, item, reporter, settings.kubernetes.start_seconds, shows_logs=False)
+        files = _received_files(_log_of(cluster, item), out)
+    finally:
+        cluster.delete(item["kind"], item["metadata"]["name"])
+    for path, data in files.items():
+        with atomic_file(path) as handle:
+            handle.write(data)
+    boards = (out / run / "tensorboard" for run in ("train", "finetune"))
+    return _OpenedResults(out / "report.html", next(filter(Path.is_dir, boards), None))
+
+
+def _log_of(cluster: Cluster, item: Manifest) -> Iterator[str]:
+    """The lines of the pod that has done the work, without their times."""
+    for pod in pods_of(cluster, item):
+        if pod.get("status", {}).get("phase") == "Succeeded":
+            log = cluster.log_lines(pod["metadata"]["name"], followed_container(pod) or "", follow=False)
+            return (line.partition(" ")[2] for line in log)
+    raise FailedError(f"the pod of {item['metadata']['name']} was removed before its log was read; run this again")
+
+
+def _sender(settings: PipelineSettings, cluster: Cluster) -> Manifest:
+    """The Job that sends: what `report` is, with another command and a short life."""
+    item = copy.deepcopy(render(settings, cluster.version()).steps["report"])
+    item["metadata"]["name"] = f"{settings.name}-open"
+    spec = item["spec"]
+    spec["ttlSecondsAfterFinished"], spec["backoffLimit"] = _RETENTION_SECONDS, 0
+    for labels in (item["metadata"]["labels"], spec["template"]["metadata"]["labels"]):
+        labels[STEP_LABEL] = OPEN_COMPONENT
+    pod = spec["template"]["spec"]
+    del pod["initContainers"]
+    (container,) = pod["containers"]
+    command = container["command"]
+    work = command[command.index("--work") + 1]
+    # It reads no pipeline file, whose ConfigMap `kubectl apply -k` names by its content.
+    pod["volumes"] = [volume for volume in pod["volumes"] if "configMap" not in volume]
+    mounted = {volume["name"] for volume in pod["volumes"]}
+    container["volumeMounts"] = [mount for mount in container["volumeMounts"] if mount["name"] in mounted]
+    container["command"] = ["python3", "-m", "gaudi_bert.runners.kubernetes.open_results", f"{work}/{settings.name}"]
+    return item
+
+
+# --- sending, in the pod: `python3 -m gaudi_bert.runners.kubernetes.open_results WORKDIR`
+#
+# The files go as a compressed archive in lines of base64, with their size and SHA-256 before them, so that a log that was
+# cut short is never treated as complete. A node keeps 10 MiB of a log, as a rule: TensorBoard's files are omitted where they
+# would not fit.
+
+_MOST_BYTES = 6 << 20
+_LINE_BYTES = 6144
+_FIRST = re.compile(r"-----BEGIN RESULTS (\d+) ([0-9a-f]{64})-----")
+_LAST = "-----END RESULTS-----"
+_RUNS = ("train", "finetune")
+
+
+def _sent_lines(folder: Path, reporter: Reporter) -> Iterator[str]:
+    """The lines that carry the results of a work folder."""
+    files = [folder / "report.html", *(folder / run / "metrics.jsonl" for run in _RUNS)]
+    boards = [path for run in _RUNS for path in sorted((folder / run / "tensorboard").rglob("*"))]
+    data = _archive(folder, [*files, *boards])
+    if len(data) > _MOST_BYTES:
+        reporter.say(f"{folder}: TensorBoard's files are too large for a log and not included; copy them with `kubectl cp`")
+        data = _archive(folder, files)
+    if len(data) > _MOST_BYTES:
+        raise FailedError(f"{folder}: the page has {human_bytes(len(data))}, too much for a log; copy it with `kubectl cp`")
+    yield f"-----BEGIN RESULTS {len(data)} {hashlib.sha256(data).hexdigest()}-----"
+    for start in range(0, len(data), _LINE_BYTES):
+        yield base64.b64encode(data[start : start + _LINE_BYTES]).decode("ascii")
+    yield _LAST
+
+
+def _received_files(lines: Iterable[str], folder: Path) -> dict[Path, bytes]:
+    """The files that the lines of a log carry, by their paths below `folder`.
+
+    Raises:
+        FailedError: the lines are incomplete or damaged, or a name in the archive would lead out of `folder`.
+    """
+    rest = iter(lines)
+    first = next((match for line in rest if (match := _FIRST.fullmatch(line))), None)
+    if first is None:
+        raise FailedError("the pod's log holds no results; see `kubectl logs`, and copy the work folder with `kubectl cp`")
+    coded = []
+    for line in rest:
+        if line == _LAST:
+            break
+        coded.append(line)
+    try:
+        data = b"".join(base64.b64decode(line, validate=True) for line in coded)
+    except binascii.Error:
+        data = b""
+    if len(data) != int(first[1]) or hashlib.sha256(data).hexdigest() != first[2]:
+        raise FailedError("the results in the pod's log are incomplete; copy the work folder with `kubectl cp`")
+    try:
+        with tarfile.open(fileobj=io.BytesIO(data), mode="r:gz") as archive:
+            members = [(folder / _name_inside(member.name), member) for member in archive if member.isfile()]
+            return {path: archive.extractfile(member).read() for path, member in members}  # type: ignore[union-attr]
+    except (tarfile.TarError, OSError, EOFError) as error:
+        raise FailedError(
+            f"the results in the pod's log cannot be unpacked ({error}); copy the work folder with `kubectl cp`"
+        ) from error
+
+
+def _name_inside(name: str) -> PurePosixPath:
+    """The name of a file in an archive, from which no `..` and no `/` at its beginning may lead out of the folder."""
+    inside = PurePosixPath(name.lstrip("/"))
+    if not inside.parts or ".." in inside.parts:
+        raise tarfile.ReadError(f"{name!r} leads out of the folder")
+    return inside
+
+
+def _archive(folder: Path, files: Iterable[Path]) -> bytes:
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w:gz") as archive:
+        for path in filter(Path.is_file, files):
+            archive.add(path, str(path.relative_to(folder)))
+    return content.getvalue()
+
+
+def _send(folder: Path) -> int:
+    """Write the page again, as far as the run has come, and send it."""
+    from gaudi_bert.reporting.report import report
+
+    try:
+        report(folder)
+        for line in _sent_lines(folder, Reporter()):
+            sys.stdout.write(line + "\n")
+    except GaudiBertError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(_send(Path(sys.argv[1])))

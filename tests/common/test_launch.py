@@ -1,0 +1,62 @@
+"""Part K of N, as it is typed or as a Slurm array and an Indexed Job say it."""
+
+from __future__ import annotations
+
+import pytest
+
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.launch import parse_part
+
+
+def slurm(task: int, first: int, last: int, count: int | None = None, step: int = 1) -> dict[str, str]:
+    """The variables of one task of `sbatch --array=first-last:step`."""
+    tasks = (last - first) // step + 1 if count is None else count
+    numbers = {"ID": task, "MIN": first, "MAX": last, "COUNT": tasks, "STEP": step}
+    return {f"SLURM_ARRAY_TASK_{name}": str(number) for name, number in numbers.items()}
+
+
+@pytest.mark.parametrize(
+    ("text", "part"), [("0/1", (0, 1)), ("6/7", (6, 7)), ("00/16", (0, 16)), ("99999/100000", (99999, 100000))]
+)
+def test_a_given_part_is_taken_whatever_the_environment_says(text: str, part: tuple[int, int]) -> None:
+    assert parse_part(text, {}) == part
+    assert parse_part(text, {**slurm(3, 0, 7), "JOB_COMPLETION_INDEX": "2"}) == part
+
+
+@pytest.mark.parametrize("first", [0, 1, 17])
+def test_the_tasks_of_an_array_are_counted_from_its_first(first: int) -> None:
+    parts = [parse_part("auto", slurm(task, first, first + 4)) for task in range(first, first + 5)]
+    assert parts == [(0, 5), (1, 5), (2, 5), (3, 5), (4, 5)]
+
+    without_step = {name: value for name, value in slurm(9, 8, 9).items() if name != "SLURM_ARRAY_TASK_STEP"}
+    assert parse_part("auto", without_step) == (1, 2)
+
+
+def test_the_pods_of_an_indexed_job_are_counted_by_their_index() -> None:
+    assert [parse_part("auto/3", {"JOB_COMPLETION_INDEX": str(index)}) for index in range(3)] == [(0, 3), (1, 3), (2, 3)]
+
+
+@pytest.mark.parametrize(
+    ("text", "found", "said"),
+    [
+        ("auto", slurm(3, 1, 7, step=2), "the 4 tasks of this array go from 1 to 7 in steps of 2; .* --array=1-4"),
+        ("auto", slurm(3, 1, 7, count=3), "the 3 tasks of this array go from 1 to 7 in steps of 1; .* without gaps"),
+        ("auto", slurm(8, 0, 7), "SLURM_ARRAY_TASK_ID is 8, and the array goes from 0 to 7"),
+        ("auto", slurm(0, 0, 7) | {"SLURM_ARRAY_TASK_COUNT": "many"}, "SLURM_ARRAY_TASK_COUNT is 'many', not a"),
+        ("auto", slurm(0, 0, 7) | {"SLURM_ARRAY_TASK_ID": "-1"}, "SLURM_ARRAY_TASK_ID is '-1', not an integer"),
+        ("auto", {}, "SLURM_ARRAY_TASK_ID is not set, so this is not part of a Slurm array"),
+        ("auto", {"JOB_COMPLETION_INDEX": "0"}, "an Indexed Job does not say how many pods it has; write auto/N"),
+        ("auto/4", {}, "JOB_COMPLETION_INDEX is not set, so this is not part of an Indexed Job"),
+        ("auto/4", slurm(0, 0, 3), "JOB_COMPLETION_INDEX is not set"),
+        ("auto/4", {"JOB_COMPLETION_INDEX": "4"}, "JOB_COMPLETION_INDEX is 4, write K/N with K from 0 to N - 1"),
+        ("auto/4", {"JOB_COMPLETION_INDEX": ""}, "JOB_COMPLETION_INDEX is '', not an integer"),
+        ("auto/0", {"JOB_COMPLETION_INDEX": "0"}, "K from 0 to N - 1"),
+        ("automatic", {}, "write K/N .* or auto, or auto/N"),
+        *((text, {}, "K from 0 to N - 1") for text in ("4/4", "0/0", "-1/4", "1", "1/4 ", "٣/4")),
+    ],
+)
+def test_what_is_no_part_is_refused_in_one_line(text: str, found: dict[str, str], said: str) -> None:
+    with pytest.raises(InputError, match=said) as caught:
+        parse_part(text, found)
+    assert str(caught.value).startswith(f"--shard {text}: ")
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,54 @@
+"""Values of settings: sizes, depths, limits, texts."""
+
+from __future__ import annotations
+
+import pytest
+
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.config.pipeline import (
+    load_pipeline,
+)
+from gaudi_bert.config.sections import (
+    FineTuneSettings,
+    TableSettings,
+    TokenizeSettings,
+    TrainingSettings,
+)
+from gaudi_bert.config.values import allowed_values, free_settings, parse_bytes
+
+
+@pytest.mark.parametrize(("text", "count"), [("1GiB", 2**30), ("128MB", 128_000_000), ("0.5 kB", 500), ("7", 7), ("3B", 3)])
+def test_sizes_in_bytes(text: str, count: int) -> None:
+    assert parse_bytes(text) == count
+
+
+def test_of_two_lower_limits_the_higher_one_is_named() -> None:
+    assert allowed_values(TableSettings.model_fields["group_bytes"]) == "integer, >= 1,048,576"
+    assert allowed_values(TokenizeSettings.model_fields["part_bytes"]) == "integer, >= 1"
+
+
+def test_depths_within_the_limits() -> None:
+    for value, depth in (("1", 1), ("1024", 1024), ("'7'", 7), ("max", "max")):
+        assert load_pipeline(None, [f"packing.depth={value}"]).packing.depth == depth
+
+
+def test_true_is_not_a_number() -> None:
+    for key in ("packing.seed", "training.updates", "training.learning_rate", "packing.masked_slots"):
+        with pytest.raises(InputError, match=rf"--set {key}=true: must be an? "):
+            load_pipeline(None, [f"{key}=true"])
+    assert load_pipeline(None, ["prepare.whole_word_masking=true"]).prepare.whole_word_masking
+
+
+def test_only_texts_are_kept_as_they_are_written() -> None:
+    changes = ["packing.depth=4", "images.tag=null", "kubernetes.scratch=2", "resources.data.cpu=0.5"]
+    settings = load_pipeline(None, [*changes, "training.epsilon=1.0e-6"])
+    assert (settings.packing.depth, settings.images.tag, settings.training.epsilon) == (4, None, 1e-6)
+    assert (settings.kubernetes.scratch, settings.resources.data.cpu) == ("2", "0.5")
+
+
+def test_what_is_free_is_no_part_of_a_run() -> None:
+    both = {"device", "threads", "keep_checkpoints", "log_every_updates", "save_every_updates"}
+    both |= {"fusion_bytes", "meeting_seconds", "stall_seconds", "watch_port", "engine", "compile"}
+    both |= {"recompute", "deterministic", "gaudi_fused_attention"}
+    assert free_settings(FineTuneSettings) == both
+    assert free_settings(TrainingSettings) == both | {"evaluate_every_updates", "evaluate_packs", "measure_speedup"}

@@ -1,0 +1,193 @@
+"""`verify` of packs of any kind: a part, all parts, or all at once give one proof, and nothing less gets through."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from gaudi_bert.artefacts.base import part_path
+from gaudi_bert.artefacts.packed import Metadata, Verification
+from gaudi_bert.artefacts.results import GroupsResult, StageOutput
+from gaudi_bert.common.errors import FailedError, InputError
+from gaudi_bert.config.sections import TableSettings
+from gaudi_bert.packing.certificate import simple_certificate
+from gaudi_bert.packs.folder import PackedFolder
+from gaudi_bert.tfrecords.verify import verify
+from gaudi_bert.tfrecords.wire.framing import frame, read_records
+from tests.builders import tables
+from tests.builders.folders import contents
+from tests.builders.machines import make_read_only, small_disk
+from tests.builders.packing_case import make_case
+from tests.builders.reporters import a_run
+from tests.builders.shards import mend_sums, notes_of
+
+GROUPS = 5
+
+
+class Case(NamedTuple):
+    """Records or a table, and their packs."""
+
+    source: Path
+    packed: Path
+
+
+def make_records(folder: Path, **options: Any) -> Case:
+    made = make_case(folder, **{"files": 9, "sequences_per_file": 21, **options})
+    return Case(made.records, made.packed)
+
+
+def make_table(folder: Path) -> Case:
+    pytest.importorskip("pyarrow", exc_type=ImportError)
+    from gaudi_bert.tables.pack import pack_table
+
+    source = folder / "rows.parquet"
+    tables.write_parquet(source, tables.random_rows(200, 30, seed=1), row_group_size=10)
+    sizes = {"max_sequence_length": 24, "group_sequences": 40, "shard_multiple": 2}
+    pack_table(source, folder / "packed", TableSettings(too_long="split", **sizes), a_run())
+    return Case(source, folder / "packed")
+
+
+@pytest.fixture(scope="module", params=[make_records, make_table], ids=["records", "table"])
+def each(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
+    case = request.param(tmp_path_factory.mktemp("each"))
+    verify_case(case, case.packed)
+    assert len(list(notes_of(case.packed).glob("group-*.json"))) == GROUPS
+    return case
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory: pytest.TempPathFactory) -> Case:
+    return make_records(tmp_path_factory.mktemp("records"))
+
+
+def copied(case: Case, folder: Path) -> Path:
+    """The packs, as if nobody had verified them."""
+    packed = Path(shutil.copytree(case.packed, folder / "packed"))
+    (notes_of(packed) / "verification.json").unlink(missing_ok=True)
+    return packed
+
+
+def verify_case(case: Case, packed: Path, **how: Any) -> StageOutput | GroupsResult:
+    if case.source.suffix != ".parquet":
+        return verify(case.source, packed, a_run(**how))
+    from gaudi_bert.tables.verify import verify_table
+
+    return verify_table(case.source, packed, a_run(**how))
+
+
+@pytest.mark.parametrize("parts", [1, 2, 7])
+def test_any_number_of_parts_in_any_order_gives_the_proof_of_one_process(
+    each: Case, tmp_path: Path, parts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gaudi_bert.tfrecords.verify._GROUPS_AT_ONCE", parts)
+    packed = copied(each, tmp_path)
+    order = random.Random(parts).sample(range(parts), parts)
+    done = [verify_case(each, packed, part=(number, parts), workers=1 + number % 2) for number in order]
+    assert [one.groups for one in done] == [len(range(number, GROUPS, parts)) for number in order]
+    assert not (notes_of(packed) / "verification.json").exists()
+    finished, plain = verify_case(each, packed, finish=True), verify_case(each, each.packed)
+    assert finished.content == plain.content
+    assert sum(one.sequences for one in done) == plain.content.sequences
+    assert contents(packed) == contents(each.packed), "byte for byte, and no file of a part is left behind"
+    assert verify_case(each, packed, finish=True).content == plain.content, "a finish that was killed may come again"
+
+
+def test_a_folder_is_verified_each_time(records: Case, tmp_path: Path) -> None:
+    packed = copied(records, tmp_path)
+    verify(records.source, packed, a_run())
+    shard = max(packed.glob("*.tfrecord"), key=lambda path: path.stat().st_size)
+    data = shard.read_bytes()
+    shard.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    with pytest.raises(FailedError, match=shard.name):
+        verify(records.source, packed, a_run())
+    assert not (packed / "verification.json").exists()
+    shard.write_bytes(data)
+    assert not verify(records.source, packed, a_run()).skipped
+
+
+def test_parts_that_are_missing_or_of_other_packs_finish_nothing(records: Case, tmp_path: Path) -> None:
+    packed = copied(records, tmp_path)
+    with pytest.raises(FailedError, match="not every part is verified"):
+        verify(records.source, packed, a_run(finish=True))
+    verify(records.source, packed, a_run(part=(0, 2)))
+    with pytest.raises(FailedError, match="not every part is verified"):
+        verify(records.source, packed, a_run(finish=True))
+    other = make_records(tmp_path / "other", seed=8)
+    verify(other.source, other.packed, a_run(part=(1, 2)))
+    shutil.copy(part_path(other.packed / "verification.json", (1, 2)), packed)
+    with pytest.raises(FailedError, match=r"verification-00001-of-00002\.json is of other packs"):
+        verify(records.source, packed, a_run(finish=True))
+    assert not (packed / "verification.json").exists()
+
+
+def test_a_verification_of_other_packs_is_refused(records: Case, tmp_path: Path) -> None:
+    proof = verify(records.source, records.packed, a_run()).content
+    proof.model_copy(update={"packs_sha256": "0" * 64}).write(tmp_path)
+    with pytest.raises(InputError, match="is of other packs"):
+        Verification.read_of(tmp_path, Metadata.read(records.packed))
+
+
+def test_what_is_wrong_is_found_by_the_part_that_has_the_group(records: Case, tmp_path: Path) -> None:
+    packed = copied(records, tmp_path)
+    shard = max(packed.glob("packed-00001-*"), key=lambda path: path.stat().st_size)
+    payloads = list(read_records(shard))
+    shard.write_bytes(b"".join(frame(payload) for payload in [*payloads[1:], payloads[1]]))
+    mend_sums(packed, 1)
+    verify(records.source, packed, a_run(part=(0, 2)))
+    with pytest.raises(FailedError, match=r"group 1: \d+ sequences of the records are missing"):
+        verify(records.source, packed, a_run(part=(1, 2)))
+    with pytest.raises(FailedError, match="not every part is verified"):
+        verify(records.source, packed, a_run(finish=True))
+
+
+def test_input_files_that_are_missing_or_new(records: Case, tmp_path: Path) -> None:
+    packed, source = copied(records, tmp_path), Path(shutil.copytree(records.source, tmp_path / "records"))
+    (source / "part-4").rename(tmp_path / "part-4")
+    with pytest.raises(FailedError, match=r"missing from the records: part-4"):
+        verify(source, packed, a_run())
+    (tmp_path / "part-4").rename(source / "part-4")
+    shutil.copy(source / "part-4", source / "part-9")
+    verify(source, packed, a_run(part=(0, 1)))
+    with pytest.raises(FailedError, match="input file part-9 is not among those that were packed"):
+        verify(source, packed, a_run(finish=True))
+
+
+def test_a_bound_that_only_a_solver_proves(tmp_path: Path) -> None:
+    case = make_records(tmp_path, files=6, sequences_per_file=40, max_sequence_length=61, depth=4, algorithm="optimal")
+    folder = PackedFolder(case.packed, Metadata.read(case.packed))
+    counts = [np.array(manifest.counts) for manifest in folder.manifests(folder.groups)]
+    simple = sum(simple_certificate(each, folder.metadata.depth).bound for each in counts)
+    assert simple < folder.metadata.lower_bound == verify(case.source, case.packed, a_run()).content.lower_bound
+
+
+def test_a_read_only_folder_is_verified_at_once_and_not_in_parts(records: Case, tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", "8m") as disk:
+        packed = Path(shutil.copytree(records.packed, disk / "packed"))
+        make_read_only(disk)
+        assert verify(records.source, packed, a_run()).content.sequences == 9 * 21
+        with pytest.raises(InputError, match="is read-only, and parts leave their sums there; verify it at once"):
+            verify(records.source, packed, a_run(part=(0, 2)))
+
+
+def test_a_group_may_have_fewer_packs_than_shards(tmp_path: Path) -> None:
+    case = make_records(tmp_path, files=3, sequences_per_file=5, shard_multiple=13)
+    assert (np.array([path.stat().st_size for path in case.packed.glob("*.tfrecord")]) == 0).any()
+    for number in range(4):
+        verify(case.source, case.packed, a_run(part=(number, 4)))
+    finished = verify(case.source, case.packed, a_run(finish=True)).content
+    assert finished == verify(case.source, case.packed, a_run()).content
+
+
+@pytest.mark.parametrize("name", ["metadata.json", "group-00001.json"])
+def test_a_manifest_is_the_one_that_the_metadata_lists(records: Case, tmp_path: Path, name: str) -> None:
+    packed = copied(records, tmp_path)
+    content = json.loads((packed / name).read_text())
+    (packed / name).write_text(json.dumps({**content, "sequences": content["sequences"] + 1}))
+    with pytest.raises(FailedError, match=name):
+        verify(records.source, packed, a_run())

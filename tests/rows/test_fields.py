@@ -1,0 +1,174 @@
+"""Values of rows: checked, and named with their row where they are wrong; names of labels."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.config.sections import TaskSettings
+from gaudi_bert.rows.fields import read_label_names
+from gaudi_bert.rows.reading import read_rows
+from gaudi_bert.rows.types import RowPosition, TaggedRow, TextRow
+from tests.builders.rows import rows_of, write
+
+QUESTIONS = [
+    {"id": "a", "question": "What flows?", "answers": [{"text": "Elbe", "answer_start": 4}]},
+    {"id": "b", "question": "Why?", "answers": [], "is_impossible": True},
+]
+PARAGRAPH = {"context": "The Elbe flows north.", "qas": QUESTIONS}
+SQUAD = {"version": "v2.0", "data": [{"title": "Rivers", "paragraphs": [PARAGRAPH]}]}
+
+
+def test_words_of_a_text_know_where_they_start(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.jsonl", '{"text": "Bonn, am  Rhein!"}')
+    (row,) = rows_of(path, "token-classification", labelled=False)
+    bare = write(tmp_path / "bare.conll", "a\nb\n")
+    assert rows_of(bare, "token-classification", labelled=False) == [TaggedRow(RowPosition(1, 1), ("a", "b"))]
+    assert isinstance(row, TaggedRow)
+    assert row.tokens == ("Bonn", ",", "am", "Rhein", "!")
+    assert row.word_starts().tolist() == [0, 4, 6, 10, 15]
+    assert TaggedRow(RowPosition(1), ("ab", "c", "def")).word_starts().tolist() == [0, 3, 5]
+
+
+MISPLACED = '{"question": "q", "context": "cat", "answers": [{"text": "at", "answer_start": 0}]}'
+BAD: list[tuple[str, str | bytes, str, str]] = [
+    ("x.jsonl", '{"txt": "a", "label": "b"}', "classification", "line 1 (row 1): has no 'text', only 'txt', 'label'"),
+    ("x.jsonl", '{"text": "a"}', "classification", "line 1 (row 1): has no 'label'"),
+    ("x.jsonl", '{"text": " ", "label": "b"}', "classification", "line 1 (row 1): text is empty"),
+    ("x.jsonl", '{"text": 3, "label": "b"}', "classification", "line 1 (row 1): text is 3; it must be a text"),
+    ("x.jsonl", '{"text": "a", "label": 3}', "classification", "line 1 (row 1): label is the number 3; name the labels"),
+    ("x.jsonl", '{"text": "a", "label": ["b"]}', "classification", "label is ['b']; it must be the name of a label"),
+    ("x.jsonl", '{"text": "a", "label": true}', "multi-label", "label is True; it must be a list of names"),
+    (
+        "x.jsonl",
+        '{"text": "a", "label": "b"}',
+        "regression",
+        "line 1 (row 1): label is 'b'; regression needs a finite number",
+    ),
+    ("x.jsonl", '{"text": "a", "label": NaN}', "regression", "label is nan; regression needs a finite number"),
+    ("x.jsonl", '{"text": "a", "label": 1e39}', "regression", "label is 1e+39; regression needs a finite number that"),
+    ("x.jsonl", '{"text": "a", "label": -1' + "0" * 400 + "}", "regression", "label is a number of 1,329 bits"),
+    ("x.tsv", "text\tlabel\na\t\u0661", "regression", "regression needs a finite number"),
+    ("x.tsv", "text\tlabel\na\t1_000", "regression", "label is '1_000'; regression needs a finite number"),
+    ("x.tsv", "text\tlabel\na\t" + "9" * 5000, "classification", "name the labels in a file"),
+    ("x.jsonl", '{"text": "a", "label": ' + "9" * 5000 + "}", "classification", "line 1 (row 1): not JSON"),
+    (
+        "x.jsonl",
+        '{"input_ids": [2, 4294967303, 3]}',
+        "causal-language-modelling",
+        "line 1 (row 1): input_ids[1] is 4294967303",
+    ),
+    ("x.jsonl", '{"input_ids": [2, 1099511627776]}', "masked-language-modelling", "input_ids[1] is 1099511627776"),
+    ("x.jsonl", '{"input_ids": [2, true]}', "causal-language-modelling", "input_ids[1] is True; token numbers are"),
+    ("x.jsonl", '{"input_ids": [2, 3.0]}', "causal-language-modelling", "input_ids[1] is 3.0"),
+    ("x.jsonl", '{"tokens": ["a"], "tags": []}', "token-classification", "line 1 (row 1): has 1 words and 0 tags"),
+    ("x.jsonl", '{"tokens": ["a", ""], "tags": ["O", "O"]}', "token-classification", "tokens[1] is ''"),
+    ("x.jsonl", '{"text": "a"}', "token-classification", "line 1 (row 1): has no 'tokens', only 'text'"),
+    ("x.jsonl", '{"question": "q", "context": "c"}', "question-answering", "line 1 (row 1): has no `answers`"),
+    ("x.jsonl", MISPLACED, "question-answering", "line 1 (row 1): the answer 'at' is not at 0, 'ca' is"),
+    ("x.json", '{"data": [{}]}', "question-answering", "is not SQuAD's JSON, an article has no list `paragraphs`; it is"),
+    ("x.json", "{}", "question-answering", "is not SQuAD's JSON, it has no list `data`; it is {"),
+    ("x.json", "[]", "question-answering", "is not SQuAD's JSON, it is not an object; it is {"),
+    ("x.json", '{"data": {}}', "question-answering", "is not SQuAD's JSON, `data` is not a list"),
+    ("x.json", '{"data": [{"paragraphs": [{"qas": [1]}]}]}', "question-answering", "a paragraph has no `context`"),
+    ("x.json", '{"data" [', "question-answering", "not JSON (no ':' where it should be)"),
+    ("x.json", '{"data": [1', "question-answering", "is not SQuAD's JSON, an article has no list"),
+    ("x.json", '{"data": [{"a', "question-answering", "not JSON (Unterminated string"),
+    ("x.json", '{"data": []} {"data": []}', "question-answering", "holds '{\"data\": []}' behind the end"),
+    ("x.json", '{"data": []} garbage', "question-answering", "holds 'garbage' behind the end"),
+    ("x.json", '{"data": [], "version": 1, "data": []}', "question-answering", "has the key 'data' twice"),
+    ("x.json", '{"data": [], "version": {"a": 1, "a": 2}}', "question-answering", "has the key 'a' twice"),
+    ("x.json", '{"data": [{"paragraphs": []} {"paragraphs": []}]}', "question-answering", "no ',' where it should be"),
+    ("x.jsonl", '{"text": "a", "label": "b", "text": "c"}', "classification", "has the key 'text' twice; leave one out"),
+    ("x.jsonl", '{"text": "a", "label": "b", "c": {"d": 1, "d": 1}}', "classification", "line 1 (row 1): has the key 'd'"),
+    ("x.conll", "a\u00a0b\n", "token-classification", "line 1 (row 1): the word 'a\\xa0b' has no tag"),
+    ("x.conll", "a O\n\n\tO\n", "token-classification", "line 3 (row 2): has no word before its tag"),
+    ("x.json", json.dumps(SQUAD), "classification", "SQuAD's JSON is for question-answering"),
+    ("x.conll", "a\tO\nb\n", "token-classification", "line 2 (row 1): the word 'b' has no tag"),
+    ("x.conll", "a O\n", "classification", "CoNLL is for token-classification"),
+    ("x.tsv", "text\ttext\n", "classification", "two columns are called 'text'"),
+    (
+        "x.tsv",
+        "good\tjoy\nbad\tfear\n",
+        "classification",
+        "line 1: its header is 'good, joy'; it has no column 'text': name one with --text-column NAME",
+    ),
+    ("x.csv", "good,joy\nbad,fear\n", "classification", "without a header line, name all: --columns text,label,id"),
+    ("x.csv", 'text,label\n"a,b\n', "classification", "line 2: not CSV"),
+    ("x.xyz", "a", "classification", "unknown ending"),
+    ("x.parquet", "no", "classification", "cannot be read as a Parquet"),
+]
+RETRIEVAL: list[tuple[str, str, str]] = [
+    ("embedding", '{"anchor": "a cat"}', "has no 'positive', only 'anchor'; name the"),
+    ("embedding", '{"positive": "a cat"}', "has no 'anchor', only 'positive'; name the"),
+    ("embedding", '{"anchor": "cat", "positive": " "}', "positive is empty"),
+    ("embedding", '{"anchor": "cat", "positive": "cat"}', "both texts are 'cat'"),
+    ("embedding", '{"anchor": "a", "positive": "b", "negatives": ["c", 5]}', "negatives is 5; it must be a text"),
+    ("embedding", '{"anchor": "a", "positive": "b", "label": 0}', "has a label beside anchor and positive"),
+    ("embedding", '{"anchor": "a", "positive": "b", "scores": [1]}', "has a scores beside anchor and positive"),
+    ("embedding", '{"text": "a", "text_pair": "b", "label": "near"}', "label is 'near'; embedding needs a finite number"),
+    ("embedding", '{"text": "a", "text_pair": "b"}', "has no 'label', only"),
+    ("reranking", '{"query": "a", "document": "b", "label": 2}', "label is 2; reranking needs a number of 0 to 1"),
+    ("reranking", '{"query": "a", "document": "b", "label": "yes"}', "label is 'yes'; reranking needs a number of 0 to 1"),
+    ("reranking", '{"query": "a", "document": "b"}', "has no 'label', only"),
+    ("reranking", '{"query": "a", "label": 1}', "has no 'document', only"),
+    ("reranking", '{"document": "a", "label": 1}', "has no 'query', only"),
+    ("reranking", '{"query": "a", "document": null, "label": 1}', "document is None; it must be a text"),
+    ("reranking", '{"query": " ", "document": "b", "label": 1}', "query is empty"),
+    ("reranking", '{"query": "a", "positive": 5}', "positive is 5; it must be a text, or a list of texts"),
+    ("reranking", '{"query": "a", "positive": "b", "negatives": ["c", " "]}', "negatives is empty; give it a text"),
+]
+BAD += [("x.jsonl", row, task, f"line 1 (row 1): {message}") for task, row, message in RETRIEVAL]
+
+
+@pytest.mark.parametrize(("name", "content", "task", "message"), BAD)
+def test_bad_rows_are_named(tmp_path: Path, name: str, content: str | bytes, task: Any, message: str) -> None:
+    path = write(tmp_path / name, content)
+    with pytest.raises(InputError) as caught:
+        rows_of(path, task)
+    text = str(caught.value)
+    assert message in text
+    assert text.startswith(str(path))
+    assert "\n" not in text
+
+
+def test_numbers_beyond_the_names_of_labels(tmp_path: Path) -> None:
+    labels = write(tmp_path / "labels.txt", "no\nyes\n")
+    path = write(tmp_path / "x.jsonl", '{"text": "a", "label": 1}\n{"text": "a", "label": "no"}\n{"text": "a", "label": 2}')
+    found = read_rows(path, "classification", TaskSettings(labels=str(labels)), labelled=True)
+    assert [next(found).label, next(found).label] == ["yes", "no"]  # type: ignore[union-attr]
+    with pytest.raises(InputError, match=r"line 3 \(row 3\): label is 2; --labels names 0 to 1"):
+        next(found)
+    write(labels, "no\nno\n")
+    with pytest.raises(InputError, match="line 2: 'no' is listed twice"):
+        rows_of(path, "classification", labels=str(labels))
+
+
+@pytest.mark.parametrize("zeros", [0, 1, 17, 18, 19, 5000])
+def test_a_class_number_may_have_leading_zeros(tmp_path: Path, zeros: int) -> None:
+    labels = write(tmp_path / "labels.txt", "no\nyes\n")
+    for number in (-1, 0, 1, 2, 10, 10**18, 10**400):
+        digits = f"{'-' if number < 0 else ''}{'0' * zeros}{abs(number)}"
+        path = write(tmp_path / "x.tsv", f"text\tlabel\na\t{digits}\n")
+        if 0 <= number < 2:
+            (row,) = rows_of(path, "classification", labels=str(labels))
+            assert isinstance(row, TextRow)
+            assert row.label == ("no", "yes")[number]
+        else:
+            with pytest.raises(InputError, match="--labels names 0 to 1"):
+                rows_of(path, "classification", labels=str(labels))
+
+
+def test_a_hundred_thousand_names_are_looked_up_once_each(tmp_path: Path) -> None:
+    """With a search through all names for each row and for each name this would take hours."""
+    names = [f"label {number}" for number in range(100_000)]
+    labels = write(tmp_path / "labels.txt", "\n".join(names) + "\n\n")
+    assert read_label_names(labels) == tuple(names)
+    lines = (json.dumps({"text": "a", "label": name}) for name in reversed(names))
+    path = write(tmp_path / "x.jsonl", "\n".join(lines))
+    found = read_rows(path, "classification", TaskSettings(labels=str(labels)), labelled=True)
+    assert [row.label for row in found] == names[::-1]  # type: ignore[union-attr]

@@ -1,0 +1,48 @@
+"""Packs as dense arrays: what lies where, and the model's outputs brought home."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gaudi_bert.rows.packs import BatchShape, Packs, lay_out_packs
+from gaudi_bert.rows.types import Sequences
+
+# --- packs as dense arrays: what lies where, and what the model says brought home
+
+SEQUENCES = Sequences(
+    row=np.arange(4),
+    offsets=np.array([0, 2, 5, 6, 9]),
+    input_ids=np.array([11, 12, 21, 22, 23, 31, 41, 42, 43], np.int32),
+    segment_ids=np.array([0, 1, 0, 0, 1, 0, 0, 1, 1], np.int8),
+)
+PACKS = Packs(np.array([3, 0, 2, 1]), np.array([0, 2, 4]))
+
+
+def test_a_batch_spelt_out() -> None:
+    placed = lay_out_packs(SEQUENCES, PACKS, np.array([1, 0]), BatchShape(3, 7, 2))
+    found = {name: values.tolist() for name, values in placed.features(SEQUENCES).items()}
+    assert found == {
+        "input_ids": [[31, 21, 22, 23, 0, 0, 0], [41, 42, 43, 11, 12, 0, 0], [0] * 7],
+        "input_mask": [[1, 2, 2, 2, 0, 0, 0], [1, 1, 1, 2, 2, 0, 0], [0] * 7],
+        "segment_ids": [[0, 0, 0, 1, 0, 0, 0], [0, 1, 1, 0, 1, 0, 0], [0] * 7],
+        "positions": [[0, 0, 1, 2, 0, 0, 0], [0, 1, 2, 0, 1, 0, 0], [0] * 7],
+        "sequence_positions": [[0, 1], [0, 3], [0, 0]],
+        "last_positions": [[0, 3], [2, 4], [0, 0]],
+        "sequence_weights": [[1.0, 1.0], [1.0, 1.0], [0.0, 0.0]],
+    }
+
+
+def test_what_is_said_of_a_sequence_or_a_token_goes_home() -> None:
+    placed = lay_out_packs(SEQUENCES, PACKS, np.array([1, 0]), BatchShape(3, 7, 2))
+    of_sequences = np.array([[[2.0], [1.0]], [[3.0], [0.0]], [[-1.0], [-1.0]]])
+    out = np.full((4, 1), np.nan)
+    placed.scatter_sequences(of_sequences, out)
+    assert out[:, 0].tolist() == [0.0, 1.0, 2.0, 3.0]
+    tokens = np.full((9, 1), np.nan)
+    placed.scatter_tokens(placed.features(SEQUENCES)["input_ids"][:, :, np.newaxis].astype(np.float64), tokens)
+    assert tokens[:, 0].tolist() == SEQUENCES.input_ids.tolist()
+
+
+def test_no_packs_are_an_empty_batch() -> None:
+    placed = lay_out_packs(SEQUENCES, PACKS, np.zeros(0, np.int64), BatchShape(2, 7, 3))
+    assert all(not values.any() for values in placed.features(SEQUENCES).values())

@@ -1,0 +1,104 @@
+"""Plans of windows: every sequence once, in a row that holds it; cheaper than unpacked, or unpacked."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gaudi_bert.rows.window_plan import GRID, LEAST_GAIN, MOST_LENGTHS, WindowPlan, best_row_lengths, plan_window, row_cost
+from tests.builders.agree import agree
+from tests.builders.properties import examples
+
+# --- plans of windows: every sequence once, in a row that holds it; cheaper than unpacked, or unpacked
+
+
+def check(plan: WindowPlan, lengths: np.ndarray) -> None:
+    members = np.concatenate([part.packs.members for part in plan.parts])
+    assert sorted(members.tolist()) == list(range(len(lengths)))
+    for part in plan.parts:
+        sizes = np.diff(part.packs.starts)
+        assert sizes.min() >= 1
+        assert sizes.max() <= part.depth
+        tokens = np.add.reduceat(lengths[part.packs.members], part.packs.starts[:-1])
+        assert tokens.max() <= part.length
+    assert plan.tokens == lengths.sum()
+    assert plan.slots == sum(len(part.packs) * part.length for part in plan.parts)
+
+
+def cost(plan: WindowPlan) -> float:
+    return sum(len(part.packs) * row_cost(part.length, 384) for part in plan.parts)
+
+
+@examples(60)
+@given(
+    st.lists(st.one_of(st.integers(3, 40), st.integers(3, 512)), min_size=1, max_size=200), st.sampled_from([None, 512, 517])
+)
+def test_every_sequence_is_read_once(lengths: list[int], one_length: int | None) -> None:
+    array = np.array(lengths, np.int64)
+    plan = plan_window(array, hidden_size=384, one_length=one_length)
+    check(plan, array)
+    alone = plan_window(array, hidden_size=384, packed=False, one_length=one_length)
+    check(alone, array)
+    assert (len(alone.parts), alone.gain, alone.parts[0].depth) == (1, 1.0, 1)
+    assert cost(plan) <= cost(alone) * (1 + 1e-12)
+    assert plan.gain == 1.0 or cost(plan) * LEAST_GAIN <= cost(alone) * (1 + 1e-12)
+    if one_length is not None:
+        assert {part.length for part in plan.parts} == {one_length}
+    for packed in (True, False):  # a model of as many positions as the longest sequence has
+        tight = plan_window(array, hidden_size=384, packed=packed, longest_row=max(lengths))
+        check(tight, array)
+        assert max(part.length for part in tight.parts) <= max(lengths)
+
+
+def test_short_rows_are_packed_with_next_to_no_padding() -> None:
+    lengths = np.random.default_rng(1).integers(5, 40, 4001)
+    plan = plan_window(lengths, hidden_size=384)
+    assert plan.padding < 0.02
+    assert plan.gain > 1.5
+
+
+def test_a_few_long_rows_do_not_lengthen_all() -> None:
+    lengths = np.concatenate([np.full(3000, 17), np.full(7, 490)])
+    plan = plan_window(lengths, hidden_size=384)
+    check(plan, lengths)
+    assert {part.length for part in plan.parts} == {64, 496} or {part.length for part in plan.parts} == {128, 496}
+
+
+def test_long_rows_stay_alone_in_a_few_lengths() -> None:
+    lengths = np.random.default_rng(1).integers(384, 513, 512)
+    plan = plan_window(lengths, hidden_size=384)
+    check(plan, lengths)
+    assert (plan.gain, [(part.length, part.depth) for part in plan.parts]) == (1.0, [(n, 1) for n in (416, 448, 480, 512)])
+    assert plan_window(lengths, hidden_size=384, packed=False).slots == 512 * 512
+
+
+def test_rows_are_no_longer_than_needed() -> None:
+    assert plan_window(np.array([290, 301]), hidden_size=384).parts[0].length == 304
+
+
+# --- the lengths of rows that hold one sequence each, beside all others that could be chosen
+
+
+def length_cost(length: int) -> float:
+    return row_cost(length, 128)
+
+
+def cost_of(lengths: list[int], rows: list[int]) -> float:
+    return sum(length_cost(min(row for row in rows if row >= length)) for length in lengths)
+
+
+@examples(60)
+@given(st.lists(st.one_of(st.integers(1, 40), st.integers(1, 269)), min_size=1, max_size=60), st.integers(0, 20))
+def test_no_others_cost_less(lengths: list[int], beyond: int) -> None:
+    longest = max(lengths) + beyond
+    rows, total = best_row_lengths(np.bincount(lengths)[1:], longest, length_cost)
+    assert rows == sorted(set(rows))
+    assert max(lengths) <= rows[-1] <= longest
+    assert len(rows) <= MOST_LENGTHS
+    agree(total, cost_of(lengths, rows), 1e-12)
+    grid = range(GRID, longest, GRID)
+    others = [[*some, longest] for count in range(MOST_LENGTHS) for some in combinations(grid, count)]
+    assert total <= min(cost_of(lengths, other) for other in others) * (1 + 1e-12)

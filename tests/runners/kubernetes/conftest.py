@@ -1,0 +1,3 @@
+"""Building kustomizations."""
+
+from tests.builders.kustomize import kustomize  # noqa: F401

@@ -1,0 +1,92 @@
+"""The connection to a cluster: what is tried again and for how long, renewed, and said."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+
+from gaudi_bert.common.progress import Reporter
+from gaudi_bert.config.pipeline import load_pipeline
+from gaudi_bert.runners.kubernetes.client import Cluster, ClusterError, Connection
+from gaudi_bert.runners.kubernetes.run import run_on_kubernetes
+from tests.builders.fake_api_server import FakeApiServer, Fault, Run
+from tests.builders.recorded_answers import active, complete, running
+
+pytestmark = pytest.mark.usefixtures("short_watches")
+PLAN = ["plan"]
+SETTINGS = load_pipeline(None, ["kubernetes.start_seconds=1"])
+
+
+@pytest.mark.parametrize("behaviour", ["drop", "gone", "silence"])
+def test_a_watch_that_breaks_is_resumed(behaviour: str, server: FakeApiServer, run: Run) -> None:
+    server.watches.extend([behaviour] * 2)
+    server.script("demo-plan", *[active(running("p"))] * 4, complete())
+    assert run(PLAN) == {"plan": "done"}
+
+
+@pytest.mark.parametrize(
+    ("code", "method", "path"),
+    [(429, "GET", "/jobs/demo-plan"), (500, "POST", "/jobs"), (503, "GET", "/pods"), (409, "POST", "/jobs")],
+    ids=["busy", "broken", "away", "somebody else creates it"],
+)
+def test_what_may_pass_is_tried_again(code: int, method: str, path: str, server: FakeApiServer, run: Run) -> None:
+    server.faults = [Fault(method, path, code, {"Retry-After": "0"}) for _ in range(2)]
+    server.script("demo-plan", active(), active(), complete())
+    assert run(PLAN) == {"plan": "done"}
+    assert server.faults == []
+
+
+def test_what_stays_broken_ends_the_run_with_what_the_server_said(server: FakeApiServer, run: Run) -> None:
+    server.faults = [Fault("POST", "/jobs", 500, message="etcd is down") for _ in range(10)]
+    with pytest.raises(ClusterError, match="cannot create Job demo-plan: 500: etcd is down"):
+        run(PLAN)
+
+
+def test_a_server_that_is_away_is_asked_again_for_long(server: FakeApiServer, reporter: Reporter, said: io.StringIO) -> None:
+    paused: list[float] = []
+    connection = Connection(outage_seconds=3600, say=reporter.say, sleep=paused.append)
+    server.faults = [Fault("GET", "/jobs/demo-plan", 503, message="apiserver is shutting down") for _ in range(60)]
+    assert run_on_kubernetes(SETTINGS, PLAN, reporter, Cluster("gaudi-bert", connection)) == {"plan": "done"}
+    assert sum(paused) > 20 * 60
+    assert said.getvalue().count("apiserver is shutting down") == 1
+    assert said.getvalue().count("the cluster answers again") == 1
+
+
+def test_an_outage_that_lasts_too_long_ends_the_run(server: FakeApiServer, reporter: Reporter) -> None:
+    paused: list[float] = []
+    connection = Connection(outage_seconds=120, say=reporter.say, sleep=paused.append)
+    server.faults = [Fault("GET", "/jobs/demo-plan", 503, message="gone") for _ in range(60)]
+    with pytest.raises(ClusterError, match="503: gone"):
+        run_on_kubernetes(SETTINGS, PLAN, reporter, Cluster("gaudi-bert", connection))
+    assert 60 < sum(paused) <= 120
+
+
+def test_a_server_that_never_answered_is_not_asked_for_long(server: FakeApiServer) -> None:
+    paused: list[float] = []
+    lines: list[str] = []
+    server.faults = [Fault("GET", "/version", 503) for _ in range(60)]
+    with pytest.raises(ClusterError, match="503"):
+        Cluster("gaudi-bert", Connection(outage_seconds=3600, say=lines.append, sleep=paused.append)).version()
+    assert sum(paused) <= 16
+    assert len(lines) == 1
+
+
+def test_an_expired_token_is_read_again(server: FakeApiServer, reporter: Reporter, tmp_path: Path) -> None:
+    connected = Cluster("gaudi-bert")
+    server.token = "second"
+    server.on_unauthorized = lambda: (tmp_path / "kubeconfig").write_text(server.kubeconfig("second")) and None
+    assert run_on_kubernetes(SETTINGS, PLAN, reporter, connected) == {"plan": "done"}
+
+
+def test_credentials_that_stay_wrong_are_told(server: FakeApiServer, run: Run) -> None:
+    server.token = "another"
+    with pytest.raises(ClusterError, match="401: Unauthorized"):
+        run(PLAN)
+
+
+def test_a_cluster_that_does_not_answer_is_told(server: FakeApiServer, run: Run) -> None:
+    server.__exit__()
+    with pytest.raises(ClusterError, match=r"no answer from the cluster at http://127"):
+        run(PLAN)

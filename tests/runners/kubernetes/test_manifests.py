@@ -1,0 +1,156 @@
+"""The objects of every pipeline and variant: schemas and our own checks accept them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.config.pipeline import load_pipeline
+from gaudi_bert.runners.kubernetes.manifests import Manifests, render
+from gaudi_bert.runners.kubernetes.pods import pod_templates
+from tests.builders.effort import LONG
+from tests.k8s.cluster_settings import MAIN_VARIANTS, PIPELINES, VARIANTS, cluster_settings, existing_claims, shared
+from tests.k8s.manifest_checks import VERSIONS, check_manifests, check_schema
+
+Json = dict[str, Any]
+
+
+def all_objects(manifests: Manifests) -> list[Json]:
+    return [manifests.namespace, *manifests.shared, *manifests.steps.values()]
+
+
+# The demo in every variant, every other pipeline in those that change most.
+CASES = [(path, variant) for path in PIPELINES for variant in VARIANTS if path.stem == "demo" or variant in MAIN_VARIANTS]
+
+
+@pytest.mark.repeated
+@pytest.mark.parametrize(("pipeline", "variant"), CASES, ids=[f"{path.stem}, {variant}" for path, variant in CASES])
+def test_the_manifests_of_every_pipeline_are_sound(pipeline: Path, variant: str) -> None:
+    """The demo's main variants are held to all versions, the others to one of them each; in the long form all to all."""
+    pytest.importorskip("kubernetes_validate")
+    settings, number = cluster_settings(pipeline, variant), CASES.index((pipeline, variant)) % len(VERSIONS)
+    all_versions = LONG or (pipeline.stem == "demo" and variant in MAIN_VARIANTS)
+    for version in VERSIONS if all_versions else VERSIONS[number : number + 1]:
+        major, minor = map(int, version.split("."))
+        objects = all_objects(render(settings, (major, minor)))
+        assert [problem for item in objects for problem in check_schema(item, version)] == []
+        assert check_manifests(objects, external=existing_claims(settings)) == []
+
+
+@pytest.mark.parametrize("pipeline", [path for path in PIPELINES if "demo" in path.stem], ids=lambda path: path.stem)
+def test_the_failure_policy_is_known_from_1_29_on(pipeline: Path) -> None:
+    pytest.importorskip("kubernetes_validate")
+    settings = cluster_settings(pipeline, "as it is")
+    objects = all_objects(render(settings, (1, 29)))
+    named = cluster_settings(pipeline, "as it is", "kubernetes.version=1.29")
+    assert render(named).steps == render(settings, (1, 29)).steps
+    for version in ("1.29", "1.36"):
+        assert [problem for item in objects for problem in check_schema(item, version)] == []
+    assert check_manifests(objects, external=existing_claims(settings)) == []
+    assert [problem for item in objects for problem in check_schema(item, "1.25")] != []
+    rules = [item["spec"]["podFailurePolicy"]["rules"] for item in objects if item["kind"] == "Job"]
+    taken_away = {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
+    assert all(taken_away in each for each in rules), "an eviction costs no retry"
+
+
+@pytest.mark.parametrize("variant", MAIN_VARIANTS)
+def test_rendered_manifests_suit_the_oldest_version_unless_the_pipeline_names_a_later_one(variant: str) -> None:
+    """1.25 and 1.26 require `onPodConditions` of every rule; there are no schemas of 1.24, which knows no such policy."""
+    pytest.importorskip("kubernetes_validate")
+    objects = all_objects(render(cluster_settings(PIPELINES[0], variant)))
+    for version in ("1.25", "1.26", "1.29", "1.37"):
+        assert [problem for item in objects for problem in check_schema(item, version)] == []
+
+
+TASKS = ["task.name=classification", "finetune.data=python-docstrings", "predict.data=python-docstrings"]
+STORE = ["kubernetes.store=s3://bucket/prefix", "kubernetes.store_secret=mine"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["resources.workers=2", "kubernetes.training=job"], "kubernetes.training is `job`"),
+        (["kubernetes.training=trainjob"], "kubernetes.training is `trainjob`"),
+        (["kubernetes.training=mpijob", "training.engine=pytorch"], "kubernetes.training is `mpijob`"),
+        (["resources.cards=8", "kubernetes.training=mpijob"], "kubernetes.training is `mpijob`"),
+        (["kubernetes.efa=4"], "kubernetes.efa is for an MPIJob on cards"),
+        (["resources.cards=3"], "resources.cards"),
+        (["resources.training.memory=lots"], "must be a quantity as Kubernetes writes it, for example 500m, 2 or 16Gi"),
+        (["kubernetes.namespace=My Space"], "kubernetes.namespace"),
+        (["name=" + "x" * 60], "name"),
+        (["kubernetes={version: 1.30}"], "`kubernetes.version`: must be text; put it in quotes"),
+        (["kubernetes.version=1.23"], "kubernetes.version"),
+        (["kubernetes.data_pods.tolerations=[{operator: Exists, key: a, value: b}]"], "operator Exists takes no value"),
+        (["kubernetes.data_pods.tolerations=[{value: b}]"], "operator Equal needs a key"),
+        (["kubernetes.data_pods.tolerations=[{key: a, effect: Never}]"], "effect"),
+        (["kubernetes.store=s3://bucket", "kubernetes.work_claim=ours"], "kubernetes.work_claim exclude each other"),
+        (["kubernetes.store_secret=mine"], "store_secret needs a store"),
+        (["kubernetes.store=bucket/prefix"], "kubernetes.store"),
+        (["kubernetes.store=s3://key:secret@bucket/prefix"], "kubernetes.store"),
+        (["store.endpoint_url=https://key:secret@host"], "store.endpoint_url"),
+        (TASKS[1:2], "finetune.data is set, but no task; set task.name"),
+        ([TASKS[0], TASKS[2]], "predict.data needs a model that this pipeline fine-tunes"),
+        # Accepted elsewhere, but no container of a cluster has that path.
+        (["prepare.text=../corpus"], r"prepare.text = \.\./corpus: no such path in a container; .*data_claim"),
+        (["prepare.text=/data/corpus"], r"prepare.text = /data/corpus: needs a volume at /data"),
+        (["prepare.records=/home/me/records"], "prepare.records = /home/me/records: no such path"),
+        (["training.init_checkpoint=old"], "training.init_checkpoint = old: no such path"),
+        ([*TASKS, STORE[0]], "kubernetes.store = s3://bucket/prefix: the stages finetune and predict have their work"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(overrides: list[str], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        render(load_pipeline(None, overrides))
+
+
+@pytest.mark.parametrize(
+    ("variant", "label"),
+    [
+        ("mpijob", "training.kubeflow.org/job-name"),
+        ("nodes", "job-name"),
+        ("trainjob", "jobset.sigs.k8s.io/jobset-name"),
+    ],
+)
+def test_only_pods_that_train_together_reach_one_another(variant: str, label: str) -> None:
+    settings = cluster_settings(PIPELINES[0], variant)
+    policy = shared(render(settings), "NetworkPolicy")
+    ours = {"podSelector": {"matchLabels": {label: f"{settings.name}-train"}}}
+    assert policy["spec"] == {**ours, "policyTypes": ["Ingress"], "ingress": [{"from": [ours]}]}
+
+
+def test_where_no_policy_is_wanted_or_works_there_is_none() -> None:
+    for variant in ("as it is", "cards, mpijob and EFA", "open mpijob in a queue", "open nodes in a queue"):
+        assert render(cluster_settings(PIPELINES[0], variant)).of_kind("NetworkPolicy") == []
+
+
+def test_a_queue_is_named_by_jobs_and_by_no_pod() -> None:
+    label = "kueue.x-k8s.io/queue-name"
+    for item in render(cluster_settings(PIPELINES[0], "open mpijob in a queue")).steps.values():
+        assert item["metadata"]["labels"][label] == "gpus"
+        assert "suspend" not in item["spec"].get("runPolicy", item["spec"]), "a queue suspends what is its own"
+        assert all(label not in template["metadata"]["labels"] for template in pod_templates(item))
+    for item in render(cluster_settings(PIPELINES[0], "mpijob")).steps.values():
+        assert label not in item["metadata"]["labels"]
+
+
+def test_weights_that_are_given_leave_no_step_before_fine_tuning() -> None:
+    given = ["finetune.init_checkpoint=/data/bert", "kubernetes.data_claim=models", *VARIANTS["mpijob"]]
+    manifests = render(load_pipeline(None, [*TASKS, *given]))
+    assert list(manifests.steps) == ["finetune", "predict", "report"]
+    assert [item["kind"] for item in manifests.shared] == ["ServiceAccount", "PersistentVolumeClaim", "ConfigMap"]
+
+
+def test_shards_that_training_keeps_fit_the_scratch() -> None:
+    text = ["kubernetes.scratch=6Gi", "store.connections=2"]
+    manifests = render(load_pipeline(None, [*STORE, *text]))
+    configuration = shared(manifests, "ConfigMap")
+    written = yaml.safe_load(configuration["data"]["pipeline.yaml"])
+    assert written["store"] == {"connections": 2, "cache_bytes": 3 * 2**30}
+
+
+def test_data_in_a_bucket_needs_no_claim() -> None:
+    render(load_pipeline(None, ["prepare.text=s3://bucket/text", "prepare.vocab=gs://bucket/vocab.txt"]))

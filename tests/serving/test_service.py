@@ -1,0 +1,190 @@
+"""Overload and faults: what waits is bounded, clients that go take their texts along, a failing batch fails alone."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from gaudi_bert.common.errors import FailedError
+from gaudi_bert.engines.pytorch.encoder_model import build_encoder
+from tests.builders.agree import agree
+from tests.builders.encoders import TEXTS
+from tests.builders.served import Served, served_in_thread, wait_until
+
+
+class Gate:
+    """Holds up or breaks the encoder of a served model, in place of a device that is slow, or fails."""
+
+    def __init__(self) -> None:
+        self.open = threading.Event()
+        self.open.set()
+        self.passes, self.broken_tokens, self.is_lost = 0, 0, False
+
+    def hook(self, module: Any, arguments: Any, inputs: dict[str, torch.Tensor]) -> None:
+        self.passes += 1
+        self.open.wait()
+        tokens = int((inputs["position_ids"] > 2).sum())
+        if self.is_lost or (self.broken_tokens and tokens >= self.broken_tokens):
+            raise RuntimeError("the device says no")
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
+    made = Gate()
+
+    def build(*arguments: Any, **options: Any) -> Any:
+        model = build_encoder(*arguments, **options)
+        model.module.register_forward_pre_hook(made.hook, with_kwargs=True)
+        return model
+
+    monkeypatch.setattr("gaudi_bert.engines.pytorch.encoder_model.build_encoder", build)
+    return made
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(40) as clients:
+        yield clients
+
+
+def embed(served: Served, inputs: Any) -> Any:
+    return served.post("/embed", {"inputs": inputs})
+
+
+def test_what_exceeds_the_queue_is_refused_at_once(folders: dict[str, Path], gate: Gate, pool: ThreadPoolExecutor) -> None:
+    with served_in_thread(folders["embedding"], batch_rows=1, queue_texts=7) as served:
+        gate.open.clear()
+        first = pool.submit(embed, served, "alpha")
+        wait_until(lambda: served.metrics()["te_request_input_length_count"] == 1)
+        wait_until(lambda: served.metrics()["te_queue_size"] == 0)
+        waiting = pool.submit(embed, served, TEXTS[:6])
+        wait_until(lambda: served.metrics()["te_queue_size"] == 6)
+        refused = embed(served, TEXTS[:2])
+        assert (refused.status, refused.json["error_type"]) == (429, "overloaded")
+        assert int(refused.headers["retry-after"]) >= 1
+        assert served.get("/health").status == 200
+        gate.open.set()
+        assert (first.result().status, waiting.result().status) == (200, 200)
+        assert embed(served, TEXTS[:2]).status == 200
+
+
+def test_a_text_that_waits_too_long_is_refused_and_leaves(
+    folders: dict[str, Path], gate: Gate, pool: ThreadPoolExecutor
+) -> None:
+    with served_in_thread(folders["embedding"], batch_rows=1, queue_seconds=0.5) as served:
+        gate.open.clear()
+        first = pool.submit(embed, served, "alpha")
+        wait_until(lambda: served.metrics()["te_request_input_length_count"] == 1)
+        wait_until(lambda: served.metrics()["te_queue_size"] == 0)
+        late = embed(served, TEXTS[:3])
+        assert (late.status, late.json["error_type"]) == (503, "overloaded")
+        assert served.metrics()["te_queue_size"] == 0
+        gate.open.set()
+        assert first.result().status == 200
+
+
+def test_a_client_that_goes_away_takes_its_texts_along(
+    folders: dict[str, Path], gate: Gate, pool: ThreadPoolExecutor
+) -> None:
+    with served_in_thread(folders["embedding"], batch_rows=1) as served:
+        gate.open.clear()
+        first = pool.submit(embed, served, "alpha")
+        wait_until(lambda: served.metrics()["te_request_input_length_count"] == 1)
+        connection = http.client.HTTPConnection("127.0.0.1", served.port)
+        connection.request("POST", "/embed", json.dumps({"inputs": TEXTS[:9]}))
+        wait_until(lambda: served.metrics()["te_queue_size"] == 9)
+        connection.close()
+        wait_until(lambda: served.metrics()["te_queue_size"] == 0)
+        passes = gate.passes
+        gate.open.set()
+        assert first.result().status == 200
+        assert embed(served, "alpha").status == 200
+        assert gate.passes == passes + 1
+
+
+def test_a_batch_that_fails_fails_its_own_requests_alone(
+    folders: dict[str, Path], gate: Gate, pool: ThreadPoolExecutor
+) -> None:
+    with served_in_thread(folders["embedding"], batch_rows=1) as served:
+        expected = embed(served, "alpha").json
+        gate.broken_tokens = 55
+        long = " ".join(["alpha"] * 62)
+        answers = [pool.submit(embed, served, text) for text in ["alpha", long] * 6]
+        statuses = Counter(answer.result().status for answer in answers)
+        assert (statuses[424], statuses[200]) == (6, 6)
+        agree(embed(served, "alpha").json, expected)
+        assert served.get("/health").status == 200
+
+
+def test_a_device_that_is_lost_ends_the_server(folders: dict[str, Path], gate: Gate, pool: ThreadPoolExecutor) -> None:
+    from tests.builders import served as builder
+
+    ended: list[BaseException] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(threading, "excepthook", lambda hooked: ended.append(hooked.exc_value))
+        with builder.served_in_thread(folders["embedding"], batch_rows=1) as served:
+            gate.open.clear()
+            answers = [pool.submit(embed, served, text) for text in TEXTS[:9]]
+            wait_until(lambda: served.metrics()["te_request_input_length_count"] == 9)
+            gate.is_lost = True
+            gate.open.set()
+            assert {answer.result().status for answer in answers} <= {424, 503}
+    assert isinstance(ended[0], FailedError)
+    assert ended[0].exit_code == 1
+
+
+def test_requests_take_turns_so_a_query_does_not_wait_for_a_bulk(
+    folders: dict[str, Path], gate: Gate, pool: ThreadPoolExecutor
+) -> None:
+    with served_in_thread(folders["embedding"], batch_rows=1) as served:
+        gate.open.clear()
+        bulk = pool.submit(embed, served, TEXTS * 10)
+        wait_until(lambda: served.metrics()["te_queue_size"] > 600)
+        query = pool.submit(embed, served, "alpha")
+        wait_until(lambda: served.metrics()["te_request_input_length_count"] == len(TEXTS) * 10 + 1)
+        before = gate.passes
+        gate.open.set()
+        assert query.result().status == 200
+        assert gate.passes - before <= 4
+        assert bulk.result().status == 200
+
+
+def test_ten_times_too_much_is_answered_or_refused_and_then_all_is_as_before(
+    folders: dict[str, Path], pool: ThreadPoolExecutor
+) -> None:
+    with served_in_thread(folders["embedding"], batch_rows=1, queue_texts=20) as served:
+        expected = np.array(embed(served, TEXTS[:20]).json)
+
+        def ask(number: int) -> int:
+            answer = embed(served, TEXTS[number % 20])
+            assert answer.status in (200, 429)
+            if answer.status == 200:
+                agree(answer.json[0], expected[number % 20])
+            return answer.status
+
+        statuses = Counter(pool.map(ask, range(800)))
+        assert statuses[200] > 0
+        agree(embed(served, TEXTS[:20]).json, expected)
+        assert served.metrics()["te_queue_size"] == 0
+
+
+def test_too_many_texts_bytes_or_tokens_are_413(folders: dict[str, Path]) -> None:
+    bounds = {"request_texts": 5, "request_bytes": 2000, "queue_tokens": 300}
+    with served_in_thread(folders["embedding"], batch_rows=1, **bounds) as served:
+        for inputs in (["a"] * 6, "a" * 3000, [TEXTS[0]] * 5 + ["a"], [" ".join(["alpha"] * 62)] * 5):
+            assert embed(served, inputs).status == 413
+        stated = socket.create_connection(("127.0.0.1", served.port), timeout=60)
+        stated.sendall(b"POST /embed HTTP/1.1\r\nHost: a\r\nContent-Length: 9999999\r\n\r\n")
+        assert b" 413 " in stated.recv(100)
+        stated.close()

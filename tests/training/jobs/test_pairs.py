@@ -1,0 +1,55 @@
+"""Updates of pairs: the packs of each, in as many micro-batches as it needs, and no packing that nothing uses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gaudi_bert.config.pipeline import pipeline_from_mapping
+from gaudi_bert.rows.packs import BatchShape
+from gaudi_bert.rows.types import Sequences
+from gaudi_bert.tasks.update_plan import GroupedRows, RowStream, UpdateShape
+from gaudi_bert.training.jobs.finetune import finetune
+from gaudi_bert.training.jobs.pairs import PairData
+from gaudi_bert.training.jobs.rows import FineTuneInput
+from tests.builders.bert_folder import write_bert
+from tests.builders.json_lines import write_lines
+from tests.builders.reporters import QUIET
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_an_update_that_needs_more_packs_than_were_planned_has_more_micro_batches(processes: int) -> None:
+    """Of the same shape; every process has as many, and together they hold each text of the update once."""
+    random = np.random.default_rng(7)
+    lengths, rows = random.integers(3, 23, 26), 13
+    groups = GroupedRows(np.arange(2 * rows), np.arange(0, 2 * rows + 1, 2))
+    tokens = int(lengths.sum())
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    sequences = Sequences(np.arange(26), offsets, np.ones(tokens, np.int32), np.zeros(tokens, np.int8))
+    stream = RowStream(lengths, groups, batch_rows=5, epochs=2, seed=5)
+    data = PairData(sequences, None, stream, UpdateShape(BatchShape(2, 24, 3), 1, processes))  # type: ignore[arg-type]
+    counts = [data.micro_batches_of(update) for update in range(stream.updates)]
+    assert max(counts) > 1
+    of_rank = [data.batches(0, rank) for rank in range(processes)]
+    for update, count in enumerate(counts):
+        batches = [next(batches) for batches in of_rank for _ in range(count)]
+        assert {batch["input_ids"].shape for batch in batches} == {(2, 24)}
+        numbers = np.concatenate([batch["text_numbers"].ravel() for batch in batches])
+        expected = len(stream.distinct(update, update + 1)[0])
+        assert sorted(numbers[numbers >= 0].tolist()) == list(range(expected))
+        assert expected <= data.most_sequences(update)
+
+
+def test_no_packs_of_training_texts_are_planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def planned(*_: Any) -> None:
+        raise AssertionError("packs are planned")
+
+    monkeypatch.setattr("gaudi_bert.training.jobs.rows.pack_histogram", planned)
+    model = write_bert(tmp_path / "m", layers=1, positions=64)
+    data = write_lines(tmp_path / "x.jsonl", [{"anchor": f"cat {n}", "positive": f"the hill {n}"} for n in range(7)])
+    settings = pipeline_from_mapping({"task": {"name": "embedding"}, "finetune": {"batch_sequences": 3}}, "test")
+    plan = finetune(settings, FineTuneInput(data, None, model), tmp_path / "out", reporter=QUIET, dry_run=True)
+    assert plan.slots_per_pack <= 64
