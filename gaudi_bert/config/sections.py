@@ -233,11 +233,8 @@ class LoopSettings(Settings):
     stall_seconds: Annotated[float, FREE] = Field(
         300,
         ge=1,
-        description="several workers: the run ends, and names the worker, when one shows no sign of work for this long "
+        description="several workers: a worker that shows no sign of work for this long ends, and so do all others "
         "(three times as long while it builds its graph or saves)",
-    )
-    watch_port: Annotated[int, FREE] = Field(
-        0, ge=0, le=65_535, description="several workers: the port where rank 0 listens to the others; 0: any"
     )
     seed: int = 12345
 

@@ -72,12 +72,15 @@ class Communicator:
     def note(self, activity: str, *, slow: bool = False) -> None:
         """Report what this process is doing: a sign of work for the watchdog. `slow`: it may take longer than usual."""
 
+    def note_saved(self, update: int) -> None:
+        """Report the last update of which a checkpoint is complete."""
+
     def arrive(self) -> None:
         """Report that this process's share is done, and that it is about to wait for the others."""
 
     @contextmanager
     def watched(self, settings: LoopSettings) -> Iterator[Communicator]:
-        """While the context lasts, the failure, loss or sleep of any process ends all of them (`watchdog.py`).
+        """End this process when another one is lost or asleep, while the context lasts (`watchdog.py`).
 
         The communicator of the context is the one to work with. The device must be open.
         """

@@ -97,11 +97,13 @@ class TrainingLoop:
 
     def __post_init__(self) -> None:
         self._settings, self._stage = self.plan.settings, self.plan.settings.keys.stage
+        self._saved = self.progress.update
         self._interval = self._new_interval()
 
     def run(self) -> None:
         """Train to the end."""
         context, first_update, updates = self.context, self.progress.update, self._settings.updates
+        context.communicator.note_saved(first_update)
         if first_update:
             context.reporter.say(f"{self._stage}: resuming after update {first_update}")
         with ExitStack() as stack:
@@ -173,6 +175,7 @@ class TrainingLoop:
     def _after_update(self, stopping: bool) -> None:
         """Report, evaluate and save where it is due."""
         settings, update = self._settings, self.progress.update
+        self.context.communicator.note_saved(self._saved)  # the first process has saved it, or would not be here
         last = update == settings.updates
         evaluates = last or (not stopping and update % settings.evaluate_every_updates == 0)
         saves = last or stopping or update % settings.save_every_updates == 0
@@ -230,6 +233,7 @@ class TrainingLoop:
 
     def _save(self) -> None:
         context, progress = self.context, self.progress
+        self._saved = progress.update
         if not context.communicator.is_first:
             return
         context.communicator.note(f"the checkpoint of update {progress.update}", slow=True)
@@ -251,6 +255,7 @@ class TrainingLoop:
         # The lines about a run go before the checkpoint that they lead to: a run that is resumed lacks none before it.
         publish(context.folder)
         write_checkpoint(context.checkpoints, checkpoint)
+        context.communicator.note_saved(self._saved)
         remove_old_checkpoints(context.checkpoints, self._settings.keep_checkpoints)
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import sys
 import time
 from pathlib import Path
@@ -18,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from gaudi_bert.artefacts.results import to_json
-from gaudi_bert.common.errors import GaudiBertError, StoppedError
+from gaudi_bert.common.errors import StoppedError
 from gaudi_bert.config.pipeline import PipelineSettings, pipeline_from_mapping
 from gaudi_bert.config.sections import TrainingSettings
 from gaudi_bert.engines.tensorflow import model as tensorflow_model
@@ -100,15 +99,6 @@ def settings(**training) -> PipelineSettings:
     return pipeline_from_mapping({"model": MODEL, "training": {**TRAINING, **training}}, "test")
 
 
-def error_of(*arguments, **training) -> dict:
-    """The error that a run ends with."""
-    try:
-        train(settings(**training), *arguments, reporter=QUIET)
-    except GaudiBertError as error:
-        return {"code": error.exit_code, "text": str(error)}
-    return {}
-
-
 def stopped(data: Path, out: Path, rank: int) -> str:
     """Train until rank 1, and nobody else, is asked to stop in its seventh update."""
     long_run = settings(updates=1_000_000, log_every_updates=1_000_000, save_every_updates=1_000_000)
@@ -165,11 +155,6 @@ def main() -> None:
                 np.savez(out / f"{name}.npz", **parameters)
     facts["bits"] = [float(np.sum(values, dtype=np.float64)) for values in parameters.values()]
 
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = communicator.sum_array(np.array([taken.getsockname()[1] * (communicator.rank == 0)]))[0]
-        facts["port"] = error_of(data / "train", None, out / "port", watch_port=int(port))
     facts["stopped"] = stopped(data, out / "stopped", connected.rank)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     trained = train(

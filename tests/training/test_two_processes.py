@@ -91,13 +91,6 @@ def test_the_predecessors_normalization_is_another_gradient(results) -> None:
     assert work.largest_difference(work.run_updates(Communicator(), 1), np.load(results / "local.npz")) > 1e-5
 
 
-def test_a_taken_port_is_one_line_in_both(ranks) -> None:
-    for each in ranks:
-        assert each["port"]["code"] == 2
-        assert "training.watch_port = " in each["port"]["text"]
-        assert "rank 0 cannot listen there (Address already in use); choose another port" in each["port"]["text"]
-
-
 def test_a_signal_to_one_process_stops_both_with_one_checkpoint(ranks, results) -> None:
     for each in ranks:
         assert "stopped on request after update 7 of 1000000" in each["stopped"]
@@ -142,14 +135,13 @@ def test_two_processes_share_three_shards_and_the_target_stops_the_run_for_both(
     ]
 
 
-def test_a_process_that_sleeps_in_its_step_is_named_and_ends_the_run(results) -> None:
+def test_a_process_that_sleeps_in_its_step_ends_both(results) -> None:
     output = (results / "output").read_text()
     assert "asleep" in output
     assert not output.endswith("exit code 0")
-    for rank in (0, 1):
-        assert f"error: rank {rank} aborts: rank 1 (" in output
     # Two micro-batches make an update: it sleeps in the second one of update 2.
-    assert re.search(r"update 2: no sign of work for 1\d s, and the other processes wait for it", output)
+    for rank in (0, 1):
+        assert re.search(rf"error: rank {rank} of 2 aborts: no sign of work for 1\d s.* of update 2;", output)
     assert not (results / "asleep" / "training.json").exists()
 
 

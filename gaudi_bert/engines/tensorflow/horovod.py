@@ -8,6 +8,7 @@ are reduced one by one under fixed names; Horovod merges what is ready at the sa
 from __future__ import annotations
 
 import importlib
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.launch import find_launch
 from gaudi_bert.config.sections import LoopSettings
 from gaudi_bert.engines.protocol import Communicator
-from gaudi_bert.engines.watchdog import ConnectedProcess, shared_facts
+from gaudi_bert.engines.watchdog import SLOW_WORK_FACTOR, ConnectedProcess, shared_facts
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,13 @@ def connect(settings: LoopSettings, facts: Mapping[str, Any]) -> Communicator:
     if launch is None or launch.size == 1:
         return Communicator()
     who = f"rank {launch.rank} of {launch.size}, started by {launch.launcher}"
-    os.environ.setdefault("HOROVOD_FUSION_THRESHOLD", str(settings.fusion_bytes))
+    defaults = {
+        "HOROVOD_FUSION_THRESHOLD": settings.fusion_bytes,
+        "HOROVOD_STALL_CHECK_TIME_SECONDS": math.ceil(settings.stall_seconds),
+        "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": math.ceil(SLOW_WORK_FACTOR * settings.stall_seconds),
+    }
+    for name, value in defaults.items():
+        os.environ.setdefault(name, str(value))
     try:
         hvd = importlib.import_module("horovod.tensorflow")
     except ImportError as error:

@@ -1,16 +1,10 @@
-"""One process, launchers without a proper Horovod, and the watchdog: who is to blame for each kind of standstill."""
+"""One process, and launchers without a proper Horovod."""
 
 from __future__ import annotations
 
 import os
-import queue
-import socket
-import subprocess
 import sys
-import threading
 import types
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,15 +14,6 @@ from gaudi_bert.common.launch import Launch, find_launch
 from gaudi_bert.config.sections import TrainingSettings
 from gaudi_bert.engines.protocol import Communicator
 from gaudi_bert.engines.tensorflow.horovod import connect
-from gaudi_bert.engines.watchdog import (
-    ConnectedProcess,
-    Member,
-    Watchdog,
-    WatchServer,
-    check_members,
-    connect_to_server,
-    own_addresses,
-)
 
 SETTINGS = TrainingSettings()
 LAUNCHERS = {
@@ -122,185 +107,3 @@ def test_the_fusion_threshold_is_set_before_horovod_starts(monkeypatch) -> None:
     connect(TrainingSettings(fusion_bytes="16MiB"), {})
     assert seen["threshold"] == str(16 * 2**20)
     monkeypatch.delenv("HOROVOD_FUSION_THRESHOLD")
-
-
-# --- what all processes must have alike
-
-
-@pytest.mark.parametrize(("size", "others"), [(2, ()), (2, (1,)), (3, (2,)), (5, (4, 1, 3)), (7, (1, 2, 3, 4, 5, 6))])
-def test_all_end_alike_and_name_the_first_rank_that_runs_something_else(size: int, others: tuple[int, ...]) -> None:
-    shares: dict[int, np.ndarray] = {}
-    meeting = threading.Barrier(size)
-
-    class OneThread(ConnectedProcess):
-        def sum_array(self, values: np.ndarray) -> np.ndarray:
-            shares[self.rank] = np.asarray(values, np.float64)
-            meeting.wait(20)
-            total = sum(shares.values())
-            meeting.wait(20)
-            return total
-
-    def end_of(rank: int) -> str:
-        facts = {"gaudi-bert": "1.0", "training.updates": 7 + 100 * rank * (rank in others)}
-        try:
-            OneThread(rank, size, facts=facts).compare()
-        except InputError as error:
-            return str(error)
-        return ""
-
-    with ThreadPoolExecutor(size) as pool:
-        (end,) = set(pool.map(end_of, range(size)))
-    host, first = socket.gethostname(), min(others, default=0)
-    said = f"rank {first} ({host}) has training.updates = {7 + 100 * first}, rank 0 ({host}) has 7; start all ranks"
-    assert end.startswith(said) if others else end == ""
-
-
-# --- the watchdog: who is to blame for each kind of standstill, and that every process hears it, over real sockets
-
-STALL = 10.0
-ROOT = Path(__file__).resolve().parents[3]
-
-
-def member(
-    rank: int, *, last_heartbeat: float = 100.0, last_progress: float = 100.0, arrivals: int = 7, **changes
-) -> Member:
-    state = {"slow": False, **changes}
-    return Member(rank, f"host-{rank}, process 1", last_heartbeat, last_progress, arrivals, activity="update 4", **state)
-
-
-STUCK = "rank 1 (host-1, process 1) in update 4: no sign of work for 11 s, and the other processes wait for it"
-TWO_STUCK = "rank 1 (host-1, process 1) in update 4, rank 2 (host-2, process 1) in update 4: no sign of work"
-SILENT = "rank 1 (host-1, process 1) has sent no heartbeat for 12 s in update 4: its process is stopped"
-VERDICTS: dict[str, list[tuple[list[Member], str | None]]] = {
-    "processes that move are not touched": [
-        ([], None),
-        ([member(0), member(1, arrivals=8)], None),
-        ([member(0, last_progress=91), member(1, arrivals=8, last_progress=50)], None),
-    ],
-    "who has reached less and shows no work is stuck": [
-        ([member(0, arrivals=8, last_progress=80), member(1, last_progress=89), member(2, arrivals=8)], STUCK)
-    ],
-    "who is behind but shows work is waited for": [
-        ([member(0, arrivals=8, last_progress=10), member(1, last_progress=95)], None)
-    ],
-    "two that are stuck are both named": [
-        ([member(0, arrivals=8), member(1, last_progress=80), member(2, last_progress=70)], TWO_STUCK)
-    ],
-    "slow work has three times as long": [
-        ([member(0, arrivals=8), member(1, last_progress=71, slow=True)], None),
-        ([member(0, arrivals=8), member(1, last_progress=69, slow=True)], "rank 1 ("),
-    ],
-    "all at one position for too long is the network": [
-        ([member(0, last_progress=89), member(1, last_progress=91)], None),
-        ([member(0, last_progress=89), member(1, last_progress=88)], "no process has moved for 11 s: rank 0 ("),
-        ([member(0, last_progress=89), member(1, last_progress=88, slow=True)], None),
-    ],
-    "who sends no heartbeat is named before who waits": [
-        ([member(0, last_progress=80), member(1, last_heartbeat=88, last_progress=88)], SILENT)
-    ],
-    "who is lost is named": [([member(0), member(1, state="lost")], "rank 1 (host-1, process 1) is lost in update 4")],
-    "who is done is not waited for": [([member(0, state="done", last_heartbeat=0, last_progress=0), member(1)], None)],
-}
-
-
-@pytest.mark.parametrize("rule", VERDICTS)
-def test_who_is_to_blame(rule: str) -> None:
-    for members, begin in VERDICTS[rule]:
-        verdict = check_members(members, 100.0, STALL)
-        assert (verdict is None) if begin is None else verdict.text.startswith(begin)
-
-
-def test_a_failure_comes_before_the_loss_that_it_causes() -> None:
-    failed = member(1, state="failed", reason="disk full", exit_code=2)
-    verdict = check_members([member(0, state="lost"), failed], 100.0, STALL)
-    assert (verdict.text, verdict.exit_code) == ("rank 1 (host-1, process 1) failed: disk full", 2)
-
-
-class Group:
-    """A server and its processes, all in this one; what would end a process is put into `ends`."""
-
-    def __init__(self, size: int, stall_seconds: float = 60.0) -> None:
-        self.server = WatchServer(("127.0.0.1", 0), size, "secret", stall_seconds)
-        self.port = self.server.server_address[1]
-        self.ends: queue.Queue[tuple[int, str, int]] = queue.Queue()
-        self.connections = [connect_to_server(["127.0.0.1"], self.port) for _ in range(size)]
-        self.members = [
-            Watchdog(connection, "secret", rank, stall_seconds, self.server if rank == 0 else None, end=self._end(rank))
-            for rank, connection in enumerate(self.connections)
-        ]
-
-    def _end(self, rank: int):
-        return lambda line, exit_code: self.ends.put((rank, line, exit_code))
-
-    def ended(self, count: int) -> dict[int, tuple[str, int]]:
-        ends = [self.ends.get(timeout=20) for _ in range(count)]
-        return {rank: (line, code) for rank, line, code in ends}
-
-
-def test_those_who_are_done_leave_in_any_order() -> None:
-    group = Group(3)
-    for rank in (1, 2, 0):
-        group.members[rank].arrive()
-        group.members[rank].leave()
-    assert group.ends.empty()
-
-
-@pytest.mark.parametrize("failing", [0, 1])
-def test_a_failure_ends_all_others_with_its_exit_code(failing: int) -> None:
-    group = Group(3)
-    group.members[failing].fail("data.tfrecord: record 3 is damaged", 2)
-    ended = group.ended(2)
-    assert set(ended) == {0, 1, 2} - {failing}
-    for rank, (line, code) in ended.items():
-        assert line.startswith(f"rank {rank} aborts: rank {failing} (")
-        assert line.endswith("failed: data.tfrecord: record 3 is damaged")
-        assert code == 2
-
-
-def test_a_broken_connection_ends_all_others_at_once() -> None:
-    group = Group(3)
-    group.connections[2].shutdown(socket.SHUT_RDWR)
-    ended = group.ended(3)
-    for rank in (0, 1):
-        assert "rank 2 (" in ended[rank][0]
-        assert "is lost" in ended[rank][0]
-        assert ended[rank][1] == 1
-
-
-def test_when_rank_0_is_lost_the_others_end() -> None:
-    group = Group(3)
-    for connection in group.connections:
-        connection.shutdown(socket.SHUT_RDWR)
-    assert group.ended(3)[1] == ("rank 1 aborts: rank 0 is lost: its process has ended or was killed", 1)
-
-
-@pytest.mark.parametrize(("kind", "last_words"), [("stops", "asked to stop"), ("hangs", "has ended")])
-def test_a_process_ends_with_its_launcher(kind: str, last_words: str) -> None:
-    """The launcher is killed; the pipe closes when the process that it started has ended too."""
-    command = [sys.executable, "-m", "tests.builders.launched", kind]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as launcher:
-        assert launcher.stdout is not None
-        lines = iter(launcher.stdout)
-        assert any(line == "ready\n" for line in lines)
-        launcher.kill()
-        said = list(lines)
-    assert "asked to stop\n" in said
-    assert last_words in said[-1]
-
-
-def test_a_stranger_is_not_heard() -> None:
-    group = Group(1)
-    for words in (b'{"token": "wrong", "rank": 0, "name": "x"}\n', b"GET / HTTP/1.0\n\n", b"[]\n"):
-        with socket.create_connection(("127.0.0.1", group.port)) as stranger:
-            stranger.sendall(words)
-            assert stranger.recv(100) == b""
-    group.members[0].leave()
-    assert group.ends.empty()
-
-
-def test_a_server_that_cannot_be_reached_is_an_error_with_a_remedy() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        port = closed.getsockname()[1]
-    with pytest.raises(FailedError, match=rf"rank 0 does not answer at port {port} of 127.0.0.1; open that port"):
-        connect_to_server(["127.0.0.1"], port)
-    assert own_addresses()[-1] == socket.gethostname()
