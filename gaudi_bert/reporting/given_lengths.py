@@ -8,11 +8,12 @@ from __future__ import annotations
 import csv
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
-from gaudi_bert.common.arrays import IntArray, first_not_whole
+from gaudi_bert.common.arrays import AnyArray, IntArray, first_not_whole
 from gaudi_bert.common.errors import InputError, shortened
 from gaudi_bert.common.files import explained_os_errors
 from gaudi_bert.packing.histogram import MOST_SLOTS
@@ -50,10 +51,11 @@ def read_lengths(path: Path) -> IntArray:
     wrong = first_not_whole(values, 1, MOST_SLOTS)
     if wrong >= 0:
         raise InputError(f"{path}: length {wrong + 1:,} is {values[wrong]!s}; integers from 1 to {MOST_SLOTS:,} are allowed")
-    return values.astype(np.int64)
+    result: IntArray = values.astype(np.int64)
+    return result
 
 
-def _from_csv(path: Path) -> np.ndarray:
+def _from_csv(path: Path) -> AnyArray:
     with path.open(encoding="utf-8-sig", newline="") as file:
         start = file.read(_LIST_START_BYTES)
         file.seek(0)
@@ -78,12 +80,12 @@ def _is_number(cell: str) -> bool:
     return cell.strip().lstrip("+-").replace(".", "", 1).isdigit()
 
 
-def _numbers(words: list[str]) -> np.ndarray:
+def _numbers(words: list[str]) -> AnyArray:
     """Integers, exactly; a word that is none raises a ValueError that names it."""
     return np.array([int(word) for word in words], dtype=np.int64 if words else np.float64)
 
 
-_READERS = {
+_READERS: dict[str, Callable[[Path], AnyArray]] = {
     ".txt": lambda path: _numbers(path.read_text(encoding="utf-8-sig").replace(",", " ").split()),
     ".json": lambda path: np.asarray(json.loads(path.read_text(encoding="utf-8-sig"))),
     ".npy": lambda path: np.load(os.fspath(path), allow_pickle=False),
