@@ -1,6 +1,6 @@
 """`gaudi-bert serve` beside other servers of the same model, by turns: CPU time of the server for a text, latency, slots.
 
-    python benchmarks/serving.py [--peers infinity sentence-transformers padded] [--clients 32 128] [--texts 600] [--rounds 3]
+    python benchmarks/serving.py [--peers infinity sentence-transformers padded] [--clients 32 128] [--rounds 3]
     python benchmarks/serving.py --device cuda      # slots, texts a second and latency beside the padded server, in bfloat16
 
 The model is all-MiniLM-L6-v2, two threads; the texts are first lines of docstrings of the standard library (queries of about

@@ -30,7 +30,9 @@ FROM base-${ENGINE} AS base
 FROM base AS requirements
 ARG ENGINE
 COPY docker/requirements.py pyproject.toml /src/
-RUN python3 /src/requirements.py --extras "$ENGINE,s3" --without jinja2,matplotlib >/requirements.txt
+# PyTorch also serves models.
+RUN if [ "$ENGINE" = pytorch ]; then extras=serve; else extras=tensorflow; fi \
+ && python3 /src/requirements.py --extras "$extras,s3" --without jinja2,matplotlib >/requirements.txt
 
 FROM base AS empty
 RUN python3 -m venv /opt/venv

@@ -12,7 +12,7 @@ COPY docker/requirements.py docker/vendor_packages.py /opt/gaudi-bert/
 COPY constraints.txt pyproject.toml /opt/gaudi-bert/
 RUN --mount=type=secret,id=ca_bundle --mount=type=secret,id=pip_conf \
     python3 /opt/gaudi-bert/vendor_packages.py record pytorch /opt/gaudi-bert/vendor /opt/gaudi-bert/constraints.txt \
- && python3 /opt/gaudi-bert/requirements.py --extras pytorch,s3 --without torch,jinja2,matplotlib \
+ && python3 /opt/gaudi-bert/requirements.py --extras serve,s3 --without torch,jinja2,matplotlib \
       >/opt/gaudi-bert/requirements.txt \
  && pip-install --no-cache-dir --constraint /opt/gaudi-bert/vendor/constraints.txt --requirement /opt/gaudi-bert/requirements.txt \
  && python3 /opt/gaudi-bert/vendor_packages.py check /opt/gaudi-bert/vendor

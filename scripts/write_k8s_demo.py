@@ -16,6 +16,9 @@ import sys
 import tempfile
 from pathlib import Path
 
+import yaml
+from k8s_serving import serving
+
 import gaudi_bert
 from gaudi_bert.config.pipeline import load_pipeline
 from gaudi_bert.runners.kubernetes.rendered import write_rendered
@@ -49,6 +52,8 @@ OVERLAYS: dict[str, list[str]] = {
     "gaudi-pytorch-nodes": [*CARDS, *TWO_WORKERS, "training.engine=pytorch"],
 }
 PIPELINES = {"finetuning": "finetune-demo"}
+# The overlays that serve a model besides, and the image that does.
+SERVING = {"cpu": "gaudi-bert-train-cpu-pytorch", "gaudi-pytorch": "gaudi-bert-train-gaudi-pytorch"}
 
 
 def write_all(repository: Path, folder: Path) -> None:
@@ -58,6 +63,8 @@ def write_all(repository: Path, folder: Path) -> None:
         # Gaudi's last software with TensorFlow runs on Kubernetes 1.24 and 1.25, so the overlays are for all from there on.
         settings = load_pipeline(pipeline, overrides)
         write_rendered(settings, stages_of(settings), folder / "overlays" / overlay)
+        if overlay in SERVING:
+            _write_serving(folder / "overlays" / overlay, f"{SERVING[overlay]}:{gaudi_bert.__version__}")
     demo = (repository / "pipelines" / "demo.yaml").read_text(encoding="utf-8")
     resources = re.sub(r"^resources:\n(?:  .*\n)+", "resources:\n  data_workers: 2\n", demo, flags=re.MULTILINE)
     head = "# Rendered by `make k8s` from pipelines/demo.yaml: put your own pipeline here.\n"
@@ -66,6 +73,22 @@ def write_all(repository: Path, folder: Path) -> None:
     kustomization = (repository / "k8s" / "in-cluster" / "kustomization.yaml").read_text(encoding="utf-8")
     tagged = re.sub(r"(?<=newTag: ).*", gaudi_bert.__version__, kustomization)
     (folder / "in-cluster" / "kustomization.yaml").write_text(tagged, encoding="utf-8")
+
+
+def _write_serving(overlay: Path, image: str) -> None:
+    """Write what serves a model beside what trains one."""
+    train = yaml.safe_load((overlay / "training" / "train.yaml").read_text(encoding="utf-8"))
+    (overlay / "serving").mkdir()
+    for name, item in serving(train, image).items():
+        text = yaml.dump(item, Dumper=_NoAliases, sort_keys=False, width=120)
+        (overlay / "serving" / name).write_text(f"# Rendered by `make k8s`.\n{text}", encoding="utf-8")
+
+
+class _NoAliases(yaml.SafeDumper):
+    """YAML in which everything is written where it stands."""
+
+    def ignore_aliases(self, data: object) -> bool:
+        return True
 
 
 def main(arguments: list[str]) -> None:

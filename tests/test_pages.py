@@ -136,6 +136,7 @@ PRESUPPOSED = {
     "docs/pytorch.md": "my-tfrecords my-bert texts",
     "docs/retrieval.md": "pairs.jsonl held-out.jsonl judged.jsonl judged-held-out.jsonl candidates.jsonl passages.jsonl "
     "queries.jsonl triplets.parquet triplets-held-out.parquet all-MiniLM-L6-v2 my-bert MODEL",
+    "docs/serving.md": "pairs.jsonl MODEL",
     "docs/train.md": "my.yaml records work pipelines texts my-model train.jsonl dev.jsonl new.jsonl",
     "docs/what-packing-changes.md": "my-bert",
 }
@@ -154,6 +155,7 @@ NOT_HERE = {
     r"gaudi-bert run mine.yaml --render manifests/": "of a pipeline in a bucket: tests/runners/kubernetes/test_rendered.py",
     r"gaudi-bert (doctor --cluster --pipeline|run) wiki.yaml( --on kubernetes)?": "tests/k8s/test_commands.py",
     r"gaudi-bert train --data rows/ --out run/ --model MODEL": "rows of 2,048: tests/tasks/test_pretrain.py",
+    r"gaudi-bert serve .*|curl localhost.*": "tests/serving/test_server.py",
     r"python -m mlperf_logging\..*": "needs MLPerf's package",
 }
 # Programs that the requirements of `make test` leave out, and how to get them; without one, its commands are not typed.
@@ -180,6 +182,7 @@ PYTHON_ELSEWHERE = {
     "README.md": "tests/test_documentation.py",
     "docs/python.md": "tests/test_documentation.py",
     "docs/finetuning.md": "tests/tasks/test_finetune.py",
+    "docs/serving.md": "tests/serving/test_server.py",
 }
 PRINTS = re.compile(r"^ *print\(.*\)  # (.*)$", re.MULTILINE)
 TRAINERS_OWN = re.compile(r"\{'train_runtime': ")  # its time and its loss, at the end

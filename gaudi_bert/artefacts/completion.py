@@ -26,7 +26,7 @@ from gaudi_bert.common.files import check_name, explained_os_errors, read_json, 
 
 @dataclass(frozen=True)
 class Signature:
-    """What an artefact is a function of. All values are JSON; no time, host, user or absolute path."""
+    """Everything that an artefact is a function of. All values are JSON; no time, host, user or absolute path."""
 
     stage: str
     settings: Mapping[str, Any]
@@ -65,7 +65,7 @@ def read_signature(path: Path) -> Signature:
 
 
 def settings_path(artefact: Path, final: Path | None = None) -> Path:
-    """Where the settings of `artefact` are stored: `x.settings.json` next to a file, `settings.json` inside a folder.
+    """Return where the settings of `artefact` are stored: `x.settings.json` next to a file, `settings.json` inside a folder.
 
     Inside a folder they are next to its `final` file, which may be in a folder there.
     """
@@ -129,7 +129,7 @@ def _holds_something(artefact: Path, settings: Path) -> bool:
 
 
 def _others(artefact: Path, settings: Path) -> list[Path]:
-    """What is in a folder, and in the folder of its settings, besides the settings; settings next to it are in none."""
+    """Return the content of a folder and of the folder of its settings, but for the settings."""
     folders = (artefact,) if settings.parent in (artefact, artefact.parent) else (artefact, settings.parent)
     paths = dict.fromkeys(folder / name for folder in folders if folder.is_dir() for name in names_in(folder))
     return [path for path in paths if path not in (settings, *folders)]

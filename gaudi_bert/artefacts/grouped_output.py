@@ -75,7 +75,7 @@ class GroupedOutput(Generic[Group, Summary]):
         return dict(self.iter_completed(groups))
 
     def iter_completed(self, groups: Sequence[Group]) -> Iterator[tuple[Group, Summary]]:
-        """The same one at a time, for groups without number; a store's are fetched some at a time."""
+        """Yield the same one at a time, for groups without number; a store's are fetched some at a time."""
         for start in range(0, len(groups), _FETCHED_TOGETHER):
             some = groups[start : start + _FETCHED_TOGETHER]
             fetch(*map(self.summary_path, some))
@@ -84,7 +84,7 @@ class GroupedOutput(Generic[Group, Summary]):
             release(*map(self.summary_path, some))
 
     def missing(self, groups: Sequence[Group]) -> list[Group]:
-        """Those of `groups` that are still to be written."""
+        """Return those of `groups` that are still to be written."""
         completed = {group for group, _ in self.iter_completed(groups)}
         if completed:
             self.reporter.say(f"{shown_path(self.folder)}: {len(completed)} of {len(groups)} groups are there already")

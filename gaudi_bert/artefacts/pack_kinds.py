@@ -33,7 +33,7 @@ def pack_kind(folder: Path) -> PackKind | None:
 
 
 def settings_paths(folder: Path) -> tuple[Path, Path]:
-    """Where the settings of packs are stored, of TFRecords and of tables; they are written first, the metadata last."""
+    """Return where the settings of packs are stored, of TFRecords and of tables; the metadata are written last."""
     return settings_path(folder, folder / METADATA_NAME), settings_path(folder, RowTables.path_in(folder))
 
 

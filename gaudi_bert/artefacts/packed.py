@@ -85,7 +85,7 @@ def of_counts(counts: Sequence[int]) -> dict[str, Any]:
 
 
 class PackedMetadata(Artefact):
-    """What metadata.json states of packs of any kind: the contract between packing and whoever reads packs.
+    """metadata.json of packs of any kind: the contract between packing and whoever reads packs.
 
     Attributes:
         depth: most sequences that a pack may hold; None for no limit.
@@ -350,5 +350,5 @@ class Conversion(Artefact):
 
 
 def conversion_path(out: Path) -> Path:
-    """Where the conversion.json of the folder `out` is stored."""
+    """Return where the conversion.json of the folder `out` is stored."""
     return out.with_name(f"{out.name}-conversion") / "conversion.json"

@@ -97,12 +97,12 @@ class PlannedGroup(Artefact):
 
     @property
     def tokens(self) -> int:
-        """Of all its sequences."""
+        """Tokens of all its sequences."""
         return sum(sum(strategy) * count for strategy, count in self.strategies)
 
     @property
     def input_bytes(self) -> int:
-        """Of all its files."""
+        """Bytes of all its files."""
         return sum(file.bytes for file in self.files)
 
     def check(self, depth: int, max_sequence_length: int) -> None:
@@ -173,7 +173,7 @@ class Plan(Artefact):
 
     @cached_property
     def mixture(self) -> dict[tuple[int, ...], int]:
-        """How often each strategy is used, over all groups."""
+        """Packs of each strategy, over all groups."""
         mixture: Counter[tuple[int, ...]] = Counter()
         for group in self.groups:
             for strategy, count in group.strategies:

@@ -9,7 +9,7 @@ from gaudi_bert.common.errors import enumerated
 from gaudi_bert.common.progress import count_of
 
 
-class PackedCounts(Protocol):
+class _PackedCounts(Protocol):
     """Figures that every kind of plan and of packed folder has."""
 
     @property
@@ -38,7 +38,7 @@ def skipped_note(skipped: bool) -> str:
     return " (already there, nothing to do)" if skipped else ""
 
 
-def packing_lines(packed: PackedCounts, rows: int | None = None) -> list[str]:
+def packing_lines(packed: _PackedCounts, rows: int | None = None) -> list[str]:
     """Return the lines of packs: of how many sequences (or `rows` of a table), and how full they are."""
     proven = f"{packed.gap:,} more than the proven minimum" if packed.gap else "proven: none fewer is possible"
     sequences = count_of(packed.sequences, "sequence")

@@ -27,13 +27,13 @@ def to_json(result: Any) -> Any:
     if hasattr(result, "as_json"):
         return result.as_json()
     if is_dataclass(result):
-        return fields_as_json(result)
+        return _fields_as_json(result)
     if isinstance(result, Mapping):
         return {name: to_json(value) for name, value in result.items()}
     return [to_json(value) for value in result] if isinstance(result, list | tuple) else result
 
 
-def fields_as_json(result: Any, *others: str) -> dict[str, Any]:
+def _fields_as_json(result: Any, *others: str) -> dict[str, Any]:
     """The fields of a data class but for `others`; without those that keep their default."""
     known = [field for field in fields(result) if field.name not in others]
     return {
@@ -55,7 +55,7 @@ class StageOutput(Generic[Content]):
 
         content: Any = self.content
         skipped = {"skipped": self.skipped} if isinstance(content, PreparedExamples) else {}
-        return {**content.summary(), **fields_as_json(self, "content"), **skipped}
+        return {**content.summary(), **_fields_as_json(self, "content"), **skipped}
 
     def lines(self, **how: Any) -> list[str]:
         """Return the lines of the content, the first of which says where there was nothing to do."""
@@ -72,7 +72,7 @@ class PreparedShard:
 
     def as_json(self) -> dict[str, Any]:
         """The fields, and that it is not all."""
-        return {"finished": False, **fields_as_json(self)}
+        return {"finished": False, **_fields_as_json(self)}
 
     def lines(self) -> list[str]:
         """Return for people what other parts do."""
@@ -137,13 +137,15 @@ class PackResult:
         skipped = self.written.skipped or (planned is not None and planned.skipped)
         lines = StageOutput(self.written.content, skipped=skipped).lines(out=out, verbose=verbose and planned is None)
         lines += planned.content.choice_lines() if verbose and planned is not None else []
-        proof = [] if self.verified is None else self.verified.lines()
-        return [*lines, *(f"verified: {line}" for line in proof)]
+        if self.verified is not None:
+            sequences = count_of(self.verified.content.sequences, "sequence")
+            lines.append(f"verified: every one of {sequences} is in the packs exactly once")
+        return lines
 
 
 @dataclass(frozen=True)
 class ByRowLength(Generic[Content]):
-    """What was done with the packed table of each length of rows, ascending."""
+    """Results for the packed table of each length of rows, ascending."""
 
     tables: Mapping[int, Content]
 
@@ -200,7 +202,7 @@ class ReportResult:
 
     def as_json(self) -> dict[str, Any]:
         """The figures next to the other fields."""
-        return {**fields_as_json(self, "figures"), **self.figures}
+        return {**_fields_as_json(self, "figures"), **self.figures}
 
     def lines(self) -> list[str]:
         """Return for people the figures, and where the page is."""

@@ -96,7 +96,7 @@ class ShardTable:
 
     @classmethod
     def of_groups(cls, groups: Sequence[GroupShards], ending: str) -> ShardTable:
-        """Of shards that are listed group by group."""
+        """Return the table of shards that are listed group by group."""
         sizes = np.array([len(group.packs) for group in groups], np.int64)
         packs, size = (
             np.fromiter(itertools.chain.from_iterable(getattr(group, key) for group in groups), np.int64, int(sizes.sum()))
@@ -178,7 +178,7 @@ def write_index(path: Path, sizes: Sequence[SizeArray]) -> int:
 
 
 def read_starts(path: Path, first: int, packs: int, shard_bytes: int) -> IntArray | None:
-    """Where the records of one shard begin, int64 [packs + 1], the last is its end; None where no index tells it.
+    """Return where the records of one shard begin, int64 [packs + 1], the last is its end; None where no index tells it.
 
     `first` counts the packs of the group's earlier shards.
     """

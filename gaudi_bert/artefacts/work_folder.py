@@ -10,7 +10,7 @@ from gaudi_bert.common.files import path_below
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.config.places import StoreSettings
 
-SPLITS = ("train", "evaluation")
+_SPLITS = ("train", "evaluation")
 
 EXAMPLES_NAME = "examples.json"
 TRAINING_NAME = "training.json"
@@ -159,7 +159,7 @@ class WorkFolder:
     @property
     def splits(self) -> tuple[str, ...]:
         """The splits of this pipeline."""
-        return SPLITS if self.has_evaluation else SPLITS[:1]
+        return _SPLITS if self.has_evaluation else _SPLITS[:1]
 
     def split(self, name: str) -> SplitPaths:
         """The paths of one split."""

@@ -70,18 +70,6 @@ def _describe_stages(results: Mapping[str, StageResult]) -> list[str]:
     return lines
 
 
-def _printed_by_containers(printed: Mapping[str, Sequence[str]], json: bool) -> dict[str, Any]:
-    """Return what each stage printed in its container: the lines, or the one object that `--json` prints, by stage."""
-    if not json:
-        return dict(printed)
-    return {stage: loads(lines[-1])[stage] if lines else {} for stage, lines in printed.items()}
-
-
-def _describe_steps(steps: Mapping[str, str]) -> list[str]:
-    words = {"done": "done", "skipped": "was complete already, nothing to do"}
-    return [f"{step}: {words[state]}" for step, state in steps.items()]
-
-
 _RUNNERS = ("local", "docker", "kubernetes")
 # What all processes of a launcher do together.
 _STAGES_OF_A_LAUNCHER = ("train", "evaluate", "finetune")
@@ -131,10 +119,12 @@ def _run(run: RunRequest, stages: Sequence[str], on: str, pipeline: Path, overri
 
     if on == "docker":
         printed = _run_docker(run, stages, pipeline, overrides, json)
-        output.print_result(_printed_by_containers(printed, json), json, list(chain(*printed.values())))
+        objects = {stage: loads(lines[-1])[stage] if lines else {} for stage, lines in printed.items()} if json else {}
+        output.print_result(objects, json, list(chain(*printed.values())))
     elif on == "kubernetes":
         steps = _run_kubernetes(run, stages)
-        output.print_result(steps, json, _describe_steps(steps))
+        words = {"done": "done", "skipped": "was complete already, nothing to do"}
+        output.print_result(steps, json, [f"{step}: {words[state]}" for step, state in steps.items()])
     else:
         # With --shard, each process of a launcher does its own part.
         show = output.print_shared_result if run.how.part is None else output.print_result

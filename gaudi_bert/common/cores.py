@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 CGROUPS = Path("/sys/fs/cgroup")
-OWN_CGROUPS = Path("/proc/self/cgroup")
+_OWN_CGROUPS = Path("/proc/self/cgroup")
 
 
-def usable_cores(cgroups: Path = CGROUPS, own: Path = OWN_CGROUPS) -> int:
+def usable_cores(cgroups: Path = CGROUPS, own: Path = _OWN_CGROUPS) -> int:
     """The cores that this process can keep busy, at least 1; part of a core counts as one.
 
     `own` lists the control groups of this process, and the folder `cgroups` holds their limits, of version 1 or 2.

@@ -59,7 +59,7 @@ def deal_sequences(
         itertools.chain.from_iterable(strategy for strategy, _ in strategies), np.int32, count=int(flat_starts[-1])
     )
     _check_slots(lengths, flat, np.repeat(counts, sizes))
-    firsts = _first_of_each(lengths)
+    firsts = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.bincount(lengths))])  # sequences shorter than 0, 1, ...
     by_length = _by_length(lengths, firsts, seed, group)
     kinds = np.repeat(np.arange(counts.size, dtype=np.int32), counts)
     kinds = kinds[permutation(kinds.size, seed, "packs", group)]
@@ -71,11 +71,6 @@ def deal_sequences(
     else:
         _fill_packs(kinds, flat_starts, flat, by_length, firsts, members)
     return Assignment(starts, members)
-
-
-def _first_of_each(lengths: AnyArray) -> IntArray:
-    """int64 [longest + 2]: how many sequences are shorter than 0, 1, ..."""
-    return np.concatenate([np.zeros(1, np.int64), np.cumsum(np.bincount(lengths))])
 
 
 def _by_length(lengths: AnyArray, firsts: IntArray, seed: int, group: int) -> AnyArray:

@@ -19,7 +19,7 @@ from typing import TextIO
 RESULT_ALONE = "GAUDI_BERT_RESULT_ALONE"
 """A variable that, if set, silences every reporter, also those of child processes: the option `--quiet`."""
 LOG_LINE_EVERY_SECONDS = 10.0
-LONGEST_SILENCE_SECONDS = 60.0
+_LONGEST_SILENCE_SECONDS = 60.0
 """In the log of work that takes hours."""
 TERMINAL_LINE_EVERY_SECONDS = 0.5
 _LEAST_SECONDS, _MOST_SECONDS, _MOST_SLOWER, _MOST_GROWTH = 5.0, 1e8, 2.0, 1.5
@@ -198,6 +198,6 @@ class Reporter:
         while not ended.wait(TERMINAL_LINE_EVERY_SECONDS if self.live else 1.0):
             now = time.monotonic()
             task.observe(now)
-            silence = min(max(LOG_LINE_EVERY_SECONDS, (now - task.started) / 60), LONGEST_SILENCE_SECONDS)
+            silence = min(max(LOG_LINE_EVERY_SECONDS, (now - task.started) / 60), _LONGEST_SILENCE_SECONDS)
             if self.live or now - max(self._last_line, task.started) >= silence - 0.5:
                 self.show(task.line(now))

@@ -18,7 +18,7 @@ QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3"}
 
 # TensorFlow's own default is to use oneDNN only where the processor has AVX512_VNNI or better. Its own products are compiled
 # for AVX without FMA: where there is AVX2, oneDNN's are one and a half times as fast, and batched ones nearly three times.
-ONEDNN = {"TF_ENABLE_ONEDNN_OPTS": "1"}
+_ONEDNN = {"TF_ENABLE_ONEDNN_OPTS": "1"}
 
 # TensorFlow counts the cores that it may run on, and knows nothing of a container's share of their time.
 INTRA_OP_THREADS = "TF_NUM_INTRAOP_THREADS"
@@ -33,7 +33,7 @@ def prepare_tensorflow(environment: MutableMapping[str, str] = os.environ) -> No
     has_gaudi = importlib.util.find_spec("habana_frameworks") is not None
     cores = limited_cores()
     threads = {} if cores is None else dict.fromkeys((INTRA_OP_THREADS, "TF_NUM_INTEROP_THREADS"), str(cores))
-    for name, value in {**QUIET, **threads, **({} if has_gaudi else ONEDNN)}.items():
+    for name, value in {**QUIET, **threads, **({} if has_gaudi else _ONEDNN)}.items():
         environment.setdefault(name, value)
 
 
@@ -56,7 +56,7 @@ def without_keras() -> Iterator[None]:
 
 # --- what libraries write to standard error below Python
 
-STANDARD_ERROR = 2
+_STANDARD_ERROR = 2
 
 
 @contextmanager
@@ -68,15 +68,15 @@ def native_lines_to(log: Path) -> Iterator[None]:
     python_stream = sys.stderr
     with explained_os_errors(log, "write"):
         file = log.open("ab")
-    with file, os.fdopen(os.dup(STANDARD_ERROR), "w", buffering=1) as terminal:
-        if _is_on(python_stream, STANDARD_ERROR):
+    with file, os.fdopen(os.dup(_STANDARD_ERROR), "w", buffering=1) as terminal:
+        if _is_on(python_stream, _STANDARD_ERROR):
             python_stream.flush()
             sys.stderr = terminal
-        os.dup2(file.fileno(), STANDARD_ERROR)
+        os.dup2(file.fileno(), _STANDARD_ERROR)
         try:
             yield
         finally:
-            os.dup2(terminal.fileno(), STANDARD_ERROR)
+            os.dup2(terminal.fileno(), _STANDARD_ERROR)
             sys.stderr = python_stream
 
 

@@ -223,16 +223,11 @@ def _set_key(mapping: dict[str, Any], key: str, text: str, typed: str) -> None:
         if not isinstance(mapping, dict):
             raise InputError(f"{shortened(typed)}: `{shortened(parent)}` is a single value, it has no keys below it")
     value = parse_yaml(text, shortened(typed))
-    # A version such as 9.90 is a number or a date to YAML, but a text to us.
-    is_text = isinstance(value, int | float | date) and not isinstance(value, bool) and _takes_text(key)
-    mapping[last] = text.strip() if is_text else value
-
-
-def _takes_text(key: str) -> bool:
-    """Whether a key's values are texts, and never numbers."""
     field = field_at(PipelineSettings, key.split("."))
     kinds = plain_types(field.annotation) if field is not None else set()
-    return str in kinds and not kinds & {int, float}
+    # A version such as 9.90 is a number or a date to YAML, but where only texts are taken it is a text.
+    is_number = isinstance(value, int | float | date) and not isinstance(value, bool)
+    mapping[last] = text.strip() if is_number and str in kinds and not kinds & {int, float} else value
 
 
 # --- the page of all keys: `gaudi-bert settings`, docs/settings.md
@@ -310,9 +305,9 @@ def _keys(defaults: Settings, prefix: str) -> Iterator[_Key]:
 # Aliases are followed, but each counts as much as it stands for, so that a few lines of aliases of aliases do not become
 # millions of values. A key that is given twice is an error: YAML forbids it, and PyYAML takes the last one in silence.
 
-MOST_CHARACTERS = 1 << 18
+_MOST_CHARACTERS = 1 << 18
 MOST_DEPTH = 32
-MOST_VALUES = 10_000
+_MOST_VALUES = 10_000
 
 
 class _Loader(yaml.SafeLoader):
@@ -335,8 +330,8 @@ class _Loader(yaml.SafeLoader):
         if is_alias and id(node) not in self._sizes:
             raise yaml.YAMLError("a value that holds itself")
         self._values += self._sizes[id(node)] if is_alias else 1
-        if self._values > MOST_VALUES:
-            raise yaml.YAMLError(f"more than {MOST_VALUES:,} values, aliases counted as often as they are used")
+        if self._values > _MOST_VALUES:
+            raise yaml.YAMLError(f"more than {_MOST_VALUES:,} values, aliases counted as often as they are used")
         self._sizes.setdefault(id(node), self._values - before)
         self._depth -= 1
         return node
@@ -357,8 +352,8 @@ class _Loader(yaml.SafeLoader):
 
 def parse_yaml(text: str, source: str) -> Any:
     """The value of a YAML text, which errors call `source`."""
-    if len(text) > MOST_CHARACTERS:
-        raise InputError(f"{source}: {len(text):,} characters; settings have at most {MOST_CHARACTERS:,}")
+    if len(text) > _MOST_CHARACTERS:
+        raise InputError(f"{source}: {len(text):,} characters; settings have at most {_MOST_CHARACTERS:,}")
     try:
         return _Loader(text).get_single_data()
     except yaml.MarkedYAMLError as error:

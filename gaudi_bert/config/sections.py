@@ -385,8 +385,8 @@ class TaskSettings(Settings):
     )
     negative: str | None = Field(
         None,
-        description="embedding, reranking: column of a text that does not answer, or of a list of them; default: `negative` "
-        "or `negatives`",
+        description="embedding, reranking: column of a text that does not answer, or of a list of them; default: "
+        "`negative`, `negatives`, `negative_1`, `negative_2`, ...",
     )
     id: str = Field("id", description="column of a name of the row; ignored")
     columns: tuple[str, ...] | None = Field(None, description="names of the columns of a CSV or TSV file without a header")

@@ -107,7 +107,7 @@ MOST_DEPTH = 1024
 Depth = Annotated[Annotated[int, Field(ge=1, le=MOST_DEPTH)] | Literal["max"], BeforeValidator(_parse_depth)]
 
 
-MOST_ROW_LENGTHS = 3
+_MOST_ROW_LENGTHS = 3
 
 
 def _parse_row_lengths(value: object) -> object:
@@ -120,8 +120,8 @@ def _parse_row_lengths(value: object) -> object:
         if isinstance(parts, list | tuple)
         else []
     )
-    if not 1 <= len(numbers) <= MOST_ROW_LENGTHS or numbers != sorted(set(numbers)) or numbers[0] < 8:
-        raise ValueError(f"must be auto, or 1 to {MOST_ROW_LENGTHS} lengths from 8, ascending, as in 512,2048,8192")
+    if not 1 <= len(numbers) <= _MOST_ROW_LENGTHS or numbers != sorted(set(numbers)) or numbers[0] < 8:
+        raise ValueError(f"must be auto, or 1 to {_MOST_ROW_LENGTHS} lengths from 8, ascending, as in 512,2048,8192")
     return tuple(numbers)
 
 

@@ -41,14 +41,16 @@ def linear(inputs: Tensor, weights: Tensor, bias: Tensor | None = None) -> Tenso
     return functional.linear(inputs, weights, bias)
 
 
-class LinearLayersByOneDnn(TorchFunctionMode):
-    """While it lasts, linear layers of any module are computed by `linear`; the module itself is not changed."""
-
+class _LinearPatch(TorchFunctionMode):
     def __torch_function__(self, function: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
-        """What `function` gives."""
         del types
         compute = _linear_layer if function is functional.linear else function
         return compute(*arguments, **(options or {}))
+
+
+def patch_linear_with_onednn() -> TorchFunctionMode:
+    """Patch `torch.nn.functional.linear` while the context lasts: linear layers of any module are computed by `linear`."""
+    return _LinearPatch()
 
 
 def _linear_layer(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -61,7 +63,10 @@ def by_onednn(left: Tensor, right: Tensor) -> bool:
     """Whether oneDNN computes `left @ right`: large float32 matrices on a CPU, in a build of PyTorch that has it."""
     work = left.shape[-2] * left.shape[-1] * right.shape[-1]
     wide = left.dtype == right.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
-    return wide and work >= _LEAST_WORK and is_eager(left) and is_eager(right) and _has_onednn()
+    if not (wide and work >= _LEAST_WORK and is_eager(left) and is_eager(right)):
+        return False
+    # The operation is not part of PyTorch's public interface.
+    return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
 def is_eager(tensor: Tensor) -> bool:
@@ -69,17 +74,12 @@ def is_eager(tensor: Tensor) -> bool:
     return tensor.device.type == "cpu" and type(tensor) in _EAGER and not torch.compiler.is_compiling()
 
 
-def _has_onednn() -> bool:
-    """Whether this build of PyTorch has oneDNN, and the operation, which is not part of its public interface."""
-    return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-
-
 class _OneDnnProduct(torch.autograd.Function):
     """`left @ right + bias` by oneDNN, `right` itself or transposed; its gradient has its layout, and is not a view."""
 
     @staticmethod
     def forward(context: Any, left: Tensor, right: Tensor, bias: Tensor | None, transposed: bool) -> Tensor:
-        """Of matrices."""
+        """Multiply matrices."""
         context.save_for_backward(left, right)
         context.transposed = transposed
         return _multiply(left, right.t() if transposed else right, bias)
@@ -131,7 +131,7 @@ def dropout(inputs: Tensor, rate: float) -> Tensor:
 
 
 def _steps(rate: float) -> int:
-    """Of 65,536 random numbers, how many drop an element."""
+    """Count the random numbers, of 65,536, that drop an element."""
     return max(1, round(rate * _DROPOUT_STEPS))
 
 

@@ -57,7 +57,7 @@ def config_of(config: EncoderConfig, head: Head) -> Any:
 
 
 def word_task_of(config: EncoderConfig) -> TaskKind:
-    """What a model is trained for on texts alone: masked words where it sees both sides, else the next one."""
+    """Return what a model is trained for on texts alone: masked words where it sees both sides, else the next one."""
     loaded = config_of(config, VectorHead("cls", normalize=False))
     tasks: tuple[TaskKind, ...] = ("masked-language-modelling", "causal-language-modelling")
     for task in tasks[::-1] if getattr(loaded, "is_decoder", False) else tasks:
@@ -102,7 +102,7 @@ class _EncoderWeights(NamedTuple):
 
 
 def read_encoder_config(file: Path) -> EncoderConfig:
-    """What a config.json holds on the encoder, without what it holds on a head and on the file."""
+    """Return what a config.json holds on the encoder, without what it holds on a head and on the file."""
     content = read_json(file)
     if not isinstance(content, dict) or not isinstance(content.get("model_type"), str):
         raise InputError(f"{file}: names no model_type; give the config.json of a model of transformers")
@@ -164,7 +164,7 @@ def read_encoder_weights(folder: Path, head: Head, *, lacks_head: bool) -> _Enco
 
 
 def stored_buffers(module: Any) -> dict[str, torch.Tensor]:
-    """What `save_pretrained` writes in addition to the parameters, by name: buffers that are part of the model."""
+    """Return what `save_pretrained` writes in addition to the parameters, by name: buffers that are part of the model."""
     stored = module.state_dict().keys() - set(getattr(module, "_keys_to_ignore_on_save", None) or ())
     return {name: buffer for name, buffer in module.named_buffers() if name in stored}
 
@@ -272,7 +272,7 @@ def _check_names(folder: Path) -> None:
 
 
 def _without_head(model: Any, loaded: dict[str, Any]) -> dict[str, Any]:
-    """What is missing or superfluous in the encoder, apart from a pooler."""
+    """Return what is missing or superfluous in the encoder, apart from a pooler."""
     prefix, inner = f"{model.base_model_prefix}.", {name for name, _ in model.base_model.named_children()}
 
     def is_of_encoder(name: str) -> bool:

@@ -22,7 +22,7 @@ import torch
 
 @dataclass(frozen=True)
 class Feeding:
-    """How a model is fed.
+    """The feeding of a model.
 
     Attributes:
         position_offset: the position of a sequence's first token.
@@ -56,7 +56,7 @@ class Feeding:
 
 
 def fed_module(model: Any, feeding: Feeding) -> Any:
-    """What takes the batches of `feeding`: the model, or its encoder behind embeddings that are computed first."""
+    """Return what takes the batches of `feeding`: the model, or its encoder behind embeddings that are computed first."""
     return _EmbedsFirst(model.base_model) if feeding.embeds_first else model
 
 
@@ -93,7 +93,9 @@ def allowed_BLL(sequence_ids_BL: torch.Tensor, causal: bool = False, window: int
 
 
 def additive_masks(sequence_ids_BL: torch.Tensor, feeding: Feeding, dtype: torch.dtype = torch.float32) -> Any:
-    """What is added to attention scores, 0 or the lowest number of `dtype`, [B, 1, L, L]; or that of each kind of layer."""
+    """Return what is added to attention scores, 0 or the lowest number of `dtype`, [B, 1, L, L]; or that of each kind of
+    layer.
+    """
 
     def mask(window: int | None) -> torch.Tensor:
         allowed = allowed_BLL(sequence_ids_BL, feeding.causal, window)
@@ -119,7 +121,7 @@ def fed_positions(position_ids: Any, feeding: Feeding) -> Any:
 
 
 def _block_mask(sequence_ids_BL: torch.Tensor, causal: bool = False, window: int | None = None) -> Any:
-    """The same as a `BlockMask` for flex attention."""
+    """Make a `BlockMask` of it, for flex attention."""
     from torch.nn.attention.flex_attention import create_block_mask
 
     packs, length = sequence_ids_BL.shape

@@ -59,7 +59,7 @@ _STATEFUL = ("linear_attention", "conv", "hybrid", "mamba", "recurrent")
 
 
 def feeding_of(model: Any, target: str = "transformers-5", kind: Any = None) -> Feeding:
-    """How to feed a model for a target: the model, or its config. A `Feeding` is returned as it is.
+    """Return how to feed a model for a target: the model, or its config. A `Feeding` is returned as it is.
 
     `kind` is the class of `transformers` that a config is for; None for the encoder alone.
     """
@@ -72,7 +72,7 @@ def feeding_of(model: Any, target: str = "transformers-5", kind: Any = None) -> 
 
 
 def _feeding_of_module(model: Any, target: str) -> Feeding:
-    """Of the model's class, and compared with the model itself."""
+    """Measure the model's class, and compare the model itself."""
     if not hasattr(model, "config") or not hasattr(model, "base_model"):
         raise InputError(f"{type(model).__name__}: is not a transformers model; pass a model, its config or its model_type")
     feeding = _ask(model.config, type(model), target)
@@ -166,7 +166,9 @@ def _check_trial(model: Any, rows: list[Row], what: str, difference: float, boun
 
 
 def _moved(model: Any, batch_of: Callable[[list[Row]], dict[str, Any]], rows: list[Row], changed: list[Row]) -> float:
-    """How far a changed sequence moves the others of its pack, as a part of the largest output; dropout is the same."""
+    """Measure how far a changed sequence moves the others of its pack, as a part of the largest output; dropout is the
+    same.
+    """
     device, outputs = next(model.parameters()).device, []
     for each in (rows, changed):
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):

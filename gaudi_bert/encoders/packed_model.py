@@ -23,7 +23,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from gaudi_bert.common.arrays import BatchArrays
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.encoders.cpu import LinearLayersByOneDnn
+from gaudi_bert.encoders.cpu import patch_linear_with_onednn
 from gaudi_bert.encoders.feeding import Feeding, additive_masks, fed_module, fed_positions
 from gaudi_bert.encoders.feeding_trial import TriedModel, packed_batch, try_model
 from gaudi_bert.encoders.pooling import belongs, gather, vectors_of_sequences, widen
@@ -83,7 +83,7 @@ class PackedModel:
         return vectors_of_sequences(head, widen(picked.flatten(0, 1)), batch)
 
     def answers(self, batch: Tensors) -> Tensor:
-        """What the head gives, wide: [B, S, C], [B, L, C], or scores of words [B, Q, V]."""
+        """Return what the head gives, wide: [B, S, C], [B, L, C], or scores of words [B, Q, V]."""
         head = cast(TaskHead, self._head)
         hidden_BLH = self._hidden(batch)
         if head.read_positions == "masked_positions":
@@ -97,7 +97,7 @@ class PackedModel:
 
     @property
     def device(self) -> torch.device:
-        """Where its weights are."""
+        """The device of its weights."""
         return next(self.module.parameters()).device
 
     @property
@@ -118,12 +118,12 @@ class PackedModel:
             return cast(Tensor, token_outputs(self._encoder(**inputs)))
 
     def _linear_layers(self) -> AbstractContextManager[Any]:
-        """How linear layers are computed; layers that are computed twice have to be so in the same way."""
+        """Return how linear layers are computed; layers that are computed twice have to be so in the same way."""
         if torch.compiler.is_compiling():  # a compiler cannot trace what follows
             return nullcontext()
         names = ("is_activation_checkpointing", "is_gradient_checkpointing")  # of transformers of today, and before
         twice = next((getattr(self.module, name) for name in names if hasattr(self.module, name)), False)
-        return nullcontext() if twice and self.module.training else LinearLayersByOneDnn()
+        return nullcontext() if twice and self.module.training else patch_linear_with_onednn()
 
     def _answers_of_texts(self, hidden_BLH: Tensor, batch: Tensors) -> Tensor:
         """The head on what it reads of each text, [B, S, C]."""
@@ -150,7 +150,7 @@ class PackedModel:
     # --- what is measured before a model is used
 
     def _what_it_reads(self) -> Reads:
-        """Of the tokens of a text: the one whose hidden states alone give the head's answer, or all of them."""
+        """Find the token of a text whose hidden states alone give the head's answer; else it reads all of them."""
         size = self.module.config.get_text_config().hidden_size
         with trial_of(self.module), quiet_transformers():
             random_RKH = torch.randn((2, 7, size), generator=torch.Generator().manual_seed(_TRIAL_SEED))
@@ -225,7 +225,7 @@ class _StandIn(torch.nn.Module):
         self._parts = {name for name, _ in encoder.named_children()} - {"pooler"}
 
     def __getattr__(self, name: str) -> Any:
-        """So is a part of the encoder that a head calls instead (OPT's its decoder)."""
+        """Stand for a part of the encoder that a head calls instead (OPT's decoder)."""
         return self if name in self.__dict__.get("_parts", ()) else super().__getattr__(name)
 
     def forward(self, *_: Any, inputs_embeds: Tensor, **__: Any) -> Any:
@@ -238,7 +238,7 @@ class _StandIn(torch.nn.Module):
 
 
 def _with_stand_in(module: Any) -> torch.nn.Module:
-    """The same module with the same weights, but for its encoder."""
+    """Return the same module with the same weights, but for its encoder."""
     encoder = module.base_model
     name = next((name for name, child in module.named_children() if child is encoder), None)
     if name is None:
@@ -262,7 +262,9 @@ def logits_of(output: Any) -> Tensor:
 
 
 def head_of(model: Any) -> tuple[TaskHead | None, tuple[str, ...]]:
-    """What the head of a model gives, and the names of its labels; None for a bare encoder, and for heads of other kinds."""
+    """Return what the head of a model gives, and the names of its labels; None for a bare encoder, and for heads of
+    other kinds.
+    """
     config, name = model.config, type(model).__name__
     if not name.endswith(("ForTokenClassification", "ForSequenceClassification")):
         return None, ()

@@ -128,7 +128,7 @@ def trial_of(model: Any) -> Iterator[None]:
 
 
 def positions_of(config: Any) -> int | None:
-    """How many positions a model has; None where any number is possible, which XLNet writes as -1."""
+    """Count the positions of a model; None where any number is possible, which XLNet writes as -1."""
     positions = getattr(config.get_text_config(), "max_position_embeddings", None)
     return positions if type(positions) is int and positions >= 0 else None
 
@@ -249,7 +249,7 @@ def outputs_of(model: Any, batch: dict[str, Any]) -> torch.Tensor:
 
 
 def _why_not(model: Any, batch: dict[str, Any]) -> str:
-    """What a model that raised an error cannot take of a batch."""
+    """Return what a model that raised an error cannot take of a batch."""
     taken = inspect.signature(model.forward).parameters
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values())
     unknown = [name for name in batch if name not in taken and not takes_any]
@@ -262,7 +262,7 @@ def _why_not(model: Any, batch: dict[str, Any]) -> str:
 
 
 def token_outputs(output: Any) -> Any:
-    """What a model gives for tokens; what is first in its output may be something else (Mixtral's router loss)."""
+    """Return what a model gives for tokens; what is first in its output may be something else (Mixtral's router loss)."""
     named = (getattr(output, name, None) for name in ("logits", "last_hidden_state"))
     return next((value for value in named if value is not None), output[0])
 
@@ -330,7 +330,7 @@ def _configs(config: Any) -> Iterator[Any]:
 
 
 def window_settings(config: Any) -> list[tuple[Any, str, Any]]:
-    """What may limit how far a layer sees: configs, the names there, and the values (numbers, or lists of them)."""
+    """Return what may limit how far a layer sees: configs, the names there, and the values (numbers, or lists of them)."""
     settings = []
     for each in _configs(config):
         for name, value in vars(each).items():

@@ -45,7 +45,8 @@ def verify_folder(folder: Path, say: Callable[[str], None]) -> tuple[dict[str, f
         differences = {"outputs": tried.difference}
         if head is not None:
             differences["answers"] = packed.try_head()
-        rows = _rows_of_trial(model.config, feeding)
+        length = tokens_of_packs(model.config, feeding.position_offset)
+        rows, _ = random_packs(model.config, length, _SEED, feeding.longest_sequence, feeding.unpacked_token)
         differences["gradient"] = _gradient_difference(model.base_model, feeding, rows)
     except InputError as error:
         raise FailedError(f"{folder}: {error}") from error
@@ -55,13 +56,8 @@ def verify_folder(folder: Path, say: Callable[[str], None]) -> tuple[dict[str, f
     return differences, len(rows), sum(len(row["seq_lens"]) for row in rows)
 
 
-def _rows_of_trial(config: Any, feeding: Feeding) -> list[Row]:
-    length = tokens_of_packs(config, feeding.position_offset)
-    return random_packs(config, length, _SEED, feeding.longest_sequence, feeding.unpacked_token)[0]
-
-
 def _gradient_difference(encoder: Any, feeding: Feeding, rows: list[Row]) -> float:
-    """How far the gradients of packs and of their sequences alone differ, as a share of their norm.
+    """Measure how far the gradients of packs and of their sequences alone differ, as a share of their norm.
 
     The loss is a sum of all outputs of the sequences, each times a random number.
     """

@@ -66,17 +66,12 @@ def _automatic(is_bert: bool, stored: EngineName | None) -> ChosenEngine:
         return ChosenEngine(stored, "the run began with it")
     if not is_bert:
         return ChosenEngine("pytorch", "the model is not a BERT")
-    if _has_gaudi_pytorch():
+    has_vendor = importlib.util.find_spec("habana_frameworks") is not None
+    if has_vendor and importlib.util.find_spec("habana_frameworks.torch") is not None:
         return ChosenEngine("pytorch", "the vendor's software here is that of PyTorch")
     if is_installed("tensorflow"):
         return ChosenEngine("tensorflow", "TensorFlow is installed, and the model is a BERT")
     return ChosenEngine("pytorch", "TensorFlow is not installed")
-
-
-def _has_gaudi_pytorch() -> bool:
-    """Whether the software of Gaudi cards is here in a release of today, which has no TensorFlow."""
-    has_vendor = importlib.util.find_spec("habana_frameworks") is not None
-    return has_vendor and importlib.util.find_spec("habana_frameworks.torch") is not None
 
 
 def _missing(chosen: ChosenEngine, requested: Choice, key: str) -> str:

@@ -58,7 +58,7 @@ class Communicator:
         return bool(self.sum_array(np.array([float(value)]))[0] > 0)
 
     def from_first(self, make: Callable[[], T]) -> T:
-        """What `make` returns in the first process, which alone calls it; every process gets it."""
+        """Return what `make` returns in the first process, which alone calls it; every process gets it."""
         return make()
 
     def broadcast(self, arrays: WeightArrays) -> WeightArrays:
@@ -149,7 +149,7 @@ class Model(Protocol):
         """Set variables by name; those that `values` does not name keep what they hold."""
 
     def outputs(self, batch: BatchArrays) -> Float32Array:
-        """What the head gives, without dropout (heads that keep outputs)."""
+        """Return what the head gives, without dropout (heads that keep outputs)."""
 
     def evaluate(self, batch: BatchArrays) -> tuple[Float32Array | None, Float32Array]:
         """The outputs, of heads that keep them, and the K sums; without dropout."""
@@ -169,7 +169,7 @@ def check_weights(model: Model, values: WeightArrays) -> None:
 
 
 class UpdateScalars(NamedTuple):
-    """What changes from update to update: the learning rate, and 1 / (1 - beta^t) for both moments."""
+    """The numbers of an update: the learning rate, and 1 / (1 - beta^t) for both moments."""
 
     learning_rate: float
     first_correction: float
@@ -220,7 +220,7 @@ class Updates(Protocol):
 
     @property
     def graphs_built(self) -> int:
-        """How many graphs of forward and backward passes have been built."""
+        """The number of graphs of forward and backward passes that have been built."""
 
 
 class Engine(Protocol):

@@ -30,7 +30,7 @@ class PackedFolder:
 
     @property
     def notes(self) -> Path:
-        """Where its JSON files are."""
+        """Folder of its JSON files."""
         return self.metadata.path_in(self.path).parent
 
     @property

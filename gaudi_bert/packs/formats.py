@@ -19,7 +19,7 @@ class GroupWriter(Protocol):
 
     @property
     def groups(self) -> int:
-        """How many groups there are."""
+        """Number of groups."""
         ...
 
     def prepare(self, numbers: Sequence[int]) -> tuple[Sequence[Sequence[Path]], float]:
@@ -40,7 +40,7 @@ class GroupWriter(Protocol):
 
 
 class ReadGroup(NamedTuple):
-    """What was read of a group.
+    """A group as it was read.
 
     Attributes:
         stored: its manifest as it is.

@@ -113,7 +113,7 @@ class PackCollator:
             self.row_tokens = try_model(tried, self.feeding, self._model_batch, row_tokens, training=True).row_tokens
 
     def _model_batch(self, rows: Sequence[Row]) -> Batch:
-        """What any model, or the encoder below a head that gathers, is given for rows without labels."""
+        """Return what any model, or the encoder below a head that gathers, is given for rows without labels."""
         arrays = self._joined(rows)
         return model_inputs(self._flattened(arrays, rows)) if self.target == "flash" else self._token_inputs(arrays)
 

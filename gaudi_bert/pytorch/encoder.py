@@ -135,7 +135,7 @@ class PackedEncoder:
             yield rows, sequences, self._plan(sequences)
 
     def _plan(self, sequences: Sequences) -> WindowPlan:
-        """How the sequences of a window share rows."""
+        """Plan how the sequences of a window share rows."""
         return plan_window(
             sequences.lengths,
             hidden_size=self.hidden_size,
@@ -160,7 +160,9 @@ class PackedEncoder:
         per: Literal["sequence", "token"],
         width: int,
     ) -> Float32Array:
-        """What `outputs` gives for the sequences or tokens of a window; the module is in evaluation mode meanwhile."""
+        """Return what `outputs` gives for the sequences or tokens of a window; the module is in evaluation mode
+        meanwhile.
+        """
         self._try_rows(max((part.length for part in plan.parts), default=0))
         rest: Literal["smaller", "filled"] = "filled" if self.static_shapes else "smaller"
         was_training = self.model.training
@@ -196,7 +198,7 @@ class _Outputs(NamedTuple):
     function: Callable[[dict[str, torch.Tensor]], torch.Tensor]
 
     def outputs(self, batch: BatchArrays) -> Float32Array:
-        """Those of one batch."""
+        """Return the outputs of one batch."""
         self.packed.check_tokens(batch)
         with torch.inference_mode():
             tensors = {name: torch.from_numpy(values) for name, values in batch.items()}

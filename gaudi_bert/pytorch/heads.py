@@ -185,7 +185,7 @@ class PackedBertForSequenceClassification(BertForSequenceClassification):
 
 
 def _pooled(pooler: Any, hidden_BLH: torch.Tensor, positions_BS: torch.Tensor) -> torch.Tensor:
-    """What BERT's pooler makes of the tokens at S positions of each pack, [B, S, H]."""
+    """Return what BERT's pooler makes of the tokens at S positions of each pack, [B, S, H]."""
     return pooler.activation(pooler.dense(_gather(hidden_BLH, positions_BS)))
 
 

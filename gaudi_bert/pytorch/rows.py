@@ -114,7 +114,7 @@ def _check_whole(values: AnyArray, name: str) -> None:
 
 
 def sequence_counts(rows: Sequence[Row], name: str) -> AnyArray:
-    """How many values a column with a value per sequence has in each row, [B]."""
+    """Return how many values a column with a value per sequence has in each row, [B]."""
     block = _common_block(rows)
     return np.array([len(row[name]) for row in rows]) if block is None else block[0].counts[block[1]]
 

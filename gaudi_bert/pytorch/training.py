@@ -60,13 +60,13 @@ class PackedTrainerMixin:
         return PackedLoader(self.train_dataset, self._train_batch_size, self.data_collator, **options)
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
-        """As of `Trainer`, which deals the packs of a `PackedDataset` to the processes."""
+        """Return the loader of `Trainer`, which deals the packs of a `PackedDataset` to the processes."""
         if eval_dataset is None or isinstance(eval_dataset, str):
             eval_dataset = self.eval_dataset if eval_dataset is None else self.eval_dataset[eval_dataset]
         return super().get_eval_dataloader(_all_packs(eval_dataset))  # type: ignore[misc]
 
     def get_test_dataloader(self, test_dataset: Any) -> Any:
-        """As `get_eval_dataloader`."""
+        """Return a loader as `get_eval_dataloader` does."""
         return super().get_test_dataloader(_all_packs(test_dataset))  # type: ignore[misc]
 
     def get_batch_samples(
@@ -91,7 +91,7 @@ class PackedTrainerMixin:
         return update_loss(model, inputs, num_items_in_batch, self.args.world_size)
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **options: Any) -> Any:
-        """As of `Trainer`; from a checkpoint it resumes at that checkpoint's pack.
+        """Train as `Trainer` does; from a checkpoint, resume at that checkpoint's pack.
 
         Raises:
             InputError: the checkpoint has no position in the data, or is of other packs; the data set is not the share of
@@ -140,7 +140,9 @@ class PackedTrainerMixin:
 
 
 def _all_packs(dataset: Any) -> Any:
-    """What `Trainer` can deal to processes: all packs of a `PackedDataset`, by their numbers; other data as they are."""
+    """Return what `Trainer` can deal to processes: all packs of a `PackedDataset`, by their numbers; other data as they
+    are.
+    """
     return dataset.as_map() if isinstance(dataset, PackedDataset) else dataset
 
 

@@ -86,7 +86,7 @@ def _form_groups(
 
 
 def layout_of(table: GroupedTable, settings: TableSettings) -> PackLayout:
-    """What the shards of the packed folder hold."""
+    """Return what the shards of the packed folder hold."""
     with_starts = settings.too_long == "split"
     return PackLayout(table.columns, settings.max_sequence_length, with_starts)
 
@@ -164,7 +164,7 @@ def sequences_of(table: GroupedTable, rows: GroupRows, settings: TableSettings) 
 
 
 def _too_long_rows(table: GroupedTable, settings: TableSettings) -> str:
-    """How many rows of the table are too long, and the first of them."""
+    """Return how many rows of the table are too long, and the first of them."""
     count, longest, first = 0, 0, ""
     columns = table.columns.tokens_only()
     for each in sorted((each for group in table.groups for each in group), key=lambda each: each.name):

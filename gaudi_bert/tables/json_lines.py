@@ -238,7 +238,7 @@ def _refuse_lines(path: Path, block: bytes, first_row: int) -> None:
 
 @borrowing_kernel
 def _first_fault(text: ByteArray, start: int) -> tuple[int, int]:
-    """Where the first line is that is not one object, and why; brackets are counted outside of strings."""
+    """Return where the first line is that is not one object, and why; brackets are counted outside of strings."""
     depth = 0
     digits_from = start  # of the number that is being read; behind its point, beyond all digits that are looked at
     in_string = escaped = closed = False

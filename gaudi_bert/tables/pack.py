@@ -83,15 +83,13 @@ def _pack_rows(source: str | Path, out: Path, settings: TableSettings, run: Stag
             metadata=TableMetadata,
             keeps_nothing_of_bad_input=True,
         )
-        written = write(output, lambda: _open_writer(table, output, settings, run), run)
+        written = write(
+            output, lambda: _TableWriter(output, open_table(table, settings, run.reporter), settings, run.workers), run
+        )
         if isinstance(written, GroupsResult):
             return written
         proof = of_all(verify_rows(table, out, replace(run, overwrite=False, finish=False))) if verified else None
     return PackResult(written, verified=proof)
-
-
-def _open_writer(table: str | Path, output: PackedOutput, settings: TableSettings, run: StageRun) -> _TableWriter:
-    return _TableWriter(output, open_table(table, settings, run.reporter), settings, run.workers)
 
 
 @dataclass(frozen=True)
@@ -106,7 +104,7 @@ class _TableWriter:
 
     @property
     def groups(self) -> int:
-        """How many groups the table gives."""
+        """Number of groups that the table gives."""
         return len(self.table.groups)
 
     def prepare(self, numbers: Sequence[int]) -> tuple[Sequence[Sequence[Path]], float]:

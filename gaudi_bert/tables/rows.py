@@ -39,7 +39,7 @@ class GroupPart(NamedTuple):
 
     @property
     def name(self) -> str:
-        """By which parts are in the order of the table."""
+        """Key that sorts parts in the order of the table."""
         return f"{self.first_row + self.part.first_row:020d}"
 
     @property
@@ -205,7 +205,7 @@ class RowSequences(NamedTuple):
     lengths: Int32Array
 
     def of_lengths(self, lengths: range) -> RowSequences:
-        """Those that have one of these lengths."""
+        """Return those that have one of these lengths."""
         chosen = (self.lengths >= lengths.start) & (self.lengths < lengths.stop)
         return self if chosen.all() else RowSequences(self.rows[chosen], self.starts[chosen], self.lengths[chosen])
 

@@ -239,7 +239,7 @@ class _Segments(NamedTuple):
     after: list[int]
 
     def of_row(self, tokens: int) -> list[int]:
-        """Those of a row of so many tokens."""
+        """Return those of a row of so many tokens."""
         return [*self.before, *[self.text] * (tokens - len(self.before) - len(self.after)), *self.after]
 
 
@@ -263,12 +263,12 @@ class _Encoder:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Of the tables."""
+        """Columns of the tables."""
         with_segments = self.segments is not None or self.pair_segments
         return (TOKENS_COLUMN, _SEGMENTS_COLUMN) if with_segments else (TOKENS_COLUMN,)
 
     def rows(self, batch: Sequence[TextRow], part: RowPart) -> tuple[list[list[list[int]]], Counter[str]]:
-        """Of each column, the lists of all rows of a batch; and what was counted."""
+        """Return the lists of all rows of a batch, column by column; and what was counted."""
         texts = [text for text in batch if not text.text.isspace() and text.text]
         encoded: list[tuple[TextRow, Encoding]] = []
         counts = Counter(texts=len(batch), empty_texts=len(batch) - len(texts))
@@ -291,7 +291,7 @@ class _Encoder:
         return self.segments.of_row(len(encoding))
 
     def _pieces(self, text: TextRow, encoding: Encoding, part: RowPart, counts: Counter[str]) -> list[Encoding]:
-        """What remains of a text that is too long."""
+        """Return what remains of a text that is too long."""
         rest, is_pair, policy = encoding.overflowing, text.text_pair is not None, self.settings.too_long
         added = self.added[is_pair]
         if is_pair:

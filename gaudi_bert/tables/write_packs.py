@@ -31,7 +31,7 @@ _VALUES_AT_ONCE = 2**14
 
 
 class PackLayout(NamedTuple):
-    """What the shards of a folder hold: packs of so many tokens, of rows that may be split (`with_starts`)."""
+    """Columns and sizes of the shards of a folder: packs of so many tokens, of rows that may be split (`with_starts`)."""
 
     columns: TableColumns
     max_sequence_length: int
@@ -65,7 +65,7 @@ def _list(kind: Any, size: int = -1) -> Any:
 
 
 def pad_value(name: str) -> int:
-    """What fills the slots behind the last sequence in an aligned column."""
+    """Return what fills the slots behind the last sequence in an aligned column."""
     return NOT_PREDICTED if name == LABELS_COLUMN else 0
 
 
@@ -96,8 +96,11 @@ def write_table_shard(
 
 
 def _encodings(layout: PackLayout) -> dict[str, Any]:
-    """How columns are encoded: numbers of L values per pack byte by byte (all first bytes, then all second ones), which zstd
-    takes in half the time of a dictionary, and to fewer bytes. Nobody looks for a pack by its least token: no statistics."""
+    """Return how columns are encoded: numbers of L values per pack byte by byte (all first bytes, then all second ones).
+
+    zstd takes that in half the time of a dictionary, and to fewer bytes. Nobody looks for a pack by its least token: no
+    statistics.
+    """
     types = require_pyarrow().types
     split, others, counted = [], [], []
     for field in layout.schema():

@@ -131,7 +131,7 @@ class RecordInputs:
 
     @property
     def paths(self) -> list[Path]:
-        """Of the files."""
+        """Paths of the files."""
         return list(self.sizes)
 
 

@@ -202,7 +202,7 @@ def _common_schema(inputs: RecordInputs, counted: Sequence[_Counted]) -> Unpacke
 
 
 def _named(names: Sequence[str], most: int = 3) -> str:
-    """How many files, and the first of them by name."""
+    """Return how many files, and the first of them by name."""
     more = f" and {len(names) - most:,} more" if len(names) > most else ""
     return f"{count_of(len(names), 'file')} ({', '.join(shortened(name, 30) for name in names[:most])}{more})"
 

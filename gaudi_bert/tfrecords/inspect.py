@@ -83,7 +83,7 @@ class RecordView:
 
 
 def inspect(file: str | Path, record: int = 0, vocabulary: str | Path | None = None) -> RecordView:
-    """What record number `record` (from 0) of `file` holds.
+    """Show what record number `record` (from 0) of `file` holds.
 
     Args:
         file: a TFRecord file, plain, GZIP or ZLIB, of packed or unpacked examples; of a folder, the first that holds some.

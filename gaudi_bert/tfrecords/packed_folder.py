@@ -48,7 +48,7 @@ def open_packs(folder: Path, metadata: Metadata, cache: ShardCache | None = None
 
 
 def _starts_of(folder: Path, table: ShardTable, shard: int) -> IntArray | None:
-    """Where the records of a shard begin, by the index of its group."""
+    """Return where the records of a shard begin, by the index of its group."""
     index = index_path(folder, table.group_and_number(shard)[0])
     return read_starts(index, table.packs_before(shard), int(table.packs[shard]), int(table.bytes[shard]))
 

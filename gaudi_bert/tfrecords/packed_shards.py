@@ -77,7 +77,7 @@ class _Layout(NamedTuple):
 
 
 class _Measured(NamedTuple):
-    """What must be known of a pack before its first byte is written. One per thread.
+    """Sizes of a pack, measured before its first byte is written. One per thread.
 
     Attributes:
         sizes: int64 [features]: bytes of the values of each feature.
@@ -362,7 +362,7 @@ def output_buffer(schema: PackedSchema) -> ByteArray:
 def count_group_shards(
     schema: PackedSchema, group: IndexedSequences, assignment: Assignment, shard_multiple: int, shard_bytes: int
 ) -> int:
-    """How many shards a group gets: a bound on its packed bytes decides (masked positions count as two bytes each)."""
+    """Return how many shards a group gets, by a bound on its packed bytes (masked positions count as two bytes each)."""
     lengths, masked, ids, masked_ids = (
         int(group.rows[name].sum(dtype=np.int64)) for name in ("length", "masked", "ids_bytes", "masked_ids_bytes")
     )

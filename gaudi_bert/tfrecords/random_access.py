@@ -48,7 +48,7 @@ _READ_AHEAD_BYTES = 128 * 1024
 
 @dataclass(frozen=True)
 class _Prepared:
-    """What is known of a file before it is opened.
+    """Facts of a file before it is opened.
 
     Attributes:
         starts: int64 [records + 1], where the frames of its records begin; the last is the end of the file.
@@ -167,7 +167,7 @@ class RecordFiles(ShardFiles["_Prepared"]):
         raise IndexError(f"{self.location(file, record)} is requested, but the file does not have it")
 
     def location(self, file: int, record: int) -> str:
-        """What to call a record in an error."""
+        """Return what to call a record in an error."""
         return f"{self.paths[file]}: record {record}"
 
     def _decode(self, payload: bytes, file: int, record: int) -> dict[str, AnyArray]:
@@ -210,7 +210,7 @@ class _OpenFile:
                 self._content.pages.madvise(advice, piece, min(step, end - piece))
 
     def problem(self, record: int) -> str:
-        """What to say of a record whose length or checksum is wrong."""
+        """Return what to say of a record whose length or checksum is wrong."""
         start, end = int(self.starts[record]), int(self.starts[record + 1])
         location = record_location(self._path, record, start)
         status, records, _ = _walk_frames(self._content.bytes[start:end], np.empty(0, np.int64))
@@ -251,7 +251,7 @@ def _mapped_content(path: Path) -> tuple[_Mapped, bool]:
 
 
 def _walk(path: Path, content: ByteArray, count: int | None) -> IntArray:
-    """Where the records of a file begin, and its end; `count` is that of the metadata, None where unknown."""
+    """Return where the records of a file begin, and its end; `count` is that of the metadata, None where unknown."""
     room = np.empty(count if count is not None else _walk_frames(content, np.empty(0, np.int64))[1], np.int64)
     status, records, position = _walk_frames(content, room)
     if status != ScanStatus.GOOD:

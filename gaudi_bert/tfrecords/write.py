@@ -104,7 +104,7 @@ class _RecordsWriter:
 
     @property
     def groups(self) -> int:
-        """How many groups the plan has."""
+        """Number of groups of the plan."""
         return len(self.plan.groups)
 
     @cached_property
@@ -301,7 +301,7 @@ _BYTES_OF_A_SEQUENCE = 68
 
 
 def group_memory_bytes(group: PlannedGroup) -> int:
-    """What a group takes in memory at least, for data as BERT has it."""
+    """Return what a group takes in memory at least, for data as BERT has it."""
     return _BYTES_OF_A_TOKEN * group.tokens + _BYTES_OF_A_SEQUENCE * group.sequences
 
 

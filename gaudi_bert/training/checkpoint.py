@@ -89,7 +89,7 @@ class _RunSettings(_Stored):
 
 
 class _NoPosition(_Stored):
-    """That of weights only."""
+    """The progress of weights alone: none."""
 
 
 class _State(_Stored):
@@ -134,7 +134,7 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
 
 
 def _description(tensor: NDArray[Any]) -> tuple[str, tuple[int, ...], int]:
-    """What must come back: type, shape, CRC-32 of the bytes."""
+    """A tensor as it must come back: type, shape, CRC-32 of the bytes."""
     content = np.ascontiguousarray(tensor).reshape(-1).view(np.uint8)
     return tensor.dtype.name, tensor.shape, zlib.crc32(content.data)
 
@@ -176,7 +176,7 @@ def _damaged(path: Path, reason: str) -> InputError:
 
 
 def checkpoint_identity(path: Path) -> str:
-    """What distinguishes a checkpoint from others: the checksum of its state, which holds those of all tensors."""
+    """Return what distinguishes a checkpoint from others: the checksum of its state, which holds those of all tensors."""
     return _state_text(path)[:_CHECKSUM_DIGITS]
 
 
@@ -235,7 +235,7 @@ def _read_state(path: Path) -> _State:
 
 
 def _first_lie(error: ValidationError) -> str:
-    """What is wrong in JSON, in a line."""
+    """Return what is wrong in JSON, in a line."""
     first = error.errors(include_url=False, include_input=False)[0]
     path = ".".join(str(part) for part in first["loc"] if not str(part).startswith("_"))
     return f"in its header, {path}: {first['msg']}" if path else f"its header: {first['msg']}"

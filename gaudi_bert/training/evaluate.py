@@ -161,19 +161,19 @@ E = TypeVar("E", bound=Evaluation, covariant=True)
 
 
 class EvaluationSet(ABC, Generic[E]):
-    """What a model is evaluated on: every sequence once, whatever its pack and the number of processes."""
+    """Data that a model is evaluated on: every sequence once, whatever its pack and the number of processes."""
 
     @property
     @abstractmethod
     def sums(self) -> int:
-        """How many numbers are added up: those of the head, and behind them those that are `counted`."""
+        """The count of the numbers that are added up: those of the head, and behind them those that are `counted`."""
 
     @abstractmethod
     def batches(self, rank: int, size: int) -> Iterable[EvaluationBatch]:
-        """Those of one process."""
+        """Return the batches of one process."""
 
     def counted(self, batch: Batch) -> FloatArray:
-        """What else is added up, float64."""
+        """Return what else is added up, float64."""
         return np.zeros(0)
 
     def outputs(self) -> Float32Array | None:
@@ -208,7 +208,7 @@ def majority_share(label_counts: FloatArray) -> float:
 
 
 def count_values(values: AnyArray, weights: AnyArray, size: int) -> FloatArray:
-    """How often each number below `size` is among the values that have a weight, float64 [size]."""
+    """Count how often each number below `size` is among the values that have a weight, float64 [size]."""
     return np.bincount(values[weights > 0], minlength=size).astype(np.float64)
 
 
@@ -223,7 +223,7 @@ class RecordsEvaluation(EvaluationSet[EvaluationFigures]):
 
     @property
     def sums(self) -> int:
-        """Those of `PretrainingObjective`, both next-sentence labels, and every word."""
+        """The sums of `PretrainingObjective`, both next-sentence labels, and every word."""
         return 8 + 2 + self.config.vocab_size
 
     def batches(self, rank: int, size: int) -> Iterator[EvaluationBatch]:
@@ -232,7 +232,7 @@ class RecordsEvaluation(EvaluationSet[EvaluationFigures]):
         return map(EvaluationBatch, evaluation_batches(self.source, limits, self.batch_packs, rank, size, self.take_packs))
 
     def counted(self, batch: Batch) -> FloatArray:
-        """How often each label is there."""
+        """Count each label."""
         sentences = count_values(batch["next_sentence_labels"], batch["next_sentence_weights"], 2)
         return np.concatenate(
             [sentences, count_values(batch["masked_lm_ids"], batch["masked_lm_weights"], self.config.vocab_size)]

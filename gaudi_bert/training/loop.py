@@ -139,7 +139,7 @@ class TrainingLoop:
         return target is not None and evaluation is not None and bool(evaluation.accuracy >= target)
 
     def outcome(self) -> dict[str, Any]:
-        """How far and how fast it trained: the fields that training.json has of every run."""
+        """Return how far and how fast it trained: the fields that training.json has of every run."""
         progress, plan, report = self.progress, self.plan, self.report
         return {
             "updates": progress.update,

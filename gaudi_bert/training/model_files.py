@@ -31,7 +31,7 @@ _BERT_VOCABULARY = 30522
 
 
 class _OwnConfig(Figures):
-    """What our own commands need besides, under `gaudi_bert` in config.json."""
+    """Values that our own commands need besides, under `gaudi_bert` in config.json."""
 
     task: TaskName | None = None
     settings: TaskSettings | None = Field(None, strict=False)
@@ -170,7 +170,7 @@ class _Prompts(Figures):
 
 @dataclass(frozen=True)
 class SentenceFolder:
-    """How a folder makes vectors.
+    """The way in which a folder makes vectors.
 
     Attributes:
         pooling, normalize: of the tokens' vectors.

@@ -35,7 +35,7 @@ class ReportFigures(Protocol):
     """Losses and accuracies of a report, whatever is trained."""
 
     def as_json(self) -> dict[str, float]:
-        """By name, as in `metrics.jsonl`."""
+        """Return the figures by name, as in `metrics.jsonl`."""
 
     def line(self) -> str:
         """For people."""
@@ -54,7 +54,7 @@ class Evaluation(ReportFigures, Protocol):
 
 
 class Objective(ABC):
-    """What a run minimises.
+    """The loss that a run minimises, and its figures.
 
     Attributes:
         sums: how many its head gives (K).
@@ -65,8 +65,8 @@ class Objective(ABC):
     sequence_feature: ClassVar[str] = "sequence_weights"
 
     @abstractmethod
-    def weights(self, batch: BatchArrays) -> FloatArray:
-        """What the first and the second loss of one batch are divided by, float64 [2]."""
+    def denominators(self, batch: BatchArrays) -> FloatArray:
+        """Return what the first and the second loss of one batch are divided by, float64 [2]."""
 
     @abstractmethod
     def figures(self, sums: FloatArray) -> ReportFigures:
@@ -87,7 +87,7 @@ class PretrainingObjective(Objective):
     sums = 8
     sequence_feature = "next_sentence_weights"
 
-    def weights(self, batch: BatchArrays) -> FloatArray:
+    def denominators(self, batch: BatchArrays) -> FloatArray:
         """Masked tokens (`loss: token`) or sequences that have one (`loss: sequence`); and sequences."""
         masked = _masked_weight(batch["masked_lm_weights"], self.masked_lm_loss)
         return np.array([masked, np.count_nonzero(batch["next_sentence_weights"])], np.float64)
@@ -133,7 +133,7 @@ _SAMPLE = 1000
 
 @dataclass(frozen=True)
 class LossDenominators:
-    """What the loss sums of micro-batches are divided by.
+    """The divisors of the loss sums of micro-batches.
 
     `expected_weights`, masked-LM weight and sequences per pack on average, are used by `balanced` alone.
     """
@@ -142,7 +142,7 @@ class LossDenominators:
     expected_weights: tuple[float, float] = (1.0, 1.0)
 
     def factors(self, weights_M2: FloatArray, packs: int, communicator: Communicator) -> FloatArray:
-        """What the loss sums of each micro-batch of this process are multiplied by, float64 [M, 2].
+        """Return what the loss sums of each micro-batch of this process are multiplied by, float64 [M, 2].
 
         Every process must call this at the same time.
         """
@@ -160,7 +160,7 @@ GLOBAL = LossDenominators()
 
 
 def denominators_for(settings: TrainingSettings, source: DataSource) -> LossDenominators:
-    """What the losses of a run are divided by, with what its data holds on average."""
+    """Return what the losses of a run are divided by, with what its data holds on average."""
     if settings.loss_normalization != "balanced":
         return LossDenominators(settings.loss_normalization)
     return LossDenominators("balanced", (_masked_per_pack(source, settings.loss), source.packing_factor))
@@ -202,7 +202,7 @@ class TrainingStep:
         float32 [K + 1]: the sums of the objective over this process's micro-batches, and the gradient's norm over all
         processes before clipping.
         """
-        weights_M2 = np.array([self.objective.weights(batch) for batch in micro_batches])
+        weights_M2 = np.array([self.objective.denominators(batch) for batch in micro_batches])
         packs = len(micro_batches[0]["input_ids"])
         factors_M2 = self.denominators.factors(weights_M2, packs, self.communicator)
         seed, rank = self.settings.seed, self.communicator.rank
@@ -245,7 +245,7 @@ class IntervalReport:
     slots_per_second: float
 
     def speed(self) -> dict[str, float]:
-        """What was done per second, by name, as in `metrics.jsonl`."""
+        """Return what was done per second, by name, as in `metrics.jsonl`."""
         names = ("sequences_per_second", "tokens_per_second", "slots_per_second", "packing_factor")
         return {name: getattr(self, name) for name in names}
 

@@ -67,7 +67,7 @@ class Prepared:
 
 
 class Job(ABC, Generic[R]):
-    """What one kind of run adds to the steps of `run_job`, which calls the methods in this sequence.
+    """One kind of run, as the steps of `run_job`, which calls the methods in this sequence.
 
     Attributes:
         result_name: the file that is written last; `result_type` is its content.
@@ -198,7 +198,7 @@ _OF_THE_MACHINE = ("engine", "device", "compile")
 
 
 def _stored_settings(section: LoopSettings, prepared: Prepared, run: RunContext[R]) -> dict[str, Any]:
-    """What every checkpoint of a run holds besides its state; paths are those of the user, and left out."""
+    """Return what every checkpoint of a run holds besides its state; paths are those of the user, and left out."""
     fields = TrainingSettings.model_fields if isinstance(section, TrainingSettings) else LoopSettings.model_fields
     names = fields.keys() - {"init_checkpoint", *_OF_THE_MACHINE}
     return {
@@ -237,7 +237,9 @@ def _run_folder(
 ) -> Iterator[RunContext[R]]:
     """Open the folder of a run, to begin or continue it; the communicator of the context is watched."""
     section, result_path = job.section, folder / job.result_name
-    threads = _threads_of(section.threads, communicator.local_size)
+    threads = section.threads
+    if threads is None and communicator.local_size > 1:  # processes that share a host share its cores
+        threads = max(1, usable_cores() // communicator.local_size)
     device = engine.open_device(section, settings.gaudi, threads)
     with communicator.watched(section) as watched, ExitStack() as stack:
         # At first without a lock, so that a finished folder may be read-only.
@@ -264,7 +266,7 @@ def _run_folder(
 
 
 def _nothing_to_do(folder: Path, signature: Signature) -> str:
-    """What a run prints that is finished already."""
+    """Return the line of a run that is finished already."""
     done = "trained" if signature.stage == "train" else "fine-tuned"
     return f"{shown_path(folder)}: already {done} with these settings, nothing to do"
 
@@ -315,16 +317,11 @@ def _begin(
     if begin_artefact(folder, result_path, signature, overwrite=overwrite):
         return True
     write_text(folder / "settings.yaml", yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False))
-    _fetch_resumed(folder)
-    return False
-
-
-def _fetch_resumed(folder: Path) -> None:
-    """Fetch what a stopped run resumes from: its newest checkpoint, and the files that grow."""
-    if is_mirrored(folder):
+    if is_mirrored(folder):  # what a stopped run resumes from: its newest checkpoint, and the files that grow
         names = names_in(folder)
         newest = max(fnmatch.filter(names, f"checkpoints/{CHECKPOINT_NAMES}"), default=None)
         fetch(*(folder / name for name in names if "/" not in name or name == newest))
+    return False
 
 
 def _fewer_updates(settings_file: Path, signature: Signature) -> int | None:
@@ -342,13 +339,6 @@ def _fewer_updates(settings_file: Path, signature: Signature) -> int | None:
 
 
 # --- What every process decides alone
-
-
-def _threads_of(requested: int | None, processes_on_host: int) -> int | None:
-    """CPU threads of this process: processes that share a host share its cores."""
-    if requested is not None or processes_on_host == 1:
-        return requested
-    return max(1, usable_cores() // processes_on_host)
 
 
 def _as_begun(context: RunContext[R]) -> RunContext[R]:

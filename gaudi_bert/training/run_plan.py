@@ -108,7 +108,7 @@ class RowPacks(NamedTuple):
 
 
 class RowTurns(NamedTuple):
-    """How packs of rows of one length are taken.
+    """The turns in which packs of rows of one length are taken.
 
     Attributes:
         packs: of a turn, over all processes.
@@ -174,7 +174,7 @@ class RunPlan:
 
     @cached_property
     def settings(self) -> RunSettings:
-        """What packing makes of the requested settings: train with these."""
+        """The settings to train with: the requested ones, as packing changes them."""
         return _correct_for_packing(self.requested, self.packing_factor)
 
     def lines(self) -> list[str]:
@@ -189,21 +189,24 @@ class RunPlan:
         """
         before, after = self._turns_after(update - 1), self._turns_after(update)
         most_first = sorted(range(len(after)), key=lambda which: -self.turns[which].turns)
-        turns = [(which, turn) for which in most_first for turn in range(before[which], after[which])]
-        return [each for which, turn in turns for each in self._of_turn(which, turn)]
+        micro_batches = []
+        for which in most_first:
+            row = self.turns[which]
+            of_turn, packs = row.shared_by(self.processes)
+            together = packs * self.processes
+            for turn in range(before[which], after[which]):
+                for first in range(turn * row.packs, turn * row.packs + of_turn * together, together):
+                    end = min(first + together, (turn + 1) * row.packs)
+                    micro_batches.append(MicroBatch(which, first, end, packs))
+        return micro_batches
 
     def _turns_after(self, update: int) -> list[int]:
         return [math.ceil(update * row.turns) for row in self.turns]
 
-    def _of_turn(self, which: int, turn: int) -> Iterator[MicroBatch]:
-        row = self.turns[which]
-        micro_batches, packs = row.shared_by(self.processes)
-        for number in range(micro_batches):
-            first = turn * row.packs + number * packs * self.processes
-            yield MicroBatch(which, first, min(first + packs * self.processes, (turn + 1) * row.packs), packs)
-
     def micro_batches(self, updates_done: int, packs_done: int) -> Iterator[MicroBatch]:
-        """Those of a run that is at this position, without end; of rows of one length, the packs alone are the position."""
+        """Return those of a run that is at this position, without end; of rows of one length, the packs alone are the
+        position.
+        """
         shift = packs_done - self.packs_after(updates_done)
         if shift and self.rows:
             raise InputError(
@@ -225,7 +228,7 @@ class RunPlan:
 
     @cached_property
     def turns(self) -> tuple[RowTurns, ...]:
-        """Those of each length."""
+        """The turns of each length."""
         settings, processes = self.settings, self.begun_by or self.processes
         most = settings.micro_batch_packs
         if not self.rows:
@@ -269,16 +272,16 @@ class RunPlan:
 
     @property
     def change(self) -> float:
-        """How far the real batch is from the requested one: 0.05 is 5 % more."""
+        """The distance of the real batch from the requested one: 0.05 is 5 % more."""
         return self.sequences_per_update / self.settings.global_batch_sequences - 1.0
 
     @property
     def shares(self) -> dict[str, int]:
-        """How many processes there are in one of them, in one worker, and in all."""
+        """The number of processes in one of them, in one worker, and in all."""
         return {"process": 1, "worker": min(self.processes_per_worker, self.processes), "all": self.processes}
 
     def short_lines(self) -> list[str]:
-        """What every run prints."""
+        """Return the lines that every run prints."""
         settings, requested = self.settings, self.requested
         packs = self.packs_after(settings.updates)
         epochs = f" ({packs / self.packs:,.1f} times the data)" if self.packs else ""
@@ -305,7 +308,7 @@ class RunPlan:
         return lines
 
     def batch_lines(self) -> list[str]:
-        """How an update is put together, and where that differs from the settings."""
+        """Return how an update is put together, and where that differs from the settings."""
         settings = self.settings
         text = f"an update is {self.sequences_per_update:,.1f} sequences on average: "
         if self.rows:
@@ -387,7 +390,7 @@ class RunPlan:
         return lines
 
     def as_json(self) -> dict[str, Any]:
-        """The same for machines: the result of a dry run."""
+        """Return the plan for machines: the result of a dry run."""
         settings = self.settings
         names = (
             *(*_CADENCES, "warmup_updates", "learning_rate", "beta_1", "beta_2"),
@@ -412,7 +415,7 @@ class RunPlan:
         }
 
     def _figures(self) -> dict[str, float]:
-        """What one process does."""
+        """Return the figures of one process."""
         packs = self.packs_per_update_and_process
         return {
             "packs_per_micro_batch": self.settings.micro_batch_packs,

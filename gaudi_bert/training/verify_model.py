@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, cast
 
 import numpy as np
 
@@ -46,7 +46,7 @@ _Differences = dict[str, tuple[float, float]]
 
 @dataclass(frozen=True)
 class VerifyModelResult:
-    """How far packed is from unpacked.
+    """The distance of packed from unpacked.
 
     `differences` holds the largest one of each output and loss, and that of a variable's gradient as a share of its norm;
     `leak_comparisons` counts the sequences next to a changed one, none of which changed.
@@ -80,7 +80,12 @@ def verify_model(
         if weights is not None and (weights / "config.json").is_file():
             return _verify_folder(weights, data, reporter)
         source = None if data is None else stack.enter_context(open_data(data))
-        config, values = _random_model(source) if weights is None else _stored_model(weights)
+        config, values = _random_config(source), cast(WeightArrays, {})
+        if weights is not None:
+            stored = read_checkpoint(find_checkpoint(weights))
+            if "model" not in stored.settings:
+                raise InputError(f"{weights}: holds no model settings; use a checkpoint that `train` wrote")
+            config, values = BertConfig.from_json(stored.settings["model"]), stored.variables
         if source is not None:
             check_fits(source, config)
         batch = _random_packs(config, seed) if source is None else _first_packs(source, config, packs)
@@ -111,25 +116,17 @@ def _verify_folder(folder: Path, data: Path | None, reporter: Reporter) -> Verif
     return VerifyModelResult(str(folder), "random", packs, sequences, differences, sequences - packs)
 
 
-def _build(engine: Engine, config: BertConfig, values: WeightArrays | None, seed: int, compute_dtype: _Dtype) -> Model:
-    """Make what is proven: a model with these weights, random ones where they are None, in float32 or float64."""
+def _build(engine: Engine, config: BertConfig, values: WeightArrays, seed: int, compute_dtype: _Dtype) -> Model:
+    """Make what is proven: a model with these weights, random ones where there are none, in float32 or float64."""
     model = engine.build(ModelSpec(config, PretrainingHead()), seed=seed, compute_dtype=compute_dtype)
-    model.load_values(values or {})
+    model.load_values(values)
     return model
 
 
-def _stored_model(checkpoint: Path) -> tuple[BertConfig, WeightArrays]:
-    file = find_checkpoint(checkpoint)
-    stored = read_checkpoint(file)
-    if "model" not in stored.settings:
-        raise InputError(f"{file}: holds no model settings; use a checkpoint that `train` wrote")
-    return BertConfig.from_json(stored.settings["model"]), stored.variables
-
-
-def _random_model(source: DataSource | None) -> tuple[BertConfig, None]:
+def _random_config(source: DataSource | None) -> BertConfig:
     """A small BERT, with room for the data."""
     vocabulary = _RANDOM_VOCABULARY if source is None else source.vocabulary_size
-    config = BertConfig(
+    return BertConfig(
         vocab_size=BertConfig.vocab_size if vocabulary is None else vocabulary,
         hidden_size=64,
         num_hidden_layers=2,
@@ -138,7 +135,6 @@ def _random_model(source: DataSource | None) -> tuple[BertConfig, None]:
         max_position_embeddings=_RANDOM_LENGTH if source is None else source.schema.max_sequence_length,
         initializer_range=0.1,
     )
-    return config, None
 
 
 # --- The packs: the first ones of the data, or random ones

@@ -69,7 +69,7 @@ def test_linear_layers_of_any_module(shape: tuple[int, ...], monkeypatch: pytest
     layers = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.GELU(), torch.nn.Linear(7, 3, bias=False))
     inputs = torch.randn(shape, generator=torch.Generator().manual_seed(1), requires_grad=True)
     exact = layers(inputs)
-    with cpu.LinearLayersByOneDnn():
+    with cpu.patch_linear_with_onednn():
         result = layers(inputs)
         with torch.autocast("cpu", torch.bfloat16):
             assert layers(inputs).dtype == torch.bfloat16

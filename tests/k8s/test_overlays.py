@@ -36,7 +36,8 @@ def test_the_overlays_are_as_they_are_rendered(repository: Path) -> None:
     assert done.returncode == 0, f"{done.stdout}{done.stderr}"
     for overlay in OVERLAYS:
         for path in (repository / "k8s" / "overlays" / overlay).rglob("*.yaml"):
-            assert path.read_text().startswith("# Rendered by `gaudi-bert run --render`")
+            by = "make k8s" if path.parent.name == "serving" else "gaudi-bert run --render"
+            assert path.read_text().startswith(f"# Rendered by `{by}`")
 
 
 def test_a_change_of_the_demo_reaches_all_overlays(repository: Path, tmp_path: Path) -> None:
@@ -117,3 +118,27 @@ def test_the_run_inside_the_cluster_is_sound_and_has_few_rights(
     role = next(item for item in objects if item["kind"] == "Role")
     assert not any("*" in text for rule in role["rules"] for text in (*rule["resources"], *rule["verbs"]))
     assert not any("secrets" in rule["resources"] for rule in role["rules"])
+
+
+@pytest.mark.parametrize("overlay", ["cpu", "gaudi-pytorch"])
+def test_a_model_is_served_with_probes_a_budget_and_a_policy(
+    repository: Path, kustomize: Callable[[Path], list[Json]], overlay: str
+) -> None:
+    pytest.importorskip("kubernetes_validate")
+    objects = {item["kind"]: item for item in kustomize(repository / "k8s" / "overlays" / overlay / "serving")}
+    for version in VERSIONS:
+        assert [problem for item in objects.values() for problem in check_schema(item, version)] == []
+    kinds = {"ServiceAccount", "Deployment", "Service", "PodDisruptionBudget", "NetworkPolicy", "HorizontalPodAutoscaler"}
+    assert set(objects) == kinds - ({"HorizontalPodAutoscaler"} if overlay == "gaudi-pytorch" else set())
+    labels = objects["Deployment"]["spec"]["template"]["metadata"]["labels"]
+    assert objects["Service"]["spec"]["selector"].items() <= labels.items()
+    spec = objects["Deployment"]["spec"]["template"]["spec"]
+    (container,) = spec["containers"]
+    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+        assert container[probe]["httpGet"] == {"path": "/health", "port": "http"}
+    options = container["command"]
+    assert options[:2] == ["gaudi-bert", "serve"]
+    assert options[options.index("--port") + 1] == str(container["ports"][0]["containerPort"])
+    assert spec["terminationGracePeriodSeconds"] > 25 + 5, "the grace period of serve, and that of new connections"
+    assert spec["automountServiceAccountToken"] is False
+    assert {mount["name"]: mount.get("readOnly") for mount in container["volumeMounts"]}["work"] is True

@@ -60,7 +60,7 @@ def test_the_summary(tmp_path: Path) -> None:
         "Realized speed-up": ("1.400", "sequences per second, packed compared with padded: 96 % of the factor"),
         "Efficiency": ("98.51 %", "real tokens / slots; 67.9 % unpacked"),
         "Above the bound": ("1 pack", "3.33 % above 30, which is proven"),
-        "Verified": ("yes", "each of 45 sequences is there once, byte for byte"),
+        "Verified": ("yes", "each of 45 sequences is there exactly once"),
         "Masked-LM accuracy": ("25.0 %", "5.0 times the unigram baseline, 5.0 %"),
         "Next-sentence accuracy": ("70.0 %", "the more frequent answer alone: 52.0 %"),
         "Accuracy": ("75.0 %", "classification, 12 held-out rows; always the same answer: 25.0 %"),

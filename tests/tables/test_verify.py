@@ -207,9 +207,10 @@ def test_a_bound_that_cannot_be_proven_is_refused_though_all_files_agree_on_it(t
     packed = tmp_path / "packed"
     chosen = TableSettings(max_sequence_length=9, shard_multiple=1, algorithm="none", depth=2)
     pack_table(tmp_path / "rows.jsonl", packed, chosen, a_run(), verified=True)
-    for name, changes in (("metadata.json", {"gap": 5}), ("group-00000.json", {})):
+    for name, changes in (("group-00000.json", {}), ("metadata.json", {"gap": 5})):
         stored = json.loads((packed / NOTES_NAME / name).read_text())
         (packed / NOTES_NAME / name).write_text(json.dumps({**stored, "lower_bound": 7, **changes}))
+        mend_sums(packed)
     with pytest.raises(FailedError, match=r"group-00000[.]json: lower_bound is 7, only 6 packs can be proven"):
         verify_table(tmp_path / "rows.jsonl", packed, a_run())
 

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import fcntl
 import fnmatch
-import math
 import os
 import re
 import shutil
@@ -198,15 +197,6 @@ def files_in(folder: Path) -> dict[str, ObjectInfo]:
     files = {name: info for name, info in listed.items() if not name.startswith(".")}
     mirror.listed.update({folder / name: info for name, info in files.items()})
     return files
-
-
-def last_change(path: Path) -> float:
-    """When a file was last changed, in seconds since 1970; infinite where a store does not report it, or was not queried."""
-    mirror = _mirrored_folder_of(path)
-    if mirror is None:
-        return path.stat().st_ctime
-    info = mirror.listed.get(path)
-    return math.inf if info is None or info.modified is None else info.modified
 
 
 # --- files fetched in the order in which they are read, the next ones while the present are worked on

@@ -17,8 +17,7 @@ import re
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from datetime import datetime
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -95,18 +94,13 @@ def _passing_errors(scheme: str) -> tuple[type[Exception], ...]:
     return errors
 
 
-def _no_credentials(error: BaseException) -> bool:
-    """Whether the store's library has no credentials to sign requests with."""
-    names = {kind.__name__ for kind in type(error).__mro__}
-    return bool(names & {"NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError"})
-
-
 # --- all stores
 
 Answer = TypeVar("Answer")
 PART_BYTES = 16 << 20
 """Larger objects are put in parts of this size, so that no object has to fit into memory."""
 
+_NO_CREDENTIALS = frozenset(["NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError"])
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 _PATIENCE_SECONDS = 2.0
 """How long a request is repeated before a line reports it, and between two such lines."""
@@ -115,12 +109,10 @@ _FINAL = (errno.EINVAL, errno.ENOTSUP, errno.ENAMETOOLONG)
 
 @dataclass(frozen=True)
 class ObjectInfo:
-    """Report of a store on an object: its size, its version ("" where the store has none), and when
-    it was written, in seconds since 1970 (None where unknown)."""
+    """Size of an object and its version, "" where the store has none."""
 
     bytes: int
     version: str
-    modified: float | None = field(default=None, compare=False)
 
 
 class Objects:
@@ -216,7 +208,10 @@ class Objects:
     def _attempt(self, action: str, url: str, request: Callable[[Any], Answer]) -> Answer:
         """The answer to a request, repeated while a failure may be temporary."""
         scheme, settings = scheme_of(url), self.settings
-        filesystem, passing = self._filesystem(scheme), _passing_errors(scheme)
+        with self._lock:
+            if scheme not in self._filesystems:
+                self._filesystems[scheme] = _open_filesystem(scheme, settings)
+        filesystem, passing = self._filesystems[scheme], _passing_errors(scheme)
         pause, attempt, waited, start = settings.first_pause_seconds, 0, 0.0, time.monotonic()
         while True:
             attempt += 1
@@ -257,19 +252,13 @@ class Objects:
             raise FailedError(
                 f"{url}: cannot {action}: {_reason(error)}; free space for scratch, or use another folder (store.scratch)"
             ) from error
-        if _no_credentials(error):
+        if not _NO_CREDENTIALS.isdisjoint(kind.__name__ for kind in type(error).__mro__):
             raise FailedError(
                 f"{url}: cannot {action}: no credentials; give them as the store's own tools take them "
                 "(s3: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or ~/.aws)"
             ) from error
         if number in _FINAL or isinstance(error, ValueError):
             raise InputError(f"{url}: cannot {action}: {_reason(error)}; check the URL and store.endpoint_url") from error
-
-    def _filesystem(self, scheme: str) -> Any:
-        with self._lock:
-            if scheme not in self._filesystems:
-                self._filesystems[scheme] = _open_filesystem(scheme, self.settings)
-            return self._filesystems[scheme]
 
 
 def _fetch_whole(filesystem: Any, url: str, temporary: Path, before: ObjectInfo) -> None:
@@ -288,8 +277,7 @@ def _fetch_whole(filesystem: Any, url: str, temporary: Path, before: ObjectInfo)
 
 def _info(entry: dict[str, Any]) -> ObjectInfo:
     version = entry.get("ETag") or entry.get("etag") or entry.get("generation") or entry.get("mtime") or ""
-    modified = entry.get("LastModified") or entry.get("last_modified") or entry.get("mtime")
-    return ObjectInfo(int(entry["size"]), str(version), modified.timestamp() if isinstance(modified, datetime) else None)
+    return ObjectInfo(int(entry["size"]), str(version))
 
 
 def _missing(url: str) -> InputError:

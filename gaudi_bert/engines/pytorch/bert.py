@@ -56,7 +56,7 @@ def plain_attention(
 def fused_attention(
     query_BNPD: Tensor, key_BNLD: Tensor, value_BNLD: Tensor, bias_B1PL: Tensor, dropout_rate: float
 ) -> Tensor:
-    """The same by one operation, which keeps no [P, L] matrix where the device has a kernel that takes the bias."""
+    """Compute it by one operation, which keeps no [P, L] matrix where the device has a kernel that takes the bias."""
     bias = bias_B1PL.to(query_BNPD.dtype)
     return functional.scaled_dot_product_attention(query_BNPD, key_BNLD, value_BNLD, bias, dropout_rate)
 
@@ -64,14 +64,14 @@ def fused_attention(
 def attention_on_cpu(
     query_BNPD: Tensor, key_BNLD: Tensor, value_BNLD: Tensor, bias_B1PL: Tensor, dropout_rate: float
 ) -> Tensor:
-    """The same in the form that is fastest on a CPU."""
+    """Compute it in the form that is fastest on a CPU."""
     few = plain_attention if dropout_rate > 0 else fused_attention
     form = attention_in_cache if by_onednn(query_BNPD, key_BNLD.mT) else few
     return form(query_BNPD, key_BNLD, value_BNLD, bias_B1PL, dropout_rate)
 
 
 def gaudi_attention() -> Attention:
-    """The same by the kernel of Gaudi's vendor.
+    """Compute it by the kernel of Gaudi's vendor.
 
     Raises:
         InputError: its software here has no such kernel.
@@ -95,7 +95,7 @@ def gaudi_attention() -> Attention:
 
 @dataclass(frozen=True)
 class Network:
-    """What every layer is given: the sizes, the variables, whether dropout is on, as in a pass of training, the form of
+    """Inputs of every layer: the sizes, the variables, whether dropout is on, as in a pass of training, the form of
     attention, and whether a layer is computed once more for the backward pass, which then needs only its input.
     """
 
@@ -132,7 +132,7 @@ def _wide_product(inputs: Tensor, weights: Tensor, bias: Tensor) -> Tensor:
 
 
 def attention_bias(input_mask_BL: Tensor, causal: bool, dtype: torch.dtype) -> Tensor:
-    """What is added to the scores, [B, 1, L, L]: 0 where a position may attend, -10,000 where not.
+    """Return what is added to the scores, [B, 1, L, L]: 0 where a position may attend, -10,000 where not.
 
     `input_mask_BL` is the number of the sequence at each position, 0 for padding, which attends to padding.
     """
@@ -200,7 +200,7 @@ def _self_attention(network: Network, scope: str, query_RH: Tensor, hidden_TH: T
     heads, size = config.num_attention_heads, config.head_size
 
     def project(inputs: Tensor, positions: int, parts: tuple[str, ...]) -> tuple[Tensor, ...]:
-        """Of each of `parts` what the heads see of `inputs`, [B, N, positions, D]: one product for all parts."""
+        """Return for each of `parts` what the heads see of `inputs`, [B, N, positions, D]: one product for all parts."""
         kernel_HO = torch.cat([network.parameters[f"{scope}/{part}/kernel"] for part in parts], dim=1)
         bias_O = torch.cat([_bias(network.parameters[f"{scope}/{part}/bias"], part) for part in parts])
         fused = product(inputs, kernel_HO, bias_O)

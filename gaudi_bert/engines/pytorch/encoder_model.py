@@ -97,7 +97,7 @@ class _TorchEncoder(TorchModel):
             raise InputError(f"recompute = true: {kind} cannot compute its layers twice; set it to false") from error
 
     def buffers(self) -> dict[str, Tensor]:
-        """What the module stores in addition to its parameters: statistics of its layers, for one."""
+        """Return what the module stores in addition to its parameters: statistics of its layers, for one."""
         return stored_buffers(self.module)
 
     def is_decayed(self, name: str) -> bool:
@@ -110,7 +110,7 @@ class _TorchEncoder(TorchModel):
         return batch
 
     def forward(self, batch: Tensors, training: bool) -> Tensor:
-        """What the head gives: [B, S, C], [B, L, C], or scores of words [B, Q, V]; wide."""
+        """Return what the head gives: [B, S, C], [B, L, C], or scores of words [B, Q, V]; wide."""
         self.packed.train(training)
         return self._compute(batch)
 

@@ -68,7 +68,7 @@ class TorchModel(ABC):
     # --- the protocol
 
     def buffers(self) -> dict[str, Tensor]:
-        """What is stored in addition to the parameters, and has no gradient."""
+        """Return what is stored in addition to the parameters, and has no gradient."""
         return {}
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -91,7 +91,7 @@ class TorchModel(ABC):
         return {**self.parameters_by_name, **self.buffers()}
 
     def outputs(self, batch: BatchArrays) -> Float32Array:
-        """What the head gives, without dropout."""
+        """Return what the head gives, without dropout."""
         with torch.inference_mode(), self.autocast():
             return to_numpy(widen(self.forward(self.tensors(batch), False)).float())
 
@@ -126,9 +126,15 @@ class TorchModel(ABC):
         return sums[0] * factors_2[0], sums.detach()
 
     def training_outputs(self, batch: Tensors, dropout_seed: Int32Array) -> Any:
-        """What the head gives, with dropout drawn from its seed."""
-        self._count_graph(batch)
-        _seed_device(self.device, dropout_seed)
+        """Return what the head gives, with dropout drawn from its seed."""
+        shapes = tuple((name, tuple(tensor.shape)) for name, tensor in sorted(batch.items()))
+        if shapes not in self._shapes_seen:
+            self._shapes_seen.add(shapes)
+            self.graphs_built += 1
+        number = int(np.ascontiguousarray(dropout_seed).view(np.uint64)[0] & np.uint64((1 << 63) - 1))
+        torch.manual_seed(number)
+        if self.device.type != "cpu":
+            getattr(torch, self.device.type).manual_seed(number)
         with self.autocast():
             return self.forward(batch, True)
 
@@ -155,12 +161,6 @@ class TorchModel(ABC):
         if self.compute_dtype != "bfloat16":
             return nullcontext()
         return torch.autocast(self.device.type, dtype=torch.bfloat16)
-
-    def _count_graph(self, batch: Tensors) -> None:
-        shapes = tuple((name, tuple(tensor.shape)) for name, tensor in sorted(batch.items()))
-        if shapes not in self._shapes_seen:
-            self._shapes_seen.add(shapes)
-            self.graphs_built += 1
 
 
 class TorchBert(TorchModel):
@@ -317,14 +317,6 @@ def to_numpy(tensor: Tensor) -> Float32Array:
     """The numbers of a tensor on the host; they may share its memory."""
     array: Float32Array = tensor.detach().cpu().numpy()
     return array
-
-
-def _seed_device(device: torch.device, seed_2: Int32Array) -> None:
-    """Make the random numbers that follow, on the host and on the device, a function of `seed_2`, int32 [2]."""
-    number = int(np.ascontiguousarray(seed_2).view(np.uint64)[0] & np.uint64((1 << 63) - 1))
-    torch.manual_seed(number)
-    if device.type != "cpu":
-        getattr(torch, device.type).manual_seed(number)
 
 
 # --- The sums of the heads, as `model/heads.py` lists them; in at least float32

@@ -33,7 +33,7 @@ class _TorchSums:
 
 @contextmanager
 def _same_bits(section: str) -> Iterator[None]:
-    """Where only deterministic kernels may run, and an operation has none, say which setting it is."""
+    """Name the setting where only deterministic kernels may run, and an operation has none."""
     try:
         yield
     except RuntimeError as error:
@@ -149,7 +149,7 @@ class TorchUpdates:
 
     @property
     def graphs_built(self) -> int:
-        """How many graphs of forward and backward passes have been built."""
+        """The number of graphs of forward and backward passes that have been built."""
         return self._model.graphs_built
 
 
@@ -162,7 +162,7 @@ _FUSED_DEVICES = ("cpu", "cuda")
 
 
 def clip_factor(gradients: Sequence[Tensor], clip_norm: float) -> tuple[Tensor, Tensor]:
-    """What all gradients are multiplied by so that their joint Euclidean norm is at most `clip_norm` (0: they stay).
+    """Return what all gradients are multiplied by so that their joint Euclidean norm is at most `clip_norm` (0: they stay).
 
     Also the norm before; both are float32 scalars. The norm is not finite when a gradient is not.
     """
@@ -184,7 +184,11 @@ class Optimizer:
 
     def apply(self, gradients: Mapping[str, Tensor], scalars: UpdateScalars, factor: Tensor, update: int) -> None:
         """Move every variable by its gradient times `factor`; gradients may be overwritten."""
-        adapted = [name for name in self._variables if self._is_adapted(name)]
+        settings = self._settings
+        adapts_all = settings.layer_adaptation == "all"
+        adapted = [
+            name for name in self._variables if settings.optimizer == "lamb" and (adapts_all or name in self._decayed)
+        ]
         plain = [name for name in self._variables if name not in set(adapted)]
         for name in adapted:
             self._move_by_lamb(name, gradients[name].mul_(factor), scalars)
@@ -192,10 +196,6 @@ class Optimizer:
             names = [name for name in plain if (name in self._decayed) == decays]
             if names:
                 self._move_by_adamw(names, [gradients[name] for name in names], scalars, factor, update, decays)
-
-    def _is_adapted(self, name: str) -> bool:
-        settings = self._settings
-        return settings.optimizer == "lamb" and (settings.layer_adaptation == "all" or name in self._decayed)
 
     def _move_by_adamw(
         self,

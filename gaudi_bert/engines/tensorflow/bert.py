@@ -54,7 +54,7 @@ Batch = Mapping[str, tf.Tensor]
 
 @dataclass(frozen=True)
 class Network:
-    """What every layer is given: the sizes, the variables, the type of the matrix products, and how the pass is run."""
+    """Inputs of every layer: the sizes, the variables, the type of the matrix products, and how the pass is run."""
 
     config: BertConfig
     parameters: Mapping[str, tf.Tensor]
@@ -80,15 +80,17 @@ def encode_packs(network: Network, batch: Batch, positions_BP: tf.Tensor | None 
 
     `batch` holds `input_ids`, `input_mask`, `segment_ids` and `positions`, int32 [B, L].
     """
-    config, length = network.config, batch["input_ids"].shape[1]
+    config, (packs, length) = network.config, batch["input_ids"].shape
     wide_dtype = tf.float64 if network.compute_dtype == tf.float64 else tf.float32
     bias_B1LL = attention_bias(batch["input_mask"], config.attention == "causal", wide_dtype)
     hidden_TH = _embed(network, batch)
     reads_few = positions_BP is not None and positions_BP.shape[1] < length
     for layer in range(config.num_hidden_layers):
         query_RH, bias_B1PL = hidden_TH, bias_B1LL
-        if reads_few and layer == config.num_hidden_layers - 1:
-            query_RH, bias_B1PL = _at_positions(hidden_TH, bias_B1LL, positions_BP)
+        if positions_BP is not None and reads_few and layer == config.num_hidden_layers - 1:
+            bias_RL = pick_tokens(tf.reshape(bias_B1LL, [packs * length, length]), positions_BP, length)
+            query_RH = pick_tokens(hidden_TH, positions_BP, length)
+            bias_B1PL = tf.reshape(bias_RL, [packs, 1, positions_BP.shape[1], length])
         hidden_TH = _encoder_layer(network, layer, query_RH, hidden_TH, bias_B1PL)
     if positions_BP is not None and not reads_few:
         return pick_tokens(hidden_TH, positions_BP, length)
@@ -96,7 +98,7 @@ def encode_packs(network: Network, batch: Batch, positions_BP: tf.Tensor | None 
 
 
 def attention_bias(input_mask_BL: tf.Tensor, causal: bool, dtype: tf.DType = tf.float32) -> tf.Tensor:
-    """What is added to the scores, [B, 1, L, L]: 0 where a position may attend, -10,000 where not.
+    """Return what is added to the scores, [B, 1, L, L]: 0 where a position may attend, -10,000 where not.
 
     `input_mask_BL` is the number of the sequence at each position, int32, 0 for padding.
     """
@@ -105,13 +107,6 @@ def attention_bias(input_mask_BL: tf.Tensor, causal: bool, dtype: tf.DType = tf.
         order_L = tf.range(input_mask_BL.shape[1], dtype=tf.int32)
         same_BLL *= tf.cast(order_L[:, tf.newaxis] >= order_L[tf.newaxis, :], dtype)
     return ((1.0 - same_BLL) * _FORBIDDEN_SCORE)[:, tf.newaxis]
-
-
-def _at_positions(hidden_TH: tf.Tensor, bias_B1LL: tf.Tensor, positions_BP: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """The rows of the hidden states and of the bias that belong to `positions_BP`: [R, H] and [B, 1, P, L]."""
-    packs, _, length, _ = bias_B1LL.shape
-    bias_RL = pick_tokens(tf.reshape(bias_B1LL, [packs * length, length]), positions_BP, length)
-    return pick_tokens(hidden_TH, positions_BP, length), tf.reshape(bias_RL, [packs, 1, positions_BP.shape[1], length])
 
 
 def _embed(network: Network, batch: Batch) -> tf.Tensor:
@@ -159,7 +154,7 @@ def _self_attention(
     heads, size = config.num_attention_heads, config.head_size
 
     def project(inputs: tf.Tensor, positions: int, *parts: str) -> list[tf.Tensor]:
-        """Of each of `parts` what the heads see of `inputs`, [B, N, positions, D]: one product for all parts."""
+        """Return for each of `parts` what the heads see of `inputs`, [B, N, positions, D]: one product for all parts."""
         fused = dense(inputs, *_fused_projection(network, scope, parts), forward_pass.compiled)
         return tf.unstack(tf.transpose(tf.reshape(fused, [packs, positions, len(parts), heads, size]), [2, 0, 3, 1, 4]))
 
@@ -281,7 +276,7 @@ def _next_sentence_scores(network: Network, pooled_PH: tf.Tensor) -> tf.Tensor:
 
 
 class PretrainingOutputs(NamedTuple):
-    """What the heads give, all float32 (float64 where the model computes in that)."""
+    """Outputs of the heads, all float32 (float64 where the model computes in that)."""
 
     pooled_output_BSH: tf.Tensor
     masked_lm_logits_BQV: tf.Tensor

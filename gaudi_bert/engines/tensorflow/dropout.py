@@ -22,11 +22,6 @@ FIRST_FACTOR, SECOND_FACTOR = 0x85EBCA6B - (1 << 32), 0xC2B2AE35 - (1 << 32)
 STEPS = 1 << 16
 
 
-def _fold_seed(seed_2: tf.Tensor, site: int) -> tf.Tensor:
-    """The seed of dropout number `site` in the model, int32 [2], from that of a pass."""
-    return seed_2 + tf.constant([_wrapped(site * _GOLDEN_STRIDE), 0], dtype=tf.int32)
-
-
 def _plain_mask(shape: tf.TensorShape, rate: float, seed_2: tf.Tensor) -> tf.Tensor:
     """False where a number is dropped and True elsewhere: a byte an element, as it is stored for the backward pass.
 
@@ -49,7 +44,7 @@ def keep_mask(drawn: tf.Tensor, shape: tf.TensorShape, rate: float, dtype: tf.DT
 
 
 def keep_scale(drawn: tf.Tensor | None, rate: float) -> float:
-    """What the remaining numbers are multiplied by, so that the mean stays."""
+    """Return what the remaining numbers are multiplied by, so that the mean stays."""
     return 1.0 if drawn is None else STEPS / (STEPS - _dropped_steps(rate))
 
 
@@ -97,7 +92,7 @@ def _wrapped(value: int) -> int:
 
 @dataclass(frozen=True)
 class ForwardPass:
-    """What every layer is given.
+    """The part of a pass that every layer is given.
 
     `dropout_seed` is int32 [2], another one for every pass of a training run; None for no dropout. `compiled` makes one
     pass over memory of each chain of elementwise operations, by XLA (for CPUs).
@@ -107,11 +102,11 @@ class ForwardPass:
     compiled: bool = False
 
     def draw(self, shape: tf.TensorShape, rate: float, site: int) -> tf.Tensor | None:
-        """What `keep_mask` needs to know for one dropout; None where nothing is dropped.
+        """The inputs of `keep_mask` for one dropout; None where nothing is dropped.
 
         `site` is the number of this dropout in the model.
         """
         if self.dropout_seed is None or rate == 0:
             return None
-        seed_2 = _fold_seed(self.dropout_seed, site)
+        seed_2 = self.dropout_seed + tf.constant([_wrapped(site * _GOLDEN_STRIDE), 0], dtype=tf.int32)
         return seed_2 if self.compiled else _plain_mask(shape, rate, seed_2)

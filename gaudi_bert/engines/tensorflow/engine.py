@@ -66,14 +66,10 @@ def open_device(settings: LoopSettings, gaudi: GaudiSettings | None = None, thre
                 raise InputError(f"{section}.device = hpu: {error}; or set {section}.device = cpu") from error
     if threads is not None:
         _set_threads(threads, section)
-    used = tf.config.threading.get_intra_op_parallelism_threads() or _threads_by_default()
-    return Device("cpu", "/device:CPU:0", settings.precision, f"CPU, {used} threads", compiles=settings.compile is not False)
-
-
-def _threads_by_default() -> int:
-    """Threads of an operation where no setting gives them: from the environment, or one per core."""
     given = os.environ.get(INTRA_OP_THREADS, "")
-    return int(given) if given.isdigit() and int(given) else usable_cores()
+    by_default = int(given) if given.isdigit() and int(given) else usable_cores()
+    used = tf.config.threading.get_intra_op_parallelism_threads() or by_default
+    return Device("cpu", "/device:CPU:0", settings.precision, f"CPU, {used} threads", compiles=settings.compile is not False)
 
 
 def _set_threads(threads: int, section: str) -> None:

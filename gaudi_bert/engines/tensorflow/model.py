@@ -91,7 +91,7 @@ class TensorFlowModel:
             self.variables[name].assign(np.asarray(value, dtype=np.float32))
 
     def outputs(self, batch: BatchArrays) -> Float32Array:
-        """What the head gives, without dropout."""
+        """Return what the head gives, without dropout."""
         values: Float32Array = self._outputs(self._tensors(batch)).numpy()
         return values
 
@@ -136,7 +136,7 @@ class TensorFlowModel:
         return Network(self.config, parameters, self.compute_dtype, ForwardPass(dropout_seed, self.compiled))
 
     def forward(self, batch: Batch, dropout_seed: tf.Tensor | None = None) -> Any:
-        """What the head gives, wide; of pretraining `PretrainingOutputs`, of language modelling [P, words]."""
+        """Return what the head gives, wide; of pretraining `PretrainingOutputs`, of language modelling [P, words]."""
         network, head = self.network(dropout_seed), self.spec.head
         if isinstance(head, PretrainingHead):
             return pretraining_outputs(network, batch)

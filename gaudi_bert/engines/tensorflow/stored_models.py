@@ -6,7 +6,6 @@ training holds more (Adam's moments as `<variable>/adam_m`, counters), which is 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 import tensorflow as tf
@@ -22,7 +21,9 @@ def read_google_checkpoint(prefix: Path) -> dict[str, Float32Array]:
     try:
         reader = tf.train.load_checkpoint(str(prefix))
         names = reader.get_variable_to_shape_map()
-        values = {name: reader.get_tensor(name) for name in names if _is_weight(name, names)}
+        # What an optimizer keeps of a variable is stored below its name.
+        weights = [name for name in names if name.startswith(_SCOPES) and name.rpartition("/")[0] not in names]
+        values = {name: reader.get_tensor(name) for name in weights}
     except (tf.errors.OpError, RuntimeError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise InputError(
@@ -31,8 +32,3 @@ def read_google_checkpoint(prefix: Path) -> dict[str, Float32Array]:
     if not values:
         raise InputError(f"{prefix}: holds no variable below bert/; give a checkpoint of google-research/bert")
     return values
-
-
-def _is_weight(name: str, names: Mapping[str, object]) -> bool:
-    """Whether `name` is the model's, and not what an optimizer keeps of another variable."""
-    return name.startswith(_SCOPES) and name.rpartition("/")[0] not in names

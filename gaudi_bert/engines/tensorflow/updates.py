@@ -137,7 +137,7 @@ class TensorFlowUpdates:
 
     @property
     def graphs_built(self) -> int:
-        """How many graphs of forward and backward passes have been built."""
+        """The number of graphs of forward and backward passes that have been built."""
         return len(self.graphs)
 
     def _gradients(
@@ -230,7 +230,7 @@ class _Constants(NamedTuple):
 
 
 def clip_factor(gradients: Sequence[tf.Tensor], clip_norm: float) -> tuple[tf.Tensor, tf.Tensor]:
-    """What all gradients are multiplied by so that their joint Euclidean norm is at most `clip_norm` (0: they stay).
+    """Return what all gradients are multiplied by so that their joint Euclidean norm is at most `clip_norm` (0: they stay).
 
     Also the norm before; both are float32 scalars. The norm is not finite when a gradient is not.
     """
@@ -277,7 +277,7 @@ def _adamw(state: _State, gradient: tf.Tensor, factor: tf.Tensor, scalars: Updat
 
 
 def _lamb(state: _State, gradient: tf.Tensor, factor: tf.Tensor, scalars: UpdateScalars, constants: _Constants) -> None:
-    """The same with the trust ratio."""
+    """Move a variable with the trust ratio."""
     direction = _direction(state, gradient * factor, scalars, constants)
     state.variable.assign_sub(scalars.learning_rate * _trust_ratio(state.variable.value(), direction) * direction)
 

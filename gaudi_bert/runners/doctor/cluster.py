@@ -22,14 +22,14 @@ from gaudi_bert.runners.kubernetes.client import (
     NotFoundError,
     title_of,
 )
-from gaudi_bert.runners.kubernetes.manifests import Manifests, render
+from gaudi_bert.runners.kubernetes.manifests import Manifests, check_paths, render
 
 _OLDEST = (1, 24)
 
 
 def examine_cluster(settings: PipelineSettings, reporter: Reporter, cluster: Cluster | None = None) -> list[CheckResult]:
     """Check the cluster that the kubeconfig file names, in an order in which fixing makes sense."""
-    render(settings)  # what no cluster can run is refused before the first request
+    check_paths(settings)  # what no cluster can run is refused before the first request
     if cluster is None:
         cluster = Cluster(settings.kubernetes.namespace, Connection(say=reporter.say))
     version = cluster.version()

@@ -80,7 +80,7 @@ class Manifests:
 
 def render(settings: PipelineSettings, server_version: tuple[int, int] | None = None) -> Manifests:
     """Build the objects for a cluster of `server_version`; None for `kubernetes.version`."""
-    _check_paths(settings)
+    check_paths(settings)
     policy = settings.kubernetes.failure_policy
     if policy == "auto":
         policy = (server_version or settings.kubernetes.version_numbers) >= FAILURE_POLICY_SINCE
@@ -103,7 +103,8 @@ def render(settings: PipelineSettings, server_version: tuple[int, int] | None = 
     return Manifests(namespace, tuple(shared), steps)
 
 
-def _check_paths(settings: PipelineSettings) -> None:
+def check_paths(settings: PipelineSettings) -> None:
+    """Refuse paths that no container has, whatever the cluster."""
     if settings.finetunes and settings.kubernetes.store:
         raise InputError(
             f"kubernetes.store = {settings.kubernetes.store}: the stages finetune and predict have their work folder on "

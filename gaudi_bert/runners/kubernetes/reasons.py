@@ -257,12 +257,8 @@ def _exit_problem(where: str, pod: Json, pods: Sequence[Json], container: Json, 
         return Problem(State.STOPPED, f"{where}: {stop[0] if stop else 'stopped on request'}")
     state = State.HOPELESS if code == _BAD_INPUT else State.GOES_ON
     if error is not None:
-        by_hand = _OPTIONS.search(error)
-        return (
-            Problem(state, f"{where}: {error[: by_hand.start()]}", _BY_NAME)
-            if by_hand
-            else Problem(state, f"{where}: {error}")
-        )
+        without_options = _OPTIONS.sub("", error)
+        return Problem(state, f"{where}: {without_options}", "" if without_options == error else _BY_NAME)
     return Problem(state, f"{where}: exit code {code}", f"its log: `gaudi-bert k8s logs PIPELINE --step {_step_of(pod)}`")
 
 

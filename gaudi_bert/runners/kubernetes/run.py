@@ -22,7 +22,7 @@ from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.runners.kubernetes.claims import find_work_claim, is_to_be_made_anew
 from gaudi_bert.runners.kubernetes.client import Cluster, ConflictError, Connection, Json, NotFoundError, title_of
 from gaudi_bert.runners.kubernetes.follow import PodsStoppedError, follow
-from gaudi_bert.runners.kubernetes.manifests import PIPELINE_LABEL, POD_LABELS, Manifests, render
+from gaudi_bert.runners.kubernetes.manifests import PIPELINE_LABEL, POD_LABELS, Manifests, check_paths, render
 from gaudi_bert.runners.kubernetes.pods import STEP_LABEL, Manifest
 from gaudi_bert.runners.kubernetes.reasons import job_outcome
 from gaudi_bert.runners.stage_table import steps_of
@@ -49,7 +49,7 @@ def run_on_kubernetes(
 
     The result is `done` or `skipped` for each step.
     """
-    render(settings)  # What no cluster can run is refused before the first request.
+    check_paths(settings)  # What no cluster can run is refused before the first request.
     if cluster is None:
         cluster = Cluster(settings.kubernetes.namespace, Connection(settings.kubernetes.outage_seconds, reporter.say))
     cluster.check_namespace()
@@ -58,7 +58,7 @@ def run_on_kubernetes(
     claim = find_work_claim(cluster, settings)
     _check_objects(cluster, settings, manifests, steps)
     _refuse_other_runs(cluster, settings, [_signed(item, manifests, _identity(settings, claim)) for item in steps.values()])
-    if claim is not None and is_to_be_made_anew(cluster, settings, claim):
+    if claim is not None and _is_own(settings, claim) and is_to_be_made_anew(cluster, settings, claim):
         remove_and_wait(cluster, settings, "PersistentVolumeClaim", claim["metadata"]["name"])
     claim = _make_shared(cluster, settings, manifests) or claim
     summary = {}
@@ -89,10 +89,14 @@ def _run_step(cluster: Cluster, settings: PipelineSettings, item: Manifest, repo
 # --- checked before anything is created, so that a run that is refused leaves nothing
 
 
+def _is_own(settings: PipelineSettings, item: Json) -> bool:
+    return (item["metadata"].get("labels") or {}).get(PIPELINE_LABEL) == settings.name
+
+
 def refuse_foreign(settings: PipelineSettings, item: Json, kind: str) -> None:
     """Refuse an object that has the name of one of the pipeline's, and is not its own."""
     metadata = item["metadata"]
-    if (metadata.get("labels") or {}).get(PIPELINE_LABEL) != settings.name:
+    if not _is_own(settings, item):
         raise InputError(
             f"{kind} {metadata['name']} exists in namespace {settings.kubernetes.namespace}, and is not of this pipeline "
             f"(no label {PIPELINE_LABEL}={settings.name}); give this pipeline another name"
@@ -106,7 +110,8 @@ def _check_objects(cluster: Cluster, settings: PipelineSettings, manifests: Mani
         kind, name = item["kind"], item["metadata"]["name"]
         found = existing[kind] = cluster.read(kind, name)
         if found is not None:
-            refuse_foreign(settings, found, kind)
+            if kind != "PersistentVolumeClaim":  # one that the user made by that name is used as it is
+                refuse_foreign(settings, found, kind)
             if kind in _REPLACED:
                 _replace(cluster, item, found, dry_run=True)
         elif kind != "TrainJob" or existing["TrainingRuntime"] is not None:  # which its webhook looks for

@@ -228,7 +228,7 @@ class TaskObjective(Objective):
 
     task: Task
 
-    def weights(self, batch: BatchArrays) -> FloatArray:
+    def denominators(self, batch: BatchArrays) -> FloatArray:
         """Return what the loss is a mean of, the only loss."""
         return np.array([batch["target_weights"].sum(dtype=np.float64), 1.0])
 

@@ -94,7 +94,7 @@ def _check_transformers(what: str) -> None:
 
 @dataclass(frozen=True)
 class StartWeights:
-    """What of stored weights a model of a task begins with.
+    """Stored weights that a model of a task begins with.
 
     Attributes:
         kind: what they are, for people.
@@ -225,19 +225,15 @@ def _unread_pooler(weights: Weights, config: BertConfig) -> WeightArrays:
 
 
 def _weights_of_transformers(path: Path, head: TaskHead | VectorHead, lacks_head: bool) -> StartWeights:
-    """Those of any other encoder, as `transformers` reads and names them."""
+    """Return those of any other encoder, as `transformers` reads and names them."""
     from gaudi_bert.encoders.encoder_weights import read_encoder_weights, sizes_of
 
     folder = path if path.is_dir() else path.parent
     config, architecture, variables, fresh = read_encoder_weights(folder, head, lacks_head=lacks_head)
-    kind, identity = f"{config.model_type} of transformers", _folder_identity(folder)
-    return StartWeights(folder, kind, config, sizes_of(config, head), architecture, variables, fresh, identity)
-
-
-def _folder_identity(folder: Path) -> str:
-    """What distinguishes the weights of a folder of `transformers` from others: their files, and its config."""
+    kind = f"{config.model_type} of transformers"
     files = (file for file in folder.iterdir() if file.suffix in (".safetensors", ".bin") or file.name == "config.json")
-    return " ".join(map(file_identity, sorted(files)))
+    identity = " ".join(map(file_identity, sorted(files)))
+    return StartWeights(folder, kind, config, sizes_of(config, head), architecture, variables, fresh, identity)
 
 
 def _weights_checksum(weights: Weights) -> str:
@@ -252,7 +248,7 @@ def _weights_checksum(weights: Weights) -> str:
 
 @dataclass(frozen=True)
 class TaskDescription:
-    """What a folder says of the model of a task.
+    """The description of a task's model in its folder.
 
     `max_sequence_length` is the most tokens of a sequence as it was trained, or the tokenizer's; None where neither is
     known.
@@ -347,5 +343,5 @@ def write_task_folder(
 
 
 def vocabulary_of(tokenizer: RowTokenizer) -> Vocabulary:
-    """What masks are drawn from."""
+    """Return what masks are drawn from."""
     return Vocabulary(tokenizer.vocabulary_size, tokenizer.special_ids, tokenizer.mask_id)

@@ -81,7 +81,7 @@ class SequenceSums:
 
     @property
     def fingerprint(self) -> str:
-        """Of all sequences: 16 hexadecimal digits."""
+        """Sum of the hashes of all sequences: 16 hexadecimal digits."""
         return f"{int(self.sums[:, 1].astype(np.uint64).sum(dtype=np.uint64)):016x}"
 
 
@@ -112,7 +112,6 @@ class _PackedFormat:
         self.scanned.done[:] = 0
 
     def take(self, position: int, filled: int) -> tuple[ScanStatus, int]:
-        """As `_RecordFormat.take`."""
         before = int(self.scanned.done[0])
         status, position = scan_packed(
             self._buffer, position, filled, self._sizes, self._table, self._position_varints, self.scanned
@@ -233,7 +232,7 @@ def _collect(
 
 
 def _surplus(rows: IntArray, others: IntArray) -> IntArray:
-    """Those of `rows` whose hash occurs more often there than in `others` (the later ones of each hash)."""
+    """Return those of `rows` whose hash occurs more often there than in `others` (the later ones of each hash)."""
     allowed = Counter(others[:, 0].tolist())
     surplus = []
     for number, value in enumerate(rows[:, 0].tolist()):

@@ -156,7 +156,7 @@ class ScannedPacks(NamedTuple):
 
 
 class _Cursor(NamedTuple):
-    """Where the next sequence of a pack begins: addresses of its values, and the masked slots used before it."""
+    """Start of the next sequence of a pack: addresses of its values, and the masked slots used before it."""
 
     ids: int
     segments: int
@@ -231,7 +231,7 @@ def _same_bytes(first: int, second: int, size: int) -> bool:
 
 @borrowing_kernel
 def _count_masked(at: int, slots: int, number: int) -> int:
-    """How many of up to `slots` float32 weights from `at` on equal `number`."""
+    """Count those of up to `slots` float32 weights from `at` on equal `number`."""
     bits = as_word(np.float32(number).view(np.int32))
     count = 0
     while count < slots and load_u32(at + 4 * count) == bits:
@@ -241,7 +241,7 @@ def _count_masked(at: int, slots: int, number: int) -> int:
 
 @borrowing_kernel
 def _count_real(spans: RowArray, depth: int) -> int:
-    """How many sequences the pack has by its next-sentence weights, 1..1 0..0; -1 for anything else."""
+    """Count the sequences of the pack by its next-sentence weights, 1..1 0..0; -1 for anything else."""
     at = spans[PackedFeature.NEXT_SENTENCE_WEIGHTS].start
     count = 0
     while count < depth and load_u32(at + 4 * count) == _ONE_FLOAT:

@@ -207,7 +207,7 @@ _MOST_GROWTH = 4
 
 
 class _RecordFormat(Protocol):
-    """What a scan does with the records of one file, of which `count` were taken so far."""
+    """Takes the records of one file, of which `count` were taken so far."""
 
     count: int
 
@@ -246,11 +246,11 @@ class UnpackedFormat:
         return cls(schema, empty_index(buffer, rows))
 
     def start_piece(self) -> None:
-        """As `_RecordFormat.start_piece`: forget the rows of the last piece."""
+        """Forget the rows of the last piece."""
         self.rows = 0
 
     def take(self, position: int, filled: int) -> tuple[ScanStatus, int]:
-        """As `_RecordFormat.take`."""
+        """Index the records from `position` on."""
         first = self.rows
         length, predictions = self.schema.max_sequence_length, self.schema.max_predictions
         status, position, self.rows = scan_unpacked(self.index, first, position, filled, length, predictions, self._table)
@@ -269,10 +269,10 @@ class CompactedFormat(UnpackedFormat):
         self._arena, self._position, self._end = arena, start, end
 
     def start_piece(self) -> None:
-        """As `_RecordFormat.start_piece`; the rows stay."""
+        """Keep the rows."""
 
     def take(self, position: int, filled: int) -> tuple[ScanStatus, int]:
-        """As `_RecordFormat.take`."""
+        """Index the records from `position` on, and copy their values to the arena."""
         first = self.rows
         status, position = super().take(position, filled)
         rows = self.index.rows[first : self.rows]

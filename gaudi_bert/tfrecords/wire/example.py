@@ -144,7 +144,7 @@ def _value_span(data: memoryview, at: int, wire: int) -> tuple[int, int]:
 
 
 def _end_of_group(data: memoryview, at: int) -> int:
-    """Where the group ends whose start tag is before `at`: behind its end tag, with all groups inside it."""
+    """Return where the group ends whose start tag is before `at`: behind its end tag, with all groups inside it."""
     depth = 1
     while depth:
         tag, at = _read_varint(data, at)

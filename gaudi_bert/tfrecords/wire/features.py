@@ -36,7 +36,7 @@ _SPAN_ROW = np.dtype([("start", np.int64), ("bytes", np.int64)])
 
 
 class FeatureTable(NamedTuple):
-    """What `locate_features` knows of each feature, and where it is. One per thread.
+    """Features as `locate_features` knows them, and where each is. One per thread.
 
     Attributes:
         keys: [features] rows: the key by its length and three words, the tag of the list that the feature must hold; and,

@@ -36,7 +36,7 @@ _PIECE_BYTES = 1 << 20
 
 
 class ScanStatus(IntEnum):
-    """What a record is, or why a scan stopped at it."""
+    """State of a record, or the reason why a scan stopped at it."""
 
     INCOMPLETE = 0
     """More of the file must be read."""
@@ -72,7 +72,7 @@ def write_record(handle: BinaryIO, payload: bytes) -> None:
 
 
 def record_location(path: Path, record: int, offset: int) -> str:
-    """How errors name a position: the record's number counts from 0, the offset is of its first uncompressed byte."""
+    """Return how errors name a position: the record's number counts from 0, the offset is of its first uncompressed byte."""
     return f"{path}: row {record}" if path.suffix in HDF5_ENDINGS else f"{path}: record {record} at byte {offset}"
 
 
@@ -288,7 +288,7 @@ _AS_A_TABLE = "write its token ids as a Parquet table with a list column `input_
 
 
 def _foreign_format(path: Path) -> str | None:
-    """What a file that is not a TFRecord is, and what to do with it; None where that is not known."""
+    """Return what a file that is not a TFRecord is, and what to do with it; None where that is not known."""
     head = _head(path, 512)
     if head[_TAR_MAGIC] == b"ustar" or path.name.endswith((".tar.gz", ".tgz")):
         return f"a tar archive, as WebDataset writes them; {_AS_A_TABLE}"

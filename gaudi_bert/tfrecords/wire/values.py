@@ -82,7 +82,7 @@ def _is_canonical(at: int, size: int, count: int) -> bool:
 
 @borrowing_kernel
 def real_bytes(at: int, size: int, values: int, real: int) -> int:
-    """How many bytes the first `real` of `values` varints take, when the others are zero; -1 when it is not so."""
+    """Return how many bytes the first `real` of `values` varints take, when the others are zero; -1 when it is not so."""
     prefix = size - (values - real)
     if prefix < real or not is_zero(at + prefix, values - real) or not _is_canonical(at, prefix, real):
         return -1
@@ -231,7 +231,7 @@ def decode_varints(at: int, end: int, values: Int32Array) -> bool:
 
 @borrowing_kernel
 def _decode_bytes(at: int, values: Int32Array) -> bool:
-    """As many bytes as numbers: each is one, or it is none at all."""
+    """Decode as many bytes as numbers: each is one, or it is none at all."""
     seen = 0
     for number in range(values.size):
         value = byte_at(at, number)

@@ -179,7 +179,7 @@ def _checked(source: DataSource, files: RecordFiles, shards: IntArray, records: 
 
 
 def _ahead(items: Iterator[Item]) -> Iterator[Item]:
-    """The same items, computed a few ahead of their use by a thread."""
+    """Yield the same items, computed a few ahead of their use by a thread."""
     with ThreadPoolExecutor(1) as pool:
         end = object()
         waiting: deque[Future[Item | object]] = deque(pool.submit(next, items, end) for _ in range(_BATCHES_AHEAD))

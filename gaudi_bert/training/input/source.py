@@ -77,11 +77,11 @@ class DataSource:
 
     @property
     def streams(self) -> int:
-        """How many shards are read at once."""
+        """The number of shards that are read at once."""
         return streams_of(self.metadata.shard_multiple if self.metadata is not None else 1)
 
     def reading_cost(self, processes: int) -> str | None:
-        """What so many processes cost that have no streams of their own; None where each has."""
+        """Return a note on what so many processes cost that have no streams of their own; None where each has."""
         readers = processes // math.gcd(self.streams, processes)
         if readers == 1 or self.metadata is None:
             return None
@@ -135,7 +135,7 @@ def open_data(path: Path | str, store: StoreSettings | None = None) -> Iterator[
 
 
 def open_source(path: Path | str) -> DataSource:
-    """What `path` is: a packed folder, or unpacked records (a folder, a file or a glob)."""
+    """Return what `path` is: a packed folder, or unpacked records (a folder, a file or a glob)."""
     path = Path(path)
     if path.is_dir() and pack_kind(path) is not None:
         metadata = read_metadata(path)

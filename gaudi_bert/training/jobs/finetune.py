@@ -61,7 +61,7 @@ def finetune(
 
 
 def job_of(settings: PipelineSettings, files: FineTuneInput, out: Path) -> FineTuneJob:
-    """What a run of the task does."""
+    """Return the job of the task."""
     task = settings.task
     if learns_pairs(task):
         return PairJob(settings, files, out)

@@ -127,7 +127,7 @@ class PairObjective(Objective):
     task: Task
     data: PairData
 
-    def weights(self, batch: BatchArrays) -> FloatArray:
+    def denominators(self, batch: BatchArrays) -> FloatArray:
         """Nothing is divided."""
         return np.ones(2)
 

@@ -184,7 +184,7 @@ class _RecordsJob(Job[TrainingResult]):
         self._speedup = speedup.realized
 
     def load_start(self, model: Model, reporter: Reporter) -> None:
-        """Those that the settings name, if any."""
+        """Load the weights that the settings name, if any."""
         initial = self._settings.training.init_checkpoint
         if initial is None:
             return

@@ -262,7 +262,7 @@ class FineTuneJob(Job[FineTuning]):
         return Signature("finetune", {"task": task, "finetune": section}, inputs)
 
     def _objective(self) -> Objective:
-        """What is minimised, once the packs are planned."""
+        """Return what is minimised, once the packs are planned."""
         return TaskObjective(self._task)
 
     def _evaluation(self, plan: RunPlan) -> TaskEvaluation | None:

@@ -193,7 +193,7 @@ class _TableJob(Job[TableTraining]):
         return table_batches(self._source, self._targets, plan.micro_batches(order.updates_done, order.packs_done), order)
 
     def load_start(self, model: Model, reporter: Reporter) -> None:
-        """Those of `--model`."""
+        """Load the weights of `--model`."""
         model.load_values(self._start.variables)
 
     def finish(self, loop: TrainingLoop) -> TableTraining:
@@ -229,7 +229,7 @@ class _TableEvaluation(EvaluationSet[WordEvaluation]):
 
     @property
     def sums(self) -> int:
-        """Those of the head, sequences, and every word."""
+        """The sums of the head, sequences, and every word."""
         return 3 + 1 + self.vocabulary
 
     def batches(self, rank: int, size: int) -> Iterator[EvaluationBatch]:
@@ -288,7 +288,7 @@ class TableSource:
 
     @property
     def identity(self) -> str:
-        """What distinguishes this table from others, for the settings of a run."""
+        """The identity of this table, for the settings of a run."""
         return f"{self.metadata.identity()} {self.tokenizer.sha256}"
 
 
@@ -301,7 +301,7 @@ class PackedTable:
 
     @property
     def tokenizer(self) -> RowTokenizer:
-        """That of all."""
+        """The tokenizer of all tables."""
         return self.tables[0].tokenizer
 
     @property
@@ -316,11 +316,11 @@ class PackedTable:
 
     @property
     def identity(self) -> str:
-        """What distinguishes it from others, for the settings of a run."""
+        """The identity of all tables, for the settings of a run."""
         return " ".join(table.identity for table in self.tables)
 
     def total(self, figure: Literal["packs", "sequences", "tokens"]) -> int:
-        """Of all lengths."""
+        """Add up a figure over all lengths."""
         return sum(getattr(table.metadata, figure) for table in self.tables)
 
 

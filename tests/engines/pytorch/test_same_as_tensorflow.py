@@ -1,6 +1,6 @@
 """One run by either engine: the same first weights and updates.
 
-That both compute the same is in `tests/engines/test_packing.py` and `tests/tasks/test_equivalence.py`.
+That both compute the same is in `tests/engines/test_protocol.py` and `tests/tasks/test_equivalence.py`.
 """
 
 from __future__ import annotations

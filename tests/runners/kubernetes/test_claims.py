@@ -100,11 +100,16 @@ def test_a_claim_that_got_no_volume_is_made_anew_with_the_right_class(
     assert len(server.created("PersistentVolumeClaim")) == made
 
 
-@pytest.mark.parametrize("key", ["work_claim", "data_claim"])
-def test_a_claim_of_the_users_is_used_as_it_is(key: str, server: FakeApiServer, run: Run) -> None:
-    theirs = server.put("PersistentVolumeClaim", {"metadata": {"name": "mine"}, "spec": ONCE, "status": {"phase": "Bound"}})
-    assert run(["plan"], f"kubernetes.{key}=mine") == {"plan": "done"}
-    assert server.objects["PersistentVolumeClaim", "mine"] == theirs
+@pytest.mark.parametrize(
+    ("name", "overrides"),
+    [("mine", ["kubernetes.work_claim=mine"]), ("mine", ["kubernetes.data_claim=mine"]), ("demo-work", [])],
+)
+def test_a_claim_of_the_users_is_used_as_it_is(name: str, overrides: list[str], server: FakeApiServer, run: Run) -> None:
+    """Also one that has got no volume yet."""
+    spec = {**ONCE, "storageClassName": "theirs"}
+    theirs = server.put("PersistentVolumeClaim", {"metadata": {"name": name}, "spec": spec, "status": {"phase": "Pending"}})
+    assert run(["plan"], "kubernetes.storage_class=ours", *overrides) == {"plan": "done"}
+    assert server.objects["PersistentVolumeClaim", name] == theirs
 
 
 @pytest.mark.parametrize("broken", ["lost", "being removed"])

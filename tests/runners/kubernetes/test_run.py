@@ -127,7 +127,6 @@ def test_a_run_that_the_server_refuses_leaves_nothing(server: FakeApiServer, run
     ("kind", "name", "stage", "overrides"),
     [
         ("ServiceAccount", "demo-stages", "plan", []),
-        ("PersistentVolumeClaim", "demo-work", "plan", []),
         ("ConfigMap", "demo-pipeline", "plan", []),
         ("Service", "demo-train", "train", NODES),
         ("NetworkPolicy", "demo-train", "train", NODES),

@@ -58,7 +58,7 @@ def test_the_weights_known_before_are_those_of_the_loss(loss) -> None:
     batch = work.packed(PACKS)
     _, sums = work.make_model(loss=loss).evaluate(batch)
     expected = [sums[1], sums[3]]
-    agree(PretrainingObjective(loss).weights(batch), expected, 1e-6)
+    agree(PretrainingObjective(loss).denominators(batch), expected, 1e-6)
 
 
 def test_clipping_comes_after_accumulation() -> None:

@@ -18,8 +18,7 @@ pytest.importorskip("torch", exc_type=ImportError)
 from gaudi_bert.common.errors import InputError, StoppedError
 from gaudi_bert.common.launch import free_port
 from gaudi_bert.config.pipeline import pipeline_from_mapping
-from gaudi_bert.engines import choose
-from gaudi_bert.engines.choose import choose_engine
+from gaudi_bert.training import run
 from gaudi_bert.training.checkpoint import find_checkpoint, read_checkpoint
 from gaudi_bert.training.evaluate import evaluate
 from gaudi_bert.training.jobs.records import train
@@ -75,9 +74,10 @@ def test_each_engine_resumes_and_evaluates_what_the_other_left(packed, held_out,
     moved = read_checkpoint(find_checkpoint(out)).variables
     for name, value in read_checkpoint(find_checkpoint(whole_run)).variables.items():
         agree(moved[name], value, 0.02, scale=1.0)  # their dropout differs
-    for run in (whole_run, by_pytorch):
+    for folder in (whole_run, by_pytorch):
         one, other = (
-            evaluate(held_out, run, reporter=QUIET, engine=engine).content.as_json() for engine in ("tensorflow", "pytorch")
+            evaluate(held_out, folder, reporter=QUIET, engine=engine).content.as_json()
+            for engine in ("tensorflow", "pytorch")
         )
         for name, value in one.items():
             if isinstance(value, float):
@@ -103,47 +103,31 @@ def test_a_step_is_compiled_once(packed, held_out, tmp_path, compiler: str, monk
     assert not counters["graph_break"]
 
 
-# --- the choice
-
-
-@pytest.mark.parametrize(
-    ("requested", "is_bert", "stored", "installed", "expected", "reason"),
-    [
-        ("auto", True, None, ("tensorflow", "pytorch"), "tensorflow", "TensorFlow is installed, and the model is a BERT"),
-        ("auto", False, None, ("tensorflow", "pytorch"), "pytorch", "the model is not a BERT"),
-        ("auto", True, None, ("pytorch",), "pytorch", "TensorFlow is not installed"),
-        ("auto", True, "pytorch", ("tensorflow", "pytorch"), "pytorch", "the run began with it"),
-        ("tensorflow", True, "pytorch", ("tensorflow",), "tensorflow", "as requested"),
-    ],
-)
-def test_which_engine_and_why(monkeypatch, requested, is_bert, stored, installed, expected, reason) -> None:
-    monkeypatch.setattr(choose, "is_installed", lambda name: name in installed)
-    chosen = choose_engine(requested, is_bert=is_bert, stored=stored)
-    assert chosen == (expected, reason)
-    assert chosen.line() == f"engine {expected}: {reason}"
-
-
-@pytest.mark.parametrize(
-    ("requested", "is_bert", "installed", "message"),
-    [
-        ("auto", True, (), "PyTorch is not installed; run: .*pytorch"),
-        ("auto", False, ("tensorflow",), "PyTorch is not installed, and the model is not a BERT; run: "),
-        ("pytorch", True, ("tensorflow",), "training.engine = pytorch: PyTorch is not installed; run: .*or set it to tens"),
-        ("tensorflow", True, ("pytorch",), "training.engine = tensorflow: TensorFlow"),
-        ("tensorflow", False, ("tensorflow",), "training.engine = tensorflow: TensorFlow runs BERT only here"),
-    ],
-)
-def test_an_engine_that_cannot_run_is_one_line(monkeypatch, requested, is_bert, installed, message) -> None:
-    monkeypatch.setattr(choose, "is_installed", lambda name: name in installed)
-    with pytest.raises(InputError, match=message) as caught:
-        choose_engine(requested, is_bert=is_bert)
-    assert "\n" not in str(caught.value)
-
-
 @pytest.mark.parametrize(("device", "message"), [("cuda", "PyTorch sees no GPU here"), ("hpu", "habana_frameworks is not")])
 def test_a_device_that_is_not_there_is_one_line(packed, tmp_path, device: str, message: str) -> None:
     with pytest.raises(InputError, match=rf"training.device = {device}: .*{message}.*set training.device = cpu"):
         train(settings(engine="pytorch", device=device), packed, None, tmp_path / "train", reporter=QUIET)
+
+
+# --- the steps before a model is built
+
+
+def test_a_dry_run_plans_for_the_processes_of_the_settings_and_writes_nothing(packed, tmp_path) -> None:
+    values = {"model": data.MODEL, "training": BY_PYTORCH, "resources": {"workers": 3}}
+    plan = train(pipeline_from_mapping(values, "test"), packed, None, tmp_path / "run", reporter=QUIET, dry_run=True)
+    assert plan.processes == 3
+    assert not (tmp_path / "run").exists()
+
+
+def test_resume_and_overwrite_exclude_each_other(packed, tmp_path) -> None:
+    with pytest.raises(InputError, match="--resume"):
+        train(settings(**BY_PYTORCH), packed, None, tmp_path, reporter=QUIET, resume=True, overwrite=True)
+
+
+def test_a_finished_run_is_read_before_its_engine_is_loaded(packed, held_out, by_pytorch, monkeypatch) -> None:
+    monkeypatch.setattr(run, "load_engine", None)
+    result = train(settings(**BY_PYTORCH), packed, held_out, by_pytorch, reporter=QUIET)
+    assert (result.skipped, result.content.updates) == (True, 20)
 
 
 # --- two processes: the same as one, and one that is lost
