@@ -6,8 +6,8 @@ One number a sequence, in any order; they are counted, and nothing is known of f
 from __future__ import annotations
 
 import csv
+import io
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,7 +15,7 @@ import numpy as np
 
 from gaudi_bert.common.arrays import AnyArray, IntArray, first_not_whole
 from gaudi_bert.common.errors import InputError, shortened
-from gaudi_bert.common.files import explained_os_errors
+from gaudi_bert.common.files import read_file
 from gaudi_bert.packing.histogram import MOST_SLOTS
 
 LENGTH_ENDINGS = (".txt", ".npy", ".csv", ".tsv")
@@ -31,21 +31,17 @@ def holds_lengths(path: Path) -> bool:
         return False
     if path.suffix.lower() != ".json":
         return path.suffix.lower() in LENGTH_ENDINGS
-    with explained_os_errors(path, "read"), path.open("rb") as file:
-        return file.read(_LIST_START_BYTES).lstrip().startswith(b"[")
+    return read_file(path)[:_LIST_START_BYTES].lstrip().startswith(b"[")
 
 
 def read_lengths(path: Path) -> IntArray:
     """Int64 [sequences], from 1."""
-    with explained_os_errors(path, "read"):
-        try:
-            values = _READERS[path.suffix.lower()](path)
-        except (ValueError, UnicodeDecodeError, RecursionError) as error:
-            if isinstance(error, InputError):
-                raise
-            raise InputError(
-                f"{path}: not a list of lengths ({shortened(str(error))}); one integer a sequence is needed"
-            ) from error
+    try:
+        values = _READERS[path.suffix.lower()](path)
+    except (ValueError, EOFError, RecursionError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"{path}: no list of lengths ({shortened(str(error))}); give one integer a sequence") from error
     if values.ndim != 1 or not values.size:
         raise InputError(f"{path}: holds an array of shape {list(values.shape)}; give one integer for each sequence")
     wrong = first_not_whole(values, 1, MOST_SLOTS)
@@ -56,11 +52,9 @@ def read_lengths(path: Path) -> IntArray:
 
 
 def _from_csv(path: Path) -> AnyArray:
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        start = file.read(_LIST_START_BYTES)
-        file.seek(0)
-        separator = max(",;\t", key=start.split("\n", 1)[0].count)
-        rows = [row for row in csv.reader(file, delimiter=separator) if any(cell.strip() for cell in row)]
+    text = _text(path)
+    separator = max(",;\t", key=text.split("\n", 1)[0].count)
+    rows = [row for row in csv.reader(io.StringIO(text, newline=""), delimiter=separator) if any(map(str.strip, row))]
     header = rows[0] if rows and not all(_is_number(cell) for cell in rows[0]) else []
     column = 0
     if header and len(header) > 1:
@@ -76,6 +70,10 @@ def _from_csv(path: Path) -> AnyArray:
     return _numbers([row[column].strip() if column < len(row) else "" for row in rows[bool(header) :]])
 
 
+def _text(path: Path) -> str:
+    return read_file(path).decode("utf-8-sig")
+
+
 def _is_number(cell: str) -> bool:
     return cell.strip().lstrip("+-").replace(".", "", 1).isdigit()
 
@@ -86,9 +84,9 @@ def _numbers(words: list[str]) -> AnyArray:
 
 
 _READERS: dict[str, Callable[[Path], AnyArray]] = {
-    ".txt": lambda path: _numbers(path.read_text(encoding="utf-8-sig").replace(",", " ").split()),
-    ".json": lambda path: np.asarray(json.loads(path.read_text(encoding="utf-8-sig"))),
-    ".npy": lambda path: np.load(os.fspath(path), allow_pickle=False),
+    ".txt": lambda path: _numbers(_text(path).replace(",", " ").split()),
+    ".json": lambda path: np.asarray(json.loads(_text(path))),
+    ".npy": lambda path: np.load(io.BytesIO(read_file(path)), allow_pickle=False),
     ".csv": _from_csv,
     ".tsv": _from_csv,
 }
