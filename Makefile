@@ -120,7 +120,6 @@ check: lint
 
 bench: $(TESTS) $(HOROVOD)
 	for part in packing records prepare training leaks pytorch predict; do $(BIN)/python benchmarks/$$part.py || exit 1; done
-	$(BIN)/python benchmarks/predict_memory.py --rows 200000
 	$(BIN)/python benchmarks/finetuning.py --only speed-up trainer --rows 8000 --rounds 2
 
 images:

@@ -2,11 +2,17 @@
 
     python benchmarks/pack_lengths.py                        ten million lengths, rows of 8,192
     python benchmarks/pack_lengths.py --sequences 100000 --row 2048 --runs 5
+    python benchmarks/pack_lengths.py --grid                 `optimal` beside `lpfhp` for 216 kinds of lengths, by CPU time
+    python benchmarks/pack_lengths.py --grid --sequences 1000 --save cells.json      those of 1,000 lengths alone
+    python benchmarks/pack_lengths.py --grid --before cells.json       beside the gaps of another commit, saved by it
 
 The lengths are log-normal (median 545 tokens), cut at the row. Each run is a process of its own; its memory is what the peak
 of resident memory rises above what numpy and the lengths take, the library's own code and its imports included.
 Beside it, what numpy alone takes to sort the same lengths (`argsort`), which any packer of decreasing lengths has to do; and
 a plain best fit of decreasing lengths, compiled by numba, in separate processes.
+
+A cell holds if `optimal` takes at most three times as long as `lpfhp`, or two seconds, or of ten million lengths
+in rows of 8,192 three seconds, whichever is most; and if its gap is that of before, to within 0.001 % of the packs.
 """
 
 from __future__ import annotations
@@ -17,6 +23,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
@@ -110,14 +117,99 @@ def run_once(sequences: int, row: int) -> dict[str, float]:
     }
 
 
+MEDIANS, SPREADS, SIZES, ROWS = (
+    (4.5, 5.25, 6.0, 6.75, 7.5),
+    (0.5, 1.1, 1.5),
+    (10**3, 10**5, 10**7),
+    (512, 2048, 8192, 65_536),
+)
+KINDS = (*(f"log-normal {mu} {sigma}" for mu in MEDIANS for sigma in SPREADS), "uniform", "bimodal", "one in 10,000 odd")
+LENIENCE_SECONDS, LENIENCE_TIMES, LENIENCE_GAP = 2.0, 3.0, 1e-5
+
+
+def drawn(kind: str, sequences: int, row: int) -> np.ndarray:
+    """Int64 lengths of one of `KINDS`."""
+    source = np.random.default_rng(5)
+    if kind == "uniform":
+        lengths = source.integers(1, row + 1, sequences)
+    elif kind == "bimodal":
+        is_short = source.random(sequences) < 0.7
+        lengths = np.where(
+            is_short, source.normal(row / 8, row / 40, sequences), source.normal(0.6 * row, row / 20, sequences)
+        )
+    elif kind == "one in 10,000 odd":
+        even = 2 * np.maximum(1, np.exp(source.normal(np.log(row / 20), 0.8, sequences)).astype(int))
+        lengths = np.minimum(even, row) - (source.random(sequences) < 1e-4)
+    else:
+        mu, sigma = map(float, kind.split()[1:])
+        lengths = np.exp(source.normal(mu, sigma, sequences))
+    return np.clip(lengths.astype(int), 1, row)
+
+
+def run_cell(kind: str, sequences: int, row: int) -> dict[str, Any]:
+    """`lpfhp` and `optimal` on the same lengths, counted, planned and dealt in this process: packs, bound, CPU seconds."""
+    from gaudi_bert import pack_lengths
+
+    cell: dict[str, Any] = {"kind": kind, "sequences": sequences, "row": row}
+    lengths = drawn(kind, sequences, row)
+    for algorithm in ("lpfhp", "optimal"):
+        started = time.process_time()
+        packs = pack_lengths(lengths, row, algorithm=algorithm)
+        cell[algorithm] = {"packs": len(packs), "bound": packs.lower_bound, "seconds": time.process_time() - started}
+    return cell
+
+
+def print_grid(sequences: int | None, save: Path | None, before: Path | None) -> None:
+    """Run all cells, print each and what does not hold."""
+    earlier = {} if before is None else {tuple(cell["key"]): cell for cell in json.loads(before.read_text(encoding="utf-8"))}
+    run_cell("uniform", 60_000, 512)  # loads what is compiled
+    cells, slow, worse = [], [], []
+    print(
+        f"{'lengths':>18} {'sequences':>10} {'row':>6} {'packs':>9} {'gap':>5} {'before':>6} {'lpfhp s':>8} {'optimal s':>9}"
+    )
+    for size in SIZES if sequences is None else (sequences,):
+        for row in ROWS:
+            for kind in KINDS:
+                cell = run_cell(kind, size, row)
+                lpfhp, optimal = cell["lpfhp"], cell["optimal"]
+                key, gap = (kind, size, row), optimal["packs"] - optimal["bound"]
+                cells.append({**cell, "key": key, "gap": gap})
+                known = earlier.get(key)
+                most = max(LENIENCE_SECONDS, LENIENCE_TIMES * lpfhp["seconds"])
+                if size == 10**7 and row == 8192:
+                    most = 3.0
+                slow += [key] if optimal["seconds"] > most else []
+                worse += [key] if known and gap - known["gap"] > LENIENCE_GAP * optimal["packs"] else []
+                print(
+                    f"{kind:>18} {size:>10,} {row:>6,} {optimal['packs']:>9,} {gap:>5,} {known['gap'] if known else '':>6}"
+                    f" {lpfhp['seconds']:>8.2f} {optimal['seconds']:>9.2f}",
+                    flush=True,
+                )
+                if save is not None:
+                    save.write_text(json.dumps(cells), encoding="utf-8")
+    print(
+        f"{len(cells)} cells; {len(slow)} slower than they may be {slow}; {len(worse)} with a larger gap than before {worse}"
+    )
+    shares = [cell["gap"] / cell["optimal"]["packs"] for cell in cells]
+    print(f"gap 0 in {shares.count(0.0)}; at most {100 * max(shares):.4f} % of the packs")
+
+
 def main() -> None:
     """Print the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sequences", type=int, default=10_000_000)
+    parser.add_argument("--sequences", type=int, help="10,000,000; of a grid, those of 1,000, 100,000 and 10,000,000")
     parser.add_argument("--row", type=int, default=8192)
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--once", choices=("ours", "plain"), help="one run in this process, as JSON")
+    parser.add_argument("--grid", action="store_true")
+    parser.add_argument("--save", type=Path, metavar="FILE", help="the cells of the grid, as JSON")
+    parser.add_argument("--before", type=Path, metavar="FILE", help="what another commit saved")
     arguments = parser.parse_args()
+    if arguments.grid:
+        show_processor()
+        print_grid(arguments.sequences, arguments.save, arguments.before)
+        return
+    arguments.sequences = arguments.sequences or 10_000_000
     if arguments.once:
         once = run_once if arguments.once == "ours" else run_plain
         print(json.dumps(once(arguments.sequences, arguments.row)))

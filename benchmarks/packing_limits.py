@@ -22,7 +22,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.packing.algorithms import depth_of, solve
 from gaudi_bert.packing.exact.bounds import prove_bound
-from gaudi_bert.packing.mixture import NNLS_WORK, OPTIMAL_WORK, Work, packs_of
+from gaudi_bert.packing.exact.optimal import FULL_WORK
+from gaudi_bert.packing.mixture import NNLS_WORK, Work, packs_of
 from tests.builders.histograms import bimodal, lognormal, perfect_triplets, scattered, uniform
 
 DEPTHS = (3, 8, "max")
@@ -82,7 +83,7 @@ def _rows() -> Iterator[Sequence[Any]]:
 
 def _row(name: str, counts: np.ndarray, algorithm: str, depth: int | str) -> Sequence[Any]:
     """One plan, with the proof of its bound."""
-    limit = NNLS_WORK if algorithm == "nnls" else OPTIMAL_WORK
+    limit = NNLS_WORK if algorithm == "nnls" else FULL_WORK
     most, work = depth_of(depth, len(counts)), Work(limit)
     started = time.process_time()
     solved = solve(counts, algorithm, most, work=work)

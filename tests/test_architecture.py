@@ -115,7 +115,7 @@ ROOMS = {
         *("common", "config", "artefacts", "packing", "reading", "tfrecords", "rows", "tables", "model", "engines"),
         *("training", "tasks"),
     },
-    "serving": {"common", "config", "rows", "model", "engines", "training", "tasks"},
+    "serving": {"common", "config", "artefacts", "rows", "model", "engines", "training", "tasks"},
     "reporting": {"common", "config", "artefacts", "packing", "packs", "tfrecords", "rows", "tables"},
     "runners": {
         *("common", "config", "artefacts", "packing", "packs", "reading", "tfrecords", "corpus", "tables", "training"),
@@ -188,7 +188,7 @@ HEAVY: dict[str, tuple[set[str], set[str]]] = {
     "highspy": (set(), {"packing/exact/linear_program"}),
     "tokenizers": (set(), {"corpus/vocabulary", "rows/tokenizer"}),
     "tensorflow": ({"engines/tensorflow"}, set()),
-    "horovod": (set(), {"engines/tensorflow/horovod"}),
+    "horovod": (set(), {"engines/tensorflow/horovod", "runners/launch"}),
     "habana_frameworks": (set(), {"engines"}),
     "safetensors": ({"training/checkpoint", "tasks/models", "encoders/encoder_weights"}, {"training"}),
     "matplotlib": (set(), {"reporting"}),

@@ -151,16 +151,6 @@ def run_example(example: str, folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_planning_of_the_page_plans_what_one_command_plans(case: PackingCase, tmp_path: Path) -> None:
-    (tmp_path / "histograms").mkdir()
-    for part in range(2):
-        succeed("histogram", case.records, "--out", tmp_path / "histograms" / f"{part}.json", "--shard", f"{part}/2")
-    run_example("Planning", tmp_path)
-    succeed("plan", *(tmp_path / "histograms" / f"{part}.json" for part in range(2)), "--out", tmp_path / "whole.json")
-    assert (tmp_path / "plan.json").read_bytes() == (tmp_path / "whole.json").read_bytes()
-
-
-@pytest.mark.slow
 def test_the_verifying_of_the_page_proves_what_one_command_proves(case: PackingCase, tmp_path: Path) -> None:
     (tmp_path / "records").symlink_to(case.records)
     for name in ("packed", "whole"):

@@ -137,8 +137,10 @@ class PackResult:
         skipped = self.written.skipped or (planned is not None and planned.skipped)
         lines = StageOutput(self.written.content, skipped=skipped).lines(out=out, verbose=verbose and planned is None)
         lines += planned.content.choice_lines() if verbose and planned is not None else []
-        proof = [] if self.verified is None else self.verified.lines()
-        return [*lines, *(f"verified: {line}" for line in proof)]
+        if self.verified is not None:
+            sequences = count_of(self.verified.content.sequences, "sequence")
+            lines.append(f"verified: every one of {sequences} is in the packs exactly once")
+        return lines
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -218,7 +217,12 @@ def pack(
         train = f"{output.words_of('train', '--data', out, '--out', 'run/')} --model MODEL"
         output.print_result(result, json, result.lines(out=out, verbose=verbose), None if shard is not None else train)
         return
-    _refuse_options_of_tables(source, {**of_tables, "shard": shard, "finish": finish})
+    for name, value in {**of_tables, "shard": shard, "finish": finish}.items():
+        if value:
+            raise InputError(
+                f"--{name.replace('_', '-')} is for tables, and {source} is not one by its ending (.parquet, .arrow, "
+                ".jsonl, .jsonl.gz, a datasets folder); leave it out, or use `histogram`, `plan` and `write`"
+            )
     from gaudi_bert.tfrecords import pack
 
     settings = arguments.packing_settings(set_, **both)
@@ -231,16 +235,6 @@ def pack(
         verified=verify,
     )
     output.print_result(packed, json, packed.lines(out, verbose), output.words_of("train", "--data", out, "--out", "run/"))
-
-
-def _refuse_options_of_tables(source: str, options: Mapping[str, object]) -> None:
-    """Refuse options of tables for TFRecords."""
-    for name, value in options.items():
-        if value:
-            raise InputError(
-                f"--{name.replace('_', '-')} is for tables, and {source} is not one by its ending (.parquet, .arrow, "
-                ".jsonl, .jsonl.gz, a datasets folder); leave it out, or use `histogram`, `plan` and `write`"
-            )
 
 
 def verify(

@@ -9,27 +9,23 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gaudi_bert.cli import arguments, output
-from gaudi_bert.common.errors import InputError, enumerated
 from gaudi_bert.common.progress import Reporter, count_of, human_seconds
 
 if TYPE_CHECKING:  # they need numpy, and `--help` does without
-    from gaudi_bert.reporting.estimate import EstimateResult, EstimateRow, TaskEstimate
+    from gaudi_bert.reporting.estimate import EstimateResult, EstimateRow
 
 _Picture = Annotated[Path | None, typer.Option(help="Also draw a chart, as PNG or SVG.")]
 
 
-@arguments.reads_rows("label_column", "too_long")
 def estimate(
     source: Annotated[
         list[str],
         typer.Argument(
-            help="TFRecords, HDF5, a table, a histogram.json, a shipped one (wikipedia-512), or with --task a file of rows.",
+            help="TFRecords, HDF5, a table, lengths (.txt, .csv, .npy, .json), a histogram.json or wikipedia-512.",
             show_default=False,
         ),
     ],
-    depths: Annotated[
-        str | None, typer.Option(help="Depths to compare.", show_default="1,2,3,4,8,max; with --task 3,6,12,max")
-    ] = None,
+    depths: Annotated[str, typer.Option(help="Depths to compare.")] = "1,2,3,4,8,max",
     algorithms: Annotated[str, typer.Option(help="Algorithms to compare.")] = "none,spfhp,lpfhp,nnls,optimal",
     max_sequence_length: Annotated[
         int | None, typer.Option(min=1, help="Slots per pack; default: as in SOURCE.", show_default=False)
@@ -37,26 +33,15 @@ def estimate(
     input_column: arguments.InputColumn = None,
     picture: _Picture = None,
     details: Annotated[bool, typer.Option("--details", help="Also print times, other lengths and un-padding.")] = False,
-    task: arguments.Task = None,
-    model: Annotated[Path | None, typer.Option(help="With --task: a folder with the tokenizer.")] = None,
-    row_lengths: Annotated[str, typer.Option(help="With --task: row lengths to compare, in tokens.")] = "128,256,384,512",
-    rows: arguments.RowOptions = arguments.NO_ROW_OPTIONS,
-    set_: arguments.SetTask = None,
     json: arguments.Json = False,
 ) -> None:
     """Show what packing would give at each depth and with each algorithm; nothing is written."""
     from gaudi_bert.reporting import estimate
 
     data = arguments.one_source(source)
-    if task is not None:
-        _estimate_task(data, task, model, row_lengths, depths or "3,6,12,max", rows, set_, json)
-        return
-    for option, _ in rows.by_key().values():
-        raise InputError(f"{option} is for rows of text; say of which task they are with --task")
-    requested = (depths or "1,2,3,4,8,max").split(",")
     result = estimate.estimate(
         data,
-        depths=requested,
+        depths=depths.split(","),
         algorithms=algorithms.split(","),
         picture=picture,
         reporter=Reporter(),
@@ -64,35 +49,6 @@ def estimate(
         input_column=input_column or "input_ids",
     )
     output.print_result(result, json, describe_details(result) if details else describe_estimate(result))
-
-
-def _estimate_task(
-    source: str,
-    task: str,
-    model: Path | None,
-    row_lengths: str,
-    depths: str,
-    rows: arguments.RowOptions,
-    set_: list[str] | None,
-    json: bool,
-) -> None:
-    from gaudi_bert.reporting.estimate import estimate_task, parse_depth
-    from gaudi_bert.tasks.models.task_models import encoder_sizes
-
-    if model is None:
-        raise InputError("--task needs --model DIR, a folder with the tokenizer")
-    if not all(length.strip().isdigit() and int(length) >= 3 for length in row_lengths.split(",")):
-        raise InputError(f"--row-lengths {row_lengths}: write integers from 3, with commas between")
-    result = estimate_task(
-        source,
-        model,
-        arguments.task_settings(set_, {"task.name": ("--task", task), **rows.by_key()}),
-        row_lengths=[int(length) for length in row_lengths.split(",")],
-        depths=[parse_depth(depth) for depth in depths.split(",")],
-        sizes_of=encoder_sizes,
-        reporter=Reporter(),
-    )
-    output.print_result(result, json, describe_task_estimate(result))
 
 
 # --- the tables of `estimate`
@@ -140,37 +96,6 @@ def describe_details(result: EstimateResult) -> list[str]:
         f"  {row.accelerators:>6}: {row.unpadding:.3f} / {row.ideal_unpadding:.3f} / {row.packing:.3f}"
         for row in result.unpadding.rows
     ]
-    return lines
-
-
-def describe_task_estimate(result: TaskEstimate) -> list[str]:
-    """Packs, and sequences in each, by the length of a row and by depth."""
-    rows = result.rows
-    depths = list(dict.fromkeys(row.depth for row in rows))
-    lines = [
-        f"{result.source}: {count_of(result.sequences, 'sequence')} ({result.task}), {result.mean_length:.2f} "
-        f"tokens on average, the longest {result.longest:,}",
-        "",
-        "Packs (sequences in each), by tokens of a row and the most sequences that a pack may hold:",
-        f"  {'row':>6} {'cut':>8}" + "".join(f"{depth:>20}" for depth in depths),
-    ]
-    for length in dict.fromkeys(row.max_sequence_length for row in rows):
-        own = [row for row in rows if row.max_sequence_length == length]
-        cells = [f"{row.packs:,} ({row.packing_factor:.3f})" for row in own]
-        lines.append(f"  {length:>6} {own[0].cut:>8,}" + "".join(f"{cell:>20}" for cell in cells))
-    above = [row for row in rows if row.gap]
-    lines += ["", "Not proven to be the fewest possible:" if above else "No packing needs fewer: each is proven optimal."]
-    lines += [
-        f"  rows of {row.max_sequence_length}, depth {row.depth}: the proven minimum is {row.lower_bound:,}" for row in above
-    ]
-    chosen = result.chosen
-    packs = [f"{packs:,} of {length:,}" for packs, length in zip(chosen.packs, chosen.lengths, strict=True)]
-    several = f"{chosen.of_one_length:.2f} of that of one length, " if len(packs) > 1 else ""
-    if result.task != "embedding":
-        lines += [
-            f"finetune --row-lengths auto: rows {enumerated(packs)}, of an estimated cost of",
-            f"  {several}{chosen.of_padded_batches:.2f} of that of batches padded to their longest sequence",
-        ]
     return lines
 
 

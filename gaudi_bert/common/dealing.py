@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from gaudi_bert.common.arrays import AnyArray, Int32Array, IntArray, permutation, permutation_of_kind
+from gaudi_bert.common.arrays import AnyArray, Int32Array, IntArray, permutation, permutation_of_kind, random_words
 from gaudi_bert.common.compiled import kernel
 from gaudi_bert.common.errors import InputError
 
@@ -75,12 +76,56 @@ def deal_sequences(
 def _by_length(lengths: AnyArray, firsts: IntArray, seed: int, group: int) -> AnyArray:
     """The numbers of all sequences by their lengths, those of one length in their random order."""
     number = np.int32 if lengths.size < 1 << 31 else np.int64
-    order = permutation_of_kind(number, lengths.size, seed, "sequences", group)
     if lengths.size < _COMPILED_FROM:
+        order = permutation_of_kind(number, lengths.size, seed, "sequences", group)
         return order[np.argsort(lengths[order], kind="stable")]
+    order = np.empty(lengths.size, number)
+    _order_words(random_words(lengths.size, seed, "sequences", group), (lengths.size // 4096).bit_length(), order)
     result = np.empty_like(order)
     _sort_by_length(order, lengths, firsts.copy(), result)
     return result
+
+
+@kernel
+def _order_words(words: NDArray[np.uint64], bits: int, order: AnyArray) -> None:
+    """The stable argsort of uniform words, as `permutation_of_kind` has it, by their first `bits` bits and then by others.
+
+    What has the same first bits stays in the processor's cache; there each word is inserted where few others are.
+    """
+    starts = np.zeros((1 << bits) + 1, np.int64)
+    for word in words:
+        starts[(word >> np.uint64(64 - bits)) + np.uint64(1)] += 1
+    starts = np.cumsum(starts)
+    ends = starts.copy()
+    for index in range(words.size):
+        bucket = words[index] >> np.uint64(64 - bits)
+        order[ends[bucket]] = index
+        ends[bucket] += 1
+    most = np.max(starts[1:] - starts[:-1])
+    found, ordered, placed = np.empty(most, np.uint64), np.empty(most, np.uint64), np.empty_like(order[:most])
+    inner = 1
+    while most >> inner > 2:
+        inner += 1
+    firsts, lasts = np.empty((1 << inner) + 1, np.int64), np.empty((1 << inner) + 1, np.int64)
+    for bucket in range(starts.size - 1):
+        start, size = starts[bucket], starts[bucket + 1] - starts[bucket]
+        firsts[:] = 0
+        for index in range(size):
+            found[index] = words[order[start + index]]
+            firsts[(found[index] << np.uint64(bits) >> np.uint64(64 - inner)) + np.uint64(1)] += 1
+        for number in range(1 << inner):
+            firsts[number + 1] += firsts[number]
+        lasts[:] = firsts
+        for index in range(size):
+            word = found[index]
+            number = word << np.uint64(bits) >> np.uint64(64 - inner)
+            place = lasts[number]
+            lasts[number] += 1
+            while place > firsts[number] and ordered[place - 1] > word:
+                ordered[place], placed[place] = ordered[place - 1], placed[place - 1]
+                place -= 1
+            ordered[place], placed[place] = word, order[start + index]
+        order[start : start + size] = placed[:size]
 
 
 @kernel

@@ -55,6 +55,9 @@ class PackingSettings(Settings):
     leftovers: Literal["best-fit", "complement"] = Field(
         "best-fit", description="nnls only: remaining sequences are packed by best fit, or padded as published"
     )
+    effort: Literal["bounded", "unlimited"] = Field(
+        "bounded", description="optimal only: search no longer than can be gained, or on for the last pack"
+    )
     masked_slots: int | None = Field(
         None, ge=1, le=32768, description="Q, masked positions per pack; default and least: max_predictions + depth"
     )
@@ -78,6 +81,7 @@ class TableSettings(Settings):
     row_lengths: RowLengthChoice | None = None
     input_column: str = "input_ids"
     algorithm: Algorithm = "optimal"
+    effort: Literal["bounded", "unlimited"] = "bounded"
     depth: Depth = "max"
     too_long: Literal["error", "truncate", "split", "drop"] = "error"
     columns: tuple[str, ...] | None = None

@@ -190,8 +190,8 @@ def write_section(
         examples_dealt = dealt[:, 0].sum()
         if examples_dealt == 0:
             raise InputError(
-                f"prepare.text: the text of {section.split} gives no example, since it has no character of a word; give"
-                " text with words in it"
+                f"prepare.text: the text of {section.split} gives no example: it has no character of a word, or it is a"
+                " single sentence; give text of several sentences"
             )
         if not dealt[:, 0].all():
             raise InputError(

@@ -115,19 +115,26 @@ def source_identity(source: Source) -> dict[str, Any]:
 # --- documents
 
 
+_LINES_WITHOUT_END = 50
+"""Lines a sentence, on average, from which on a text has no ends of sentences."""
+
+
 @dataclass(frozen=True)
 class TextFormat:
-    """The format of a source."""
+    """The format of a source; `ends_no_sentence` where the sample joins so many lines that full stops must be missing."""
 
     name: _FormatName
     gzipped: bool
     layout: Layout
+    ends_no_sentence: bool = False
 
     def __str__(self) -> str:
         lines = {"sentences": "one sentence a line", "paragraphs": "paragraphs to split", "wrapped": "wrapped lines to join"}
         if self.name == "Python documentation":
             return self.name
-        return f"{self.name}{', gzipped' if self.gzipped else ''}, {lines[self.layout]}"
+        warning = "; its lines end no sentence, so each document is one: write one sentence a line, or give full stops"
+        found = f"{self.name}{', gzipped' if self.gzipped else ''}, {lines[self.layout]}"
+        return found + warning if self.ends_no_sentence else found
 
 
 class _Line(NamedTuple):
@@ -156,7 +163,9 @@ def detect_format(source: Source) -> TextFormat:
     lines = itertools.islice(_lines_of_documents(source.path, name, gzipped), _SAMPLE_LINES)
     documents = itertools.groupby(lines, key=lambda line: line.document)
     sample = [[line.text for line in document] for _, document in itertools.islice(documents, _SAMPLE_DOCUMENTS)]
-    return TextFormat(name, gzipped, detect_layout(sample))
+    layout = detect_layout(sample)
+    sentences = sum(len(sentences_of_lines(document, layout)) for document in sample)
+    return TextFormat(name, gzipped, layout, _LINES_WITHOUT_END * sentences < sum(map(len, sample)))
 
 
 def is_json_line(line: bytes, path: Path) -> bool:

@@ -266,9 +266,14 @@ def _pairs_of_document(
         while stop < end and starts[stop] - starts[first] < target:
             stop += 1
         cut = first + random.between(1, stop - first - 1) if stop - first >= 2 else stop
-        if stop - first == 1 or random.chance(_RANDOM_NEXT_PROBABILITY):
+        if not _has_random_next(documents, document, first, cut):
+            if stop - first == 1:
+                first = stop  # no pair can be made of it
+                continue
+            label, following, second = 0, stop, (starts[cut], starts[stop])
+        elif stop - first == 1 or random.chance(_RANDOM_NEXT_PROBABILITY):
             least_tokens = target - (starts[cut] - starts[first])
-            second = _random_segment(starts, documents, document, least_tokens, random)
+            second = _random_segment(starts, documents, document, first, cut, least_tokens, random)
             label, following = 1, cut
         else:
             second = (starts[cut], starts[stop])
@@ -277,24 +282,40 @@ def _pairs_of_document(
         first = following
 
 
+def _has_random_next(documents: list[int], document: int, first: int, cut: int) -> bool:
+    """Whether there is a sentence outside the segment `first` .. `cut` - 1 that is not its own next one."""
+    return len(documents) > 2 or first > documents[document] or cut + 1 < documents[document + 1]
+
+
 def _random_segment(
-    starts: list[int], documents: list[int], document: int, least_tokens: int, random: RandomStream
+    starts: list[int],
+    documents: list[int],
+    document: int,
+    first: int,
+    cut: int,
+    least_tokens: int,
+    random: RandomStream,
 ) -> tuple[int, int]:
     """From a random sentence of another document: at least one sentence, and at least `least_tokens` tokens if it has them.
 
-    In a block of one document it is taken from that document, as Google's script does when it finds no other.
+    In a block of one document it is taken from that document, from before the sentences `first` .. `cut` - 1 of segment A or
+    from behind the one that follows them: never what would make the pair a real one.
     """
     others = len(documents) - 2
-    other = document
     if others > 0:
         other = random.below(others)
         other += other >= document
-    end = documents[other + 1]
-    first = documents[other] + random.below(end - documents[other])
-    stop = first + 1
-    while stop < end and starts[stop] - starts[first] < least_tokens:
+        end = documents[other + 1]
+        chosen = documents[other] + random.below(end - documents[other])
+    else:
+        before, behind = first - documents[document], max(0, documents[document + 1] - cut - 1)
+        drawn = random.below(before + behind)
+        chosen = documents[document] + drawn if drawn < before else cut + 1 + drawn - before
+        end = first if drawn < before else documents[document + 1]
+    stop = chosen + 1
+    while stop < end and starts[stop] - starts[chosen] < least_tokens:
         stop += 1
-    return starts[first], starts[stop]
+    return starts[chosen], starts[stop]
 
 
 def lengths_that_fit(first_length: int, second_length: int, most_tokens: int) -> tuple[int, int]:

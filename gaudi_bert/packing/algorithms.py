@@ -20,6 +20,7 @@ from gaudi_bert.packing.exact.optimal import solve_optimally
 from gaudi_bert.packing.heuristics import pack_first_fit, pack_greedily, pack_longest_first, pack_none, pack_shortest_first
 from gaudi_bert.packing.histogram import Histogram
 from gaudi_bert.packing.mixture import (
+    Effort,
     Leftovers,
     Mixture,
     Packing,
@@ -65,7 +66,7 @@ class _Algorithm(NamedTuple):
 
     Attributes:
         pack: returns a mixture or a `Solved`.
-        needs: of `leftovers` (what `nnls` does with the last sequences), `seed` and `work` (a limit of effort).
+        needs: of `leftovers` (what `nnls` does with the last sequences), `seed`, `work` (a limit of effort) and `effort`.
     """
 
     pack: Callable[..., Mixture | Solved]
@@ -77,7 +78,7 @@ MOST_DIFFERENT = 2**20
 
 ALGORITHMS = {
     "nnls": _Algorithm(pack_by_nnls, needs=("leftovers", "work")),
-    "optimal": _Algorithm(solve_optimally, needs=("work",)),
+    "optimal": _Algorithm(solve_optimally, needs=("work", "effort")),
     "nnlshp": _Algorithm(pack_nnlshp),
     "ennlshp": _Algorithm(pack_ennlshp),
     "spfhp": _Algorithm(pack_shortest_first),
@@ -113,8 +114,9 @@ def solve(
     leftovers: Leftovers = "best-fit",
     seed: int = 0,
     work: Work | None = None,
+    effort: Effort = "bounded",
 ) -> Solved:
-    """Run one algorithm; arguments as `pack_histogram`, and the limit of effort, None for the algorithm's own."""
+    """Run one algorithm; arguments as `pack_histogram`."""
     check_known(algorithm, ALGORITHMS)
     different = np.count_nonzero(counts)
     if different > MOST_DIFFERENT:
@@ -123,7 +125,7 @@ def solve(
             f" max_sequence_length of at most {MOST_DIFFERENT:,}, or round the lengths up"
         )
     known = ALGORITHMS[algorithm]
-    offered: dict[str, Any] = {"leftovers": leftovers, "seed": seed, "work": work}
+    offered: dict[str, Any] = {"leftovers": leftovers, "seed": seed, "work": work, "effort": effort}
     result = known.pack(counts, depth, **{name: offered[name] for name in known.needs})
     return result if isinstance(result, Solved) else Solved(result, algorithm)
 
@@ -138,6 +140,8 @@ def pack_histogram(
     masked_slots: int | None = None,
     seed: int = 0,
     quick_bound: bool = False,
+    effort: Effort = "bounded",
+    work: Work | None = None,
 ) -> Packing:
     """Pack a histogram, check the packing, and prove how good it is.
 
@@ -149,9 +153,11 @@ def pack_histogram(
         masked_slots: slots for masked positions per pack (Q); None for as few as there may be.
         seed: of `greedy`, the only algorithm that draws.
         quick_bound: where the algorithm proves no bound itself, only the one of tokens and sequences.
+        effort: `optimal` only: "unlimited" searches on where next to nothing can be gained.
+        work: a limit of effort that counts what was done; None for the algorithm's own.
     """
     most = depth_of(depth, histogram.max_sequence_length)
-    solved = solve(histogram.counts, algorithm, most, leftovers=leftovers, seed=seed)
+    solved = solve(histogram.counts, algorithm, most, leftovers=leftovers, seed=seed, work=work, effort=effort)
     mixture = sorted_mixture(solved.mixture)
     needed = needed_masked_slots(mixture, histogram)
     deepest = max(map(len, mixture), default=1) if depth == "max" else most

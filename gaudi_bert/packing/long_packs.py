@@ -35,7 +35,7 @@ GRIDS = ((BINS, 0), (BINS, 1), (BINS, 4), (2 * BINS, 1))  # bins and how often t
 SLACK_SHARE, SLACK_PACKS = 3e-5, 0.3  # a sequence's slack: of the mean length, or of a pack for all of them; the larger
 NEAR = 10_000  # within one pack in so many of the bound a plan is good enough to be matched or searched for the last pack
 LAST_PACK_SHARE = 0.3  # of the work, to find out whether the last pack can be saved
-MATCHING_WORK = 2e9  # for matching in the end, besides the limit of work: two seconds, mostly for the last pack or two
+MATCHED = 200_000  # of more sequences a part is matched, the packs with room first: a round takes a fiftieth of a second
 
 MOST_DEALT = 2_000_000  # more sequences would take gigabytes and minutes if each had a separate slot
 THINNED = 500_000  # of more sequences so many are planned: what that wastes is a fiftieth of a thousandth of the packs
@@ -52,6 +52,7 @@ ROOMY = 400  # packs with the most room that are looked at one by one
 FAILURES = 100  # packs in a row that find no swap: the round ends
 FEW_FITTED = 0.01  # after a round in which a smaller share lost its excess, excess is passed along among packs
 STALLED = 3  # such rounds before an empty pack is opened
+OPERATIONS_PER_DEALT = 500  # for each sequence, to deal it into a slot and to read the packs afterwards
 OPERATIONS_PER_PACK, OPERATIONS_PER_TRIAL = 20, 50_000  # of a round, for each pack and for each that is tried
 
 
@@ -97,6 +98,7 @@ def deal_into_slots(
         excess=np.full(len(first_slot) - 1, -max_length),
         pointer=np.zeros(max_length + 2, dtype=np.int64),
     )
+    work.spend(OPERATIONS_PER_DEALT * len(lengths))
     _deal(dealt, slot_bins, np.repeat(np.arange(len(first_slot) - 1), np.diff(first_slot)), max_length / bins)
     _swap_until_all_fit(dealt, spare, work)
     given_up = _give_up(dealt)
@@ -396,6 +398,30 @@ def rematch_halves(mixture: Mixture, max_length: int, depth: int, enough: int, w
         stalled = 0 if len(starts) < before else stalled + 1
         rounds += 1
     return mixture_of_packs(lengths, starts)
+
+
+def packs_with_room(mixture: Mixture, max_length: int, most: int) -> Mixture:
+    """Packs of at most `most` sequences, if the mixture has more: those that are not full, the roomiest first, for half of
+    them at most; and the same share of each strategy, for what the others leave.
+    """
+    sequences = sum(len(strategy) * count for strategy, count in mixture.items())
+    if sequences <= most:
+        return dict(mixture)
+    chosen: Mixture = {}
+    left = most // 2
+    for strategy in sorted(mixture, key=lambda strategy: (sum(strategy), strategy)):
+        count = min(mixture[strategy], left // len(strategy))
+        if sum(strategy) == max_length or count == 0:
+            break
+        chosen[strategy] = count
+        left -= count * len(strategy)
+    carried = 0.0
+    for strategy, count in mixture.items():
+        carried += (count - chosen.get(strategy, 0)) * (most - most // 2) / sequences
+        taken = min(int(carried), count - chosen.get(strategy, 0))
+        carried -= taken
+        add_packs(chosen, strategy, taken)
+    return chosen
 
 
 @kernel

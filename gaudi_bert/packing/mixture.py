@@ -293,6 +293,9 @@ class Packing(PackingFigures):
 Leftovers = Literal["best-fit", "complement"]
 """How `nnls` packs the sequences that its loop leaves over."""
 
+Effort = Literal["bounded", "unlimited"]
+"""Whether the search of `optimal` for fewer packs costs no more than it can gain, or goes on until nothing helps."""
+
 
 @dataclass(frozen=True)
 class Solved:
@@ -309,9 +312,6 @@ class Solved:
 # has, with the bound that is proven by then. An operation is about a nanosecond of one core. The published histograms stay
 # far below every limit, so a limit changes none of their plans.
 
-OPTIMAL_WORK = 30e9
-"""What `optimal` may do."""
-
 NNLS_WORK = 25e9
 """What all rounds of an NNLS method may do."""
 
@@ -322,13 +322,26 @@ ESTIMATE_WORK = ((1024, float("inf")), (4096, 180e9), (2**63, 40e9))
 """What all rows of an estimate may do together, by the longest packs for which it holds. Up to the first of these each row
 may do what a plan may, so that it equals the plan."""
 
+OPERATIONS_PER_STRATEGY, OPERATIONS_PER_LISTED = 4000, 100
+"""Operations of a heuristic in Python, per strategy and per sequence that the strategies list."""
+
 
 class Work:
-    """The remaining operations (infinite for no limit); what is spent of a share is spent of all too."""
+    """Operations that may be done (infinitely many for no limit); what is spent of a share is spent of all too.
+
+    Attributes:
+        spent: operations so far.
+    """
 
     def __init__(self, operations: float = float("inf"), whole: Work | None = None) -> None:
-        self.remaining = operations
+        self.spent = 0.0
+        self._limit = operations
         self._whole = whole
+
+    @property
+    def remaining(self) -> float:
+        """Operations that are left; negative where the last ones were more than that."""
+        return self._limit - self.spent
 
     @property
     def exhausted(self) -> bool:
@@ -337,13 +350,21 @@ class Work:
 
     def spend(self, operations: float) -> None:
         """Count what was done, or is done next."""
-        self.remaining -= operations
+        self.spent += operations
         if self._whole is not None:
             self._whole.spend(operations)
+
+    def spend_on(self, mixture: Mapping[Strategy, int]) -> None:
+        """Count what a heuristic did that returned this mixture."""
+        self.spend(OPERATIONS_PER_STRATEGY * len(mixture) + OPERATIONS_PER_LISTED * sum(map(len, mixture)))
 
     def share(self, part: float) -> Work:
         """A limit of this part (0..1) of what remains, for one phase."""
         return Work(max(self.remaining, 0.0) * part, self)
+
+    def at_most(self, operations: float) -> Work:
+        """A limit of so many of the operations that remain."""
+        return Work(min(operations, max(self.remaining, 0.0)), self)
 
 
 def estimate_limit(max_sequence_length: int) -> Work | None:

@@ -302,11 +302,11 @@ def _rounds(counts: IntArray, depth: int, work: Work, leftovers: Leftovers) -> I
         before = int(remaining.sum())
         if before == 0 or work.exhausted:
             break
-        start = work.remaining
+        before_spent = work.spent
         most_rounds = int(ROUNDS_PER_LENGTH * np.count_nonzero(remaining)) + 1 if is_long else None
         packs = _rounded_packs(remaining, weights, depth, allowed, most_rounds)
         if is_long and allowed is work:
-            allowed = work.share(LATER_ROUNDS * (start - work.remaining) / max(work.remaining, 1.0))
+            allowed = work.share(LATER_ROUNDS * (work.spent - before_spent) / max(work.remaining, 1.0))
         for strategy, count in packs.items():
             add_packs(mixture, strategy, count)
         remaining = np.maximum(remaining - coverage(packs, len(counts)), 0)

@@ -9,9 +9,12 @@ Lengths are counted, their histogram is packed (`algorithms`), and the sequences
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
-from typing import Any, Literal, overload
+from typing import Any, Literal, cast, get_args, overload
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -20,9 +23,10 @@ from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.dealing import deal_sequences
 from gaudi_bert.common.errors import ArgumentError, InputError, shown
 from gaudi_bert.common.features import PackingFigures
+from gaudi_bert.common.progress import Reporter, human_seconds
 from gaudi_bert.packing.algorithms import pack_histogram as pack_counts
 from gaudi_bert.packing.histogram import MOST_SLOTS, Histogram, checked_lengths, histogram_of, rescaled, whole_number
-from gaudi_bert.packing.mixture import Packing
+from gaudi_bert.packing.mixture import Effort, Packing, Work
 
 Algorithm = Literal["nnls", "optimal", "nnlshp", "ennlshp", "spfhp", "lpfhp", "greedy", "ffd", "none"]
 DEFAULT_SEED = 12345
@@ -146,6 +150,7 @@ def pack_lengths(
     depth: int | Literal["max"] = "max",
     algorithm: Algorithm = "optimal",
     seed: int = DEFAULT_SEED,
+    effort: Effort = "bounded",
 ) -> PackedLengths:
     """Pack sequences of these lengths into rows of one length, every sequence into exactly one.
 
@@ -156,13 +161,15 @@ def pack_lengths(
         depth: most sequences per pack, or "max" for no limit.
         algorithm: `optimal`, `nnls`, `lpfhp`, `spfhp`, `ffd`, `nnlshp`, `ennlshp`, `greedy`, `none`.
         seed: which sequences of a length go where, and the order of the packs.
+        effort: of `optimal`: "bounded" searches for fewer packs for about a second, or longer where many may be saved;
+            "unlimited" searches on for the last pack, which may take minutes.
 
     Raises:
         ArgumentError: a ValueError, which names the index and the wrong value.
     """
     seed = whole_number(seed, "seed", 0)
     checked = checked_lengths(lengths, max_sequence_length)
-    packing = _pack(histogram_of(checked, int(max_sequence_length)), depth, algorithm, seed)
+    packing = _pack(histogram_of(checked, int(max_sequence_length)), depth, algorithm, seed, effort)
     offsets, indices = deal_sequences(checked, list(packing.mixture.items()), seed, 0, np.int64)
     return PackedLengths(
         **_figures(packing),
@@ -180,6 +187,7 @@ def pack_histogram(
     depth: int | Literal["max"] = "max",
     algorithm: Algorithm = "optimal",
     seed: int = DEFAULT_SEED,
+    effort: Effort = "bounded",
 ) -> PackedHistogram:
     """Pack a histogram of lengths; the cost depends on the longest row, not on how many sequences there are.
 
@@ -189,6 +197,7 @@ def pack_histogram(
         depth: most sequences per pack, or "max" for no limit.
         algorithm: as `pack_lengths`.
         seed: of `greedy`, the only algorithm that draws.
+        effort: as `pack_lengths`.
 
     Raises:
         ArgumentError: a ValueError, which names the length and the wrong value.
@@ -204,7 +213,7 @@ def pack_histogram(
         raise ArgumentError(str(error)) from None
     if histogram.sequences == 0:
         raise ArgumentError("counts holds no sequence; counts[0] is how many there are of length 1")
-    packing = _pack(histogram, depth, algorithm, seed)
+    packing = _pack(histogram, depth, algorithm, seed, effort)
     return PackedHistogram(
         **_figures(packing),
         strategies=tuple(packing.mixture),
@@ -214,19 +223,46 @@ def pack_histogram(
     )
 
 
-def _pack(histogram: Histogram, depth: int | str, algorithm: str, seed: int) -> Packing:
+def _pack(histogram: Histogram, depth: int | str, algorithm: str, seed: int, effort: str) -> Packing:
     """The packing of a histogram, checked and proven; what it rejects is an argument of the caller."""
     if not isinstance(algorithm, str):
         raise ArgumentError(f"algorithm is {shown(algorithm)}; it must be the name of one, such as optimal")
+    if effort not in get_args(Effort):
+        raise ArgumentError(f"effort is {shown(effort)}; it must be one of {', '.join(get_args(Effort))}")
     if not isinstance(depth, str) or depth != "max":
         try:
             depth = whole_number(depth, "depth", 1)
         except ArgumentError as error:
             raise ArgumentError(f'{error}, or "max" for no limit') from None
     try:
-        return pack_counts(histogram, algorithm, depth, seed=seed)
+        with _said_if_long(f"packing {histogram.sequences:,} sequences by {algorithm}") as work:
+            return pack_counts(histogram, algorithm, depth, seed=seed, effort=cast(Effort, effort), work=work)
     except InputError as error:
         raise ArgumentError(str(error)) from None
+
+
+SILENT_SECONDS, BETWEEN_LINES_SECONDS = 2.0, 10.0
+
+
+@contextmanager
+def _said_if_long(what: str) -> Iterator[Work]:
+    """Say on standard error that it goes on, after two seconds and then every ten; what is done is counted in the `Work`."""
+    work, started, ended = Work(), time.monotonic(), threading.Event()
+
+    def watch() -> None:
+        pause = SILENT_SECONDS
+        while not ended.wait(pause):
+            done = f"{work.spent / 1e9:.1f} billion operations" if work.spent else "the first look"
+            Reporter().say(f"{what}: {human_seconds(time.monotonic() - started)} so far, {done}")
+            pause = BETWEEN_LINES_SECONDS
+
+    watching = threading.Thread(target=watch, daemon=True)
+    watching.start()
+    try:
+        yield work
+    finally:
+        ended.set()
+        watching.join()
 
 
 _BARS, _BAR_WIDTH, _BAR_HEIGHT = 16, 26, 60

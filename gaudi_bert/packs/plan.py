@@ -87,6 +87,7 @@ def _pack(
                 settings.algorithm,
                 settings.depth,
                 leftovers=settings.leftovers,
+                effort=settings.effort,
                 max_predictions=counted.max_predictions,
                 masked_slots=settings.masked_slots,
                 seed=settings.seed,

@@ -70,7 +70,10 @@ def write(
         numbers = run.share_of(range(writer.groups))
         written = 0 if run.finish else _write_groups(output, writer, numbers)
         if run.part is not None:
-            return _totals(output, numbers, written)
+            sums = PackedSums()
+            for _, manifest in output.iter_completed(numbers):
+                sums.add(manifest)
+            return GroupsResult(len(numbers), written, sums.sequences, sums.packs, sums.tokens)
     metadata = _finish(output, writer)
     return StageOutput(metadata, seconds=round(time.monotonic() - started, 3))
 
@@ -85,13 +88,6 @@ def _write_groups(output: PackedOutput, writer: GroupWriter, numbers: Sequence[i
                 if needed:
                     writer.write_group(number, task).write(output.summary_path(number))
     return len(pending)
-
-
-def _totals(output: PackedOutput, numbers: Sequence[int], written: int) -> GroupsResult:
-    sums = PackedSums()
-    for _, manifest in output.iter_completed(numbers):
-        sums.add(manifest)
-    return GroupsResult(len(numbers), written, sums.sequences, sums.packs, sums.tokens)
 
 
 def _finish(output: PackedOutput, writer: GroupWriter) -> PackedMetadata:

@@ -5,22 +5,19 @@ from __future__ import annotations
 import difflib
 import glob
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
-from typing import Protocol, cast
 
 import numpy as np
 
 from gaudi_bert.artefacts.histogram import HistogramFile
 from gaudi_bert.artefacts.stage_run import StageRun
-from gaudi_bert.artefacts.store.mirrored_folder import local_copies, local_copy
+from gaudi_bert.artefacts.store.mirrored_folder import local_copy
 from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.errors import InputError, require
 from gaudi_bert.common.progress import Reporter
-from gaudi_bert.config.places import StoreSettings
-from gaudi_bert.config.sections import TASK_NAMES, PackingSettings, TaskName, TaskSettings
+from gaudi_bert.config.sections import PackingSettings
 from gaudi_bert.packing.algorithms import check_known, depth_of, pack_histogram
 from gaudi_bert.packing.estimate import (
     ACCELERATORS,
@@ -37,14 +34,9 @@ from gaudi_bert.packing.estimate import (
 from gaudi_bert.packing.exact.bounds import prove_bound
 from gaudi_bert.packing.histogram import Histogram, histogram_of, rescaled
 from gaudi_bert.packing.mixture import estimate_limit
-from gaudi_bert.packing.row_lengths import USUAL_HIDDEN_SIZE, choose_row_lengths, row_cost
 from gaudi_bert.packs.plan import lengths_of
 from gaudi_bert.reporting import packing_pictures
-from gaudi_bert.rows.reading import SkippedRows, read_rows, windows
-from gaudi_bert.rows.retrieval import text_table
-from gaudi_bert.rows.tokenizer import open_tokenizer
-from gaudi_bert.rows.tokenizing import tokenize_rows
-from gaudi_bert.rows.types import TupleRow
+from gaudi_bert.reporting.given_lengths import LENGTH_ENDINGS, holds_lengths, read_lengths
 from gaudi_bert.tables.rows import table_lengths
 from gaudi_bert.tables.sources import TOKENS_COLUMN, is_table, table_files
 from gaudi_bert.tfrecords.histogram import histogram as count_records
@@ -226,6 +218,11 @@ def histogram_of_source(
             lengths = table_lengths(table_files(table), input_column).astype(np.int64)
         return histogram_of(lengths, max_sequence_length or int(lengths.max(initial=1)))
     shipped = _find_shipped_histogram(source)
+    if shipped is None and Path(source).suffix.lower() in (".json", *LENGTH_ENDINGS):
+        with local_copy(source) as path:
+            given = read_lengths(path) if holds_lengths(path) else None
+        if given is not None:
+            return _counted_lengths(given, max_sequence_length)
     if shipped is not None or Path(source).suffix == ".json":
         with local_copy(shipped or Path(source)) as path:
             histogram = lengths_of(HistogramFile.read_all([path]))
@@ -235,6 +232,17 @@ def histogram_of_source(
             count_records(source, counted, StageRun(reporter))
             histogram = lengths_of(HistogramFile.read_all([counted]))
     return histogram if max_sequence_length is None else rescaled(histogram, max_sequence_length)
+
+
+def _counted_lengths(lengths: IntArray, max_sequence_length: int | None) -> Histogram:
+    """The histogram of lengths that were given; in packs of the longest, where no other length is requested."""
+    longest = int(lengths.max())
+    if max_sequence_length is not None and longest > max_sequence_length:
+        raise InputError(
+            f"length {int(np.argmax(lengths)) + 1:,} is {longest:,}, more than --max-sequence-length"
+            f" {max_sequence_length:,}; give a larger one"
+        )
+    return histogram_of(lengths, max_sequence_length or longest)
 
 
 def shipped_histograms() -> dict[str, Path]:
@@ -255,131 +263,3 @@ def _find_shipped_histogram(source: str | Path) -> Path | None:
             f"(known: {', '.join(shipped)})"
         )
     return shipped.get(name)
-
-
-# --- the same for the rows of a task, at each length of a row and each depth
-
-WINDOW_ROWS = 8192
-
-
-@dataclass(frozen=True)
-class _TaskEstimateRow:
-    """One length of a row at one depth: `cut` sequences are longer, and `gap` packs are above the proven bound."""
-
-    max_sequence_length: int
-    depth: int | str
-    packs: int
-    lower_bound: int
-    gap: int
-    packing_factor: float
-    efficiency: float
-    cut: int
-
-
-@dataclass(frozen=True)
-class _ChosenRows:
-    """The rows that cost least, and their estimated cost as a share of that of other ways."""
-
-    lengths: tuple[int, ...]
-    packs: tuple[int, ...]
-    of_one_length: float
-    of_padded_batches: float
-
-
-@dataclass(frozen=True)
-class TaskEstimate:
-    """What `estimate --task` prints; lengths in tokens, before anything is cut.
-
-    `chosen` is what `finetune --row-lengths auto` would take for a model of the size in the folder.
-    """
-
-    source: str
-    task: str
-    sequences: int
-    mean_length: float
-    longest: int
-    rows: list[_TaskEstimateRow]
-    chosen: _ChosenRows
-
-
-def estimate_task(
-    data: str,
-    model: Path,
-    settings: TaskSettings,
-    *,
-    row_lengths: Sequence[int],
-    depths: Sequence[str | int],
-    sizes_of: Callable[[Path], _Sizes | None],
-    reporter: Reporter,
-    store: StoreSettings | None = None,
-) -> TaskEstimate:
-    """Tokenize the rows, and pack their lengths optimally in many ways; longer sequences count as cut.
-
-    `sizes_of` gives those of the model in a folder, as a run has them.
-    """
-    if settings.name is None:
-        raise InputError(f"--task (task.name) is not set; choose one of {', '.join(TASK_NAMES)}")
-    with local_copies((data, model), store) as (rows_path, folder):
-        lengths = _lengths(str(rows_path), folder or model, settings, reporter)
-        chosen = _chosen_rows(lengths, sizes_of(folder or model), depths[-1])
-    rows = []
-    jobs = [(length, depth) for length in row_lengths for depth in depths]
-    with reporter.task("estimate", len(jobs), "packings") as task:
-        for length, depth in jobs:
-            counts = np.bincount(np.minimum(lengths, length), minlength=length + 1)[1:]
-            packing = pack_histogram(Histogram(length, counts), "optimal", depth)
-            rows.append(
-                _TaskEstimateRow(
-                    max_sequence_length=length,
-                    depth=depth,
-                    packs=packing.packs,
-                    lower_bound=packing.lower_bound,
-                    gap=packing.gap,
-                    packing_factor=packing.packing_factor,
-                    efficiency=packing.efficiency,
-                    cut=int((lengths > length).sum()),
-                )
-            )
-            task.advance()
-    return TaskEstimate(data, settings.name, len(lengths), float(lengths.mean()), int(lengths.max()), rows, chosen)
-
-
-class _Sizes(Protocol):
-    """Of `model.config.ModelSizes`."""
-
-    @property
-    def positions(self) -> int: ...
-
-    @property
-    def hidden_size(self) -> int: ...
-
-
-def _chosen_rows(lengths: IntArray, sizes: _Sizes | None, depth: int | str) -> _ChosenRows:
-    """Rows of up to three lengths; sequences are cut to the positions of the model, where it is known."""
-    positions = None if sizes is None else sizes.positions
-    counts = np.bincount(lengths if positions is None else np.minimum(lengths, positions))[1:]
-    cost = partial(row_cost, hidden_size=USUAL_HIDDEN_SIZE if sizes is None else sizes.hidden_size)
-    chosen = choose_row_lengths(counts, cost, longest=positions, depth=depth)
-    packs = tuple(packing.packs for packing in chosen.packings)
-    return _ChosenRows(chosen.lengths, packs, chosen.cost / chosen.one_length_cost, chosen.cost / chosen.padded_cost)
-
-
-def _lengths(data: str, model: Path, settings: TaskSettings, reporter: Reporter) -> IntArray:
-    """Tokens of each sequence, one per row, uncut."""
-    tokenizer = open_tokenizer(model)
-    parts: list[IntArray] = []
-    skipped = SkippedRows()
-    for rows in windows(read_rows(data, settings.name, settings, say=reporter.say, skipped=skipped), WINDOW_ROWS):
-        whole = settings.model_copy(update={"too_long": "error"})
-        task: TaskName | None = settings.name
-        if task == "embedding":  # each distinct text is a sequence
-            rows, task = list(text_table(cast(list[TupleRow], rows)).texts), None
-        sequences = tokenize_rows(rows, tokenizer, task=task, settings=whole, max_sequence_length=2**30, file=data)
-        parts.append(sequences.lengths)
-        if reporter.live:
-            reporter.show(f"{sum(map(len, parts)):,} rows")
-    if skipped.rows:
-        reporter.say(str(skipped))
-    if not parts:
-        raise InputError(f"{data}: holds no rows; give a file with at least one")
-    return np.concatenate(parts)

@@ -2,9 +2,9 @@
 
 One process without cards needs no launcher. Those of PyTorch on one machine, or in one of several pods, are started by this
 process: each gets its number in the environment, and the address where the first one listens. Those of TensorFlow on CPUs
-likewise, with the address where a small HTTP server keeps all addresses; on cards or on several hosts `mpirun` starts them
-(`training_command`). Neither `horovodrun` nor `torchrun` is used: they kill all processes before a checkpoint may be
-complete, and turn every exit code into 1 and a traceback.
+likewise, by the variables and the server of `horovodrun`; on cards or on several hosts `mpirun` starts them
+(`training_command`). The programs `horovodrun` and `torchrun` are not used: they kill all processes before a checkpoint may
+be complete, and turn every exit code into 1 and a traceback.
 """
 
 from __future__ import annotations
@@ -14,17 +14,13 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 from gaudi_bert.common.errors import FailedError, InputError, StoppedError
 from gaudi_bert.common.launch import (
@@ -148,85 +144,28 @@ def failed_rank(output: str) -> str | None:
 # --- Horovod's own launch, through Gloo
 
 
-def horovod_environment(
-    rank: int, size: int, *, per_host: int, host: str, interface: str, rendezvous: tuple[str, int]
-) -> dict[str, str]:
-    """What Horovod reads of the variables that `horovodrun` sets.
+@contextmanager
+def _horovod_environments(processes: int) -> Iterator[list[dict[str, str]]]:
+    """What `horovodrun --gloo` tells each process on this machine; its server keeps their addresses meanwhile."""
+    from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
+    from horovod.runner.gloo_run import create_slot_env_vars
+    from horovod.runner.http.http_server import RendezvousServer
 
-    `interface` is the network by which the processes reach each other, `rendezvous` the address of the `_RendezvousServer`.
-    """
-    values = {
-        "HOROVOD_RANK": rank,
-        "HOROVOD_SIZE": size,
-        "HOROVOD_LOCAL_RANK": rank % per_host,
-        "HOROVOD_LOCAL_SIZE": per_host,
-        "HOROVOD_CROSS_RANK": rank // per_host,
-        "HOROVOD_CROSS_SIZE": size // per_host,
-        "HOROVOD_HOSTNAME": host,
+    server = RendezvousServer()
+    port = server.start()
+    slots = get_host_assignments(parse_hosts(f"localhost:{processes}"), processes)
+    server.init(slots)
+    shared = {
         "HOROVOD_CONTROLLER": "gloo",
         "HOROVOD_CPU_OPERATIONS": "gloo",
-        "HOROVOD_GLOO_IFACE": interface,
-        "HOROVOD_GLOO_RENDEZVOUS_ADDR": rendezvous[0],
-        "HOROVOD_GLOO_RENDEZVOUS_PORT": rendezvous[1],
+        "HOROVOD_GLOO_IFACE": "lo",
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": "127.0.0.1",
+        "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
     }
-    return {name: str(value) for name, value in values.items()}
-
-
-RENDEZVOUS_READY = "rendezvous: ready"
-# An address takes a few hundred bytes.
-_LARGEST_VALUE_BYTES = 1 << 20
-
-
-class _RendezvousServer(ThreadingHTTPServer):
-    """A store of keys and values over HTTP: where Gloo's processes leave their addresses for one another.
-
-    PUT writes a value, GET reads it (404 until it exists), DELETE reports that a process is done.
-    Docker runs it in a separate container, on a network that only the training containers share:
-
-        python3 -m gaudi_bert.runners.launch PORT
-    """
-
-    daemon_threads = True
-
-    def __init__(self, address: tuple[str, int]) -> None:
-        super().__init__(address, _RendezvousHandler)
-        self.values: dict[str, bytes] = {}
-        self.lock = threading.Lock()
-
-
-class _RendezvousHandler(BaseHTTPRequestHandler):
-    server: _RendezvousServer
-
-    def do_PUT(self) -> None:
-        length = int(self.headers.get("Content-Length") or 0)
-        if not 0 <= length <= _LARGEST_VALUE_BYTES:
-            self._answer(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
-            return
-        value = self.rfile.read(length)
-        with self.server.lock:
-            self.server.values[self.path] = value
-        self._answer(HTTPStatus.OK)
-
-    def do_GET(self) -> None:
-        with self.server.lock:
-            value = self.server.values.get(self.path)
-        if value is None:
-            self._answer(HTTPStatus.NOT_FOUND)
-        else:
-            self._answer(HTTPStatus.OK, value)
-
-    def do_DELETE(self) -> None:
-        # The values stay, since other processes may still read them.
-        self._answer(HTTPStatus.OK)
-
-    def _answer(self, status: HTTPStatus, value: bytes = b"") -> None:
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(value)))
-        self.end_headers()
-        self.wfile.write(value)
-
-    def log_message(self, format: str, *values: Any) -> None:
-        """Say nothing about each request."""
+    try:
+        yield [shared | create_slot_env_vars(slot) for slot in slots]
+    finally:
+        server.stop()
 
 
 # --- processes on this machine
@@ -322,20 +261,16 @@ def _environments(
     if section.engine == "pytorch" or not has_horovod:
         yield own
         return
-    with _RendezvousServer(("127.0.0.1", 0)) as server:
-        threading.Thread(target=server.serve_forever, name="rendezvous", daemon=True).start()
-        address = ("127.0.0.1", server.server_address[1])
-        yield [
-            variables
-            | horovod_environment(rank, processes, per_host=processes, host="localhost", interface="lo", rendezvous=address)
-            for rank, variables in enumerate(own)
-        ]
-        server.shutdown()
+    with _horovod_environments(processes) as horovod:
+        yield [torch | variables for torch, variables in zip(own, horovod, strict=True)]
 
 
 def _check_ends(stage: str, ends: Sequence[_End], names: Sequence[str]) -> None:
     """Raise the error that processes ended with; `names` are theirs."""
-    code = next((end.code for end in ends if end.code > 0), 0)
+    # The process with wrong input says what is wrong, and the others end because of it; a run is stopped if all are.
+    wrong, stopped = InputError.exit_code, StoppedError.exit_code
+    codes = sorted({end.code for end in ends if end.code > 0}, key=lambda each: (each != wrong, each == stopped))
+    code = codes[0] if codes else 0
     if code == StoppedError.exit_code:
         raise StoppedError(f"{stage}: stopped on request; run it again to resume")
     # A process that is killed can say nothing, so this one does.
@@ -393,15 +328,3 @@ def _forwarded_signals(processes: list[subprocess.Popen[bytes]]) -> Iterator[Non
 
     with handled_signals((signal.SIGTERM, signal.SIGINT), forward):
         yield
-
-
-def _serve_rendezvous(port: int) -> None:
-    with handled_signals((signal.SIGTERM,), lambda number, frame: sys.exit(0)):
-        server = _RendezvousServer(("", port))
-        sys.stdout.write(RENDEZVOUS_READY + "\n")
-        sys.stdout.flush()
-        server.serve_forever()
-
-
-if __name__ == "__main__":
-    _serve_rendezvous(int(sys.argv[1]))

@@ -177,7 +177,7 @@ async def _vectors(
         rows = [TextRow(RowPosition(number), text) for number, text in enumerate(texts)]
         tokenize = partial(model.tokenized, prompt=prompt, cuts_left=cut.cuts_left)
         sequences = await service.tokenized(rows, tokenize, cut.truncate)
-    return (await service.computed(http, sequences)).outputs, sequences
+    return (await service.computed(http, model, sequences)).outputs, sequences
 
 
 def _listed(inputs: Any) -> list[Any]:
@@ -237,7 +237,7 @@ async def _answers(
 ) -> tuple[Float32Array, list[dict[str, Any]]]:
     """Compute the outputs of a head for texts, and what `predict` writes for them."""
     sequences = await service.tokenized(rows, partial(model.tokenized, cuts_left=cut.cuts_left), cut.truncate)
-    work = await service.computed(http, sequences)
+    work = await service.computed(http, model, sequences)
     return work.outputs, model.answers(work.outputs, sequences, rows)
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from gaudi_bert.artefacts.store.mirrored_folder import local_copies
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import read_text
 from gaudi_bert.common.progress import Reporter
@@ -30,7 +31,7 @@ from gaudi_bert.serving.settings import ServeSettings
 
 _USUAL_ROW = 512  # slots: shorter rows leave more of them empty, longer ones cost more attention
 _BATCH_SLOTS = {"cpu": 2048, "cuda": 16384, "hpu": 16384}
-_POLL_SECONDS = 0.05
+_POLL_SECONDS, _JOIN_SECONDS = 0.05, 10.0
 
 
 class _Server(uvicorn.Server):
@@ -115,6 +116,7 @@ async def answer_until(
     service.queue.close()
     server.should_exit = True
     await serving
+    await asyncio.to_thread(service.device.join, _JOIN_SECONDS)
     for wait in waits:
         wait.cancel()
     if service.reason is not None:
@@ -123,7 +125,8 @@ async def answer_until(
 
 def opened(path: Path, settings: ServeSettings) -> tuple[ServedModel, dict[Shape, float]]:
     """Open a model, compute each shape of its ladder, and return what each costs."""
-    model = open_served_model(path, settings)
+    with local_copies((path,)) as (copy,):
+        model = open_served_model(copy or path, settings)
     positions = model.loaded.positions
     row_length = settings.row_length or min(positions, max(model.longest, _USUAL_ROW))
     if row_length > positions:

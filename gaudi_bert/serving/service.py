@@ -160,7 +160,7 @@ class Service:
             part = await self.aside(tokenize, portion)
             tokens += len(part.input_ids)
             if part.cut_rows and not (self.settings.auto_truncate if truncate is None else truncate):
-                longest = self.require_open().longest
+                longest = int(part.lengths.max())
                 raise RefusedError(
                     422, "validation", f"a text has more than {longest} tokens; send `truncate`: true to cut it"
                 )
@@ -179,14 +179,13 @@ class Service:
         except InputError as error:
             raise RefusedError(422, "tokenizer", str(error)) from None
 
-    async def computed(self, http: Request, sequences: Sequences) -> Work:
+    async def computed(self, http: Request, model: ServedModel, sequences: Sequences) -> Work:
         """Have sequences computed, and wait for it.
 
         Raises:
             RefusedError: the queue is full, they waited for too long, or their batch failed.
             ClientDisconnect: the client went away, and so have its texts.
         """
-        model = self.require_open()
         rows = len(sequences.input_ids) if model.is_per_token else len(sequences)
         work = Work(sequences, np.zeros((rows, model.width), np.float32), lambda *done: self._call(self._settle, *done))
         future = self._loop.create_future()

@@ -246,18 +246,15 @@ def _check_scalars(packs: _StoredPacks, layout: PackLayout, rows: GroupRows, of_
             raise FailedError(f"{packs.location}: {name} does not have one value per sequence; pack the table again")
         values, expected, first = stored.flatten(), rows.scalars.column(name).take(pyarrow.array(of_rows)), 0
         for chunk in expected.chunks:
-            if not _equal_values(values.slice(first, len(chunk)), chunk):
+            held = values.slice(first, len(chunk))
+            try:
+                right = chunk.cast(held.type)  # in the type that Parquet stores
+            except pyarrow.ArrowException:  # a value that the stored type does not hold
+                right = None
+            # NaN equals NaN as text, at any depth.
+            if right is None or not (held.equals(right) or repr(held.to_pylist()) == repr(right.to_pylist())):
                 raise FailedError(f"{packs.location}: {name} is not that of the rows; pack the table again")
             first += len(chunk)
-
-
-def _equal_values(stored: Any, expected: Any) -> bool:
-    """Return whether two pyarrow arrays hold the same, in the type that Parquet stores; NaN equals NaN, at any depth."""
-    try:
-        expected = expected.cast(stored.type)
-    except require_pyarrow().ArrowException:  # a value that the stored type does not hold
-        return False
-    return bool(stored.equals(expected)) or repr(stored.to_pylist()) == repr(expected.to_pylist())
 
 
 @borrowing_kernel

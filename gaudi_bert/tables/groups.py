@@ -187,6 +187,7 @@ def _deal(sequences: RowSequences, settings: TableSettings, group: int) -> tuple
         settings.algorithm,
         settings.depth,
         seed=settings.seed,
+        effort=settings.effort,
         quick_bound=settings.depth == "max",  # the tokens give nearly the complete bound
     )
     dealt = deal_sequences(sequences.lengths, list(packing.mixture.items()), settings.seed, group)

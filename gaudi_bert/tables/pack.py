@@ -83,15 +83,13 @@ def _pack_rows(source: str | Path, out: Path, settings: TableSettings, run: Stag
             metadata=TableMetadata,
             keeps_nothing_of_bad_input=True,
         )
-        written = write(output, lambda: _open_writer(table, output, settings, run), run)
+        written = write(
+            output, lambda: _TableWriter(output, open_table(table, settings, run.reporter), settings, run.workers), run
+        )
         if isinstance(written, GroupsResult):
             return written
         proof = of_all(verify_rows(table, out, replace(run, overwrite=False, finish=False))) if verified else None
     return PackResult(written, verified=proof)
-
-
-def _open_writer(table: str | Path, output: PackedOutput, settings: TableSettings, run: StageRun) -> _TableWriter:
-    return _TableWriter(output, open_table(table, settings, run.reporter), settings, run.workers)
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,10 @@ _VerifiedTable: TypeAlias = StageOutput[Verification] | GroupsResult
 def verify_table(source: str | Path, packed: Path, run: StageRun) -> _VerifiedTable | ByRowLength[_VerifiedTable]:
     """Verify a packed table against its table; of rows of several lengths, the packed table of each."""
     if exists(RowTables.path_in(packed), run.store):
-        return _verify_row_lengths(source, packed, run)
+        # Each is proven to hold the sequences between two lengths; all are of one packing, so each length is in one of them.
+        with local_copy(source, run.store) as table, mirrored(packed, run.store) as folder:
+            lengths = _checked_lengths(folder)
+            return ByRowLength({length: verify_rows(table, row_table_path(folder, length), run) for length in lengths})
     return verify_rows(source, packed, run)
 
 
@@ -53,13 +56,6 @@ def verify_rows(source: str | Path, packed: Path, run: StageRun) -> _VerifiedTab
         fetch(*(here / name for name in names_in(here)))
         metadata = TableMetadata.read(here)
         return verify(_TableReader(table, here, metadata, run), run)
-
-
-def _verify_row_lengths(source: str | Path, packed: Path, run: StageRun) -> ByRowLength[_VerifiedTable]:
-    """Each is proven to hold the sequences between two lengths; all are of one packing, so each length is in one of them."""
-    with local_copy(source, run.store) as table, mirrored(packed, run.store) as folder:
-        lengths = _checked_lengths(folder)
-        return ByRowLength({length: verify_rows(table, row_table_path(folder, length), run) for length in lengths})
 
 
 def _checked_lengths(folder: Path) -> tuple[int, ...]:

@@ -145,21 +145,6 @@ def test_options_of_tables_are_refused_for_records(tmp_path: Path) -> None:
     assert "--too-long is for tables" in line
 
 
-def test_from_records_to_packed_parquet(tmp_path: Path) -> None:
-    case = make_case(tmp_path / "case")
-    records, packed, plan = case.records, tmp_path / "packed", tmp_path / "plan.json"
-    succeed("histogram", records, "--out", tmp_path / "histogram.json")
-    succeed("plan", tmp_path / "histogram.json", "--out", plan, "--algorithm", "spfhp")
-    write = ("write", records, "--plan", plan, "--out", packed)
-    succeed(*write)
-    convert = ("convert", packed, "--to", "parquet", "--out", tmp_path / "parquet")
-    result = json.loads(succeed(*convert, "--json").stdout)
-    assert (result["format"], result["sequences"]) == ("parquet", len(case.sequences))
-    assert succeed(*convert).stdout.endswith("(already there, nothing to do)\n")
-    lengths = [length for row in parquet.read_table(tmp_path / "parquet").to_pylist() for length in row["seq_lens"]]
-    assert sorted(lengths) == sorted(sum(sequence["input_mask"]) for sequence in case.sequences)
-
-
 # --- `--set packing.KEY=VALUE` of `plan`, `write` and `pack`: every key arrives, and what makes no sense is one line
 
 # Of each key, a value that is not the default, as it is typed and as it is stored.
@@ -294,7 +279,6 @@ def test_what_parts_print_and_how_they_end(tmp_path: Path) -> None:
     part = succeed(*verify, "--shard", "0/2").stdout
     assert part.startswith("2 groups: ")
     assert part.endswith(" packs; --finish completes the work when all parts are done\n")
-    assert "(already there, nothing to do)" in succeed(*verify, "--shard", "0/2").stdout
     assert succeed(*verify, "--shard", "5/7").stdout == "nothing to do: there are fewer groups than parts\n"
     early = run_command(*verify, "--finish")
     assert (early.returncode, early.stdout) == (1, "")

@@ -399,7 +399,6 @@ def test_the_extra_is_named(tmp_path, monkeypatch, modules: str, extra: str, arg
         ("embed --data rows.jsonl --out vectors.npy --model", "numpy"),
         ("predict --data rows.jsonl --out answers.jsonl --model", "numpy"),
         ("finetune --task classification --data rows.jsonl --out out --model", "tensorflow"),
-        ("estimate rows.jsonl --task classification --model", "numpy"),
         ("tokenize rows.jsonl --out out --max-sequence-length 8 --tokenizer", "numpy"),
         ("export --out out --checkpoint", "safetensors"),
         ("verify-model --checkpoint", "numpy"),

@@ -48,7 +48,7 @@ def test_only_texts_are_kept_as_they_are_written() -> None:
 
 def test_what_is_free_is_no_part_of_a_run() -> None:
     both = {"device", "threads", "keep_checkpoints", "log_every_updates", "save_every_updates"}
-    both |= {"fusion_bytes", "meeting_seconds", "stall_seconds", "watch_port", "engine", "compile"}
+    both |= {"fusion_bytes", "meeting_seconds", "stall_seconds", "engine", "compile"}
     both |= {"recompute", "deterministic", "gaudi_fused_attention"}
     assert free_settings(FineTuneSettings) == both
     assert free_settings(TrainingSettings) == both | {"evaluate_every_updates", "evaluate_packs", "measure_speedup"}

@@ -328,11 +328,21 @@ def test_without_truncation_every_token_is_used_once_as_first_or_real_second() -
     assert uses.mean() > 0.9
 
 
-def test_one_document_takes_its_random_segment_from_itself_and_none_has_no_pairs() -> None:
-    pairs = choose_pairs(block_of([[5]]), 16, 0.0, RandomStream(1, "test"))
-    columns = (pairs.first_start, pairs.first_stop, pairs.second_start, pairs.second_stop, pairs.labels)
-    assert [column.tolist() for column in columns] == [[0], [5], [0], [5], [1]]
+def test_a_random_next_of_one_document_is_never_the_real_one() -> None:
+    for seed in range(50):
+        pairs = choose_pairs(block_of([[3] * 40]), 32, 0.1, RandomStream(seed, "test"))
+        is_random = pairs.labels == 1
+        assert is_random.any()
+        assert (pairs.second_start != pairs.first_stop)[is_random].all()
+        overlap = (pairs.second_start < pairs.first_stop) & (pairs.second_stop > pairs.first_start)
+        assert not overlap[is_random].any()
 
+
+def test_one_sentence_has_no_pair_and_two_only_the_real_one() -> None:
+    assert len(choose_pairs(block_of([[5]]), 16, 0.0, RandomStream(1, "test"))) == 0
+    pairs = choose_pairs(block_of([[5, 6]]), 16, 0.0, RandomStream(1, "test"))
+    columns = (pairs.first_start, pairs.first_stop, pairs.second_start, pairs.second_stop, pairs.labels)
+    assert [column.tolist() for column in columns] == [[0], [5], [5], [11], [0]]
     empty = TokenBlock(np.zeros(0, np.int32), np.zeros(1, np.int64), np.zeros(1, np.int64))
     assert len(choose_pairs(empty, 16, 0.1, RandomStream(1, "test"))) == 0
 

@@ -15,7 +15,7 @@ from gaudi_bert.packing.algorithms import pack_histogram
 from gaudi_bert.packing.certificate import Certificate, check_certificate, simple_certificate, threshold_certificate
 from gaudi_bert.packing.exact import bounds, linear_program
 from gaudi_bert.packing.exact.bounds import prove_bound
-from gaudi_bert.packing.exact.optimal import pack_optimally, solve_optimally
+from gaudi_bert.packing.exact.optimal import NEAR_WORK, pack_optimally, solve_optimally
 from gaudi_bert.packing.exact.pricers import TablePricer
 from gaudi_bert.packing.exact.whole_packs import search_packs
 from gaudi_bert.packing.heuristics import pack_longest_first
@@ -158,6 +158,43 @@ def test_a_bound_is_a_bound_however_little_was_done(operations: float) -> None:
     counts = scattered(301, 90, 40)
     certificate = prove_bound(counts, 4, Work(operations))
     assert certificate.bound <= check_certificate(certificate, counts) <= packs_of(pack_longest_first(counts, 4))
+
+
+def effort_of(counts: np.ndarray, depth: int, effort: Any = "bounded") -> tuple[Any, float]:
+    """The plan, and the operations that were counted."""
+    work = Work()
+    solved = solve_optimally(counts, depth, work, effort)
+    check_mixture(solved.mixture, Histogram(len(counts), counts), depth)
+    assert solved.certificate is not None
+    assert check_certificate(solved.certificate, counts) == solved.certificate.bound
+    return solved, work.spent
+
+
+CLOSE = {
+    "thousands of lengths": np.bincount(
+        np.clip(np.exp(np.random.default_rng(5).normal(6, 1.1, 3_000_000)).astype(int), 1, 8192), minlength=8193
+    )[1:],
+    "a pack of 119": np.bincount(np.clip(np.exp(np.random.default_rng(5).normal(6.75, 0.5, 1000)).astype(int), 1, 8192)),
+}
+
+
+@pytest.mark.parametrize("name", CLOSE)
+def test_where_little_can_be_gained_little_is_done_and_always_the_same(name: str) -> None:
+    """Both took minutes of work that saved no pack, or one."""
+    counts = CLOSE[name]
+    first, spent = effort_of(counts, len(counts))
+    assert spent < 2 * NEAR_WORK
+    assert packs_of(first.mixture) - first.certificate.bound <= max(0, 1e-5 * first.certificate.bound)
+    again, spent_again = effort_of(counts, len(counts))
+    assert (again.mixture, spent_again) == (first.mixture, spent)
+
+
+def test_effort_without_a_limit_goes_on() -> None:
+    counts = scattered(301, 90, 40)
+    bounded, spent = effort_of(counts, 4)
+    unlimited, more = effort_of(counts, 4, "unlimited")
+    assert packs_of(unlimited.mixture) <= packs_of(bounded.mixture)
+    assert more >= spent
 
 
 def test_very_many_sequences_make_no_more_strategies() -> None:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
+import re
 from pathlib import Path
-from typing import Any
 
+import numpy as np
 import pytest
 
-from gaudi_bert.cli.estimate_commands import describe_details, describe_estimate, describe_task_estimate
+from gaudi_bert.cli.estimate_commands import describe_details, describe_estimate
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.config.sections import TaskSettings
-from gaudi_bert.model.config import ModelSizes
-from gaudi_bert.reporting.estimate import estimate, estimate_task, shipped_histograms
+from gaudi_bert.reporting.estimate import estimate, shipped_histograms
 from tests.builders.agree import agree
-from tests.builders.bert_folder import write_tokenizer
 from tests.builders.histograms import HISTOGRAMS
 from tests.builders.reporters import QUIET
 
@@ -72,50 +69,55 @@ def test_bad_requests(changes: dict, message: str) -> None:
     assert message in str(caught.value)
 
 
-# What packing gives on rows: counted by hand on a few, and the published counts of real data where they are at hand.
+# --- lengths of the user's own
 
 
-def no_sizes(folder: Path) -> None:
-    """Those of a folder without a model."""
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("x.txt", b"12\n30 7\n511,\n"),
+        ("x.json", b" [12, 30, 7, 511]"),
+        ("x.csv", b"12\n30\n7\n511\n"),
+        ("x.csv", b"id;Length;text\na;12;x\nb;30;y\nc;7;z\nd;511;\n"),
+        ("x.tsv", b"tokens\n12\n30\n7\n511\n"),
+    ],
+)
+def test_lengths_of_the_users_own(tmp_path: Path, name: str, content: bytes) -> None:
+    (tmp_path / name).write_bytes(content)
+    result = estimate(tmp_path / name, depths=["max"], algorithms=["lpfhp"], reporter=QUIET)
+    assert (result.sequences, result.tokens, result.max_sequence_length) == (4, 560, 511)
+    assert result.rows[0].packs == 2
+    longer = estimate(tmp_path / name, depths=["max"], algorithms=["lpfhp"], reporter=QUIET, max_sequence_length=560)
+    assert longer.rows[0].packs == 1
 
 
-def estimated(tmp_path: Path, texts: list[str], sizes_of: Any = no_sizes, **settings: object) -> Any:
-    tmp_path.mkdir(exist_ok=True)
-    path = tmp_path / "x.jsonl"
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
-    folder = write_tokenizer(tmp_path / "model")
-    given = TaskSettings(name="classification", **settings)  # type: ignore[arg-type]
-    kinds = {"row_lengths": [8, 16], "depths": [1, 2, "max"], "sizes_of": sizes_of}
-    return estimate_task(str(path), folder, given, **kinds, reporter=QUIET)
+def test_an_array_of_lengths(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.array([12, 30, 7, 511], np.uint16))
+    result = estimate(tmp_path / "x.npy", depths=["max"], algorithms=["lpfhp"], reporter=QUIET)
+    assert (result.sequences, result.tokens, result.rows[0].packs) == (4, 560, 2)
 
 
-def test_six_rows(tmp_path: Path) -> None:
-    """Lengths 3, 3, 3, 5, 6 and 10, of which the last is cut in rows of 8."""
-    result = estimated(tmp_path, ["cat", "dog", "mat", "the cat sat", "the cat sat on", "the cat sat on mat and dog runs"])
-    assert (result.sequences, result.longest, result.mean_length) == (6, 10, 5.0)
-    by = {(row.max_sequence_length, row.depth): row for row in result.rows}
-    assert [by[8, depth].packs for depth in (1, 2, "max")] == [6, 4, 4]
-    assert [by[16, depth].packs for depth in (1, 2, "max")] == [6, 3, 2]
-    assert (by[8, 1].cut, by[16, 1].cut) == (1, 0)
-    assert all(row.gap == 0 for row in result.rows)
-    lines = describe_task_estimate(result)
-    assert lines[-3] == "No packing needs fewer: each is proven optimal."
-    assert lines[-2] == "finetune --row-lengths auto: rows 1 of 64, of an estimated cost of"
-    assert lines[-5].split() == ["16", "0", "6", "(1.000)", "3", "(2.000)", "2", "(3.000)"]
+@pytest.mark.parametrize(
+    ("name", "content", "named"),
+    [
+        ("x.txt", b"12\nseven\n", "seven"),
+        ("x.txt", b"12 0", "length 2 is 0"),
+        ("x.json", b"[12, 1.5]", "length 2 is 1.5"),
+        ("x.json", b"[[1], [2]]", "2, 1"),
+        ("x.csv", b"a,b\n1,2\n", "a, b"),
+        ("x.npy", b"nothing", "x.npy"),
+    ],
+)
+def test_what_are_no_lengths(tmp_path: Path, name: str, content: bytes, named: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(InputError, match=re.escape(named)):
+        estimate(tmp_path / name, depths=["max"], algorithms=["lpfhp"], reporter=QUIET)
 
 
-def test_rows_are_no_longer_than_the_positions_of_a_model_that_is_known(tmp_path: Path) -> None:
-    sizes = ModelSizes(layers=1, hidden_size=6, positions=4, vocab_size=9, segments=1)
-    texts = ["the cat sat on mat and dog runs"]
-    assert estimated(tmp_path / "known", texts, lambda folder: sizes).chosen.lengths == (4,)
-    assert estimated(tmp_path / "unknown", texts).chosen.lengths == (64,)
-
-
-def test_no_rows_and_no_task(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="holds no rows"):
-        estimated(tmp_path, [])
-    with pytest.raises(InputError, match=r"--task [(]task.name[)] is not set"):
-        estimate_task("x", tmp_path, TaskSettings(), row_lengths=[8], depths=[1], sizes_of=no_sizes, reporter=QUIET)
+def test_lengths_longer_than_a_pack(tmp_path: Path) -> None:
+    (tmp_path / "x.txt").write_text("12 30")
+    with pytest.raises(InputError, match="length 2 is 30"):
+        estimate(tmp_path / "x.txt", depths=["max"], algorithms=["lpfhp"], reporter=QUIET, max_sequence_length=29)
 
 
 # --- the lines

@@ -18,9 +18,7 @@ import transformers
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.pipeline import pipeline_from_mapping
 from gaudi_bert.config.sections import TaskSettings
-from gaudi_bert.reporting.estimate import estimate_task
 from gaudi_bert.tasks.answers import PredictOptions
-from gaudi_bert.tasks.models.task_models import encoder_sizes
 from gaudi_bert.tasks.predict import EmbedOptions, embed, predict
 from gaudi_bert.training.jobs.finetune import finetune
 from gaudi_bert.training.jobs.rows import FineTuneInput
@@ -217,16 +215,11 @@ def test_what_is_written_of_held_out_rows(model: Path, tmp_path: Path) -> None:
 
 
 def test_the_commands_around(tmp_path: Path) -> None:
-    """What cannot be predicted is one line; an estimate counts distinct texts."""
+    """What cannot be predicted is one line."""
     model, data = write_bert(tmp_path / "m", layers=1), write_lines(tmp_path / "x.jsonl", pairs(12, 1))
     train(data, None, model, tmp_path / "out", finetune={"epochs": 1})
     with pytest.raises(InputError, match="embedding has no answers to predict; embed its texts"):
         predict(tmp_path / "out", str(data), str(tmp_path / "y.jsonl"), PredictOptions(), {}, reporter=QUIET)
-    texts = {text for row in pairs(12, 1) for text in (row["anchor"], row["positive"], *row.get("negatives", []))}
-    settings = TaskSettings(name="embedding")
-    kinds = {"row_lengths": [64], "depths": ["max"], "sizes_of": encoder_sizes, "reporter": QUIET}
-    found = estimate_task(str(data), model, settings, **kinds)
-    assert found.sequences == len(texts)
 
 
 # --- by two processes, killed and resumed

@@ -11,9 +11,7 @@ import pytest
 from gaudi_bert.artefacts.store.objects import Objects
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.sections import TaskSettings
-from gaudi_bert.reporting.estimate import estimate_task
 from gaudi_bert.tasks.answers import PredictOptions
-from gaudi_bert.tasks.models.task_models import encoder_sizes
 from gaudi_bert.tasks.predict import EmbedOptions, embed, predict
 from tests.builders.reporters import QUIET
 from tests.builders.s3_server import S3Server, contents, quick, upload
@@ -69,15 +67,6 @@ def test_predictions_from_and_to_a_bucket(folder: Path, s3: S3Server, tmp_path: 
         predict(*there[:3], PredictOptions(max_sequence_length=31), {}, **common)
     with pytest.raises(InputError, match=r"s3://bucket/tasks/classification-evaluation.jsonl: is the data itself"):
         predict(*there[:2], there[1], options, {}, **common)
-
-
-def test_what_packing_would_give(folder: Path, s3: S3Server) -> None:
-    settings, kinds = TaskSettings(name="classification"), {"row_lengths": [61], "depths": [3, "max"], "reporter": QUIET}
-    kinds["sizes_of"] = encoder_sizes
-    here = estimate_task(str(folder / ROWS), folder / "bert", settings, **kinds)
-    there = estimate_task(f"{URL}/{ROWS}", Path(f"{URL}/bert"), settings, **kinds, store=quick(s3.endpoint))
-    assert there.rows == here.rows
-    assert there.source == f"{URL}/{ROWS}"
 
 
 def test_vectors_from_and_to_a_bucket(folder: Path, s3: S3Server, tmp_path: Path) -> None:

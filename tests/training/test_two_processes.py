@@ -210,3 +210,37 @@ def test_a_process_that_is_lost_or_differs_when_they_connect_ends_both(
         run_training_processes(settings, "train", [sys.executable, "-c", CONNECTS, case])
     output = capfd.readouterr().err
     assert all(re.search(text, output) for text in printed), output
+
+
+# --- a process that is lost or stopped in its fourth update ends the other by one line
+
+LOST = """
+import os, signal, sys
+from gaudi_bert.cli import main
+from gaudi_bert.training.objective import TrainingStep
+step = TrainingStep.run
+def run(self, micro_batches, update, learning_rate):
+    sums = step(self, micro_batches, update, learning_rate)
+    if update == 4 and os.environ["HOROVOD_RANK"] == "1":
+        os.kill(os.getpid(), signal.Signals[sys.argv[1]])
+    return sums
+TrainingStep.run = run
+main(sys.argv[2:])
+"""
+
+
+@pytest.mark.parametrize("end", ["SIGKILL", "SIGSTOP"])
+def test_a_process_that_is_lost_in_an_update_ends_the_other(
+    end: str, records: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    values = {**script.TRAINING, "updates": 8, "save_every_updates": 2, "stall_seconds": 20, "measure_speedup": "false"}
+    sets = [f"training.{name}={value}" for name, value in values.items()]
+    sets += [f"model.{name}={value}" for name, value in script.MODEL.items()]
+    command = ["train", "--data", str(records / "train"), "--out", str(tmp_path / "out"), "--engine", "tensorflow"]
+    command += [word for value in sets for word in ("--set", value)]
+    settings = load_pipeline(None, ["training.engine=tensorflow", "resources.workers=2"])
+    with pytest.raises(FailedError):
+        run_training_processes(settings, "train", [sys.executable, "-c", LOST, end, *command])
+    (line,) = (line for line in capfd.readouterr().err.splitlines() if line.startswith("error: "))
+    assert line.startswith("error: rank 0 of 2 aborts: ")
+    assert line.endswith("; the last saved update is 2, and the same command goes on")

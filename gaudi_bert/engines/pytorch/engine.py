@@ -54,6 +54,8 @@ def build(
     if compiled and kind == "cpu" and shutil.which("g++") is None:
         raise InputError("training.compile = true: torch.compile needs g++ on a CPU; install it, or set it to false")
     compiler = _COMPILERS[kind] if compiled else None
+    if compiled:  # a graph for each shape: `serve` has up to 12, and by default there may be 8
+        torch._dynamo.config.cache_size_limit = 64  # noqa: SLF001
     if not isinstance(spec.config, BertConfig):
         from gaudi_bert.engines.pytorch.encoder_model import build_encoder  # loads transformers
 

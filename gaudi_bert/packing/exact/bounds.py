@@ -22,9 +22,10 @@ from gaudi_bert.packing.certificate import (
     worth_of_listed,
 )
 from gaudi_bert.packing.exact.linear_program import LinearProgram, Relaxation, needs_grid
+from gaudi_bert.packing.exact.pricers import OPERATIONS_PER_PRODUCT
 from gaudi_bert.packing.long_packs import BINS, interpolated_prices, split_counts
 from gaudi_bert.packing.mixture import BOUND_WORK, Work
-from gaudi_bert.packing.pricing import LONGEST_TABLE, best_worth, close_over
+from gaudi_bert.packing.pricing import LONGEST_TABLE, best_worth, close_over, power_chain
 
 LARGEST_PRICE = 10**15
 MAX_DENOMINATOR = 4096
@@ -33,6 +34,8 @@ QUICK_ITERATIONS_PER_LENGTH = 4
 """Simplex iterations that a bound which has to be quick may take: the larger of the two."""
 STEP_WORK = 2**33
 """Steps of length, times tokens of a pack: some seconds."""
+ALWAYS_PROVEN = 2e8
+"""Operations of a proof that is made even where no more work is left."""
 
 
 def prove_bound(counts: IntArray, depth: int, work: Work | None = None) -> Certificate:
@@ -49,31 +52,31 @@ def _proofs_by_programs(counts: IntArray, depth: int, work: Work) -> list[Certif
     """What the linear programs prove, without a limit of depth and with it."""
     if needs_grid(counts, depth):
         coarse = prove_bound(split_counts(counts, BINS), depth, work)
-        return [prove(counts, interpolated_prices(coarse.prices, len(counts)), depth)]
+        return [prove(counts, interpolated_prices(coarse.prices, len(counts)), depth, work)]
     linear_program = LinearProgram.unlimited(counts, work.share(0.5))
     iterations = max(QUICK_ITERATIONS, QUICK_ITERATIONS_PER_LENGTH * len(linear_program.lengths))
     linear_program.generate(iterations)
-    proofs = [certify(linear_program, depth)]
+    proofs = [certify(linear_program, depth, work)]
     if depth < linear_program.deepest:
         limited = LinearProgram.limited(counts, depth, work)
         limited.relaxation = linear_program.relaxation
         limited.generate(iterations)
-        proofs.append(certify(limited, depth))
+        proofs.append(certify(limited, depth, work))
     return proofs
 
 
-def certify(linear_program: LinearProgram, depth: int) -> Certificate:
+def certify(linear_program: LinearProgram, depth: int, work: Work) -> Certificate:
     """Integer prices from the program's relaxation, and what they prove for packs of at most `depth` sequences."""
     relaxation = linear_program.relaxation
     if relaxation is None:
         return simple_certificate(linear_program.counts, depth)
     scale = min(LARGEST_PRICE, 2**61 // min(depth, linear_program.max_length))
     prices = _per_length(linear_program, np.floor(relaxation.prices * scale).astype(np.int64))
-    certificate = prove(linear_program.counts, prices, depth)
+    certificate = prove(linear_program.counts, prices, depth, work)
     if certificate.bound < np.ceil(relaxation.bound - 1e-6):
         common = _common_denominator(relaxation)
         if common is not None:
-            snapped = prove(linear_program.counts, _per_length(linear_program, common), depth)
+            snapped = prove(linear_program.counts, _per_length(linear_program, common), depth, work)
             certificate = max(certificate, snapped, key=lambda candidate: candidate.bound)
     return certificate
 
@@ -85,15 +88,22 @@ def _per_length(linear_program: LinearProgram, prices: IntArray) -> IntArray:
     return result
 
 
-def prove(counts: IntArray, prices: IntArray, depth: int) -> Certificate:
+def prove(counts: IntArray, prices: IntArray, depth: int, work: Work | None = None) -> Certificate:
     """What integer prices [L] that never fall with length prove for packs of at most `depth` sequences.
 
-    Prices that are too large for integers, or for long packs too many, are rounded down: they prove nearly as much.
+    Prices that are too large for integers, or for long packs too many, are rounded down: they prove nearly as much. Where
+    `work` is less than the proof takes, it is that of tokens and sequences alone.
     """
+    work = Work() if work is None else work
     length = len(counts)
     if length > LONGEST_EXACT:
-        prices = _in_steps(prices)
+        prices = _in_steps(prices, min(STEP_WORK, max(work.remaining, ALWAYS_PROVEN)))
     deepest = length // max(1, int(np.argmax(prices > 0)) + 1)  # shorter ones are worth nothing
+    products = len(power_chain(depth, length)) if depth < deepest and length <= LONGEST_EXACT else 1
+    operations = OPERATIONS_PER_PRODUCT * products * length * min(length, STEP_WORK / length)
+    if operations > max(work.remaining, ALWAYS_PROVEN):
+        return simple_certificate(counts, depth)
+    work.spend(operations)
     items = min(depth, length) if length <= LONGEST_TABLE else max(min(depth, length), deepest)
     too_large = -(-int(prices.max()) * items // (LARGEST_WORTH - 1))
     if too_large > 1:
@@ -105,10 +115,10 @@ def prove(counts: IntArray, prices: IntArray, depth: int) -> Certificate:
     return Certificate(prices, depth, -(-total_worth(prices, counts) // most) if most else 0)
 
 
-def _in_steps(prices: IntArray) -> IntArray:
-    """The prices if there are few of them; else rounded down in equal steps of length, as many as there is time for."""
+def _in_steps(prices: IntArray, work: float) -> IntArray:
+    """The prices if there are few of them; else rounded down in equal steps of length, as many as `work` allows."""
     length = len(prices)
-    steps = max(1, STEP_WORK // length)
+    steps = max(1, int(work) // length)
     if np.count_nonzero(np.diff(prices, prepend=0)) <= steps:
         return prices
     width = -(-length // steps)

@@ -16,7 +16,7 @@ known is returned.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -31,7 +31,7 @@ from gaudi_bert.packing.long_packs import (
     FEW_LENGTHS,
     GRIDS,
     LAST_PACK_SHARE,
-    MATCHING_WORK,
+    MATCHED,
     MOST_DEALT,
     MOST_LENGTHS,
     NEAR,
@@ -41,10 +41,11 @@ from gaudi_bert.packing.long_packs import (
     deal_into_slots,
     interpolated_prices,
     pack_thinned,
+    packs_with_room,
     rematch_halves,
     split_counts,
 )
-from gaudi_bert.packing.mixture import OPTIMAL_WORK, Mixture, Solved, Work, fill_slots, packs_of, sorted_mixture
+from gaudi_bert.packing.mixture import Effort, Mixture, Solved, Work, add_packs, fill_slots, packs_of, sorted_mixture
 from gaudi_bert.packing.nnls import loop_weights, pack_by_nnls
 from gaudi_bert.packing.nnls_solver import LONGEST_WHOLE, solve_nnls, useful_depth
 
@@ -54,11 +55,35 @@ NNLS_ROUNDS = 1.5
 PATIENCE = 4
 """Simplex iterations for each length before the NNLS supplies strategies."""
 
-SMALLER_DEPTHS_WORK = 15e9
-"""What the plans of smaller depths may do together. None is begun unless as much as the last one took remains."""
-
 FAR = 1_000
 """Above one pack in so many of the bound, the limit of work has cut the search off, and `nnls` may have come further."""
+
+# --- what the search for fewer packs may cost, by what it can gain
+
+FULL_WORK = 45e9
+"""What may be done for few sequences, or where at least one pack in a hundred may be saved: three quarters of a minute."""
+
+NEAR_WORK = 1.2e9
+"""What may be done where next to nothing can be saved: a second."""
+
+NEGLIGIBLE = 1e-5
+"""A share of the packs that is not looked for with thousands of lengths."""
+
+FULL_GAIN, FEW_PACKS = 0.01, 10
+"""The share of the packs that may be saved, beyond so many packs, from which on the search may take `FULL_WORK`."""
+
+FEWEST_SEQUENCES = 500
+"""The search for the packs of this many sequences or fewer may take `FULL_WORK`: each pack is a large share of them."""
+
+HEURISTIC_MULTIPLE = 3
+"""The search may in any case take so many times as long as LPFHP took."""
+
+MATCHING_SHARE, QUICK_MATCHING_SHARE = 0.4, 0.04
+"""What matching in halves may do before anything else is tried, as a share of `NEAR_WORK`: of more and of at most
+`FEW_LENGTHS` lengths, whose linear program is quick."""
+
+SEARCH_SHARE = 2 / 3
+"""What the linear programs and their dives may do of the work at one depth; the rest is for `nnls` and for matching."""
 
 
 @dataclass(frozen=True)
@@ -69,11 +94,13 @@ class _Effort:
         attempts: dives, until the gap is 0.
         bounded: further dives, of few sequences, with no more of a length in a pack than there are.
         iterations: simplex iterations for each length, with the depth limit and the strategies of the NNLS.
+        near_work: operations that may still be done once the plan is near to its bound.
     """
 
     attempts: tuple[DiveSettings, ...]
     bounded: tuple[DiveSettings, ...] = ()
     iterations: float = np.inf
+    near_work: float = np.inf
 
 
 FEW_SEQUENCES = 1500
@@ -103,55 +130,117 @@ class _Optimum:
         return packs_of(self.mixture) - self.certificate.bound
 
 
-def solve_optimally(counts: IntArray, depth: int, work: Work | None = None) -> Solved:
-    """As `pack_optimally`, in the form of the table of algorithms, with what else may save a pack.
+def solve_optimally(counts: IntArray, depth: int, work: Work | None = None, effort: Effort = "bounded") -> Solved:
+    """Pack as `pack_optimally`, in the form of the table of algorithms, with what else may save a pack.
 
     A plan of a smaller depth is one of a larger depth too. So where there is a gap, the smaller depths are planned as well,
-    each as if it were requested, until they need too many packs, or too little work remains for another.
+    each as if it were requested, until they need too many packs, or less work remains than the last one took.
+
+    Args:
+        work: what may be done in all; None for what can be gained.
+        effort: "unlimited" goes on until nothing helps, however little can be gained.
     """
     lengths = np.flatnonzero(counts) + 1
     deepest = deepest_pack(lengths, counts[lengths - 1], len(counts))
-    work = Work(OPTIMAL_WORK) if work is None else work
-    others, before = Work(SMALLER_DEPTHS_WORK, work), work.remaining
-    optimum = _pack_at_depth(counts, depth if depth < deepest else len(counts), _limit_within(work))
+    work = Work() if work is None else work
+    first = _first_look(counts, depth if depth < deepest else len(counts), work)
+    allowed = work.at_most(_worth_of_a_search(first, counts, depth, effort))
+    before = allowed.spent
+    optimum = _search(first, counts, depth if depth < deepest else len(counts), allowed, effort)
     smaller = min(depth, deepest)
-    while optimum.gap and smaller > 1 and before - work.remaining < others.remaining:
-        smaller, before = smaller - 1, work.remaining
+    while optimum.gap and smaller > 1 and allowed.spent - before < allowed.remaining:
+        smaller, before = smaller - 1, allowed.spent
         if -(-int(counts.sum()) // smaller) >= packs_of(optimum.mixture):
             break
-        less_deep = _pack_at_depth(counts, smaller, _limit_within(others))
+        less_deep = _first_look(counts, smaller, allowed)
+        part = allowed.at_most(_worth_of_a_search(less_deep, counts, smaller, effort))
+        less_deep = _search(less_deep, counts, smaller, part, effort)
         if less_deep.certificate.bound >= packs_of(optimum.mixture):
             break
         optimum = _better(optimum, less_deep.mixture, optimum.certificate)
     return Solved(optimum.mixture, "optimal", optimum.certificate)
 
 
-def _limit_within(whole: Work) -> Work:
-    """What one plan may do, or the rest."""
-    return Work(min(OPTIMAL_WORK, whole.remaining), whole)
+def _first_look(counts: IntArray, depth: int, work: Work) -> _Optimum:
+    """Pack by LPFHP, and prove what tokens and thresholds prove. Where little can be gained, match again."""
+    if np.count_nonzero(counts) > MOST_LENGTHS:
+        mixture = pack_thinned(counts, depth, lambda part: pack_longest_first(part, depth), MOST_LENGTHS)
+    else:
+        mixture = sorted_mixture(pack_longest_first(counts, depth))
+    work.spend_on(mixture)
+    optimum = _with_thresholds(_Optimum(mixture, simple_certificate(counts, depth)), counts, depth)
+    if optimum.gap > max(FEW_PACKS, FULL_GAIN * optimum.certificate.bound) or _is_enough(optimum, counts, depth):
+        return optimum
+    share = MATCHING_SHARE if np.count_nonzero(counts) > FEW_LENGTHS else QUICK_MATCHING_SHARE
+    return _matched_again(optimum, len(counts), depth, work.at_most(share * NEAR_WORK))
 
 
-def _pack_at_depth(counts: IntArray, depth: int, work: Work) -> _Optimum:
-    """What is far from its bound is packed by `nnls` too; the packs of sequences that can be dealt are matched again."""
-    optimum = pack_optimally(counts, depth, work=work)
+def _is_enough(optimum: _Optimum, counts: IntArray, depth: int) -> bool:
+    """Whether so little can be gained that it is not worth a plan on a coarse grid, whose own error is no smaller."""
+    return optimum.gap <= NEGLIGIBLE * packs_of(optimum.mixture) and needs_grid(counts, depth)
+
+
+def _worth_of_a_search(optimum: _Optimum, counts: IntArray, depth: int, effort: Effort) -> float:
+    """Operations that a search for fewer packs may take: in proportion to the share of the packs that it may save."""
+    if effort == "unlimited":
+        return np.inf
+    if _is_enough(optimum, counts, depth):
+        return 0.0
+    if counts.sum() <= FEWEST_SEQUENCES:
+        return FULL_WORK
+    gain = max(0, optimum.gap - FEW_PACKS) / packs_of(optimum.mixture)
+    heuristic = Work()
+    heuristic.spend_on(optimum.mixture)
+    return max(NEAR_WORK, HEURISTIC_MULTIPLE * heuristic.spent, FULL_WORK * min(gain / FULL_GAIN, 1.0))
+
+
+def _search(first: _Optimum, counts: IntArray, depth: int, work: Work, effort: Effort) -> _Optimum:
+    """Plan by linear programs; what is then far from its bound is packed by `nnls` too, and all packs are matched again."""
+    if first.gap == 0 or work.exhausted:
+        return first
+    limits = THOROUGH if effort == "unlimited" else replace(THOROUGH, near_work=NEAR_WORK)
+    optimum = pack_optimally(counts, depth, limits, work.share(SEARCH_SHARE), first)
     bound = optimum.certificate.bound
     if optimum.gap > max(1, bound // FAR):
-        optimum = _better(optimum, pack_by_nnls(counts, depth).mixture, optimum.certificate)
-    if optimum.gap and counts.sum() <= MOST_DEALT:
-        matched = rematch_halves(optimum.mixture, len(counts), depth, bound, Work(MATCHING_WORK))
-        optimum = _better(optimum, matched, optimum.certificate)
-    return optimum
+        optimum = _better(optimum, pack_by_nnls(counts, depth, work=work).mixture, optimum.certificate)
+    return _matched_again(optimum, len(counts), depth, work)
 
 
-def pack_optimally(counts: IntArray, depth: int, effort: _Effort = THOROUGH, work: Work | None = None) -> _Optimum:
+def _matched_again(optimum: _Optimum, max_length: int, depth: int, work: Work) -> _Optimum:
+    """Match the halves of packs again, if there is a gap: of more than `MATCHED` sequences those of a part of the packs."""
+    if optimum.gap == 0 or work.exhausted:
+        return optimum
+    part = packs_with_room(optimum.mixture, max_length, MATCHED)
+    matched = rematch_halves(part, max_length, depth, packs_of(part) - optimum.gap, work)
+    if packs_of(matched) == packs_of(part):
+        return optimum
+    mixture = dict(optimum.mixture)
+    for strategy, count in part.items():
+        mixture[strategy] -= count
+    for strategy, count in matched.items():
+        add_packs(mixture, strategy, count)
+    return _Optimum(sorted_mixture({strategy: count for strategy, count in mixture.items() if count}), optimum.certificate)
+
+
+def pack_optimally(
+    counts: IntArray,
+    depth: int,
+    effort: _Effort = THOROUGH,
+    work: Work | None = None,
+    known: _Optimum | None = None,
+) -> _Optimum:
     """Pack a histogram, int64 [L], in as few packs as possible, or in nearly as few if it has thousands of lengths.
 
-    `effort` decides when to give up, `work` what may be done in all; None for `OPTIMAL_WORK`.
+    `effort` decides when to give up, `work` what may be done in all, None for `FULL_WORK`; `known` is a plan to start from.
     """
-    work = Work(OPTIMAL_WORK) if work is None else work
+    work = Work(FULL_WORK) if work is None else work
     if np.count_nonzero(counts) > MOST_LENGTHS:
-        return _with_thresholds(_pack_many(counts, depth, MOST_LENGTHS, work), counts, depth)
-    optimum = _Optimum(sorted_mixture(pack_longest_first(counts, depth)), simple_certificate(counts, depth))
+        planned = _with_thresholds(_pack_many(counts, depth, MOST_LENGTHS, work), counts, depth)
+        return planned if known is None else _better(known, planned.mixture, planned.certificate)
+    optimum = known
+    if optimum is None:
+        optimum = _Optimum(sorted_mixture(pack_longest_first(counts, depth)), simple_certificate(counts, depth))
+        work.spend_on(optimum.mixture)
     if optimum.gap == 0:
         return optimum
     lengths, can_be_dealt = np.count_nonzero(counts), counts.sum() <= MOST_DEALT
@@ -169,26 +258,33 @@ def pack_optimally(counts: IntArray, depth: int, effort: _Effort = THOROUGH, wor
         work = work.share(LAST_PACK_SHARE) if _near(optimum) else work
     linear_program = LinearProgram.unlimited(counts, work.share(0.4 if is_limited else 0.7))
     linear_program.generate()
-    optimum = _better(optimum, None, certify(linear_program, depth))
+    optimum = _better(optimum, None, certify(linear_program, depth, work))
     if is_limited and optimum.gap:
         linear_program = _limited(counts, depth, linear_program, effort, work.share(0.6))
-        optimum = _better(optimum, None, certify(linear_program, depth))
+        optimum = _better(optimum, None, certify(linear_program, depth, work))
     linear_program.limit_work(work)
     optimum = _with_thresholds(optimum, counts, depth)
-    optimum, is_hopeless = _try_dives(linear_program, optimum, effort.attempts)
+    optimum, is_hopeless = _try_dives(linear_program, optimum, effort.attempts, effort.near_work)
     if optimum.gap and not is_hopeless and effort.bounded and _can_be_bounded(linear_program):
-        bounded = LinearProgram.bounded(linear_program, work)
+        bounded = LinearProgram.bounded(linear_program, linear_program.work)
         if np.ceil(bounded.generate().bound - WHOLE) < packs_of(optimum.mixture):
-            optimum, _ = _try_dives(bounded, optimum, effort.bounded)
+            optimum, _ = _try_dives(bounded, optimum, effort.bounded, effort.near_work)
     return optimum
 
 
 def _try_dives(
-    linear_program: LinearProgram, optimum: _Optimum, attempts: tuple[DiveSettings, ...]
+    linear_program: LinearProgram, optimum: _Optimum, attempts: tuple[DiveSettings, ...], near_work: float
 ) -> tuple[_Optimum, bool]:
-    """Dive until the gap is closed, or cannot be. Half of the dives aim at a pack less than there are, not at the bound."""
+    """Dive until the gap is closed, or cannot be. Half of the dives aim at a pack less than there are, not at the bound.
+
+    Once the plan is near to the bound, further dives may do `near_work`.
+    """
     least = linear_program.least_packs
+    is_limited = False
     for number, settings in enumerate(attempts):
+        if _near(optimum) and not is_limited:
+            linear_program.limit_work(linear_program.work.at_most(near_work))
+            is_limited = True
         least, packs = max(least, optimum.certificate.bound), packs_of(optimum.mixture)
         if least >= packs or (linear_program.work.exhausted and number > 0):
             break
@@ -235,12 +331,14 @@ def _deal_from_grids(counts: IntArray, depth: int, optimum: _Optimum, work: Work
         if _near(optimum) or work.exhausted:
             break
         coarse = pack_optimally(split_counts(counts, bins, slack * slacks), depth, QUICK, work.share(0.3))
-        proof = prove(counts, interpolated_prices(coarse.certificate.prices, len(counts)), depth)
+        proof = prove(counts, interpolated_prices(coarse.certificate.prices, len(counts)), depth, work)
         optimum = _better(optimum, None, proof)
         if _near(optimum):
             break
         mixture, remaining = deal_into_slots(coarse.mixture, counts, bins, depth, work.share(0.4))
-        optimum = _better(optimum, best_fit_into(mixture, remaining, depth), proof)
+        mixture = best_fit_into(mixture, remaining, depth)
+        work.spend_on(mixture)
+        optimum = _better(optimum, mixture, proof)
         bound = optimum.certificate.bound
         matched = rematch_halves(optimum.mixture, length, depth, bound + _near_gap(bound), work.share(0.3))
         optimum = _better(optimum, matched, proof)
@@ -253,10 +351,12 @@ def _pack_many(counts: IntArray, depth: int, most: int, work: Work) -> _Optimum:
 
     def pack(part: IntArray) -> Mixture:
         planned = pack_optimally(part, depth, work=work)
-        proofs.append(prove(counts, planned.certificate.prices, depth))
+        proofs.append(prove(counts, planned.certificate.prices, depth, work))
         return planned.mixture
 
-    return _Optimum(pack_thinned(counts, depth, pack, most), proofs[0])
+    mixture = pack_thinned(counts, depth, pack, most)
+    work.spend_on(mixture)
+    return _Optimum(mixture, proofs[0])
 
 
 def _better(optimum: _Optimum, mixture: Mixture | None, certificate: Certificate) -> _Optimum:
@@ -295,5 +395,6 @@ def _whole_packs(linear_program: LinearProgram, target: int, settings: DiveSetti
     dived = dive(linear_program, target, settings)
     unpacked = np.zeros_like(linear_program.counts)
     unpacked[linear_program.lengths - 1] = dived.waiting
-    mixture = fill_slots(dived.packs, linear_program.counts - unpacked)
-    return best_fit_into(mixture, unpacked, linear_program.depth), dived.is_hopeless
+    mixture = best_fit_into(fill_slots(dived.packs, linear_program.counts - unpacked), unpacked, linear_program.depth)
+    linear_program.work.spend_on(mixture)
+    return mixture, dived.is_hopeless

@@ -31,8 +31,8 @@ SETTINGS = {
     "log_every_updates": 1,
     "save_every_updates": 2,
     "measure_speedup": "false",
-    "stall_seconds": 8,
-    "meeting_seconds": 15,
+    "stall_seconds": 20,
+    "meeting_seconds": 20,
     "threads": 1,
 }
 # A command whose pod gets a signal, or loses its network, when it meets the others or has done so many updates.
