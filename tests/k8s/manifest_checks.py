@@ -12,7 +12,7 @@ import yaml
 
 Json = dict[str, Any]
 
-INDEXED = ("prepare", "histogram", "plan", "write", "verify")
+INDEXED = ("prepare", "histogram", "write", "verify")
 CARDS = "habana.ai/gaudi"
 UNITS = {"": 1.0, "m": 1e-3, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 
