@@ -195,7 +195,7 @@ def test_nothing_is_rounded_to_all_or_nothing(share: float, decimals: int, writt
 
 @pytest.fixture(scope="module")
 def drawing(repository: Path) -> ModuleType:
-    path = repository / "benchmarks" / "draw_how_it_works.py"
+    path = repository / "docs" / "draw_how_it_works.py"
     specification = importlib.util.spec_from_file_location(path.stem, path)
     assert specification is not None
     assert specification.loader is not None
@@ -212,7 +212,7 @@ def words_of(picture: str) -> list[str]:
 def test_the_committed_picture_is_what_is_drawn(drawing: ModuleType, repository: Path) -> None:
     picture = repository / "docs" / "how-it-works.svg"
     drawn = words_of(drawing.draw_how_it_works())
-    assert words_of(picture.read_text(encoding="utf-8")) == drawn, "run python benchmarks/draw_how_it_works.py"
+    assert words_of(picture.read_text(encoding="utf-8")) == drawn, "run python docs/draw_how_it_works.py"
     assert picture.stat().st_size < 250_000
     assert [word for word in drawn if "rows" in word or "%" in word] == [
         "Packing: 11 sequences in 5 rows",

@@ -1,6 +1,6 @@
 """Draw docs/how-it-works.svg, the picture of the README: padded rows, the same sequences packed, the attention of a pack.
 
-python benchmarks/draw_how_it_works.py
+python docs/draw_how_it_works.py
 
 Drawn from the lengths in `PACKS`; a test compares the committed picture with what is drawn.
 """
@@ -165,6 +165,6 @@ def _attention(axes: Axes) -> None:
 
 
 if __name__ == "__main__":
-    path = Path(__file__).resolve().parent.parent / "docs" / "how-it-works.svg"
+    path = Path(__file__).resolve().parent / "how-it-works.svg"
     write_text(path, draw_how_it_works())
     print(f"{path}: {path.stat().st_size:,} bytes")

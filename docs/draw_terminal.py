@@ -1,6 +1,6 @@
 """Draw docs/terminal.svg, the recording of the README: commands are run, and their lines appear one after the other.
 
-python benchmarks/draw_terminal.py RECORDS      a folder of unpacked TFRecords, for example work/demo/examples/train
+python docs/draw_terminal.py RECORDS      a folder of unpacked TFRecords, for example work/demo/examples/train
 """
 
 from __future__ import annotations
@@ -63,6 +63,6 @@ def draw_terminal(records: Path) -> str:
 
 
 if __name__ == "__main__":
-    path = Path(__file__).resolve().parent.parent / "docs" / "terminal.svg"
+    path = Path(__file__).resolve().parent / "terminal.svg"
     write_text(path, draw_terminal(Path(sys.argv[1])))
     print(f"{path}: {path.stat().st_size:,} bytes")
