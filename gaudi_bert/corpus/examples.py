@@ -35,7 +35,7 @@ _MASK_SHARE, _KEEP_SHARE = 0.8, 0.1
 
 @dataclass(frozen=True)
 class ExampleCounts:
-    """What was counted on the way from text to examples; counts of several blocks are added with `+`."""
+    """Counts on the way from text to examples; those of several blocks are added with `+`."""
 
     text_documents: int = 0
     text_sentences: int = 0
@@ -208,7 +208,7 @@ class RandomStream:
         return (self.word() >> 11) * 2.0**-53 < probability
 
     def heads(self, tosses: int) -> int:
-        """How many of `tosses` fair coins show heads."""
+        """Draw how many of `tosses` fair coins show heads."""
         count = 0
         while tosses > 0:
             used = min(tosses, 64)
@@ -319,7 +319,7 @@ def _random_segment(
 
 
 def lengths_that_fit(first_length: int, second_length: int, most_tokens: int) -> tuple[int, int]:
-    """How many tokens of A and B remain when the longer one (B where equal) loses one at a time until they fit."""
+    """Tokens of A and B that remain when the longer one (B where equal) loses one at a time until they fit."""
     if first_length + second_length <= most_tokens:
         return first_length, second_length
     second_length = min(second_length, max(most_tokens // 2, most_tokens - first_length))
@@ -340,7 +340,7 @@ def _truncate(
 
 @dataclass(frozen=True)
 class _MaskedSequences:
-    """What masking makes of N sequences.
+    """Result of masking N sequences.
 
     Attributes:
         input_ids: int32 [N, L] with masks.
@@ -355,7 +355,7 @@ class _MaskedSequences:
 
 
 def prediction_counts(lengths: IntArray, probability: float, max_predictions: int) -> IntArray:
-    """How many tokens to predict in sequences of `lengths` tokens (int64 [N]); halves are rounded to even, as in Python."""
+    """Count the tokens to predict in sequences of `lengths` tokens (int64 [N]); halves are rounded to even, as in Python."""
     rounded = np.rint(lengths * probability).astype(np.int64)
     candidates = np.maximum(lengths - _SPECIAL_TOKENS_IN_PAIR, 0)
     return np.minimum(np.minimum(np.maximum(rounded, 1), max_predictions), candidates)

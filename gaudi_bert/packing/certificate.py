@@ -83,7 +83,7 @@ def threshold_certificate(counts: IntArray, depth: int) -> Certificate:
 
 
 def total_worth(prices: IntArray, counts: IntArray) -> int:
-    """What all sequences are worth, exactly."""
+    """Return the exact worth of all sequences."""
     here = np.flatnonzero(counts)
     return sum(price * count for price, count in zip(prices[here].tolist(), counts[here].tolist(), strict=True))
 

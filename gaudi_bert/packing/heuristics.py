@@ -191,7 +191,7 @@ class _Runs(NamedTuple):
 
 
 class _Additions(NamedTuple):
-    """What packs hold: `copies` sequences of `length` on top of the addition `below`; arrays int64 [A]."""
+    """Content of packs: `copies` sequences of `length` on top of the addition `below`; arrays int64 [A]."""
 
     below: IntArray
     length: IntArray
@@ -251,7 +251,7 @@ def _put(runs: _Runs, additions: _Additions, used: IntArray, run: int, length: i
 
 @kernel
 def _with_space(additions: _Additions, needed: int) -> _Additions:
-    """The same additions in arrays of at least `needed` entries."""
+    """Copy the additions to arrays of at least `needed` entries."""
     size = len(additions.below)
     if needed <= size:
         return additions

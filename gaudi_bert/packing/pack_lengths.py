@@ -96,7 +96,7 @@ class Packs:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class PackedLengths(Packs, PackingFigures):
-    """What `pack_lengths` returns: all packs, and how good they are.
+    """Result of `pack_lengths`: all packs, and how good they are.
 
     Attributes:
         max_sequence_length: slots of a pack, in tokens.
@@ -125,7 +125,7 @@ class PackedLengths(Packs, PackingFigures):
 
 @dataclass(frozen=True, eq=False)
 class PackedHistogram(PackingFigures):
-    """What `pack_histogram` returns: how a histogram is packed, and how good that is.
+    """Result of `pack_histogram`: how a histogram is packed, and how good that is.
 
     Attributes:
         strategies: sorted tuples of lengths that share a pack.

@@ -88,7 +88,7 @@ def draw_mixture(mixture: Mapping[tuple[int, ...], int], max_sequence_length: in
 
 
 def draw_fills(before: NDArray[np.int64], after: NDArray[np.int64] | None) -> Figure:
-    """How many real tokens the rows hold: before packing and, where it is known, after it, on one scale.
+    """Draw how many real tokens the rows hold: before packing and, where it is known, after it, on one scale.
 
     Where full rows outnumber all others, their bar is cut at the top, and its share is written next to it.
 

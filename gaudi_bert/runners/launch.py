@@ -146,7 +146,7 @@ def failed_rank(output: str) -> str | None:
 
 @contextmanager
 def _horovod_environments(processes: int) -> Iterator[list[dict[str, str]]]:
-    """What `horovodrun --gloo` tells each process on this machine; its server keeps their addresses meanwhile."""
+    """Yield the variables of each process on this machine under `horovodrun --gloo`, while its server runs."""
     from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
     from horovod.runner.gloo_run import create_slot_env_vars
     from horovod.runner.http.http_server import RendezvousServer
@@ -177,7 +177,7 @@ POLL_SECONDS = 0.2
 
 @dataclass(frozen=True)
 class _End:
-    """How a process ended: its exit code (negative: the signal), and whether it was killed here, after others had failed."""
+    """Exit code of a process (negative: the signal), and whether it was killed here, after others had failed."""
 
     process_id: int
     code: int

@@ -60,7 +60,7 @@ class ServedModel:
 
     @property
     def model(self) -> TorchModel:
-        """What computes batches."""
+        """Model that computes batches."""
         return cast("TorchModel", self.loaded.runner.model)
 
     @property

@@ -190,7 +190,7 @@ def _first_number(names: Sequence[str], default: int) -> int:
 
 
 def _set_address(launch: Launch, local_size: int, who: str) -> None:
-    """Where rank 0 listens, unless the launcher names it; on one host it is this one."""
+    """Set the address where rank 0 listens, unless the launcher names it; on one host it is this one."""
     if "MASTER_ADDR" not in os.environ:
         if local_size != launch.size:
             raise InputError(
@@ -220,7 +220,7 @@ _FAREWELL_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class _Meeting:
-    """Where the processes of a launch meet, how long they wait there, and who this one is."""
+    """Meeting point of the processes of a launch, how long they wait there, and who this one is."""
 
     launch: Launch
     seconds: float

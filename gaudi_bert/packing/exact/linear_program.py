@@ -171,7 +171,7 @@ class _Master:
         return np.maximum.accumulate(np.maximum(duals, 0.0))
 
     def usage(self) -> FloatArray:
-        """How often each of `strategies` is used: float64 [strategies]."""
+        """Number of times that each of `strategies` is used: float64 [strategies]."""
         return np.maximum(np.array(self._solver.getSolution().col_value)[self._exchanges :], 0.0) * self._unit
 
 
@@ -220,7 +220,7 @@ class Relaxation:
 
     @property
     def rounding(self) -> float:
-        """What the objective may be off by."""
+        """Largest rounding error of the objective."""
         return max(1e-6, 1e-13 * self.objective)
 
     @property
@@ -321,7 +321,7 @@ class LinearProgram:
 
     @classmethod
     def unlimited(cls, counts: IntArray, work: Work | None = None) -> LinearProgram:
-        """As `limited`, without a limit on depth."""
+        """Return the program without a limit on depth; see `limited`."""
         return cls.limited(counts, len(counts), work)
 
     @classmethod
@@ -344,7 +344,7 @@ class LinearProgram:
             self.pricer.counts = waiting
 
     def limit_work(self, work: Work) -> None:
-        """What all further solutions may do."""
+        """Limit the work of all further solutions."""
         self.work = self.master.work = self.pricer.work = work
 
     def add(self, strategies: Iterable[Strategy]) -> None:

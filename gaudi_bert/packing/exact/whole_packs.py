@@ -44,7 +44,7 @@ ATTEMPTS = ((1.0, 1e9), (1.0, 8.0), (0.75, 8.0), (0.6, 4.0), (0.5, 8.0), (0.4, 4
 
 
 class _Rest(NamedTuple):
-    """What is to be packed; T types, the longest first."""
+    """Sequences to pack; T types, the longest first."""
 
     lengths: IntArray  # int64 [T]
     prices: FloatArray  # float64 [T]
@@ -245,7 +245,7 @@ MOST_SEARCHED = 2000
 
 @dataclass(frozen=True)
 class DiveSettings:
-    """How a dive goes.
+    """Settings of a dive.
 
     Attributes:
         share: part of the sum of all fractions that is rounded up in one step.
@@ -342,7 +342,7 @@ class _Level:
 
 
 class Dived(NamedTuple):
-    """What a dive comes to.
+    """Result of a dive.
 
     Attributes:
         packs: slots may hold shorter sequences, see `fill_slots`.

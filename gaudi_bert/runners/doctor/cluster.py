@@ -149,7 +149,7 @@ def _claims(manifests: Manifests) -> set[str]:
 
 
 def _check_existing(cluster: Cluster, title: str, item: Json) -> CheckResult:
-    """What is said of an object that is there: a claim that is not bound shows the cluster's last word on it."""
+    """Check an object that exists: a claim that is not bound shows the cluster's last warning about it."""
     metadata, phase = item["metadata"], (item.get("status") or {}).get("phase")
     if metadata.get("deletionTimestamp"):
         return failed(title, "Terminating: it is being removed", "end the pods that use it, and wait until it is gone")

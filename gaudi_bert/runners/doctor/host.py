@@ -41,7 +41,7 @@ _GROUPS_ON_DISK = 3
 
 @dataclass(frozen=True)
 class HostAnswers:
-    """What the machine answered; an empty text is a command or package that is not there.
+    """Answers of the machine; an empty text is a command or package that is not there.
 
     `device_nodes` are the names below /dev/accel and the /dev/hl* of old drivers; `packages` holds the version of each
     package; `disk` is the space that is free in the current folder.
@@ -69,7 +69,7 @@ class HostAnswers:
         return re.findall(r"^\|\s*\d+\s+(HL-\S+)", self.hl_smi, re.MULTILINE)
 
     def as_json(self) -> dict[str, Any]:
-        """What a program may want to know of this machine."""
+        """Return the answers for programs."""
         return {**asdict(self), "driver": self.driver, "cards": self.cards}
 
 
