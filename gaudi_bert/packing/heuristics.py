@@ -34,7 +34,7 @@ class OpenPacks:
 
     For every remaining room there is a stack of (count, pack), used last in, first out: that order is part of the published
     algorithms, and any other gives other numbers. The rooms in use are sorted, so that the largest room, or the smallest
-    that fits, is found by bisection.
+    that fits, comes from a bisection.
 
     Args:
         depth: most sequences per pack; a pack that has them is closed, and so is a full one.

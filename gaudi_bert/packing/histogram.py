@@ -5,7 +5,7 @@ and not on the size of the data. `counts[0]` is the number of sequences of lengt
 the most masked positions seen at each length: with it a plan can promise that no pack holds more of them than it has slots.
 
 Lengths come as users have them (lists, arrays of any kind, columns). What cannot be a length is rejected with its index and
-value before anything is packed: a whole float may be a length, but an array of floats is more often a column with nulls.
+value before anything is packed: 3.0 may be a length, but an array of floats is more often a column with nulls.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ def check_mixture(
 def trim_to_exact(mixture: Mapping[Strategy, int], counts: IntArray, *, whole_packs: bool = True) -> Mixture:
     """Give up the slots that no sequence fills, so that the coverage is exact; an empty pack is dropped.
 
-    Whole packs are given up first (fewer packs), then single slots, in the order of the strategies.
+    Complete packs are given up first (fewer packs), then single slots, in the order of the strategies.
 
     Args:
         whole_packs: False gives up single slots only, so that the number of packs is that of the published algorithms.
@@ -340,7 +340,7 @@ class Work:
 
     @property
     def remaining(self) -> float:
-        """Operations that are left; negative where the last ones were more than that."""
+        """Operations that remain; negative where the last ones were more than that."""
         return self._limit - self.spent
 
     @property

@@ -246,7 +246,7 @@ SILENT_SECONDS, BETWEEN_LINES_SECONDS = 2.0, 10.0
 
 @contextmanager
 def _said_if_long(what: str) -> Iterator[Work]:
-    """Say on standard error that it goes on, after two seconds and then every ten; what is done is counted in the `Work`."""
+    """Report on standard error after two seconds and then every ten; the `Work` counts what is done."""
     work, started, ended = Work(), time.monotonic(), threading.Event()
 
     def watch() -> None:

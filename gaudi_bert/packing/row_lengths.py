@@ -103,7 +103,7 @@ def choose_row_lengths(
     Args:
         counts: int64 [longest sequence], sequences of length 1, 2, ...; at least one sequence.
         cost: of a row.
-        lengths: those of rows, ascending, where they are given; a length that no sequence needs is left out.
+        lengths: those of rows, ascending, where they are given; a length that no sequence needs is omitted.
         most_lengths: different lengths at most.
         multiple: every length is a multiple of this, or `longest`.
         longest: no row may be longer, such as the positions of a model; None for no limit.

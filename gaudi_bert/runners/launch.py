@@ -267,7 +267,7 @@ def _environments(
 
 def _check_ends(stage: str, ends: Sequence[_End], names: Sequence[str]) -> None:
     """Raise the error that processes ended with; `names` are theirs."""
-    # The process with wrong input says what is wrong, and the others end because of it; a run is stopped if all are.
+    # The process with wrong input reports what is wrong, and the others end because of it; a run is stopped if all are.
     wrong, stopped = InputError.exit_code, StoppedError.exit_code
     codes = sorted({end.code for end in ends if end.code > 0}, key=lambda each: (each != wrong, each == stopped))
     code = codes[0] if codes else 0

@@ -388,7 +388,7 @@ def evaluation_resources(resources: ResourceSettings) -> dict[str, Any]:
         "memory": f"{memory}Mi",
         CARD_RESOURCE: "1",
     }
-    # Whole pages of 2 MiB.
+    # An integer number of pages of 2 MiB.
     huge_pages = int(quantity_value(resources.hugepages_2Mi) / resources.cards / (2 * _MEBIBYTE)) * 2
     if huge_pages:
         requests[HUGE_PAGES] = f"{huge_pages}Mi"

@@ -130,7 +130,7 @@ class RefusedError(Exception):
 
 
 def parsed(kind: type[Asked], body: bytes) -> Any:
-    """Return a body as a request; a refusal names the place of the first problem, and no text of the request."""
+    """Return a body as a request; a refusal names the position of the first problem, and no text of the request."""
     try:
         return kind.model_validate_json(body)
     except ValidationError as error:

@@ -10,7 +10,7 @@ than with equality (valid dual inequalities, Valerio de Carvalho 2005).
 Solved by stabilised column generation (Gilmore and Gomory 1961): solve the program over the known strategies (HiGHS,
 started warm), price, add for every length its best strategy, repeat. The prices are taken between the program's and the
 best proven ones (Wentges 1997), which start at length / L, the prices of the token bound; each pricing gives a new lower
-bound (worth of the sequences) / (worth of the best pack), so the loop may stop as soon as no whole pack is between bound
+bound (worth of the sequences) / (worth of the best pack), so the loop may stop as soon as no integer is between bound
 and objective.
 """
 
@@ -239,7 +239,7 @@ def generate_columns(
     enough: float = -np.inf,
     max_iterations: float = np.inf,
 ) -> Relaxation:
-    """Add strategies to `master` until its objective is proven to be the least, to within a whole pack.
+    """Add strategies to `master` until its objective is proven to be the least, to within one pack.
 
     Args:
         master: the program; strategies that cover everything must be in it already.
@@ -307,7 +307,7 @@ class LinearProgram:
 
     @property
     def least_packs(self) -> int:
-        """Whole packs that the solved program needs, with the strategies that it knows; 0 before it is solved."""
+        """Integer number of packs that the program needs, with the strategies that it knows; 0 before it is solved."""
         if self.relaxation is None or not np.isfinite(self.relaxation.objective):
             return 0
         return int(np.ceil(self.relaxation.objective - self.relaxation.rounding))

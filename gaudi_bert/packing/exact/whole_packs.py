@@ -1,4 +1,4 @@
-"""From fractions of packs to whole packs: round the solution down, dive, search the last packs.
+"""From fractions of packs to integers: round the solution down, dive, search the last packs.
 
 The integer part of every usage is fixed. What remains is a few hundred sequences, for which the same program, with the same
 basis, is still optimal; from there some of the largest fractions are fixed to one more pack and the program is solved again
@@ -222,7 +222,7 @@ def _next_fitting(rest: _Rest, counts: IntArray, kind: int, used: int, room: int
     return kind, False
 
 
-# --- from fractions of packs to whole packs
+# --- from fractions of packs to integers
 
 WHOLE = 1e-6
 """A usage this close below an integer is treated as it."""
@@ -356,7 +356,7 @@ class Dived(NamedTuple):
 
 
 def dive(linear_program: LinearProgram, target: int, settings: DiveSettings) -> Dived:
-    """Whole packs for the program's sequences, in `target` packs if the dive goes well.
+    """Find integer numbers of packs for the program's sequences, in `target` packs if the dive goes well.
 
     Args:
         linear_program: with its relaxation; what its master has to cover is afterwards what the dive did not.

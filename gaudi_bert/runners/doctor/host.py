@@ -27,7 +27,7 @@ _COMMAND_SECONDS = 20
 _IMAGE_RELEASES: Mapping[EngineName, str] = {"tensorflow": "1.14.0", "pytorch": "1.24.0"}
 _BRIDGES: Mapping[EngineName, str] = {"tensorflow": "habana-tensorflow", "pytorch": "habana-torch-plugin"}
 _TENSORFLOW = "2.15"
-# A library of each extra that is no engine.
+# A library of each extra that is not an engine.
 _EXTRAS = {
     "text": "tokenizers",
     "report": "matplotlib",
