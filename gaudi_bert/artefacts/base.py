@@ -169,7 +169,7 @@ def manifest_path(folder: Path, group: int) -> Path:
 
 
 def part_path(file: Path, part: tuple[int, int]) -> Path:
-    """Return the path of part K of N of a file that is made in parts: of a histogram, or of a verification."""
+    """Return the path of part K of N of a file that is written in parts: of a histogram, or of a verification."""
     return file.with_name(f"{file.stem}-{part[0]:05d}-of-{part[1]:05d}{file.suffix}")
 
 

@@ -26,7 +26,7 @@ class PreparedFile(Artefact):
 
 
 class PreparedSection(Figures):
-    """Counts of the examples made of some text: one section, or a complete split.
+    """Counts of the examples from some text: one section, or a complete split.
 
     The vocabulary lacks `unknown_tokens` of it; `random_next` sequences have a second part that does not follow the first.
     """
@@ -89,7 +89,7 @@ def tokens_path(folder: Path, part: int, parts: int) -> Path:
 
 
 class TokenisedPart(Artefact):
-    """Counts of the rows made of one part of the texts.
+    """Counts of the rows from one part of the texts.
 
     Attributes:
         texts: that were read; `empty_texts` of them give no row, because they hold nothing but space.

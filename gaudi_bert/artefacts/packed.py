@@ -85,7 +85,7 @@ def of_counts(counts: Sequence[int]) -> dict[str, Any]:
 
 
 class PackedMetadata(Artefact):
-    """metadata.json of packs of any kind: the contract between packing and whoever reads packs.
+    """metadata.json of packs of any kind: the contract between packing and all readers of packs.
 
     Attributes:
         depth: most sequences that a pack may hold; None for no limit.

@@ -1,6 +1,6 @@
 """plan.json: which lengths share a pack, how often, group by group, and the prices that prove the bound of each group.
 
-A plan is read as a whole: one of 20,000 groups takes 250 MiB.
+A plan is read at once: one of 20,000 groups takes 250 MiB.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ class StageOutput(Generic[Content]):
         return {**content.summary(), **_fields_as_json(self, "content"), **skipped}
 
     def lines(self, **how: Any) -> list[str]:
-        """Return the lines of the content, the first of which says where there was nothing to do."""
+        """Return the lines of the content, the first of which reports where there was nothing to do."""
         content: Any = self.content
         first, *others = content.lines(**how)
         return [first + skipped_note(self.skipped), *others]

@@ -4,7 +4,7 @@ numba keeps the machine code, in a folder that is named by the SHA-256 of the ke
 that it imports, directly or not, and of the compiler's versions: numba's own check overlooks a callee or a constant that
 changed in another file. The folder is in `NUMBA_CACHE_DIR`, if set (images set it, and compile when they are built), else in
 the user's cache folder, else in the temporary folder. What is in it is executed, so one into which others may write is
-refused; where there is none, or where it cannot be written, each process compiles for itself and says so in one line.
+refused; where there is none, or where it cannot be written, each process compiles for itself and reports that in one line.
 
 An image compiles for a named type of processor, so that its kernels serve every machine (`NUMBA_CPU_NAME=x86-64-v3`); on a
 processor that lacks the type's instructions, kernels are compiled for that machine alone.
@@ -137,7 +137,7 @@ def source_digest(file: Path) -> str:
 
 @functools.cache
 def _kernels_folder() -> Path | None:
-    """Return the folder of all machine code; None, which is said, where others could put theirs into each that there is."""
+    """Return the folder of all machine code; None, with a warning, where other users can write to every folder."""
     folders, refusals = [], []
     if numba.config.CACHE_DIR:
         folders.append(Path(numba.config.CACHE_DIR, "gaudi-bert"))

@@ -51,7 +51,7 @@ def _with_those_above(root: Path, name: str) -> Iterator[Path]:
 
 
 def _ratio(quota: str = "", period: str = "") -> float:
-    """Time per period; infinite where there is no limit, or none that is known."""
+    """Time per period; infinite where no limit is set, or none is known."""
     if quota.strip().isdigit() and period.strip().isdigit() and int(period):
         return int(quota) / int(period)
     return math.inf

@@ -80,7 +80,8 @@ def _by_length(lengths: AnyArray, firsts: IntArray, seed: int, group: int) -> An
         order = permutation_of_kind(number, lengths.size, seed, "sequences", group)
         return order[np.argsort(lengths[order], kind="stable")]
     order = np.empty(lengths.size, number)
-    _order_words(random_words(lengths.size, seed, "sequences", group), (lengths.size // 4096).bit_length(), order)
+    bits = max(1, (lengths.size // 4096).bit_length())  # a shift by all 64 bits is undefined
+    _order_words(random_words(lengths.size, seed, "sequences", group), bits, order)
     result = np.empty_like(order)
     _sort_by_length(order, lengths, firsts.copy(), result)
     return result

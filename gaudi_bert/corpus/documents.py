@@ -59,7 +59,7 @@ class Source:
 
     @property
     def shown(self) -> str:
-        """How messages name it."""
+        """Name of the document in messages."""
         return str(self.path) if self.path is not None else self.name
 
 

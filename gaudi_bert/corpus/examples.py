@@ -5,7 +5,7 @@ neither the number of workers nor the machine that makes a block changes a byte.
 
 Masked-LM targets are chosen as in BERT's `create_pretraining_data.py`. Of a sequence of n tokens,
 min(P, max(1, round(0.15 n))) are predicted, chosen among all but [CLS] and [SEP]. A chosen token is replaced by [MASK]
-(80 %) or by a random token of the vocabulary (10 %), or does not change (10 %). With whole-word masking, words (a token
+(80 %) or by a random token of the vocabulary (10 %), or does not change (10 %). With masking by words, words (a token
 and the `##` continuations behind it) are taken in random order as long as they fit. Every position gets a random
 64-bit key, and the smallest keys are chosen.
 
@@ -35,7 +35,7 @@ _MASK_SHARE, _KEEP_SHARE = 0.8, 0.1
 
 @dataclass(frozen=True)
 class ExampleCounts:
-    """What was counted on the way from text to examples; counts of several blocks are added with `+`."""
+    """Counts on the way from text to examples; those of several blocks are added with `+`."""
 
     text_documents: int = 0
     text_sentences: int = 0
@@ -208,7 +208,7 @@ class RandomStream:
         return (self.word() >> 11) * 2.0**-53 < probability
 
     def heads(self, tosses: int) -> int:
-        """How many of `tosses` fair coins show heads."""
+        """Draw how many of `tosses` fair coins show heads."""
         count = 0
         while tosses > 0:
             used = min(tosses, 64)
@@ -268,7 +268,7 @@ def _pairs_of_document(
         cut = first + random.between(1, stop - first - 1) if stop - first >= 2 else stop
         if not _has_random_next(documents, document, first, cut):
             if stop - first == 1:
-                first = stop  # no pair can be made of it
+                first = stop  # a pair needs two
                 continue
             label, following, second = 0, stop, (starts[cut], starts[stop])
         elif stop - first == 1 or random.chance(_RANDOM_NEXT_PROBABILITY):
@@ -319,7 +319,7 @@ def _random_segment(
 
 
 def lengths_that_fit(first_length: int, second_length: int, most_tokens: int) -> tuple[int, int]:
-    """How many tokens of A and B remain when the longer one (B where equal) loses one at a time until they fit."""
+    """Tokens of A and B that remain when the longer one (B where equal) loses one at a time until they fit."""
     if first_length + second_length <= most_tokens:
         return first_length, second_length
     second_length = min(second_length, max(most_tokens // 2, most_tokens - first_length))
@@ -340,7 +340,7 @@ def _truncate(
 
 @dataclass(frozen=True)
 class _MaskedSequences:
-    """What masking makes of N sequences.
+    """Result of masking N sequences.
 
     Attributes:
         input_ids: int32 [N, L] with masks.
@@ -355,7 +355,7 @@ class _MaskedSequences:
 
 
 def prediction_counts(lengths: IntArray, probability: float, max_predictions: int) -> IntArray:
-    """How many tokens to predict in sequences of `lengths` tokens (int64 [N]); halves are rounded to even, as in Python."""
+    """Count the tokens to predict in sequences of `lengths` tokens (int64 [N]); halves are rounded to even, as in Python."""
     rounded = np.rint(lengths * probability).astype(np.int64)
     candidates = np.maximum(lengths - _SPECIAL_TOKENS_IN_PAIR, 0)
     return np.minimum(np.minimum(np.maximum(rounded, 1), max_predictions), candidates)
@@ -378,7 +378,7 @@ def mask_sequences(
         candidates_NL: bool, where a token may be chosen.
         counts: int64 [N], how many to choose in each.
         vocabulary_size: random replacements are uniform below it.
-        word_starts_NL: bool, where a word starts; given for whole-word masking.
+        word_starts_NL: bool, where a word starts; given for masking by words.
     """
     keys_NL = generator.random_raw(input_ids_NL.size).reshape(input_ids_NL.shape) >> np.uint64(1)
     keys_NL[~candidates_NL] = _NEVER
@@ -408,7 +408,7 @@ def _smallest_keys(keys_NL: Keys, counts: IntArray, max_predictions: int) -> Boo
 
 
 def _whole_words(keys_NL: Keys, starts_NL: BoolArray, candidates_NL: BoolArray, counts: IntArray) -> BoolArray:
-    """bool [N, L]: whole words in the order of the keys of their first tokens; one that does not fit is passed over."""
+    """bool [N, L]: words in the order of the keys of their first tokens; one that does not fit is passed over."""
     chosen_NL = np.zeros(keys_NL.shape, dtype=bool)
     for row in range(len(counts)):
         starts = np.flatnonzero(starts_NL[row])

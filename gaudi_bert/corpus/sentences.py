@@ -88,7 +88,7 @@ def _continues(text: str, start: int, boundary: re.Match[str]) -> bool:
 
 
 def detect_layout(documents: Sequence[Sequence[str]]) -> Layout:
-    """How lines are to be read, from a sample of documents (lists of stripped, non-empty lines)."""
+    """Find out how to read lines, from a sample of documents (lists of stripped, non-empty lines)."""
     lines = [line for document in documents for line in document]
     if not lines:
         return "sentences"

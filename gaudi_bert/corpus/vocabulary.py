@@ -165,12 +165,12 @@ class TokenBlock:
 
     @property
     def documents(self) -> int:
-        """How many documents there are."""
+        """Number of documents."""
         return len(self.document_starts) - 1
 
     @property
     def sentences(self) -> int:
-        """How many sentences there are."""
+        """Number of sentences."""
         return len(self.sentence_starts) - 1
 
 

@@ -245,7 +245,7 @@ def _rows(logits: Tensor) -> list[slice]:
 class TableOfRows(torch.autograd.Function):
     """A table twice: to look up rows, with sparse gradients, and to multiply by.
 
-    The rows are added to the gradient of the product, where it lies; PyTorch would fill two tables, and a third by both.
+    The rows are added to the gradient of the product, in its own memory; PyTorch would fill two tables, and a third by both.
     """
 
     @staticmethod

@@ -107,7 +107,7 @@ def trial_of(model: Any) -> Iterator[None]:
     buffers = [
         (module, name, buffer, buffer.clone())
         for module in model.modules()
-        for name, buffer in module._buffers.items()  # noqa: SLF001 - some models put others in their place
+        for name, buffer in module._buffers.items()  # noqa: SLF001 - some models replace them
         if buffer is not None
     ]
     model.eval()

@@ -2,8 +2,8 @@
 
 A process that is killed breaks its connections, and the sum that the others wait in raises an error. One that is stopped
 (SIGSTOP), sleeps, or is cut off from the network breaks nothing. So each process has a thread that looks at its own signs of
-work: where it has shown none for `stall_seconds`, because it waits for another one or is itself stuck, the thread says so in
-one line and ends the process with exit code 1, whatever the main thread is doing. The time-outs of Horovod and of
+work: where it has shown none for `stall_seconds`, because it waits for another one or is itself stuck, the thread reports it
+in one line and ends the process with exit code 1, whatever the main thread is doing. The time-outs of Horovod and of
 torch.distributed, which are for connections, are set to three times as long, as slow work has it.
 
 A process whose launcher has ended asks itself to stop, which saves a checkpoint, and ends anyway soon after.
@@ -33,7 +33,7 @@ from gaudi_bert.engines.protocol import Communicator, T
 # Slow work (building a graph, writing a checkpoint) may take so many times as long.
 SLOW_WORK_FACTOR = 3
 _LOOK_SECONDS = 0.25
-# A launcher ends all processes once one has ended: none ends before the others can have said why.
+# A launcher ends all processes once one has ended: none ends before the others have had time to report why.
 _LAST_WORDS_SECONDS = 1.5
 # How long a process may take to save and end once its launcher has ended.
 ORPHAN_SECONDS = 10.0

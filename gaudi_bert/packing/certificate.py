@@ -3,7 +3,7 @@
 Give every length a non-negative integer price. If no pack of at most `depth` sequences can hold more than M
 worth of sequences, then packs >= (worth of all sequences) / M, whatever the algorithm. The best prices are
 the dual solution of the cutting stock linear program, but any prices prove a bound, so nothing has to be
-believed of the solver that found them. The simplest are the lengths themselves, and 1 for every sequence.
+believed of the solver that computed them. The simplest are the lengths themselves, and 1 for every sequence.
 
 `check_certificate` is the complete proof: it needs the prices, the histogram and the depth, uses integers only,
 and shares no code with the solvers. `bounds` makes better certificates than the simple ones.
@@ -83,7 +83,7 @@ def threshold_certificate(counts: IntArray, depth: int) -> Certificate:
 
 
 def total_worth(prices: IntArray, counts: IntArray) -> int:
-    """What all sequences are worth, exactly."""
+    """Return the exact worth of all sequences."""
     here = np.flatnonzero(counts)
     return sum(price * count for price, count in zip(prices[here].tolist(), counts[here].tolist(), strict=True))
 

@@ -34,7 +34,7 @@ class OpenPacks:
 
     For every remaining room there is a stack of (count, pack), used last in, first out: that order is part of the published
     algorithms, and any other gives other numbers. The rooms in use are sorted, so that the largest room, or the smallest
-    that fits, is found by bisection.
+    that fits, comes from a bisection.
 
     Args:
         depth: most sequences per pack; a pack that has them is closed, and so is a full one.
@@ -191,7 +191,7 @@ class _Runs(NamedTuple):
 
 
 class _Additions(NamedTuple):
-    """What packs hold: `copies` sequences of `length` on top of the addition `below`; arrays int64 [A]."""
+    """Content of packs: `copies` sequences of `length` on top of the addition `below`; arrays int64 [A]."""
 
     below: IntArray
     length: IntArray
@@ -251,7 +251,7 @@ def _put(runs: _Runs, additions: _Additions, used: IntArray, run: int, length: i
 
 @kernel
 def _with_space(additions: _Additions, needed: int) -> _Additions:
-    """The same additions in arrays of at least `needed` entries."""
+    """Copy the additions to arrays of at least `needed` entries."""
     size = len(additions.below)
     if needed <= size:
         return additions

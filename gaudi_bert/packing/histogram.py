@@ -5,7 +5,7 @@ and not on the size of the data. `counts[0]` is the number of sequences of lengt
 the most masked positions seen at each length: with it a plan can promise that no pack holds more of them than it has slots.
 
 Lengths come as users have them (lists, arrays of any kind, columns). What cannot be a length is rejected with its index and
-value before anything is packed: a whole float may be a length, but an array of floats is more often a column with nulls.
+value before anything is packed: 3.0 may be a length, but an array of floats is more often a column with nulls.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def merge_histograms(histograms: Iterable[Histogram]) -> Histogram:
 
 
 def rescaled(histogram: Histogram, max_sequence_length: int) -> Histogram:
-    """The same sequences in packs of another capacity (paper Q)."""
+    """Return the histogram of the same sequences in packs of another capacity (paper Q)."""
     longest = int(np.flatnonzero(histogram.counts)[-1]) + 1 if histogram.sequences else 0
     if longest > max_sequence_length:
         raise InputError(f"max_sequence_length {max_sequence_length} is less than the longest sequence, {longest} tokens")
@@ -171,7 +171,7 @@ def checked_lengths(lengths: Any, max_sequence_length: int) -> AnyArray:
 
 
 def histogram_of(lengths: AnyArray, max_sequence_length: int) -> Histogram:
-    """How many of the checked lengths there are of each."""
+    """Count the checked lengths of each value."""
     counts: IntArray = np.bincount(lengths, minlength=max_sequence_length + 1)[1:]
     return Histogram(max_sequence_length, counts)
 
@@ -230,7 +230,7 @@ def _allowed(longest: int) -> str:
 
 
 class _SizedFile(Protocol):
-    """What groups need to know of a file, or of a part of one."""
+    """Properties of a file, or of a part of one, that groups need."""
 
     @property
     def name(self) -> str:
@@ -257,7 +257,7 @@ def form_groups(files: Sequence[File], group_sequences: int, group_bytes: int, s
 
 
 def _cut_evenly(dealt: list[File], group_sequences: int, group_bytes: int) -> list[list[File]]:
-    """As few groups as the limits allow, then as even as that number allows: a small last group would pack badly."""
+    """Cut as few groups as the limits allow, as even as that number allows: a small last group would pack badly."""
     fewest = _cut(dealt, group_sequences, group_bytes, 1)
     even = _cut(dealt, group_sequences, group_bytes, len(fewest))
     return even if len(even) == len(fewest) else fewest

@@ -39,7 +39,7 @@ def add_packs(mixture: Mixture, strategy: Strategy, count: int) -> None:
 
 
 def sorted_mixture(mixture: Mapping[Strategy, int]) -> Mixture:
-    """The same mixture in the order of its strategies, so that files are always the same."""
+    """Return the mixture in the order of its strategies, so that files are always the same."""
     return {strategy: int(mixture[strategy]) for strategy in sorted(mixture)}
 
 
@@ -88,7 +88,7 @@ def check_mixture(
 def trim_to_exact(mixture: Mapping[Strategy, int], counts: IntArray, *, whole_packs: bool = True) -> Mixture:
     """Give up the slots that no sequence fills, so that the coverage is exact; an empty pack is dropped.
 
-    Whole packs are given up first (fewer packs), then single slots, in the order of the strategies.
+    Complete packs are given up first (fewer packs), then single slots, in the order of the strategies.
 
     Args:
         whole_packs: False gives up single slots only, so that the number of packs is that of the published algorithms.
@@ -253,7 +253,7 @@ def mixture_of_packs(lengths: Int32Array | IntArray, starts: IntArray) -> Mixtur
 
 @dataclass(frozen=True)
 class Packing(PackingFigures):
-    """How a histogram is packed, and how far from the best possible that is. Checked on creation.
+    """Packing of a histogram, and its distance from the best possible one. Checked on creation.
 
     Attributes:
         depth: most sequences per pack that was allowed.
@@ -299,7 +299,7 @@ Effort = Literal["bounded", "unlimited"]
 
 @dataclass(frozen=True)
 class Solved:
-    """What an algorithm returns: the mixture, the algorithm that was used, and the proof of its bound if it has one."""
+    """Result of an algorithm: the mixture, the algorithm that was used, and the proof of its bound if it has one."""
 
     mixture: Mixture
     algorithm_used: str
@@ -340,7 +340,7 @@ class Work:
 
     @property
     def remaining(self) -> float:
-        """Operations that are left; negative where the last ones were more than that."""
+        """Operations that remain; negative where the last ones were more than that."""
         return self._limit - self.spent
 
     @property
@@ -368,6 +368,6 @@ class Work:
 
 
 def estimate_limit(max_sequence_length: int) -> Work | None:
-    """What all rows of an estimate may do together; None where each has its algorithm's limit."""
+    """Limit of the work of all rows of an estimate together; None where each has its algorithm's limit."""
     operations = next(operations for longest, operations in ESTIMATE_WORK if max_sequence_length <= longest)
     return None if operations == float("inf") else Work(operations)

@@ -46,7 +46,7 @@ DEEPER = 1
 
 @dataclass(frozen=True)
 class _NnlsSolution:
-    """What `solve_nnls` returns.
+    """Result of `solve_nnls`.
 
     Attributes:
         strategies: the passive columns, each a tuple of ascending lengths that add up to the maximum sequence length.
@@ -77,7 +77,7 @@ class _ActiveSet(NamedTuple):
 
 
 class _Scratch(NamedTuple):
-    """What a round needs besides; kernels that make no arrays compile sooner."""
+    """Arrays that a round writes to; kernels that make no arrays compile sooner."""
 
     table: FloatArray  # float64 [products + 1, L + 1], prices and what `completion_values` makes of them
     every_length: IntArray  # int64 [L], 1 .. L

@@ -96,7 +96,7 @@ class Packs:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class PackedLengths(Packs, PackingFigures):
-    """What `pack_lengths` returns: all packs, and how good they are.
+    """Result of `pack_lengths`: all packs, and how good they are.
 
     Attributes:
         max_sequence_length: slots of a pack, in tokens.
@@ -125,7 +125,7 @@ class PackedLengths(Packs, PackingFigures):
 
 @dataclass(frozen=True, eq=False)
 class PackedHistogram(PackingFigures):
-    """What `pack_histogram` returns: how a histogram is packed, and how good that is.
+    """Result of `pack_histogram`: how a histogram is packed, and how good that is.
 
     Attributes:
         strategies: sorted tuples of lengths that share a pack.
@@ -246,7 +246,7 @@ SILENT_SECONDS, BETWEEN_LINES_SECONDS = 2.0, 10.0
 
 @contextmanager
 def _said_if_long(what: str) -> Iterator[Work]:
-    """Say on standard error that it goes on, after two seconds and then every ten; what is done is counted in the `Work`."""
+    """Report on standard error after two seconds and then every ten; the `Work` counts what is done."""
     work, started, ended = Work(), time.monotonic(), threading.Event()
 
     def watch() -> None:

@@ -254,7 +254,7 @@ class ListedPricer:
         return worth
 
     def strategies(self, rows: IntArray, prices: FloatArray, least: float) -> list[Strategy]:
-        """Those that hold these rows and were best in the last `price`, if they are worth more than `least` at `prices`."""
+        """Return strategies of these rows that were best in the last `price`, if worth more than `least` at `prices`."""
         self.work.spend(2 * self._copies.size)
         best = np.argmax(np.where(self._copies[:, rows] > 0, self._worth[:, None], -1.0), axis=0)
         chosen = self._copies[np.unique(best)]

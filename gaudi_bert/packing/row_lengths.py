@@ -52,7 +52,7 @@ Cost = Callable[[int], float]
 
 
 def row_cost(length: int, hidden_size: int) -> float:
-    """What a row costs, in units of a token without attention."""
+    """Return the cost of a row, in units of a token without attention."""
     return length * (1 + length / (_ATTENTION_SHARE * hidden_size))
 
 
@@ -103,7 +103,7 @@ def choose_row_lengths(
     Args:
         counts: int64 [longest sequence], sequences of length 1, 2, ...; at least one sequence.
         cost: of a row.
-        lengths: those of rows, ascending, where they are given; a length that no sequence needs is left out.
+        lengths: those of rows, ascending, where they are given; a length that no sequence needs is omitted.
         most_lengths: different lengths at most.
         multiple: every length is a multiple of this, or `longest`.
         longest: no row may be longer, such as the positions of a model; None for no limit.
@@ -169,7 +169,7 @@ class _Rows:
         return self._packings[above, length]
 
     def cost(self, choice: tuple[int, ...]) -> float:
-        """Of all rows."""
+        """Return the cost of all rows."""
         return sum(self._packs(*interval) * self._cost(interval[1]) for interval in self.intervals(choice))
 
     def _packs(self, above: int, length: int) -> int:
@@ -177,7 +177,7 @@ class _Rows:
         return bound if self._algorithm == "optimal" and bound >= _MANY_PACKS else self.packing(above, length).packs
 
     def least_cost(self, choice: tuple[int, ...]) -> float:
-        """Of all rows, by bounds that need no plan."""
+        """Return a bound on the cost of all rows, without a plan."""
         return sum(self._bound(*interval) * self._cost(interval[1]) for interval in self.intervals(choice))
 
     def _bound(self, above: int, length: int) -> int:

@@ -1,7 +1,7 @@
-"""A packed folder by its files: the one door for whoever reads all of it, to verify or to convert it.
+"""A packed folder by its files: the one way to read all of it, to verify or to convert it.
 
-metadata.json knows the manifests by their CRC-32C, and each manifest its shards. What one file says of another is held to it
-here, before any record is read.
+metadata.json knows the manifests by their CRC-32C, and each manifest its shards. What one file states about another is
+checked here, before any record is read.
 """
 
 from __future__ import annotations

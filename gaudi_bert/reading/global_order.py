@@ -114,7 +114,7 @@ def first_of_rank(done: int, rank: int, world_size: int) -> int:
 
 
 class Located(NamedTuple):
-    """Where packs are stored, int64 [n] each.
+    """Positions of packs in their shards, int64 [n] each.
 
     Attributes:
         turns: in which they are read; one turn for all rounds in which a single set of streams has packs.
@@ -228,11 +228,11 @@ class GlobalOrder:
                     yield visit
 
     def shards_at_once(self, world_size: int) -> int:
-        """How many shards one of so many processes reads at once, until the first stream ends."""
+        """Count the shards that one of so many processes reads at once, until the first stream ends."""
         return self.streams // math.gcd(self.streams, world_size)
 
     def full_rounds(self, epoch: int) -> int:
-        """How many rounds hold a pack of every stream."""
+        """Count the rounds that hold a pack of every stream."""
         return int(self._schedule(epoch).ends[0])
 
     def _schedule(self, epoch: int) -> _ShardSchedule:

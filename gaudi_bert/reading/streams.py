@@ -92,7 +92,7 @@ class StreamReader(Generic[Prepared]):
 
     @property
     def waited_seconds(self) -> float:
-        """How long `locate` has waited for shards, in all."""
+        """Total time that `locate` has waited for shards."""
         return self._ahead.waited_seconds
 
     def locate(self, epoch: int, numbers: IntArray) -> tuple[IntArray, IntArray]:
@@ -242,7 +242,7 @@ class StreamReader(Generic[Prepared]):
 
 
 def _all_visits(order: GlobalOrder, epoch: int, done: int, rank: int, world_size: int) -> Iterator[_Coming]:
-    """What a process reads from a position on, and in the next epoch."""
+    """Yield what a process reads from a position on, and in the next epoch."""
     for number, first in ((epoch, done), (epoch + 1, 0)):
         for visit in order.visits(number, first, rank, world_size):
             yield number, visit
@@ -284,7 +284,7 @@ class _Ahead(Generic[Prepared]):
         self._waiting = [key for key in self._waiting if key not in self._begun]
 
     def take(self, keys: Sequence[_Key]) -> dict[int, tuple[Prepared, ShardOrder]]:
-        """What was prepared of these, by shard; those that no thread has begun are prepared here, from the last on."""
+        """Return the prepared shards; those that no thread has begun are prepared here, from the last on."""
         start, prepared = time.perf_counter(), {}
         for epoch, shard in reversed(keys):
             self.submit()

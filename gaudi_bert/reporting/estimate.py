@@ -69,7 +69,7 @@ class UnpaddingEstimate:
 
 @dataclass(frozen=True)
 class EstimateResult:
-    """What `estimate` prints; the tokens alone need `token_bound` packs, `length_scan` has packs of other lengths."""
+    """Result of `estimate`; the tokens alone need `token_bound` packs, `length_scan` has packs of other lengths."""
 
     source: str
     max_sequence_length: int
@@ -211,7 +211,7 @@ _FOLDER = Path(__file__).resolve().parents[1] / "histograms"
 def histogram_of_source(
     source: str | Path, reporter: Reporter, max_sequence_length: int | None = None, input_column: str = TOKENS_COLUMN
 ) -> Histogram:
-    """How many sequences of each length a histogram, a shipped one's name, a table or records have, in packs of so many
+    """Count the sequences of each length in a histogram, a shipped one's name, a table or records, for packs of so many
     slots (of a table, by default its longest row)."""
     if is_table(source):
         with local_copy(source) as table:

@@ -29,7 +29,7 @@ Mixture = dict[tuple[int, ...], int]
 
 
 def _paths(workdir: Path) -> dict[str, Path]:
-    """By the names of `ReportInputs`."""
+    """Return the path of each of `ReportInputs`."""
     folder = WorkFolder.existing(workdir)
     train = folder.split("train")
     return {
@@ -99,7 +99,7 @@ class ReportInputs:
 
     @property
     def mixture(self) -> Mixture | None:
-        """How often each strategy is used, over all groups of the plan."""
+        """Number of packs of each strategy, over all groups of the plan."""
         return self.plan.mixture if self.plan is not None else None
 
 

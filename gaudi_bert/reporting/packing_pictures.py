@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 # Padding is pale on a light page and on a dark one: its grey lets the page through.
 BLUE, ORANGE, RED, GREY, DARK_GREY = "#3b78c4", "#d9731a", "#d6453d", "#7d889966", "#7d8899"
-# The ink of a page's pictures, and what `adapts_to_dark_pages` puts in its place: each at least 4.5:1 on its page.
+# The ink of a page's pictures, and its replacement by `adapts_to_dark_pages`: each at least 4.5:1 on its page.
 INK, INK_ON_DARK = "#465162", "#b3bfd0"
 # Sequences that share a row: full colours, none of them near the pale grey of padding, and the ink of their numbers.
 _SHADES = ("#2f6bb8", "#e08a2b", "#7a4fb5", "#2a9d8f", "#c2457a")
@@ -88,7 +88,7 @@ def draw_mixture(mixture: Mapping[tuple[int, ...], int], max_sequence_length: in
 
 
 def draw_fills(before: NDArray[np.int64], after: NDArray[np.int64] | None) -> Figure:
-    """How many real tokens the rows hold: before packing and, where it is known, after it, on one scale.
+    """Draw how many real tokens the rows hold: before packing and, where it is known, after it, on one scale.
 
     Where full rows outnumber all others, their bar is cut at the top, and its share is written next to it.
 

@@ -159,7 +159,7 @@ def _learning_cards(inputs: ReportInputs) -> list[_Card]:
 
 
 def _task_cards(inputs: ReportInputs) -> list[_Card]:
-    """How well the task is done, next to the score of always giving the same answer."""
+    """Return the scores of the task, next to that of always giving the same answer."""
     learnt = inputs.finetuning
     if learnt is None or learnt.best_metric is None:
         return []
@@ -172,7 +172,7 @@ def _task_cards(inputs: ReportInputs) -> list[_Card]:
 
 
 def _task(inputs: ReportInputs) -> dict[str, Any] | None:
-    """Of fine-tuning: its sentence, rows (name, value, baseline) of its metrics, and rows (name, value) of its packs."""
+    """Describe fine-tuning: a sentence, rows (name, value, baseline) of its metrics, and rows (name, value) of its packs."""
     learnt = inputs.finetuning
     if learnt is None:
         return None
@@ -287,7 +287,7 @@ def _fills(slots: int, mixture: Mapping[tuple[int, ...], int] | None) -> NDArray
 
 
 def _missing(inputs: ReportInputs) -> list[str]:
-    """What the page cannot show yet, and the stage that makes it."""
+    """List what the page cannot show yet, and the stage that computes it."""
     stages = {"plan": "plan", "metadata": "write", "verification": "verify", "metrics": "train", "evaluation": "evaluate"}
     tasks_alone = inputs.histogram is None and (inputs.finetuning is not None or inputs.predictions is not None)
     if tasks_alone:

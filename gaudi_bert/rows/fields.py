@@ -68,7 +68,7 @@ class RowReader:
 
     @cached_property
     def _known_names(self) -> frozenset[str]:
-        """Return the names of labels, each found at one look."""
+        """Return the names of labels, as a set for fast look-ups."""
         return frozenset(self.label_names or ())
 
     def row(self, position: RowPosition, record: Record) -> Row:

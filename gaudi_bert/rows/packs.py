@@ -42,7 +42,7 @@ class Packs:
 
 @dataclass(frozen=True)
 class Placement:
-    """Places of the sequences of some packs in a batch, in their order there.
+    """Positions of the sequences of some packs in a batch, in their order there.
 
     All int64. [n]: of each of the `sequences`, its pack of the batch, its number in the pack from 1, the start of its [CLS]
     in the pack, its tokens. [t]: of every token of the batch, its position in the flat arrays of the sequences (`sources`)

@@ -266,7 +266,7 @@ def _described(part: RowPart, settings: TaskSettings, row: Row, task: TaskName |
 
 
 def _columns_read(task: TaskName | None, settings: TaskSettings, row: Row, record: Record, labelled: bool) -> list[str]:
-    """Return the columns of a record that a row was made of, with what they hold where that is not their name."""
+    """Return the columns of a record that a row was read from, with what they hold where that is not their name."""
     if isinstance(row, QuestionRow):
         return ["question", "context", *(["answers"] if labelled else [])]
     if isinstance(row, IdsRow):

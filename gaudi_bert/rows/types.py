@@ -33,7 +33,7 @@ IGNORED = -100
 
 
 class RowPosition(NamedTuple):
-    """Place of a row in its file, from 1: its number among the rows, and where there are lines, that it begins in."""
+    """Position of a row in its file, from 1: its number among the rows, and where there are lines, that it begins in."""
 
     number: int
     line: int | None = None

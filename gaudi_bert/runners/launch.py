@@ -146,7 +146,7 @@ def failed_rank(output: str) -> str | None:
 
 @contextmanager
 def _horovod_environments(processes: int) -> Iterator[list[dict[str, str]]]:
-    """What `horovodrun --gloo` tells each process on this machine; its server keeps their addresses meanwhile."""
+    """Yield the variables of each process on this machine under `horovodrun --gloo`, while its server runs."""
     from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
     from horovod.runner.gloo_run import create_slot_env_vars
     from horovod.runner.http.http_server import RendezvousServer
@@ -177,7 +177,7 @@ POLL_SECONDS = 0.2
 
 @dataclass(frozen=True)
 class _End:
-    """How a process ended: its exit code (negative: the signal), and whether it was killed here, after others had failed."""
+    """Exit code of a process (negative: the signal), and whether it was killed here, after others had failed."""
 
     process_id: int
     code: int
@@ -267,7 +267,7 @@ def _environments(
 
 def _check_ends(stage: str, ends: Sequence[_End], names: Sequence[str]) -> None:
     """Raise the error that processes ended with; `names` are theirs."""
-    # The process with wrong input says what is wrong, and the others end because of it; a run is stopped if all are.
+    # The process with wrong input reports what is wrong, and the others end because of it; a run is stopped if all are.
     wrong, stopped = InputError.exit_code, StoppedError.exit_code
     codes = sorted({end.code for end in ends if end.code > 0}, key=lambda each: (each != wrong, each == stopped))
     code = codes[0] if codes else 0

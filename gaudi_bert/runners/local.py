@@ -76,7 +76,7 @@ def _check_sharing(run: RunRequest, stages: Sequence[str]) -> None:
 
 
 def _missing_inputs(folder: WorkFolder, step: str) -> list[Path]:
-    """What `step` needs and does not have yet: of a stage, or of the step that finishes one (`write-finish`)."""
+    """List what `step` needs and does not have yet: of a stage, or of the step that finishes one (`write-finish`)."""
     if step not in STEPS:
         raise InputError(f"--for {step}: no such stage; choose one of {', '.join(STEPS)}")
     stage = STEPS[step]

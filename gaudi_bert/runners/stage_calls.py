@@ -208,7 +208,7 @@ class RunRequest:
         return self.settings.model_copy(update={"task": task})
 
     def _finetuning_files(self) -> tuple[Path, Path | None, Path, Path | None]:
-        """What `finetune` reads: rows, rows to evaluate on, weights, and the folder of the vocabulary."""
+        """Return the files that `finetune` reads: rows, rows to evaluate on, weights, and the folder of the vocabulary."""
         finetune, folder = self.settings.finetune, self.folder
         data = self._rows("finetune.data", str(finetune.data), "train")
         evaluation_data = None

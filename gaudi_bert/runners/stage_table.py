@@ -255,7 +255,7 @@ def named_paths(settings: PipelineSettings) -> Iterator[tuple[str, str]]:
 
 
 def missing_paths(settings: PipelineSettings, stages: Iterable[str], pipeline_folder: Path) -> list[str]:
-    """What `stages` read and does not exist: each key with its path. Object stores are not searched."""
+    """List the inputs of `stages` that do not exist: each key with its path. Object stores are not searched."""
     read = {key for stage in stages for key in STAGES[stage].reads}
     missing = []
     for key, text in named_paths(settings):
@@ -295,7 +295,7 @@ def stage_engine(settings: PipelineSettings, stage: Stage) -> EngineName:
 
 @dataclass(frozen=True)
 class _StagePreview:
-    """What a stage would request (`--dry-run`).
+    """Requests of a stage (`--dry-run`).
 
     Cores, memory and cards are those of each container.
     """
@@ -314,7 +314,7 @@ class _StagePreview:
 
 
 def preview_stage(settings: PipelineSettings, name: str) -> _StagePreview:
-    """What the stage called `name` would request."""
+    """Return the requests of the stage called `name`."""
     stage, resources = STAGES[name], settings.resources
     pod = resources.training if stage.trains else resources.data
     return _StagePreview(
@@ -388,7 +388,7 @@ def evaluation_resources(resources: ResourceSettings) -> dict[str, Any]:
         "memory": f"{memory}Mi",
         CARD_RESOURCE: "1",
     }
-    # Whole pages of 2 MiB.
+    # An integer number of pages of 2 MiB.
     huge_pages = int(quantity_value(resources.hugepages_2Mi) / resources.cards / (2 * _MEBIBYTE)) * 2
     if huge_pages:
         requests[HUGE_PAGES] = f"{huge_pages}Mi"

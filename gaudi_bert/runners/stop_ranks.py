@@ -184,7 +184,7 @@ def _workers_of(command: Sequence[str], environment: Mapping[str, str]) -> list[
 
 
 def _meeting_point(workers: Sequence[tuple[str, int]], environment: Mapping[str, str]) -> dict[str, str]:
-    """Where ranks of PyTorch meet: at the first worker, or on this machine; what `environment` names stays."""
+    """Return where ranks of PyTorch meet: at the first worker, or on this machine; what `environment` names stays."""
     address = {MASTER_ADDRESS: workers[0][0]} if workers else ON_THIS_MACHINE
     values = {**address, MASTER_PORT: str(TORCH_PORT if workers else free_port())}
     return {name: environment.get(name, value) for name, value in values.items()}

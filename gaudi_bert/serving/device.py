@@ -70,7 +70,7 @@ def full_batch(model: ServedModel, shape: Shape) -> tuple[Sequences, list[int]]:
 def measured(model: ServedModel, shapes: Sequence[Shape]) -> dict[Shape, float]:
     """Compute each shape, the first time to have it compiled, and return its seconds.
 
-    Shapes that the device's memory does not hold are left out, if they have several rows.
+    Shapes that the device's memory does not hold are omitted, if they have several rows.
     """
     costs: dict[Shape, float] = {}
     for shape in shapes:

@@ -60,7 +60,7 @@ def ladder(row_length: int, batch_rows: int) -> tuple[Shape, ...]:
 
 
 def first_fit(lengths: Sequence[int], shape: Shape) -> list[list[int]]:
-    """Put texts into the first row that has room, in their order; what fits nowhere is left out.
+    """Put texts into the first row that has room, in their order; what fits nowhere is omitted.
 
     The rows of a shape with fewer rows of the same length are the first ones of this result.
     """

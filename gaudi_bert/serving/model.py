@@ -60,7 +60,7 @@ class ServedModel:
 
     @property
     def model(self) -> TorchModel:
-        """What computes batches."""
+        """Model that computes batches."""
         return cast("TorchModel", self.loaded.runner.model)
 
     @property
@@ -129,7 +129,7 @@ class ServedModel:
         return sequences
 
     def tokens(self, texts: Sequence[str], special: bool) -> list[list[dict[str, Any]]]:
-        """Return the tokens of texts, with their places in them."""
+        """Return the tokens of texts, with their positions in them."""
         encodings = self.loaded.tokenizer.tokenizer.encode_batch(list(texts), add_special_tokens=special)
         return [
             [

@@ -45,14 +45,14 @@ class Work:
 
 
 class Batch(NamedTuple):
-    """What is computed together: for each row of the shape, works and the numbers of their sequences."""
+    """Texts that are computed together: for each row of the shape, works and the numbers of their sequences."""
 
     shape: Shape
     rows: list[list[tuple[Work, int]]]
     tokens: int
 
     def works(self) -> list[Work]:
-        """Those that have a text in it, each once."""
+        """Return the works that have a text in the batch, each once."""
         return list(dict.fromkeys(work for row in self.rows for work, _ in row))
 
 

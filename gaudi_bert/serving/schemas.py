@@ -16,7 +16,7 @@ class Asked(BaseModel):
 
 
 class Cut(Asked):
-    """What becomes of texts that are too long."""
+    """Handling of texts that are too long."""
 
     truncate: StrictBool | None = Field(None, description="cut them; by default the server decides, which refuses them")
     truncation_direction: Literal["left", "right", "Left", "Right"] = "right"
@@ -44,7 +44,7 @@ class Sentences(Asked):
 
 
 class SimilarityParameters(Cut):
-    """How they are compared."""
+    """Parameters of the comparison."""
 
     prompt_name: StrictStr | None = None
 
@@ -130,7 +130,7 @@ class RefusedError(Exception):
 
 
 def parsed(kind: type[Asked], body: bytes) -> Any:
-    """Return a body as a request; a refusal names the place of the first problem, and no text of the request."""
+    """Return a body as a request; a refusal names the position of the first problem, and no text of the request."""
     try:
         return kind.model_validate_json(body)
     except ValidationError as error:

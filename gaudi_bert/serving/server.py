@@ -52,7 +52,7 @@ class _Connection(H11Protocol):
         self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
 
     def data_received(self, data: bytes) -> None:
-        """Go on waiting for the rest of a request's headers, no longer than for all of them."""
+        """Continue to wait for the rest of a request's headers, no longer than for all of them."""
         timer, self.timeout_keep_alive_task = self.timeout_keep_alive_task, None
         super().data_received(data)
         if timer is not None and self.cycle is not None and not self.cycle.response_complete:

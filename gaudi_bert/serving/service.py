@@ -25,7 +25,7 @@ from gaudi_bert.serving.settings import ServeSettings
 
 _TOKENIZED_TOGETHER = 64  # texts: others wait no longer than for these
 _BODIES_AT_ONCE = 16  # of the largest size
-_LONGEST_BATCH_SECONDS = 60.0  # and 20 times as long as measured: then the device is taken for dead
+_LONGEST_BATCH_SECONDS = 60.0  # and 20 times as long as measured: then the device is treated as dead
 
 
 class Service:

@@ -12,7 +12,7 @@ from gaudi_bert.model.heads import Pooling
 
 
 class ServeSettings(Settings):
-    """How a model is served: where, in which shapes, and how much may wait."""
+    """Settings of a served model: where, in which shapes, and how much may wait."""
 
     host: str = "127.0.0.1"
     port: int = Field(8080, ge=0, le=65535, description="0 for a free one")

@@ -56,7 +56,7 @@ LossOfVectors: TypeAlias = Callable[[FloatArray], LossAndGradient]
 class _Contrast(NamedTuple):
     """Numbers of the anchors, and of the candidates: the positives of the anchors first, in their order.
 
-    `forbidden_MC`: candidates that are no negatives of an anchor, because they say the same as what answers it.
+    `forbidden_MC`: candidates that are not negatives of an anchor: texts equal to it, or to one of its positives.
     """
 
     anchors_M: IntArray

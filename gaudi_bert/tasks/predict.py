@@ -227,7 +227,7 @@ def _with_a_way_on(path: Path) -> Iterator[None]:
 
 
 def check_finite(loaded: LoadedModel, outputs: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> None:
-    """Refuse outputs that are no numbers: they are no answer, and no JSON."""
+    """Refuse outputs that are not numbers: they are neither an answer nor JSON."""
     if np.isfinite(outputs).all():
         return
     first = int(np.flatnonzero(~np.isfinite(outputs).all(axis=1))[0])

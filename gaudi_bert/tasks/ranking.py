@@ -45,7 +45,7 @@ def _ranking_figures(
         gains_R: what each document is worth.
         answers_Q: how many documents answer, in the ranking or not.
         ideal_Q: the discounted gain of the best ranking.
-        deepest: how far down average precision looks; None for the whole ranking.
+        deepest: how far down average precision looks; None for the complete ranking.
         beyond: what a ranking that was cut leaves out.
     """
     queries, hits_R = len(answers_Q), (gains_R >= _ANSWERS).astype(np.float64)
@@ -62,7 +62,7 @@ def _ranking_figures(
         size[last_tie_Q] += beyond.documents_Q
         found[last_tie_Q] += beyond.answers_Q
         gained[last_tie_Q] += beyond.answers_Q
-    # Of a document in place p of its tie: how probable a hit is, and given one, how many hits the p before it hold.
+    # Of a document at position p of its tie: how probable a hit is, and given one, how many hits the p before it hold.
     share_R, in_tie_R = (found / size)[tie_R], place_R - place_R[first_of_tie][tie_R]
     others_R = in_tie_R * ((found - 1) / np.maximum(size - 1, 1))[tie_R]
     precision_R = (hits_before[tie_R] + 1 + others_R) / (place_R + 1)
@@ -145,7 +145,7 @@ def search_figures(queries_QH: Float32Array, documents_NH: Float32Array, answers
     beyond = _Beyond(found.as_last_Q - is_last_QK.sum(axis=1), np.zeros(len(answers), np.int64))
     for query in np.flatnonzero(beyond.documents_Q):
         others = np.setdiff1d(answers[query], found.documents_QK[query])
-        # A product of another shape may round to the step beside.
+        # A product of another shape may round to the next step.
         right = (np.abs(_steps(documents[others] @ queries[query]) - found.steps_QK[query, -1]) <= 1).sum()
         beyond.answers_Q[query] = min(right, beyond.documents_Q[query])
     figures = _ranking_figures(

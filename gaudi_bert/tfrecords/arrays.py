@@ -127,7 +127,7 @@ def pack_rows(packs: Mapping[str, AnyArray]) -> _PackRows:
 
 @borrowing_kernel
 def _fill_columns(packs: _Packs, labels: Int32Array, lengths: Int32Array, sequences: Int32Array) -> bool:
-    """Fill the columns, positions in place; False at the first pack that cannot be."""
+    """Fill the columns, and overwrite positions; False at the first pack for which this is impossible."""
     slots = packs.input_mask.shape[1]
     for row in range(packs.input_mask.shape[0]):
         mask, positions, row_labels = packs.input_mask[row], packs.positions[row], labels[row]

@@ -1,8 +1,8 @@
-"""Packed shards of an object store on the local disk: whole, and within a bound.
+"""Packed shards of an object store on the local disk: complete, and within a bound.
 
 Shards are fetched ahead of the reader, by the threads that prepare them (`reading/streams.py`), from front to back. One that
-is here is whole. A reader has at most a shard of each stream open, has the next ones prepared, and returns to those of the
-other sets, so its space follows from the largest shards, whatever the size of the data. Shards that were read stay until
+is here is complete. A reader has at most a shard of each stream open, has the next ones prepared, and returns to those of
+the other sets, so its space follows from the largest shards, whatever the size of the data. Shards that were read stay until
 their room is needed, and the least recently used goes first: data that fits is fetched once.
 """
 
@@ -49,7 +49,7 @@ class ShardCache:
             )
 
     def bring(self, number: int) -> None:
-        """Have a whole shard here until it is released as often as it was brought."""
+        """Have a complete shard here until it is released as often as it was brought."""
         path, size = self._folder / self._table.name(number), int(self._table.bytes[number])
         with self._lock:
             copy = self._copies[number] = self._copies.pop(number, _Copy())

@@ -181,7 +181,7 @@ def checkpoint_identity(path: Path) -> str:
 
 
 def beginning_of(folder: Path) -> tuple[int, bool] | None:
-    """By how many processes a run began, and whether with compiled kernels, by the newest checkpoint of `folder`."""
+    """Return how many processes began a run, and whether with compiled kernels, by the newest checkpoint of `folder`."""
     state = _newest_state(folder)
     if state is None or isinstance(state.progress, _NoPosition):
         return None

@@ -179,7 +179,7 @@ class SentenceFolder:
         prompts: what may precede each text, by name.
         default_prompt_name: of the prompt that is used where none is requested.
         pools_prompt: whether the tokens of the prompt are pooled too.
-        truncate_dim: how many values of a vector are kept; None for all.
+        truncate_dim: how many values of a vector remain; None for all.
     """
 
     pooling: Pooling = "mean"
@@ -192,7 +192,7 @@ class SentenceFolder:
     truncate_dim: int | None = None
 
     def cut(self, vectors: Float32Array, *, normalize_again: bool = False) -> Float32Array:
-        """Return the values of vectors that are kept; with `normalize_again` as vectors of the length 1."""
+        """Return the first `truncate_dim` values of vectors; with `normalize_again` as vectors of the length 1."""
         if self.truncate_dim is None or self.truncate_dim >= vectors.shape[1]:
             return vectors
         kept = vectors[:, : self.truncate_dim]

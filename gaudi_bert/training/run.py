@@ -198,7 +198,7 @@ _OF_THE_MACHINE = ("engine", "device", "compile")
 
 
 def _stored_settings(section: LoopSettings, prepared: Prepared, run: RunContext[R]) -> dict[str, Any]:
-    """Return what every checkpoint of a run holds besides its state; paths are those of the user, and left out."""
+    """Return what every checkpoint of a run holds besides its state; paths are those of the user, and omitted."""
     fields = TrainingSettings.model_fields if isinstance(section, TrainingSettings) else LoopSettings.model_fields
     names = fields.keys() - {"init_checkpoint", *_OF_THE_MACHINE}
     return {

@@ -1,7 +1,7 @@
 """BERT for packed sequences in PyTorch: embeddings, encoder, pooler, and the scores of words.
 
 The same variables, layouts and arithmetic as `engines/tensorflow/bert.py`: positions restart in every sequence of a pack, a
-token attends to those of its own sequence (Krell et al., 2021, section 3.2), and the last layer is computed only where a
+token attends to those of the same sequence (Krell et al., 2021, section 3.2), and the last layer is computed only where a
 head reads it. Matrix products are in the type that autocast chooses; layer norm, softmax, heads and losses stay wide.
 
 Letters: B packs, L positions, T = B * L tokens, P positions of a pack that are read (L, or fewer), R = B * P, N heads,

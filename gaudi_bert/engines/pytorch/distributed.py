@@ -190,7 +190,7 @@ def _first_number(names: Sequence[str], default: int) -> int:
 
 
 def _set_address(launch: Launch, local_size: int, who: str) -> None:
-    """Where rank 0 listens, unless the launcher names it; on one host it is this one."""
+    """Set the address where rank 0 listens, unless the launcher names it; on one host it is this one."""
     if "MASTER_ADDR" not in os.environ:
         if local_size != launch.size:
             raise InputError(
@@ -207,7 +207,7 @@ def _set_address(launch: Launch, local_size: int, who: str) -> None:
 # --- How the processes of a launch meet before they compute: rank 0 listens, the others find it, and all run the same
 #
 # torch's own meeting hears no signal, and names nobody who does not come. So processes look for one another here, for
-# `meeting_seconds` at most: names may not resolve yet, and pods start at different times. Each says what it runs, and
+# `meeting_seconds` at most: names may not resolve yet, and pods start at different times. Each sends what it runs, and
 # compares what all of them run, so that all raise the same error.
 
 _POLL_SECONDS = 0.2
@@ -220,14 +220,14 @@ _FAREWELL_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class _Meeting:
-    """Where the processes of a launch meet, how long they wait there, and who this one is."""
+    """Meeting point of the processes of a launch, how long they wait there, and who this one is."""
 
     launch: Launch
     seconds: float
     watchdog: Watchdog
 
     def wait(self, reason: Callable[[], str | None], seconds: float) -> None:
-        """Return when there is no `reason` to wait any more: it is reported once, and ends the run after `seconds`."""
+        """Return when `reason` is None; a reason is reported once, and ends the run after `seconds`."""
         began, is_said = time.monotonic(), False
         while (because := reason()) is not None:
             self.watchdog.moved()

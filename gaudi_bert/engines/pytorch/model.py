@@ -259,7 +259,7 @@ class TorchBert(TorchModel):
 
 
 def _attention_on(kind: str, fuses_on_gaudi: bool) -> Attention:
-    """On Gaudi attention stays in products, whose types autocast's lists decide, unless the vendor's kernel is asked for:
+    """On Gaudi attention stays in products, whose types autocast's lists decide, unless the vendor's kernel is requested:
     what PyTorch's operation is computed by there is not documented.
     """
     if kind == "hpu":

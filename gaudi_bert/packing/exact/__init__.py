@@ -1,1 +1,1 @@
-"""As few packs as possible and the proof: linear program, bounds, whole packs by search."""
+"""As few packs as possible and the proof: linear program, bounds, integer packs by search."""

@@ -49,7 +49,7 @@ def prove_bound(counts: IntArray, depth: int, work: Work | None = None) -> Certi
 
 
 def _proofs_by_programs(counts: IntArray, depth: int, work: Work) -> list[Certificate]:
-    """What the linear programs prove, without a limit of depth and with it."""
+    """Return the proofs by the linear programs, without a limit of depth and with it."""
     if needs_grid(counts, depth):
         coarse = prove_bound(split_counts(counts, BINS), depth, work)
         return [prove(counts, interpolated_prices(coarse.prices, len(counts)), depth, work)]
@@ -89,7 +89,7 @@ def _per_length(linear_program: LinearProgram, prices: IntArray) -> IntArray:
 
 
 def prove(counts: IntArray, prices: IntArray, depth: int, work: Work | None = None) -> Certificate:
-    """What integer prices [L] that never fall with length prove for packs of at most `depth` sequences.
+    """Prove a bound for packs of at most `depth` sequences by integer prices [L] that never fall with length.
 
     Prices that are too large for integers, or for long packs too many, are rounded down: they prove nearly as much. Where
     `work` is less than the proof takes, it is that of tokens and sequences alone.
@@ -127,7 +127,7 @@ def _in_steps(prices: IntArray, work: float) -> IntArray:
 
 
 def _most_of_long_packs(prices: IntArray, depth: int, deepest: int) -> int:
-    """As `certificate.limit_of_worth`: what the best pack is worth, or a limit of it where that takes too long."""
+    """Return the worth of the best pack, or a limit of it where that takes too long; see `certificate.limit_of_worth`."""
     length, best = len(prices), np.concatenate(([0], prices))
     rises = np.flatnonzero(np.diff(best) > 0) + 1
     listed = worth_of_listed(best[rises], rises, length, depth)

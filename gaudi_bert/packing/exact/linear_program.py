@@ -10,7 +10,7 @@ than with equality (valid dual inequalities, Valerio de Carvalho 2005).
 Solved by stabilised column generation (Gilmore and Gomory 1961): solve the program over the known strategies (HiGHS,
 started warm), price, add for every length its best strategy, repeat. The prices are taken between the program's and the
 best proven ones (Wentges 1997), which start at length / L, the prices of the token bound; each pricing gives a new lower
-bound (worth of the sequences) / (worth of the best pack), so the loop may stop as soon as no whole pack is between bound
+bound (worth of the sequences) / (worth of the best pack), so the loop may stop as soon as no integer is between bound
 and objective.
 """
 
@@ -171,7 +171,7 @@ class _Master:
         return np.maximum.accumulate(np.maximum(duals, 0.0))
 
     def usage(self) -> FloatArray:
-        """How often each of `strategies` is used: float64 [strategies]."""
+        """Number of times that each of `strategies` is used: float64 [strategies]."""
         return np.maximum(np.array(self._solver.getSolution().col_value)[self._exchanges :], 0.0) * self._unit
 
 
@@ -220,7 +220,7 @@ class Relaxation:
 
     @property
     def rounding(self) -> float:
-        """What the objective may be off by."""
+        """Largest rounding error of the objective."""
         return max(1e-6, 1e-13 * self.objective)
 
     @property
@@ -239,7 +239,7 @@ def generate_columns(
     enough: float = -np.inf,
     max_iterations: float = np.inf,
 ) -> Relaxation:
-    """Add strategies to `master` until its objective is proven to be the least, to within a whole pack.
+    """Add strategies to `master` until its objective is proven to be the least, to within one pack.
 
     Args:
         master: the program; strategies that cover everything must be in it already.
@@ -307,7 +307,7 @@ class LinearProgram:
 
     @property
     def least_packs(self) -> int:
-        """Whole packs that the solved program needs, with the strategies that it knows; 0 before it is solved."""
+        """Integer number of packs that the program needs, with the strategies that it knows; 0 before it is solved."""
         if self.relaxation is None or not np.isfinite(self.relaxation.objective):
             return 0
         return int(np.ceil(self.relaxation.objective - self.relaxation.rounding))
@@ -321,7 +321,7 @@ class LinearProgram:
 
     @classmethod
     def unlimited(cls, counts: IntArray, work: Work | None = None) -> LinearProgram:
-        """As `limited`, without a limit on depth."""
+        """Return the program without a limit on depth; see `limited`."""
         return cls.limited(counts, len(counts), work)
 
     @classmethod
@@ -344,7 +344,7 @@ class LinearProgram:
             self.pricer.counts = waiting
 
     def limit_work(self, work: Work) -> None:
-        """What all further solutions may do."""
+        """Limit the work of all further solutions."""
         self.work = self.master.work = self.pricer.work = work
 
     def add(self, strategies: Iterable[Strategy]) -> None:

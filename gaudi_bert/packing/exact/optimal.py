@@ -1,4 +1,4 @@
-"""As few packs as possible, with the proof: NNLS or LPFHP strategies, linear program, whole packs by search.
+"""As few packs as possible, with the proof: NNLS or LPFHP strategies, linear program, integer packs by search.
 
 1. LPFHP, and the token and count bounds: often that is the end of it.
 2. The linear program without a depth limit, from LPFHP's strategies. It is quick, and its prices are valid at any depth.
@@ -138,7 +138,7 @@ def solve_optimally(counts: IntArray, depth: int, work: Work | None = None, effo
 
     Args:
         work: what may be done in all; None for what can be gained.
-        effort: "unlimited" goes on until nothing helps, however little can be gained.
+        effort: "unlimited" continues until nothing helps, however little can be gained.
     """
     lengths = np.flatnonzero(counts) + 1
     deepest = deepest_pack(lengths, counts[lengths - 1], len(counts))
@@ -176,7 +176,7 @@ def _first_look(counts: IntArray, depth: int, work: Work) -> _Optimum:
 
 
 def _is_enough(optimum: _Optimum, counts: IntArray, depth: int) -> bool:
-    """Whether so little can be gained that it is not worth a plan on a coarse grid, whose own error is no smaller."""
+    """Whether so little can be gained that it is not worth a plan on a coarse grid, whose own error is at least as large."""
     return optimum.gap <= NEGLIGIBLE * packs_of(optimum.mixture) and needs_grid(counts, depth)
 
 

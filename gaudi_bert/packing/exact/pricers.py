@@ -131,7 +131,7 @@ MOST_ENTRIES = 2**24
 
 
 class BoundedPricer:
-    """As `TablePricer`, with no more copies of a length than `counts` (int64 [rows], may be changed) has sequences.
+    """A `TablePricer` with no more copies of a length than `counts` (int64 [rows], may be changed) has sequences.
 
     For each length the best pack of which it is the longest: `_table[row, slots, room]` is what at most `slots` sequences of
     the shorter lengths are worth in `room` tokens. Without a limit of depth there is one entry for any number of slots.

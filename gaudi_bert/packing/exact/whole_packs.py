@@ -1,4 +1,4 @@
-"""From fractions of packs to whole packs: round the solution down, dive, search the last packs.
+"""From fractions of packs to integers: round the solution down, dive, search the last packs.
 
 The integer part of every usage is fixed. What remains is a few hundred sequences, for which the same program, with the same
 basis, is still optimal; from there some of the largest fractions are fixed to one more pack and the program is solved again
@@ -44,7 +44,7 @@ ATTEMPTS = ((1.0, 1e9), (1.0, 8.0), (0.75, 8.0), (0.6, 4.0), (0.5, 8.0), (0.4, 4
 
 
 class _Rest(NamedTuple):
-    """What is to be packed; T types, the longest first."""
+    """Sequences to pack; T types, the longest first."""
 
     lengths: IntArray  # int64 [T]
     prices: FloatArray  # float64 [T]
@@ -222,7 +222,7 @@ def _next_fitting(rest: _Rest, counts: IntArray, kind: int, used: int, room: int
     return kind, False
 
 
-# --- from fractions of packs to whole packs
+# --- from fractions of packs to integers
 
 WHOLE = 1e-6
 """A usage this close below an integer is treated as it."""
@@ -245,7 +245,7 @@ MOST_SEARCHED = 2000
 
 @dataclass(frozen=True)
 class DiveSettings:
-    """How a dive goes.
+    """Settings of a dive.
 
     Attributes:
         share: part of the sum of all fractions that is rounded up in one step.
@@ -342,7 +342,7 @@ class _Level:
 
 
 class Dived(NamedTuple):
-    """What a dive comes to.
+    """Result of a dive.
 
     Attributes:
         packs: slots may hold shorter sequences, see `fill_slots`.
@@ -356,7 +356,7 @@ class Dived(NamedTuple):
 
 
 def dive(linear_program: LinearProgram, target: int, settings: DiveSettings) -> Dived:
-    """Whole packs for the program's sequences, in `target` packs if the dive goes well.
+    """Find integer numbers of packs for the program's sequences, in `target` packs if the dive goes well.
 
     Args:
         linear_program: with its relaxation; what its master has to cover is afterwards what the dive did not.

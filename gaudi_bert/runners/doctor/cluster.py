@@ -80,7 +80,7 @@ class _Right(NamedTuple):
 def needed_rights(*, training: str, queue: bool, network_policy: bool) -> list[_Right]:
     """Return what an account must be allowed to do; `training` is `job`, `nodes`, `mpijob` or `trainjob`.
 
-    What a pipeline does not use is not asked for. What is submitted to a queue has Workloads that say why it waits.
+    What a pipeline does not use is not required. What is submitted to a queue has Workloads that show why it waits.
     """
     optional = {
         "Workload": queue,
@@ -107,7 +107,7 @@ def _check_rights(cluster: Cluster, settings: PipelineSettings) -> CheckResult:
     return passed("rights", f"all {len(rights)} that a run uses")
 
 
-# --- what the server says to the objects of a run, without creating them
+# --- what the server answers to the objects of a run, without creating them
 
 
 def _check_objects(cluster: Cluster, manifests: Manifests) -> list[CheckResult]:
@@ -149,7 +149,7 @@ def _claims(manifests: Manifests) -> set[str]:
 
 
 def _check_existing(cluster: Cluster, title: str, item: Json) -> CheckResult:
-    """What is said of an object that is there: a claim that is not bound shows the cluster's last word on it."""
+    """Check an object that exists: a claim that is not bound shows the cluster's last warning about it."""
     metadata, phase = item["metadata"], (item.get("status") or {}).get("phase")
     if metadata.get("deletionTimestamp"):
         return failed(title, "Terminating: it is being removed", "end the pods that use it, and wait until it is gone")

@@ -27,7 +27,7 @@ _COMMAND_SECONDS = 20
 _IMAGE_RELEASES: Mapping[EngineName, str] = {"tensorflow": "1.14.0", "pytorch": "1.24.0"}
 _BRIDGES: Mapping[EngineName, str] = {"tensorflow": "habana-tensorflow", "pytorch": "habana-torch-plugin"}
 _TENSORFLOW = "2.15"
-# A library of each extra that is no engine.
+# A library of each extra that is not an engine.
 _EXTRAS = {
     "text": "tokenizers",
     "report": "matplotlib",
@@ -41,7 +41,7 @@ _GROUPS_ON_DISK = 3
 
 @dataclass(frozen=True)
 class HostAnswers:
-    """What the machine answered; an empty text is a command or package that is not there.
+    """Answers of the machine; an empty text is a command or package that is not there.
 
     `device_nodes` are the names below /dev/accel and the /dev/hl* of old drivers; `packages` holds the version of each
     package; `disk` is the space that is free in the current folder.
@@ -69,7 +69,7 @@ class HostAnswers:
         return re.findall(r"^\|\s*\d+\s+(HL-\S+)", self.hl_smi, re.MULTILINE)
 
     def as_json(self) -> dict[str, Any]:
-        """What a program may want to know of this machine."""
+        """Return the answers for programs."""
         return {**asdict(self), "driver": self.driver, "cards": self.cards}
 
 

@@ -1,4 +1,4 @@
-"""The volume of the work folder: whether all pods can mount it, and which claim of it a run uses, makes or makes anew."""
+"""The volume of the work folder: whether all pods can mount it, and which claim of it a run uses, creates or replaces."""
 
 from __future__ import annotations
 

@@ -159,7 +159,7 @@ class Connection:
         """Return the raw answer, complete or still to be read, once there is one; an error for a refusal that stays.
 
         `method` is the client's: a verb with a resource, or `request` for a path that is not an object's. What is not
-        `patient` is asked once, and says nothing about the server, which asks a node for logs.
+        `patient` is requested once, and its failure is not blamed on the server, which gets logs from a node.
         """
         import urllib3
         from kubernetes.client.exceptions import ApiException

@@ -213,7 +213,7 @@ def _mpijob(settings: PipelineSettings, step: str, policy: bool) -> Manifest:
             "backoffLimit": _TRAINING_RETRIES,
             "cleanPodPolicy": "Running",
             "ttlSecondsAfterFinished": settings.kubernetes.keep_seconds,
-            # Under a gang scheduler, the launcher must not be waited for: it is made when the workers are ready.
+            # Under a gang scheduler, the launcher must not be waited for: it is created when the workers are ready.
             "schedulingPolicy": {"minAvailable": resources.workers},
         },
         "mpiReplicaSpecs": {

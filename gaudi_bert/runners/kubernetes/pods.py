@@ -35,8 +35,8 @@ _IMAGE_USER = 1000
 # Training has so long to save a checkpoint when it is stopped.
 _GRACE_SECONDS = 120
 _RECIPES = "/var/cache/gaudi-bert"
-# Compiled graphs are kept on the node's own disk: their locks do not work on network file systems. Each engine reads its own
-# variables (of PyTorch: the folder, whether to empty it, its size in MB, whether it is on NFS).
+# Compiled graphs are stored on the node's own disk: their locks do not work on network file systems. Each engine reads its
+# own variables (of PyTorch: the folder, whether to empty it, its size in MB, whether it is on NFS).
 _CARD_VARIABLES = {
     "OMPI_MCA_btl_vader_single_copy_mechanism": "none",
     "TF_RECIPE_CACHE_PATH": _RECIPES,
@@ -320,8 +320,8 @@ def _ssh_port(settings: PipelineSettings) -> int:
 def _sshd(settings: PipelineSettings) -> str:
     """The command of a worker.
 
-    Host keys are made when the container starts, so that no image holds any. What the container or the image alone knows
-    (which cards of a shared server are ours; which processor kernels were compiled for), sshd hands on.
+    Host keys are created when the container starts, so that no image holds any. What the container or the image alone knows
+    (which cards of a shared server are ours; which processor kernels were compiled for), sshd passes on.
     """
     port = _ssh_port(settings)
     if settings.resources.cards:

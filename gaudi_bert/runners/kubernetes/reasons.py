@@ -1,4 +1,4 @@
-"""Why a step does not go on: the cluster's own words, in one line, and what they mean for the run.
+"""Why a step does not continue: the cluster's own words, in one line, and what they mean for the run.
 
 The words are those of a pod's status, of the last warning about what makes the pod or about the pod, and of the `error:`
 line with which its log ends.
@@ -20,7 +20,7 @@ from gaudi_bert.runners.stage_table import STEPS
 
 
 class State(IntEnum):
-    """Meaning of a problem for the run; of several, the first one is told."""
+    """Meaning of a problem for the run; of several, the first one is reported."""
 
     # Neither waiting nor trying again helps.
     HOPELESS = 0
@@ -70,9 +70,9 @@ _NO_SUCH_IMAGE = re.compile(
     r"not found|manifest unknown|denied|unauthorized|no such|invalid|InvalidImageName|NeverPull", re.I
 )
 _NO_REGISTRY = re.compile(r"no such host|dial tcp|server misbehaving|connection refused|timeout|x509", re.I)
-# Why pods are not even made.
+# Why pods are not even created.
 _REFUSED = re.compile(r"is forbidden|violates PodSecurity|denied the request|exceeded quota|usage per (Container|Pod)")
-# Words of the cluster after which no wait helps, and those after which it may, with what to do; all that suit are told.
+# Words of the cluster after which no wait helps, and those after which it may, with what to do; all that match are reported.
 _HOPELESS = {
     r"violates PodSecurity": "pod security forbids such pods: choose another kubernetes.namespace, or ask for its level",
     r"admission webhook .* denied the request": "correct what the message names",
@@ -105,7 +105,7 @@ _MAKERS = {
 
 
 def step_problem(cluster: Cluster, item: Json, pods: Sequence[Json], read_log: ReadLog) -> Problem | None:
-    """Return what is wrong with a step: with its pods, or why it has none, or too few; None where it goes on."""
+    """Return what is wrong with a step: with its pods, or why it has none, or too few; None where it continues."""
     if not pods:
         return _refusal(cluster, item, pods) or Problem(
             State.WAITS, f"{title_of(item)} has no pods", _MAKERS.get(item["kind"], "see `kubectl describe job`")
@@ -121,7 +121,7 @@ def step_problem(cluster: Cluster, item: Json, pods: Sequence[Json], read_log: R
     problem, pod = worst
     if problem.state is not State.WAITS:
         return problem
-    # The last warnings about the pod and its claims, where its own status says nothing of them.
+    # The last warnings about the pod and its claims, where its own status does not mention them.
     is_silent = " does not start " in problem.reason
     claims = [volume.get("persistentVolumeClaim", {}).get("claimName") for volume in pod["spec"].get("volumes") or ()]
     names = [*([_name(pod)] if is_silent else []), *(filter(None, claims) if is_silent or "laim" in problem.reason else ())]
@@ -136,7 +136,7 @@ def worst_problem(pods: Sequence[Json], read_log: ReadLog) -> Problem | None:
 
 
 def _worst(pods: Sequence[Json], read_log: ReadLog) -> tuple[Problem, Json] | None:
-    """The problem to report, and whose it is: one that another one's end has caused is told last."""
+    """The problem to report, and whose it is: one that another one's end has caused is reported last."""
     found = [(problem, pod) for pod in current_pods(pods) if (problem := _pod_problem(pod, pods, read_log)) is not None]
     return min(found, default=None, key=lambda each: (bool(_BECAUSE_OF_ANOTHER.search(each[0].reason)), each[0].state))
 

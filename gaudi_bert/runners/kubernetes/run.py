@@ -31,7 +31,7 @@ _DIGEST = "gaudi-bert/manifest-sha256"
 _REMOVAL_SECONDS = 120
 # What is replaced when it differs; an account stays as it is, and a claim cannot be changed.
 _REPLACED = ("ConfigMap", "NetworkPolicy", "TrainingRuntime")
-# The component of the Job of `k8s open`, which is no part of a run.
+# The component of the Job of `k8s open`, which is not part of a run.
 OPEN_COMPONENT = "open"
 # What to do where a cluster does not serve a kind of object.
 _TRAINER_REMEDY = "install Kubeflow Trainer 2 (docs/kubernetes.md), or set kubernetes.training to job, which needs nothing"
@@ -110,7 +110,7 @@ def _check_objects(cluster: Cluster, settings: PipelineSettings, manifests: Mani
         kind, name = item["kind"], item["metadata"]["name"]
         found = existing[kind] = cluster.read(kind, name)
         if found is not None:
-            if kind != "PersistentVolumeClaim":  # one that the user made by that name is used as it is
+            if kind != "PersistentVolumeClaim":  # one that the user created by that name is used as it is
                 refuse_foreign(settings, found, kind)
             if kind in _REPLACED:
                 _replace(cluster, item, found, dry_run=True)

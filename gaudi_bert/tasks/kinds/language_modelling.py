@@ -157,7 +157,7 @@ class WordTargets:
         return {**_masked_features(is_masked_BL, ids_BL, slots), "input_ids": changed_BL}
 
 
-# --- masks: which tokens are predicted, and what the model sees in their place
+# --- masks: which tokens are predicted, and what the model sees instead
 #
 # Of the n tokens of a sequence that are not special, `share` * n are chosen, at least one: 80 % of them become [MASK], 10 %
 # another token, 10 % stay (Devlin et al., 2019; other masks each epoch: Liu et al., 2019).

@@ -53,7 +53,7 @@ class Reranking(TextTask):
         return _lists(sequences, rows) if self.settings.loss == "listwise" else None
 
     def metrics(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> dict[str, float]:
-        """Return ndcg@10, mrr@10 and map; with `listwise` also its loss, in place of the cross-entropy."""
+        """Return ndcg@10, mrr@10 and map; with `listwise` also its loss, instead of the cross-entropy."""
         queries = [cast(TextRow, row).text for row in rows]
         figures = figures_of_groups(logits[:, 0], np.asarray(sequences.target, np.float64), queries)
         if self.settings.loss == "listwise":

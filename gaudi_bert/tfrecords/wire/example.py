@@ -212,7 +212,7 @@ def _decode_integers(data: memoryview) -> AnyArray:
     return np.array(values, dtype=np.uint64).astype(np.int64)
 
 
-# --- writing framed records in place (numba kernels)
+# --- writing framed records into a buffer (numba kernels)
 #
 # A map entry is `0A n (0A n key) (12 n (kind n (0A n values)))`: with the size of the values known, all lengths
 # are, so each byte is written once and in order. Words are stored completely, so up to 24 bytes after a key are touched

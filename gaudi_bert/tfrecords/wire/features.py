@@ -1,4 +1,4 @@
-"""Finding the features of a serialised tf.train.Example in place, without decoding it (numba kernels).
+"""Finding the features of a serialised tf.train.Example without decoding it (numba kernels).
 
 A record is `0A n (0A n (0A n key) (12 n (kind n (0A n values))))*`: lengths nest, so each length must end
 exactly where its parent ends. Map entries may come in any order. Entries with unknown keys are skipped if they are as

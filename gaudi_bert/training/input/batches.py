@@ -91,7 +91,7 @@ def batches_in_order(
 
     def batches() -> Iterator[Batch]:
         for which, begin, end, batch_packs in micro_batches:
-            # At least one pack, which is made empty if it is of the next micro-batch.
+            # At least one pack, which is emptied if it is of the next micro-batch.
             of_rank = numbers_of_rank(begin, max(end, begin + order.size), order.rank, order.size)
             epochs, numbers = np.divmod(of_rank, orders[which].packs)
             parts = [

@@ -38,7 +38,7 @@ def finetune(
 
     Args:
         settings: `task`, `finetune` and `store` are used.
-        files: rows and weights; what lies in an object store is copied to scratch.
+        files: rows and weights; what is in an object store is copied to scratch.
         overwrite: remove the run in `out`, whatever it is, and start again.
         dry_run: say what the run would be, write nothing.
 

@@ -250,7 +250,7 @@ class PairJob(FineTuneJob):
         return min(own.max_sequence_length, self._start.sizes.positions)
 
     def _packings(self, counts: IntArray, depth: int | str, path: Path, is_first: bool) -> tuple[Packing, ...]:
-        """Return packs of held-out texts; those of updates are made as they come."""
+        """Return packs of held-out texts; those of updates are built when they are read."""
         return () if is_first else super()._packings(counts, depth, path, is_first)
 
     def _plan(self, processes: int) -> RunPlan:
