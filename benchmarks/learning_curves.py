@@ -2,11 +2,12 @@
 
     python benchmarks/learning_curves.py                 train everything, write docs/learning-curves.json and .svg
     python benchmarks/learning_curves.py --redraw        draw the picture again from the numbers
+    python benchmarks/learning_curves.py pairs           packed minus unpacked, beyond the noise of seeds, on a smaller model
 
 The text is the documentation that every CPython carries. Its examples are made with at most 40 tokens, half of them shorter
-by chance, and packed up to 8 into rows of 128, more than three a row, so that what packing does wrong would show. Every run
-sees as many sequences an update (`global_batch_sequences`), has the same settings, and is measured on the same held-out
-sequences, which are not packed. Three seeds each:
+by chance, and packed up to 8 into rows of 128, more than three a row, so that what packing does wrong would show. All runs
+of a study see as many sequences an update (`global_batch_sequences`), have the same settings, and are measured on the same
+held-out sequences, which are not packed. The curves, three seeds each:
 
     unpacked     one sequence a row (of 40 slots: what lies beyond would be padding, which changes nothing but the time)
     packed       as the trainer does it
@@ -14,30 +15,33 @@ sequences, which are not packed. Three seeds each:
     no restart   positions run on through the row
     bfloat16     packed, matrix products in bfloat16 (one seed)
 
-The ablations change features of the batch, never the model. Runs go side by side, one thread each; a run that is finished is
+The ablations change features of the batch, never the model. The pairs, 12 seeds (--seeds), start from the same weights:
+
+    the rows     packed, and the very same sequences of the very same updates one to a row, without dropout (three seeds)
+    dropout      the same with dropout 0.1, which falls on other slots: only its noise differs
+    all of it    packed and unpacked as the trainer does it: each in its own order, dropout 0.1
+
+Printed is the mean difference of the held-out loss over the seeds after each quarter of a run, with its 95 % interval
+(Student's t), and how far two runs of one kind lie apart. Runs go side by side, one thread each; a run that is finished is
 kept in the work folder, and not done again.
 """
 
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))
+from typing import Any, Literal
 
 import numpy as np
-from learning_curves_picture import draw
-from learning_curves_summary import print_summary
 
 from gaudi_bert.artefacts.stage_run import StageRun
 from gaudi_bert.common.files import write_json, write_text
@@ -49,8 +53,8 @@ DOCS = Path(__file__).resolve().parent.parent / "docs"
 QUIET = Reporter(quiet=True)
 SHORT, ROW, DEPTH = 40, 128, 8
 SHORT_PREDICTIONS, ROW_PREDICTIONS = 6, 20
-SEEDS = (1, 2, 3)
-EVALUATIONS, HELD_OUT = 20, 1024
+MOST_SEQUENCES = 104
+"""Of an update of the pairs: the rows of a batch whose packs were taken apart."""
 PREPARE = PrepareSettings(
     text="python-docs",
     train_vocab=2048,
@@ -59,10 +63,10 @@ PREPARE = PrepareSettings(
     short_sequence_probability=0.5,
     duplicates=20,
 )
-MODEL = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 512}
-TRAINING = TrainingSettings(learning_rate=2e-3, global_batch_sequences=64, updates=1000, warmup_updates=100)
-
 Batch = dict[str, np.ndarray]
+
+
+# --- what is trained
 
 
 def without_mask(batch: Batch) -> Batch:
@@ -77,23 +81,70 @@ def without_restart(batch: Batch) -> Batch:
     return {**batch, "positions": running_BL.astype(np.int32)}
 
 
+def one_to_a_row(batch: Batch) -> Batch:
+    """The sequences of a batch of packs, each in a row of its own; the rows that are left hold nothing."""
+    from gaudi_bert.model.features import join_sequences, split_packs
+
+    rows = [[placed.sequence] for placed in split_packs(batch)]
+    empty = MOST_SEQUENCES - len(rows)
+    return join_sequences([*rows, *([[]] * empty)], SHORT, SHORT_PREDICTIONS, 1)
+
+
 @dataclass(frozen=True)
-class Variant:
-    """One curve: whether rows are packed, what is changed of a batch, the precision, and the seeds."""
+class Study:
+    """The model and the settings that all runs of a study share."""
+
+    sizes: dict[str, int]
+    training: TrainingSettings
+    evaluations: int
+    held_out: int
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One kind of run: whether rows are packed, what is changed of a batch, the precision, dropout, and the seeds."""
 
     packed: bool = True
     change: Callable[[Batch], Batch] = dict
-    precision: str = "float32"
-    seeds: tuple[int, ...] = SEEDS
+    precision: Literal["float32", "bfloat16"] = "float32"
+    dropout: float = 0.1
+    seeds: int = 3
 
 
+CURVES = Study(
+    {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 512},
+    TrainingSettings(learning_rate=2e-3, global_batch_sequences=64, updates=1000, warmup_updates=100),
+    evaluations=20,
+    held_out=1024,
+)
+PAIRED = Study(
+    {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 256},
+    TrainingSettings(learning_rate=4e-3, global_batch_sequences=65, updates=300, warmup_updates=30),
+    evaluations=4,
+    held_out=512,
+)
 VARIANTS = {
-    "unpacked": Variant(packed=False),
-    "packed": Variant(),
-    "no mask": Variant(change=without_mask),
-    "no restart": Variant(change=without_restart),
-    "bfloat16": Variant(precision="bfloat16", seeds=SEEDS[:1]),
+    "unpacked": Arm(packed=False),
+    "packed": Arm(),
+    "no mask": Arm(change=without_mask),
+    "no restart": Arm(change=without_restart),
+    "bfloat16": Arm(precision="bfloat16", seeds=1),
 }
+ARMS = {
+    "packed, no dropout": Arm(dropout=0.0),
+    "one to a row, no dropout": Arm(change=one_to_a_row, dropout=0.0),
+    "packed": Arm(seeds=12),
+    "one to a row": Arm(change=one_to_a_row, seeds=12),
+    "unpacked": Arm(packed=False, seeds=12),
+}
+PAIRS = {
+    "the rows": ("packed, no dropout", "one to a row, no dropout"),
+    "dropout": ("packed", "one to a row"),
+    "all of it": ("packed", "unpacked"),
+}
+
+
+# --- data and runs
 
 
 def make_data(work: Path) -> None:
@@ -128,20 +179,23 @@ def padded(values: np.ndarray) -> np.ndarray:
     return np.pad(values, (0, longer - len(values)))
 
 
-def train(work: Path, name: str, seed: int, updates: int) -> dict[str, Any]:
-    """One run; what was measured along it."""
+def use_one_thread() -> None:
+    """Bind a process of the pool to one thread."""
     import tensorflow as tf
 
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)
-    started, variant = time.perf_counter(), VARIANTS[name]
-    settings = TRAINING.model_copy(update={"seed": seed, "updates": updates})
-    points = [{name: round(value, 5) for name, value in point.items()} for point in points_of_run(work, variant, settings)]
-    seconds = time.perf_counter() - started
-    return {"variant": name, "seed": seed, "updates": updates, "seconds": round(seconds, 1), "points": points}
 
 
-def points_of_run(work: Path, variant: Variant, settings: TrainingSettings) -> Iterator[dict[str, float]]:
+def train(work: Path, study: Study, name: str, arm: Arm, seed: int) -> dict[str, Any]:
+    """One run; what was measured along it."""
+    started = time.perf_counter()
+    points = [{key: round(value, 5) for key, value in point.items()} for point in points_of_run(work, study, arm, seed)]
+    seconds = round(time.perf_counter() - started, 1)
+    return {"variant": name, "seed": seed, "updates": study.training.updates, "seconds": seconds, "points": points}
+
+
+def points_of_run(work: Path, study: Study, arm: Arm, seed: int) -> Iterator[dict[str, float]]:
     """Train, and measure on the held-out sequences every so many updates."""
     from gaudi_bert.artefacts.training import LossFigures
     from gaudi_bert.engines.protocol import Communicator, ModelSpec
@@ -154,34 +208,40 @@ def points_of_run(work: Path, variant: Variant, settings: TrainingSettings) -> I
     from gaudi_bert.training.loop import learning_rate_at
     from gaudi_bert.training.objective import PretrainingObjective, TrainingStep
 
-    source = open_source(work / "packed" if variant.packed else work / "short" / "train")
+    settings, alone = study.training.model_copy(update={"seed": seed}), Communicator()
+    source = open_source(work / "packed" if arm.packed else work / "short" / "train")
     rows = round(settings.global_batch_sequences / source.packing_factor)
-    config = BertConfig(vocab_size=PREPARE.train_vocab, max_position_embeddings=ROW, **MODEL)
+    dropout = {"hidden_dropout_prob": arm.dropout, "attention_probs_dropout_prob": arm.dropout}
+    config = BertConfig(vocab_size=PREPARE.train_vocab, max_position_embeddings=ROW, **dropout, **study.sizes)
     spec = ModelSpec(config, PretrainingHead(settings.loss))
-    model = engine.build(spec, seed=settings.seed, compute_dtype=variant.precision, compiled=True)
-    updates, alone = engine.updates(model, settings, Communicator(), 1), Communicator()
+    model = engine.build(spec, seed=seed, compute_dtype=arm.precision, compiled=True)
+    updates = engine.updates(model, settings, alone, 1)
     step = TrainingStep(updates, alone, settings, PretrainingObjective(settings.loss))
-    held_out = RecordsEvaluation(open_source(work / "short" / "evaluation"), config, 64, HELD_OUT)
-    order = TrainingOrder(seed=settings.seed, shuffle_packs=settings.shuffle_packs)
+    held_out = RecordsEvaluation(open_source(work / "short" / "evaluation"), config, 64, study.held_out)
+    order = TrainingOrder(seed=seed, shuffle_packs=settings.shuffle_packs)
     batches = training_batches(source, value_limits(source, config), rows, order)
     sequences, sums = 0, np.zeros(8)
     for update in range(1, settings.updates + 1):
         batch = next(batches)
         sequences += int(np.count_nonzero(batch["next_sentence_weights"]))
-        rate = learning_rate_at(update, settings)
-        sums += step.run([variant.change(batch)], update, rate).numpy()[:8]
-        if update % (settings.updates // EVALUATIONS) == 0:
+        sums += step.run([arm.change(batch)], update, learning_rate_at(update, settings)).numpy()[:8]
+        if update % (settings.updates // study.evaluations) == 0:
             measured = held_out.evaluate(model, alone).model_dump(include=set(LossFigures.model_fields))
             yield {"sequences": sequences, "training_loss": float(sums[0] / sums[1]), **measured}
             sums[:] = 0
 
 
-def run_all(work: Path, updates: int, processes: int) -> list[dict[str, Any]]:
+def run_all(work: Path, study: Study, arms: dict[str, Arm], processes: int) -> list[dict[str, Any]]:
     """Every run that is not there yet, `processes` at a time."""
-    wanted = [(name, seed) for name, variant in VARIANTS.items() for seed in variant.seeds]
-    files = {run: work / f"run-{run[0].replace(' ', '-')}-{run[1]}-{updates}.json" for run in wanted}
-    with ProcessPoolExecutor(processes, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
-        waiting = {pool.submit(train, work, *run, updates): run for run in wanted if not files[run].exists()}
+    kind = "run" if study.evaluations == CURVES.evaluations else "paired"
+    files = {
+        (name, seed): work / f"{kind}-{name.replace(' ', '-').replace(',', '')}-{seed}-{study.training.updates}.json"
+        for name, arm in arms.items()
+        for seed in range(1, arm.seeds + 1)
+    }
+    with ProcessPoolExecutor(processes, get_context("spawn"), initializer=use_one_thread) as pool:
+        missing = [(name, seed) for (name, seed), file in files.items() if not file.exists()]
+        waiting = {pool.submit(train, work, study, name, arms[name], seed): (name, seed) for name, seed in missing}
         for done in as_completed(waiting):
             result = done.result()
             write_json(files[waiting[done]], result)
@@ -195,16 +255,135 @@ def run_all(work: Path, updates: int, processes: int) -> list[dict[str, Any]]:
     return [json.loads(file.read_text(encoding="utf-8")) for file in files.values()]
 
 
+# --- the pairs in numbers
+
+
+def print_pairs(runs: list[dict[str, Any]]) -> None:
+    """Mean differences with their intervals."""
+    losses = {
+        name: np.array([[point["masked_lm_loss"] for point in run["points"]] for run in runs if run["variant"] == name])
+        for name in ARMS
+    }
+    for label, (one, other) in PAIRS.items():
+        print(f"{label}: {one} minus {other}")
+        for quarter, differences in enumerate((losses[one] - losses[other]).T, start=1):
+            print(f"  after {quarter}/{PAIRED.evaluations} of the updates: {interval(differences)}")
+    for name, values in losses.items():
+        print(f"{name}: held-out loss at the end {span(values[:, -1])}, standard deviation {values[:, -1].std(ddof=1):.4f}")
+
+
+def interval(differences: np.ndarray) -> str:
+    """Mean and 95 % interval over seeds."""
+    from scipy.stats import t
+
+    count, mean = len(differences), differences.mean()
+    half = t.ppf(0.975, count - 1) * differences.std(ddof=1) / np.sqrt(count)
+    return f"{mean:+.4f} [{mean - half:+.4f} to {mean + half:+.4f}], {count} seeds"
+
+
+# --- the curves in numbers
+
+
+def curves_of(content: dict[str, Any], variant: str, figure: str) -> tuple[np.ndarray, np.ndarray]:
+    """Sequences seen, [points], and the figure of every seed there, [seeds, points].
+
+    Packed updates hold a varying number of sequences, so every run is read off at the places of the first unpacked one.
+    """
+    runs = [run["points"] for run in content["runs"] if run["variant"] == variant]
+    reference = next(run["points"] for run in content["runs"] if run["variant"] == "unpacked")
+    most = min(points[-1]["sequences"] for points in [reference, *runs])
+    places = np.array([min(point["sequences"], most) for point in reference], float)
+    values = [
+        np.interp(places, [point["sequences"] for point in points], [point[figure] for point in points]) for points in runs
+    ]
+    return places, np.array(values)
+
+
+def print_curves(content: dict[str, Any]) -> None:
+    """Ends of all curves, and at how many points packed and unpacked are nearer than their seeds are apart."""
+    print(f"\npacking factor {content['packing_factor']:.3f}, at most {content['depth']} sequences a row; at the end:")
+    for variant in VARIANTS:
+        loss, accuracy, sentences = (
+            span(curves_of(content, variant, figure)[1][:, -1])
+            for figure in ("masked_lm_loss", "masked_lm_accuracy", "next_sentence_accuracy")
+        )
+        print(f"  {variant:<12} held-out masked-LM loss {loss}, accuracy {accuracy}, next-sentence accuracy {sentences}")
+    for figure in ("masked_lm_loss", "masked_lm_accuracy"):
+        places, unpacked = curves_of(content, "unpacked", figure)
+        _, packed = curves_of(content, "packed", figure)
+        apart = np.abs(packed.mean(axis=0) - unpacked.mean(axis=0))
+        spread = np.maximum(np.ptp(packed, axis=0), np.ptp(unpacked, axis=0))
+        inside = int(np.count_nonzero(apart <= spread))
+        print(
+            f"  packed and unpacked, {figure}: the means differ by {apart.mean():.4f} on average, {apart[-1]:.4f} at the "
+            f"end; seeds by {spread.mean():.4f} and {spread[-1]:.4f}; within the seeds' spread at {inside} of {len(places)}"
+        )
+
+
+def span(values: np.ndarray) -> str:
+    """Mean and range."""
+    return f"{values.mean():.4f} [{values.min():.4f} to {values.max():.4f}]"
+
+
+# --- the picture: two panels over sequences seen, lines are means of the seeds, bands their range
+
+STYLES = {
+    "unpacked": ("#1f3a5f", "unpacked", "-"),
+    "packed": ("#e07a1f", "packed", "-"),
+    "bfloat16": ("#7a4aa0", "packed, bfloat16", ":"),
+    "no mask": ("#b3261e", "packed without the mask", "-"),
+    "no restart": ("#2f8f6b", "packed without restarted positions", "-"),
+}
+PANELS = {
+    "Packed training is unpacked training": ("unpacked", "packed", "bfloat16"),
+    "What the mask and the positions are for": ("packed", "no mask", "no restart"),
+}
+
+
+def draw(content: dict[str, Any]) -> str:
+    """The picture as SVG text; the same numbers give the same text."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "learning-curves", "font.family": "sans-serif"})
+    from matplotlib import pyplot
+
+    figure, panels = pyplot.subplots(1, 2, figsize=(9.6, 3.9), sharey=True, layout="constrained")
+    for axes, (title, variants) in zip(panels, PANELS.items(), strict=True):
+        for variant in variants:
+            colour, label, line = STYLES[variant]
+            places, values = curves_of(content, variant, "masked_lm_loss")
+            axes.plot(places / 1000, values.mean(axis=0), line, color=colour, label=label, linewidth=1.6)
+            lowest, highest = values.min(axis=0), values.max(axis=0)
+            axes.fill_between(places / 1000, lowest, highest, color=colour, alpha=0.18, linewidth=0)
+        axes.set_title(title, fontsize=11, loc="left")
+        axes.set_xlabel("sequences seen (thousands)")
+        axes.grid(color="#dddddd", linewidth=0.6)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(frameon=False, fontsize=9, loc="upper right")
+    panels[0].set_ylabel("masked-LM loss, held-out sequences")
+    text = io.StringIO()
+    figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
+    pyplot.close(figure)
+    return text.getvalue()
+
+
 def main() -> None:
     """Train, or read what was trained; draw and summarise."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", nargs="?", choices=("curves", "pairs"), default="curves")
     parser.add_argument("--redraw", action="store_true", help="train nothing")
-    parser.add_argument("--updates", type=int, default=TRAINING.updates)
+    parser.add_argument("--seeds", type=int, default=12, help="of the pairs with dropout")
+    parser.add_argument("--updates", type=int, help="of a run; default: 1,000, and 300 of the pairs")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--work", type=Path, help="keep data and finished runs here; default: a temporary folder")
     parser.add_argument("--out", type=Path, default=DOCS, help="where the picture and the numbers go")
     arguments = parser.parse_args()
     prepare_tensorflow()
+    study, arms = (CURVES, VARIANTS) if arguments.what == "curves" else (PAIRED, ARMS)
+    arms = {name: replace(arm, seeds=arguments.seeds if arm.seeds == 12 else arm.seeds) for name, arm in arms.items()}
+    if arguments.updates is not None:
+        study = replace(study, training=study.training.model_copy(update={"updates": arguments.updates}))
     numbers, picture = arguments.out / "learning-curves.json", arguments.out / "learning-curves.svg"
     if not arguments.redraw:
         with tempfile.TemporaryDirectory() as temporary:
@@ -212,11 +391,14 @@ def main() -> None:
             work.mkdir(parents=True, exist_ok=True)
             make_data(work)
             metadata = json.loads((work / "packed" / "metadata.json").read_text(encoding="utf-8"))
-            runs = run_all(work, arguments.updates, arguments.processes)
+            runs = run_all(work, study, arms, arguments.processes)
+        if arguments.what == "pairs":
+            print_pairs(runs)
+            return
         write_json(numbers, {"packing_factor": metadata["packing_factor"], "depth": DEPTH, "runs": runs})
     content = json.loads(numbers.read_text(encoding="utf-8"))
     write_text(picture, draw(content))
-    print_summary(content)
+    print_curves(content)
     print(f"{picture}: {picture.stat().st_size:,} bytes")
 
 

@@ -4,7 +4,7 @@
     python benchmarks/packing.py --parts tables      the paper's tables only
     python benchmarks/packing.py --parts algorithms --histograms wikipedia-512 squad-384 --depths 3 4 max
     python benchmarks/packing.py --parts speed       the solvers against scipy.optimize.nnls, and length 8192
-    python benchmarks/packing.py --parts limits      histograms made to be hard (some ten minutes; only if asked for)
+    python benchmarks/packing.py --parts limits      histograms made to be hard (an hour at most; only if asked for)
 
 Times are of one run on one thread, with the compiler's time (numba, once for an installation) taken out by a first call.
 """

@@ -1,18 +1,25 @@
-"""Histograms made to be hard: what plans of them cost and how near to the proven bound they are.
+"""Histograms made to be hard: what plans of them cost, how near to the proven bound they are, and where packing ends.
 
-Called by `packing.py --parts limits`. Seconds are CPU time of one thread; the share of the work limit that was used is the
-same on every machine. The first rows are perfect fills by triples of different lengths, alone and with a core that takes a
-pack more than its linear program says, in the manner of the AI and ANI instances of Delorme, Iori and Martello (2016); the
-last are random sets at a length of 8192.
+    python benchmarks/packing_limits.py                 all cases (an hour at most), as does `packing.py --parts limits`
+    python benchmarks/packing_limits.py fills zipf      cases whose name contains one of these words
+
+Each plan is made in a process of its own, which may take `MOST_SECONDS` of CPU and `MOST_BYTES` of addresses; the contract
+is 60 s of CPU time of one thread and 2 GiB resident for any histogram. The share of the work limit that was used is the same
+on every machine. The first cases are perfect fills by triples of different lengths, alone and with a core that takes a pack
+more than its linear program says, in the manner of the AI and ANI instances of Delorme, Iori and Martello (2016); the last
+are very long packs of very few lengths or very many.
 """
 
 from __future__ import annotations
 
+import resource
+import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 from packing_tables import print_table
@@ -23,74 +30,23 @@ from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.packing.algorithms import depth_of, solve
 from gaudi_bert.packing.exact.bounds import prove_bound
 from gaudi_bert.packing.exact.optimal import FULL_WORK
+from gaudi_bert.packing.histogram import MOST_SLOTS
 from gaudi_bert.packing.mixture import NNLS_WORK, Work, packs_of
 from tests.builders.histograms import bimodal, lognormal, perfect_triplets, scattered, uniform
 
-DEPTHS = (3, 8, "max")
+MOST_SECONDS, MOST_BYTES = 150, 6 * 2**30
 LONG = 8192
-LONG_KINDS = (
-    (lognormal, 3000),
-    (lognormal, 100_000),
-    (lognormal, 1_000_000),
-    (uniform, 3000),
-    (uniform, 30_000),
-    (uniform, 1_000_000),
-    (bimodal, 3000),
-    (bimodal, 10_000),
-    (bimodal, 100_000),
-    (bimodal, 1_000_000),
-)
-HARD = {
-    "402 perfect fills at 5,000": (perfect_triplets, 5000, 402),
-    "400 lengths at 20,000": (scattered, 20_000, 400, 1000),
-    "2,000 lengths at 20,000": (scattered, 20_000, 2000, 10**6),
-    "lognormal at 32,768": (lognormal, 32_768, 10**12),
-    "uniform at 32,768": (uniform, 32_768, 10**12),
-    "bimodal at 32,768": (bimodal, 32_768, 10**6),
-    "one of each at 32,768": (scattered, 32_768, 16_384, 1),
-}
-"""By name the function that makes each, and its arguments."""
 CORE = {44: 2, 33: 3, 12: 6}
 CORE_LENGTH = 132
 """Known from the literature: 259 tokens, with fractions 1.962 packs of 132, but no two packs hold these 11 sequences."""
 
 
-def print_limits() -> None:
-    """Print the table, row by row."""
-    print_table(
-        "Hard histograms",
-        ("data", "algorithm", "depth", "packs", "proven bound", "above it %", "CPU seconds", "of the work limit %"),
-        _rows(),
-    )
+class Case(NamedTuple):
+    """A histogram, and what packs it at which depths."""
 
-
-def _rows() -> Iterator[Sequence[Any]]:
-    for sequences, length in ((201, 2500), (402, 10_000)):
-        counts = perfect_triplets(length, sequences)
-        yield from (_row(f"AI: {sequences} perfect fills at {length:,}", counts, "optimal", depth) for depth in (3, "max"))
-    for sequences, length in ((200, 2500), (401, 10_000)):
-        counts = rounded_up_is_not_enough(length, sequences)
-        yield _row(f"ANI: {sequences} sequences at {length:,}", counts, "optimal", "max")
-    for name in HARD:
-        counts = hard_histogram(name)
-        yield from (_row(name, counts, algorithm, 8) for algorithm in ("spfhp", "lpfhp", "ffd"))
-        for algorithm in ("nnls", "optimal"):
-            yield from (_row(name, counts, algorithm, depth) for depth in DEPTHS)
-    for seed, (function, sequences) in enumerate(LONG_KINDS):
-        name, counts = f"{function.__name__}, {sequences:,} at {LONG}", function(LONG, sequences, seed)
-        yield from (_row(name, counts, "optimal", depth) for depth in (4, 8, 16, "max"))
-
-
-def _row(name: str, counts: np.ndarray, algorithm: str, depth: int | str) -> Sequence[Any]:
-    """One plan, with the proof of its bound."""
-    limit = NNLS_WORK if algorithm == "nnls" else FULL_WORK
-    most, work = depth_of(depth, len(counts)), Work(limit)
-    started = time.process_time()
-    solved = solve(counts, algorithm, most, work=work)
-    bound = (solved.certificate or prove_bound(counts, most)).bound
-    seconds, packs = time.process_time() - started, packs_of(solved.mixture)
-    above, used = 100 * (packs - bound) / bound, 100 * (1 - max(work.remaining, 0) / limit)
-    return name, algorithm, depth, f"{packs:,}", f"{bound:,}", f"{above:.4f}", f"{seconds:.1f}", f"{used:.0f}"
+    make: Callable[[], IntArray]
+    depths: tuple[int | str, ...]
+    algorithms: tuple[str, ...] = ("optimal",)
 
 
 def rounded_up_is_not_enough(max_length: int, sequences: int, seed: int = 0) -> IntArray:
@@ -104,7 +60,117 @@ def rounded_up_is_not_enough(max_length: int, sequences: int, seed: int = 0) -> 
     return counts
 
 
-def hard_histogram(name: str) -> IntArray:
-    """The counts of one of `HARD`."""
-    function, *arguments = HARD[name]
-    return function(*arguments)
+def few_lengths(max_length: int, counts_of_shares: dict[float, int]) -> IntArray:
+    """So many sequences of each share of a pack: int64 [L]."""
+    counts = np.zeros(max_length, dtype=np.int64)
+    for share, count in counts_of_shares.items():
+        counts[max(round(share * max_length), 1) - 1] += count
+    return counts
+
+
+def zipf(max_length: int, sequences: int) -> IntArray:
+    """Lengths by Zipf's law, the exponent 1.5; at most a million of them are drawn: int64 [L]."""
+    drawn = min(sequences, 10**6)
+    lengths = np.minimum(np.random.default_rng(0).zipf(1.5, drawn), max_length)
+    return np.bincount(lengths, minlength=max_length + 1)[1:] * (sequences // drawn)
+
+
+CASES = {
+    "AI: 201 perfect fills at 2,500": Case(partial(perfect_triplets, 2500, 201), (3, "max")),
+    "AI: 402 perfect fills at 10,000": Case(partial(perfect_triplets, 10_000, 402), (3, "max")),
+    "ANI: 200 sequences at 2,500": Case(partial(rounded_up_is_not_enough, 2500, 200), ("max",)),
+    "ANI: 401 sequences at 10,000": Case(partial(rounded_up_is_not_enough, 10_000, 401), ("max",)),
+    **{
+        name: Case(make, (3, 8, "max"), ("lpfhp", "nnls", "optimal"))
+        for name, make in {
+            "402 perfect fills at 5,000": partial(perfect_triplets, 5000, 402),
+            "400 lengths at 20,000": partial(scattered, 20_000, 400, 1000),
+            "2,000 lengths at 20,000": partial(scattered, 20_000, 2000, 10**6),
+            "lognormal at 32,768": partial(lognormal, 32_768, 10**12),
+            "uniform at 32,768": partial(uniform, 32_768, 10**12),
+            "bimodal at 32,768": partial(bimodal, 32_768, 10**6),
+            "one of each at 32,768": partial(scattered, 32_768, 16_384, 1),
+        }.items()
+    },
+    **{
+        f"{make.__name__}, {sequences:,} at {LONG}": Case(partial(make, LONG, sequences, seed), (4, 8, 16, "max"))
+        for seed, (make, sequences) in enumerate(
+            [
+                *((lognormal, size) for size in (3000, 100_000, 1_000_000)),
+                *((uniform, size) for size in (3000, 30_000, 1_000_000)),
+                *((bimodal, size) for size in (3000, 10_000, 100_000, 1_000_000)),
+            ]
+        )
+    },
+    "all distinct, 2^24": Case(partial(np.ones, MOST_SLOTS, np.int64), (3, "max")),
+    "three of each, 2^24": Case(partial(np.full, MOST_SLOTS, 3), ("max",)),
+    "a million lengths, 2^24": Case(partial(scattered, MOST_SLOTS, 10**6, 1), (3, "max")),
+    "100,000 lengths, 2^24": Case(partial(scattered, MOST_SLOTS, 10**5, 3), (4,)),
+    "two lengths, 1/2 and more, 2^24": Case(partial(few_lengths, MOST_SLOTS, {0.5: 1000, 0.5000001: 1000}), (3, "max")),
+    "two lengths, 1 and L, 2^24": Case(partial(few_lengths, MOST_SLOTS, {0.0: 3_000_000, 1.0: 100}), (3, 7, "max")),
+    "two lengths, 0.3 L and 0.36 L, 2^24": Case(partial(few_lengths, MOST_SLOTS, {0.3: 7001, 0.36: 5003}), (3, "max")),
+    "four lengths, 2^24": Case(
+        partial(few_lengths, MOST_SLOTS, {0.006: 9007, 0.13: 900, 0.27: 7001, 0.55: 5003}), (3, 7, "max")
+    ),
+    "zipf, a million, 2^17": Case(partial(zipf, 1 << 17, 10**6), (3, 8)),
+    "zipf, 10^9, 2^24": Case(partial(zipf, MOST_SLOTS, 10**9), (8, "max")),
+    "bimodal, 10^9, 2^24": Case(partial(bimodal, MOST_SLOTS, 10**9), (3, "max")),
+}
+"""By name what is packed; packs of 2^24 slots are the longest that there may be."""
+
+
+def run_case(name: str, algorithm: str, depth: str) -> None:
+    """Make one plan with the proof of its bound, and print its row; for a process of its own."""
+    solve(np.ones(8, np.int64), algorithm, 3)  # loads what is compiled
+    counts = CASES[name].make()
+    limit = NNLS_WORK if algorithm == "nnls" else FULL_WORK
+    most, work = depth_of(depth if depth == "max" else int(depth), len(counts)), Work(limit)
+    started = time.process_time()
+    solved = solve(counts, algorithm, most, work=work)
+    bound = (solved.certificate or prove_bound(counts, most)).bound
+    seconds, packs = time.process_time() - started, packs_of(solved.mixture)
+    used, memory = 100 * (1 - max(work.remaining, 0) / limit), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    print(f"{packs:,}\t{bound:,}\t{100 * (packs - bound) / bound:.4f}\t{seconds:.1f}\t{used:.0f}\t{memory:.2f}")
+
+
+def print_limits(words: Sequence[str] = ()) -> None:
+    """Print the table, row by row."""
+    header = (
+        "data",
+        "algorithm",
+        "depth",
+        "packs",
+        "proven bound",
+        "above it %",
+        "CPU seconds",
+        "of the work limit %",
+        "GiB",
+    )
+    print_table("Hard histograms", header, _rows(words))
+
+
+def _rows(words: Sequence[str]) -> Iterator[Sequence[str]]:
+    for name, case in CASES.items():
+        if not words or any(word in name for word in words):
+            for algorithm in case.algorithms:
+                for depth in map(str, case.depths):
+                    yield name, algorithm, depth, *_in_own_process(name, algorithm, depth)
+
+
+def _in_own_process(*case: str) -> Sequence[str]:
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_CPU, (MOST_SECONDS, MOST_SECONDS))
+        resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))
+
+    command = [sys.executable, __file__, "--one", *case]
+    done = subprocess.run(command, capture_output=True, text=True, preexec_fn=limit)
+    if done.returncode == 0:
+        return done.stdout.strip().split("\t")
+    return [done.stderr.strip().splitlines()[-1][:60] if done.returncode == 1 else f"signal {-done.returncode}"]
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--one"]:
+        run_case(*sys.argv[2:])
+    else:
+        print_limits(sys.argv[1:])

@@ -1,13 +1,24 @@
-"""What a reader of many shards takes: bytes, seconds and memory to the first rows from a cold disk, and in the steady state.
+"""Reading many shards of packs: from a cold disk, by many processes, beside MosaicML's streaming, and how evenly mixed.
 
-    python benchmarks/reading.py first|steady|processes [--shards 32,320,3200] [--packs 800] [--rows N] [--rounds R]
-                                 [--work FOLDER] [--before CHECKOUT] [--no-index] [--processes 3,8,32,48,64]
+    python benchmarks/reading.py first|processes [--shards 32,320,3200]
+    python -m venv /tmp/streaming && /tmp/streaming/bin/pip install mosaicml-streaming
+    python benchmarks/reading.py streaming --streaming /tmp/streaming/bin/python [--sequences 120000]
+    python benchmarks/reading.py topics
 
-Folders of as many shards of equal size are made of the packs of the Wikipedia sample and kept in FOLDER. Each figure is of a
-process of its own. `first` drops the folder from the page cache and reads 256 rows of `PackedDataset`; `steady` reads N rows
-after the first 2,000, from the page cache and from a cold disk. CHECKOUT is the package of another commit, whose figures are
-taken in turn. `processes` reads the epoch of some of so many processes, each from a cold disk: the bytes from the disk, in
-those of its packs, and how many of the shards it reads, with 32 streams and with as many as its note on costs advises.
+Each reader is a process of its own; in turn, --rounds times; "cold" is after the folder was dropped from the page cache.
+
+`first`, `processes`: folders of as many shards of equal size, of the packs of the Wikipedia sample, kept in --work. The
+bytes, seconds and memory to the first 256 rows of `PackedDataset`; and, for 3 to 64 processes, the bytes that some of them
+read in an epoch, in those of their packs, and how many of the shards, with 32 streams and with as many as is advised.
+
+`streaming`: the same packs as MDS, which holds each column in the smallest type that it has for its values. Both give rows
+of 512 in a seeded order, without workers, in batches of 16, from a cold disk: the first 256 rows, then all others. MDS
+decodes all columns of a row; ours decodes all of them too, or, in a process of its own, `input_ids` alone.
+
+`topics`: shards are integers only: groups of 32 shards of 7,656 packs, each group of one topic, sorted; 33 groups are
+Wikipedia. For windows at random positions, the root mean square of the error of the topics' shares over that of as many
+independent draws (1: a uniform shuffle). py1e is written from the description of MosaicML's streaming for one node: shards
+are permuted, and each sample is moved by up to half a block of 4,000,000 samples.
 """
 
 from __future__ import annotations
@@ -20,227 +31,283 @@ import subprocess
 import sys
 import tempfile
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
-import numpy as np
-from measuring import show, show_processor
-
-from gaudi_bert.artefacts.shards import index_path, write_index
-from gaudi_bert.artefacts.stage_run import StageRun
-from gaudi_bert.common.progress import Reporter
-from gaudi_bert.config.sections import PackingSettings
-from gaudi_bert.reading.global_order import GlobalOrder
-from gaudi_bert.tfrecords.pack import pack
-from gaudi_bert.tfrecords.packed_folder import read_metadata
-from gaudi_bert.tfrecords.wire.framing import frame, read_records
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+
+import numpy as np  # noqa: E402
+from measuring import show, show_processor  # noqa: E402
+from rehearsal import forget, make_records  # noqa: E402
+
+from gaudi_bert.artefacts.shards import index_path, write_index  # noqa: E402
+from gaudi_bert.artefacts.stage_run import StageRun  # noqa: E402
+from gaudi_bert.common.arrays import IntArray  # noqa: E402
+from gaudi_bert.common.progress import Reporter  # noqa: E402
+from gaudi_bert.config.sections import PackingSettings  # noqa: E402
+from gaudi_bert.reading.global_order import GlobalOrder  # noqa: E402
+from gaudi_bert.tfrecords.pack import pack  # noqa: E402
+from gaudi_bert.tfrecords.packed_folder import read_metadata  # noqa: E402
+from gaudi_bert.tfrecords.wire.framing import frame, read_records  # noqa: E402
+
 SAMPLE = Path(os.environ.get("GAUDI_BERT_SHARED", ROOT.parent / "shared")) / "data" / "wiki-sample" / "tfrecord-512"
-GROUP_SHARDS = 32
-FIRST_ROWS, WARM_UP_ROWS = 256, 2000
+RUN = StageRun(Reporter(quiet=True))
+GROUP_SHARDS, SHARD_PACKS, FIRST_ROWS = 32, 800, 256
+PROCESSES = (3, 8, 32, 48, 64)
 
-# What a process prints of itself, in its own words; it knows only what both commits have.
-READ = """
-import itertools, json, os, resource, sys, time
-from gaudi_bert.pytorch import PackedDataset
-
-def disk():
-    return int(dict(line.split(": ") for line in open("/proc/self/io"))["read_bytes"])
-
-folder, first, rows = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-start = time.perf_counter()
-for row in itertools.islice(PackedDataset(sys.argv[4]), 20):
-    dict(row)
-kernels = time.perf_counter() - start
-bytes_before, start, cpu = disk(), time.perf_counter(), time.process_time()
-dataset = PackedDataset(folder, seed=1)
-opened = time.perf_counter()
-read = iter(dataset)
-for row in itertools.islice(read, first):
-    dict(row)
-took, cpu = time.perf_counter() - start, time.process_time() - cpu
-mapped = {line.split()[-1] for line in open("/proc/self/maps") if ".tfrecord" in line}
-result = {"open_seconds": opened - start, "first_seconds": took, "first_cpu_seconds": cpu, "kernel_seconds": kernels,
-          "first_megabytes": (disk() - bytes_before) / 1e6, "files": len(os.listdir("/proc/self/fd")), "mapped": len(mapped)}
-reader = getattr(dataset, "_reader", None)
-waited, cpu, start = getattr(reader, "waited_seconds", 0.0), time.process_time(), time.perf_counter()
-count = sum(1 for row in itertools.islice(read, rows))
-wall = time.perf_counter() - start
-if count:
-    result |= {"rows_per_cpu_second": count / (time.process_time() - cpu), "rows_per_second": count / wall,
-               "waited": (getattr(reader, "waited_seconds", 0.0) - waited) / wall}
-status = dict(line.split(":", 1) for line in open("/proc/self/status"))
-result |= {name: int(status[key].split()[0]) / 1024 for name, key in (("peak", "VmHWM"), ("anonymous", "RssAnon"))}
-print(json.dumps(result))
-"""
-
-# The bytes that a process reads from the disk in its share of an epoch, and its packs.
-READ_SHARE = """
-import json, sys
-from gaudi_bert.pytorch import PackedDataset
+# What the readers run: FOLDER SAMPLE FIRST MOST RANK PROCESSES COLUMN... (MOST 0: all rows of the process). The sample is
+# read before, so that nothing is compiled or loaded meanwhile.
+MEASURE = """
+import itertools, json, sys, time
+from pathlib import Path
 
 def disk():
-    return int(dict(line.split(": ") for line in open("/proc/self/io"))["read_bytes"])
+    return int(dict(line.split(": ") for line in open("/proc/self/io"))["read_bytes"]) / 1e6
 
-folder, rank, processes = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-for row in PackedDataset(sys.argv[4]):
-    break
-before, rows = disk(), sum(1 for _ in PackedDataset(folder, rank=rank, world_size=processes, seed=1))
-print(json.dumps({"bytes": disk() - before, "rows": rows}))
+def measure(open_rows, first):
+    read, started = disk(), time.perf_counter()
+    rows = iter(open_rows())
+    for _ in range(first):
+        next(rows)
+    result = {"seconds": time.perf_counter() - started, "megabytes": disk() - read}
+    cpu, count = time.process_time(), sum(1 for _ in rows)
+    result |= {"rows": count / (max(time.process_time() - cpu, 1e-9)), "count": count, "all megabytes": disk() - read}
+    status = dict(line.split(":", 1) for line in open("/proc/self/status"))
+    print(json.dumps(result | {"peak": int(status["VmHWM"].split()[0]) / 1024}))
 """
-
-LABELS = {
-    "first_megabytes": ("read from the disk to the first 256 rows", "MB", "<= 40"),
-    "first_seconds": ("until the first 256 rows, after imports", "s", "<= 0.5"),
-    "open_seconds": ("of it to open the folder", "s", ""),
-    "first_cpu_seconds": ("the same in CPU time", "s", ""),
-    "kernel_seconds": ("loading numba's kernels, for any data", "s", ""),
-    "files": ("open files of the process then", "files", ""),
-    "mapped": ("shards mapped then", "shards", ""),
-    "rows_per_cpu_second": ("rows per second of CPU", "rows/s", ""),
-    "rows_per_second": ("rows per second", "rows/s", ""),
-    "waited": ("of the time waited for shards", "of it", ""),
-    "peak": ("peak memory of the process", "MiB", ""),
-    "anonymous": ("of it now, without mapped files", "MiB", ""),
+OURS = f"""{MEASURE}
+from gaudi_bert.pytorch import PackedDataset
+folder, sample, first, most, rank, processes, *names = sys.argv[1:]
+def rows(folder, **shared):
+    return ({{name: row[name] for name in names or row}} for row in PackedDataset(folder, seed=1, batch_packs=16, **shared))
+sum(1 for _ in itertools.islice(rows(sample), 20))
+def open_rows():
+    return itertools.islice(rows(folder, rank=int(rank), world_size=int(processes)), int(most) or None)
+measure(open_rows, int(first))
+"""
+STREAMING = f"""{MEASURE}
+from streaming import StreamingDataset
+measure(lambda: StreamingDataset(local=sys.argv[1], shuffle=True, batch_size=16), int(sys.argv[3]))
+"""
+COLUMNS = {
+    "input_ids": "int16",
+    "token_type_ids": "uint8",
+    "position_ids": "int16",
+    "sequence_ids": "uint8",
+    "labels": "int16",
 }
-OF_FIRST = (
-    "first_megabytes",
-    "first_seconds",
-    "open_seconds",
-    "first_cpu_seconds",
-    "kernel_seconds",
-    "files",
-    "mapped",
-    "peak",
-    "anonymous",
-)
-OF_STEADY = ("rows_per_cpu_second", "rows_per_second", "waited", "peak", "anonymous")
+"""Columns, and the smallest types for their values: token ids are below 30,522, labels -100 where there is none."""
+TO_MDS = """
+import sys, numpy
+from streaming import MDSWriter
+folder, out, *names = sys.argv[1:]
+columns = {name: numpy.load(f"{folder}/{name}.npy", mmap_mode="r") for name in names}
+kinds = {name: f"ndarray:{values.dtype}:{values.shape[1]}" for name, values in columns.items()}
+with MDSWriter(out=out, columns=kinds) as writer:
+    for number in range(len(columns[names[0]])):
+        writer.write({name: numpy.ascontiguousarray(values[number]) for name, values in columns.items()})
+"""
+LABELS = {
+    "seconds": (f"until the first {FIRST_ROWS} rows, after imports and kernels", "s"),
+    "megabytes": (f"read from the disk to the first {FIRST_ROWS} rows", "MB"),
+    "peak": ("peak memory of the process", "MiB"),
+    "rows": ("the others, of CPU", "rows/s"),
+}
+
+
+def measure(
+    folder: Path, sample: Path, *more: object, python: str = sys.executable, program: str = OURS
+) -> dict[str, float]:
+    """The figures of a process that reads a folder from a cold disk."""
+    forget(folder)
+    variables = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    command = [python, "-c", program, *map(str, (folder, sample, *more))]
+    done = subprocess.run(command, env=variables, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(done.stderr[-3000:])
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+# --- first, processes: folders of many shards
 
 
 def make_sample(work: Path) -> Path:
     """The packed sample of Wikipedia."""
-    pack(SAMPLE, work / "sample", PackingSettings(), StageRun(Reporter(quiet=True)))
+    pack(SAMPLE, work / "sample", PackingSettings(), RUN)
     return work / "sample"
 
 
-def make_folder(folder: Path, shards: int, packs: int, index: bool) -> Path:
+def make_folder(folder: Path, shards: int, sample: Path) -> Path:
     """A packed folder of so many shards, each of so many packs of the sample, in groups of 32."""
     if (folder / "metadata.json").exists():
         return folder
     folder.mkdir(parents=True, exist_ok=True)
-    sample = make_sample(folder.parent)
     content = json.loads((sample / "metadata.json").read_text(encoding="utf-8"))
     frames = [frame(each) for path in sorted(sample.glob("*.tfrecord")) for each in read_records(path)]
     # One part of all shards, so that they are of equal size.
-    chosen = list(itertools.islice(itertools.cycle(frames), packs))
-    sizes = np.array([len(each) for each in chosen], np.uint32)
+    chosen = list(itertools.islice(itertools.cycle(frames), SHARD_PACKS))
+    sizes, total = np.array([len(each) for each in chosen], np.uint32), SHARD_PACKS * shards
     for shard in range(shards):
         group, number = divmod(shard, GROUP_SHARDS)
-        turned = shard % packs
+        turned = shard % SHARD_PACKS
         (folder / f"packed-{group:05d}-{number:05d}.tfrecord").write_bytes(b"".join(chosen[turned:] + chosen[:turned]))
-    if index:
-        for group in range(-(-shards // GROUP_SHARDS)):
-            numbers = range(group * GROUP_SHARDS, min(shards, (group + 1) * GROUP_SHARDS))
-            write_index(index_path(folder, group), [np.roll(sizes, -(shard % packs)) for shard in numbers])
-    total = packs * shards
-    content |= {
-        "packs": total,
-        "sequences": total,
-        "tokens": total * 500,
-        "padding_tokens": total * 12,
-        "lower_bound": 1,
-    }
-    content |= {"efficiency": 500 / 512, "packing_factor": 1.0, "gap": total - 1}
     of_groups = [min(GROUP_SHARDS, shards - first) for first in range(0, shards, GROUP_SHARDS)]
+    for group, of_group in enumerate(of_groups):
+        numbers = range(group * GROUP_SHARDS, group * GROUP_SHARDS + of_group)
+        write_index(index_path(folder, group), [np.roll(sizes, -(shard % SHARD_PACKS)) for shard in numbers])
+    content |= {"packs": total, "sequences": total, "tokens": total * 500, "padding_tokens": total * 12, "lower_bound": 1}
+    content |= {"efficiency": 500 / 512, "packing_factor": 1.0, "gap": total - 1}
     content["groups"] = [
-        {"packs": [packs] * of_group, "bytes": [int(sizes.sum())] * of_group, "manifest_crc32c": 1} for of_group in of_groups
+        {"packs": [SHARD_PACKS] * of_group, "bytes": [int(sizes.sum())] * of_group, "manifest_crc32c": 1}
+        for of_group in of_groups
     ]
     (folder / "metadata.json").write_text(json.dumps(content), encoding="utf-8")
     return folder
 
 
-def drop_from_page_cache(folder: Path) -> None:
-    """Let the next process read the folder from the disk; the package stays where it is."""
-    os.sync()
-    for path in folder.iterdir():
-        with open(path, "rb") as handle:
-            os.posix_fadvise(handle.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+def measure_first(folder: Path, sample: Path, rounds: int) -> None:
+    """What the first rows take."""
+    found = [measure(folder, sample, FIRST_ROWS, FIRST_ROWS, 0, 1) for _ in range(rounds)]
+    for key in ("seconds", "megabytes", "peak"):
+        show(LABELS[key][0], [each[key] for each in found], LABELS[key][1])
 
 
-def measure(checkout: Path, folder: Path, *numbers: int, program: str = READ) -> dict[str, Any]:
-    """What a process of its own prints."""
-    found = subprocess.run(
-        [sys.executable, "-c", program, str(folder), *map(str, numbers), str(folder.parent / "sample")],
-        cwd=checkout,
-        env={**os.environ, "PYTHONPATH": str(checkout)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if found.returncode:
-        raise SystemExit(f"{checkout}: {found.stderr.strip().splitlines()[-1]}")
-    return json.loads(found.stdout)
-
-
-def measure_processes(folder: Path, processes: int) -> None:
+def measure_processes(folder: Path, sample: Path) -> None:
     """What some of so many processes read from the disk, and how many of the shards."""
     metadata = read_metadata(folder)
     sizes = metadata.shard_table.packs
-    of_a_pack = metadata.shard_table.bytes.sum() / metadata.packs
-    pages = []
-    for rank in sorted({0, processes // 2, processes - 1}):
-        drop_from_page_cache(folder)
-        found = measure(ROOT, folder, rank, processes, program=READ_SHARE)
-        pages.append(found["bytes"] / (found["rows"] * of_a_pack))
-    show(f"{processes} processes: read from the disk, in bytes of the packs", pages, "times")
-    for streams in sorted({32, -(-32 // processes) * processes}):
-        visits = GlobalOrder(sizes, 1, streams=streams).visits(0, 0, 0, processes)
-        share = len({visit.shard for visit in visits}) / len(sizes)
-        show(f"{processes} processes, {streams} streams: of the shards, read by rank 0", [share], "of them")
+    of_a_pack = metadata.shard_table.bytes.sum() / metadata.packs / 1e6
+    for processes in PROCESSES:
+        ranks = sorted({0, processes // 2, processes - 1})
+        found = [measure(folder, sample, 0, 0, rank, processes) for rank in ranks]
+        shares = [each["all megabytes"] / (each["count"] * of_a_pack) for each in found]
+        show(f"{processes} processes: read from the disk, in bytes of the packs", shares, "times")
+        for streams in sorted({32, -(-32 // processes) * processes}):
+            visits = GlobalOrder(sizes, 1, streams=streams).visits(0, 0, 0, processes)
+            share = len({visit.shard for visit in visits}) / len(sizes)
+            show(f"{processes} processes, {streams} streams: of the shards, read by rank 0", [share], "of them")
+
+
+# --- streaming: the same packs as MDS
+
+
+def make_mds(packed: Path, folder: Path, python: str) -> Path:
+    """The same packs as MDS, in the smallest types."""
+    from gaudi_bert.pytorch import PackedDataset
+
+    rows = list(PackedDataset(packed))
+    for name, kind in COLUMNS.items():
+        values = np.stack([row[name] for row in rows])
+        np.save(folder / f"{name}.npy", values.astype(kind))
+        assert (values == values.astype(kind)).all(), f"{name} does not fit {kind}"
+    subprocess.run([python, "-c", TO_MDS, str(folder), str(folder / "mds"), *COLUMNS], check=True)
+    return folder / "mds"
+
+
+def compare_streaming(python: str, sequences: int, rounds: int) -> None:
+    """Both from a cold disk, and then to the end: median and range of each figure, and of their ratio in each round."""
+    with tempfile.TemporaryDirectory() as name:
+        folder, packed = Path(name), Path(name) / "packed"
+        make_records(folder / "records", sequences)
+        pack(folder / "records", packed, PackingSettings(), RUN)
+        mds, found = make_mds(packed, folder, python), defaultdict(list)
+        for _ in range(rounds):
+            found["gaudi-bert"].append(measure(packed, packed, FIRST_ROWS, 0, 0, 1, *COLUMNS))
+            found["gaudi-bert, one column"].append(measure(packed, packed, FIRST_ROWS, 0, 0, 1, "input_ids"))
+            found["streaming"].append(measure(mds, mds, FIRST_ROWS, python=python, program=STREAMING))
+    for key, (label, unit) in LABELS.items():
+        for reader, figures in found.items():
+            show(f"{label}: {reader}", [figure[key] for figure in figures], unit)
+            if reader != "streaming":
+                ratios = [ours[key] / other[key] for ours, other in zip(figures, found["streaming"], strict=True)]
+                show(f"{label}: {reader} / streaming", ratios, "times")
+
+
+# --- topics: how evenly packs of a sorted input are mixed
+
+TOPIC_PACKS, BLOCK = 7656, 4_000_000
+WINDOWS = (256, 2048, 16384, 65536)
+TopicsOf = Callable[[int, int], IntArray]
+"""The topics of so many packs, from a number on."""
+
+
+def our_order(topics: IntArray, epoch: int, streams: int = 32) -> TopicsOf:
+    """Our order as it is read; with 512 streams, as many shards are open as a block of py1e has."""
+    regions = np.repeat(np.arange(len(topics)), GROUP_SHARDS)
+    order = GlobalOrder(np.full(len(regions), TOPIC_PACKS), 1, streams=streams, regions=regions)
+    return lambda first, packs: topics[regions[order.locate(epoch, np.arange(first, first + packs)).shards]]
+
+
+def py1e(topics: IntArray, random: np.random.Generator) -> IntArray:
+    """The topics of 6,000,000 packs in the middle of an epoch, or of a shorter epoch."""
+    shards = random.permutation(len(topics) * GROUP_SHARDS)[: 4 * BLOCK // TOPIC_PACKS]
+    moved = (
+        np.arange(len(shards) * TOPIC_PACKS) + random.uniform(-1, 1, len(shards) * TOPIC_PACKS) * (BLOCK - TOPIC_PACKS) / 2
+    )
+    of_packs = np.repeat(topics[shards // GROUP_SHARDS].astype(np.int16), TOPIC_PACKS)
+    middle = (moved > BLOCK) & (moved < 2.5 * BLOCK) if len(moved) > 3 * BLOCK else np.ones(len(moved), bool)
+    return of_packs[middle][np.argsort(moved[middle])]
+
+
+def spread(read: TopicsOf, packs: int, shares: np.ndarray, windows: int, random: np.random.Generator) -> list[float]:
+    """The error of the shares for each size of a window, in those of independent draws."""
+    figures = []
+    for size in WINDOWS:
+        errors = []
+        for first in random.integers(0, packs - size, windows).tolist():
+            errors.append(((np.bincount(read(first, size), minlength=len(shares)) / size - shares) ** 2).sum())
+        figures.append(float(np.sqrt(np.mean(errors) / ((shares * (1 - shares)).sum() / size))))
+    return figures
+
+
+def measure_topics(windows: int, epochs: int) -> None:
+    """Print each way of reading, over some epochs."""
+    for groups, count in ((33, 22), (2000, 22), (2000, 40), (2000, 200)):
+        topics, found = np.arange(groups) * count // groups, defaultdict(list)
+        shares, packs = np.bincount(topics) / groups, groups * GROUP_SHARDS * TOPIC_PACKS
+        for epoch in range(epochs):
+            random = np.random.default_rng(groups + epoch)
+            shuffled = py1e(topics, random)
+            ways: dict[str, tuple[TopicsOf, int]] = {
+                "our order": (our_order(topics, epoch), packs),
+                "our order, 512 streams": (our_order(topics, epoch, streams=512), packs),
+                "py1e, one node": (lambda first, size, all_=shuffled: all_[first : first + size], len(shuffled)),
+            }
+            for name, (read, most) in ways.items():
+                found[name].append(spread(read, most, shares, windows, random))
+        for name, figures in found.items():
+            for size, values in zip(WINDOWS, zip(*figures, strict=True), strict=True):
+                show(f"{groups:,} groups, {count} topics, windows of {size:,}: {name}", values, "times")
 
 
 def main() -> None:
-    """Measure, in turn."""
+    """Measure what is asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["first", "steady", "processes"])
+    parser.add_argument("what", choices=["first", "processes", "streaming", "topics"])
     parser.add_argument("--shards", default="32,320,3200")
-    parser.add_argument("--packs", type=int, default=800)
-    parser.add_argument("--rows", type=int, default=20_000)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=3, help="of `topics`, epochs")
     parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "gaudi-bert-reading")
-    parser.add_argument("--before", type=Path)
-    parser.add_argument("--no-index", action="store_true")
-    parser.add_argument("--processes", default="3,8,32,48,64")
+    parser.add_argument("--streaming", help="the Python that has mosaicml-streaming")
+    parser.add_argument("--sequences", type=int, default=120_000, help="of `streaming`")
+    parser.add_argument("--windows", type=int, default=400, help="of `topics`")
     options = parser.parse_args()
     show_processor()
-    checkouts = {"now": ROOT} | ({"before": options.before} if options.before else {})
-    for shards in map(int, options.shards.split(",")):
-        name = f"{shards}-{options.packs}{'-walked' if options.no_index else ''}"
-        folder = make_folder(options.work / name, shards, options.packs, not options.no_index)
-        if options.what == "processes":
-            print(f"{shards:,} shards of {options.packs:,} packs, cold disk")
-            for processes in map(int, options.processes.split(",")):
-                measure_processes(folder, processes)
-            continue
-        temperatures = ["cold"] if options.what == "first" else ["warm", "cold"]
-        for checkout in checkouts.values():
-            measure(checkout, folder, FIRST_ROWS, options.rows)  # kernels are compiled, pages are read
-        figures: dict[tuple[str, str], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-        for _ in range(options.rounds):
-            for temperature, checkout in itertools.product(temperatures, checkouts):
-                first, rows = (FIRST_ROWS, 0) if options.what == "first" else (WARM_UP_ROWS, options.rows)
-                if temperature == "cold":
-                    drop_from_page_cache(folder)
-                found = measure(checkouts[checkout], folder, first, rows)
-                for key in OF_FIRST if options.what == "first" else OF_STEADY:
-                    figures[temperature, checkout][key].append(found[key])
-        for (temperature, checkout), values in figures.items():
-            print(f"{shards:,} shards of {options.packs:,} packs, {temperature} disk, {checkout}")
-            for key, each in values.items():
-                show(LABELS[key][0], each, *LABELS[key][1:])
+    if options.what == "topics":
+        measure_topics(options.windows, options.rounds)
+    elif options.what == "streaming":
+        if options.streaming is None:
+            parser.error("streaming needs --streaming PYTHON")
+        compare_streaming(options.streaming, options.sequences, options.rounds)
+    else:
+        sample = make_sample(options.work)
+        for shards in map(int, options.shards.split(",")):
+            folder = make_folder(options.work / f"{shards}-{SHARD_PACKS}", shards, sample)
+            print(f"{shards:,} shards of {SHARD_PACKS:,} packs, cold disk")
+            if options.what == "first":
+                measure_first(folder, sample, options.rounds)
+            else:
+                measure_processes(folder, sample)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """What the record engine does per second, beside a stand-in for the predecessor and beside `cp`, and in how much memory.
 
-    python benchmarks/records.py [--folder DIR] [--rounds N] [--only passes,job,memory,processes,groups,compile]
+    python benchmarks/records.py [--folder DIR] [--rounds N] [--only passes,job,memory,processes,groups]
 
 Data: 8 files of 20,000 unpacked examples (400 MB), lengths drawn from the wikipedia-512 histogram with a fixed seed. What is
 compared alternates in one process, round by round; printed are medians and the range. Ratios of CPU time per record are the
@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from measuring import show, timed
 from predecessor import histogram_pass, pack_pass
 from records_data import FILES, LENGTH, MAX_PREDICTIONS, QUIET, SEED, SEQUENCES_PER_FILE, prepared
-from records_scaling import compile_time, groups, memory, processes
+from records_scaling import groups, memory, processes
 
 from gaudi_bert.artefacts.stage_run import StageRun
 from gaudi_bert.common.files import exclusive_lock
@@ -40,7 +40,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "gaudi-bert-bench-records")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--only", default="passes,job,memory,processes,groups,compile")
+    parser.add_argument("--only", default="passes,job,memory,processes,groups")
     arguments = parser.parse_args()
     parts: dict[str, Callable[[Path, int], None]] = {
         "passes": passes,
@@ -48,7 +48,6 @@ def main() -> None:
         "memory": memory,
         "processes": processes,
         "groups": groups,
-        "compile": compile_time,
     }
     with exclusive_lock(arguments.folder / "benchmark", f"{arguments.folder}: benchmark"):
         for name in arguments.only.split(","):

@@ -1,88 +1,89 @@
-"""Memory, processes, groups and compilation of the record engine: parts of `benchmarks/records.py`."""
+"""Memory, processes and groups of the record engine: parts of `benchmarks/records.py`."""
 
 from __future__ import annotations
 
 import json
 import os
 import shutil
-import subprocess
 import sys
-import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
-from measuring import show
-from records_data import DEPTH, HISTOGRAM, LENGTH, SEED, SEQUENCES_PER_FILE, draw_lengths, make_files, prepared
+from measuring import InOwnProcess, show
+from records_data import DEPTH, HISTOGRAM, LENGTH, QUIET, SEED, SEQUENCES_PER_FILE, draw_lengths, make_files, prepared
+from watched import MIB, watch
 
-STAGE_PROGRAM = str(Path(__file__).with_name("records_stage.py"))
-MIB = 2**20
 GROUPS_PACKED, GROUP_SEQUENCES = 30, 100_000
 
 
 def memory(folder: Path, rounds: int) -> None:
-    """Peak memory of histogram, write and verify on 16 groups, against the bound."""
+    """Peak memory of histogram, write and verify on 4 and 16 groups, against the bound."""
     del rounds
     threads = min(2, os.cpu_count() or 1)
-    print("\nPeak memory (resident), 16 groups, in a process of its own")
-    for groups_count in (4, 16):
-        data = folder / f"groups-{groups_count}"
-        make_files(data / "unpacked", groups_count, SEQUENCES_PER_FILE, SEED)
-        group = max(path.stat().st_size for path in (data / "unpacked").iterdir())
-        bound = group / MIB + 200e6 / MIB + 16 * threads
-        for name in ("out", "histogram.json", "histogram.settings.json", "plan.json", "plan.settings.json"):
-            path = data / name
-            shutil.rmtree(path, ignore_errors=True)
-            path.unlink(missing_ok=True)
-        for stage in ("histogram", "plan", "write", "verify"):
-            done = subprocess.run(
-                [sys.executable, STAGE_PROGRAM, stage, data, str(SEQUENCES_PER_FILE)],
-                check=True,
-                capture_output=True,
-                text=True,
-            )
-            peak = float(done.stdout.split()[-1])
-            if stage != "plan":
-                verdict = "" if peak <= bound else "   OVER"
-                size = f"{groups_count:>2} groups of {group / MIB:.0f} MiB"
-                print(f"  {size}, {stage:<9} {peak:6.0f} MiB, bound {bound:.0f}{verdict}", flush=True)
+    print("\nPeak memory (resident), each stage as its command")
+    for count in (4, 16):
+        data = folder / f"groups-{count}"
+        records, histogram, plan, out = (data / name for name in ("unpacked", "histogram.json", "plan.json", "out"))
+        make_files(records, count, SEQUENCES_PER_FILE, SEED)
+        group = max(path.stat().st_size for path in records.iterdir()) / MIB
+        bound = group + 200e6 / MIB + 16 * threads
+        grouping = ["--set", f"packing.group_sequences={SEQUENCES_PER_FILE}", "--set", "packing.algorithm=spfhp"]
+        shutil.rmtree(out, ignore_errors=True)
+        for stage, words in (
+            ("histogram", [records, "--out", histogram, "--overwrite"]),
+            ("plan", [histogram, "--out", plan, "--overwrite", *grouping]),
+            ("write", [records, "--plan", plan, "--out", out]),
+            ("verify", [records, out]),
+        ):
+            seen = watch([sys.executable, "-m", "gaudi_bert", stage, *words])
+            if seen.code:
+                raise SystemExit(seen.output)
+            verdict = "" if seen.peak <= bound else "   OVER"
+            print(f"  {count:>2} groups of {group:.0f} MiB, {stage:<9} {seen.peak:6.0f} MiB, bound {bound:.0f}{verdict}")
+
+
+class Writer:
+    """A process that writes its share of the groups."""
+
+    def __init__(self, records: Path, planned: Path, packed: Path, part: tuple[int, int], workers: int) -> None:
+        from gaudi_bert.artefacts.stage_run import StageRun
+        from gaudi_bert.tfrecords.write import write
+
+        self._write = lambda: write(records, planned, packed, StageRun(QUIET, workers=workers, part=part))
+
+    def run(self, times: int) -> None:
+        """Write the share so often."""
+        for _ in range(times):
+            self._write()
 
 
 def processes(folder: Path, rounds: int) -> None:
     """Wall time of one process, of two (`--shard K/2`), and of one with two threads."""
     records, planned = prepared(folder, group_sequences=SEQUENCES_PER_FILE)
     packed = folder / "packed"
-    ways = {"1 process": (1, 1), "2 processes": (2, 1), "1 process, 2 threads": (1, 2)}
+    kinds = {"1 process": (1, 1), "2 processes": (2, 1), "1 process, 2 threads": (1, 2)}
+    ways = {
+        name: [InOwnProcess(Writer, records, planned, packed, (shard, shards), workers) for shard in range(shards)]
+        for name, (shards, workers) in kinds.items()
+    }
     figures: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(max(3, rounds)):
-        for name, (shards, workers) in ways.items():
-            shutil.rmtree(packed, ignore_errors=True)
-            os.sync()
-            figures[name].append(_write_in_processes([records, planned, packed], shards, workers))
+    with ThreadPoolExecutor(2) as pool:
+        for turn in range(max(3, rounds) + 1):
+            for name, writers in ways.items():
+                shutil.rmtree(packed, ignore_errors=True)
+                os.sync()
+                started = time.perf_counter()
+                list(pool.map(lambda writer: writer.timed(1), writers))
+                if turn:  # in the first round the processes start, and load what is compiled
+                    figures[name].append(time.perf_counter() - started)
     print("\nWriting 8 groups, from when all processes are ready (numba loaded) to when the last is done")
     for name, values in figures.items():
         show(name, values, "s")
     for name in list(ways)[1:]:
         ratios = [one / other for one, other in zip(figures["1 process"], figures[name], strict=True)]
         show(f"speed-up of {name}", ratios, "times")
-
-
-def _write_in_processes(paths: list[Path], shards: int, workers: int) -> float:
-    """Wall seconds of writing, each process its share of the groups."""
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    running = [
-        subprocess.Popen([sys.executable, STAGE_PROGRAM, "write-shard", *paths, f"{shard}/{shards}", str(workers)], **pipes)
-        for shard in range(shards)
-    ]
-    for process in running:
-        process.stdout.readline()
-    started = time.perf_counter()
-    for process in running:
-        process.stdin.write("go\n")
-        process.stdin.flush()
-    for process in running:
-        process.wait()
-    return time.perf_counter() - started
 
 
 def groups(folder: Path, rounds: int) -> None:
@@ -106,24 +107,3 @@ def groups(folder: Path, rounds: int) -> None:
         lost = f"{whole - share:.4f} points lost, goal at most 0.1"
         print(f"  {algorithm}: efficiency {whole:.4f} % at once, {share:.4f} % in groups: {lost}")
         show(f"{algorithm}: plan of one group", seconds, "s")
-
-
-def compile_time(folder: Path, rounds: int) -> None:
-    """What numba adds to the very first run on a machine, and to every later one."""
-    del rounds
-    records, planned = prepared(folder)
-    print("\nnumba: from the start of the interpreter to the end of `write` of the 400 MB")
-    with tempfile.TemporaryDirectory() as cache:
-        for name in ("first run, nothing compiled", "second run, from the cache"):
-            shutil.rmtree(folder / "packed", ignore_errors=True)
-            command = [sys.executable, STAGE_PROGRAM, "write-shard"]
-            started = time.perf_counter()
-            subprocess.run(
-                [*command, records, planned, folder / "packed", "0/1", "1"],
-                input="go\n",
-                text=True,
-                check=True,
-                capture_output=True,
-                env={**os.environ, "NUMBA_CACHE_DIR": cache},
-            )
-            print(f"  {name:<58} {time.perf_counter() - started:9.3g} s")
