@@ -132,7 +132,7 @@ PRESUPPOSED = {
     "docs/finetuning.md": "train.jsonl dev.jsonl train.tsv names.txt MODEL bert-base-cased ModernBERT-base pipelines work",
     "docs/object-stores.md": "",
     "docs/pack.md": "my-tfrecords wiki vocab.txt dataset tokens texts my-model",
-    "docs/predicting.md": "finetuned comments.jsonl comments.tsv all-MiniLM-L6-v2 train.tsv my-model",
+    "docs/predicting.md": "finetuned comments.jsonl comments.tsv all-MiniLM-L6-v2 train.tsv names.txt my-model",
     "docs/pytorch.md": "my-tfrecords my-bert texts",
     "docs/retrieval.md": "pairs.jsonl held-out.jsonl judged.jsonl judged-held-out.jsonl candidates.jsonl passages.jsonl "
     "queries.jsonl triplets.parquet triplets-held-out.parquet all-MiniLM-L6-v2 my-bert MODEL",

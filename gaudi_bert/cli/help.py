@@ -163,7 +163,7 @@ class Commands(TyperGroup):
             args = [*args[1:], "--help"]
         elif not args and sys.stdout.isatty():
             args = ["--help"]
-        elif not args:  # a script that lost its words
+        elif not args and not ctx.resilient_parsing:  # a script that lost its words; a shell that completes has none
             typer.echo(self.get_help(ctx), err=True)
             ctx.exit(InputError.exit_code)
         rest: list[str] = super().parse_args(ctx, args)

@@ -21,6 +21,7 @@ import numpy as np
 
 from gaudi_bert.common.arrays import BatchArrays, Float32Array, WeightArrays, random_words
 from gaudi_bert.common.errors import FailedError, InputError
+from gaudi_bert.common.files import check_model
 from gaudi_bert.common.progress import Reporter, count_of
 from gaudi_bert.config.values import Engine as EngineChoice
 from gaudi_bert.engines.choose import choose_engine, load_engine
@@ -77,6 +78,8 @@ def verify_model(
     """
     with ExitStack() as stack:
         weights = None if checkpoint is None else stack.enter_context(local_weights(checkpoint))
+        if weights is not None:
+            check_model(weights)
         if weights is not None and (weights / "config.json").is_file():
             return _verify_folder(weights, data, reporter)
         source = None if data is None else stack.enter_context(open_data(data))

@@ -152,6 +152,7 @@ VALUES = {
     "algorithm": ("lpfhp", "lpfhp"),
     "depth": ("2", 2),
     "leftovers": ("complement", "complement"),
+    "effort": ("unlimited", "unlimited"),
     "masked_slots": ("17", 17),
     "group_sequences": ("46", 46),
     "group_bytes": ("2MiB", 2 * 2**20),

@@ -153,7 +153,7 @@ def test_the_vocabulary_is_trained_on_the_training_documents(folder: Path) -> No
 
 def test_few_documents_make_few_files(folder: Path) -> None:
     (folder / "text").rename(folder / "unused")
-    (folder / "few.txt").write_text("a1 a2.\n\na3.\n\na4 a5 a6.\n")
+    (folder / "few.txt").write_text("a1 a2.\na5.\n\na3.\na6.\n\na4 a5 a6.\na1.\n")
     summary = run(folder, text="few.txt")
     assert len(summary["splits"]["train"]["files"]) == 2
     assert run(folder, "none", text="few.txt", evaluation_fraction=0)["splits"].keys() == {"train"}
@@ -359,7 +359,7 @@ def test_the_order_is_a_matter_of_seed_split_and_section(tmp_path: Path) -> None
 def test_fewer_examples_than_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"prepare\.shards = 9: the text of train gives only 2 examples for 3 files"):
         write_section(SECTION, blocks_of(2), tmp_path, 9, seed=5)
-    with pytest.raises(InputError, match=r"prepare\.text: the text of train gives no example, .*; give text with words"):
+    with pytest.raises(InputError, match=r"prepare\.text: the text of train gives no example"):
         write_section(SECTION, blocks_of(0), tmp_path, 9, seed=5)
     assert not list(tmp_path.iterdir())
 

@@ -6,8 +6,8 @@ import pytest
 
 torch = pytest.importorskip("torch", exc_type=ImportError)
 
+from gaudi_bert.encoders import cpu  # noqa: E402
 from gaudi_bert.encoders.cpu import linear, product  # noqa: E402
-from gaudi_bert.pytorch import cpu  # noqa: E402
 from tests.builders.agree import agree  # noqa: E402
 
 

@@ -71,7 +71,7 @@ def raw(server: Served, data: bytes, half_close: bool = False) -> bytes:
             if half_close:
                 connection.shutdown(socket.SHUT_WR)
             return connection.recv(65536)
-        except (ConnectionResetError, BrokenPipeError):
+        except OSError:  # closed meanwhile
             return b""
 
 

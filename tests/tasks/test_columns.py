@@ -18,7 +18,7 @@ from tests.builders.command_line import Done, run_command
 TEXTS = ["the cat, sat", "dogs runs", "over the hill"]
 TABLE = "id,comment,other,stars\n" + "".join(f'{7 + n},"{text}",mat,{n + 1}\n' for n, text in enumerate(TEXTS))
 LENGTH = ("--max-sequence-length", 32)
-COMMANDS = ("tokenize", "embed", "predict", "finetune", "estimate")
+COMMANDS = ("tokenize", "embed", "predict", "finetune")
 
 
 @pytest.fixture(scope="module")

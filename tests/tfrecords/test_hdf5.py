@@ -72,7 +72,8 @@ def test_packs_are_byte_equal_to_those_of_the_same_examples_as_tfrecords(tmp_pat
     proofs = []
     for records, out in zip(folders, packed, strict=True):
         pack(records, out, settings, a_run())
-        proofs.append(verify(records, out, a_run()).content)
+        proof = verify(records, out, a_run()).content
+        proofs.append(proof.model_copy(update={"packs_sha256": "0" * 64}))  # which covers the names of the inputs
     assert proofs[0] == proofs[1]
     shards = [sorted(path.name for path in out.glob("*.[ti]*") if path.suffix != ".json") for out in packed]
     assert shards[0] == shards[1]

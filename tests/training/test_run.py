@@ -182,7 +182,7 @@ def test_a_process_that_is_lost_ends_the_other(records, tmp_path) -> None:
         ranks[1].kill()
         lines = ranks[0].communicate(timeout=60)[0]
         assert ranks[0].returncode == 1
-        assert "rank 1" in lines.splitlines()[-1]
+        assert "rank 0 of 2 aborts" in lines.splitlines()[-1]
         assert "Traceback" not in lines
     finally:
         for rank in ranks:

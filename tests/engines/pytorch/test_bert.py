@@ -6,9 +6,9 @@ import pytest
 
 torch = pytest.importorskip("torch", exc_type=ImportError)
 
+from gaudi_bert.encoders import cpu  # noqa: E402
 from gaudi_bert.encoders.cpu import attention_in_cache  # noqa: E402
 from gaudi_bert.engines.pytorch.bert import attention_bias, fused_attention, plain_attention  # noqa: E402
-from gaudi_bert.pytorch import cpu  # noqa: E402
 from tests.builders.agree import agree  # noqa: E402
 
 LENGTH, PACKS, HEADS, SIZE = 67, 2, 3, 8

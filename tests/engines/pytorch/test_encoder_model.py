@@ -160,7 +160,7 @@ def test_updates_repeat_and_learn() -> None:
     class Objective:
         sums, sequence_feature = 3, "target_weights"
 
-        def weights(self, micro_batch: Any) -> np.ndarray:
+        def denominators(self, micro_batch: Any) -> np.ndarray:
             return np.array([micro_batch["target_weights"].sum(), 1.0])
 
         def update_loss(self, *_: Any) -> None:

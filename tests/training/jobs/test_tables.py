@@ -329,7 +329,10 @@ def refused(files: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("--data packed --model robreta", "--model robreta: did you mean roberta?"),
         ("--data packed --model bert", "--model bert: did you mean bert-base?"),
         ("--data packed --model no/folder", "--model no/folder: not a folder; give one, a config.json, or a type of .*"),
-        ("--data packed --model roberta --engine tensorflow", "training.engine = tensorflow: TensorFlow runs BERT only .*"),
+        (
+            "--data packed --model roberta --engine tensorflow",
+            r"training.engine \(--engine\) = tensorflow: TensorFlow runs BERT only .*",
+        ),
         ("--data packed --set training.loss=sequence", "training.loss = sequence: for packed records only; .* needs token"),
         ("--data packed --set training.init_checkpoint=x", "training.init_checkpoint: for packed records; .* --model"),
         ("--data packed --set training.target_masked_lm_accuracy=0.5", "training.target_.*: needs evaluation data; .*"),
