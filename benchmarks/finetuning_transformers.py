@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import time
+import tempfile
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,6 @@ from finetuning_data import QUALITY_LABELS, SIZE, emotion_names, emotions, entit
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 IGNORED = -100
-WAYS = ("padded", "dynamic", "grouped")
 
 
 class Rows(torch.utils.data.Dataset):
@@ -85,48 +85,48 @@ def arguments(folder: Path, batch: int, **more: Any) -> TrainingArguments:
     )
 
 
-class Rounds(TrainerCallback):
-    """Tells the CPU and wall seconds of every so many steps, and then waits to be called again."""
+class WaitingTrainer(TrainerCallback):
+    """GoEmotions in rows of 128, padded in one of three ways, a model of random weights; it waits before each step.
 
-    def __init__(self, steps: int, tell: Callable[[float, float], bool]) -> None:
-        self._steps, self._tell = steps, tell
-        self._cpu = self._wall = 0.0
+    Args:
+        data: the folder of the labelled data.
+        model: the folder of the tokenizer.
+        way: `padded` to the row, `dynamic`, to the longest of a batch, or `grouped` by length.
+        batch: rows of a step.
+        most: rows that are learnt from; None: all.
+    """
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
-        """As Trainer calls it."""
-        if state.global_step % self._steps == 0:
-            done = (time.process_time() - self._cpu, time.perf_counter() - self._wall)
-            control.should_training_stop = not self._tell(*done)
-            self._cpu, self._wall = time.process_time(), time.perf_counter()
+    def __init__(self, data: Path, model: Path, way: str, batch: int, most: int | None) -> None:
+        transformers.utils.logging.set_verbosity_error()
+        self._go, self._done = threading.Semaphore(0), threading.Semaphore(0)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(model)
+        labels = len(emotion_names(data))
+        config = transformers.BertConfig(
+            vocab_size=len(tokenizer), num_labels=labels, problem_type="multi_label_classification", **SIZE
+        )
+        torch.manual_seed(1)
+        padding: dict[str, Any] = {"padding": "max_length", "max_length": 128} if way == "padded" else {"padding": True}
+        more = {"train_sampling_strategy": "group_by_length"} if way == "grouped" else {}
+        trainer = Trainer(
+            model=transformers.BertForSequenceClassification(config),
+            args=arguments(Path(tempfile.mkdtemp()), batch, max_steps=1_000_000, **more),
+            train_dataset=emotion_rows(data, "train", most, tokenizer),
+            data_collator=transformers.DataCollatorWithPadding(tokenizer, **padding),
+            callbacks=[self],
+        )
+        threading.Thread(target=trainer.train, daemon=True).start()
+        self._done.acquire()
 
+    def on_step_begin(self, *_: Any, **__: Any) -> None:
+        """As Trainer calls it: the step before is done."""
+        self._done.release()
+        self._go.acquire()
 
-def train_in_rounds(
-    data: Path,
-    model: Path,
-    way: str,
-    batch: int,
-    steps: int,
-    folder: Path,
-    most: int | None,
-    tell: Callable[[float, float], bool],
-) -> None:
-    """GoEmotions in rows of 128, padded in one of three ways, a model of random weights, until `tell` says no."""
-    transformers.utils.logging.set_verbosity_error()
-    tokenizer = transformers.AutoTokenizer.from_pretrained(model)
-    labels = len(emotion_names(data))
-    config = transformers.BertConfig(
-        vocab_size=len(tokenizer), num_labels=labels, problem_type="multi_label_classification", **SIZE
-    )
-    torch.manual_seed(1)
-    padding: dict[str, Any] = {"padding": "max_length", "max_length": 128} if way == "padded" else {"padding": True}
-    more = {"train_sampling_strategy": "group_by_length"} if way == "grouped" else {}
-    Trainer(
-        model=transformers.BertForSequenceClassification(config),
-        args=arguments(folder, batch, max_steps=1_000_000, **more),
-        train_dataset=emotion_rows(data, "train", most, tokenizer),
-        data_collator=transformers.DataCollatorWithPadding(tokenizer, **padding),
-        callbacks=[Rounds(steps, tell)],
-    ).train()
+    def run(self, steps: int) -> None:
+        """So many steps more, and the loader's next batch."""
+        for _ in range(steps):
+            self._go.release()
+            self._done.acquire()
 
 
 def emotion_figures(predictions: Any) -> dict[str, float]:

@@ -95,7 +95,7 @@ def measure_vendor(records: Any, rounds: int, vendor: Path) -> None:
     """Packs a second beside the model that Habana trains packed BERT with."""
     import torch
     from training_data import SMALL, Trainer, some_batches
-    from training_vendor import VendorTrainer
+    from training_peers import VendorTrainer
 
     torch.set_num_threads(os.cpu_count() or 1)
     ours = Trainer(SMALL, records.packed, SMALL_ROWS, "pytorch")
@@ -128,7 +128,7 @@ def measure_transformers(records: Any, rounds: int, engine: EngineName) -> None:
     """Real tokens a second beside PyTorch's."""
     import torch
     from training_data import SMALL, Trainer, some_batches, training_flops_a_row
-    from training_pytorch import TransformersTrainer
+    from training_peers import TransformersTrainer
 
     torch.set_num_threads(os.cpu_count() or 1)
     batches = some_batches(records.unpacked, SMALL_ROWS, 8)
