@@ -17,20 +17,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gaudi_bert.tasks.task_data import TaskData
 
-__all__ = [
-    "QUALITY_LABELS",
-    "SHARED",
-    "SIZE",
-    "Tuner",
-    "emotions",
-    "entities",
-    "minilm",
-    "one_emotion",
-    "planned",
-    "write_emotion",
-    "write_entities",
-]
-
 SHARED = Path(os.environ.get("GAUDI_BERT_SHARED", "../shared")) / "data" / "tasks"
 """Where the labelled data lies unless --data names it."""
 

@@ -17,17 +17,8 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 IGNORED = -100
 
 
-class Rows(torch.utils.data.Dataset):
-    """Rows as a list of features."""
-
-    def __init__(self, features: list[dict[str, Any]]) -> None:
-        self._features = features
-
-    def __len__(self) -> int:
-        return len(self._features)
-
-    def __getitem__(self, number: int) -> dict[str, Any]:
-        return self._features[number]
+Rows = list[dict[str, Any]]
+"""Features of each row."""
 
 
 def emotion_rows(data: Path, part: str, most: int | None, tokenizer: Any, length: int = 128) -> Rows:
@@ -37,7 +28,7 @@ def emotion_rows(data: Path, part: str, most: int | None, tokenizer: Any, length
     targets = np.zeros((len(rows), labels), np.float32)
     for target, (_, numbers) in zip(targets, rows, strict=True):
         target[numbers] = 1
-    return Rows([{"input_ids": i, "labels": t.tolist()} for i, t in zip(encoded, targets, strict=True)])
+    return [{"input_ids": i, "labels": t.tolist()} for i, t in zip(encoded, targets, strict=True)]
 
 
 def one_emotion_rows(data: Path, part: str, most: int, tokenizer: Any, length: int = 128) -> Rows:
@@ -45,7 +36,7 @@ def one_emotion_rows(data: Path, part: str, most: int, tokenizer: Any, length: i
     rows = one_emotion(data, part, most)
     encoded = tokenizer([text for text, _ in rows], truncation=True, max_length=length)["input_ids"]
     labels = [QUALITY_LABELS.index(label) for _, label in rows]
-    return Rows([{"input_ids": ids, "labels": label} for ids, label in zip(encoded, labels, strict=True)])
+    return [{"input_ids": ids, "labels": label} for ids, label in zip(encoded, labels, strict=True)]
 
 
 def entity_rows(data: Path, part: str, most: int, tokenizer: Any, names: Sequence[str]) -> Rows:
@@ -57,7 +48,7 @@ def entity_rows(data: Path, part: str, most: int, tokenizer: Any, names: Sequenc
         firsts = [place is not None and place != before for before, place in zip([None, *places], places, strict=False)]
         labels = [names.index(tags[place]) if first else IGNORED for first, place in zip(firsts, places, strict=True)]
         features.append({"input_ids": encoded["input_ids"], "labels": labels})
-    return Rows(features)
+    return features
 
 
 def arguments(folder: Path, batch: int, **more: Any) -> TrainingArguments:
