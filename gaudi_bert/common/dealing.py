@@ -103,7 +103,7 @@ def _order_words(words: NDArray[np.uint64], bits: int, order: AnyArray) -> None:
         order[ends[bucket]] = index
         ends[bucket] += 1
     most = np.max(starts[1:] - starts[:-1])
-    found, ordered, placed = np.empty(most, np.uint64), np.empty(most, np.uint64), np.empty_like(order[:most])
+    bucket_words, ordered, placed = np.empty(most, np.uint64), np.empty(most, np.uint64), np.empty_like(order[:most])
     inner = 1
     while most >> inner > 2:
         inner += 1
@@ -112,20 +112,20 @@ def _order_words(words: NDArray[np.uint64], bits: int, order: AnyArray) -> None:
         start, size = starts[bucket], starts[bucket + 1] - starts[bucket]
         firsts[:] = 0
         for index in range(size):
-            found[index] = words[order[start + index]]
-            firsts[(found[index] << np.uint64(bits) >> np.uint64(64 - inner)) + np.uint64(1)] += 1
+            bucket_words[index] = words[order[start + index]]
+            firsts[(bucket_words[index] << np.uint64(bits) >> np.uint64(64 - inner)) + np.uint64(1)] += 1
         for number in range(1 << inner):
             firsts[number + 1] += firsts[number]
         lasts[:] = firsts
         for index in range(size):
-            word = found[index]
+            word = bucket_words[index]
             number = word << np.uint64(bits) >> np.uint64(64 - inner)
-            place = lasts[number]
+            slot = lasts[number]
             lasts[number] += 1
-            while place > firsts[number] and ordered[place - 1] > word:
-                ordered[place], placed[place] = ordered[place - 1], placed[place - 1]
-                place -= 1
-            ordered[place], placed[place] = word, order[start + index]
+            while slot > firsts[number] and ordered[slot - 1] > word:
+                ordered[slot], placed[slot] = ordered[slot - 1], placed[slot - 1]
+                slot -= 1
+            ordered[slot], placed[slot] = word, order[start + index]
         order[start : start + size] = placed[:size]
 
 

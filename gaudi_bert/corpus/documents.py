@@ -133,8 +133,8 @@ class TextFormat:
         if self.name == "Python documentation":
             return self.name
         warning = "; its lines end no sentence, so each document is one: write one sentence a line, or give full stops"
-        found = f"{self.name}{', gzipped' if self.gzipped else ''}, {lines[self.layout]}"
-        return found + warning if self.ends_no_sentence else found
+        description = f"{self.name}{', gzipped' if self.gzipped else ''}, {lines[self.layout]}"
+        return description + warning if self.ends_no_sentence else description
 
 
 class _Line(NamedTuple):

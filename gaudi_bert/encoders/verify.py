@@ -76,6 +76,6 @@ def _gradient(outputs: list[torch.Tensor], weights: list[torch.nn.Parameter]) ->
     """The gradients of all weights, one after the other."""
     random = torch.Generator().manual_seed(_SEED)
     loss = torch.stack([(each * torch.randn(each.shape, generator=random)).sum() for each in outputs]).sum()
-    found = torch.autograd.grad(loss, weights, allow_unused=True)
-    zeros = (torch.zeros_like(weight) if each is None else each for weight, each in zip(weights, found, strict=True))
+    gradients = torch.autograd.grad(loss, weights, allow_unused=True)
+    zeros = (torch.zeros_like(weight) if each is None else each for weight, each in zip(weights, gradients, strict=True))
     return torch.cat([each.flatten().float().cpu() for each in zeros])

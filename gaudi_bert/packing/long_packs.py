@@ -408,13 +408,13 @@ def packs_with_room(mixture: Mixture, max_length: int, most: int) -> Mixture:
     if sequences <= most:
         return dict(mixture)
     chosen: Mixture = {}
-    left = most // 2
+    remaining = most // 2
     for strategy in sorted(mixture, key=lambda strategy: (sum(strategy), strategy)):
-        count = min(mixture[strategy], left // len(strategy))
+        count = min(mixture[strategy], remaining // len(strategy))
         if sum(strategy) == max_length or count == 0:
             break
         chosen[strategy] = count
-        left -= count * len(strategy)
+        remaining -= count * len(strategy)
     carried = 0.0
     for strategy, count in mixture.items():
         carried += (count - chosen.get(strategy, 0)) * (most - most // 2) / sequences

@@ -201,8 +201,8 @@ _FOR_ALL_STORES = ("FSSPEC_", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
 def _store_access(settings: PipelineSettings, urls: Sequence[str]) -> tuple[dict[str, str], dict[Path, bool]]:
     """The variables for the stores of `urls`, and mounts of the files and folders that they name."""
     variables: dict[str, str] = {}
-    for prefixes, places in [_STORE_TOOLS.get(scheme, ((), {})) for scheme in {*map(scheme_of, urls)}]:
-        variables |= {name: str(Path.home() / place) for name, place in places.items() if (Path.home() / place).exists()}
+    for prefixes, usual_paths in [_STORE_TOOLS.get(scheme, ((), {})) for scheme in {*map(scheme_of, urls)}]:
+        variables |= {name: str(Path.home() / path) for name, path in usual_paths.items() if (Path.home() / path).exists()}
         variables |= {name: value for name, value in os.environ.items() if name.startswith(prefixes)}
     variables |= {name: value for name, value in os.environ.items() if name.upper().startswith(_FOR_ALL_STORES)}
     mounts = {Path(value): True for value in variables.values() if value.startswith("/") and Path(value).exists()}

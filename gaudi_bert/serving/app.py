@@ -107,8 +107,8 @@ def _add_post(app: FastAPI, service: Service, path: str) -> None:
         try:
             model = service.require_open()
             kind, answer = _ROUTES[_BY_KIND[model.kind] if path == "/" else path]
-            asked = parsed(kind, await service.body(http))
-            response = await _encoded(await answer(service, model, http, asked))
+            request = parsed(kind, await service.body(http))
+            response = await _encoded(await answer(service, model, http, request))
         except RefusedError as refusal:
             service.metrics.failed.labels(refusal.kind).inc()
             return _refusal(path, refusal)
@@ -191,24 +191,24 @@ def _check_dimensions(model: ServedModel, dimensions: int | None) -> None:
         raise RefusedError(422, "validation", f"`dimensions` is {dimensions}: vectors have {model.width} values")
 
 
-async def _embed(service: Service, model: ServedModel, http: Request, asked: EmbedRequest) -> Any:
+async def _embed(service: Service, model: ServedModel, http: Request, request: EmbedRequest) -> Any:
     _vectors_only(model)
-    _check_dimensions(model, asked.dimensions)
-    texts = _listed(asked.inputs)
-    outputs, _ = await _vectors(service, model, http, texts, cut=asked, prompt_name=asked.prompt_name)
-    return model.vectors(outputs, asked.normalize, asked.dimensions)
+    _check_dimensions(model, request.dimensions)
+    texts = _listed(request.inputs)
+    outputs, _ = await _vectors(service, model, http, texts, cut=request, prompt_name=request.prompt_name)
+    return model.vectors(outputs, request.normalize, request.dimensions)
 
 
-async def _openai(service: Service, model: ServedModel, http: Request, asked: OpenAIEmbeddings) -> Any:
+async def _openai(service: Service, model: ServedModel, http: Request, request: OpenAIEmbeddings) -> Any:
     _vectors_only(model)
-    _check_dimensions(model, asked.dimensions)
-    outputs, sequences = await _vectors(service, model, http, _listed(asked.input), cut=Cut())
-    vectors, tokens = model.vectors(outputs, None, asked.dimensions), len(sequences.input_ids)
+    _check_dimensions(model, request.dimensions)
+    outputs, sequences = await _vectors(service, model, http, _listed(request.input), cut=Cut())
+    vectors, tokens = model.vectors(outputs, None, request.dimensions), len(sequences.input_ids)
 
     def write() -> bytes:
         data = []
         for index, vector in enumerate(vectors):
-            is_text = asked.encoding_format == "base64"
+            is_text = request.encoding_format == "base64"
             value = base64.b64encode(vector.astype("<f4").tobytes()).decode() if is_text else vector.tolist()
             data.append(to_json({"object": "embedding", "index": index, "embedding": value}))
         usage = {"prompt_tokens": tokens, "total_tokens": tokens}
@@ -218,10 +218,10 @@ async def _openai(service: Service, model: ServedModel, http: Request, asked: Op
     return write() if len(vectors) <= _VECTORS_AT_ONCE else await asyncio.to_thread(write)
 
 
-async def _similarity(service: Service, model: ServedModel, http: Request, asked: SimilarityRequest) -> Any:
+async def _similarity(service: Service, model: ServedModel, http: Request, request: SimilarityRequest) -> Any:
     _vectors_only(model, "similarity")
-    texts = [asked.inputs.source_sentence, *asked.inputs.sentences]
-    how = asked.parameters
+    texts = [request.inputs.source_sentence, *request.inputs.sentences]
+    how = request.parameters
     outputs, _ = await _vectors(
         service, model, http, texts, cut=how or Cut(), prompt_name=None if how is None else how.prompt_name
     )
@@ -254,33 +254,33 @@ async def _scores(
     return sorted(enumerate(scores), key=lambda each: -each[1])
 
 
-async def _rerank(service: Service, model: ServedModel, http: Request, asked: RerankRequest) -> Any:
-    ranked = await _scores(service, model, http, asked.query, asked.texts, cut=asked, raw=asked.raw_scores)
-    if asked.return_text:
-        return [{"index": index, "text": asked.texts[index], "score": score} for index, score in ranked]
+async def _rerank(service: Service, model: ServedModel, http: Request, request: RerankRequest) -> Any:
+    ranked = await _scores(service, model, http, request.query, request.texts, cut=request, raw=request.raw_scores)
+    if request.return_text:
+        return [{"index": index, "text": request.texts[index], "score": score} for index, score in ranked]
     return [{"index": index, "score": score} for index, score in ranked]
 
 
-async def _rerank_documents(service: Service, model: ServedModel, http: Request, asked: RerankDocuments) -> Any:
-    texts = [document if isinstance(document, str) else document.text for document in asked.documents]
-    ranked = await _scores(service, model, http, asked.query, texts, cut=Cut())
-    results: list[dict[str, Any]] = [{"index": index, "relevance_score": score} for index, score in ranked[: asked.top_n]]
-    if asked.return_documents:
+async def _rerank_documents(service: Service, model: ServedModel, http: Request, request: RerankDocuments) -> Any:
+    texts = [document if isinstance(document, str) else document.text for document in request.documents]
+    ranked = await _scores(service, model, http, request.query, texts, cut=Cut())
+    results: list[dict[str, Any]] = [{"index": index, "relevance_score": score} for index, score in ranked[: request.top_n]]
+    if request.return_documents:
         results = [{**result, "document": {"text": texts[result["index"]]}} for result in results]
     return {"model": service.model_id, "results": results}
 
 
-async def _predict(service: Service, model: ServedModel, http: Request, asked: PredictRequest) -> Any:
+async def _predict(service: Service, model: ServedModel, http: Request, request: PredictRequest) -> Any:
     if model.kind == "embedding":
         raise RefusedError(424, "backend", "this model is an embedding model: it has no answer to `predict`")
-    inputs: Any = asked.inputs
+    inputs: Any = request.inputs
     is_batch = not isinstance(inputs, str) and len(inputs) > 0 and not isinstance(inputs[0], str)
     listed = inputs if is_batch else [inputs]
     rows = [_row(model, number, [texts] if isinstance(texts, str) else texts) for number, texts in enumerate(listed)]
-    outputs, answers = await _answers(service, model, http, rows, asked)
+    outputs, answers = await _answers(service, model, http, rows, request)
     if model.kind != "tagger":
         chosen = zip(outputs.tolist(), answers, strict=True)
-        answers = [_labelled(model, values if asked.raw_scores else None, answer) for values, answer in chosen]
+        answers = [_labelled(model, values if request.raw_scores else None, answer) for values, answer in chosen]
     return answers if is_batch else answers[0]
 
 
@@ -305,20 +305,20 @@ def _labelled(model: ServedModel, raw: list[float] | None, answer: dict[str, Any
 # --- tokens
 
 
-async def _tokenize(service: Service, model: ServedModel, http: Request, asked: TokenizeRequest) -> Any:
-    texts = _listed(asked.inputs)
+async def _tokenize(service: Service, model: ServedModel, http: Request, request: TokenizeRequest) -> Any:
+    texts = _listed(request.inputs)
     if len(texts) > service.settings.request_texts:
         raise RefusedError(413, "validation", f"`inputs` are {len(texts):,} texts; send fewer")
     try:
-        prompt = model.prompt(asked.prompt_name) if model.kind == "embedding" and asked.prompt_name else ""
+        prompt = model.prompt(request.prompt_name) if model.kind == "embedding" and request.prompt_name else ""
     except InputError as error:
         raise RefusedError(422, "validation", str(error)) from None
-    return await service.aside(model.tokens, [prompt + text for text in texts], asked.add_special_tokens)
+    return await service.aside(model.tokens, [prompt + text for text in texts], request.add_special_tokens)
 
 
-async def _decode(service: Service, model: ServedModel, http: Request, asked: DecodeRequest) -> Any:
-    texts = _listed(asked.ids)
-    return await service.aside(model.decoded, texts, asked.skip_special_tokens)
+async def _decode(service: Service, model: ServedModel, http: Request, request: DecodeRequest) -> Any:
+    texts = _listed(request.ids)
+    return await service.aside(model.decoded, texts, request.skip_special_tokens)
 
 
 _ROUTES: dict[str, tuple[type[Asked], Answer]] = {

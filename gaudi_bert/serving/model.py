@@ -120,8 +120,8 @@ class ServedModel:
             is_framed = is_framed and [*ids[: len(before)], *ids[len(ids) - len(after) :]] == [*before, *after]
             inner = ids[len(before) : len(ids) - len(after)] if is_framed else ids
             cut += len(inner) > room
-            kept = inner[max(0, len(inner) - room) :] if cuts_left else inner[:room]
-            parts.append(np.array([*before, *kept, *after], np.int32))
+            shortened = inner[max(0, len(inner) - room) :] if cuts_left else inner[:room]
+            parts.append(np.array([*before, *shortened, *after], np.int32))
         return self._checked(_joined(parts, [np.zeros(len(part), np.int8) for part in parts], cut))
 
     def _checked(self, sequences: Sequences) -> Sequences:

@@ -146,8 +146,8 @@ def _described(service: Service, listener: socket.socket, seconds: float) -> str
     shapes, model = list(service.costs), service.model
     kind = "" if model is None else f"{model.kind}, texts of up to {model.longest} tokens, {model.model.device.type}, "
     steps = f"{len(shapes)} shapes from {shapes[0]} to {shapes[-1]}"
-    place = f"[{host}]" if ":" in host else host
-    return f"serving {service.model_id} on http://{place}:{port}: {kind}{steps}; ready after {seconds:.1f} s"
+    address = f"[{host}]" if ":" in host else host
+    return f"serving {service.model_id} on http://{address}:{port}: {kind}{steps}; ready after {seconds:.1f} s"
 
 
 def open_listener(settings: ServeSettings) -> socket.socket:

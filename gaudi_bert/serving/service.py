@@ -55,7 +55,7 @@ class Service:
         self.device = DeviceThread(
             open_model,
             self.queue,
-            ready=lambda *found: self._call(self._set_ready, *found),
+            ready=lambda *result: self._call(self._set_ready, *result),
             computed=lambda batch, seconds: self._call(self._count, batch, seconds),
             ended=lambda reason: self._call(self._end, reason),
         )

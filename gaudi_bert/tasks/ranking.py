@@ -50,31 +50,31 @@ def _ranking_figures(
     """
     queries, hits_R = len(answers_Q), (gains_R >= _ANSWERS).astype(np.float64)
     first_Q = np.searchsorted(query_R, np.arange(queries))
-    place_R = np.arange(len(query_R)) - first_Q[query_R]
-    begins_R = (place_R == 0) | (scores_R != np.roll(scores_R, 1))
+    rank_R = np.arange(len(query_R)) - first_Q[query_R]
+    begins_R = (rank_R == 0) | (scores_R != np.roll(scores_R, 1))
     tie_R, first_of_tie = np.cumsum(begins_R) - 1, np.flatnonzero(begins_R)
     size, gained = np.bincount(tie_R).astype(np.float64), np.bincount(tie_R, gains_R)
-    found = np.bincount(tie_R, hits_R)
+    hits = np.bincount(tie_R, hits_R)
     hits_before = (np.cumsum(hits_R) - hits_R)[first_of_tie]
     hits_before -= hits_before[tie_R[first_Q]][query_R[first_of_tie]]
     if beyond is not None:
         last_tie_Q = tie_R[np.append(first_Q[1:], len(tie_R)) - 1]
         size[last_tie_Q] += beyond.documents_Q
-        found[last_tie_Q] += beyond.answers_Q
+        hits[last_tie_Q] += beyond.answers_Q
         gained[last_tie_Q] += beyond.answers_Q
     # Of a document at position p of its tie: how probable a hit is, and given one, how many hits the p before it hold.
-    share_R, in_tie_R = (found / size)[tie_R], place_R - place_R[first_of_tie][tie_R]
-    others_R = in_tie_R * ((found - 1) / np.maximum(size - 1, 1))[tie_R]
-    precision_R = (hits_before[tie_R] + 1 + others_R) / (place_R + 1)
-    averaged_R = share_R * precision_R * (place_R < (deepest or len(place_R)))
-    is_top_R = place_R < _TOP
-    discounted_R = (gained / size)[tie_R] * np.where(is_top_R, _DISCOUNTS[np.minimum(place_R, _TOP - 1)], 0.0)
+    share_R, in_tie_R = (hits / size)[tie_R], rank_R - rank_R[first_of_tie][tie_R]
+    others_R = in_tie_R * ((hits - 1) / np.maximum(size - 1, 1))[tie_R]
+    precision_R = (hits_before[tie_R] + 1 + others_R) / (rank_R + 1)
+    averaged_R = share_R * precision_R * (rank_R < (deepest or len(rank_R)))
+    is_top_R = rank_R < _TOP
+    discounted_R = (gained / size)[tie_R] * np.where(is_top_R, _DISCOUNTS[np.minimum(rank_R, _TOP - 1)], 0.0)
     reciprocal_Q, none_Q = np.zeros(queries), np.ones(queries)
-    for place in range(_TOP):  # `none`: the probability that no document above answers
-        here = np.flatnonzero(place_R == place)
-        query, tie, left = query_R[here], tie_R[here], size[tie_R[here]] - in_tie_R[here]
-        reciprocal_Q[query] += none_Q[query] * np.minimum(found[tie] / left, 1.0) / (place + 1)
-        none_Q[query] *= np.maximum(1.0 - found[tie] / left, 0.0)
+    for rank in range(_TOP):  # `none`: the probability that no document above answers
+        here = np.flatnonzero(rank_R == rank)
+        query, tie, remaining = query_R[here], tie_R[here], size[tie_R[here]] - in_tie_R[here]
+        reciprocal_Q[query] += none_Q[query] * np.minimum(hits[tie] / remaining, 1.0) / (rank + 1)
+        none_Q[query] *= np.maximum(1.0 - hits[tie] / remaining, 0.0)
     answers_Q = np.maximum(answers_Q, 1)
 
     def sums(values_R: FloatArray) -> FloatArray:
@@ -104,8 +104,8 @@ def figures_of_groups(scores: Float32Array, gains: FloatArray, queries: Sequence
     query_of = numbered(queries)
     order, best = np.lexsort((-scores, query_of)), np.lexsort((-gains, query_of))
     query_R = query_of[order]
-    place_R = np.arange(len(order)) - np.searchsorted(query_R, query_R)
-    discounts_R = np.where(place_R < _TOP, _DISCOUNTS[np.minimum(place_R, _TOP - 1)], 0.0)
+    rank_R = np.arange(len(order)) - np.searchsorted(query_R, query_R)
+    discounts_R = np.where(rank_R < _TOP, _DISCOUNTS[np.minimum(rank_R, _TOP - 1)], 0.0)
     ideal_Q = np.bincount(query_R, gains[best] * discounts_R).astype(np.float64)
     answers_Q = np.bincount(query_of, gains >= _ANSWERS)
     figures = _ranking_figures(query_R, scores[order], gains[order], answers_Q, ideal_Q)
@@ -135,22 +135,22 @@ def search_figures(queries_QH: Float32Array, documents_NH: Float32Array, answers
     `answers[q]` are the numbers of the documents that answer query q, each once.
     """
     queries, documents = _units(queries_QH), _units(documents_NH)
-    found = nearest(queries, documents, _DEEPEST)
+    closest = nearest(queries, documents, _DEEPEST)
     answers_Q = np.array([len(numbers) for numbers in answers])
     of_query = np.repeat(np.arange(len(answers)), answers_Q) * len(documents)
     is_right_QK = np.isin(
-        found.documents_QK + np.arange(len(answers))[:, np.newaxis] * len(documents), of_query + np.concatenate(answers)
+        closest.documents_QK + np.arange(len(answers))[:, np.newaxis] * len(documents), of_query + np.concatenate(answers)
     )
-    is_last_QK = found.steps_QK == found.steps_QK[:, -1:]
-    beyond = _Beyond(found.as_last_Q - is_last_QK.sum(axis=1), np.zeros(len(answers), np.int64))
+    is_last_QK = closest.steps_QK == closest.steps_QK[:, -1:]
+    beyond = _Beyond(closest.as_last_Q - is_last_QK.sum(axis=1), np.zeros(len(answers), np.int64))
     for query in np.flatnonzero(beyond.documents_Q):
-        others = np.setdiff1d(answers[query], found.documents_QK[query])
+        others = np.setdiff1d(answers[query], closest.documents_QK[query])
         # A product of another shape may round to the next step.
-        right = (np.abs(_steps(documents[others] @ queries[query]) - found.steps_QK[query, -1]) <= 1).sum()
+        right = (np.abs(_steps(documents[others] @ queries[query]) - closest.steps_QK[query, -1]) <= 1).sum()
         beyond.answers_Q[query] = min(right, beyond.documents_Q[query])
     figures = _ranking_figures(
-        np.repeat(np.arange(len(answers)), found.documents_QK.shape[1]),
-        found.steps_QK.reshape(-1),
+        np.repeat(np.arange(len(answers)), closest.documents_QK.shape[1]),
+        closest.steps_QK.reshape(-1),
         is_right_QK.reshape(-1).astype(np.float64),
         answers_Q,
         np.cumsum(_DISCOUNTS)[np.minimum(answers_Q, _TOP) - 1],

@@ -212,11 +212,11 @@ def _balanced(stream: RowStream, order: IntArray, update: IntArray) -> IntArray:
 def _unshared(rows: GroupedRows, order: IntArray, pair: IntArray) -> NDArray[np.bool_]:
     """Whether a row, in `order`, has no sequence of another row of its pair of updates."""
     sizes = np.diff(rows.starts)[order]
-    place = np.repeat(np.arange(len(order)), sizes)
+    row_of = np.repeat(np.arange(len(order)), sizes)
     sequences = np.repeat(pair, sizes) * (int(rows.members.max()) + 1) + rows.of(order)
     _, which, uses = np.unique(sequences, return_inverse=True, return_counts=True)
     free = np.ones(len(order), np.bool_)
-    free[place[uses[which] > 1]] = False
+    free[row_of[uses[which] > 1]] = False
     return free
 
 
@@ -239,12 +239,12 @@ def _swap_rows(
         while True:
             target = 0.5 * (excess[large] - excess[small])
             closest, first, second, other = target, -1, -1, starts[small]
-            for place in range(starts[large], starts[large + 1]):
-                while free[place] and other < starts[small + 1]:
+            for candidate in range(starts[large], starts[large + 1]):
+                while free[candidate] and other < starts[small + 1]:
                     if free[other]:
-                        moved = tokens[order[place]] - tokens[order[other]]
+                        moved = tokens[order[candidate]] - tokens[order[other]]
                         if abs(moved - target) < closest:
-                            closest, first, second = abs(moved - target), other, place
+                            closest, first, second = abs(moved - target), other, candidate
                         if moved < target:
                             break
                     other += 1

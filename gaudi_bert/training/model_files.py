@@ -195,10 +195,10 @@ class SentenceFolder:
         """Return the first `truncate_dim` values of vectors; with `normalize_again` as vectors of the length 1."""
         if self.truncate_dim is None or self.truncate_dim >= vectors.shape[1]:
             return vectors
-        kept = vectors[:, : self.truncate_dim]
+        shortened = vectors[:, : self.truncate_dim]
         if normalize_again:
-            kept = kept / np.maximum(np.linalg.norm(kept, axis=1, keepdims=True), 1e-12)
-        return np.ascontiguousarray(kept, np.float32)
+            shortened = shortened / np.maximum(np.linalg.norm(shortened, axis=1, keepdims=True), 1e-12)
+        return np.ascontiguousarray(shortened, np.float32)
 
     def prompt(self, name: str | None) -> str:
         """The prompt of this name, or the default one; empty where there is none."""

@@ -247,8 +247,8 @@ def compare_packed_with_unpacked(
         pairs = zip(_outputs_of(ours.outputs, each), _outputs_of(single.outputs, alone), strict=True)
         for (name, mine), (_, theirs) in pairs:
             difference, largest = outputs.get(name, (0.0, 0.0))
-            found = float(np.abs(mine - theirs).max(initial=0.0))
-            outputs[name] = (max(difference, found), max(largest, float(np.abs(theirs).max(initial=0.0))))
+            distance = float(np.abs(mine - theirs).max(initial=0.0))
+            outputs[name] = (max(difference, distance), max(largest, float(np.abs(theirs).max(initial=0.0))))
     return outputs, {name: (_norm(ours.gradients[name] - alone), _norm(alone)) for name, alone in single.gradients.items()}
 
 
@@ -268,8 +268,8 @@ def _check_leaks(model: Model, vocabulary_size: int, batch: BatchArrays, say: Ca
             raise FailedError(
                 "changing the tokens of a sequence did not change its own outputs: the weights ignore the input"
             )
-    found = f"{compared} sequences next to a changed one, not one bit differs" if compared else "no pack holds two sequences"
-    say(f"verify-model:   leak probe: {found}")
+    probe = f"{compared} sequences next to a changed one, not one bit differs" if compared else "no pack holds two sequences"
+    say(f"verify-model:   leak probe: {probe}")
     return compared
 
 

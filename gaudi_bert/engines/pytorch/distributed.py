@@ -228,14 +228,14 @@ class _Meeting:
 
     def wait(self, reason: Callable[[], str | None], seconds: float) -> None:
         """Return when `reason` is None; a reason is reported once, and ends the run after `seconds`."""
-        began, is_said = time.monotonic(), False
+        began, is_reported = time.monotonic(), False
         while (because := reason()) is not None:
             self.watchdog.moved()
             waited = time.monotonic() - began
             if waited >= seconds:
                 raise FailedError(f"{_name(self.launch)}: {because}, after {seconds:g} s; the same command tries again")
-            if waited >= _QUIET_SECONDS and not is_said:
-                is_said = True
+            if waited >= _QUIET_SECONDS and not is_reported:
+                is_reported = True
                 Reporter().say(f"{_name(self.launch)} waits, at most {seconds:g} s: {because}")
             time.sleep(_POLL_SECONDS)
 
@@ -254,7 +254,7 @@ def meet(launch: Launch, seconds: float, facts: Mapping[str, Any], watchdog: Wat
         store = _open_store(meeting, host, port)
         store.set(f"hello/{launch.rank}", json.dumps([socket.gethostname(), dict(facts)]))
         meeting.wait(lambda: _absent(store, launch, "hello"), seconds)
-        told = [json.loads(store.get(f"hello/{rank}")) for rank in range(launch.size)]
+        received = [json.loads(store.get(f"hello/{rank}")) for rank in range(launch.size)]
         store.set(f"heard/{launch.rank}", "")
         if launch.rank == 0:
             with suppress(FailedError):
@@ -269,8 +269,8 @@ def meet(launch: Launch, seconds: float, facts: Mapping[str, Any], watchdog: Wat
             f"{_name(launch)}: another process was lost while they met at {host}, port {port} ({reason}); "
             "the same command tries again"
         ) from error
-    first_host, first = told[0]
-    for rank, (own_host, own) in enumerate(told):
+    first_host, first = received[0]
+    for rank, (own_host, own) in enumerate(received):
         difference = difference_of(own, first, f"rank {rank} ({own_host})", f"rank 0 ({first_host})")
         if difference is not None:
             raise InputError(difference)

@@ -113,12 +113,12 @@ def _check_rights(cluster: Cluster, settings: PipelineSettings) -> CheckResult:
 def _check_objects(cluster: Cluster, manifests: Manifests) -> list[CheckResult]:
     items = [*manifests.shared, *manifests.steps.values()]
     own_claims = {item["metadata"]["name"] for item in items if item["kind"] == "PersistentVolumeClaim"}
-    found = {title_of(item): _read(cluster, item["kind"], item["metadata"]["name"]) for item in items}
-    lacks_runtime = any(item is None for title, item in found.items() if title.startswith("TrainingRuntime "))
+    existing_items = {title_of(item): _read(cluster, item["kind"], item["metadata"]["name"]) for item in items}
+    lacks_runtime = any(item is None for title, item in existing_items.items() if title.startswith("TrainingRuntime "))
     results = []
     for item in items:
         title = title_of(item)
-        existing = found[title]
+        existing = existing_items[title]
         if existing is not None:
             results.append(_check_existing(cluster, title, existing))
         elif item["kind"] == "TrainJob" and lacks_runtime:

@@ -114,8 +114,8 @@ def _check_engines(answers: HostAnswers, settings: PipelineSettings) -> CheckRes
     for engine, package in _BRIDGES.items():
         if answers.device_nodes and not reasons[engine] and not answers.version(package):
             reasons[engine] = f"{package} is not installed, which the cards need"
-    told = [f"{engine} does not run ({reason})" if reason else f"{engine} runs" for engine, reason in reasons.items()]
-    finding = f"Python {'.'.join(map(str, answers.python))}: {', '.join(told)}"
+    states = [f"{engine} does not run ({reason})" if reason else f"{engine} runs" for engine, reason in reasons.items()]
+    finding = f"Python {'.'.join(map(str, answers.python))}: {', '.join(states)}"
     named = settings.training.engine
     if all(reasons.values()) or reasons.get(named):
         engine = "pytorch" if named == "auto" else named  # which runs on every Python

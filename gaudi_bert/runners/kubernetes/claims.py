@@ -48,11 +48,11 @@ def is_to_be_made_anew(cluster: Cluster, settings: PipelineSettings, claim: Json
     spec = claim["spec"]
     if settings.kubernetes.work_claim or claim.get("status", {}).get("phase") != "Pending" or spec.get("volumeName"):
         return False
-    wanted = settings.kubernetes.storage_class
-    if wanted is None:
+    class_to_use = settings.kubernetes.storage_class
+    if class_to_use is None:
         default = _find_class(cluster.find_everywhere("StorageClass") or (), None)
-        wanted = default["metadata"]["name"] if default else spec.get("storageClassName")
-    return bool(wanted != spec.get("storageClassName")) or spec.get("accessModes") != [settings.kubernetes.access_mode]
+        class_to_use = default["metadata"]["name"] if default else spec.get("storageClassName")
+    return bool(class_to_use != spec.get("storageClassName")) or spec.get("accessModes") != [settings.kubernetes.access_mode]
 
 
 # --- whether the workers, which may run on several nodes, can all mount the volume of a pipeline

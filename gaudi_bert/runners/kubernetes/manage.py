@@ -89,9 +89,9 @@ def _submitted(cluster: Cluster, item: Manifest) -> Manifest | None:
     """The step on the cluster: of its kind, or of the kind that it was when the pipeline had other settings."""
     trains = item["metadata"]["labels"][STEP_LABEL] == "train"
     for kind in dict.fromkeys((item["kind"], *(POD_LABELS if trains else ()))):
-        found = cluster.read(kind, item["metadata"]["name"], if_allowed=kind != item["kind"])
-        if found is not None:
-            return {**found, "kind": kind}
+        existing = cluster.read(kind, item["metadata"]["name"], if_allowed=kind != item["kind"])
+        if existing is not None:
+            return {**existing, "kind": kind}
     return None
 
 
@@ -127,7 +127,7 @@ def delete(settings: PipelineSettings, cluster: Cluster, *, data: bool) -> list[
     cluster.check_namespace()
     used = {"ConfigMap", *(item["kind"] for item in render(settings).steps.values())}
     # Those that kubectl applied carry a digest in their name.
-    found = [
+    items = [
         (kind, item)
         for kind in (*reversed(POD_LABELS), "ConfigMap")
         for item in cluster.find(kind, f"{PIPELINE_LABEL}={settings.name}", if_allowed=kind not in used)
@@ -136,8 +136,8 @@ def delete(settings: PipelineSettings, cluster: Cluster, *, data: bool) -> list[
         item = cluster.read(kind, f"{settings.name}-{name}", if_allowed=True)
         if item is not None and (kind != "PersistentVolumeClaim" or data):
             refuse_foreign(settings, item, kind)
-            found.append((kind, item))
-    names = [(kind, item["metadata"]["name"]) for kind, item in found]
+            items.append((kind, item))
+    names = [(kind, item["metadata"]["name"]) for kind, item in items]
     removed = [f"{kind} {name}" for kind, name in names if cluster.delete(kind, name)]
     if data and settings.kubernetes.store:
         # What is below the work folder of this pipeline, and nothing else of the bucket.

@@ -251,8 +251,8 @@ def _environment(settings: PipelineSettings, variables: Sequence[Manifest], more
     """`variables` and `more`; those that the pipeline sets itself replace them."""
     given = settings.resources.environment
     all_variables = [*variables, *({"name": name, "value": value} for name, value in more.items())]
-    kept = [variable for variable in all_variables if variable["name"] not in given]
-    return kept + [{"name": name, "value": value} for name, value in given.items()]
+    remaining = [variable for variable in all_variables if variable["name"] not in given]
+    return remaining + [{"name": name, "value": value} for name, value in given.items()]
 
 
 def _node_variables(settings: PipelineSettings) -> list[Manifest]:
@@ -263,8 +263,8 @@ def _node_variables(settings: PipelineSettings) -> list[Manifest]:
     resources = settings.resources
     values = {count: str(resources.workers), processes: str(resources.processes_per_worker)}
     values |= {address: "$(JOB_NAME)-0.$(JOB_NAME)", port: "29500"}
-    told = [{"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in fields.items()]
-    return [*told, *({"name": name, "value": value} for name, value in values.items())]
+    from_fields = [{"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in fields.items()]
+    return [*from_fields, *({"name": name, "value": value} for name, value in values.items())]
 
 
 # --- volumes
@@ -293,9 +293,9 @@ def _volumes(settings: PipelineSettings, names: Sequence[str]) -> list[Manifest]
         "recipe-cache": {"emptyDir": {}},
         "data": {"persistentVolumeClaim": {"claimName": settings.kubernetes.data_claim, "readOnly": True}},
     }
-    wanted = [name for name in names if name != "work" or not settings.kubernetes.store]
-    wanted += ["data"] if settings.kubernetes.data_claim else []
-    return [{"name": name, **sources[name]} for name in wanted]
+    mounted = [name for name in names if name != "work" or not settings.kubernetes.store]
+    mounted += ["data"] if settings.kubernetes.data_claim else []
+    return [{"name": name, **sources[name]} for name in mounted]
 
 
 def _mounts(settings: PipelineSettings, names: Sequence[str]) -> list[Manifest]:

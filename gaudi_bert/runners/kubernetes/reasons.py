@@ -137,8 +137,8 @@ def worst_problem(pods: Sequence[Json], read_log: ReadLog) -> Problem | None:
 
 def _worst(pods: Sequence[Json], read_log: ReadLog) -> tuple[Problem, Json] | None:
     """The problem to report, and whose it is: one that another one's end has caused is reported last."""
-    found = [(problem, pod) for pod in current_pods(pods) if (problem := _pod_problem(pod, pods, read_log)) is not None]
-    return min(found, default=None, key=lambda each: (bool(_BECAUSE_OF_ANOTHER.search(each[0].reason)), each[0].state))
+    problems = [(problem, pod) for pod in current_pods(pods) if (problem := _pod_problem(pod, pods, read_log)) is not None]
+    return min(problems, default=None, key=lambda each: (bool(_BECAUSE_OF_ANOTHER.search(each[0].reason)), each[0].state))
 
 
 def current_pods(pods: Sequence[Json]) -> list[Json]:
@@ -388,13 +388,13 @@ def is_suspended(item: Json) -> bool:
 
 def describe_suspension(cluster: Cluster, item: Json) -> str:
     """Return what a suspended step waits for, in one line."""
-    found: list[Json] = []
+    workloads: list[Json] = []
     for kind in _WORKLOADS:
         label = f"{_OWNER_LABEL}={item['metadata'].get('uid', '')}"
-        found = found or cluster.find(kind, label, if_allowed=True)
+        workloads = workloads or cluster.find(kind, label, if_allowed=True)
     own = (item.get("status") or {}).get("conditions") or ()
     reasons = [_message_of(each) for each in own if each["type"] == "Suspended" and each.get("status") == "True"]
-    reasons = list(_queue_reasons(max(found, key=_created))) if found else reasons
+    reasons = list(_queue_reasons(max(workloads, key=_created))) if workloads else reasons
     queue = (item["metadata"].get("labels") or {}).get(QUEUE_LABEL)
     waits = f"waits for its queue {queue}" if queue else "is suspended, until somebody resumes it"
     return f"{title_of(item)} {waits}: {'; '.join(dict.fromkeys(reasons)) or 'not looked at yet'}"
@@ -403,8 +403,8 @@ def describe_suspension(cluster: Cluster, item: Json) -> str:
 def _queue_reasons(workload: Json) -> Iterator[str]:
     status = workload.get("status") or {}
     conditions = {condition["type"]: condition for condition in status.get("conditions") or ()}
-    for kind, wanted in (("Evicted", "True"), ("QuotaReserved", "False")):
-        if conditions.get(kind, {}).get("status") == wanted:
+    for kind, status_that_waits in (("Evicted", "True"), ("QuotaReserved", "False")):
+        if conditions.get(kind, {}).get("status") == status_that_waits:
             yield _message_of(conditions[kind])
     for check in status.get("admissionChecks") or ():
         if check.get("state") != "Ready":

@@ -108,12 +108,12 @@ def _check_objects(cluster: Cluster, settings: PipelineSettings, manifests: Mani
     existing = {}
     for item in (*manifests.shared, *steps.values()):
         kind, name = item["kind"], item["metadata"]["name"]
-        found = existing[kind] = cluster.read(kind, name)
-        if found is not None:
+        present = existing[kind] = cluster.read(kind, name)
+        if present is not None:
             if kind != "PersistentVolumeClaim":  # one that the user created by that name is used as it is
-                refuse_foreign(settings, found, kind)
+                refuse_foreign(settings, present, kind)
             if kind in _REPLACED:
-                _replace(cluster, item, found, dry_run=True)
+                _replace(cluster, item, present, dry_run=True)
         elif kind != "TrainJob" or existing["TrainingRuntime"] is not None:  # which its webhook looks for
             try:
                 cluster.create(item, dry_run=True)
@@ -167,24 +167,24 @@ def _make_shared(cluster: Cluster, settings: PipelineSettings, manifests: Manife
     claim = None
     for item in manifests.shared:
         kind, name = item["kind"], item["metadata"]["name"]
-        found = cluster.read(kind, name)
-        if found is None:
+        existing = cluster.read(kind, name)
+        if existing is None:
             try:
-                found = cluster.create(item)
+                existing = cluster.create(item)
             except ConflictError:  # Somebody created it at the same moment.
-                found = cluster.read(kind, name)
-                if found is None:
+                existing = cluster.read(kind, name)
+                if existing is None:
                     raise
         elif kind in _REPLACED:
-            refuse_foreign(settings, found, kind)
-            _replace(cluster, item, found)
-        claim = found if kind == "PersistentVolumeClaim" else claim
+            refuse_foreign(settings, existing, kind)
+            _replace(cluster, item, existing)
+        claim = existing if kind == "PersistentVolumeClaim" else claim
     return claim
 
 
-def _replace(cluster: Cluster, item: Manifest, found: Json, *, dry_run: bool = False) -> None:
+def _replace(cluster: Cluster, item: Manifest, existing: Json, *, dry_run: bool = False) -> None:
     # Objects of other groups than Kubernetes' own are replaced by their version.
-    version = {"resourceVersion": found["metadata"].get("resourceVersion")}
+    version = {"resourceVersion": existing["metadata"].get("resourceVersion")}
     cluster.replace({**item, "metadata": {**item["metadata"], **version}}, dry_run=dry_run)
 
 
@@ -214,10 +214,10 @@ def _submit(cluster: Cluster, settings: PipelineSettings, item: Manifest, report
 
 def remove_and_wait(cluster: Cluster, settings: PipelineSettings, kind: str, name: str) -> None:
     """Remove an object of the pipeline, where there is one, and wait until its name is free."""
-    found = cluster.read(kind, name)
-    if found is None:
+    existing = cluster.read(kind, name)
+    if existing is None:
         return
-    refuse_foreign(settings, found, kind)
+    refuse_foreign(settings, existing, kind)
     cluster.delete(kind, name)
     until = time.monotonic() + _REMOVAL_SECONDS
     while cluster.read(kind, name) is not None:

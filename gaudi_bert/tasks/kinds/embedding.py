@@ -66,11 +66,11 @@ class Embedding(Task):
         table, scores = texts_of_rows(self.settings, rows), _scores(rows)
         if scores is not None:
             return correlations(_cosines(vectors, table), scores)
-        found = _search_of(table)
-        pairs = np.unique(found.query_of_row * len(found.documents) + found.answer_of_row)
-        bounds = np.arange(1, len(found.queries)) * len(found.documents)
-        answers = np.split(pairs % len(found.documents), np.searchsorted(pairs, bounds))
-        return search_figures(vectors[found.queries], vectors[found.documents], answers)
+        pairing = _search_of(table)
+        pairs = np.unique(pairing.query_of_row * len(pairing.documents) + pairing.answer_of_row)
+        bounds = np.arange(1, len(pairing.queries)) * len(pairing.documents)
+        answers = np.split(pairs % len(pairing.documents), np.searchsorted(pairs, bounds))
+        return search_figures(vectors[pairing.queries], vectors[pairing.documents], answers)
 
     def predictions(self, vectors: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
         """`{"cosine"}` of the two texts; of an anchor and its positive also its `rank` and the nearest texts.
@@ -82,12 +82,12 @@ class Embedding(Task):
         if _scores(rows) is not None:
             yield from ({"cosine": float(cosine)} for cosine in alike)
             return
-        found, texts = _search_of(table), chain.from_iterable(cast(TupleRow, row).texts for row in rows)
+        pairing, texts = _search_of(table), chain.from_iterable(cast(TupleRow, row).texts for row in rows)
         text_of = dict(zip(table.members.tolist(), texts, strict=True))
-        nearest_QK = search(vectors[found.queries], vectors[found.documents])
-        for cosine, query, answer in zip(alike, found.query_of_row, found.answer_of_row, strict=True):
+        nearest_QK = search(vectors[pairing.queries], vectors[pairing.documents])
+        for cosine, query, answer in zip(alike, pairing.query_of_row, pairing.answer_of_row, strict=True):
             above = np.flatnonzero(nearest_QK[query] == answer)
-            best = found.documents[nearest_QK[query][:_SHOWN]]
+            best = pairing.documents[nearest_QK[query][:_SHOWN]]
             yield {
                 "cosine": float(cosine),
                 "rank": int(above[0]) + 1 if len(above) else None,

@@ -213,8 +213,8 @@ def _weights_for(path: Path, head: TaskHead | VectorHead, architecture: str, lac
         if name.startswith("bert/") and not name.startswith("bert/pooler/"):
             raise InputError(f"{weights.path}: {name} is missing; give the weights of a complete encoder")
     identity = _weights_checksum(weights)
-    kept = _unread_pooler(weights, config) if isinstance(head, VectorHead) else {}
-    return StartWeights(weights.path, weights.kind, config, config.sizes, architecture, variables, fresh, identity, kept)
+    unread = _unread_pooler(weights, config) if isinstance(head, VectorHead) else {}
+    return StartWeights(weights.path, weights.kind, config, config.sizes, architecture, variables, fresh, identity, unread)
 
 
 def _unread_pooler(weights: Weights, config: BertConfig) -> WeightArrays:
