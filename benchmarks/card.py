@@ -176,7 +176,7 @@ class Theirs:
 
     def __init__(self, card: Card, config: BertConfig, batches: list[Batch], implementation: str) -> None:
         import transformers
-        from training_pytorch import _as_tensors
+        from training_peers import padded_tensors
 
         own = transformers.BertConfig(**config.to_json(), attn_implementation=implementation)
         dtype = torch.bfloat16 if implementation == "flash_attention_2" else torch.float32
@@ -184,7 +184,7 @@ class Theirs:
         self._optimizer = torch.optim.AdamW(self._model.parameters(), lr=1e-4, weight_decay=0.01)
         names = ("input_ids", "attention_mask", "token_type_ids", "labels", "next_sentence_label")
         self._batches = [
-            {name: tensor.to(card.device.name) for name, tensor in _as_tensors(batch).items() if name in names}
+            {name: tensor.to(card.device.name) for name, tensor in padded_tensors(batch).items() if name in names}
             for batch in batches
         ]
         self._kind, self._update = card.kind, 0

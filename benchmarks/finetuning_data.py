@@ -6,6 +6,7 @@ The folder holds `goemotions/` (`train.tsv`, `dev.tsv`: text, label numbers, id;
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -16,18 +17,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gaudi_bert.tasks.task_data import TaskData
 
-__all__ = [
-    "QUALITY_LABELS",
-    "SIZE",
-    "Tuner",
-    "emotions",
-    "entities",
-    "minilm",
-    "one_emotion",
-    "planned",
-    "write_emotion",
-    "write_entities",
-]
+SHARED = Path(os.environ.get("GAUDI_BERT_SHARED", "../shared")) / "data" / "tasks"
+"""Where the labelled data lies unless --data names it."""
 
 SIZE = {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 1024}
 """Of the model whose speed is measured."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import time
+import tempfile
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,20 +15,10 @@ from finetuning_data import QUALITY_LABELS, SIZE, emotion_names, emotions, entit
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 IGNORED = -100
-WAYS = ("padded", "dynamic", "grouped")
 
 
-class Rows(torch.utils.data.Dataset):
-    """Rows as a list of features."""
-
-    def __init__(self, features: list[dict[str, Any]]) -> None:
-        self._features = features
-
-    def __len__(self) -> int:
-        return len(self._features)
-
-    def __getitem__(self, number: int) -> dict[str, Any]:
-        return self._features[number]
+Rows = list[dict[str, Any]]
+"""Features of each row."""
 
 
 def emotion_rows(data: Path, part: str, most: int | None, tokenizer: Any, length: int = 128) -> Rows:
@@ -37,7 +28,7 @@ def emotion_rows(data: Path, part: str, most: int | None, tokenizer: Any, length
     targets = np.zeros((len(rows), labels), np.float32)
     for target, (_, numbers) in zip(targets, rows, strict=True):
         target[numbers] = 1
-    return Rows([{"input_ids": i, "labels": t.tolist()} for i, t in zip(encoded, targets, strict=True)])
+    return [{"input_ids": i, "labels": t.tolist()} for i, t in zip(encoded, targets, strict=True)]
 
 
 def one_emotion_rows(data: Path, part: str, most: int, tokenizer: Any, length: int = 128) -> Rows:
@@ -45,7 +36,7 @@ def one_emotion_rows(data: Path, part: str, most: int, tokenizer: Any, length: i
     rows = one_emotion(data, part, most)
     encoded = tokenizer([text for text, _ in rows], truncation=True, max_length=length)["input_ids"]
     labels = [QUALITY_LABELS.index(label) for _, label in rows]
-    return Rows([{"input_ids": ids, "labels": label} for ids, label in zip(encoded, labels, strict=True)])
+    return [{"input_ids": ids, "labels": label} for ids, label in zip(encoded, labels, strict=True)]
 
 
 def entity_rows(data: Path, part: str, most: int, tokenizer: Any, names: Sequence[str]) -> Rows:
@@ -57,7 +48,7 @@ def entity_rows(data: Path, part: str, most: int, tokenizer: Any, names: Sequenc
         firsts = [place is not None and place != before for before, place in zip([None, *places], places, strict=False)]
         labels = [names.index(tags[place]) if first else IGNORED for first, place in zip(firsts, places, strict=True)]
         features.append({"input_ids": encoded["input_ids"], "labels": labels})
-    return Rows(features)
+    return features
 
 
 def arguments(folder: Path, batch: int, **more: Any) -> TrainingArguments:
@@ -85,48 +76,48 @@ def arguments(folder: Path, batch: int, **more: Any) -> TrainingArguments:
     )
 
 
-class Rounds(TrainerCallback):
-    """Tells the CPU and wall seconds of every so many steps, and then waits to be called again."""
+class WaitingTrainer(TrainerCallback):
+    """GoEmotions in rows of 128, padded in one of three ways, a model of random weights; it waits before each step.
 
-    def __init__(self, steps: int, tell: Callable[[float, float], bool]) -> None:
-        self._steps, self._tell = steps, tell
-        self._cpu = self._wall = 0.0
+    Args:
+        data: the folder of the labelled data.
+        model: the folder of the tokenizer.
+        way: `padded` to the row, `dynamic`, to the longest of a batch, or `grouped` by length.
+        batch: rows of a step.
+        most: rows that are learnt from; None: all.
+    """
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
-        """As Trainer calls it."""
-        if state.global_step % self._steps == 0:
-            done = (time.process_time() - self._cpu, time.perf_counter() - self._wall)
-            control.should_training_stop = not self._tell(*done)
-            self._cpu, self._wall = time.process_time(), time.perf_counter()
+    def __init__(self, data: Path, model: Path, way: str, batch: int, most: int | None) -> None:
+        transformers.utils.logging.set_verbosity_error()
+        self._go, self._done = threading.Semaphore(0), threading.Semaphore(0)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(model)
+        labels = len(emotion_names(data))
+        config = transformers.BertConfig(
+            vocab_size=len(tokenizer), num_labels=labels, problem_type="multi_label_classification", **SIZE
+        )
+        torch.manual_seed(1)
+        padding: dict[str, Any] = {"padding": "max_length", "max_length": 128} if way == "padded" else {"padding": True}
+        more = {"train_sampling_strategy": "group_by_length"} if way == "grouped" else {}
+        trainer = Trainer(
+            model=transformers.BertForSequenceClassification(config),
+            args=arguments(Path(tempfile.mkdtemp()), batch, max_steps=1_000_000, **more),
+            train_dataset=emotion_rows(data, "train", most, tokenizer),
+            data_collator=transformers.DataCollatorWithPadding(tokenizer, **padding),
+            callbacks=[self],
+        )
+        threading.Thread(target=trainer.train, daemon=True).start()
+        self._done.acquire()
 
+    def on_step_begin(self, *_: Any, **__: Any) -> None:
+        """As Trainer calls it: the step before is done."""
+        self._done.release()
+        self._go.acquire()
 
-def train_in_rounds(
-    data: Path,
-    model: Path,
-    way: str,
-    batch: int,
-    steps: int,
-    folder: Path,
-    most: int | None,
-    tell: Callable[[float, float], bool],
-) -> None:
-    """GoEmotions in rows of 128, padded in one of three ways, a model of random weights, until `tell` says no."""
-    transformers.utils.logging.set_verbosity_error()
-    tokenizer = transformers.AutoTokenizer.from_pretrained(model)
-    labels = len(emotion_names(data))
-    config = transformers.BertConfig(
-        vocab_size=len(tokenizer), num_labels=labels, problem_type="multi_label_classification", **SIZE
-    )
-    torch.manual_seed(1)
-    padding: dict[str, Any] = {"padding": "max_length", "max_length": 128} if way == "padded" else {"padding": True}
-    more = {"train_sampling_strategy": "group_by_length"} if way == "grouped" else {}
-    Trainer(
-        model=transformers.BertForSequenceClassification(config),
-        args=arguments(folder, batch, max_steps=1_000_000, **more),
-        train_dataset=emotion_rows(data, "train", most, tokenizer),
-        data_collator=transformers.DataCollatorWithPadding(tokenizer, **padding),
-        callbacks=[Rounds(steps, tell)],
-    ).train()
+    def run(self, steps: int) -> None:
+        """So many steps more, and the loader's next batch."""
+        for _ in range(steps):
+            self._go.release()
+            self._done.acquire()
 
 
 def emotion_figures(predictions: Any) -> dict[str, float]:
@@ -184,24 +175,3 @@ def quality(data: Path, model: Path, task: str, settings: dict[str, Any], folder
     )
     trainer.train()
     return float(trainer.evaluate()[f"eval_{metric}"])
-
-
-def fresh_roberta(data: Path, folder: Path) -> Path:
-    """A folder with a RoBERTa of 2 layers of 128, with random weights and a tokenizer of 4,000 words of the comments."""
-    from tokenizers import ByteLevelBPETokenizer
-
-    comments = [line.split("\t")[0] for line in (data / "goemotions/train.tsv").read_text(encoding="utf-8").split("\n")]
-    words = ByteLevelBPETokenizer()
-    special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
-    words.train_from_iterator(comments, vocab_size=4000, special_tokens=special, show_progress=False)
-    folder.mkdir(parents=True)
-    words.save_model(str(folder))
-    tokenizer = transformers.RobertaTokenizerFast(
-        vocab=str(folder / "vocab.json"), merges=str(folder / "merges.txt"), add_prefix_space=True
-    )
-    tokenizer.save_pretrained(folder)
-    sizes = {"num_hidden_layers": 2, "hidden_size": 128, "num_attention_heads": 2, "intermediate_size": 512}
-    transformers.set_seed(1)
-    config = transformers.RobertaConfig(vocab_size=len(tokenizer), max_position_embeddings=514, **sizes)
-    transformers.RobertaModel(config).save_pretrained(folder)
-    return folder

@@ -12,7 +12,7 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -72,6 +72,15 @@ def _record(label: str, figure: dict[str, Any]) -> None:
         key: float(f"{value:.4g}") if isinstance(value, (int, float)) else value for key, value in figure.items()
     }
     path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def print_table(title: str, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """A Markdown table, row by row as they come."""
+    print(f"\n### {title}\n")
+    print("| " + " | ".join(header) + " |")
+    print("|" + "---|" * len(header), flush=True)
+    for row in rows:
+        print("| " + " | ".join(str(cell) for cell in row) + " |", flush=True)
 
 
 def timed(function: Callable[[], Any]) -> tuple[float, float]:

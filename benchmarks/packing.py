@@ -18,9 +18,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from measuring import print_table
 from packing_limits import print_limits
-from packing_solvers import print_speed
-from packing_tables import load, print_table
+from packing_solvers import load, print_speed
 
 from gaudi_bert.packing.algorithms import depth_of, pack_histogram, solve
 from gaudi_bert.packing.estimate import Estimate, estimate_packing

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from packing_tables import print_table
+from measuring import print_table
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 

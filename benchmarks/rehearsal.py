@@ -206,7 +206,7 @@ def paper(content: dict) -> None:
         groups = count / 500_000
         cells = [f"10^{power}", f"{groups:,.0f}", f"{32 * groups:,.0f}", *(f"{size:.2f} TB" for size in disk)]
         print(f"| {' | '.join([*cells, *(f'{hour:.2g} h' for hour in hours)])} |")
-    print("\nHours are of one core; each stage may be dealt to any number of machines (`--shard K/N`).")
+    print("\nHours are of one core; all but `plan` may be dealt to any number of machines (`--shard K/N`).")
 
 
 def growth(runs: dict[str, dict]) -> None:

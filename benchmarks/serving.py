@@ -38,8 +38,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import numpy as np
+from finetuning_data import minilm
 from measuring import show, show_processor
-from predict import minilm
 
 INFINITY = "infinity-emb[server,torch]==0.0.78"
 PADDED, LOOP = "padded", "sentence-transformers"

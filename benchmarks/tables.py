@@ -46,13 +46,6 @@ def copy_by_pyarrow(source: Path, target: Path) -> None:
             writer.write_table(table.read_row_group(number, use_threads=False))
 
 
-def read_by_pyarrow(source: Path) -> None:
-    """Read the rows on one thread, and leave it at that."""
-    table = parquet.ParquetFile(source)
-    for number in range(table.num_row_groups):
-        table.read_row_group(number, use_threads=False)
-
-
 def pack(source: Path, out: Path, **settings: Any) -> Any:
     """One packing of its own, from the start."""
     shutil.rmtree(out, ignore_errors=True)

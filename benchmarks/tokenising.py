@@ -1,6 +1,6 @@
 """How fast `tokenize` makes tables of texts, beside the tokenizer's own batches on the same texts in memory.
 
-    python benchmarks/tokenize.py [--megabytes 200] [--rounds 3]
+    python benchmarks/tokenising.py [--megabytes 200] [--rounds 3]
 
 The text is JSON lines: documents of the wiki-sample where `GAUDI_BERT_SHARED` has it, else of Python's documentation,
 repeated with other words. The tokenizer is a byte-level BPE of 16,000 tokens, trained on them. Each measurement is a process
@@ -29,18 +29,22 @@ from gaudi_bert.common.progress import Reporter
 LENGTH, VOCABULARY, BATCH = 512, 16_000, 1000
 
 
-def write_texts(folder: Path, megabytes: float) -> None:
-    """texts.jsonl and tokenizer.json."""
-    documents = ["\n".join(document) for document in real_text()]
+def byte_level_bpe(texts: list[str], size: int) -> Tokenizer:
+    """A byte-level BPE in RoBERTa's form, trained on texts."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     special = ["<s>", "<pad>", "</s>"]
-    trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY, special_tokens=special, initial_alphabet=alphabet, show_progress=False
-    )
-    tokenizer.train_from_iterator(documents, trainer)
+    trainer = trainers.BpeTrainer(vocab_size=size, special_tokens=special, initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train_from_iterator(texts, trainer)
     tokenizer.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0))
+    return tokenizer
+
+
+def write_texts(folder: Path, megabytes: float) -> None:
+    """texts.jsonl and tokenizer.json."""
+    documents = ["\n".join(document) for document in real_text()]
+    tokenizer = byte_level_bpe(documents, VOCABULARY)
     tokenizer.save(str(folder / "tokenizer.json"))
     written, copy = 0, 0
     with open(folder / "texts.jsonl", "w", encoding="utf-8") as file:

@@ -1,7 +1,7 @@
 """Training in numbers: what packing gains, how fast a step is, how near to the processor's peak, whether input keeps up.
 
     python benchmarks/training.py                       everything (about ten minutes on two cores)
-    python benchmarks/training.py --only speed-up       one section: speed-up, transformers, utilisation, input, scaling
+    python benchmarks/training.py --only speed-up       one section: speed-up, transformers, utilisation, input
     python benchmarks/training.py --rounds 9            more rounds
     python benchmarks/training.py --engine pytorch      the engine PyTorch, and beside it the engine TensorFlow
     python benchmarks/training.py --engine pytorch --vendor PATH
@@ -33,7 +33,7 @@ from measuring import InOwnProcess, processor, show, show_processor, timed
 from gaudi_bert.common.tensorflow_environment import prepare_tensorflow
 from gaudi_bert.config.values import EngineName
 
-SECTIONS = ("speed-up", "transformers", "utilisation", "input", "scaling")
+SECTIONS = ("speed-up", "transformers", "utilisation", "input")
 PYTORCH_SECTIONS = ("engines", "speed-up", "transformers", "utilisation", "input")
 MATRIX = 4096
 BASE_ROWS, SMALL_ROWS = 4, 8
@@ -95,7 +95,7 @@ def measure_vendor(records: Any, rounds: int, vendor: Path) -> None:
     """Packs a second beside the model that Habana trains packed BERT with."""
     import torch
     from training_data import SMALL, Trainer, some_batches
-    from training_vendor import VendorTrainer
+    from training_peers import VendorTrainer
 
     torch.set_num_threads(os.cpu_count() or 1)
     ours = Trainer(SMALL, records.packed, SMALL_ROWS, "pytorch")
@@ -128,7 +128,7 @@ def measure_transformers(records: Any, rounds: int, engine: EngineName) -> None:
     """Real tokens a second beside PyTorch's."""
     import torch
     from training_data import SMALL, Trainer, some_batches, training_flops_a_row
-    from training_pytorch import TransformersTrainer
+    from training_peers import TransformersTrainer
 
     torch.set_num_threads(os.cpu_count() or 1)
     batches = some_batches(records.unpacked, SMALL_ROWS, 8)
@@ -241,14 +241,6 @@ def measure_input(records: Any, rounds: int, engine: EngineName) -> None:
             show(f"{name}, {'packed' if source.is_packed else 'unpacked'}", shares, "%")
 
 
-def measure_scaling(folder: Path, rounds: int) -> None:
-    """One process and two, joined by Horovod."""
-    from training_scaling import measure
-
-    print("\nscaling: processes of one thread each, the same rows a process, gradients summed by Horovod (Gloo)")
-    measure(folder, rounds)
-
-
 def main() -> None:
     """Print the sections that are asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -276,7 +268,6 @@ def main() -> None:
             "transformers": lambda: measure_transformers(records, rounds, engine),
             "utilisation": lambda: measure_utilisation(records, rounds, engine),
             "input": lambda: measure_input(records, rounds, engine),
-            "scaling": lambda: measure_scaling(folder, min(rounds, 3)),
         }
         for section in arguments.only or sections:
             measures[section]()

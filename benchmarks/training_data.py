@@ -47,10 +47,6 @@ class Records:
         """Mean length."""
         return self.metadata.tokens / self.metadata.sequences
 
-    def sequences_a_row(self, source: DataSource) -> float:
-        """1, or the packing factor."""
-        return self.metadata.packing_factor if source.is_packed else 1.0
-
 
 def make_records(folder: Path) -> Records:
     """Write the unpacked records, pack them, open both."""

@@ -1,6 +1,6 @@
 """Stages killed at random moments and run again give the bytes of an undisturbed run, every time; on a disk and in a bucket.
 
-`benchmarks/stores.py --kills 50` is the long form of the second.
+`python -m tests.builders.kills bucket FOLDER 50 11 STAGES` is the long form of the second.
 """
 
 from __future__ import annotations

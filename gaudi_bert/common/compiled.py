@@ -34,7 +34,7 @@ from numba.core.caching import CompileResultCacheImpl, FunctionCache
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 QUIET = "GAUDI_BERT_QUIET"
-"""A variable that, if set, suppresses what is said of compiling; so does the level of the logger gaudi_bert."""
+"""A variable that, if set, suppresses the messages about compiling; so does the level of the logger gaudi_bert."""
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _LOGGER = logging.getLogger(_PACKAGE.name)

@@ -71,7 +71,7 @@ class ResourceSettings(Settings):
 
     workers: int = Field(1, ge=1, le=1024, description="containers that train together")
     cards: Literal[0, 1, 2, 4, 8] = Field(0, description="Gaudi cards per worker, one process for each; 0: CPU, one process")
-    data_workers: int = Field(1, ge=1, le=10_000, description="containers that prepare, count, plan and write side by side")
+    data_workers: int = Field(1, ge=1, le=10_000, description="containers that prepare, count, write and verify at once")
     data_processes: int = Field(2, ge=1, le=1024, description="processes or threads in each of them; each takes memory")
     data: DataPodResources = Field(default_factory=DataPodResources)
     training: TrainingPodResources = Field(default_factory=TrainingPodResources)

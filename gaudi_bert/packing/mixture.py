@@ -294,7 +294,7 @@ Leftovers = Literal["best-fit", "complement"]
 """How `nnls` packs the sequences that its loop leaves over."""
 
 Effort = Literal["bounded", "unlimited"]
-"""Whether the search of `optimal` for fewer packs costs no more than it can gain, or goes on until nothing helps."""
+"""Whether the search of `optimal` for fewer packs costs no more than it can gain, or continues until nothing helps."""
 
 
 @dataclass(frozen=True)

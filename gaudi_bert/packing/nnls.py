@@ -205,7 +205,7 @@ they have few sequences to pack, and cost as much. The published way has no such
 
 ROUNDS_PER_LENGTH = 0.5
 """Rounds of pricing that one solution for such packs may take, for each length. The last rounds only make small residuals
-smaller, which rounding to whole packs undoes: up to three times the time for the same number of packs, or for more."""
+smaller, which rounding to integers undoes: up to three times the time for the same number of packs, or for more."""
 
 
 def loop_weights(max_sequence_length: int) -> FloatArray:

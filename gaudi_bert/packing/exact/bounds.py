@@ -35,7 +35,7 @@ QUICK_ITERATIONS_PER_LENGTH = 4
 STEP_WORK = 2**33
 """Steps of length, times tokens of a pack: some seconds."""
 ALWAYS_PROVEN = 2e8
-"""Operations of a proof that is made even where no more work is left."""
+"""Operations of a proof that is computed even where the limit of work is reached."""
 
 
 def prove_bound(counts: IntArray, depth: int, work: Work | None = None) -> Certificate:

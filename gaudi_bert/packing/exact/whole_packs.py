@@ -228,7 +228,7 @@ WHOLE = 1e-6
 """A usage this close below an integer is treated as it."""
 
 MANY_PACKS = 1000
-"""As long as more whole packs than this can be fixed, no fractions are."""
+"""As long as the integer parts have more packs than this to fix, no fractions are fixed."""
 
 FEWER = 3
 """After a step that lost the target, so many times fewer fractions are rounded up."""

@@ -1,0 +1,145 @@
+"""The same training step by others on PyTorch: Hugging Face's transformers on padded rows, and Habana's model on packs."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import types
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from torch.nn.functional import cross_entropy
+
+from gaudi_bert.model.config import BertConfig
+from gaudi_bert.training.input.batches import Batch
+
+IGNORED = -100
+Tensors = dict[str, torch.Tensor]
+
+
+class _PeerTrainer:
+    """AdamW, gradients clipped, dropout on; batches are tensors from the start, so reading costs nothing here."""
+
+    def __init__(self, model: Any, batches: Sequence[Tensors]) -> None:
+        torch.set_num_threads(os.cpu_count() or 1)
+        self._model, self._batches, self._update = model.train(), batches, 0
+        self._optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.01)
+
+    def run(self, updates: int) -> None:
+        """Do so many updates."""
+        for _ in range(updates):
+            batch = self._batches[self._update % len(self._batches)]
+            self._update += 1
+            self._optimizer.zero_grad()
+            self._loss(batch).backward()
+            torch.nn.utils.clip_grad_norm_(self._model.parameters(), 1.0)
+            self._optimizer.step()
+
+    def _loss(self, batch: Tensors) -> torch.Tensor:
+        raise NotImplementedError
+
+
+class TransformersTrainer(_PeerTrainer):
+    """`BertForPreTraining` with its default attention.
+
+    Args:
+        config: of the model, the same as ours.
+        batches: unpacked batches.
+        masked_positions_only: compute the masked-LM head where a token is masked, not at every position.
+    """
+
+    def __init__(self, config: BertConfig, batches: Sequence[Batch], masked_positions_only: bool) -> None:
+        torch.manual_seed(1)
+        model = transformers.BertForPreTraining(transformers.BertConfig(**config.to_json()))
+        super().__init__(model, [padded_tensors(batch) for batch in batches])
+        self._masked_only = masked_positions_only
+
+    def _loss(self, batch: Tensors) -> torch.Tensor:
+        inputs = {name: batch[name] for name in ("input_ids", "attention_mask", "token_type_ids")}
+        if not self._masked_only:
+            targets = {name: batch[name] for name in ("labels", "next_sentence_label")}
+            return self._model(**inputs, **targets).loss
+        hidden, pooled = self._model.bert(**inputs)[:2]
+        words = self._model.cls.predictions(hidden.flatten(0, 1)[batch["masked_places"]])
+        sentences = self._model.cls.seq_relationship(pooled)
+        return cross_entropy(words, batch["masked_labels"]) + cross_entropy(sentences, batch["next_sentence_label"])
+
+
+class VendorTrainer(_PeerTrainer):
+    """`BertForPreTraining` of Habana's `PyTorch/nlp/bert`, as its `run_pretraining.py` calls it, from a user's checkout.
+
+    Args:
+        folder: holds `modeling.py`.
+        config: of the model, the same as ours.
+        batches: packed batches of depth 3.
+    """
+
+    def __init__(self, folder: Path, config: BertConfig, batches: Sequence[Batch]) -> None:
+        if not (folder / "modeling.py").is_file():
+            raise SystemExit(
+                f"--vendor {folder}: no modeling.py in it; give the folder PyTorch/nlp/bert of Model-References"
+            )
+        # The module that it downloads weights with is not needed, and stood in for.
+        downloads = types.ModuleType("file_utils")
+        downloads.cached_path = None  # type: ignore[attr-defined]
+        sys.modules["file_utils"] = downloads
+        sys.path.insert(0, str(folder))
+        modeling = importlib.import_module("modeling")
+        torch.manual_seed(1)
+        facts = config.to_json()
+        names = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "max_position_embeddings")
+        sizes = modeling.BertConfig(config.vocab_size, **{name: facts[name] for name in names})
+        super().__init__(modeling.BertForPreTraining(sizes), [packed_tensors(batch) for batch in batches])
+
+    def _loss(self, batch: Tensors) -> torch.Tensor:
+        targets = ("masked_lm_labels", "next_sentence_labels")
+        inputs = {name: tensor for name, tensor in batch.items() if name not in targets}
+        words, sentences = self._model(enable_packed_data_mode=True, **inputs)
+        return sum(
+            cross_entropy(scores.flatten(0, -2), batch[labels].flatten(), ignore_index=IGNORED)
+            for scores, labels in zip((words, sentences), targets, strict=True)
+        )
+
+
+def padded_tensors(batch: Batch) -> Tensors:
+    """An unpacked batch as transformers takes it, and where tokens are masked."""
+    rows, slots = np.nonzero(batch["masked_lm_weights"] > 0)
+    return _tensors(
+        input_ids=batch["input_ids"],
+        attention_mask=batch["input_mask"],
+        token_type_ids=batch["segment_ids"],
+        labels=_labels(batch),
+        masked_places=rows * batch["input_ids"].shape[1] + batch["masked_lm_positions"][rows, slots],
+        masked_labels=batch["masked_lm_ids"][rows, slots],
+        next_sentence_label=batch["next_sentence_labels"][:, 0],
+    )
+
+
+def packed_tensors(batch: Batch) -> Tensors:
+    """A packed batch as Habana's model takes it."""
+    return _tensors(
+        input_ids=batch["input_ids"],
+        token_type_ids=batch["segment_ids"],
+        attention_mask=batch["input_mask"],
+        positions=batch["positions"],
+        next_sentence_positions=batch["next_sentence_positions"],
+        masked_lm_labels=_labels(batch),
+        next_sentence_labels=np.where(batch["next_sentence_weights"] > 0, batch["next_sentence_labels"], IGNORED),
+    )
+
+
+def _labels(batch: Batch) -> np.ndarray:
+    """The ids of masked tokens at their positions: int64 [B, L]."""
+    rows, slots = np.nonzero(batch["masked_lm_weights"] > 0)
+    labels_BL = np.full(batch["input_ids"].shape, IGNORED)
+    labels_BL[rows, batch["masked_lm_positions"][rows, slots]] = batch["masked_lm_ids"][rows, slots]
+    return labels_BL
+
+
+def _tensors(**arrays: np.ndarray) -> Tensors:
+    return {name: torch.from_numpy(np.ascontiguousarray(array, dtype=np.int64)) for name, array in arrays.items()}
