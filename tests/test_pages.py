@@ -131,7 +131,7 @@ PRESUPPOSED = {
     "docs/docker.md": "pipelines",
     "docs/finetuning.md": "train.jsonl dev.jsonl train.tsv names.txt MODEL bert-base-cased ModernBERT-base pipelines work",
     "docs/object-stores.md": "",
-    "docs/pack.md": "my-tfrecords wiki vocab.txt dataset tokens texts my-model",
+    "docs/pack.md": "my-tfrecords wiki vocab.txt dataset texts my-model",
     "docs/predicting.md": "finetuned comments.jsonl comments.tsv all-MiniLM-L6-v2 train.tsv names.txt my-model",
     "docs/pytorch.md": "my-tfrecords my-bert texts",
     "docs/retrieval.md": "pairs.jsonl held-out.jsonl judged.jsonl judged-held-out.jsonl candidates.jsonl passages.jsonl "
