@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import socket
 import threading
@@ -166,10 +167,7 @@ class Load:
             number += 1
             try:
                 answer = self.server.post("/embed", {"inputs": text})
-            except OSError:
-                self.broken += 1
-                return
-            except Exception:  # noqa: BLE001 - of http.client, for an answer that ends before its time
+            except (OSError, http.client.HTTPException):  # closed, or an answer that ends before its time
                 self.broken += 1
                 return
             self.statuses.append(answer.status)
