@@ -15,7 +15,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tests.builders.type_scan import scan, table, types
+from tools.type_scan import scan, table, types
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "pytorch.md"
 BLOCK = re.compile(r"(?<=<!-- types -->\n).*?(?=\n<!-- end of types -->)", re.DOTALL)

@@ -1,6 +1,6 @@
 """Stages killed at random moments and run again give the bytes of an undisturbed run, every time; on a disk and in a bucket.
 
-`python -m tests.builders.kills bucket FOLDER 50 11 STAGES` is the long form of the second.
+`python -m tools.kills bucket FOLDER 50 11 STAGES` is the long form of the second.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.builders.effort import LONG
-from tests.builders.kills import run_kills
 from tests.builders.s3_server import S3Server
+from tools.kills import run_kills
 
 pytestmark = pytest.mark.repeated
 KILLS = {"convert": 20, "pack": 50, "parts": 50, "plan": 20, "prepare": 20, "table": 20} if LONG else {"pack": 1}

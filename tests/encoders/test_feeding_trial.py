@@ -27,7 +27,7 @@ from gaudi_bert.encoders.feeding_trial import packed_batch  # noqa: E402
 from gaudi_bert.encoders.trial import alone_outputs, largest_difference, outputs_of, random_packs, sequences_of  # noqa: E402
 from gaudi_bert.pytorch import PackCollator, PackedEncoder, model_inputs  # noqa: E402
 from tests.builders.encoders import TEXTS, TOKENIZER  # noqa: E402
-from tests.builders.type_scan import scan, table, types, verdict_on  # noqa: E402
+from tools.type_scan import scan, table, types, verdict_on  # noqa: E402
 
 SIZES = {
     "vocab_size": 99,

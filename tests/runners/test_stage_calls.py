@@ -20,10 +20,10 @@ from gaudi_bert.tasks.task_data import make_built_in_rows
 from tests.builders import folders
 from tests.builders.bert_folder import write_bert, write_rows
 from tests.builders.folders import comparable
-from tests.builders.kills import pipeline as small_pipeline
 from tests.builders.packing_case import make_case
 from tests.builders.reporters import QUIET, a_run
 from tests.builders.s3_server import S3Server, contents, faulty_proxy, quick, upload
+from tools.kills import pipeline as small_pipeline
 
 LEARN = {"max_sequence_length": 61, "depth": 5, "epochs": 2, "batch_sequences": 12, "learning_rate": 1e-3}
 

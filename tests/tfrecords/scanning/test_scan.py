@@ -22,7 +22,6 @@ from gaudi_bert.tfrecords.verify import verify
 from gaudi_bert.tfrecords.wire.example import decode_example
 from gaudi_bert.tfrecords.wire.schema import PackedSchema, RecordError, UnpackedSchema
 from tests.builders.effort import tries
-from tests.builders.fuzz_scan import FILE_DAMAGE, mutants, single_values_unpacked
 from tests.builders.packing_case import make_case
 from tests.builders.reporters import a_run
 from tests.oracles.packed_record import pack_sequences
@@ -39,6 +38,7 @@ from tests.oracles.wire import (
     unpacked_list,
     varint,
 )
+from tools.fuzz_scan import FILE_DAMAGE, mutants, single_values_unpacked
 
 LENGTH, PREDICTIONS = 13, 5
 SCHEMA = UnpackedSchema(LENGTH, PREDICTIONS)
@@ -222,7 +222,7 @@ SEED, COUNT = 20, tries(500, 20_000)
 @pytest.mark.repeated
 def test_mutants_are_read_as_protobuf_reads_them(repository: Path, tmp_path: Path) -> None:
     environment = {**os.environ, "PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION": "python"}
-    command = [sys.executable, "-m", "tests.builders.fuzz_scan", str(SEED), str(COUNT), str(tmp_path)]
+    command = [sys.executable, "-m", "tools.fuzz_scan", str(SEED), str(COUNT), str(tmp_path)]
     result = subprocess.run(
         command, cwd=repository, capture_output=True, text=True, timeout=900, env=environment, check=False
     )

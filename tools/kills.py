@@ -1,7 +1,7 @@
 """Kills stages at random moments, runs them again, and compares the bytes with those of an undisturbed run.
 
-    python -m tests.builders.kills SCENARIO FOLDER KILLS SEED            on a disk: one of `SCENARIOS`
-    python -m tests.builders.kills bucket FOLDER KILLS SEED STAGES       in a bucket, behind a bad server
+    python -m tools.kills SCENARIO FOLDER KILLS SEED            on a disk: one of `SCENARIOS`
+    python -m tools.kills bucket FOLDER KILLS SEED STAGES       in a bucket, behind a bad server
 
 FOLDER is empty. It is a program of its own because each attempt is a fork of this process, which has loaded all kernels and
 has no threads: so the moments fall into the work, and not into the start of an interpreter. What is not as it should be
@@ -49,7 +49,7 @@ from tests.builders.s3_server import contents as objects_below
 from tests.builders.tables import random_rows, write_parquet
 from tests.oracles.wire import example, frame, random_sequence
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 PACKING = PackingSettings(algorithm="spfhp", group_sequences=400, shard_multiple=4, shard_bytes=40_000)
 TABLE = TableSettings(max_sequence_length=128, algorithm="lpfhp", group_sequences=150, shard_multiple=3)
 PREPARE = {"train_vocab": 200, "max_sequence_length": 37, "max_predictions": 5, "duplicates": 3, "shards": 7}
@@ -336,7 +336,7 @@ def kill_in_bucket(folder: Path, kills: int, seed: int, stages: list[str]) -> st
 
 def run_kills(scenario: str, folder: Path, kills: int, seed: int = 11, stages: str = "") -> str:
     """Start this program, fail where it fails, and return the last line that it prints."""
-    command = [sys.executable, "-m", "tests.builders.kills", scenario, str(folder), str(kills), str(seed), stages]
+    command = [sys.executable, "-m", "tools.kills", scenario, str(folder), str(kills), str(seed), stages]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout.splitlines()[-1]

@@ -1,6 +1,6 @@
 """Holds the scan to protobuf's pure-Python parser and the contract on damaged files; a program, so that a crash is its own.
 
-    PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION=python python -m tests.builders.fuzz_scan SEED COUNT FOLDER
+    PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION=python python -m tools.fuzz_scan SEED COUNT FOLDER
 
 Each mutant is scanned from a buffer of exactly its size next to a page without access, after it or before it in turn: a
 kernel that reads one byte outside is killed by the processor. The last line printed is `done` with the counts.
