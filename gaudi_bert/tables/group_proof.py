@@ -1,8 +1,7 @@
 """One group of a packed table, read and compared with the rows of its table; its manifest, computed again.
 
 Each shard is read, its CRC compared with the manifest, and every slot with the row that it claims to be of, without the code
-that writes shards: values byte by byte in a numba kernel, positions and numbers of sequences by numpy, scalar columns by
-pyarrow. Every sequence must be there exactly once.
+that writes shards. Every sequence must be there exactly once.
 """
 
 from __future__ import annotations
@@ -17,12 +16,10 @@ import numpy as np
 from gaudi_bert.artefacts.base import NOTES_NAME, manifest_path
 from gaudi_bert.artefacts.packed import GroupManifest, TableMetadata
 from gaudi_bert.artefacts.shards import Shard
-from gaudi_bert.common.arrays import AnyArray, ByteArray, Int32Array, IntArray
+from gaudi_bert.common.arrays import AnyArray, Int32Array, IntArray
 from gaudi_bert.common.arrow import explained_arrow_errors, named, require_pyarrow, validated
-from gaudi_bert.common.compiled import borrowing_kernel
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.files import regular
-from gaudi_bert.common.memory import address_of, as_word, load_u8, load_word
 from gaudi_bert.config.sections import TableSettings
 from gaudi_bert.packing.algorithms import depth_of
 from gaudi_bert.packs.verify import check_bound
@@ -183,23 +180,28 @@ def _checked(path: Path, layout: PackLayout, first: int, table: Any) -> _StoredP
 
 def _check_tokens(packs: _StoredPacks, layout: PackLayout, rows: GroupRows, of_rows: IntArray) -> None:
     """Every slot of every column along the tokens is what it must be; `of_rows`, int64: the row of each sequence."""
-    slots, count = layout.max_sequence_length, packs.offsets.size - 1
-    positions, numbers = _expected_numbers(packs, slots)
-    padding = numbers == 0
+    slots, lengths = layout.max_sequence_length, packs.lengths
+    used = np.add.reduceat(lengths.astype(np.int64), packs.offsets[:-1])[:, None]
+    is_token = np.arange(slots) < used
+    ends = np.cumsum(lengths, dtype=np.int64)
+    positions = np.arange(slots) - used  # of the padding
+    positions[is_token] = np.arange(ends[-1]) - np.repeat(ends - lengths, lengths)
+    numbers = np.zeros(positions.shape, np.int64)
+    in_pack = np.arange(lengths.size) - np.repeat(packs.offsets[:-1], np.diff(packs.offsets))
+    numbers[is_token] = np.repeat(in_pack + 1, lengths)
     for name, expected in (("position_ids", positions), ("sequence_ids", numbers)):
-        _refuse(packs, name, _values(packs, name, count, slots) != expected)
+        _refuse(packs, name, _values(packs, name, *positions.shape) != expected)
+    tokens = rows.tokens_of(of_rows, packs.starts, lengths)
     for name in layout.columns.aligned:
-        stored = _values(packs, name, count, slots)
-        _refuse(packs, name, padding & (stored != pad_value(name)))
-        flat = np.ascontiguousarray(stored).reshape(-1).view(np.uint8)
-        size = stored.itemsize
-        different = _first_difference(
-            packs.offsets, of_rows, packs.starts, packs.lengths, rows.addresses[name], size, slots * size, flat
-        )
-        if different >= 0:
-            pack = packs.first + int(np.searchsorted(packs.offsets, different, side="right")) - 1
+        stored, right = _values(packs, name, *positions.shape), rows.values[name][tokens]
+        _refuse(packs, name, ~is_token & (stored != pad_value(name)))
+        of_bits = np.dtype(f"u{right.itemsize}")  # NaN equals NaN
+        different = stored[is_token].view(of_bits) != right.view(of_bits)
+        if different.any():
+            sequence = int(np.searchsorted(ends, np.argmax(different), side="right"))
+            pack = packs.first + int(np.searchsorted(packs.offsets, sequence, side="right")) - 1
             raise FailedError(
-                f"{packs.path}: pack {pack}: {name} is not that of row {packs.indices[different]}; pack the table again"
+                f"{packs.path}: pack {pack}: {name} is not that of row {packs.indices[sequence]}; pack the table again"
             )
 
 
@@ -215,25 +217,6 @@ def _refuse(packs: _StoredPacks, name: str, wrong: AnyArray) -> None:
     if wrong.any():
         pack, slot = np.unravel_index(int(np.argmax(wrong)), wrong.shape)
         raise FailedError(f"{packs.path}: pack {packs.first + pack}: {name} is wrong at slot {slot}; pack the table again")
-
-
-def _expected_numbers(packs: _StoredPacks, slots: int) -> tuple[IntArray, IntArray]:
-    """Positions and numbers of sequences, [packs, L], from the lengths: each slot counts from the last start before it."""
-    count = packs.offsets.size - 1
-    of_pack = np.repeat(np.arange(count), np.diff(packs.offsets))
-    ends = np.cumsum(packs.lengths, dtype=np.int64)
-    before = np.concatenate([np.zeros(1, np.int64), ends])
-    begins = before[:-1] - before[packs.offsets[:-1]][of_pack]
-    used = np.diff(before[packs.offsets])
-    starts = np.zeros((count, slots + 1), np.int64)
-    starts[of_pack, begins] = begins
-    starts[np.arange(count), used] = used  # that of the padding; beyond the row where there is none
-    slot = np.arange(slots)
-    positions = slot - np.maximum.accumulate(starts[:, :slots], axis=1)
-    marks = np.zeros((count, slots), np.int64)
-    marks[of_pack, begins] = 1
-    numbers = np.where(slot < used[:, None], np.cumsum(marks, axis=1), 0)
-    return positions, numbers
 
 
 def _check_scalars(packs: _StoredPacks, layout: PackLayout, rows: GroupRows, of_rows: IntArray) -> None:
@@ -255,34 +238,3 @@ def _check_scalars(packs: _StoredPacks, layout: PackLayout, rows: GroupRows, of_
             if right is None or not (held.equals(right) or repr(held.to_pylist()) == repr(right.to_pylist())):
                 raise FailedError(f"{packs.location}: {name} is not that of the rows; pack the table again")
             first += len(chunk)
-
-
-@borrowing_kernel
-def _first_difference(
-    offsets: IntArray,
-    of_rows: IntArray,
-    starts: Int32Array,
-    lengths: Int32Array,
-    addresses: IntArray,
-    value_bytes: int,
-    row_bytes: int,
-    stored: ByteArray,
-) -> int:
-    """The first sequence whose stored values are not those of its row; -1 where all are."""
-    begin = address_of(stored)
-    for pack in range(offsets.size - 1):
-        at = begin + pack * row_bytes
-        for index in range(offsets[pack], offsets[pack + 1]):
-            size = as_word(lengths[index]) * value_bytes
-            source = addresses[of_rows[index]] + as_word(starts[index]) * value_bytes
-            done = as_word(0)
-            while done + 8 <= size:
-                if load_word(at + done) != load_word(source + done):
-                    return index
-                done += 8
-            while done < size:
-                if load_u8(at + done) != load_u8(source + done):
-                    return index
-                done += 1
-            at += size
-    return -1

@@ -27,7 +27,7 @@ from gaudi_bert.packing.algorithms import pack_histogram
 from gaudi_bert.packing.histogram import Histogram, form_groups, too_large_files
 from gaudi_bert.packing.mixture import Packing
 from gaudi_bert.tables.parts import TablePart, list_parts
-from gaudi_bert.tables.rows import GroupPart, GroupRows, RowSequences, cut_rows, read_rows
+from gaudi_bert.tables.rows import GroupRows, RowSequences, cut_rows, read_rows
 from gaudi_bert.tables.sources import TableColumns, check_same_columns, columns_of, table_files
 from gaudi_bert.tables.write_packs import PackLayout, PackSequences, write_table_shard
 
@@ -43,7 +43,7 @@ class GroupedTable:
     files: Sequence[Path]
     file_rows: Sequence[int]
     columns: TableColumns
-    groups: Sequence[Sequence[GroupPart]]
+    groups: Sequence[Sequence[TablePart]]
 
     @property
     def rows(self) -> int:
@@ -57,29 +57,24 @@ def open_table(source: str | Path, settings: TableSettings, reporter: Reporter) 
     columns = columns_of(files[0], settings.columns, settings.input_column)
     check_same_columns(files, columns)
     columns.check_storable(files[0])
-    parts = [list_parts(file, columns.stored_names, settings.group_sequences, settings.group_bytes) for file in files]
-    file_rows = [sum(part.rows for part in of_file) for of_file in parts]
-    if not sum(file_rows):
-        raise InputError(f"{source}: the table holds no row; there is nothing to pack")
-    groups = _form_groups(parts, file_rows, settings, reporter)
-    return GroupedTable(files, file_rows, columns, groups)
-
-
-def _form_groups(
-    parts: Sequence[Sequence[TablePart]], file_rows: Sequence[int], settings: TableSettings, reporter: Reporter
-) -> list[list[GroupPart]]:
-    first_rows = np.cumsum(file_rows) - file_rows
-    listed = [GroupPart(part, first) for of_file, first in zip(parts, first_rows.tolist(), strict=True) for part in of_file]
     limits = settings.group_sequences, settings.group_bytes
-    large = too_large_files(listed, *limits)
+    parts: list[TablePart] = []
+    file_rows: list[int] = []
+    for file in files:
+        before, of_file = sum(file_rows), list_parts(file, columns.stored_names, *limits)
+        parts += [part._replace(table_row=before + part.first_row) for part in of_file]
+        file_rows.append(sum(part.rows for part in of_file))
+    if not parts:
+        raise InputError(f"{source}: the table holds no row; there is nothing to pack")
+    large = too_large_files(parts, *limits)
     if large:
         largest = max(large, key=lambda part: part.bytes)
         reporter.say(
-            f"{largest.part.path.name}: {largest.sequences:,} rows, about {largest.bytes:,} bytes, must be "
+            f"{largest.path.name}: {largest.rows:,} rows, about {largest.bytes:,} bytes, must be "
             f"read at once: larger than a group may be ({limits[0]:,} rows, {limits[1]:,} bytes), so they are a group; "
             f"there are {len(large):,} such parts"
         )
-    return form_groups(listed, *limits, settings.seed)
+    return GroupedTable(files, file_rows, columns, form_groups(parts, *limits, settings.seed))
 
 
 # --- one group: read, cut, packed, written; a pure function of its rows and the settings
@@ -167,8 +162,8 @@ def _too_long_rows(table: GroupedTable, settings: TableSettings) -> str:
     """Return how many rows of the table are too long, and the first of them."""
     count, longest, first = 0, 0, ""
     columns = table.columns.tokens_only()
-    for each in sorted((each for group in table.groups for each in group), key=lambda each: each.name):
-        part, lengths = each.part, read_rows([each], columns, keep_values=False).lengths
+    for part in sorted((part for group in table.groups for part in group), key=lambda part: part.name):
+        lengths = read_rows([part], columns, keep_values=False).lengths
         too_long = np.flatnonzero(lengths > settings.most_tokens)
         if too_long.size and not count:
             first = f"{part.path}: row {part.first_row + too_long[0]}: has {lengths[too_long[0]]} tokens"

@@ -109,7 +109,7 @@ class _TableWriter:
 
     def prepare(self, numbers: Sequence[int]) -> tuple[Sequence[Sequence[Path]], float]:
         """Return the rows of these groups; the files of a table are here already."""
-        return [()] * len(numbers), sum(share.part.rows for number in numbers for share in self.table.groups[number])
+        return [()] * len(numbers), sum(part.rows for number in numbers for part in self.table.groups[number])
 
     def write_group(self, number: int, task: Task) -> GroupManifest:
         """Read, pack and write one group."""

@@ -33,6 +33,7 @@ class TablePart(NamedTuple):
         position: number of the row group or the batch; for JSON, the byte at which the block begins.
         start: rows of the row group or the batch before this part.
         step: rows of each part of the row group or the batch but the last; for JSON, bytes of the block.
+        table_row: number of its first row in the table.
     """
 
     path: Path
@@ -42,6 +43,17 @@ class TablePart(NamedTuple):
     position: int
     start: int
     step: int
+    table_row: int = 0
+
+    @property
+    def name(self) -> str:
+        """Key that sorts parts in the order of the table."""
+        return f"{self.table_row:020d}"
+
+    @property
+    def sequences(self) -> int:
+        """Rows of the part."""
+        return self.rows
 
 
 def table_schema(path: Path) -> Any:

@@ -1,13 +1,14 @@
 """The rows of a group of a table: read and checked, cut into sequences.
 
-No value of a list is copied or becomes a Python object: of each row and aligned column there is the address of the first
-value. What is checked of every row: it is there and not empty, its aligned columns are as long as its `input_ids`, no value
-is missing, no token id is negative, no token is masked out as padding. The first wrong row is named.
+No value becomes a Python object. What is checked of every row: it is there and not empty, its aligned columns are as long as
+its `input_ids`, no value is missing, no token id is negative, no token is masked out as padding. The first wrong
+row is named.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import itertools
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,27 +31,10 @@ class ListValues(NamedTuple):
     values: AnyArray
     offsets: AnyArray
 
-
-class GroupPart(NamedTuple):
-    """A part of a group; `first_row` is the number of the first row of its file in the table."""
-
-    part: TablePart
-    first_row: int
-
     @property
-    def name(self) -> str:
-        """Key that sorts parts in the order of the table."""
-        return f"{self.first_row + self.part.first_row:020d}"
-
-    @property
-    def sequences(self) -> int:
-        """Rows of the part."""
-        return self.part.rows
-
-    @property
-    def bytes(self) -> int:
-        """About what they take in memory."""
-        return self.part.bytes
+    def used(self) -> AnyArray:
+        """The values of all rows, and no others."""
+        return self.values[self.offsets[0] : self.offsets[-1]]
 
 
 class GroupRows(NamedTuple):
@@ -59,44 +43,48 @@ class GroupRows(NamedTuple):
     Attributes:
         lengths: int32 [rows].
         numbers: int64 [rows], their numbers in the table, from 0.
-        addresses: int64 [rows] for each aligned column, if they are read.
+        values: of each aligned column, if they are read: the values of all rows, one after the other.
         scalars: a pyarrow table of the scalar columns.
-        owners: of the memory at `addresses`.
     """
 
     lengths: Int32Array
     numbers: IntArray
-    addresses: dict[str, IntArray]
+    values: dict[str, AnyArray]
     scalars: Any
-    owners: list[AnyArray]
+
+    def tokens_of(self, rows: IntArray, starts: Int32Array, lengths: Int32Array) -> IntArray:
+        """Return which of `values` are in these runs of tokens, int64: of which row, from where on, how many."""
+        begins = (np.cumsum(self.lengths, dtype=np.int64) - self.lengths)[rows] + starts
+        ends = np.cumsum(lengths, dtype=np.int64)
+        tokens: IntArray = np.repeat(begins - ends + lengths, lengths)
+        tokens += np.arange(tokens.size)
+        return tokens
 
 
 def read_rows(
-    parts: Sequence[GroupPart], columns: TableColumns, *, keep_values: bool = True, threads: bool = True
+    parts: Sequence[TablePart], columns: TableColumns, *, keep_values: bool = True, threads: bool = True
 ) -> GroupRows:
     """Read and check the rows of these parts.
 
     The parts of a file are adjacent and in order. Without `keep_values` only lengths are read: values are dropped at once.
     """
-    pyarrow = require_pyarrow()
-    lengths, numbers, tables = [np.zeros(0, np.int32)], [np.zeros(0, np.int64)], []
-    addresses: dict[str, list[IntArray]] = {name: [np.zeros(0, np.int64)] for name in columns.aligned if keep_values}
-    owners: list[AnyArray] = []
-    for each, table in _part_tables(parts, columns, threads):
-        lists = _checked_lists(each.part, table, columns)
-        lengths.append(np.diff(lists[TOKENS_COLUMN].offsets).astype(np.int32))
-        numbers.append(np.arange(table.num_rows) + (each.first_row + each.part.first_row))
-        tables.append(table.select(list(columns.scalars)))
-        for name, of_rows in addresses.items():
-            values, offsets = lists[name]
-            owners.append(values)
-            of_rows.append(offsets[:-1].astype(np.int64) * values.itemsize + values.ctypes.data)
+    lengths, numbers, scalars = [], [], []
+    values: dict[str, list[AnyArray]] = {name: [] for name in columns.aligned if keep_values}
+    for _, of_file in itertools.groupby(parts, key=lambda part: part.path):
+        listed = list(of_file)
+        for part, stored in zip(listed, read_parts(listed, columns.stored_names, columns.schema, threads), strict=True):
+            table = stored.rename_columns(columns.names)
+            lists = _checked_lists(part, table, columns)
+            lengths.append(np.diff(lists[TOKENS_COLUMN].offsets).astype(np.int32))
+            numbers.append(np.arange(table.num_rows) + part.table_row)
+            scalars.append(table.select(list(columns.scalars)))
+            for name, of_parts in values.items():
+                of_parts.append(lists[name].used)
     return GroupRows(
         np.concatenate(lengths),
         np.concatenate(numbers),
-        {name: np.concatenate(of_rows) for name, of_rows in addresses.items()},
-        pyarrow.concat_tables(tables) if columns.scalars else None,
-        owners,
+        {name: np.concatenate(of_parts) for name, of_parts in values.items()},
+        require_pyarrow().concat_tables(scalars) if columns.scalars else None,
     )
 
 
@@ -108,17 +96,8 @@ def table_lengths(files: Sequence[Path], tokens: str = TOKENS_COLUMN) -> Int32Ar
     lengths = [np.zeros(0, np.int32)]
     for file in files:
         for part in list_parts(file, columns.stored_names, _ROWS_AT_ONCE, _BYTES_AT_ONCE):
-            lengths.append(read_rows([GroupPart(part, 0)], columns, keep_values=False).lengths)
+            lengths.append(read_rows([part], columns, keep_values=False).lengths)
     return np.concatenate(lengths)
-
-
-def _part_tables(parts: Sequence[GroupPart], columns: TableColumns, threads: bool) -> Iterable[tuple[GroupPart, Any]]:
-    of_files: dict[Path, list[GroupPart]] = {}
-    for each in parts:
-        of_files.setdefault(each.part.path, []).append(each)
-    for of_file in of_files.values():
-        tables = read_parts([each.part for each in of_file], columns.stored_names, columns.schema, threads)
-        yield from zip(of_file, (table.rename_columns(columns.names) for table in tables), strict=True)
 
 
 def _checked_lists(part: TablePart, table: Any, columns: TableColumns) -> dict[str, ListValues]:
@@ -127,35 +106,28 @@ def _checked_lists(part: TablePart, table: Any, columns: TableColumns) -> dict[s
     lengths = np.diff(tokens.offsets)
     _refuse_rows(part, lengths == 0, "has no token; leave empty rows out")
     _refuse_rows(part, lengths > _LARGEST_LENGTH, "is too long; split it, or leave it out")
-    used = tokens.values[tokens.offsets[0] : tokens.offsets[-1]]
-    wrong = first_not_whole(used, 0, MOST_TOKEN_ID)
+    wrong = first_not_whole(tokens.used, 0, MOST_TOKEN_ID)
     if wrong >= 0:
         row = int(np.searchsorted(tokens.offsets[1:] - tokens.offsets[0], wrong, side="right"))
-        reason = f"input_ids holds {used[wrong]}; token ids are 0 to {MOST_TOKEN_ID}"
+        reason = f"input_ids holds {tokens.used[wrong]}; token ids are 0 to {MOST_TOKEN_ID}"
         _refuse_rows(part, np.arange(lengths.size) == row, reason)
     for name, others in lists.items():
-        _refuse_unequal(part, name, np.diff(others.offsets), lengths, "give as many, or leave the column out with --columns")
+        row = int(np.argmax(np.diff(others.offsets) != lengths))
+        reason = f"{name} has {others.offsets[row + 1] - others.offsets[row]} values for {lengths[row]} input_ids"
+        remedy = "give as many, or leave the column out with --columns"
+        _refuse_rows(part, np.diff(others.offsets) != lengths, f"{reason}; {remedy}")
     if MASK_COLUMN in lists:
         mask = lists[MASK_COLUMN]
-        used = mask.values[mask.offsets[0] : mask.offsets[-1]]
-        if used.size and used.min() == 0:  # the row would be packed with its padding, as if that were tokens
+        if mask.used.size and mask.used.min() == 0:  # the row would be packed with its padding, as if that were tokens
             reason = "attention_mask holds a 0, so the row is padded; tokenise without padding, or cut the padding off"
-            _refuse_rows(part, np.logical_or.reduceat(used == 0, mask.offsets[:-1] - mask.offsets[0]), reason)
+            _refuse_rows(part, np.logical_or.reduceat(mask.used == 0, mask.offsets[:-1] - mask.offsets[0]), reason)
     return lists
 
 
-def _refuse_rows(part: TablePart, wrong: BoolArray, reason: str | Callable[[int], str]) -> None:
-    """Refuse the first of the rows that are wrong; `reason` may depend on it."""
+def _refuse_rows(part: TablePart, wrong: BoolArray, reason: str) -> None:
+    """Refuse the first of the rows that are wrong."""
     if wrong.any():
-        row = int(np.argmax(wrong))
-        raise InputError(f"{part.path}: row {part.first_row + row}: {reason if isinstance(reason, str) else reason(row)}")
-
-
-def _refuse_unequal(part: TablePart, name: str, sizes: AnyArray, lengths: AnyArray, remedy: str) -> None:
-    """Refuse the first row in which a column has not as many values as there are tokens."""
-    _refuse_rows(
-        part, sizes != lengths, lambda row: f"{name} has {sizes[row]} values for {lengths[row]} input_ids; {remedy}"
-    )
+        raise InputError(f"{part.path}: row {part.first_row + int(np.argmax(wrong))}: {reason}")
 
 
 def list_values(path: Path, first_row: int, name: str, column: Any) -> ListValues:

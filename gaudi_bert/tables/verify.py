@@ -124,7 +124,7 @@ class _TableReader:
     def read(self, manifests: Iterable[GroupManifest]) -> Iterator[ReadGroup]:
         """Read groups, and compare each with its rows; every group has its own bound."""
         table, settings, sha256 = self._table, self._settings, self._signature.sha256
-        rows = sum(share.part.rows for group in self.run.share_of(table.groups) for share in group)
+        rows = sum(part.rows for group in self.run.share_of(table.groups) for part in group)
         with self.run.reporter.task("verify", rows, "rows") as task:
             for stored in manifests:
                 names = [path.name for path in self.folder.shards_of(stored.group)]

@@ -17,11 +17,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gaudi_bert.artefacts.shards import Shard
-from gaudi_bert.common.arrays import NOT_PREDICTED, AnyArray, ByteArray, Int32Array, IntArray
+from gaudi_bert.common.arrays import NOT_PREDICTED, AnyArray, Int32Array, IntArray
 from gaudi_bert.common.arrow import require_pyarrow
 from gaudi_bert.common.compiled import borrowing_kernel
 from gaudi_bert.common.files import atomic_file
-from gaudi_bert.common.memory import address_of, as_word, copy_bytes
 from gaudi_bert.tables.rows import GroupRows
 from gaudi_bert.tables.sources import LABELS_COLUMN, TableColumns, is_list
 from gaudi_bert.tfrecords.files import input_file
@@ -88,9 +87,7 @@ def write_table_shard(
     ):
         for start in range(first, last, most):
             end = min(start + most, last)
-            columns = _index_columns(rows, packs, start, end)
-            columns |= _token_columns(layout, rows, packs, start, end)
-            columns |= _scalar_columns(layout, scalars, packs, start, end)
+            columns = _columns(layout, rows, packs, scalars, start, end)
             writer.write_batch(pyarrow.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema))
     return Shard(name=path.name, packs=last - first, **input_file(path).identity)
 
@@ -123,62 +120,37 @@ def _encodings(layout: PackLayout) -> dict[str, Any]:
     }
 
 
-def _index_columns(rows: GroupRows, packs: PackSequences, first: int, last: int) -> dict[str, Any]:
+def _columns(
+    layout: PackLayout, rows: GroupRows, packs: PackSequences, scalars: Any, first: int, last: int
+) -> dict[str, Any]:
+    """All columns of the packs `first` .. `last` - 1, as pyarrow arrays."""
     pyarrow = require_pyarrow()
-    begin, end = packs.offsets[first], packs.offsets[last]
-    offsets = _offsets(packs, first, last)
-    values: dict[str, AnyArray] = {"seq_lens": packs.lengths, "starts": packs.starts}
-    columns = {name: _lists(offsets, pyarrow.array(of[begin:end])) for name, of in values.items()}
-    columns["indices"] = _lists(offsets, pyarrow.array(rows.numbers[packs.rows[begin:end]]))
-    return columns
+    slots, (begin, end) = layout.max_sequence_length, packs.offsets[[first, last]].tolist()
+    of_rows, starts, lengths = packs.rows[begin:end], packs.starts[begin:end], packs.lengths[begin:end]
+    offsets = pyarrow.array((packs.offsets[first : last + 1] - begin).astype(np.int32))
 
+    def lists(values: Any, kind: Any = None) -> Any:
+        return pyarrow.ListArray.from_arrays(offsets, values, type=kind)
 
-def _token_columns(layout: PackLayout, rows: GroupRows, packs: PackSequences, first: int, last: int) -> dict[str, Any]:
-    pyarrow = require_pyarrow()
-    slots = layout.max_sequence_length
+    counted: dict[str, AnyArray] = {"seq_lens": lengths, "starts": starts, "indices": rows.numbers[of_rows]}
+    columns = {}
+    for name, each in counted.items():
+        array = pyarrow.array(each)
+        columns[name] = lists(array, _list(array.type))
     positions, numbers = (np.empty((last - first) * slots, np.int32) for _ in range(2))
     _number(packs, first, last, slots, positions, numbers)
-    columns = {"position_ids": _rows(pyarrow.array(positions), slots), "sequence_ids": _rows(pyarrow.array(numbers), slots)}
+    along = {"position_ids": pyarrow.array(positions), "sequence_ids": pyarrow.array(numbers)}
+    tokens, is_token = rows.tokens_of(of_rows, starts, lengths), numbers > 0
     for name, kind in layout.columns.aligned.items():
-        # (`to_pandas_dtype` would say the same, and needs pandas.)
-        stored = np.dtype(np.uint8) if pyarrow.types.is_boolean(kind) else pyarrow.array([], kind).to_numpy().dtype
-        padding = np.full(slots, pad_value(name), stored)
-        values = np.empty((last - first) * slots, stored)
-        _gather(packs, first, last, rows.addresses[name], padding.view(np.uint8), padding.itemsize, values.view(np.uint8))
-        columns[name] = _rows(pyarrow.array(values).cast(kind), slots)
-    return columns
-
-
-def _scalar_columns(layout: PackLayout, scalars: Any, packs: PackSequences, first: int, last: int) -> dict[str, Any]:
-    pyarrow = require_pyarrow()
-    begin, end = int(packs.offsets[first]), int(packs.offsets[last])
-    offsets = pyarrow.array(_offsets(packs, first, last))
-    columns = {}
+        values = np.full(is_token.size, pad_value(name), rows.values[name].dtype)
+        values[is_token] = rows.values[name][tokens]
+        along[name] = pyarrow.array(values).cast(kind)
+    for name, array in along.items():
+        columns[name] = pyarrow.FixedSizeListArray.from_arrays(array, type=_list(array.type, slots))
     for name in layout.columns.scalars:
         values = scalars.column(name).slice(begin, end - begin)
-        values = values.chunk(0) if values.num_chunks == 1 else values.combine_chunks()
-        columns[name] = pyarrow.ListArray.from_arrays(offsets, values)
+        columns[name] = lists(values.chunk(0) if values.num_chunks == 1 else values.combine_chunks())
     return columns
-
-
-def _offsets(packs: PackSequences, first: int, last: int) -> AnyArray:
-    """int32 [packs + 1]: where the sequences of each pack begin among those of the packs `first` .. `last` - 1."""
-    offsets: IntArray = packs.offsets[first : last + 1] - packs.offsets[first]
-    return offsets.astype(np.int32)
-
-
-def _lists(offsets: AnyArray, values: Any) -> Any:
-    pyarrow = require_pyarrow()
-    return pyarrow.ListArray.from_arrays(pyarrow.array(offsets), values, type=_list(values.type))
-
-
-def _rows(values: Any, slots: int) -> Any:
-    return require_pyarrow().FixedSizeListArray.from_arrays(values, type=_list(values.type, slots))
-
-
-# --- rows of packs, gathered from the rows of a table (numba kernels)
-#
-# Values are copied as bytes, whatever their type; what follows them is copied from a row of padding.
 
 
 class PackSequences(NamedTuple):
@@ -200,25 +172,6 @@ class PackSequences(NamedTuple):
     def packs(self) -> int:
         """Number of packs."""
         return self.offsets.size - 1
-
-
-@borrowing_kernel
-def _gather(
-    packs: PackSequences, first: int, last: int, addresses: IntArray, padding: ByteArray, value_bytes: int, out: ByteArray
-) -> None:
-    """Fill `out` with the values of one column in the packs `first` .. `last` - 1.
-
-    `addresses`, int64 [rows], are of the first value of each row; `padding` is a row of nothing but padding.
-    """
-    at, pad = address_of(out), address_of(padding)
-    for pack in range(first, last):
-        end = at + padding.size
-        for index in range(packs.offsets[pack], packs.offsets[pack + 1]):
-            size = as_word(packs.lengths[index]) * value_bytes
-            copy_bytes(at, addresses[packs.rows[index]] + as_word(packs.starts[index]) * value_bytes, size)
-            at += size
-        copy_bytes(at, pad, end - at)
-        at = end
 
 
 @borrowing_kernel

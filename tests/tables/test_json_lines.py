@@ -1,4 +1,4 @@
-"""Lines of JSON are looked at before pyarrow gets them: on some it ends the process, of others it makes several rows."""
+"""A line of JSON is a row, value for value, or is refused by its number."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 pytest.importorskip("pyarrow", exc_type=ImportError)
+
+import pyarrow
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import LONGEST_ROW_BYTES
@@ -35,35 +37,53 @@ def rows_of(path: Path) -> list[dict]:
 
 
 @pytest.mark.parametrize(
-    ("content", "reason"),
+    ("content", "row"),
     [
-        (b"null\n" + GOOD, "row 0: 'null' is not one JSON object"),
-        (GOOD + b"null\n", "row 1: 'null' is not one JSON object"),
-        (GOOD + b"[1]\n", "row 1: '.1.' is not one JSON object"),
-        (GOOD + b"7\n", "row 1: '7' is not one JSON object"),
-        (GOOD + b"\n\n" + b'"x"\n', "row 1: .* is not one JSON object"),
-        (GOOD + b"{} null\n", "row 1: .* is not one JSON object"),
-        (GOOD + b'{"a": [1]}{"a": [2]}\n', "row 1: .* is not one JSON object"),
-        (GOOD + b'{"a": [1]}]\n', "row 1: .* is not one JSON object"),
-        (GOOD + b'{"a":\n[1]}\n', "row 1: .* is not JSON, it ends too soon"),
-        (GOOD + b'{"a": "x', "row 1: .* is not JSON, it ends too soon"),
-        (GOOD + b'{"a": "x\\"}\n', "row 1: .* is not JSON, it ends too soon"),
-        (nested(b"[]", 20_000), "row 0: .* is nested deeper than 64 levels"),
-        (nested(b'{"a":}', 20_000), "row 0: .* is nested deeper than 64 levels"),
-        (GOOD + nested(b"[]", 64), "row 1: .* is nested deeper than 64 levels"),
-        (GOOD + b'{"a": [9223372036854775808]}\n', "row 1: .* holds an integer that does not fit into 64 bits"),
-        (b'{"a": ' + b"9" * 5000 + b"}\n", "row 0: .* holds an integer that does not fit into 64 bits"),
-        (GOOD + b'{"a": [1], "\xff": 2}\n', "row 1: is not UTF-8"),
-        (GOOD + b'{"a": [1], "b": "\\ud800"}\n', "row 1: "),
-        (b"\x00\n", "row 0: .* is not one JSON object"),
+        (b"null\n" + GOOD, 0),
+        (GOOD + b"null\n", 1),
+        (GOOD + b"[1]\n", 1),
+        (GOOD + b"\n\n" + b'"x"\n', 1),
+        (GOOD + b"{} null\n", 1),
+        (GOOD + b'{"a": [1]}{"a": [2]}\n', 1),
+        (GOOD + b'{"a": [1]}]\n', 1),
+        (GOOD + b'{"a":\n[1]}\n', 1),
+        (GOOD + b'{"a": "x', 1),
+        (GOOD + b'{"a": [1], "a": [2]}', 1),
+        (nested(b"[]", 20_000), 0),
+        (nested(b'{"a":}', 20_000), 0),
+        (GOOD + nested(b"[]", 64), 1),
+        (GOOD + b'{"a": [9223372036854775808]}\n', 1),
+        (b'{"a": ' + b"9" * 5000 + b"}\n", 0),
+        (GOOD + b'{"a": [1], "\xff": 2}\n', 1),
+        (b'{"a": [1.5], "b": [true]}\n' * 5000 + b'{"a": [true]}\n', 5000),
+        (b'{"a": ["b"]}\n' * 5000 + b'{"a": "b"}\n', 5000),
+        (GOOD + b'{"a": [1], "b": "\\ud800"}\n', 1),
+        (b"\x00\n", 0),
     ],
 )
-def test_what_is_no_row_is_named(tmp_path: Path, content: bytes, reason: str) -> None:
+def test_the_first_row_that_is_none_is_named(tmp_path: Path, content: bytes, row: int) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_bytes(content)
-    with pytest.raises(InputError, match=rf"^{path}: {reason}") as caught:
+    with pytest.raises(InputError, match=rf"^{path}: row {row}: ") as caught:
         rows_of(path)
-    assert len(str(caught.value)) < len(str(path)) + 300
+    assert len(str(caught.value)) < len(str(path)) + 400
+
+
+@pytest.mark.parametrize(
+    "later", [{"n": 1.5}, {"b": 1}, {"n": True}, {"m": {"y": 1}}, {"n": [1]}, {"t": 1}, {"t": "", "n": "1"}]
+)
+def test_rows_follow_the_first_ones(tmp_path: Path, later: dict) -> None:
+    schema = pyarrow.schema(
+        [("n", pyarrow.int64()), ("m", pyarrow.struct([("x", pyarrow.int64())])), ("t", pyarrow.string())]
+    )
+    path = tmp_path / "rows.jsonl"
+    rows = [{"n": 1, "m": {"x": 2}, "t": "a"}, {"n": None, "m": {}}, later]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    size = path.stat().st_size
+    with pytest.raises(InputError, match=r"rows\.jsonl: row 9: "):
+        read_json_lines(path, 0, size, 7, schema)
+    good = read_json_lines(path, 0, size - len(json.dumps(later)) - 1, 7, schema).to_pylist()
+    assert good == [{"n": 1, "m": {"x": 2}, "t": "a"}, {"n": None, "m": {"x": None}, "t": None}]
 
 
 def test_a_line_without_end_is_refused(tmp_path: Path) -> None:
@@ -90,8 +110,8 @@ ROUNDED = 2**53 + 1
     ("rows", "row"),
     [
         ([{"a": 1.0}, {"a": ROUNDED}], 1),
-        ([{"a": -ROUNDED}, {"a": 1.5}], 0),
-        ([{"a": 1.0, "t": str(ROUNDED)}] * 7 + [{"a": 2**63 - 1, "t": "x"}, {"a": 2**62, "t": "x"}], 7),
+        ([{"a": -ROUNDED}, {"a": 1.5}], 1),
+        ([{"a": 1.0, "t": str(ROUNDED)}] * 7 + [{"a": 2**63 - 1, "t": "x"}, {"a": 2**53, "t": "x"}], 7),
         ([{"a": {"b": [0.5, 1]}}, {"a": {"b": [1, ROUNDED]}}], 1),
         ([{"a": [{"b": 1.5}, {"b": None}]}, {}, {"a": [{}, {"b": ROUNDED}]}], 2),
     ],
@@ -101,7 +121,7 @@ def test_a_number_that_its_column_does_not_hold_is_refused(tmp_path: Path, rows:
     path = tmp_path / "rows.jsonl"
     lines = [json.dumps(each) + "\n" for each in rows]
     path.write_text(start + "".join(lines), encoding="utf-8")
-    with pytest.raises(InputError, match=rf"row {row}: column 'a' holds -?\d+, which is -?\d+ in a column with fractions"):
+    with pytest.raises(InputError, match=rf"row {row}: .*\d{{16}}"):
         rows_of(path)
     path.write_text(start + "".join(lines[:row] + lines[row + 1 :]), encoding="utf-8")
     assert len(rows_of(path)) == len(rows) - 1
@@ -115,7 +135,7 @@ def test_what_looks_odd_and_is_sound(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_bytes(b"\xef\xbb\xbf" + "\r\n".join(json.dumps(row, ensure_ascii=False) for row in rows).encode())
     identical(rows_of(path), rows)
-    rows = [{"n": 2**53 + 1, "of": 1.5, "t": "12345678901234567"}, {"n": 2**62 + 1, "of": 2**60, "t": ""}]
+    rows = [{"n": 2**53 + 1, "of": 1.5, "t": "12345678901234567"}, {"n": 2**62 + 1, "of": 2**53, "t": ""}]
     path.write_text("\n".join(map(json.dumps, rows)))
     identical(rows_of(path), rows)
     path.write_bytes(nested(b"[]", 63))
