@@ -8,9 +8,9 @@ import numpy as np
 
 from gaudi_bert.config.sections import TaskSettings
 from gaudi_bert.engines.choose import load_engine
-from gaudi_bert.engines.protocol import Communicator
+from gaudi_bert.engines.protocol import Communicator, ModelSpec
 from gaudi_bert.rows.tokenizer import open_tokenizer
-from gaudi_bert.tasks.models.task_models import open_model, read_task_folder, start_weights
+from gaudi_bert.tasks.models.task_models import read_task_folder, start_weights
 from gaudi_bert.tasks.task_data import TaskData, TaskEvaluation, tokenized_file
 from tests.builders.agree import agree
 
@@ -35,7 +35,9 @@ def test_the_shares_of_any_number_of_processes_add_up_to_the_whole(files, finish
     task = folder.make_task()
     sequences, rows = tokenized_file(path, folder.task, TaskSettings(), open_tokenizer(model), folder.labels, 61)
     data = TaskData.planned(path, "", rows, sequences, max_sequence_length=61, algorithm="optimal", depth=2)
-    bert = open_model(start_weights(model, task, lacks_head=False), task.head, load_engine("tensorflow"))
+    start = start_weights(model, task, lacks_head=False)
+    bert = load_engine("tensorflow").build(ModelSpec(start.config, task.head), seed=None)
+    bert.load_values(start.variables)
     held_out = TaskEvaluation(task, data, batch_packs=2, seed=3, best_metric=task.best_metric)
     whole = one.become(0, 1)
     expected = held_out.evaluate(bert, one)
