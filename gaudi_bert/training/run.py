@@ -260,7 +260,12 @@ def _run_folder(
         if folder.is_dir():  # not every process may see it
             log = "engine.log" if watched.is_first else f"engine-{watched.rank}.log"
             stack.enter_context(native_lines_to(folder / log))
-        yield _as_begun(context)
+        # It continues as it began: compiled dropout draws other masks, and other processes would share other packs.
+        begun = watched.from_first(lambda: beginning_of(context.checkpoints))
+        begun_by, compiled = begun or (watched.size, device.compiles)
+        if compiled and not device.compiles:
+            reporter.say("note: the run began with a compiled step, and here it is not; dropout masks differ from now on")
+        yield replace(context, compiled=compiled and device.compiles, begun_by=begun_by)
 
 
 def _nothing_to_do(folder: Path, signature: Signature) -> str:
@@ -334,19 +339,3 @@ def _fewer_updates(settings_file: Path, signature: Signature) -> int | None:
         return None
     requested["settings"]["training"]["updates"] = before
     return before if stored == requested else None
-
-
-# --- What every process decides alone
-
-
-def _as_begun(context: RunContext[R]) -> RunContext[R]:
-    """A run that continues as it began: compiled dropout draws other masks, and other processes would share other packs."""
-    communicator, device = context.communicator, context.device
-    begun = communicator.from_first(lambda: beginning_of(context.checkpoints))
-    if begun is None:
-        return replace(context, compiled=device.compiles, begun_by=communicator.size)
-    processes, compiled = begun
-    if compiled and not device.compiles:
-        note = "note: the run began with a compiled step, and here it is not; dropout masks differ from now on"
-        context.reporter.say(note)
-    return replace(context, compiled=compiled and device.compiles, begun_by=processes)

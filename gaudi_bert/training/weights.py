@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import fnmatch
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -43,14 +43,13 @@ class Weights:
     """A model as it was stored.
 
     `config` is None where a TF1 checkpoint comes without its config; heads and pooler may be missing from `variables` unless
-    the model is ours; `settings` are those of a checkpoint of ours.
+    the model is ours.
     """
 
     path: Path
     kind: Literal["gaudi-bert", "huggingface", "google"]
     config: BertConfig | None
     variables: WeightArrays
-    settings: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def missing(self) -> list[str]:
@@ -74,7 +73,7 @@ def read_weights(path: Path | str) -> Weights:
         file = find_checkpoint(path)
         stored = read_checkpoint(file)
         config = BertConfig.from_json(stored.settings["model"]) if "model" in stored.settings else None
-        weights = Weights(file, "gaudi-bert", config, stored.variables, stored.settings)
+        weights = Weights(file, "gaudi-bert", config, stored.variables)
     for name, value in weights.variables.items():
         if not np.isfinite(value).all():
             raise InputError(f"{weights.path}: {name} is not finite (nan or infinite); give weights from before that")
