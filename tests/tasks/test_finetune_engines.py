@@ -220,15 +220,6 @@ def test_what_a_run_leaves(name: str, task: str, files: Any, model: Path, finish
         check_answers(out, task, lines_of(files[task][1]), lines_of(out / "predictions.jsonl"))
 
 
-def test_a_bare_encoder_and_its_own_head(files: dict[str, tuple[Path, Path]], tmp_path: Path) -> None:
-    write_encoder(tmp_path / "bare", "roberta")
-    listener = Listener()
-    run("classification", *files["classification"], tmp_path / "bare", tmp_path / "out", listener)
-    assert "; 4 variables start from random numbers" in listener.text
-    run("classification", *files["classification"], tmp_path / "out", tmp_path / "further", listener, dry_run=True)
-    assert "; 0 variables start from random numbers" in listener.text
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "changes_them"), [("deepseek", False), ("ibert", True)])
 def test_what_a_model_stores_beside_its_parameters(name: str, changes_them: bool, files: Any, tmp_path: Path) -> None:
