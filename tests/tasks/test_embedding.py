@@ -178,7 +178,7 @@ def test_an_update_of_one_pair_with_a_cosine_of_its_own(model: Path, tmp_path: P
 
 def test_an_evaluation_file_of_another_kind(model: Path, tmp_path: Path) -> None:
     files = write_lines(tmp_path / "x.jsonl", pairs(12, 1)), write_lines(tmp_path / "y.jsonl", scored(5, 1))
-    with pytest.raises(InputError, match=r"y.jsonl: has two texts and a score, .*x.jsonl has an anchor and a positive"):
+    with pytest.raises(InputError, match=r"y.jsonl: line 1 .*x.jsonl has an anchor and a positive"):
         train(*files, model, tmp_path / "out")
 
 
