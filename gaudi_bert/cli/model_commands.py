@@ -11,7 +11,6 @@ from gaudi_bert.cli import arguments, output
 from gaudi_bert.common.progress import Reporter, count_of
 
 if TYPE_CHECKING:  # they need torch, and `--help` does without
-    from gaudi_bert.tasks.models.export import ExportResult
     from gaudi_bert.training.verify_model import VerifyModelResult
 
 Packed = Annotated[
@@ -117,13 +116,9 @@ def export(
 
     result = export.export(checkpoint, out, vocabulary=vocab, reporter=Reporter(), overwrite=overwrite)
     following = "finetune --task classification --data train.jsonl --out tuned/ " + output.words_of("--model", out)
-    output.print_result(result, json, _describe_export(result), following)
-
-
-def _describe_export(exported: ExportResult) -> list[str]:
-    vocabulary = f", with the vocabulary {exported.vocabulary}" if exported.vocabulary else ", without a vocabulary"
-    parameters = count_of(exported.parameters, "parameter")
-    return [f"{parameters} in {', '.join(exported.files)}{vocabulary}"]
+    vocabulary = f", with the vocabulary {result.vocabulary}" if result.vocabulary else ", without a vocabulary"
+    line = f"{count_of(result.parameters, 'parameter')} in {', '.join(result.files)}{vocabulary}"
+    output.print_result(result, json, [line], following)
 
 
 # --- tasks
