@@ -28,23 +28,19 @@ def pack_kind(folder: Path) -> PackKind | None:
     }
     kind = next((kind for kind, path in kinds.items() if path.exists()), None)
     if kind is None and not RowTables.path_in(folder).exists():
-        _refuse_unfinished(folder)
+        for path in filter(Path.is_file, settings_paths(folder)):
+            try:
+                command = _COMMANDS.get(read_signature(path).stage)
+            except InputError:  # the user's own file of this name
+                continue
+            if command is not None:
+                raise InputError(f"{folder}: packing has not finished; run the `{command}` that began it again, to its end")
     return kind
 
 
 def settings_paths(folder: Path) -> tuple[Path, Path]:
     """Return where the settings of packs are stored, of TFRecords and of tables; the metadata are written last."""
     return settings_path(folder, folder / METADATA_NAME), settings_path(folder, RowTables.path_in(folder))
-
-
-def _refuse_unfinished(folder: Path) -> None:
-    for path in filter(Path.is_file, settings_paths(folder)):
-        try:
-            command = _COMMANDS.get(read_signature(path).stage)
-        except InputError:  # the user's own file of this name
-            continue
-        if command is not None:
-            raise InputError(f"{folder}: packing has not finished; run the `{command}` that began it again, to its end")
 
 
 # --- tables of several lengths of rows

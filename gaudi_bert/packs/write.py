@@ -18,6 +18,7 @@ from gaudi_bert.artefacts.shards import index_bytes, index_path
 from gaudi_bert.artefacts.stage_run import StageRun
 from gaudi_bert.artefacts.store.mirrored_folder import is_mirrored, read_ahead
 from gaudi_bert.common.crc32c import crc32c
+from gaudi_bert.common.errors import FailedError
 from gaudi_bert.common.files import read_file
 from gaudi_bert.packs.formats import GroupWriter
 
@@ -49,8 +50,15 @@ class PackedOutput(GroupedOutput[int, GroupManifest]):
 
     def manifests(self, groups: Sequence[int]) -> Iterator[tuple[GroupManifest, int]]:
         """Yield the manifests of all groups, which must be there, and the CRC-32C of each."""
-        for group, manifest in self.require_completed(groups, self.command):
+        missing = set(groups)
+        for group, manifest in self.completed(groups):
+            missing.discard(group)
             yield manifest, crc32c(read_file(self.summary_path(group)))
+        if missing:
+            raise FailedError(
+                f"{self.folder}: {len(missing)} of {len(groups)} groups are not written, the first is"
+                f" group {min(missing)}; run `{self.command}` for them (without --finish) and then finish again"
+            )
 
 
 def write(
@@ -68,26 +76,20 @@ def write(
     with output.removed_on_bad_input() if removing else nullcontext():
         writer = open_writer()
         numbers = run.share_of(range(writer.groups))
-        written = 0 if run.finish else _write_groups(output, writer, numbers)
+        pending = [] if run.finish else output.missing(numbers)
+        paths, amount = writer.prepare(pending)
+        with output.reporter.task("write", amount, writer.unit) as task, read_ahead(paths) as batches:
+            for batch, number in enumerate(pending):
+                with batches.batch(batch), output.writing(number, f"{output.folder}: group {number}") as needed:
+                    if needed:
+                        writer.write_group(number, task).write(output.summary_path(number))
         if run.part is not None:
             sums = PackedSums()
-            for _, manifest in output.iter_completed(numbers):
+            for _, manifest in output.completed(numbers):
                 sums.add(manifest)
-            return GroupsResult(len(numbers), written, sums.sequences, sums.packs, sums.tokens)
+            return GroupsResult(len(numbers), len(pending), sums.sequences, sums.packs, sums.tokens)
     metadata = _finish(output, writer)
     return StageOutput(metadata, seconds=round(time.monotonic() - started, 3))
-
-
-def _write_groups(output: PackedOutput, writer: GroupWriter, numbers: Sequence[int]) -> int:
-    """Write the groups that have no manifest yet; return their number."""
-    pending = output.missing(numbers)
-    paths, amount = writer.prepare(pending)
-    with output.reporter.task("write", amount, writer.unit) as task, read_ahead(paths) as batches:
-        for batch, number in enumerate(pending):
-            with batches.batch(batch), output.writing(number, f"{output.folder}: group {number}") as needed:
-                if needed:
-                    writer.write_group(number, task).write(output.summary_path(number))
-    return len(pending)
 
 
 def _finish(output: PackedOutput, writer: GroupWriter) -> PackedMetadata:

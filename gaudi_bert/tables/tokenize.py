@@ -145,7 +145,7 @@ def _finish(
     identities: Sequence[dict[str, Any]],
 ) -> StageOutput[TokenisedTexts] | TokenisedShard:
     """Write tokens.json when all parts are there."""
-    files = tuple(output.completed(range(parts)).values())
+    files = tuple(file for _, file in output.completed(range(parts)))
     missing = parts - len(files)
     if missing:
         output.reporter.say(f"{shown_path(output.folder)}: {missing} of {parts} parts remain for other shards")
