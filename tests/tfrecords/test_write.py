@@ -27,7 +27,14 @@ from gaudi_bert.tfrecords.packed_folder import read_metadata
 from gaudi_bert.tfrecords.wire.example import decode_example
 from gaudi_bert.tfrecords.wire.framing import read_records
 from gaudi_bert.tfrecords.wire.schema import PackedSchema
-from gaudi_bert.tfrecords.write import available_bytes, buffer_bytes, group_memory_bytes, read_group, write
+from gaudi_bert.tfrecords.write import (
+    _available_bytes,
+    _group_memory_bytes,
+    _uncompressed_bytes,
+    buffer_bytes,
+    read_group,
+    write,
+)
 from tests.builders.folders import contents
 from tests.builders.machines import make_read_only, small_disk
 from tests.builders.packing_case import PackingCase, make_case, packed_keys, unpacked_key
@@ -279,7 +286,7 @@ def test_a_file_that_vanishes_is_said(large_case: PackingCase, tmp_path: Path, m
     records.mkdir()
     for path in large_case.records.iterdir():
         os.link(path, records / path.name)
-    usual = writing.uncompressed_bytes
+    usual = _uncompressed_bytes
     reads: list[str] = []
 
     def vanish(path: Path) -> int:
@@ -289,7 +296,7 @@ def test_a_file_that_vanishes_is_said(large_case: PackingCase, tmp_path: Path, m
             path.unlink()
         return size
 
-    monkeypatch.setattr(writing, "uncompressed_bytes", vanish)
+    monkeypatch.setattr(writing, "_uncompressed_bytes", vanish)
     with pytest.raises(InputError, match=r"part-\d: cannot read: No such file or directory"):
         write(records, large_case.plan, tmp_path / "out", a_run())
     assert not (tmp_path / "out" / "metadata.json").exists()
@@ -343,18 +350,18 @@ def test_the_estimate_is_a_little_below_what_a_group_takes(tmp_path: Path) -> No
     read = read_group(paths, group.files, PackedSchema.of(planned).unpacked, buffer, 1, lambda _: None)
     sizes = sum(int(read.rows[name].sum()) for name in ("ids_bytes", "length", "masked_ids_bytes", "positions_bytes"))
     taken = sizes + read.rows.nbytes + read.offsets.nbytes
-    assert 0.6 * taken < group_memory_bytes(group) < 1.1 * taken
+    assert 0.6 * taken < _group_memory_bytes(group) < 1.1 * taken
 
 
 def test_available_memory_is_that_of_the_machine_or_of_the_container(tmp_path: Path) -> None:
-    real = available_bytes()
+    real = _available_bytes()
     assert real is not None
     assert 2**20 < real < 2**50
     meminfo, cgroup = tmp_path / "meminfo", tmp_path / "cgroup"
-    assert available_bytes(meminfo, cgroup) is None
+    assert _available_bytes(meminfo, cgroup) is None
     meminfo.write_text("MemTotal:       99 kB\nMemAvailable:   50 kB\n")
     cgroup.mkdir()
     (cgroup / "memory.max").write_text("max\n")
-    assert available_bytes(meminfo, cgroup) == 50 * 1024
+    assert _available_bytes(meminfo, cgroup) == 50 * 1024
     (cgroup / "memory.max").write_text("2048\n")
-    assert available_bytes(meminfo, cgroup) == 2048
+    assert _available_bytes(meminfo, cgroup) == 2048

@@ -38,7 +38,9 @@ def encode_example(features: Mapping[str, Sequence[int] | Sequence[float] | AnyA
     for name in sorted(features, key=lambda key: key.encode("utf-8")):
         values = np.asarray(features[name])
         if values.size == 0 or values.dtype.kind in "iub":
-            kind, data = _INT64_LIST, _encode_varints(np.ascontiguousarray(values, dtype=np.int64).reshape(-1))
+            out = np.empty(10 * values.size, np.uint8)
+            size = _write_varints(np.ascontiguousarray(values, dtype=np.int64).reshape(-1), out)
+            kind, data = _INT64_LIST, out[:size].tobytes()
         elif values.dtype.kind == "f":
             kind, data = _FLOAT_LIST, np.ascontiguousarray(values, dtype="<f4").tobytes()
         else:
@@ -76,11 +78,6 @@ def _write_varints(values: IntArray, out: ByteArray) -> int:
         out[at] = np.uint8(rest)
         at += 1
     return at
-
-
-def _encode_varints(values: IntArray) -> bytes:
-    out = np.empty(10 * values.size, np.uint8)
-    return out[: _write_varints(values, out)].tobytes()
 
 
 def encode_varint(value: int) -> bytes:

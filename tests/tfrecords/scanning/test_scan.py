@@ -17,7 +17,7 @@ import pytest
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.tfrecords.scanning.file_contents import packed_pieces, sum_pieces, unpacked_pieces
 from gaudi_bert.tfrecords.scanning.fingerprint import CLASSES, add_hashes
-from gaudi_bert.tfrecords.scanning.scan import RecordScan, UnpackedFormat, canonical_example, scan_buffer, unpacked_schema
+from gaudi_bert.tfrecords.scanning.scan import RecordScan, UnpackedFormat, _canonical_example, scan_buffer, unpacked_schema
 from gaudi_bert.tfrecords.verify import verify
 from gaudi_bert.tfrecords.wire.example import decode_example
 from gaudi_bert.tfrecords.wire.schema import PackedSchema, RecordError, UnpackedSchema
@@ -68,7 +68,7 @@ def overlong_list(key: str, values: list) -> bytes:
 def test_the_canonical_form_is_protobufs_deterministic_serialisation() -> None:
     protobuf_example = pytest.importorskip("tests.oracles.protobuf_example", exc_type=ImportError)
     for features in map(sequence, range(20)):
-        assert canonical_example(example(features, encode=split_list), SCHEMA) == protobuf_example.serialize(features)
+        assert _canonical_example(example(features, encode=split_list), SCHEMA) == protobuf_example.serialize(features)
 
 
 @pytest.mark.parametrize("kind", ["repeated key", "second features", "merged value", "unknown fields"])
@@ -137,7 +137,7 @@ def broken(**changes) -> dict:
 )
 def test_what_is_ambiguous_is_refused_with_its_reason(features: dict, reason: str) -> None:
     with pytest.raises(RecordError, match=f".*{reason.replace('.', '[.]')}"):
-        canonical_example(example(features), SCHEMA)
+        _canonical_example(example(features), SCHEMA)
 
 
 def flipped(data: bytes, place: int) -> bytes:
@@ -163,7 +163,7 @@ def test_refusals_name_file_record_and_offset(tmp_path: Path, damage, reason: st
 
 
 def test_a_weight_of_minus_zero_is_zero() -> None:
-    assert canonical_example(example(broken(masked_lm_weights=(4, -0.0))), SCHEMA) == example(broken())
+    assert _canonical_example(example(broken(masked_lm_weights=(4, -0.0))), SCHEMA) == example(broken())
 
 
 def mixed(key: str, values: list) -> bytes:

@@ -17,7 +17,7 @@ import tests.oracles.wire as naive
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.tfrecords.wire import values as kernels
 from gaudi_bert.tfrecords.wire.example import decode_example, encode_example
-from gaudi_bert.tfrecords.wire.framing import RecordStream, frame, read_records, write_record
+from gaudi_bert.tfrecords.wire.framing import RecordStream, frame, read_records
 from gaudi_bert.tfrecords.wire.schema import MAX_TOKEN_ID, RecordError
 from gaudi_bert.tfrecords.wire.unpacked_encoder import encode_rows
 from tests.builders.machines import GuardedBuffer
@@ -130,7 +130,7 @@ def test_frames_are_those_of_the_twin() -> None:
         assert frame(payload) == naive.frame(payload)
     handle = io.BytesIO()
     for payload in PAYLOADS:
-        write_record(handle, payload)
+        handle.write(frame(payload))
     assert naive.unframe(handle.getvalue()) == (PAYLOADS, None)
 
 
