@@ -144,9 +144,10 @@ class RowReader:
         return self._characters(position, column, value)
 
     def _characters(self, position: RowPosition, column: str, text: str) -> str:
-        problem = _half_character(text)
-        if problem:
-            raise self.error(position, f"{column} {problem}", "write the other half too, or leave it out")
+        half = None if text.isascii() else _LONE_SURROGATE.search(text)
+        if half is not None:  # which no tokenizer takes
+            problem = f"{column} holds half a character, \\u{ord(half[0]):04x} at {half.start()}"
+            raise self.error(position, problem, "write the other half too, or leave it out")
         return text
 
     def _label(self, position: RowPosition, record: Record) -> str | tuple[str, ...] | float:
@@ -185,7 +186,10 @@ class RowReader:
         names = self.label_names
         if isinstance(value, str) and value in self._known_names:
             return value
-        index = _index_of(value)
+        index = value if isinstance(value, int) and not isinstance(value, bool) else None
+        digits = _WHOLE.fullmatch(value.strip()) if isinstance(value, str) else None
+        if digits is not None:  # of more digits than any count of labels has, only the first ones
+            index = int(digits[1] + digits[2][:_MOST_DIGITS])
         if index is not None:
             if names is None:
                 raise self.error(
@@ -286,24 +290,10 @@ class RowReader:
         return IdsRow(position, tuple(values))
 
 
-def _index_of(value: object) -> int | None:
-    """The integer that a value is, or holds as text: of more digits than any count of labels has, only the first ones."""
-    digits = _WHOLE.fullmatch(value.strip()) if isinstance(value, str) else None
-    if digits is not None:
-        return int(digits[1] + digits[2][:_MOST_DIGITS])
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
 def words_of_text(position: RowPosition, text: str) -> TaggedRow:
     """The words of a text, with their positions in it."""
     words = list(_WORD.finditer(text))
     return TaggedRow(position, tuple(word[0] for word in words), None, tuple(word.start() for word in words))
-
-
-def _half_character(text: str) -> str | None:
-    """Return what is wrong with a text that holds a lone surrogate, which no tokenizer takes; None of any other."""
-    match = None if text.isascii() else _LONE_SURROGATE.search(text)
-    return f"holds half a character, \\u{ord(match[0]):04x} at {match.start()}" if match else None
 
 
 def _names(record: Record) -> str:

@@ -249,22 +249,17 @@ def read_squad(part: RowPart) -> Iterator[PlacedRecord]:
     number = 0
     with part.opened() as handle:
         for article in _JsonText(part, handle).articles():
-            for context, question in _questions(part, article):
-                number += 1
-                position = RowPosition(number)
-                if isinstance(question, dict):
-                    yield position, {"context": context, **question}
-                else:
-                    problem = f"{shown(question)} is not a question; it must be an object"
-                    yield position, InputError(f"{part.location(position)}: {problem}")
-
-
-def _questions(part: RowPart, article: Any) -> Iterator[tuple[Any, Any]]:
-    for paragraph in _listed(part, article, "paragraphs", "an article"):
-        for question in _listed(part, paragraph, "qas", "a paragraph"):
-            if "context" not in paragraph:
-                raise _not_squad(part, "a paragraph has no `context`")
-            yield paragraph["context"], question
+            for paragraph in _listed(part, article, "paragraphs", "an article"):
+                for question in _listed(part, paragraph, "qas", "a paragraph"):
+                    if "context" not in paragraph:
+                        raise _not_squad(part, "a paragraph has no `context`")
+                    number += 1
+                    position = RowPosition(number)
+                    if isinstance(question, dict):
+                        yield position, {"context": paragraph["context"], **question}
+                    else:
+                        problem = f"{shown(question)} is not a question; it must be an object"
+                        yield position, InputError(f"{part.location(position)}: {problem}")
 
 
 def _listed(part: RowPart, value: Any, key: str, what: str) -> list[Any]:

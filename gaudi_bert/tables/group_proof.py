@@ -137,7 +137,11 @@ def _stored_packs(path: Path, layout: PackLayout) -> Iterator[_StoredPacks]:
     try:
         with explained_arrow_errors(path):
             shard = parquet.ParquetFile(regular(path))
-        stored, expected = named(path, shard.schema_arrow), _schema_in_parquet(layout.schema())
+        empty = (
+            io.BytesIO()
+        )  # the schema as it reads back: Parquet has neither seconds nor dates in milliseconds, for example
+        parquet.ParquetWriter(empty, layout.schema()).close()
+        stored, expected = named(path, shard.schema_arrow), parquet.read_schema(empty)
         if stored.names != expected.names or not all(map(same_type, stored.types, expected.types)):
             raise FailedError(f"{path}: has the columns {', '.join(stored.names)}, or other types; pack the table again")
         first = 0
@@ -149,15 +153,6 @@ def _stored_packs(path: Path, layout: PackLayout) -> Iterator[_StoredPacks]:
                 first += table.num_rows
     except InputError as error:
         raise FailedError(str(error)) from error
-
-
-def _schema_in_parquet(schema: Any) -> Any:
-    """A schema as it reads back from Parquet, which has neither seconds nor dates in milliseconds, for example."""
-    from pyarrow import parquet
-
-    file = io.BytesIO()
-    parquet.ParquetWriter(file, schema).close()
-    return parquet.read_schema(file)
 
 
 def _checked(path: Path, layout: PackLayout, first: int, table: Any) -> _StoredPacks:

@@ -105,7 +105,7 @@ def mirrored(path: Path, store: StoreSettings | None = None) -> Iterator[Path]:
         yield path
         return
     objects, url = Objects(store), url_of(path)
-    with scratch_folder(objects.settings.scratch) as scratch:
+    with _scratch_folder(objects.settings.scratch) as scratch:
         # A path with an ending is treated as a file, and this is a folder, whatever its name.
         folder = scratch / Path(url).name.replace(".", "_")
         folder.mkdir()
@@ -250,7 +250,7 @@ _PREFIX = "gaudi-bert-scratch-"
 
 
 @contextmanager
-def scratch_folder(parent: str | None) -> Iterator[Path]:
+def _scratch_folder(parent: str | None) -> Iterator[Path]:
     """An empty folder below `parent` (None: where the system keeps temporary files)."""
     parent_folder = Path(parent or tempfile.gettempdir())
     with explained_os_errors(parent_folder, "make scratch"):

@@ -179,13 +179,16 @@ def describe_difference(
 ) -> str:
     """One line: how many sequences of the records are missing, how many are too many, and the first of them."""
     schema = PackedSchema.of(metadata)
-    classes, all_of_them = _classes_to_search(unpacked.sums, repacked.sums)
+    differing = np.flatnonzero((unpacked.sums != repacked.sums).any(axis=1))
+    sizes = np.cumsum(unpacked.sums[differing, 0] + repacked.sums[differing, 0])
+    searched = differing[: max(1, int(np.searchsorted(sizes, _MOST_SEARCHED, side="right")))]
+    classes = np.isin(np.arange(len(unpacked.sums)), searched)
     with read_ahead([files]) as one, one.batch(0), read_ahead([shards]) as other, other.batch(0):
         expected = _collect(files, lambda path, buffer: unpacked_pieces(path, schema.unpacked, buffer), classes, workers)
         shards = [path for path in shards if path.stat().st_size]
         stored = _collect(shards, lambda path, buffer: packed_pieces(path, schema, buffer), classes, workers)
     missing, extra = _surplus(expected, stored), _surplus(stored, expected)
-    least = "" if all_of_them else "at least "
+    least = "" if searched.size == differing.size else "at least "
     parts = []
     if missing.size:
         names = [f"{files[row[1]].name} record {row[2]}" for row in missing[:_NAMED].tolist()]
@@ -198,16 +201,6 @@ def describe_difference(
 
 def _listed(names: Sequence[str], count: int) -> str:
     return ", ".join(names) + (", ..." if count > len(names) else "")
-
-
-def _classes_to_search(unpacked: IntArray, repacked: IntArray) -> tuple[BoolArray, bool]:
-    """bool [CLASSES]: which to search; and whether these are all that differ."""
-    differing = np.flatnonzero((unpacked != repacked).any(axis=1))
-    sizes = np.cumsum(unpacked[differing, 0] + repacked[differing, 0])
-    count = max(1, int(np.searchsorted(sizes, _MOST_SEARCHED, side="right")))
-    chosen = np.zeros(unpacked.shape[0], dtype=bool)
-    chosen[differing[:count]] = True
-    return chosen, count >= differing.size
 
 
 def _collect(
