@@ -137,9 +137,7 @@ def _stored_packs(path: Path, layout: PackLayout) -> Iterator[_StoredPacks]:
     try:
         with explained_arrow_errors(path):
             shard = parquet.ParquetFile(regular(path))
-        empty = (
-            io.BytesIO()
-        )  # the schema as it reads back: Parquet has neither seconds nor dates in milliseconds, for example
+        empty = io.BytesIO()  # the schema as it reads back: Parquet has no seconds, for example
         parquet.ParquetWriter(empty, layout.schema()).close()
         stored, expected = named(path, shard.schema_arrow), parquet.read_schema(empty)
         if stored.names != expected.names or not all(map(same_type, stored.types, expected.types)):
