@@ -14,7 +14,7 @@ tests=(
   test_documentation.py::test_the_session_of_the_readme_prints_what_it_shows
   test_start.py common/test_arrays.py cli/test_main.py
   packing/test_histogram.py packing/test_pack_lengths.py packing/test_mixture.py packing/test_heuristics.py
-  tfrecords/wire/test_wire.py packs/test_plan.py
+  tfrecords/wire/test_example.py tfrecords/wire/test_values.py packs/test_plan.py
 )
 # shellcheck source=scripts/install.sh
 source scripts/install.sh

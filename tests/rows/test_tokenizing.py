@@ -46,16 +46,6 @@ def words_of(sequences: Sequences, number: int) -> list[str]:
     return [VOCABULARY[token] for token in ids]
 
 
-def test_a_pair_and_a_text(tokenizer: RowTokenizer) -> None:
-    found = tokenized(
-        [TextRow(RowPosition(1), "The CAT sat.", "unables"), TextRow(RowPosition(2), "dogs!")], tokenizer, None
-    )
-    assert words_of(found, 0) == ["[CLS]", "the", "cat", "sat", ".", "[SEP]", "un", "##able", "##s", "[SEP]"]
-    assert words_of(found, 1) == ["[CLS]", "dog", "##s", "!", "[SEP]"]
-    assert found.segment_ids.tolist() == [0] * 6 + [1] * 4 + [0] * 5
-    assert found.row.tolist() == [0, 1]
-
-
 WORDS = ["the", "cat", "unableness", "x" * 40, "a.b", "...", "\u4e2d\u56fd", "\u4e2d" * 30 + "\u3002", " ", "\n\n", "\u00dc"]
 
 

@@ -16,7 +16,6 @@ import pytest
 
 from gaudi_bert.artefacts.histogram import CountedFile, HistogramFile
 from gaudi_bert.artefacts.plan import WritablePlan
-from gaudi_bert.artefacts.shards import count_shards, shard_bounds
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.files import exclusive_lock
 from gaudi_bert.config.sections import PackingSettings
@@ -118,23 +117,6 @@ def change_plan(case: PackingCase, folder: Path, change: Callable[[dict[str, Any
     return folder / "plan.json"
 
 
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        (lambda plan: plan["groups"][1]["strategies"][0].__setitem__(1, 99), "group 1: its strategies do not add up"),
-        (lambda plan: plan["groups"][1]["files"].pop(), r"group 1: holds \d+ sequences, its files hold"),
-        (lambda plan: plan["groups"][1].update(files=plan["groups"][0]["files"]), "each file must be in exactly one group"),
-        (lambda plan: plan["groups"][1]["files"][0].update(bytes=0), "are more than fit"),
-        (lambda plan: plan["groups"][1].update(lower_bound=3), r"totals\.lower_bound is \d+, the groups add up to"),
-        (lambda plan: plan["totals"].update(packs=9), r"totals\.packs is 9, the groups add up to"),
-    ],
-)
-def test_a_plan_that_does_not_add_up_is_refused(case: PackingCase, tmp_path: Path, change, reason: str) -> None:
-    with pytest.raises(InputError, match=rf"plan\.json: .*{reason}"):
-        write(case.records, change_plan(case, tmp_path, change), tmp_path / "out", a_run())
-    assert not (tmp_path / "out").exists()
-
-
 def test_files_that_are_not_those_of_the_plan_are_named(case: PackingCase, tmp_path: Path) -> None:
     records = Path(shutil.copytree(case.records, tmp_path / "records"))
     for change, reason in (
@@ -160,13 +142,6 @@ def test_a_folder_of_another_plan_is_refused(case: PackingCase, tmp_path: Path) 
     assert sequences_in(out) == sequences_in(case.packed)
     with pytest.raises(InputError, match="is the folder of the records"):
         write(case.records, case.plan, case.records, a_run())
-
-
-def test_finishing_too_early_names_the_missing_group(case: PackingCase, tmp_path: Path) -> None:
-    write(case.records, case.plan, tmp_path / "out", a_run(part=(1, 3)))
-    with pytest.raises(FailedError, match="groups are not written, the first is group 0"):
-        write(case.records, case.plan, tmp_path / "out", a_run(finish=True))
-    assert not (tmp_path / "out" / "metadata.json").exists()
 
 
 def test_two_writers_of_one_group_are_kept_apart(case: PackingCase, tmp_path: Path) -> None:
@@ -224,25 +199,6 @@ def test_all_lengths_and_depths(
     sizes = {"max_sequence_length": max_sequence_length, "max_predictions": max_predictions, "depth": depth}
     case = make_case(tmp_path, files=2, sequences_per_file=sequences, algorithm="lpfhp", **sizes)
     assert sequences_in(case.packed) == Counter(unpacked_key(sequence) for sequence in case.sequences)
-
-
-@pytest.mark.parametrize("packs", [0, 1, 3, 31, 32, 33, 1000])
-@pytest.mark.parametrize("before", [0, 1, 17, 64])
-def test_shard_bounds(packs: int, before: int) -> None:
-    sizes = np.diff(shard_bounds(packs, 32, before))
-    assert sizes.sum() == packs
-    assert sizes.max() - sizes.min() <= 1
-    for workers in (2, 4, 8, 16, 32):
-        earlier = [len(range(rank, before, workers)) for rank in range(workers)]
-        shares = [earlier[rank] + sizes[rank::workers].sum() for rank in range(workers)]
-        assert max(shares) - min(shares) <= 1
-
-
-def test_count_shards_keeps_within_the_size() -> None:
-    assert count_shards(1000, 10**6, 32, 10**9) == 32
-    assert count_shards(1000, 10**6, 32, 10**4) == 128
-    assert count_shards(5, 10**6, 32, 1) == 32
-    assert count_shards(100, 10**6, 32, 1) == 128
 
 
 # --- full disks, read-only folders, files that vanish, and other writers
