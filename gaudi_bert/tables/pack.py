@@ -172,7 +172,16 @@ def _pack_row_lengths(
             one = settings.model_copy(update={"row_lengths": None, "max_sequence_length": lengths[0]})
             return _pack_rows(table, folder, one, run, verified)
         chosen = settings.model_copy(update={"row_lengths": lengths, "max_sequence_length": lengths[-1]})
-        output = _row_tables(table, folder, chosen, run.reporter)
+        files, final = table_files(table), RowTables.path_in(folder)
+        _check_apart(folder, files)
+        output: GroupedOutput[int, TableMetadata] = GroupedOutput(  # complete before its last file
+            folder,
+            final,
+            _signature(files, chosen, "pack-rows"),
+            TableMetadata,
+            lambda length: TableMetadata.path_in(row_table_path(folder, length)),
+            run.reporter,
+        )
         output.begin(run.overwrite)
         of_each = replace(run, overwrite=False)  # what is of other settings was removed with the folder
         with output.removed_on_bad_input():
@@ -207,20 +216,3 @@ def _choose_lengths(table: str | Path, settings: TableSettings, reporter: Report
     )
     reporter.say(f"pack: {chosen.cost_line()}")
     return chosen.lengths
-
-
-def _row_tables(
-    source: str | Path, folder: Path, settings: TableSettings, reporter: Reporter
-) -> GroupedOutput[int, TableMetadata]:
-    """The folder of the packed tables, which are complete before its last file."""
-    files, final = table_files(source), RowTables.path_in(folder)
-    _check_apart(folder, files)
-    signature = _signature(files, settings, "pack-rows")
-    return GroupedOutput(
-        folder,
-        final,
-        signature,
-        TableMetadata,
-        lambda length: TableMetadata.path_in(row_table_path(folder, length)),
-        reporter,
-    )

@@ -277,16 +277,6 @@ def _real_tokens(spans: RowArray, length: int) -> int:
 
 
 @borrowing_kernel
-def _has_sizes(spans: RowArray, sizes: PackSizes) -> bool:
-    return (  # type: ignore[no-any-return]
-        spans[PackedFeature.MASKED_LM_WEIGHTS].bytes == 4 * sizes.slots
-        and spans[PackedFeature.NEXT_SENTENCE_WEIGHTS].bytes == 4 * sizes.depth
-        and spans[PackedFeature.NEXT_SENTENCE_LABELS].bytes == sizes.depth
-        and spans[PackedFeature.SEGMENT_IDS].bytes == sizes.length
-    )
-
-
-@borrowing_kernel
 def _is_padded(spans: RowArray, sizes: PackSizes, count: int, end: _Cursor) -> bool:
     """Whether all is zero behind the last of `count` sequences, which is where `end` is."""
     numbers, positions = spans[PackedFeature.INPUT_MASK], spans[PackedFeature.POSITIONS]
@@ -312,19 +302,6 @@ def _skip_positions(at: int, end: int, count: int, first: int, last: int) -> int
         if value < first or value >= last:
             return -1
     return at
-
-
-@borrowing_kernel
-def _first_cursor(spans: RowArray) -> _Cursor:
-    return _Cursor(
-        spans[PackedFeature.INPUT_IDS].start,
-        spans[PackedFeature.SEGMENT_IDS].start,
-        spans[PackedFeature.INPUT_MASK].start,
-        spans[PackedFeature.POSITIONS].start,
-        spans[PackedFeature.MASKED_LM_IDS].start,
-        spans[PackedFeature.MASKED_LM_POSITIONS].start,
-        as_word(0),
-    )
 
 
 @borrowing_kernel
@@ -361,13 +338,26 @@ def _cursor_after(
 @borrowing_kernel
 def _hash_pack(spans: RowArray, sizes: PackSizes, position_varints: int, starts: IntArray, hashes: IntArray) -> int:
     """Check a pack and set `hashes` to those of its sequences; their number, or -1 where it is not as we write it."""
-    if not _has_sizes(spans, sizes):
+    if (
+        spans[PackedFeature.MASKED_LM_WEIGHTS].bytes != 4 * sizes.slots
+        or spans[PackedFeature.NEXT_SENTENCE_WEIGHTS].bytes != 4 * sizes.depth
+        or spans[PackedFeature.NEXT_SENTENCE_LABELS].bytes != sizes.depth
+        or spans[PackedFeature.SEGMENT_IDS].bytes != sizes.length
+    ):
         return -1
     count, tokens = _count_real(spans, sizes.depth), _real_tokens(spans, sizes.length)
     if count < 1 or tokens < 1 or not _read_starts(spans, sizes.depth, count, tokens, starts):
         return -1
     ids = spans[PackedFeature.INPUT_IDS]
-    cursor = _first_cursor(spans)
+    cursor = _Cursor(
+        ids.start,
+        spans[PackedFeature.SEGMENT_IDS].start,
+        spans[PackedFeature.INPUT_MASK].start,
+        spans[PackedFeature.POSITIONS].start,
+        spans[PackedFeature.MASKED_LM_IDS].start,
+        spans[PackedFeature.MASKED_LM_POSITIONS].start,
+        as_word(0),
+    )
     if real_bytes(cursor.segments, sizes.length, sizes.length, tokens) < 0:
         return -1
     if real_bytes(ids.start, ids.bytes, sizes.length, tokens) < 0:
