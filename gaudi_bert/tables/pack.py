@@ -22,8 +22,7 @@ from gaudi_bert import __version__
 from gaudi_bert.artefacts.base import NOTES_NAME, manifest_path
 from gaudi_bert.artefacts.completion import Signature
 from gaudi_bert.artefacts.grouped_output import GroupedOutput
-from gaudi_bert.artefacts.pack_kinds import RowTables, row_table_path
-from gaudi_bert.artefacts.packed import GroupManifest, PackedSums, TableMetadata
+from gaudi_bert.artefacts.packed import GroupManifest, PackedSums, RowTables, TableMetadata, row_table_path
 from gaudi_bert.artefacts.results import ByRowLength, GroupsResult, PackResult, of_all
 from gaudi_bert.artefacts.stage_run import StageRun
 from gaudi_bert.artefacts.store.mirrored_folder import local_copy, mirrored, release

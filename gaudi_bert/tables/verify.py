@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from gaudi_bert.artefacts.completion import Signature, first_difference, read_signature, settings_path
-from gaudi_bert.artefacts.pack_kinds import RowTables, row_table_path
-from gaudi_bert.artefacts.packed import GroupManifest, PackedSums, TableMetadata, Verification
+from gaudi_bert.artefacts.packed import GroupManifest, PackedSums, RowTables, TableMetadata, Verification, row_table_path
 from gaudi_bert.artefacts.results import ByRowLength, GroupsResult, StageOutput
 from gaudi_bert.artefacts.stage_run import StageRun
 from gaudi_bert.artefacts.store.mirrored_folder import exists, fetch, local_copy, mirrored, names_in

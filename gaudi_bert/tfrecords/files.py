@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gaudi_bert.artefacts.base import InputFile
-from gaudi_bert.artefacts.pack_kinds import refuse_row_tables
+from gaudi_bert.artefacts.packed import refuse_row_tables
 from gaudi_bert.artefacts.store.mirrored_folder import fetch, files_in, mirrored
 from gaudi_bert.artefacts.store.objects import Objects
 from gaudi_bert.common.crc32c import crc32c

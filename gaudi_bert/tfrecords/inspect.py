@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from gaudi_bert.artefacts.pack_kinds import pack_kind
+from gaudi_bert.artefacts.packed import pack_kind
 from gaudi_bert.artefacts.store.mirrored_folder import local_copies
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.features import PackedFeature, UnpackedFeature

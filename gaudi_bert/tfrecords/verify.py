@@ -121,15 +121,11 @@ class _RecordsReader:
     def _read_files(self, files: Sequence[_FileToRead], task: Task) -> Iterator[tuple[_FileToRead, SequenceSums, SizeArray]]:
         """Read files, each with the sizes of its records; those of a store are fetched shortly before."""
         ahead, schema = worker_count(self.run.workers, len(files)), PackedSchema.of(self.packed_metadata)
-        sides = [[file.path for file in files if file.is_input == is_input] for is_input in (False, True)]
-        # Of each file, which one it is of its side.
-        of_side = np.cumsum([file.is_input for file in files], dtype=np.int64)
-        with read_ahead(sides[0], ahead) as shards, read_ahead(sides[1], ahead) as inputs:
+        with read_ahead([file.path for file in files], ahead) as batches:
 
             def read(number: int, buffer: ByteArray) -> tuple[_FileToRead, SequenceSums, SizeArray]:
-                file, before = files[number], int(of_side[number])
-                batches, batch = (inputs, before - 1) if file.is_input else (shards, number - before)
-                with batches.batch(batch):
+                file = files[number]
+                with batches.batch(number):
                     is_empty = not file.path.stat().st_size
                     sums = sum_pieces(iter(()) if is_empty else _pieces(file, schema, task, buffer))
                     sizes = sums.record_sizes
@@ -157,7 +153,7 @@ class _RecordsReader:
                 shards.append(Shard(name=name, packs=sums.record_sizes.size, **known))
         if not unpacked.is_same(repacked):
             records, packed = ([each.path for each, *_ in files if each.is_input == side] for side in (True, False))
-            difference = describe_difference(records, packed, metadata, unpacked, repacked, self.run.workers)
+            difference = describe_difference(records, packed, PackedSchema.of(metadata), self.run.workers)
             raise FailedError(f"{self.packed}: group {stored.group}: {difference}")
         for one, other in zip(stored.shards, shards, strict=True):
             if one.crc32c != other.crc32c:
@@ -176,7 +172,7 @@ class _RecordsReader:
             shards=tuple(shards),
         )
         bound = packs.group_bound(self.folder, right.counts, right.packs)
-        return ReadGroup(stored, right, bound, int(repacked.fingerprint, 16))
+        return ReadGroup(stored, right, bound, repacked.fingerprint)
 
     def metadata(self, sums: PackedSums) -> Metadata:
         """Check that each file of the records is that of one manifest; return what metadata.json must state."""

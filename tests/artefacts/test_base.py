@@ -9,8 +9,7 @@ import pytest
 
 from gaudi_bert.artefacts.base import Artefact, manifest_path
 from gaudi_bert.artefacts.histogram import HistogramFile
-from gaudi_bert.artefacts.pack_kinds import pack_kind
-from gaudi_bert.artefacts.packed import GroupManifest, Metadata, TableMetadata, Verification
+from gaudi_bert.artefacts.packed import GroupManifest, Metadata, TableMetadata, Verification, pack_kind
 from gaudi_bert.artefacts.plan import Plan, WritablePlan
 from gaudi_bert.artefacts.training import EvaluationResult, TrainingResult
 from gaudi_bert.common.errors import InputError

@@ -19,7 +19,7 @@ from pyarrow import dataset, parquet
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from gaudi_bert.artefacts.base import NOTES_NAME
-from gaudi_bert.artefacts.pack_kinds import RowTables
+from gaudi_bert.artefacts.packed import RowTables
 from gaudi_bert.artefacts.results import ByRowLength, PackResult, StageOutput
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.progress import Reporter

@@ -194,18 +194,24 @@ def files_in(folder: Path) -> dict[str, ObjectInfo]:
 
 @contextmanager
 def read_ahead(batches: Sequence[_Batch], ahead: int = 1) -> Iterator[_ReadAhead]:
-    """Files of one folder to be read batch by batch, and once; a store's are fetched `ahead` batches before their turn.
+    """Files to be read batch by batch, and once; those of a store are fetched `ahead` batches before their turn.
 
     A batch is one file, or several.
     """
     listed = [[batch] if isinstance(batch, Path) else batch for batch in batches]
-    mirror = next((_mirrored_folder_of(path) for batch in listed for path in batch), None)
+    mirror = next((mirror for batch in listed for path in batch if (mirror := _mirrored_folder_of(path)) is not None), None)
     if mirror is None:
         yield _ReadAhead()
         return
+
+    def bring(path: Path) -> None:
+        of_path = _mirrored_folder_of(path)
+        if of_path is not None:
+            of_path.fetch(path)
+
     with ThreadPoolExecutor(mirror.objects.settings.connections, thread_name_prefix="read-ahead") as pool:
         try:
-            yield _ReadAhead(listed, ahead, lambda path: pool.submit(mirror.fetch, path))
+            yield _ReadAhead(listed, ahead, lambda path: pool.submit(bring, path))
         finally:
             pool.shutdown(cancel_futures=True)
 
