@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 
 from tests.builders.command_line import run_python
@@ -27,6 +28,8 @@ STEPS: list[tuple[str, set[str]]] = [
     ("import gaudi_bert.tfrecords.write", {"tensorflow", "matplotlib", "tokenizers"}),
     ("import gaudi_bert.corpus.prepare", {"tensorflow", "matplotlib"}),
 ]
+if not find_spec("safetensors"):  # which comes with an engine: `make test-fast` has none
+    STEPS = [step for step in STEPS if "gaudi_bert.training" not in step[0]]
 # Commands, each of which ends this interpreter's `main` and not the interpreter.
 RUN = """
 import sys
