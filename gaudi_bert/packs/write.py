@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
 
 from gaudi_bert.artefacts.grouped_output import GroupedOutput
 from gaudi_bert.artefacts.packed import GroupManifest, PackedMetadata, PackedSums
@@ -20,7 +22,35 @@ from gaudi_bert.artefacts.store.mirrored_folder import is_mirrored, read_ahead
 from gaudi_bert.common.crc32c import crc32c
 from gaudi_bert.common.errors import FailedError
 from gaudi_bert.common.files import read_file
-from gaudi_bert.packs.formats import GroupWriter
+from gaudi_bert.common.progress import Task
+
+
+class GroupWriter(Protocol):
+    """Reads the groups of one source, and packs each: a group is a function of the source and the settings alone."""
+
+    unit: str
+    """What progress counts."""
+
+    @property
+    def groups(self) -> int:
+        """Number of groups."""
+        ...
+
+    def prepare(self, numbers: Sequence[int]) -> tuple[Sequence[Sequence[Path]], float]:
+        """Check these groups before any is written; return the files that each is read from, and the units of all."""
+        ...
+
+    def write_group(self, number: int, task: Task) -> GroupManifest:
+        """Write the shards of a group; the manifest of what was written."""
+        ...
+
+    def check_manifest(self, manifest: GroupManifest) -> None:
+        """Refuse the manifest of a group that is not the one that was planned."""
+        ...
+
+    def metadata(self, sums: PackedSums) -> PackedMetadata:
+        """Return the metadata of the folder, by the manifests of all its groups."""
+        ...
 
 
 @dataclass(frozen=True)

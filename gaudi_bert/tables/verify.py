@@ -22,8 +22,7 @@ from gaudi_bert.common.files import in_store, shown_location
 from gaudi_bert.config.pipeline import section_from_mapping
 from gaudi_bert.config.sections import TableSettings
 from gaudi_bert.packs.folder import PackedFolder, check_inputs
-from gaudi_bert.packs.formats import ReadGroup
-from gaudi_bert.packs.verify import verify
+from gaudi_bert.packs.verify import ReadGroup, verify
 from gaudi_bert.tables.group_proof import prove_group
 from gaudi_bert.tables.groups import GroupedTable, open_table, table_metadata
 from gaudi_bert.tables.sources import table_files

@@ -33,7 +33,6 @@ from gaudi_bert.common.progress import Task, count_of
 from gaudi_bert.common.threads import each_in_threads, worker_count
 from gaudi_bert.packs import verify as packs
 from gaudi_bert.packs.folder import PackedFolder, check_inputs
-from gaudi_bert.packs.formats import ReadGroup
 from gaudi_bert.tfrecords.files import RecordInputs, bad_file, open_inputs
 from gaudi_bert.tfrecords.histogram import why_bad
 from gaudi_bert.tfrecords.packed_folder import read_metadata
@@ -87,7 +86,7 @@ class _RecordsReader:
     def _paths(self) -> Mapping[str, Path]:
         return {path.name: path for path in self.inputs.sizes}
 
-    def read(self, manifests: Iterable[GroupManifest]) -> Iterator[ReadGroup]:
+    def read(self, manifests: Iterable[GroupManifest]) -> Iterator[packs.ReadGroup]:
         """Read the files of groups ahead of the group that is compared, some groups at a time."""
         plan_sha256 = self._plan_sha256()
         rest = iter(manifests)
@@ -138,7 +137,7 @@ class _RecordsReader:
 
     def _compare(
         self, stored: GroupManifest, plan_sha256: str, files: Sequence[tuple[_FileToRead, SequenceSums, SizeArray]]
-    ) -> ReadGroup:
+    ) -> packs.ReadGroup:
         """Compare the shards of a group with its input files, and compute its manifest again."""
         metadata, unpacked, repacked = self.packed_metadata, SequenceSums(), SequenceSums()
         inputs, shards, record_sizes = [], [], []
@@ -172,7 +171,7 @@ class _RecordsReader:
             shards=tuple(shards),
         )
         bound = packs.group_bound(self.folder, right.counts, right.packs)
-        return ReadGroup(stored, right, bound, repacked.fingerprint)
+        return packs.ReadGroup(stored, right, bound, repacked.fingerprint)
 
     def metadata(self, sums: PackedSums) -> Metadata:
         """Check that each file of the records is that of one manifest; return what metadata.json must state."""
