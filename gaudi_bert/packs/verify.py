@@ -88,7 +88,14 @@ def verify(reader: GroupReader, run: StageRun) -> StageOutput[Verification] | Gr
     for manifest in folder.manifests(folder.groups):
         sums.add(manifest, folder.metadata.groups[manifest.group].manifest_crc32c)
     folder.check_metadata(reader.metadata(sums))
-    _check_bound(folder, proof.lower_bound)
+    metadata = folder.metadata
+    if metadata.lower_bound > min(proof.lower_bound, metadata.packs):
+        depth = metadata.depth or metadata.max_sequence_length
+
+        def counts() -> Iterable[IntArray]:
+            return (np.array(manifest.counts, np.int64) for manifest in folder.manifests(folder.groups))
+
+        check_bound(metadata.path_in(folder.path), metadata.lower_bound, metadata.packs, counts, depth, metadata.remedy)
     if writable:
         proof.write(path)
         remove(*parts)
@@ -160,19 +167,6 @@ def group_bound(folder: PackedFolder, counts: Sequence[int], packs: int) -> int:
     from gaudi_bert.packing.exact.bounds import prove_bound  # slow to load, and rarely needed here
 
     return max(simple, prove_bound(np.array(counts, np.int64), depth).bound)
-
-
-def _check_bound(folder: PackedFolder, proven: int) -> None:
-    """Check that the bound of metadata.json can be proven, group by group."""
-    metadata = folder.metadata
-    if metadata.lower_bound <= min(proven, metadata.packs):
-        return
-
-    def counts() -> Iterable[IntArray]:
-        return (np.array(manifest.counts, np.int64) for manifest in folder.manifests(folder.groups))
-
-    depth = metadata.depth or metadata.max_sequence_length
-    check_bound(metadata.path_in(folder.path), metadata.lower_bound, metadata.packs, counts, depth, metadata.remedy)
 
 
 def check_bound(
