@@ -211,7 +211,10 @@ class RowReader:
     def _tagged_row(self, position: RowPosition, record: Record) -> TaggedRow:
         settings = self.settings
         if settings.tokens not in record:
-            return self._words_of_text(position, record)
+            if self.labelled or settings.text not in record or "tokens" in settings.named:
+                remedy = self._column_remedy("tokens", settings.tokens)
+                raise self.error(position, f"has no {settings.tokens!r}, only {_names(record)}", remedy)
+            return words_of_text(position, self._text(position, record, settings.text))
         words = record[settings.tokens]
         if not isinstance(words, list | tuple):
             raise self.error(position, f"{settings.tokens} is {shown(words)}", "it must be a list of words")
@@ -233,16 +236,6 @@ class RowReader:
         if len(tags) != len(tokens):
             raise self.error(position, f"has {len(tokens)} words and {len(tags)} tags", "give each word a tag")
         return TaggedRow(position, tokens, tags)
-
-    def _words_of_text(self, position: RowPosition, record: Record) -> TaggedRow:
-        settings = self.settings
-        if self.labelled or settings.text not in record or "tokens" in settings.named:
-            raise self.error(
-                position,
-                f"has no {settings.tokens!r}, only {_names(record)}",
-                self._column_remedy("tokens", settings.tokens),
-            )
-        return words_of_text(position, self._text(position, record, settings.text))
 
     def _question_row(self, position: RowPosition, record: Record) -> QuestionRow:
         """A question with the keys of SQuAD: `question`, `context`, `answers`, `is_impossible`, `id`."""

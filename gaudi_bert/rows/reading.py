@@ -21,7 +21,7 @@ from gaudi_bert.config.sections import OnBadRow, TaskName, TaskSettings
 from gaudi_bert.corpus.python_texts import documentation_documents, python_texts
 from gaudi_bert.rows.fields import RowReader, read_label_names
 from gaudi_bert.rows.formats import JSON, read_squad, read_table
-from gaudi_bert.rows.parts import TABLES, Line, RowPart, complete_file, longest_row
+from gaudi_bert.rows.parts import TABLES, RowPart, complete_file, longest_row
 from gaudi_bert.rows.retrieval import negative_columns, ranked_pairs, reading_settings
 from gaudi_bert.rows.types import (
     LANGUAGE_MODELLING,
@@ -297,19 +297,14 @@ def _read_records(part: RowPart, settings: TaskSettings, task: TaskName | None, 
                 with closing(read_table(part, settings, lines, needed)) as records:
                     yield from records
             else:
-                yield from _lines_as_records(part, settings, lines)
-
-
-def _lines_as_records(part: RowPart, settings: TaskSettings, lines: Iterator[tuple[int, Line]]) -> Iterator[PlacedRecord]:
-    """A record for each line that is not blank: an object of JSON, or a text."""
-    row = count(1)
-    for number, line in lines:
-        if isinstance(line, UnicodeDecodeError):
-            position = RowPosition(next(row), number)
-            yield position, part.not_text(part.location(position), line)
-        elif line.strip():
-            position, text = RowPosition(next(row), number), line.removesuffix("\n").removesuffix("\r")
-            yield position, _json_record(text, part, position) if part.kind == "jsonl" else {settings.text: text}
+                row = count(1)
+                for number, line in lines:
+                    if isinstance(line, UnicodeDecodeError):
+                        position = RowPosition(next(row), number)
+                        yield position, part.not_text(part.location(position), line)
+                    elif line.strip():  # an object of JSON, or a text
+                        position, text = RowPosition(next(row), number), line.removesuffix("\n").removesuffix("\r")
+                        yield position, _json_record(text, part, position) if part.kind == "jsonl" else {settings.text: text}
 
 
 def _json_record(line: str, part: RowPart, position: RowPosition) -> Record | InputError:

@@ -133,7 +133,12 @@ def _tokenize(
     with output.removed_on_bad_input() if run.part is None else nullcontext():
         with run.reporter.task("tokenize", sum(parts[number].size_bytes for number in own), "bytes") as task:
             for number in own:
-                _make_part(number, parts[number], tokens_path(out, number, len(parts)), encoder, output, task)
+                # Unless another process has done so meanwhile; the summary comes last.
+                with output.writing(number, f"{out}: part {number}") as needed:
+                    if needed:
+                        _write_part(parts[number], tokens_path(out, number, len(parts)), encoder, output, task).write(
+                            output.summary_path(number)
+                        )
         return _finish(len(parts), tokenizer, encoder, output, identities)
 
 
@@ -171,18 +176,15 @@ def _finish(
     return StageOutput(content)
 
 
-def _make_part(number: int, part: RowPart, target: Path, encoder: _Encoder, output: _TokensOutput, task: Task) -> None:
-    """Write the table of a part, unless another process has done so meanwhile; its summary comes last."""
-    with output.writing(number, f"{output.folder}: part {number}") as needed:
-        if needed:
-            counts: Counter[str] = Counter()
-            size = _write_tables(target, encoder.columns, _tables(part, encoder, task, counts, output.reporter.say))
-            release(target)
-            lost = {name: counts[name] for name in _LOST}
-            too_long = TooLongRows(policy=encoder.settings.too_long, rows=counts["too_long"], **lost)
-            counted = {name: counts[name] for name in _COUNTED}
-            summary = TokenisedPart(name=target.name, bytes=size, too_long=too_long, **counted)
-            summary.write(output.summary_path(number))
+def _write_part(part: RowPart, target: Path, encoder: _Encoder, output: _TokensOutput, task: Task) -> TokenisedPart:
+    """Write the table of a part; what it holds."""
+    counts: Counter[str] = Counter()
+    size = _write_tables(target, encoder.columns, _tables(part, encoder, task, counts, output.reporter.say))
+    release(target)
+    too_long = TooLongRows(
+        policy=encoder.settings.too_long, rows=counts["too_long"], **{name: counts[name] for name in _LOST}
+    )
+    return TokenisedPart(name=target.name, bytes=size, too_long=too_long, **{name: counts[name] for name in _COUNTED})
 
 
 def _tables(part: RowPart, encoder: _Encoder, task: Task, counts: Counter[str], say: Callable[[str], None]) -> Iterator[Any]:

@@ -168,7 +168,7 @@ def _survey(
                     f"{shard}: record {first + int(np.argmax(bad.any(axis=1)))}: predicts the first token of its row, or id "
                     "0; HDF5 packs mark unused slots with both, so they cannot hold it"
                 )
-            lengths, packs = np.unique(np.sort(pack_rows(columns).seq_lens, axis=1), axis=0, return_counts=True)
+            lengths, packs = np.unique(np.sort(pack_rows(columns)["seq_lens"], axis=1), axis=0, return_counts=True)
             with lock:
                 masked.append(int(used.sum(axis=1).max()))
                 for row, count in zip(lengths.tolist(), packs.tolist(), strict=True):

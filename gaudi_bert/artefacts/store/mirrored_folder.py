@@ -262,24 +262,19 @@ def _scratch_folder(parent: str | None) -> Iterator[Path]:
     with explained_os_errors(parent_folder, "make scratch"):
         parent_folder.mkdir(parents=True, exist_ok=True)
         _remove_stale_scratch(parent_folder)
-        folder, descriptor = _locked_scratch(parent_folder)
+        while True:  # another one where somebody removed it before it was locked
+            folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent_folder)).resolve()
+            with suppress(FileNotFoundError):
+                descriptor = os.open(folder, os.O_RDONLY)
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+                if folder.exists():
+                    break
+                os.close(descriptor)
     try:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         os.close(descriptor)
-
-
-def _locked_scratch(parent: Path) -> tuple[Path, int]:
-    """A new folder, and the descriptor that holds its lock; the next one where somebody removed it before it was locked."""
-    while True:
-        folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent)).resolve()
-        with suppress(FileNotFoundError):
-            descriptor = os.open(folder, os.O_RDONLY)
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            if folder.exists():
-                return folder, descriptor
-            os.close(descriptor)
 
 
 def _remove_stale_scratch(parent: Path) -> None:

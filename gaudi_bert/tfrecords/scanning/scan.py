@@ -332,29 +332,23 @@ class RecordScan:
                 return position
             if status != ScanStatus.UNUSUAL or position == rewritten:
                 raise InputError(f"{self._location(position + before)}: {PROBLEMS[status]}")
-            counted = self._count_bytes(position, position + self._frame_bytes(position))
-            position = rewritten = self._make_usual(position, before)
+            # Into canonical encoding, so that it ends where it ended.
+            end = position + int(struct.unpack_from("<Q", self.buffer.data, position)[0]) + FRAME_BYTES
+            counted = self._count_bytes(position, end)
+            try:
+                canonical = frame(_canonical_example(self.buffer[position + 12 : end - 4].tobytes(), self.format.schema))
+            except RecordError as error:
+                raise InputError(f"{self._location(position + before)}: {error}") from error
+            if len(canonical) > end - position + _MOST_GROWTH:
+                raise InputError(f"{self._location(position + before)}: {PROBLEMS[ScanStatus.UNUSUAL]}")
+            self.buffer[end - len(canonical) : end] = np.frombuffer(canonical, np.uint8)
+            position = rewritten = end - len(canonical)
 
     def _count_bytes(self, start: int, end: int) -> int:
         """Add the good records in buffer[start:end], as they lie on the disk, to the file's CRC; the later of the two."""
         if start < end:
             self._records_crc32c = append_frames(self._records_crc32c, self.buffer, start, end)
         return max(start, end)
-
-    def _frame_bytes(self, position: int) -> int:
-        return int(struct.unpack_from("<Q", self.buffer.data, position)[0]) + FRAME_BYTES
-
-    def _make_usual(self, position: int, before: int) -> int:
-        """Put the record at `position` into canonical encoding, so that it ends where it ended; its new position."""
-        end = position + self._frame_bytes(position)
-        try:
-            canonical = frame(_canonical_example(self.buffer[position + 12 : end - 4].tobytes(), self.format.schema))
-        except RecordError as error:
-            raise InputError(f"{self._location(position + before)}: {error}") from error
-        if len(canonical) > end - position + _MOST_GROWTH:
-            raise InputError(f"{self._location(position + before)}: {PROBLEMS[ScanStatus.UNUSUAL]}")
-        self.buffer[end - len(canonical) : end] = np.frombuffer(canonical, np.uint8)
-        return end - len(canonical)
 
     def _location(self, offset: int) -> str:
         return record_location(self.path, self.format.count, offset)
