@@ -9,7 +9,7 @@ import pytest
 
 from gaudi_bert.artefacts.base import Artefact, manifest_path
 from gaudi_bert.artefacts.histogram import HistogramFile
-from gaudi_bert.artefacts.packed import GroupManifest, Metadata, TableMetadata, Verification, pack_kind
+from gaudi_bert.artefacts.packed import GroupManifest, Metadata, TableMetadata, Verification
 from gaudi_bert.artefacts.plan import Plan, WritablePlan
 from gaudi_bert.artefacts.training import EvaluationResult, TrainingResult
 from gaudi_bert.common.errors import InputError
@@ -114,21 +114,3 @@ def test_another_version_of_a_format_is_refused_with_the_remedy(tmp_path: Path, 
     with pytest.raises(InputError) as refused:
         kind.read(path)
     assert str(refused.value) == f"{path}: format_version 1, this version reads 2; {kind.remedy}"
-
-
-@pytest.mark.parametrize(
-    ("files", "kind"),
-    [
-        (["folder/metadata.json"], "records"),
-        (["folder/__gaudi_bert__/metadata.json"], "table"),
-        (["folder/metadata.json", "folder/__gaudi_bert__/metadata.json"], "table"),
-        (["folder/packed-00000.parquet", "folder/other.json"], None),
-        (["folder/examples.tfrecord", "folder/settings.json"], None),  # the user's own settings
-        ([], None),
-    ],
-)
-def test_what_packs_a_folder_holds_is_decided_by_its_metadata(tmp_path: Path, files: list[str], kind: str | None) -> None:
-    for name in files:
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text("{}")
-    assert pack_kind(tmp_path / "folder") == kind
