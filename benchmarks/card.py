@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import numpy as np
 import torch
-from records_data import DEPTH, HISTOGRAM, QUIET, VOCABULARY, make_example, write_record
+from records_data import DEPTH, HISTOGRAM, QUIET, VOCABULARY, frame, make_example
 from training_data import training_flops_a_row
 
 from gaudi_bert import __version__
@@ -90,7 +90,7 @@ def make_records(folder: Path, length: int, sequences: int) -> Records:
     records.mkdir()
     with (records / "part-0").open("wb") as handle:
         for each in lengths:
-            write_record(handle, make_example(int(max(each, 8)), length, rng))
+            handle.write(frame(make_example(int(max(each, 8)), length, rng)))
     packed = folder / f"packed-{length}"
     pack(records, packed, PackingSettings(depth=DEPTH), StageRun(QUIET))
     metadata = read_metadata(packed)

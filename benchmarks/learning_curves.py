@@ -161,7 +161,7 @@ def make_data(work: Path) -> None:
 def lengthen(short: Path, out: Path) -> None:
     """Write every record again with room for 128 tokens and 20 masked positions: the same sequences, more padding."""
     from gaudi_bert.tfrecords.wire.example import decode_example, encode_example
-    from gaudi_bert.tfrecords.wire.framing import read_records, write_record
+    from gaudi_bert.tfrecords.wire.framing import frame, read_records
 
     partial = out.with_name(f".{out.name}")
     partial.mkdir(exist_ok=True)
@@ -169,7 +169,7 @@ def lengthen(short: Path, out: Path) -> None:
         with (partial / file.name).open("wb") as handle:
             for payload in read_records(file):
                 features = decode_example(payload)
-                write_record(handle, encode_example({name: padded(value) for name, value in features.items()}))
+                handle.write(frame(encode_example({name: padded(value) for name, value in features.items()})))
     partial.rename(out)
 
 

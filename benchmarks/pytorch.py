@@ -43,7 +43,7 @@ from gaudi_bert.tfrecords.arrays import decode_columns
 from gaudi_bert.tfrecords.pack import pack
 from gaudi_bert.tfrecords.packed_folder import read_metadata
 from gaudi_bert.tfrecords.wire.example import encode_example
-from gaudi_bert.tfrecords.wire.framing import read_records, write_record
+from gaudi_bert.tfrecords.wire.framing import frame, read_records
 from gaudi_bert.tfrecords.wire.schema import PackedSchema
 
 QUIET = Reporter(quiet=True)
@@ -72,7 +72,7 @@ def write_examples(folder: Path, sequences: int) -> None:
                     "masked_lm_weights": _padded(np.ones(masked), PREDICTIONS).astype(np.float32),
                     "next_sentence_labels": np.array([used % 2]),
                 }
-                write_record(handle, encode_example(features))
+                handle.write(frame(encode_example(features)))
 
 
 def _padded(values: Any, size: int) -> Any:

@@ -11,7 +11,7 @@ from gaudi_bert.artefacts.stage_run import StageRun
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.sections import PackingSettings
 from gaudi_bert.tfrecords.wire.example import encode_example
-from gaudi_bert.tfrecords.wire.framing import write_record
+from gaudi_bert.tfrecords.wire.framing import frame
 
 FILES, SEQUENCES_PER_FILE, SEED = 8, 20_000, 7
 LENGTH, DEPTH = 512, 3
@@ -62,7 +62,7 @@ def make_files(folder: Path, files: int, sequences_per_file: int, seed: int, max
         temporary = path.with_name(f".{path.name}.tmp")
         with temporary.open("wb") as handle:
             for length in draw_lengths(sequences_per_file, seed * 1_000_003 + number):
-                write_record(handle, make_example(int(length), max_sequence_length, rng))
+                handle.write(frame(make_example(int(length), max_sequence_length, rng)))
         temporary.rename(path)
     return paths
 

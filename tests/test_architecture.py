@@ -148,11 +148,11 @@ STOREYS = {
         *("wire", "files", "scanning", "arrays", "random_access", "packed_folder", "packed_shards"),
         *("histogram", "write", "verify", "inspect", "pack", "convert"),
     ),
-    "packs": ("folder", "formats", "plan", "write", "verify"),
+    "packs": ("folder", "plan", "write", "verify"),
     "rows": ("reading", "tokenizer", "tokenizing", "packs", "window_plan", "answers"),
     "tables": (
         *("rows", "write_packs", "groups", "packed_parquet"),
-        *("group_proof", "verify", "pack", "tokenize"),
+        *("verify", "pack", "tokenize"),
     ),
     "training": (
         *("run_plan", "input", "objective", "metrics", "checkpoint", "model_files", "weights", "mlperf"),

@@ -88,10 +88,16 @@ class Artefact(BaseModel):
     def write(self, path: Path) -> None:
         """Write the file, or the file of this name in a folder, atomically."""
         path = self.path_in(path)
-        if self.line_per_entry:
-            write_text(path, self._as_lines())
-        else:
+        if not self.line_per_entry:
             write_json(path, self.as_json())
+            return
+        lines = []  # one per key, and per entry of long lists: short, and comparable line by line
+        for key, value in self.as_json().items():
+            text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+            if key in self.line_per_entry and value:
+                text = "[\n  " + ",\n  ".join(json.dumps(entry, ensure_ascii=False) for entry in value) + "\n ]"
+            lines.append(f" {json.dumps(key)}: {text}")
+        write_text(path, "{\n" + ",\n".join(lines) + "\n}\n")
 
     @classmethod
     def path_in(cls, path: Path | str) -> Path:
@@ -107,17 +113,6 @@ class Artefact(BaseModel):
     def summary(self) -> dict[str, Any]:
         """Return what is printed: all, unless a subclass leaves long lists out."""
         return self.as_json()
-
-    def _as_lines(self) -> str:
-        """JSON with a line per key, and per entry of long lists: short, and comparable line by line."""
-        lines = []
-        for key, value in self.as_json().items():
-            if key in self.line_per_entry and value:
-                entries = ",\n  ".join(json.dumps(entry, ensure_ascii=False) for entry in value)
-                lines.append(f" {json.dumps(key)}: [\n  {entries}\n ]")
-            else:
-                lines.append(f" {json.dumps(key)}: {json.dumps(value, ensure_ascii=False, allow_nan=False)}")
-        return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
 class Figures(Artefact):
@@ -171,13 +166,6 @@ def manifest_path(folder: Path, group: int) -> Path:
 def part_path(file: Path, part: tuple[int, int]) -> Path:
     """Return the path of part K of N of a file that is written in parts: of a histogram, or of a verification."""
     return file.with_name(f"{file.stem}-{part[0]:05d}-of-{part[1]:05d}{file.suffix}")
-
-
-def histogram_parts(histogram: Path) -> list[Path]:
-    """The files that make up a histogram: the complete one, or all its parts; empty where it is not complete."""
-    if histogram.exists():
-        return [histogram]
-    return complete_parts(histogram, (path.name for path in histogram.parent.glob(f"{histogram.stem}-*-of-*.json")))
 
 
 def complete_parts(file: Path, names: Iterable[str]) -> list[Path]:

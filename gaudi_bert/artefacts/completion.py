@@ -13,7 +13,6 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -49,15 +48,10 @@ class Signature:
         return hashlib.sha256(json.dumps(self.as_json(), sort_keys=True).encode("utf-8")).hexdigest()
 
 
-@cache
-def _stored() -> TypeAdapter[Signature]:
-    return TypeAdapter(Signature)
-
-
 def read_signature(path: Path) -> Signature:
     """The signature that a settings file holds."""
     try:
-        return _stored().validate_python(read_json(path))
+        return TypeAdapter(Signature).validate_python(read_json(path))
     except ValidationError as error:
         raise InputError(
             f"{path}: is not the settings file of an artefact; make the artefact again with --overwrite"
@@ -95,10 +89,13 @@ def begin_artefact(artefact: Path, final: Path, signature: Signature, overwrite:
     settings = settings_path(artefact, final)
     fetch(settings, final)
     difference = _other_settings(read_json(settings), signature.as_json()) if settings.exists() else None
+    holds_something = artefact.exists()
+    if artefact.is_dir():
+        holds_something = any(not path.name.startswith(".") for path in _others(artefact, settings))
     if settings.exists() and difference is None:
         if final.exists():
             return True
-    elif overwrite or not _holds_something(artefact, settings):
+    elif overwrite or not holds_something:
         remove_artefact(artefact, final)
     elif difference is not None:
         raise InputError(f"{artefact} was written {difference}: choose another folder, or pass --overwrite")
@@ -120,12 +117,6 @@ def remove_artefact(artefact: Path, final: Path | None = None) -> None:
         else:
             remove(artefact)
         remove(settings)
-
-
-def _holds_something(artefact: Path, settings: Path) -> bool:
-    if artefact.is_dir():
-        return any(not path.name.startswith(".") for path in _others(artefact, settings))
-    return artefact.exists()
 
 
 def _others(artefact: Path, settings: Path) -> list[Path]:

@@ -17,7 +17,7 @@ from typing import Generic, TypeVar
 from gaudi_bert.artefacts.base import Artefact
 from gaudi_bert.artefacts.completion import Signature, begin_artefact, is_finished, remove_artefact, settings_path
 from gaudi_bert.artefacts.store.mirrored_folder import fetch, is_mirrored, names_in, release, remove, shown_path
-from gaudi_bert.common.errors import FailedError, InputError
+from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import exclusive_lock
 from gaudi_bert.common.progress import Reporter
 
@@ -70,12 +70,8 @@ class GroupedOutput(Generic[Group, Summary]):
             if not any(folder.iterdir()):
                 folder.rmdir()
 
-    def completed(self, groups: Sequence[Group]) -> dict[Group, Summary]:
-        """The summaries of those of `groups` that are complete."""
-        return dict(self.iter_completed(groups))
-
-    def iter_completed(self, groups: Sequence[Group]) -> Iterator[tuple[Group, Summary]]:
-        """Yield the same one at a time, for groups without number; a store's are fetched some at a time."""
+    def completed(self, groups: Sequence[Group]) -> Iterator[tuple[Group, Summary]]:
+        """Yield those of `groups` that are complete with their summaries; a store's are fetched some at a time."""
         for start in range(0, len(groups), _FETCHED_TOGETHER):
             some = groups[start : start + _FETCHED_TOGETHER]
             fetch(*map(self.summary_path, some))
@@ -85,23 +81,10 @@ class GroupedOutput(Generic[Group, Summary]):
 
     def missing(self, groups: Sequence[Group]) -> list[Group]:
         """Return those of `groups` that are still to be written."""
-        completed = {group for group, _ in self.iter_completed(groups)}
+        completed = {group for group, _ in self.completed(groups)}
         if completed:
             self.reporter.say(f"{shown_path(self.folder)}: {len(completed)} of {len(groups)} groups are there already")
         return [group for group in groups if group not in completed]
-
-    def require_completed(self, groups: Sequence[Group], command: str) -> Iterator[tuple[Group, Summary]]:
-        """The summaries of all groups, one at a time; those that are missing are an error, and `command` makes them."""
-        missing = set(groups)
-        for group, summary in self.iter_completed(groups):
-            missing.discard(group)
-            yield group, summary
-        if missing:
-            first = next(group for group in groups if group in missing)
-            raise FailedError(
-                f"{self.folder}: {len(missing)} of {len(groups)} groups are not written, the first is"
-                f" group {first}; run `{command}` for them (without --finish) and then finish again"
-            )
 
     @contextmanager
     def writing(self, group: Group, name: str) -> Iterator[bool]:

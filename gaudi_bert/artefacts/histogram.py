@@ -49,12 +49,14 @@ class CountedFile(InputFile):
     @model_validator(mode="after")
     def _adds_up(self) -> CountedFile:
         if (self.counts < 0).any():
-            raise ValueError(f"{_short(self.name)} has a negative count; lengths, masked positions and sequences are from 0")
+            raise ValueError(
+                f"{shortened(self.name)} has a negative count; lengths, masked positions and sequences are from 0"
+            )
         rows = self.counts.tolist()  # Python's integers cannot overflow
         sequences, tokens = sum(row[2] for row in rows), sum(row[0] * row[2] for row in rows)
         if (sequences, tokens) != (self.sequences, self.tokens):
             raise ValueError(
-                f"the counts of {_short(self.name)} do not add up to its {self.sequences} sequences, {self.tokens} tokens"
+                f"the counts of {shortened(self.name)} do not add up to its {self.sequences} sequences, {self.tokens} tokens"
             )
         return self
 
@@ -131,7 +133,7 @@ class HistogramFile(Artefact):
                 raise ValueError(f"{key} is {value}, the counts add up to {right[key]}")
         for one, other in itertools.pairwise(sorted(file.name for file in self.files or ())):
             if one == other:
-                raise ValueError(f"{_short(one)} is counted twice")
+                raise ValueError(f"{shortened(one)} is counted twice")
         if self.files is not None:
             in_files, _ = self._sums_of_files()
             for number, (count, counted) in enumerate(zip(self.counts, in_files.tolist(), strict=True), start=1):
@@ -157,7 +159,7 @@ class HistogramFile(Artefact):
                 outside = (values < least) | (values > longest)
                 if outside.any():
                     raise ValueError(
-                        f"a {what} of {_short(file.name)} is {values[outside][0]}; it must be from {least} to {longest}"
+                        f"a {what} of {shortened(file.name)} is {values[outside][0]}; it must be from {least} to {longest}"
                     )
             np.add.at(counts, lengths - 1, sequences)
             np.maximum.at(max_masked, lengths - 1, masked)
@@ -184,7 +186,3 @@ class HistogramFile(Artefact):
             f"{count_of(totals['sequences'], 'sequence')} in {count_of(totals['files'], 'file')} "
             f"({human_bytes(totals['bytes'])}), mean length {totals['mean_length']:.1f}, at most {self.max_sequence_length}"
         ]
-
-
-def _short(name: str) -> str:
-    return shortened(name, 60)

@@ -3,34 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any
 
 from gaudi_bert.common.errors import enumerated
 from gaudi_bert.common.progress import count_of
-
-
-class _PackedCounts(Protocol):
-    """Figures that every kind of plan and of packed folder has."""
-
-    @property
-    def sequences(self) -> int:
-        """Sequences in all packs."""
-
-    @property
-    def packs(self) -> int:
-        """Packs of all groups."""
-
-    @property
-    def gap(self) -> int:
-        """Packs above the proven minimum."""
-
-    @property
-    def packing_factor(self) -> float:
-        """Sequences per pack."""
-
-    @property
-    def efficiency(self) -> float:
-        """Share of slots that hold tokens."""
 
 
 def skipped_note(skipped: bool) -> str:
@@ -38,8 +14,11 @@ def skipped_note(skipped: bool) -> str:
     return " (already there, nothing to do)" if skipped else ""
 
 
-def packing_lines(packed: _PackedCounts, rows: int | None = None) -> list[str]:
-    """Return the lines of packs: of how many sequences (or `rows` of a table), and how full they are."""
+def packing_lines(packed: Any, rows: int | None = None) -> list[str]:
+    """Return the lines of packs: of how many sequences (or `rows` of a table), and how full they are.
+
+    `packed` are the totals of a plan, or the metadata of a folder.
+    """
     proven = f"{packed.gap:,} more than the proven minimum" if packed.gap else "proven: none fewer is possible"
     sequences = count_of(packed.sequences, "sequence")
     if rows is not None and rows != packed.sequences:

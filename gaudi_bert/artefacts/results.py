@@ -7,7 +7,7 @@ default is one that is not always known (not skipped, not measured): it is omitt
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -161,35 +161,19 @@ class ByRowLength(Generic[Content]):
 
 
 @dataclass(frozen=True)
-class GivenRecords:
-    """`prepare` had nothing to do: the pipeline names its own records."""
+class NothingToDo:
+    """A stage had nothing to do, and why; `facts` are what `--json` prints."""
 
-    records: str
+    reason: str
+    facts: Mapping[str, Any] = field(default_factory=dict)
 
-    def lines(self) -> list[str]:
-        """Return the reason for people."""
-        return [f"nothing to do: the pipeline names its own records, {self.records}"]
-
-
-@dataclass(frozen=True)
-class NothingToCount:
-    """`histogram` had nothing to do: there are fewer files than parts."""
-
-    files: int
-    skipped: bool = False
+    def as_json(self) -> dict[str, Any]:
+        """The facts alone."""
+        return dict(self.facts)
 
     def lines(self) -> list[str]:
         """Return the reason for people."""
-        return ["nothing to do: there are fewer files than parts"]
-
-
-@dataclass(frozen=True)
-class NothingHeldOut:
-    """`evaluate` had nothing to do: the pipeline holds no evaluation data out."""
-
-    def lines(self) -> list[str]:
-        """Return the reason for people."""
-        return ["nothing to do: the pipeline holds no evaluation data out"]
+        return [f"nothing to do: {self.reason}"]
 
 
 @dataclass(frozen=True)

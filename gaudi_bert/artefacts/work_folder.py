@@ -113,11 +113,6 @@ class WorkFolder:
         return self.train / "metrics.jsonl"
 
     @property
-    def training_settings(self) -> Path:
-        """The pipeline's settings as the run had them."""
-        return self.train / "settings.yaml"
-
-    @property
     def evaluation_result(self) -> Path:
         """Return the path of what `evaluate` measured."""
         return self.train / "evaluation.json"
@@ -135,16 +130,6 @@ class WorkFolder:
     def finetuning_result(self) -> Path:
         """The last file that `finetune` writes: how good the model is."""
         return self.finetune / FINETUNING_NAME
-
-    @property
-    def finetuning_metrics(self) -> Path:
-        """The reports of fine-tuning, a line for each."""
-        return self.finetune / "metrics.jsonl"
-
-    @property
-    def finetuning_settings(self) -> Path:
-        """The pipeline's settings as fine-tuning had them."""
-        return self.finetune / "settings.yaml"
 
     @property
     def predictions(self) -> Path:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gaudi_bert.artefacts.results import NothingToCount
 from gaudi_bert.cli import arguments, output, table_commands
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import Reporter
@@ -81,8 +79,6 @@ def histogram(
         run,
         on_bad_file=on_bad_file,  # type: ignore[arg-type]
     )
-    if isinstance(result, NothingToCount):
-        result = replace(result, skipped=True)
     following = output.words_of("plan", out, "--out", out.with_name("plan.json"))
     output.print_result(result, json, next_command=following if shard is None else None)
 

@@ -216,7 +216,7 @@ def _finish(
     corpus: _Corpus, vocabulary: Vocabulary, trained: bool, output: GroupedOutput[Section, PreparedSection]
 ) -> StageOutput[PreparedExamples] | PreparedShard:
     """Write examples.json when all sections are there."""
-    completed = output.completed(corpus.sections)
+    completed = dict(output.completed(corpus.sections))
     missing = [section for section in corpus.sections if section not in completed]
     if missing:
         output.reporter.say(

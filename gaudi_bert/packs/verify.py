@@ -12,13 +12,14 @@ is verified each time that somebody asks for it.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from gaudi_bert.artefacts.base import VERIFICATION_NAME, complete_parts, manifest_path, part_path
-from gaudi_bert.artefacts.packed import Metadata, PackedSums, TableMetadata, Verification
+from gaudi_bert.artefacts.packed import GroupManifest, Metadata, PackedMetadata, PackedSums, TableMetadata, Verification
 from gaudi_bert.artefacts.results import GroupsResult, StageOutput
 from gaudi_bert.artefacts.stage_run import StageRun
 from gaudi_bert.artefacts.store.mirrored_folder import fetch, is_mirrored, names_in, remove, shown_path
@@ -26,7 +27,39 @@ from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.packing.certificate import simple_certificate
 from gaudi_bert.packs.folder import PackedFolder, check_same
-from gaudi_bert.packs.formats import GroupReader
+
+
+class ReadGroup(NamedTuple):
+    """A group as it was read.
+
+    Attributes:
+        stored: its manifest as it is.
+        right: its manifest, computed again from what was read; a key that cannot be is a copy.
+        lower_bound: packs that are proven to be necessary.
+        fingerprint: the sum of the hashes of its sequences; 0 where values were compared instead.
+    """
+
+    stored: GroupManifest
+    right: GroupManifest
+    lower_bound: int
+    fingerprint: int = 0
+
+
+class GroupReader(Protocol):
+    """Reads groups of packs again, and compares each with its source."""
+
+    @property
+    def folder(self) -> PackedFolder:
+        """The packed folder."""
+        ...
+
+    def read(self, manifests: Iterable[GroupManifest]) -> Iterator[ReadGroup]:
+        """Read groups in order; one whose sequences are not those of the source is a FailedError."""
+        ...
+
+    def metadata(self, sums: PackedSums) -> PackedMetadata:
+        """Check the list of inputs, and return what metadata.json must state by the manifests of all groups."""
+        ...
 
 
 def verify(reader: GroupReader, run: StageRun) -> StageOutput[Verification] | GroupsResult:
@@ -55,7 +88,14 @@ def verify(reader: GroupReader, run: StageRun) -> StageOutput[Verification] | Gr
     for manifest in folder.manifests(folder.groups):
         sums.add(manifest, folder.metadata.groups[manifest.group].manifest_crc32c)
     folder.check_metadata(reader.metadata(sums))
-    _check_bound(folder, proof.lower_bound)
+    metadata = folder.metadata
+    if metadata.lower_bound > min(proof.lower_bound, metadata.packs):
+        depth = metadata.depth or metadata.max_sequence_length
+
+        def counts() -> Iterable[IntArray]:
+            return (np.array(manifest.counts, np.int64) for manifest in folder.manifests(folder.groups))
+
+        check_bound(metadata.path_in(folder.path), metadata.lower_bound, metadata.packs, counts, depth, metadata.remedy)
     if writable:
         proof.write(path)
         remove(*parts)
@@ -127,19 +167,6 @@ def group_bound(folder: PackedFolder, counts: Sequence[int], packs: int) -> int:
     from gaudi_bert.packing.exact.bounds import prove_bound  # slow to load, and rarely needed here
 
     return max(simple, prove_bound(np.array(counts, np.int64), depth).bound)
-
-
-def _check_bound(folder: PackedFolder, proven: int) -> None:
-    """Check that the bound of metadata.json can be proven, group by group."""
-    metadata = folder.metadata
-    if metadata.lower_bound <= min(proven, metadata.packs):
-        return
-
-    def counts() -> Iterable[IntArray]:
-        return (np.array(manifest.counts, np.int64) for manifest in folder.manifests(folder.groups))
-
-    depth = metadata.depth or metadata.max_sequence_length
-    check_bound(metadata.path_in(folder.path), metadata.lower_bound, metadata.packs, counts, depth, metadata.remedy)
 
 
 def check_bound(

@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
 
 from gaudi_bert.artefacts.grouped_output import GroupedOutput
 from gaudi_bert.artefacts.packed import GroupManifest, PackedMetadata, PackedSums
@@ -18,8 +20,37 @@ from gaudi_bert.artefacts.shards import index_bytes, index_path
 from gaudi_bert.artefacts.stage_run import StageRun
 from gaudi_bert.artefacts.store.mirrored_folder import is_mirrored, read_ahead
 from gaudi_bert.common.crc32c import crc32c
+from gaudi_bert.common.errors import FailedError
 from gaudi_bert.common.files import read_file
-from gaudi_bert.packs.formats import GroupWriter
+from gaudi_bert.common.progress import Task
+
+
+class GroupWriter(Protocol):
+    """Reads the groups of one source, and packs each: a group is a function of the source and the settings alone."""
+
+    unit: str
+    """What progress counts."""
+
+    @property
+    def groups(self) -> int:
+        """Number of groups."""
+        ...
+
+    def prepare(self, numbers: Sequence[int]) -> tuple[Sequence[Sequence[Path]], float]:
+        """Check these groups before any is written; return the files that each is read from, and the units of all."""
+        ...
+
+    def write_group(self, number: int, task: Task) -> GroupManifest:
+        """Write the shards of a group; the manifest of what was written."""
+        ...
+
+    def check_manifest(self, manifest: GroupManifest) -> None:
+        """Refuse the manifest of a group that is not the one that was planned."""
+        ...
+
+    def metadata(self, sums: PackedSums) -> PackedMetadata:
+        """Return the metadata of the folder, by the manifests of all its groups."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -49,8 +80,15 @@ class PackedOutput(GroupedOutput[int, GroupManifest]):
 
     def manifests(self, groups: Sequence[int]) -> Iterator[tuple[GroupManifest, int]]:
         """Yield the manifests of all groups, which must be there, and the CRC-32C of each."""
-        for group, manifest in self.require_completed(groups, self.command):
+        missing = set(groups)
+        for group, manifest in self.completed(groups):
+            missing.discard(group)
             yield manifest, crc32c(read_file(self.summary_path(group)))
+        if missing:
+            raise FailedError(
+                f"{self.folder}: {len(missing)} of {len(groups)} groups are not written, the first is"
+                f" group {min(missing)}; run `{self.command}` for them (without --finish) and then finish again"
+            )
 
 
 def write(
@@ -68,26 +106,20 @@ def write(
     with output.removed_on_bad_input() if removing else nullcontext():
         writer = open_writer()
         numbers = run.share_of(range(writer.groups))
-        written = 0 if run.finish else _write_groups(output, writer, numbers)
+        pending = [] if run.finish else output.missing(numbers)
+        paths, amount = writer.prepare(pending)
+        with output.reporter.task("write", amount, writer.unit) as task, read_ahead(paths) as batches:
+            for batch, number in enumerate(pending):
+                with batches.batch(batch), output.writing(number, f"{output.folder}: group {number}") as needed:
+                    if needed:
+                        writer.write_group(number, task).write(output.summary_path(number))
         if run.part is not None:
             sums = PackedSums()
-            for _, manifest in output.iter_completed(numbers):
+            for _, manifest in output.completed(numbers):
                 sums.add(manifest)
-            return GroupsResult(len(numbers), written, sums.sequences, sums.packs, sums.tokens)
+            return GroupsResult(len(numbers), len(pending), sums.sequences, sums.packs, sums.tokens)
     metadata = _finish(output, writer)
     return StageOutput(metadata, seconds=round(time.monotonic() - started, 3))
-
-
-def _write_groups(output: PackedOutput, writer: GroupWriter, numbers: Sequence[int]) -> int:
-    """Write the groups that have no manifest yet; return their number."""
-    pending = output.missing(numbers)
-    paths, amount = writer.prepare(pending)
-    with output.reporter.task("write", amount, writer.unit) as task, read_ahead(paths) as batches:
-        for batch, number in enumerate(pending):
-            with batches.batch(batch), output.writing(number, f"{output.folder}: group {number}") as needed:
-                if needed:
-                    writer.write_group(number, task).write(output.summary_path(number))
-    return len(pending)
 
 
 def _finish(output: PackedOutput, writer: GroupWriter) -> PackedMetadata:

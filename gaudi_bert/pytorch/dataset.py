@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from gaudi_bert.artefacts.pack_kinds import pack_kind, refuse_row_tables
+from gaudi_bert.artefacts.packed import pack_kind, refuse_row_tables
 from gaudi_bert.common.arrays import whole_number
 from gaudi_bert.common.errors import InputError, shown
 from gaudi_bert.common.files import in_store, shown_location

@@ -74,13 +74,13 @@ def rows_of_packs(packs: Mapping[str, AnyArray]) -> list[Row]:
     of_tokens = {
         "input_ids": packs["input_ids"],
         "token_type_ids": packs["segment_ids"],
-        "position_ids": columns.position_ids,
+        "position_ids": columns["position_ids"],
         "sequence_ids": packs["input_mask"],
-        "labels": columns.labels,
+        "labels": columns["labels"],
     }
-    of_sequences = {"seq_lens": columns.seq_lens, "next_sentence_labels": packs["next_sentence_labels"]}
-    block = _Block(of_tokens, of_sequences, columns.sequences, dict.fromkeys((*of_tokens, *of_sequences)))
-    return [_PackRow(block, position) for position in range(len(columns.sequences))]
+    of_sequences = {"seq_lens": columns["seq_lens"], "next_sentence_labels": packs["next_sentence_labels"]}
+    block = _Block(of_tokens, of_sequences, columns["sequences"], dict.fromkeys((*of_tokens, *of_sequences)))
+    return [_PackRow(block, position) for position in range(len(columns["sequences"]))]
 
 
 def _common_block(rows: Sequence[Row]) -> tuple[_Block, slice] | None:

@@ -43,10 +43,10 @@ def _paths(workdir: Path) -> dict[str, Path]:
         "metrics": folder.metrics,
         "training": folder.training_result,
         "evaluation": folder.evaluation_result,
-        "pipeline": folder.training_settings,
+        "pipeline": folder.train / "settings.yaml",
         "finetuning": folder.finetuning_result,
-        "finetuning_lines": folder.finetuning_metrics,
-        "finetuning_pipeline": folder.finetuning_settings,
+        "finetuning_lines": folder.finetune / "metrics.jsonl",
+        "finetuning_pipeline": folder.finetune / "settings.yaml",
         "predictions": folder.predictions,
     }
 

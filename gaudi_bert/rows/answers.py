@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -54,21 +54,14 @@ def tag_answers(
 ) -> Iterator[dict[str, Any]]:
     """`{"tags": [{"start", "end", "tag", "score"}]}`: entities, with their characters in the text of the row."""
     scheme = TagScheme(labels)
-    for row, words in zip(rows, tagged_words(logits_TC, sequences, rows, labels), strict=True):
-        yield {"tags": list(_entities(cast(TaggedRow, row), words, scheme))}
-
-
-class _TaggedWords(NamedTuple):
-    """Tag and probability of each word of a row."""
-
-    tags: list[str]
-    scores: list[float]
+    for row, tagged in zip(rows, tagged_words(logits_TC, sequences, rows, labels), strict=True):
+        yield {"tags": list(_entities(cast(TaggedRow, row), *tagged, scheme))}
 
 
 def tagged_words(
     logits_TC: Float32Array, sequences: Sequences, rows: Sequence[Row], labels: Sequence[str]
-) -> Iterator[_TaggedWords]:
-    """The tag of every word of every row, and how sure the model is of it."""
+) -> Iterator[tuple[list[str], list[float]]]:
+    """The tag of every word of each row, and how sure the model is of it."""
     words = cast(IntArray, sequences.words)
     carrying = np.flatnonzero(words != NO_WORD)
     probabilities_WC = _softmax(logits_TC[carrying])
@@ -77,19 +70,19 @@ def tagged_words(
     ends = np.searchsorted(row_of_token, np.arange(len(rows) + 1))
     for number, row in enumerate(rows):
         count = len(cast(TaggedRow, row).tokens)
-        tagged = _TaggedWords([OUTSIDE] * count, [0.0] * count)
+        tags, scores = [OUTSIDE] * count, [0.0] * count
         for index in range(ends[number], ends[number + 1]):
             word = int(words[carrying[index]])
-            tagged.tags[word] = labels[best_W[index]]
-            tagged.scores[word] = float(probabilities_WC[index, best_W[index]])
-        yield tagged
+            tags[word] = labels[best_W[index]]
+            scores[word] = float(probabilities_WC[index, best_W[index]])
+        yield tags, scores
 
 
-def _entities(row: TaggedRow, words: _TaggedWords, scheme: TagScheme) -> Iterator[dict[str, Any]]:
+def _entities(row: TaggedRow, tags: Sequence[str], scores: Sequence[float], scheme: TagScheme) -> Iterator[dict[str, Any]]:
     """Words that belong together, or each word that is not outside, by the scheme."""
     starts = row.word_starts()
     begin, (position_before, kind_before) = 0, ("", OUTSIDE)
-    for word, tag in enumerate([*words.tags, OUTSIDE]):
+    for word, tag in enumerate([*tags, OUTSIDE]):
         position, kind = scheme.split(tag)
         ends = kind != kind_before or position in ("B", "S") or position_before in ("E", "S") or not scheme.has_chunks
         if ends and kind_before != OUTSIDE:
@@ -97,7 +90,7 @@ def _entities(row: TaggedRow, words: _TaggedWords, scheme: TagScheme) -> Iterato
                 "start": int(starts[begin]),
                 "end": int(starts[word - 1]) + len(row.tokens[word - 1]),
                 "tag": kind_before,
-                "score": float(np.mean(words.scores[begin:word])),
+                "score": float(np.mean(scores[begin:word])),
             }
         if ends:
             begin = word

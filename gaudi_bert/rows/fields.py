@@ -144,9 +144,10 @@ class RowReader:
         return self._characters(position, column, value)
 
     def _characters(self, position: RowPosition, column: str, text: str) -> str:
-        problem = _half_character(text)
-        if problem:
-            raise self.error(position, f"{column} {problem}", "write the other half too, or leave it out")
+        half = None if text.isascii() else _LONE_SURROGATE.search(text)
+        if half is not None:  # which no tokenizer takes
+            problem = f"{column} holds half a character, \\u{ord(half[0]):04x} at {half.start()}"
+            raise self.error(position, problem, "write the other half too, or leave it out")
         return text
 
     def _label(self, position: RowPosition, record: Record) -> str | tuple[str, ...] | float:
@@ -185,7 +186,10 @@ class RowReader:
         names = self.label_names
         if isinstance(value, str) and value in self._known_names:
             return value
-        index = _index_of(value)
+        index = value if isinstance(value, int) and not isinstance(value, bool) else None
+        digits = _WHOLE.fullmatch(value.strip()) if isinstance(value, str) else None
+        if digits is not None:  # of more digits than any count of labels has, only the first ones
+            index = int(digits[1] + digits[2][:_MOST_DIGITS])
         if index is not None:
             if names is None:
                 raise self.error(
@@ -207,7 +211,10 @@ class RowReader:
     def _tagged_row(self, position: RowPosition, record: Record) -> TaggedRow:
         settings = self.settings
         if settings.tokens not in record:
-            return self._words_of_text(position, record)
+            if self.labelled or settings.text not in record or "tokens" in settings.named:
+                remedy = self._column_remedy("tokens", settings.tokens)
+                raise self.error(position, f"has no {settings.tokens!r}, only {_names(record)}", remedy)
+            return words_of_text(position, self._text(position, record, settings.text))
         words = record[settings.tokens]
         if not isinstance(words, list | tuple):
             raise self.error(position, f"{settings.tokens} is {shown(words)}", "it must be a list of words")
@@ -229,16 +236,6 @@ class RowReader:
         if len(tags) != len(tokens):
             raise self.error(position, f"has {len(tokens)} words and {len(tags)} tags", "give each word a tag")
         return TaggedRow(position, tokens, tags)
-
-    def _words_of_text(self, position: RowPosition, record: Record) -> TaggedRow:
-        settings = self.settings
-        if self.labelled or settings.text not in record or "tokens" in settings.named:
-            raise self.error(
-                position,
-                f"has no {settings.tokens!r}, only {_names(record)}",
-                self._column_remedy("tokens", settings.tokens),
-            )
-        return words_of_text(position, self._text(position, record, settings.text))
 
     def _question_row(self, position: RowPosition, record: Record) -> QuestionRow:
         """A question with the keys of SQuAD: `question`, `context`, `answers`, `is_impossible`, `id`."""
@@ -286,24 +283,10 @@ class RowReader:
         return IdsRow(position, tuple(values))
 
 
-def _index_of(value: object) -> int | None:
-    """The integer that a value is, or holds as text: of more digits than any count of labels has, only the first ones."""
-    digits = _WHOLE.fullmatch(value.strip()) if isinstance(value, str) else None
-    if digits is not None:
-        return int(digits[1] + digits[2][:_MOST_DIGITS])
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
 def words_of_text(position: RowPosition, text: str) -> TaggedRow:
     """The words of a text, with their positions in it."""
     words = list(_WORD.finditer(text))
     return TaggedRow(position, tuple(word[0] for word in words), None, tuple(word.start() for word in words))
-
-
-def _half_character(text: str) -> str | None:
-    """Return what is wrong with a text that holds a lone surrogate, which no tokenizer takes; None of any other."""
-    match = None if text.isascii() else _LONE_SURROGATE.search(text)
-    return f"holds half a character, \\u{ord(match[0]):04x} at {match.start()}" if match else None
 
 
 def _names(record: Record) -> str:

@@ -8,14 +8,13 @@ where a comma is the decimal sign: such a header is recognised, and refused with
 
 from __future__ import annotations
 
-import codecs
 import csv
 import json
 import re
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from itertools import chain, islice
-from typing import Any, BinaryIO, TypeAlias, cast
+from typing import Any, TypeAlias
 
 from gaudi_bert.common import files
 from gaudi_bert.common.errors import InputError, shortened, shown
@@ -238,33 +237,40 @@ JSON = json.JSONDecoder(object_pairs_hook=_object)
 """Refuses a key that is there twice."""
 
 
-# --- SQuAD's JSON (versions 1.1 and 2.0), an article at a time
+# --- SQuAD's JSON (versions 1.1 and 2.0), which is one value
 
-_READ_BYTES = 1 << 20
-_SPACE, _AFTER_NUMBER = re.compile(r"[ \t\r\n]*"), tuple(",]} \t\r\n")
+_MOST_ROWS = 4
+"""Times the longest row that a file may be long: it is decoded as a whole."""
 
 
 def read_squad(part: RowPart) -> Iterator[PlacedRecord]:
     """The questions of a SQuAD file with their contexts, in its order."""
-    number = 0
+    most, number = _MOST_ROWS * files.LONGEST_ROW_BYTES, 0
     with part.opened() as handle:
-        for article in _JsonText(part, handle).articles():
-            for context, question in _questions(part, article):
+        data = handle.read(most + 1)
+    if len(data) > most:
+        raise InputError(f"{part.name}: is longer than {most / 2**20:g} MiB; write its questions as JSON lines (.jsonl)")
+    try:
+        content = JSON.decode(data.decode(part.encoding).removeprefix(BYTE_ORDER_MARK))
+    except UnicodeDecodeError as error:
+        raise InputError(f"{part.name}: not {part.encoding}; name its encoding with --encoding") from error
+    except InputError as error:
+        raise InputError(f"{part.name}: {error}") from error
+    except (ValueError, RecursionError) as error:
+        problem = shortened(str(error))
+        raise InputError(f"{part.name}: not JSON ({problem}); give a SQuAD file, or JSON lines as .jsonl") from error
+    for article in _listed(part, content, "data", "it"):
+        for paragraph in _listed(part, article, "paragraphs", "an article"):
+            for question in _listed(part, paragraph, "qas", "a paragraph"):
+                if "context" not in paragraph:
+                    raise _not_squad(part, "a paragraph has no `context`")
                 number += 1
                 position = RowPosition(number)
                 if isinstance(question, dict):
-                    yield position, {"context": context, **question}
+                    yield position, {"context": paragraph["context"], **question}
                 else:
                     problem = f"{shown(question)} is not a question; it must be an object"
                     yield position, InputError(f"{part.location(position)}: {problem}")
-
-
-def _questions(part: RowPart, article: Any) -> Iterator[tuple[Any, Any]]:
-    for paragraph in _listed(part, article, "paragraphs", "an article"):
-        for question in _listed(part, paragraph, "qas", "a paragraph"):
-            if "context" not in paragraph:
-                raise _not_squad(part, "a paragraph has no `context`")
-            yield paragraph["context"], question
 
 
 def _listed(part: RowPart, value: Any, key: str, what: str) -> list[Any]:
@@ -277,101 +283,3 @@ def _listed(part: RowPart, value: Any, key: str, what: str) -> list[Any]:
 def _not_squad(part: RowPart, problem: str) -> InputError:
     form = '{"data": [{"paragraphs": [{"context": "...", "qas": [...]}]}]}'
     return InputError(f"{part.name}: is not SQuAD's JSON, {problem}; it is {form}")
-
-
-class _JsonText:
-    """The text of a JSON file, of which no more is held than the value that is being read."""
-
-    def __init__(self, part: RowPart, handle: BinaryIO) -> None:
-        self._part, self._handle = part, handle
-        self._decode = codecs.getincrementaldecoder(part.encoding)().decode
-        self._text, self._at = "", 0
-        self._accept(BYTE_ORDER_MARK)
-
-    def articles(self) -> Iterator[Any]:
-        """The entries of the list `data`."""
-        if not self._accept("{"):
-            raise _not_squad(self._part, "it is not an object")
-        keys: set[str] = set()
-        for _ in self._entries("}"):
-            key = self._value()
-            if not isinstance(key, str):
-                raise self._not_json(f"the key {shown(key)} is not a text")
-            if key in keys:
-                raise InputError(f"{self._part.name}: has the key {shown(key)} twice; leave one out")
-            keys.add(key)
-            self._expect(":")
-            if key != "data":
-                self._value()
-            elif not self._accept("["):
-                raise _not_squad(self._part, "`data` is not a list")
-            else:
-                for _ in self._entries("]"):
-                    yield self._value()
-        if "data" not in keys:
-            raise _not_squad(self._part, "it has no list `data`")
-        self._accept("")  # passes blanks
-        if self._at < len(self._text):
-            problem = f"holds {shown(self._text[self._at : self._at + 20])} behind the end of its object"
-            raise InputError(f"{self._part.name}: {problem}; give a file with one object of SQuAD")
-
-    def _entries(self, end: str) -> Iterator[None]:
-        """Stop at each entry of a list or an object, with a comma between two, up to its end."""
-        if self._accept(end):
-            return
-        while True:
-            yield
-            if self._accept(end):
-                return
-            self._expect(",")
-
-    def _accept(self, character: str) -> bool:
-        """Whether this character is next; then it is passed."""
-        while True:
-            self._at = cast(re.Match[str], _SPACE.match(self._text, self._at)).end()
-            if self._at < len(self._text):
-                is_next = self._text[self._at] == character
-                self._at += is_next
-                return is_next
-            if not self._read():
-                return False
-
-    def _expect(self, character: str) -> None:
-        if not self._accept(character):
-            raise self._not_json(f"no {character!r} where it should be")
-
-    def _value(self) -> Any:
-        """The next value: read further, twice as far each time, until it is complete."""
-        self._accept("")
-        while True:
-            try:
-                value, end = JSON.raw_decode(self._text, self._at)
-            except InputError as error:
-                raise InputError(f"{self._part.name}: {error}") from error
-            except (ValueError, RecursionError) as error:
-                if not self._read():
-                    raise self._not_json(str(error)) from error
-                continue
-            may_go_on = isinstance(value, int | float) and self._text[end : end + 1] not in _AFTER_NUMBER
-            if not may_go_on or not self._read():
-                self._at = end
-                return value
-
-    def _read(self) -> bool:
-        """Take in as much again as is held; False at the end of the file."""
-        held = self._text[self._at :]
-        if len(held) > files.LONGEST_ROW_BYTES:
-            raise InputError(
-                f"{self._part.name}: an article is longer than {longest_row()}; write its questions as JSON lines (.jsonl)"
-            )
-        data = self._handle.read(max(_READ_BYTES, len(held)))
-        try:
-            text = self._decode(data, not data)
-        except UnicodeDecodeError as error:
-            raise InputError(f"{self._part.name}: not {self._part.encoding}; name its encoding with --encoding") from error
-        if data:
-            self._text, self._at = held + text, 0
-        return bool(data)
-
-    def _not_json(self, reason: str) -> InputError:
-        return InputError(f"{self._part.name}: not JSON ({shortened(reason)}); give a SQuAD file, or JSON lines as .jsonl")

@@ -72,18 +72,13 @@ class RowPart:
             if self.kind == "parquet":
                 position = RowPosition(number + sum(rows for rows, _ in _row_groups(self.path)[: self.start]))
             else:
-                lines, rows = self._before(self.path)
+                lines = rows = 0  # that begin before this part
+                with open_file(self.path) as handle:
+                    while handle.tell() < self.start:
+                        before = handle.readline(files.LONGEST_ROW_BYTES)
+                        lines, rows = lines + 1, rows + bool(before.decode(self.encoding, "replace").strip())
                 position = RowPosition(number + rows, None if line is None else line + lines)
         return f"{self.name}: {position}"
-
-    def _before(self, path: Path) -> tuple[int, int]:
-        """Count the lines and rows that begin before this part."""
-        lines = rows = 0
-        with open_file(path) as handle:
-            while handle.tell() < self.start:
-                line = handle.readline(files.LONGEST_ROW_BYTES)
-                lines, rows = lines + 1, rows + bool(line.decode(self.encoding, "replace").strip())
-        return lines, rows
 
     @contextmanager
     def opened(self) -> Iterator[BinaryIO]:

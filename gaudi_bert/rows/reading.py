@@ -21,7 +21,7 @@ from gaudi_bert.config.sections import OnBadRow, TaskName, TaskSettings
 from gaudi_bert.corpus.python_texts import documentation_documents, python_texts
 from gaudi_bert.rows.fields import RowReader, read_label_names
 from gaudi_bert.rows.formats import JSON, read_squad, read_table
-from gaudi_bert.rows.parts import TABLES, Line, RowPart, complete_file, longest_row
+from gaudi_bert.rows.parts import TABLES, RowPart, complete_file, longest_row
 from gaudi_bert.rows.retrieval import negative_columns, ranked_pairs, reading_settings
 from gaudi_bert.rows.types import (
     LANGUAGE_MODELLING,
@@ -135,9 +135,9 @@ def rows_of_part(
         records = _read_conll(part, settings, labelled)
     else:
         records = _read_records(part, settings, task, labelled)
-    first: list[Record] = []
+    first = list(islice(records, 1)) if task == "reranking" else []
     if task == "reranking":
-        records = ranked_pairs(part, _remembered(records, first), settings)
+        records = ranked_pairs(part, chain(first, records), settings)
     for position, record in records:
         try:
             if isinstance(record, InputError):
@@ -147,18 +147,12 @@ def rows_of_part(
             yield BadRow(position, str(error))
             continue
         if say is not None:
-            columns = _columns_read(task, settings, row, first[0] if first else record, labelled)
+            whole = first[0][1] if first else record  # of which a pair may be one of several
+            read = record if isinstance(whole, InputError) else whole
+            columns = _columns_read(task, settings, row, read, labelled)
             say(_described(part, settings, row, task, columns))
             say = None
         yield row
-
-
-def _remembered(records: Iterator[PlacedRecord], first: list[Record]) -> Iterator[PlacedRecord]:
-    """Pass records on, and put the first one that can be read into `first`."""
-    for position, record in records:
-        if not first and not isinstance(record, InputError):
-            first.append(record)
-        yield position, record
 
 
 def windows(rows: Iterator[_Row], size: int) -> Iterator[list[_Row]]:
@@ -303,19 +297,14 @@ def _read_records(part: RowPart, settings: TaskSettings, task: TaskName | None, 
                 with closing(read_table(part, settings, lines, needed)) as records:
                     yield from records
             else:
-                yield from _lines_as_records(part, settings, lines)
-
-
-def _lines_as_records(part: RowPart, settings: TaskSettings, lines: Iterator[tuple[int, Line]]) -> Iterator[PlacedRecord]:
-    """A record for each line that is not blank: an object of JSON, or a text."""
-    row = count(1)
-    for number, line in lines:
-        if isinstance(line, UnicodeDecodeError):
-            position = RowPosition(next(row), number)
-            yield position, part.not_text(part.location(position), line)
-        elif line.strip():
-            position, text = RowPosition(next(row), number), line.removesuffix("\n").removesuffix("\r")
-            yield position, _json_record(text, part, position) if part.kind == "jsonl" else {settings.text: text}
+                row = count(1)
+                for number, line in lines:
+                    if isinstance(line, UnicodeDecodeError):
+                        position = RowPosition(next(row), number)
+                        yield position, part.not_text(part.location(position), line)
+                    elif line.strip():  # an object of JSON, or a text
+                        position, text = RowPosition(next(row), number), line.removesuffix("\n").removesuffix("\r")
+                        yield position, _json_record(text, part, position) if part.kind == "jsonl" else {settings.text: text}
 
 
 def _json_record(line: str, part: RowPart, position: RowPosition) -> Record | InputError:
@@ -363,35 +352,25 @@ def _read_conll(part: RowPart, settings: TaskSettings, labelled: bool) -> Iterat
         for number, line in chain(lines, [(0, "")]):
             if isinstance(line, UnicodeDecodeError):
                 raise part.not_text(part.location(position._replace(line=number)), line)
-            cells = _conll_cells(line)
-            if cells is None:
-                if words:
+            text = line.rstrip("\r\n")
+            cells = [cell.strip(" ") for cell in text.split("\t")] if "\t" in text else text.strip(" ").split(" ")
+            if not any(cells) or cells[0] == _DOCUMENT_LINE:
+                if words:  # the sentence ends
                     yield position, _sentence(part, position, words, tags, settings)
                     words, tags, position, size = [], [], RowPosition(position.number + 1), 0
                 continue
             position, size = position if words else position._replace(line=number), size + len(line)
-            problem = _conll_problem(cells, labelled, size)
-            if problem is not None:
+            problem = ""
+            if size > files.LONGEST_ROW_BYTES:
+                problem = f"the sentence is longer than {longest_row()}; end it by a blank line"
+            elif not cells[0]:
+                problem = "has no word before its tag; write WORD, a tab, TAG"
+            elif labelled and len(cells) < 2:
+                problem = f"the word {shown(cells[0])} has no tag; write WORD, a tab, TAG"
+            if problem:
                 raise InputError(f"{part.location(position._replace(line=number))}: {problem}")
             words.append(cells[0])
             tags += cells[-1:] if len(cells) > 1 else []
-
-
-def _conll_cells(line: str) -> list[str] | None:
-    """The columns of a line; None where a sentence ends."""
-    text = line.rstrip("\r\n")
-    cells = [cell.strip(" ") for cell in text.split("\t")] if "\t" in text else text.strip(" ").split(" ")
-    return cells if any(cells) and cells[0] != _DOCUMENT_LINE else None
-
-
-def _conll_problem(cells: list[str], labelled: bool, size: int) -> str | None:
-    if size > files.LONGEST_ROW_BYTES:
-        return f"the sentence is longer than {longest_row()}; end it by a blank line"
-    if not cells[0]:
-        return "has no word before its tag; write WORD, a tab, TAG"
-    if labelled and len(cells) < 2:
-        return f"the word {shown(cells[0])} has no tag; write WORD, a tab, TAG"
-    return None
 
 
 def _sentence(part: RowPart, position: RowPosition, words: list[str], tags: list[str], settings: TaskSettings) -> Record:

@@ -39,7 +39,7 @@ def ranked_pairs(part: RowPart, records: Iterable[PlacedRecord], settings: TaskS
                 raise InputError(
                     f"{part.location(position)}: has no {settings.positive!r}; name it: --set task.positive=NAME"
                 )
-            documents = [(text, 1.0) for text in texts_of(part, position, record, settings.positive)]
+            documents = [(text, 1.0) for text in _texts_of(part, position, record, settings.positive)]
             documents += [(text, 0.0) for text in negatives_of(part, position, record, settings)]
         except InputError as error:
             yield position, error
@@ -68,11 +68,11 @@ def negatives_of(part: RowPart, position: RowPosition, record: Record, settings:
             "task.negative=NAME (a row without negatives has null there)"
         )
     return [
-        text for column in columns if record.get(column) is not None for text in texts_of(part, position, record, column)
+        text for column in columns if record.get(column) is not None for text in _texts_of(part, position, record, column)
     ]
 
 
-def texts_of(part: RowPart, position: RowPosition, record: Record, column: str) -> list[str]:
+def _texts_of(part: RowPart, position: RowPosition, record: Record, column: str) -> list[str]:
     """The texts of a column that holds one, or a list of them."""
     value = record[column]
     texts = list(value) if isinstance(value, list | tuple) else [value]

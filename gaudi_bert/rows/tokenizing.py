@@ -51,14 +51,6 @@ _BATCH_CHARACTERS = 1 << 20
 _TO_LAST_SPACE, _TO_LAST_MARK = re.compile(r".*\s", re.DOTALL), re.compile(r".*\W", re.DOTALL)
 
 
-class _EncodedText(NamedTuple):
-    """The tokens of a text or a pair; of its beginning, if it is partial."""
-
-    input_ids: Int32Array
-    segment_ids: NDArray[np.int8]
-    is_partial: bool
-
-
 class _Piece(NamedTuple):
     """One sequence; arrays as in `Sequences`."""
 
@@ -169,27 +161,31 @@ class _Job:
             encoded = list(chain.from_iterable(map(self._encoded_texts, batches)))
         finally:
             tokenizer.no_truncation()
-        lengths = np.fromiter((len(text.input_ids) for text in encoded), np.int64, len(encoded))
+        lengths = np.fromiter((len(input_ids) for input_ids, _, _ in encoded), np.int64, len(encoded))
         if lengths.max() > self.most:
             index = int(np.argmax(lengths > self.most))
-            more_than = "more than " if encoded[index].is_partial else ""
+            more_than = "more than " if encoded[index][2] else ""
             raise self._too_long(rows[index].position, int(lengths[index]), more_than)
         offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
-        flat = np.concatenate([text.input_ids for text in encoded])
-        segments = np.concatenate([text.segment_ids for text in encoded])
+        flat, segments = (np.concatenate([text[which] for text in encoded]) for which in (0, 1))
         return np.arange(len(rows), dtype=np.int64), offsets, flat, segments
 
-    def _encoded_texts(self, rows: Sequence[TextRow]) -> list[_EncodedText]:
-        """The tokens of each row; of a text that is far too long, those of its beginning.
+    def _encoded_texts(self, rows: Sequence[TextRow]) -> list[tuple[Int32Array, NDArray[np.int8], bool]]:
+        """Tokens and segments of each row; of a text that is far too long, those of its beginning, which is said.
 
         A beginning that ends between words and gives twice the tokens of a sequence decides all tokens of the first half;
         one that gives fewer is taken four times as long. Of a pair, the lengths of both texts decide where each is cut.
         """
-        encoded: dict[int, _EncodedText] = {}
+        encoded: dict[int, tuple[Int32Array, NDArray[np.int8], bool]] = {}
         waiting, size = list(range(len(rows))), _CHARACTERS_OF_TOKEN * self.most
         while waiting:
             is_partial = {index: rows[index].text_pair is None and len(rows[index].text) > size for index in waiting}
-            inputs = [_beginning(rows[index].text, size) if is_partial[index] else rows[index].input for index in waiting]
+            inputs: list[str | tuple[str, str]] = []
+            for index in waiting:
+                text = rows[index].text
+                # Up to the last space, or else the last character that is not of a word.
+                match = _TO_LAST_SPACE.match(text, 0, size) or _TO_LAST_MARK.match(text, 0, size)
+                inputs.append((match[0] if match else "") if is_partial[index] else rows[index].input)
             for index, encoding in zip(waiting, self.tokenizer.tokenizer.encode_batch_fast(inputs), strict=True):
                 input_ids = np.array(encoding.ids, np.int32)
                 rest = encoding.overflowing if len(input_ids) == self.most else []
@@ -197,7 +193,7 @@ class _Job:
                     segment_ids = np.zeros(len(input_ids), np.int8)
                     if rows[index].text_pair is not None:
                         segment_ids = np.array(encoding.type_ids, np.int8)
-                    encoded[index] = _EncodedText(input_ids, segment_ids, is_partial[index])
+                    encoded[index] = input_ids, segment_ids, is_partial[index]
                     self.cut_rows += bool(rest)
             waiting, size = [index for index in waiting if index not in encoded], 4 * size
         return [encoded[index] for index in range(len(rows))]
@@ -235,7 +231,7 @@ class _Job:
             self.cut_rows += 1
             if self.policy == "truncate":
                 return np.array([[0, max(room, 0)]], np.int64)
-        return window_bounds(tokens, room, stride, f"{self.source}: {position}", self.length_key)
+        return _window_bounds(tokens, room, stride, f"{self.source}: {position}", self.length_key)
 
     def _too_long(self, position: RowPosition, tokens: int, more_than: str = "") -> InputError:
         also = ", or window" if self.task in _WITH_WINDOWS else ""
@@ -255,7 +251,7 @@ class _Job:
         characters = np.array(encoding.offsets, np.int64).reshape(-1, 2) + row.word_starts()[word_of][:, np.newaxis]
         before, after = self._frame
         bounds = self._bounds(row.position, len(ids), self.most - len(before) - len(after), self.settings.stride)
-        chosen = best_windows(first, bounds)
+        chosen = _best_windows(first, bounds)
         tags = np.full(len(row.tokens), IGNORED, np.int32)
         if row.tags is not None:
             tags[:] = [_label_number(numbers, tag, row.position, self.source) for tag in row.tags]
@@ -304,12 +300,6 @@ class _Job:
             part = ids[start:end] if isinstance(row, IdsRow) else self._framed(ids[start:end])
             nothing = np.full((len(part), 2), NO_WORD, np.int32)
             yield _Piece(index, part, np.zeros(len(part), np.int8), nothing, nothing[:, 0], nothing[0])
-
-
-def _beginning(text: str, size: int) -> str:
-    """At most `size` characters of a text, up to the last space among them or else the last that is not of a word."""
-    match = _TO_LAST_SPACE.match(text, 0, size) or _TO_LAST_MARK.match(text, 0, size)
-    return match[0] if match else ""
 
 
 def _answer_tokens(row: QuestionRow, characters: IntArray) -> Int32Array:
@@ -383,7 +373,7 @@ def _label_number(numbers: Mapping[str, int], name: str, position: RowPosition, 
 # --- windows of long texts
 
 
-def window_bounds(
+def _window_bounds(
     tokens: int, room: int, stride: int | None, row: str, length_key: str = "--max-sequence-length"
 ) -> IntArray:
     """First token of each window and the one after its last, int64 [windows, 2]; one window where all fits.
@@ -405,10 +395,10 @@ def window_bounds(
     return np.stack([starts, np.minimum(starts + room, tokens)], axis=1)
 
 
-def best_windows(tokens: IntArray, bounds: IntArray) -> IntArray:
+def _best_windows(tokens: IntArray, bounds: IntArray) -> IntArray:
     """For each of P `tokens` of a text (int64 [P]) the window with most context on its poorer side; the first of equals.
 
-    `bounds` are those of `window_bounds`.
+    `bounds` are those of `_window_bounds`.
     """
     before_WP = tokens - bounds[:, :1]
     after_WP = bounds[:, 1:] - 1 - tokens

@@ -135,7 +135,7 @@ def plan_window(
     unpacked_cost = len(lengths) * row_cost(rounded, hidden_size)
     alone, alone_cost = [rounded], unpacked_cost
     if packed and one_length is None:
-        alone, alone_cost = best_row_lengths(_counts(lengths, rounded), rounded, lambda row: row_cost(row, hidden_size))
+        alone, alone_cost = _best_row_lengths(_counts(lengths, rounded), rounded, lambda row: row_cost(row, hidden_size))
     choices = _choices(longest, rounded, one_length, longest_row) if packed else ()
     solved = [_solve(lengths, choice) for choice in choices]
 
@@ -222,7 +222,7 @@ def _assigned(lengths: IntArray, mixtures: list[tuple[int, Mixture]]) -> Iterato
 # --- rows of one sequence each
 
 
-def best_row_lengths(counts: IntArray, longest: int, cost: Callable[[int], float]) -> tuple[list[int], float]:
+def _best_row_lengths(counts: IntArray, longest: int, cost: Callable[[int], float]) -> tuple[list[int], float]:
     """Row lengths that hold all sequences at the least cost, and that cost.
 
     `counts`, int64, are of sequences by their length from 1; rows are at most `longest`, and `cost` gives that of a row of

@@ -15,15 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from gaudi_bert.artefacts.results import (
-    GivenRecords,
-    GroupsResult,
-    NothingHeldOut,
-    NothingToCount,
-    PreparedShard,
-    ReportResult,
-    StageOutput,
-)
+from gaudi_bert.artefacts.results import GroupsResult, NothingToDo, PreparedShard, ReportResult, StageOutput
 from gaudi_bert.artefacts.stage_run import StageRun
 from gaudi_bert.artefacts.store.mirrored_folder import existing_histograms, local_copy
 from gaudi_bert.artefacts.training import FineTuning, TrainingResult
@@ -39,17 +31,10 @@ if TYPE_CHECKING:  # some need numpy
     from gaudi_bert.tasks.answers import StreamResult
     from gaudi_bert.training.run_plan import RunPlan
 
-    SplitResult = StageOutput[Any] | GroupsResult | NothingToCount
+    SplitResult = StageOutput[Any] | GroupsResult | NothingToDo
     StageResult = (
         # One for each split: `train`, `evaluation`.
-        Mapping[str, SplitResult]
-        | SplitResult
-        | GivenRecords
-        | PreparedShard
-        | NothingHeldOut
-        | RunPlan
-        | StreamResult
-        | ReportResult
+        Mapping[str, SplitResult] | SplitResult | PreparedShard | RunPlan | StreamResult | ReportResult
     )
 
 
@@ -96,7 +81,8 @@ class RunRequest:
         from gaudi_bert.corpus.prepare import prepare
 
         if self.folder.records is not None:
-            return GivenRecords(str(self.settings.prepare.records))
+            records = str(self.settings.prepare.records)
+            return NothingToDo(f"the pipeline names its own records, {records}", {"records": records})
         return prepare(self.settings.prepare, self.folder.examples, self._run, pipeline_folder=self.pipeline_folder)
 
     def histogram(self) -> StageResult:
@@ -160,7 +146,7 @@ class RunRequest:
         folder = self.folder
         if not folder.has_evaluation:
             self.how.reporter.say("evaluate: nothing to do, the pipeline holds no evaluation data out")
-            return NothingHeldOut()
+            return NothingToDo("the pipeline holds no evaluation data out")
         return evaluate(
             data=folder.split("evaluation").packed,
             checkpoint=folder.train,

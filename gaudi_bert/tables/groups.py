@@ -153,24 +153,25 @@ def table_metadata(
 def sequences_of(table: GroupedTable, rows: GroupRows, settings: TableSettings) -> tuple[RowSequences, TooLongRows]:
     """The sequences of the rows of a group that are in these packs, and what the policy for too long rows did to all."""
     if settings.too_long == "error" and (rows.lengths > settings.most_tokens).any():
-        raise InputError(_too_long_rows(table, settings))
+        _refuse_too_long(table, settings)
     sequences, too_long = cut_rows(rows.lengths, settings.most_tokens, settings.too_long)
     return sequences.of_lengths(settings.sequence_lengths), too_long
 
 
-def _too_long_rows(table: GroupedTable, settings: TableSettings) -> str:
-    """Return how many rows of the table are too long, and the first of them."""
-    count, longest, first = 0, 0, ""
-    columns = table.columns.tokens_only()
-    for part in sorted((part for group in table.groups for part in group), key=lambda part: part.name):
-        lengths = read_rows([part], columns, keep_values=False).lengths
-        too_long = np.flatnonzero(lengths > settings.most_tokens)
-        if too_long.size and not count:
-            first = f"{part.path}: row {part.first_row + too_long[0]}: has {lengths[too_long[0]]} tokens"
-        count, longest = count + too_long.size, max(longest, int(lengths.max(initial=0)))
-    return (
-        f"{first}, allowed are 1 to {settings.most_tokens}; {count:,} of {table.rows:,} rows are longer, the "
-        f"longest has {longest}: raise --max-sequence-length, or pass --too-long truncate, split or drop"
+def _refuse_too_long(table: GroupedTable, settings: TableSettings) -> None:
+    """Say how many rows of the table are too long, and which is the first."""
+    columns, most, lengths = table.columns.tokens_only(), settings.most_tokens, []
+    parts = sorted((part for group in table.groups for part in group), key=lambda part: part.name)
+    first = ""
+    for part in parts:
+        lengths.append(read_rows([part], columns, keep_values=False).lengths)
+        too_long = np.flatnonzero(lengths[-1] > most)
+        if too_long.size and not first:
+            first = f"{part.path}: row {part.first_row + too_long[0]}: has {lengths[-1][too_long[0]]} tokens"
+    sizes = np.concatenate(lengths)
+    raise InputError(
+        f"{first}, allowed are 1 to {most}; {np.count_nonzero(sizes > most):,} of {table.rows:,} rows are longer, the "
+        f"longest has {sizes.max()}: raise --max-sequence-length, or pass --too-long truncate, split or drop"
     )
 
 

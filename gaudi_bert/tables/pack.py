@@ -22,8 +22,7 @@ from gaudi_bert import __version__
 from gaudi_bert.artefacts.base import NOTES_NAME, manifest_path
 from gaudi_bert.artefacts.completion import Signature
 from gaudi_bert.artefacts.grouped_output import GroupedOutput
-from gaudi_bert.artefacts.pack_kinds import RowTables, row_table_path
-from gaudi_bert.artefacts.packed import GroupManifest, PackedSums, TableMetadata
+from gaudi_bert.artefacts.packed import GroupManifest, PackedSums, RowTables, TableMetadata, row_table_path
 from gaudi_bert.artefacts.results import ByRowLength, GroupsResult, PackResult, of_all
 from gaudi_bert.artefacts.stage_run import StageRun
 from gaudi_bert.artefacts.store.mirrored_folder import local_copy, mirrored, release
@@ -172,7 +171,16 @@ def _pack_row_lengths(
             one = settings.model_copy(update={"row_lengths": None, "max_sequence_length": lengths[0]})
             return _pack_rows(table, folder, one, run, verified)
         chosen = settings.model_copy(update={"row_lengths": lengths, "max_sequence_length": lengths[-1]})
-        output = _row_tables(table, folder, chosen, run.reporter)
+        files, final = table_files(table), RowTables.path_in(folder)
+        _check_apart(folder, files)
+        output: GroupedOutput[int, TableMetadata] = GroupedOutput(  # complete before its last file
+            folder,
+            final,
+            _signature(files, chosen, "pack-rows"),
+            TableMetadata,
+            lambda length: TableMetadata.path_in(row_table_path(folder, length)),
+            run.reporter,
+        )
         output.begin(run.overwrite)
         of_each = replace(run, overwrite=False)  # what is of other settings was removed with the folder
         with output.removed_on_bad_input():
@@ -207,20 +215,3 @@ def _choose_lengths(table: str | Path, settings: TableSettings, reporter: Report
     )
     reporter.say(f"pack: {chosen.cost_line()}")
     return chosen.lengths
-
-
-def _row_tables(
-    source: str | Path, folder: Path, settings: TableSettings, reporter: Reporter
-) -> GroupedOutput[int, TableMetadata]:
-    """The folder of the packed tables, which are complete before its last file."""
-    files, final = table_files(source), RowTables.path_in(folder)
-    _check_apart(folder, files)
-    signature = _signature(files, settings, "pack-rows")
-    return GroupedOutput(
-        folder,
-        final,
-        signature,
-        TableMetadata,
-        lambda length: TableMetadata.path_in(row_table_path(folder, length)),
-        reporter,
-    )

@@ -232,7 +232,12 @@ def columns_of(path: Path, chosen: Sequence[str] | None = None, tokens: str = TO
         if name in _ADDED_COLUMNS:
             raise InputError(f"{path}: column {name} has a name that packing writes itself; {_leave_out(name)}")
         if is_list(kind):
-            aligned[name] = _value_type(path, name, kind)
+            types, value = require_pyarrow().types, kind.value_type
+            if name == TOKENS_COLUMN and not types.is_integer(value):
+                raise InputError(f"{path}: column {name} holds {kind}; it must hold lists of integers")
+            if not (types.is_integer(value) or types.is_floating(value) or types.is_boolean(value)):
+                raise InputError(f"{path}: column {name} holds {kind}; only lists of numbers are packed, {_leave_out(name)}")
+            aligned[name] = value
         elif name == TOKENS_COLUMN:
             raise InputError(f"{path}: column {name} holds {kind}; it must hold lists of integers")
         elif "list_view" in str(kind):
@@ -240,16 +245,6 @@ def columns_of(path: Path, chosen: Sequence[str] | None = None, tokens: str = TO
         else:
             scalars[name] = kind
     return TableColumns(schema, aligned, scalars, tokens)
-
-
-def _value_type(path: Path, name: str, kind: Any) -> Any:
-    types = require_pyarrow().types
-    value = kind.value_type
-    if name == TOKENS_COLUMN and not types.is_integer(value):
-        raise InputError(f"{path}: column {name} holds {kind}; it must hold lists of integers")
-    if not (types.is_integer(value) or types.is_floating(value) or types.is_boolean(value)):
-        raise InputError(f"{path}: column {name} holds {kind}; only lists of numbers are packed, {_leave_out(name)}")
-    return value
 
 
 def _leave_out(name: str) -> str:

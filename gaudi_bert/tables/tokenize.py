@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from shutil import copyfileobj
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from gaudi_bert import __version__
 from gaudi_bert.artefacts.base import NOTES_NAME, TooLongRows, VocabularyInfo
@@ -133,7 +133,12 @@ def _tokenize(
     with output.removed_on_bad_input() if run.part is None else nullcontext():
         with run.reporter.task("tokenize", sum(parts[number].size_bytes for number in own), "bytes") as task:
             for number in own:
-                _make_part(number, parts[number], tokens_path(out, number, len(parts)), encoder, output, task)
+                # Unless another process has done so meanwhile; the summary comes last.
+                with output.writing(number, f"{out}: part {number}") as needed:
+                    if needed:
+                        _write_part(parts[number], tokens_path(out, number, len(parts)), encoder, output, task).write(
+                            output.summary_path(number)
+                        )
         return _finish(len(parts), tokenizer, encoder, output, identities)
 
 
@@ -145,7 +150,7 @@ def _finish(
     identities: Sequence[dict[str, Any]],
 ) -> StageOutput[TokenisedTexts] | TokenisedShard:
     """Write tokens.json when all parts are there."""
-    files = tuple(output.completed(range(parts)).values())
+    files = tuple(file for _, file in output.completed(range(parts)))
     missing = parts - len(files)
     if missing:
         output.reporter.say(f"{shown_path(output.folder)}: {missing} of {parts} parts remain for other shards")
@@ -171,18 +176,15 @@ def _finish(
     return StageOutput(content)
 
 
-def _make_part(number: int, part: RowPart, target: Path, encoder: _Encoder, output: _TokensOutput, task: Task) -> None:
-    """Write the table of a part, unless another process has done so meanwhile; its summary comes last."""
-    with output.writing(number, f"{output.folder}: part {number}") as needed:
-        if needed:
-            counts: Counter[str] = Counter()
-            size = _write_tables(target, encoder.columns, _tables(part, encoder, task, counts, output.reporter.say))
-            release(target)
-            lost = {name: counts[name] for name in _LOST}
-            too_long = TooLongRows(policy=encoder.settings.too_long, rows=counts["too_long"], **lost)
-            counted = {name: counts[name] for name in _COUNTED}
-            summary = TokenisedPart(name=target.name, bytes=size, too_long=too_long, **counted)
-            summary.write(output.summary_path(number))
+def _write_part(part: RowPart, target: Path, encoder: _Encoder, output: _TokensOutput, task: Task) -> TokenisedPart:
+    """Write the table of a part; what it holds."""
+    counts: Counter[str] = Counter()
+    size = _write_tables(target, encoder.columns, _tables(part, encoder, task, counts, output.reporter.say))
+    release(target)
+    too_long = TooLongRows(
+        policy=encoder.settings.too_long, rows=counts["too_long"], **{name: counts[name] for name in _LOST}
+    )
+    return TokenisedPart(name=target.name, bytes=size, too_long=too_long, **{name: counts[name] for name in _COUNTED})
 
 
 def _tables(part: RowPart, encoder: _Encoder, task: Task, counts: Counter[str], say: Callable[[str], None]) -> Iterator[Any]:
@@ -228,21 +230,6 @@ def _ahead(
 # --- one batch
 
 
-class _Segments(NamedTuple):
-    """The segments that a tokenizer gives the tokens of a row: of the special ones before, of the text, of those after.
-
-    The library gives them to the first piece of a text only.
-    """
-
-    before: list[int]
-    text: int
-    after: list[int]
-
-    def of_row(self, tokens: int) -> list[int]:
-        """Return those of a row of so many tokens."""
-        return [*self.before, *[self.text] * (tokens - len(self.before) - len(self.after)), *self.after]
-
-
 @dataclass(frozen=True)
 class _Encoder:
     """A tokenizer that is set up to cut at the longest row.
@@ -250,7 +237,8 @@ class _Encoder:
     Attributes:
         encode_uncut: the same without cutting, to count the tokens of pairs.
         added: special tokens of a row of one text, and of a pair.
-        segments: of one text; None where all are 0, which is what models take without any.
+        segments: of one text: those of the special tokens before it, of its tokens, and of those after it; None where all
+            are 0, which is what models take without any. The library gives them to the first piece of a text only.
         pair_segments: whether a pair has any other than 0.
     """
 
@@ -258,7 +246,7 @@ class _Encoder:
     encode_uncut: Callable[[list[_Text]], Sequence[Encoding]]
     settings: TokenizeSettings
     added: tuple[int, int]
-    segments: _Segments | None
+    segments: tuple[list[int], int, list[int]] | None
     pair_segments: bool
 
     @property
@@ -281,14 +269,15 @@ class _Encoder:
                 encoded += [(text, piece) for piece in self._pieces(text, encoding, part, counts)]
         columns = [[encoding.ids for _, encoding in encoded]]
         if len(self.columns) > 1:
-            columns.append([self._segments_of(text, encoding) for text, encoding in encoded])
+            columns.append([self._segments(text, encoding) for text, encoding in encoded])
         counts.update(rows=len(encoded), tokens=sum(map(len, columns[0])))
         return columns, counts
 
-    def _segments_of(self, text: TextRow, encoding: Encoding) -> list[int]:
+    def _segments(self, text: TextRow, encoding: Encoding) -> list[int]:
         if text.text_pair is not None or self.segments is None:
             return list(encoding.type_ids)
-        return self.segments.of_row(len(encoding))
+        before, of_text, after = self.segments
+        return [*before, *[of_text] * (len(encoding) - len(before) - len(after)), *after]
 
     def _pieces(self, text: TextRow, encoding: Encoding, part: RowPart, counts: Counter[str]) -> list[Encoding]:
         """Return what remains of a text that is too long."""
@@ -327,7 +316,13 @@ def _encoder(tokenizer: RowTokenizer, settings: TokenizeSettings) -> _Encoder:
             f"--max-sequence-length {settings.max_sequence_length}: the tokenizer adds {least - 1} special tokens to each "
             f"row; allowed is {least} and more"
         )
-    segments = _segments(library, special)
+    segments = None
+    for letter in "aA1":  # whichever the vocabulary has
+        encoding = library.encode(letter, add_special_tokens=special)
+        types, of_text = encoding.type_ids, [at for at, added in enumerate(encoding.special_tokens_mask) if not added]
+        if of_text and any(types):
+            segments = types[: of_text[0]], types[of_text[0]], types[of_text[-1] + 1 :]
+            break
     uncut = type(library).from_str(library.to_str()) if with_pairs else library
     library.enable_truncation(settings.max_sequence_length)
 
@@ -339,15 +334,6 @@ def _encoder(tokenizer: RowTokenizer, settings: TokenizeSettings) -> _Encoder:
     encode_uncut = encode_with(uncut)
     pair_segments = with_pairs and any(encode_uncut([("a", "a")])[0].type_ids)
     return _Encoder(encode_with(library), encode_uncut, settings, (added[0], added[1]), segments, pair_segments)
-
-
-def _segments(library: Tokenizer, special: bool) -> _Segments | None:
-    for letter in "aA1":  # whichever the vocabulary has
-        encoding = library.encode(letter, add_special_tokens=special)
-        types, of_text = encoding.type_ids, [at for at, added in enumerate(encoding.special_tokens_mask) if not added]
-        if of_text and any(types):
-            return _Segments(types[: of_text[0]], types[of_text[0]], types[of_text[-1] + 1 :])
-    return None
 
 
 # --- the table of a part

@@ -1,33 +1,39 @@
 """The stage `verify` for a packed table: proof that every row is there once, value for value.
 
-Group by group, the rows of the table are read again and compared with its shards (`group_proof`). The flow is that of
-`packs.verify`.
+Group by group, the rows of the table are read again and compared with its shards; the flow is that of `packs.verify`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import io
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
+
+from gaudi_bert.artefacts.base import NOTES_NAME, manifest_path
 from gaudi_bert.artefacts.completion import Signature, first_difference, read_signature, settings_path
-from gaudi_bert.artefacts.pack_kinds import RowTables, row_table_path
-from gaudi_bert.artefacts.packed import GroupManifest, PackedSums, TableMetadata, Verification
+from gaudi_bert.artefacts.packed import GroupManifest, PackedSums, RowTables, TableMetadata, Verification, row_table_path
 from gaudi_bert.artefacts.results import ByRowLength, GroupsResult, StageOutput
+from gaudi_bert.artefacts.shards import Shard
 from gaudi_bert.artefacts.stage_run import StageRun
 from gaudi_bert.artefacts.store.mirrored_folder import exists, fetch, local_copy, mirrored, names_in
+from gaudi_bert.common.arrays import AnyArray, Int32Array, IntArray
+from gaudi_bert.common.arrow import explained_arrow_errors, named, require_pyarrow, validated
 from gaudi_bert.common.errors import FailedError, InputError
-from gaudi_bert.common.files import in_store, shown_location
+from gaudi_bert.common.files import in_store, regular, shown_location
 from gaudi_bert.config.pipeline import section_from_mapping
 from gaudi_bert.config.sections import TableSettings
+from gaudi_bert.packing.algorithms import depth_of
 from gaudi_bert.packs.folder import PackedFolder, check_inputs
-from gaudi_bert.packs.formats import ReadGroup
-from gaudi_bert.packs.verify import verify
-from gaudi_bert.tables.group_proof import prove_group
-from gaudi_bert.tables.groups import GroupedTable, open_table, table_metadata
-from gaudi_bert.tables.sources import table_files
+from gaudi_bert.packs.verify import ReadGroup, check_bound, verify
+from gaudi_bert.tables.groups import GroupedTable, layout_of, open_table, row_figures, sequences_of, table_metadata
+from gaudi_bert.tables.rows import GroupRows, RowSequences, list_values, read_rows
+from gaudi_bert.tables.sources import same_type, table_files
+from gaudi_bert.tables.write_packs import PackLayout, pad_value
 from gaudi_bert.tfrecords.files import input_file
 
 _VerifiedTable: TypeAlias = StageOutput[Verification] | GroupsResult
@@ -128,7 +134,7 @@ class _TableReader:
         with self.run.reporter.task("verify", rows, "rows") as task:
             for stored in manifests:
                 names = [path.name for path in self.folder.shards_of(stored.group)]
-                right = prove_group(self.packed, table, stored, names, settings, sha256, self.run.workers)
+                right = _prove_group(self.packed, table, stored, names, settings, sha256, self.run.workers)
                 yield ReadGroup(stored, right, right.lower_bound)
                 task.advance(right.rows)
 
@@ -136,3 +142,212 @@ class _TableReader:
         """Return what metadata.json must state by the manifests of all groups."""
         inputs, version = self._signature.inputs, self.packed_metadata.tool_version
         return table_metadata(self._table, self._settings, sums, inputs, version)
+
+
+# --- one group, compared with the rows of its table; its manifest, computed again
+#
+# Each shard is read, its CRC compared with the manifest, and every slot with the row that it claims to be of, without the
+# code that writes shards. Every sequence must be there exactly once.
+
+
+def _prove_group(
+    packed: Path,
+    table: GroupedTable,
+    claimed: GroupManifest,
+    shards: Sequence[str],
+    settings: TableSettings,
+    signature_sha256: str,
+    workers: int | None,
+) -> GroupManifest:
+    """Compare the shards of a group with its rows; its manifest, computed again, with what only the stored one claims."""
+    rows = read_rows(table.groups[claimed.group], table.columns, threads=workers != 1)
+    sequences, too_long = sequences_of(table, rows, settings)
+    layout = layout_of(table, settings)
+    positions = np.full(sequences.rows.size, -1, np.int64)
+    of_pack = np.full(sequences.rows.size, -1, np.int64)
+    packs = seen = 0
+    present = []
+    for name in shards:
+        path, before = packed / name, packs
+        identity = input_file(path).identity
+        claims = [shard for shard in claimed.shards if shard.name == name]
+        if claims and claims[0].crc32c != identity["crc32c"]:
+            raise FailedError(f"{path}: its CRC-32C differs from the manifest of its group; {TableMetadata.remedy}")
+        for stored in _stored_packs(path, layout):
+            members = _members(stored, rows, sequences, positions)
+            positions[members] = seen + np.arange(members.size)
+            of_pack[members] = packs + np.repeat(np.arange(stored.offsets.size - 1), np.diff(stored.offsets))
+            packs, seen = packs + stored.offsets.size - 1, seen + members.size
+            deepest = int(np.diff(stored.offsets).max(initial=0))
+            if settings.depth != "max" and deepest > settings.depth:
+                raise FailedError(
+                    f"{stored.location}: a pack holds {deepest} sequences, the depth is {settings.depth}; pack again"
+                )
+            _check_tokens(stored, layout, rows, sequences.rows[members])
+            _check_scalars(stored, layout, rows, sequences.rows[members])
+        present.append(Shard(name=name, packs=packs - before, **identity))
+    if (positions < 0).any():
+        row = int(rows.numbers[sequences.rows[np.argmax(positions < 0)]])
+        raise FailedError(f"{packed}: row {row} of the table is in no pack; pack the table again")
+    length = settings.max_sequence_length
+    counts = np.bincount(sequences.lengths, minlength=length + 1)[1:]
+    path, depth = manifest_path(packed / NOTES_NAME, claimed.group), depth_of(settings.depth, length)
+    check_bound(path, claimed.lower_bound, packs, lambda: [counts], depth, TableMetadata.remedy)
+    return GroupManifest(
+        **row_figures(rows, sequences, too_long, settings.max_sequence_length),
+        source_sha256=signature_sha256,
+        group=claimed.group,
+        packs=packs,
+        lower_bound=claimed.lower_bound,
+        deepest_pack=int(np.bincount(of_pack).max(initial=0)),
+        algorithm_used=claimed.algorithm_used,  # nothing else states it
+        shards=tuple(present),
+    )
+
+
+def _members(stored: _StoredPacks, rows: GroupRows, sequences: RowSequences, positions: IntArray) -> IntArray:
+    """Which sequences of the group these packs hold; each must be new."""
+    of_row = np.searchsorted(rows.numbers, stored.indices)
+    known = rows.numbers[np.minimum(of_row, rows.numbers.size - 1)] == stored.indices
+    begins, stored_begins = (
+        row << 32 | start for row, start in ((sequences.rows, sequences.starts), (of_row, stored.starts))
+    )
+    members = np.searchsorted(begins, stored_begins)
+    right = known & (members < begins.size)
+    inside = members[right]
+    right[right] = (begins[inside] == stored_begins[right]) & (sequences.lengths[inside] == stored.lengths[right])
+    if not right.all():
+        wrong = int(np.argmin(right))
+        raise FailedError(f"{stored.location}: row {stored.indices[wrong]} is not what the table has; pack the table again")
+    if (positions[members] >= 0).any() or np.unique(members).size < members.size:
+        raise FailedError(f"{stored.location}: holds a row that is in another pack too; pack the table again")
+    return members
+
+
+class _StoredPacks(NamedTuple):
+    """A row group of a shard.
+
+    Attributes:
+        first: number of its first pack in the shard.
+        offsets: int64 [packs + 1], into the following.
+        indices: int64 [sequences], row numbers in the table.
+        starts: int32 [sequences], first tokens in these rows; 0 where rows are not split.
+        lengths: int32 [sequences].
+        table: all columns, as pyarrow.
+    """
+
+    path: Path
+    first: int
+    offsets: IntArray
+    indices: IntArray
+    starts: Int32Array
+    lengths: Int32Array
+    table: Any
+
+    @property
+    def location(self) -> str:
+        """Name of the row group in errors."""
+        return f"{self.path}: from pack {self.first} on"
+
+
+def _stored_packs(path: Path, layout: PackLayout) -> Iterator[_StoredPacks]:
+    """The row groups of a shard; columns, types, one length and index per sequence, and at most L tokens are checked."""
+    from pyarrow import parquet
+
+    try:
+        with explained_arrow_errors(path):
+            shard = parquet.ParquetFile(regular(path))
+        empty = io.BytesIO()  # the schema as it reads back: Parquet has no seconds, for example
+        parquet.ParquetWriter(empty, layout.schema()).close()
+        stored, expected = named(path, shard.schema_arrow), parquet.read_schema(empty)
+        if stored.names != expected.names or not all(map(same_type, stored.types, expected.types)):
+            raise FailedError(f"{path}: has the columns {', '.join(stored.names)}, or other types; pack the table again")
+        first = 0
+        with shard:
+            for number in range(shard.num_row_groups):
+                with explained_arrow_errors(path):
+                    table = shard.read_row_group(number)
+                yield _checked(path, layout, first, validated(path, table))
+                first += table.num_rows
+    except InputError as error:
+        raise FailedError(str(error)) from error
+
+
+def _checked(path: Path, layout: PackLayout, first: int, table: Any) -> _StoredPacks:
+    lengths, offsets = list_values(path, first, "seq_lens", table.column("seq_lens"))
+    indices, others = list_values(path, first, "indices", table.column("indices"))
+    starts = np.zeros(lengths.size, np.int32)
+    if layout.with_starts:
+        starts, more = list_values(path, first, "starts", table.column("starts"))
+        if not np.array_equal(more, others):
+            raise FailedError(f"{path}: from pack {first} on: starts and indices differ in number; pack the table again")
+    packs = _StoredPacks(path, first, offsets.astype(np.int64), indices, starts, lengths, table)
+    if not np.array_equal(offsets, others) or (np.diff(offsets) < 1).any() or (lengths < 1).any():
+        raise FailedError(f"{packs.location}: seq_lens and indices disagree; pack the table again")
+    used = np.add.reduceat(lengths.astype(np.int64), offsets[:-1]) if lengths.size else lengths
+    if (used > layout.max_sequence_length).any():
+        pack = first + int(np.argmax(used > layout.max_sequence_length))
+        raise FailedError(f"{path}: pack {pack}: holds more than {layout.max_sequence_length} tokens; pack the table again")
+    return packs
+
+
+def _check_tokens(packs: _StoredPacks, layout: PackLayout, rows: GroupRows, of_rows: IntArray) -> None:
+    """Every slot of every column along the tokens is what it must be; `of_rows`, int64: the row of each sequence."""
+    slots, lengths = layout.max_sequence_length, packs.lengths
+    used = np.add.reduceat(lengths.astype(np.int64), packs.offsets[:-1])[:, None]
+    is_token = np.arange(slots) < used
+    ends = np.cumsum(lengths, dtype=np.int64)
+    positions = np.arange(slots) - used  # of the padding
+    positions[is_token] = np.arange(ends[-1]) - np.repeat(ends - lengths, lengths)
+    numbers = np.zeros(positions.shape, np.int64)
+    in_pack = np.arange(lengths.size) - np.repeat(packs.offsets[:-1], np.diff(packs.offsets))
+    numbers[is_token] = np.repeat(in_pack + 1, lengths)
+    for name, expected in (("position_ids", positions), ("sequence_ids", numbers)):
+        _refuse(packs, name, _values(packs, name, *positions.shape) != expected)
+    tokens = rows.tokens_of(of_rows, packs.starts, lengths)
+    for name in layout.columns.aligned:
+        stored, right = _values(packs, name, *positions.shape), rows.values[name][tokens]
+        _refuse(packs, name, ~is_token & (stored != pad_value(name)))
+        of_bits = np.dtype(f"u{right.itemsize}")  # NaN equals NaN
+        different = stored[is_token].view(of_bits) != right.view(of_bits)
+        if different.any():
+            sequence = int(np.searchsorted(ends, np.argmax(different), side="right"))
+            pack = packs.first + int(np.searchsorted(packs.offsets, sequence, side="right")) - 1
+            raise FailedError(
+                f"{packs.path}: pack {pack}: {name} is not that of row {packs.indices[sequence]}; pack the table again"
+            )
+
+
+def _values(packs: _StoredPacks, name: str, count: int, slots: int) -> AnyArray:
+    """[packs, L]"""
+    values, offsets = list_values(packs.path, packs.first, name, packs.table.column(name))
+    if not (np.diff(offsets) == slots).all():
+        raise FailedError(f"{packs.location}: {name} does not have {slots} slots per pack; pack the table again")
+    return values[offsets[0] : offsets[-1]].reshape(count, slots)
+
+
+def _refuse(packs: _StoredPacks, name: str, wrong: AnyArray) -> None:
+    if wrong.any():
+        pack, slot = np.unravel_index(int(np.argmax(wrong)), wrong.shape)
+        raise FailedError(f"{packs.path}: pack {packs.first + pack}: {name} is wrong at slot {slot}; pack the table again")
+
+
+def _check_scalars(packs: _StoredPacks, layout: PackLayout, rows: GroupRows, of_rows: IntArray) -> None:
+    """Every scalar column holds, for each sequence, the value of its row."""
+    pyarrow = require_pyarrow()
+    for name in layout.columns.scalars:
+        column = packs.table.column(name).combine_chunks()
+        stored = column.chunk(0) if isinstance(column, pyarrow.ChunkedArray) else column
+        if stored.null_count or not np.array_equal(np.diff(stored.offsets.to_numpy()), np.diff(packs.offsets)):
+            raise FailedError(f"{packs.location}: {name} does not have one value per sequence; pack the table again")
+        values, expected, first = stored.flatten(), rows.scalars.column(name).take(pyarrow.array(of_rows)), 0
+        for chunk in expected.chunks:
+            held = values.slice(first, len(chunk))
+            try:
+                right = chunk.cast(held.type)  # in the type that Parquet stores
+            except pyarrow.ArrowException:  # a value that the stored type does not hold
+                right = None
+            # NaN equals NaN as text, at any depth.
+            if right is None or not (held.equals(right) or repr(held.to_pylist()) == repr(right.to_pylist())):
+                raise FailedError(f"{packs.location}: {name} is not that of the rows; pack the table again")
+            first += len(chunk)

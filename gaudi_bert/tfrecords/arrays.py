@@ -49,15 +49,6 @@ def decode_columns(
 
 
 @borrowing_kernel
-def _fill_floats(at: int, end: int, row: Int32Array) -> bool:
-    """Copy exactly row.size floats, as bits."""
-    if end - at != 4 * row.size:
-        return False
-    copy_bytes(address_of(row), at, 4 * row.size)
-    return True
-
-
-@borrowing_kernel
 def _decode_records(
     buffer: ByteArray,
     offsets: IntArray,
@@ -77,28 +68,16 @@ def _decode_records(
             span = table.spans[feature]
             row = columns[feature][record]
             end = span.start + span.bytes
-            if not (_fill_floats(span.start, end, row) if is_float[feature] else decode_varints(span.start, end, row)):
+            if is_float[feature]:
+                if span.bytes != 4 * row.size:
+                    return record
+                copy_bytes(address_of(row), span.start, 4 * row.size)  # as bits
+            elif not decode_varints(span.start, end, row):
                 return record
     return -1
 
 
 # --- what a row of a packed table holds beyond a packed record
-
-
-class _PackRows(NamedTuple):
-    """Columns of packed tables, int32.
-
-    Attributes:
-        position_ids: [B, L], counted from 0 in every sequence, and in the padding.
-        labels: [B, L], the id that was masked; `NOT_PREDICTED` elsewhere.
-        seq_lens: [B, S], tokens of each sequence; 0 behind the last.
-        sequences: [B], how many a pack holds.
-    """
-
-    position_ids: Int32Array
-    labels: Int32Array
-    seq_lens: Int32Array
-    sequences: Int32Array
 
 
 class _Packs(NamedTuple):
@@ -111,10 +90,12 @@ class _Packs(NamedTuple):
     next_sentence_weights: Float32Array
 
 
-def pack_rows(packs: Mapping[str, AnyArray]) -> _PackRows:
-    """The columns of packed features, int32 and float32 [B, L], [B, Q] or [B, S] by their names.
+def pack_rows(packs: Mapping[str, AnyArray]) -> dict[str, Int32Array]:
+    """Return the columns of packed tables, by the features of packs, [B, L], [B, Q] or [B, S], by their names.
 
-    `position_ids` replaces `positions`, which is not to be used any more.
+    `position_ids` [B, L] counts from 0 in every sequence, and in the padding; it replaces `positions`, which is not to be
+    used any more. `labels` [B, L] is the id that was masked, `NOT_PREDICTED` elsewhere. `seq_lens` [B, S] are the tokens of
+    each sequence, 0 behind the last; `sequences` [B] is how many a pack holds.
     """
     given = _Packs(*(np.ascontiguousarray(packs[name]) for name in _Packs._fields))
     count, length = given.input_mask.shape
@@ -122,7 +103,7 @@ def pack_rows(packs: Mapping[str, AnyArray]) -> _PackRows:
     lengths, sequences = np.zeros(given.next_sentence_positions.shape, np.int32), np.empty(count, np.int32)
     if not _fill_columns(given, labels, lengths, sequences):
         raise InputError("a pack predicts a token outside its row, or its sequences overlap; write the packs again")
-    return _PackRows(given.positions, labels, lengths, sequences)
+    return {"position_ids": given.positions, "labels": labels, "seq_lens": lengths, "sequences": sequences}
 
 
 @borrowing_kernel

@@ -69,7 +69,7 @@ def convert(
             def write(shard: Path, _: ByteArray) -> None:
                 target = out / f"{shard.stem}.hdf5"
                 if not target.exists():
-                    write_hdf5_shard(metadata, slots, shard, target)
+                    _write_hdf5_shard(metadata, slots, shard, target)
                 task.advance(metadata.packs / len(shards))
 
             map_in_threads(write, shards, workers, lambda: np.zeros(0, np.uint8))
@@ -96,7 +96,7 @@ def _check_apart(packed: Path, out: Path) -> None:
 # is never used.
 
 
-def write_hdf5_shard(metadata: Metadata, slots: int, shard: Path, target: Path) -> None:
+def _write_hdf5_shard(metadata: Metadata, slots: int, shard: Path, target: Path) -> None:
     """Write a shard as HDF5; chunks are compressed here, outside HDF5's lock, so that several files are written at once."""
     records = RecordFiles([shard], PackedSchema.of(metadata))
     packs = int(records.sizes[0])
@@ -168,7 +168,7 @@ def _survey(
                     f"{shard}: record {first + int(np.argmax(bad.any(axis=1)))}: predicts the first token of its row, or id "
                     "0; HDF5 packs mark unused slots with both, so they cannot hold it"
                 )
-            lengths, packs = np.unique(np.sort(pack_rows(columns).seq_lens, axis=1), axis=0, return_counts=True)
+            lengths, packs = np.unique(np.sort(pack_rows(columns)["seq_lens"], axis=1), axis=0, return_counts=True)
             with lock:
                 masked.append(int(used.sum(axis=1).max()))
                 for row, count in zip(lengths.tolist(), packs.tolist(), strict=True):

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gaudi_bert.artefacts.base import InputFile
-from gaudi_bert.artefacts.pack_kinds import refuse_row_tables
+from gaudi_bert.artefacts.packed import refuse_row_tables
 from gaudi_bert.artefacts.store.mirrored_folder import fetch, files_in, mirrored
 from gaudi_bert.artefacts.store.objects import Objects
 from gaudi_bert.common.crc32c import crc32c
@@ -141,13 +141,20 @@ def open_inputs(records: str | Path, store: StoreSettings | None = None) -> Iter
     if not in_store(records):
         yield RecordInputs(str(records), records_folder(records), list_record_files(records), find_vocabulary(records))
         return
-    url, pattern = _folder_and_pattern(url_of(records), store)
-    parent = url.rpartition("/")[0]
+    url, pattern = url_of(records), "*"
+    parent, _, name = url.rpartition("/")
+    # An object, or a pattern: its folder, and which names in it are meant.
+    if not parent.endswith(":/") and (any(letter in name for letter in "*?[") or Objects(store).info(url) is not None):
+        url, pattern, parent = parent, name, parent.rpartition("/")[0]
     # The vocabulary is next to the folder; nothing is next to a bucket's root.
     is_bucket = parent.endswith(":/")
     with mirrored(Path(url if is_bucket else parent), store) as root:
         folder = root if is_bucket else root / Path(url).name
-        sizes = dict(_stored_files(folder, pattern))
+        sizes = {
+            folder / name: info.bytes
+            for name, info in files_in(folder).items()
+            if fnmatch.fnmatchcase(name, pattern) and not _is_ignored(name)
+        }
         if not sizes:
             raise InputError(f"{url_of(records)}: no record files there, or no such bucket; check the URL")
         _check_one_format(records, sizes)
@@ -155,19 +162,3 @@ def open_inputs(records: str | Path, store: StoreSettings | None = None) -> Iter
         if not is_bucket:
             fetch(vocabulary)
         yield RecordInputs(shown_location(records), folder, sizes, vocabulary if vocabulary.exists() else None)
-
-
-def _folder_and_pattern(url: str, store: StoreSettings | None) -> tuple[str, str]:
-    """The URL of the folder, and which names in it are meant."""
-    folder, _, name = url.rpartition("/")
-    is_pattern = any(letter in name for letter in "*?[")
-    if not folder.endswith(":/") and (is_pattern or Objects(store).info(url) is not None):
-        return folder, name
-    return url, "*"
-
-
-def _stored_files(folder: Path, pattern: str) -> Iterator[tuple[Path, int]]:
-    """The record objects in a mirrored folder; the same rules as for files."""
-    for name, info in files_in(folder).items():
-        if fnmatch.fnmatchcase(name, pattern) and not _is_ignored(name):
-            yield folder / name, info.bytes

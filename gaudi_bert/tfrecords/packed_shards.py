@@ -56,7 +56,7 @@ _PREFETCHED_PACKS = 8
 _ONE_FLOAT = as_word(0x3F800000)
 
 
-class EncodeStatus(IntEnum):
+class _EncodeStatus(IntEnum):
     """Why encoding stopped."""
 
     DONE = 0
@@ -133,14 +133,14 @@ def _measure(group: IndexedSequences, members: Int32Array, layout: _Layout, meas
     ids, masked_ids, positions, starts, numbers = 0, 0, 0, 0, 0
     target = moved
     if members.size > layout.depth:
-        return EncodeStatus.TOO_DEEP
+        return _EncodeStatus.TOO_DEEP
     for index in range(members.size):
         row = group.rows[members[index]]
         real = as_word(row.length)
         if tokens + real > layout.length:
-            return EncodeStatus.TOO_MANY_TOKENS
+            return _EncodeStatus.TOO_MANY_TOKENS
         if masked + row.masked > layout.slots:
-            return EncodeStatus.TOO_MANY_MASKED
+            return _EncodeStatus.TOO_MANY_MASKED
         target = _move_positions(base + group.offsets[members[index]] + row.positions, row.masked, tokens, target)
         ids += row.ids_bytes
         masked_ids += row.masked_ids_bytes
@@ -161,7 +161,7 @@ def _measure(group: IndexedSequences, members: Int32Array, layout: _Layout, meas
     sizes[PackedFeature.NEXT_SENTENCE_WEIGHTS] = 4 * layout.depth
     sizes[PackedFeature.POSITIONS] = positions + padding
     sizes[PackedFeature.SEGMENT_IDS] = layout.length
-    return EncodeStatus.DONE
+    return _EncodeStatus.DONE
 
 
 @borrowing_kernel
@@ -299,15 +299,15 @@ def _encode(
             _prefetch_pack(group, members[starts[ahead] : starts[ahead + 1]])
         of_pack = members[starts[pack] : starts[pack + 1]]
         status = _measure(group, of_pack, layout, measured)
-        if status != EncodeStatus.DONE:
+        if status != _EncodeStatus.DONE:
             return status, pack, at - begin
         content = content_size(layout.keys, measured.sizes)
         if at + message_size(content) + FRAME_BYTES + SLACK_BYTES > end:
-            return EncodeStatus.OUTPUT_FULL, pack, at - begin
+            return _EncodeStatus.OUTPUT_FULL, pack, at - begin
         after = finish_record(at, _store_features(start_record(at, content), group, of_pack, layout, measured))
         record_sizes[pack - first] = after - at
         at = after
-    return EncodeStatus.DONE, last, at - begin
+    return _EncodeStatus.DONE, last, at - begin
 
 
 def largest_record(schema: PackedSchema) -> int:
@@ -334,23 +334,23 @@ class PackEncoder:
         keys = key_rows(schema.features)
         self._layout = _Layout(schema.max_sequence_length, schema.masked_slots, schema.depth, keys, position_table())
 
-    def encode(self, first: int, last: int, out: ByteArray, record_sizes: SizeArray) -> tuple[EncodeStatus, int, int]:
+    def encode(self, first: int, last: int, out: ByteArray, record_sizes: SizeArray) -> tuple[_EncodeStatus, int, int]:
         """Write packs `first` .. `last` - 1 to `out` as far as it has room: (status, next pack, bytes written).
 
         `record_sizes`, uint32 [last - first], gets the bytes of each record that was written.
         """
         measured = _Measured(np.zeros(len(PackedFeature), np.int64), np.empty(2 * self._layout.slots + 8, np.uint8))
         status, pack, size = _encode(self._group, self._assignment, first, last, self._layout, measured, out, record_sizes)
-        return EncodeStatus(status), pack, size
+        return _EncodeStatus(status), pack, size
 
 
 # --- shards: packs encoded into a buffer and appended to a file that is written atomically
 
 _BUFFER_BYTES = 256 << 10  # larger writes make the kernel look for large pages, which can cost more than the copy
 _REFUSALS = {
-    EncodeStatus.TOO_MANY_TOKENS: "its sequences are longer than a row",
-    EncodeStatus.TOO_MANY_MASKED: "its sequences have more masked positions than masked_slots",
-    EncodeStatus.TOO_DEEP: "it has more sequences than the depth",
+    _EncodeStatus.TOO_MANY_TOKENS: "its sequences are longer than a row",
+    _EncodeStatus.TOO_MANY_MASKED: "its sequences have more masked positions than masked_slots",
+    _EncodeStatus.TOO_DEEP: "it has more sequences than the depth",
 }
 
 

@@ -101,10 +101,15 @@ class RecordFiles(ShardFiles["_Prepared"]):
         starts = self._starts_of(number) if self._starts_of is not None else None
         if starts is not None:
             return _Prepared(starts, False, None)
-        count = int(self._counts[number]) if self._counts is not None else None
         content, is_compressed = _mapped_content(path)
-        starts = _walk(path, content.bytes, count)
-        return _Prepared(starts, True, content if is_compressed else None)
+        count = _walk_frames(content.bytes, np.empty(0, np.int64))[1] if self._counts is None else int(self._counts[number])
+        room = np.empty(count, np.int64)
+        status, records, position = _walk_frames(content.bytes, room)
+        if status != ScanStatus.GOOD:
+            raise InputError(f"{record_location(path, records, position)}: {PROBLEMS[ScanStatus(status)]}")
+        if records != count:
+            raise InputError(f"{path}: holds {records:,} records, {count:,} in the metadata; write the data again")
+        return _Prepared(np.append(room, content.bytes.size), True, content if is_compressed else None)
 
     def open(self, number: int, prepared: _Prepared) -> None:
         """Open a file that was prepared."""
@@ -248,17 +253,6 @@ def _mapped_content(path: Path) -> tuple[_Mapped, bool]:
                 plain.write(piece[:count])
             plain.flush()
             return _Mapped(plain, plain.tell()), True
-
-
-def _walk(path: Path, content: ByteArray, count: int | None) -> IntArray:
-    """Return where the records of a file begin, and its end; `count` is that of the metadata, None where unknown."""
-    room = np.empty(count if count is not None else _walk_frames(content, np.empty(0, np.int64))[1], np.int64)
-    status, records, position = _walk_frames(content, room)
-    if status != ScanStatus.GOOD:
-        raise InputError(f"{record_location(path, records, position)}: {PROBLEMS[ScanStatus(status)]}")
-    if records != len(room):
-        raise InputError(f"{path}: holds {records:,} records, {len(room):,} in the metadata; write the data again")
-    return np.append(room, content.size)
 
 
 @borrowing_kernel

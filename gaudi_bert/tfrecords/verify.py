@@ -33,7 +33,6 @@ from gaudi_bert.common.progress import Task, count_of
 from gaudi_bert.common.threads import each_in_threads, worker_count
 from gaudi_bert.packs import verify as packs
 from gaudi_bert.packs.folder import PackedFolder, check_inputs
-from gaudi_bert.packs.formats import ReadGroup
 from gaudi_bert.tfrecords.files import RecordInputs, bad_file, open_inputs
 from gaudi_bert.tfrecords.histogram import why_bad
 from gaudi_bert.tfrecords.packed_folder import read_metadata
@@ -87,7 +86,7 @@ class _RecordsReader:
     def _paths(self) -> Mapping[str, Path]:
         return {path.name: path for path in self.inputs.sizes}
 
-    def read(self, manifests: Iterable[GroupManifest]) -> Iterator[ReadGroup]:
+    def read(self, manifests: Iterable[GroupManifest]) -> Iterator[packs.ReadGroup]:
         """Read the files of groups ahead of the group that is compared, some groups at a time."""
         plan_sha256 = self._plan_sha256()
         rest = iter(manifests)
@@ -121,15 +120,11 @@ class _RecordsReader:
     def _read_files(self, files: Sequence[_FileToRead], task: Task) -> Iterator[tuple[_FileToRead, SequenceSums, SizeArray]]:
         """Read files, each with the sizes of its records; those of a store are fetched shortly before."""
         ahead, schema = worker_count(self.run.workers, len(files)), PackedSchema.of(self.packed_metadata)
-        sides = [[file.path for file in files if file.is_input == is_input] for is_input in (False, True)]
-        # Of each file, which one it is of its side.
-        of_side = np.cumsum([file.is_input for file in files], dtype=np.int64)
-        with read_ahead(sides[0], ahead) as shards, read_ahead(sides[1], ahead) as inputs:
+        with read_ahead([file.path for file in files], ahead) as batches:
 
             def read(number: int, buffer: ByteArray) -> tuple[_FileToRead, SequenceSums, SizeArray]:
-                file, before = files[number], int(of_side[number])
-                batches, batch = (inputs, before - 1) if file.is_input else (shards, number - before)
-                with batches.batch(batch):
+                file = files[number]
+                with batches.batch(number):
                     is_empty = not file.path.stat().st_size
                     sums = sum_pieces(iter(()) if is_empty else _pieces(file, schema, task, buffer))
                     sizes = sums.record_sizes
@@ -142,7 +137,7 @@ class _RecordsReader:
 
     def _compare(
         self, stored: GroupManifest, plan_sha256: str, files: Sequence[tuple[_FileToRead, SequenceSums, SizeArray]]
-    ) -> ReadGroup:
+    ) -> packs.ReadGroup:
         """Compare the shards of a group with its input files, and compute its manifest again."""
         metadata, unpacked, repacked = self.packed_metadata, SequenceSums(), SequenceSums()
         inputs, shards, record_sizes = [], [], []
@@ -157,7 +152,7 @@ class _RecordsReader:
                 shards.append(Shard(name=name, packs=sums.record_sizes.size, **known))
         if not unpacked.is_same(repacked):
             records, packed = ([each.path for each, *_ in files if each.is_input == side] for side in (True, False))
-            difference = describe_difference(records, packed, metadata, unpacked, repacked, self.run.workers)
+            difference = describe_difference(records, packed, PackedSchema.of(metadata), self.run.workers)
             raise FailedError(f"{self.packed}: group {stored.group}: {difference}")
         for one, other in zip(stored.shards, shards, strict=True):
             if one.crc32c != other.crc32c:
@@ -176,7 +171,7 @@ class _RecordsReader:
             shards=tuple(shards),
         )
         bound = packs.group_bound(self.folder, right.counts, right.packs)
-        return ReadGroup(stored, right, bound, int(repacked.fingerprint, 16))
+        return packs.ReadGroup(stored, right, bound, repacked.fingerprint)
 
     def metadata(self, sums: PackedSums) -> Metadata:
         """Check that each file of the records is that of one manifest; return what metadata.json must state."""

@@ -121,7 +121,7 @@ class _RecordsWriter:
 
     def prepare(self, numbers: Sequence[int]) -> tuple[Sequence[Sequence[Path]], float]:
         """Prove the bounds of these groups, and check that the machine's memory holds each."""
-        vocabulary, available = self.inputs.vocabulary, available_bytes()
+        vocabulary, available = self.inputs.vocabulary, _available_bytes()
         if vocabulary is not None and VocabularyInfo.of(vocabulary) != self.plan.vocabulary:
             raise InputError(f"{vocabulary}: is not the vocabulary of the plan; make the histogram and the plan again")
         for number in numbers:
@@ -241,10 +241,10 @@ def match_files(records: str | Path, sizes: Mapping[Path, int], plan: WritablePl
 
 def buffer_bytes(paths: Iterable[Path]) -> int:
     """A bound on the bytes of a buffer for these files; what is not needed of it is never touched, so it costs nothing."""
-    return sum(map(uncompressed_bytes, paths))
+    return sum(map(_uncompressed_bytes, paths))
 
 
-def uncompressed_bytes(path: Path) -> int:
+def _uncompressed_bytes(path: Path) -> int:
     """A bound on the bytes of a file without its compression; a compressed one is read to its end to know them."""
     with RecordStream(path) as stream:
         if stream.most_bytes is not None:
@@ -267,7 +267,7 @@ def read_group(
     group = empty_index(buffer, sum(file.sequences for file in files))
     tasks, start, row = [], 0, 0
     for path, file in zip(paths, files, strict=True):
-        size = uncompressed_bytes(path)
+        size = _uncompressed_bytes(path)
         tasks.append((path, file, (start, start + size), slice(row, row + file.sequences)))
         start, row = start + size, row + file.sequences
 
@@ -300,12 +300,12 @@ _BYTES_OF_A_SEQUENCE = 68
 """Its row of the index with an offset, and what it takes to deal it to a pack."""
 
 
-def group_memory_bytes(group: PlannedGroup) -> int:
+def _group_memory_bytes(group: PlannedGroup) -> int:
     """Return what a group takes in memory at least, for data as BERT has it."""
     return _BYTES_OF_A_TOKEN * group.tokens + _BYTES_OF_A_SEQUENCE * group.sequences
 
 
-def available_bytes(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/cgroup")) -> int | None:
+def _available_bytes(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/cgroup")) -> int | None:
     """Memory that this process may still take: what the machine has available, and what its container may have.
 
     None where the operating system does not tell.
@@ -321,7 +321,7 @@ def available_bytes(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("
 
 
 def _check_group_memory(number: int, group: PlannedGroup, paths: Sequence[Path], available: int | None) -> None:
-    needed = group_memory_bytes(group)
+    needed = _group_memory_bytes(group)
     if available is None or needed <= available:
         return
     largest = max(paths, key=lambda path: path.stat().st_size if path.exists() else 0)

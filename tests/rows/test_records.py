@@ -341,10 +341,10 @@ BOMBS = {
     "a text": ("x.txt", b"a" * BOMB, None, "a line is longer than"),
     "a text of UTF-16": ("x.txt", b"\xff\xfe" + b"a\0" * BOMB, None, "a line is longer than"),
     "a sentence": ("x.conll", b"a O\n" * (BOMB // 4), "token-classification", "the sentence is longer than"),
-    "an article": ("x.json", b'{"data": ["' + b"a" * BOMB, "question-answering", "an article is longer than"),
-    "a key": ("x.json", b'{"' + b"a" * BOMB, "question-answering", "an article is longer than"),
-    "a depth": ("x.json", b'{"data": ' + b"[" * BOMB, "question-answering", "an article is longer than"),
-    "space": ("x.json", b" " * BOMB, "question-answering", "it is not an object"),
+    "an article": ("x.json", b'{"data": ["' + b"a" * BOMB, "question-answering", "is longer than 1 MiB"),
+    "a key": ("x.json", b'{"' + b"a" * BOMB, "question-answering", "is longer than"),
+    "a depth": ("x.json", b'{"data": ' + b"[" * BOMB, "question-answering", "is longer than"),
+    "space": ("x.json", b" " * BOMB, "question-answering", "is longer than"),
 }
 
 

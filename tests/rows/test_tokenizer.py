@@ -3,39 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.config.sections import TaskSettings
-from gaudi_bert.rows.fields import find_labels
-from gaudi_bert.rows.tokenizer import RowTokenizer, copy_tokenizer, open_tokenizer
-from gaudi_bert.rows.tokenizing import tokenize_rows
-from gaudi_bert.rows.types import Row, RowPosition, Sequences, TextRow
+from gaudi_bert.rows.tokenizer import copy_tokenizer, open_tokenizer
 from tests.builders.bert_folder import VOCABULARY, write_tokenizer
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tokenizer(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
-def tokenizer(folder: Path) -> RowTokenizer:
-    return open_tokenizer(folder)
-
-
-def tokenized(rows: list[Row], tokenizer: RowTokenizer, task: Any, most: int = 64, **settings: Any) -> Sequences:
-    labels = find_labels(rows, task) if task else ()
-    given = TaskSettings(**settings)
-    return tokenize_rows(rows, tokenizer, task=task, settings=given, max_sequence_length=most, labels=labels, file="x.jsonl")
-
-
-def words_of(sequences: Sequences, number: int) -> list[str]:
-    ids = sequences.input_ids[sequences.offsets[number] : sequences.offsets[number + 1]]
-    return [VOCABULARY[token] for token in ids]
 
 
 def test_folders_without_a_tokenizer(tmp_path: Path) -> None:
@@ -56,8 +30,7 @@ def test_the_tokenizer_beside_the_prefix_of_a_checkpoint(tmp_path: Path) -> None
 
 def test_casing_is_the_folder_s_own(tmp_path: Path) -> None:
     cased = open_tokenizer(write_tokenizer(tmp_path / "cased", lower_case=False))
-    found = tokenized([TextRow(RowPosition(1), "Cat cat")], cased, None)
-    assert words_of(found, 0) == ["[CLS]", "[UNK]", "cat", "[SEP]"]
+    assert cased.tokenizer.encode("Cat cat").tokens == ["[CLS]", "[UNK]", "cat", "[SEP]"]
     assert (cased.special_ids, cased.pad_id, cased.mask_id) == ((0, 1, 2, 3, 4), 0, 4)
     assert cased.vocabulary_size == len(VOCABULARY)
 

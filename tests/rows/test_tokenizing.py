@@ -17,7 +17,7 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.sections import TaskSettings
 from gaudi_bert.rows.fields import find_labels
 from gaudi_bert.rows.tokenizer import RowTokenizer, open_tokenizer
-from gaudi_bert.rows.tokenizing import best_windows, tokenize_rows, window_bounds
+from gaudi_bert.rows.tokenizing import _best_windows, _window_bounds, tokenize_rows
 from gaudi_bert.rows.types import IdsRow, QuestionRow, Row, RowPosition, Sequences, TaggedRow, TextRow
 from tests.builders.bert_folder import VOCABULARY, write_tokenizer
 from tests.builders.properties import examples
@@ -44,16 +44,6 @@ def tokenized(rows: list[Row], tokenizer: RowTokenizer, task: Any, most: int = 6
 def words_of(sequences: Sequences, number: int) -> list[str]:
     ids = sequences.input_ids[sequences.offsets[number] : sequences.offsets[number + 1]]
     return [VOCABULARY[token] for token in ids]
-
-
-def test_a_pair_and_a_text(tokenizer: RowTokenizer) -> None:
-    found = tokenized(
-        [TextRow(RowPosition(1), "The CAT sat.", "unables"), TextRow(RowPosition(2), "dogs!")], tokenizer, None
-    )
-    assert words_of(found, 0) == ["[CLS]", "the", "cat", "sat", ".", "[SEP]", "un", "##able", "##s", "[SEP]"]
-    assert words_of(found, 1) == ["[CLS]", "dog", "##s", "!", "[SEP]"]
-    assert found.segment_ids.tolist() == [0] * 6 + [1] * 4 + [0] * 5
-    assert found.row.tolist() == [0, 1]
 
 
 WORDS = ["the", "cat", "unableness", "x" * 40, "a.b", "...", "\u4e2d\u56fd", "\u4e2d" * 30 + "\u3002", " ", "\n\n", "\u00dc"]
@@ -273,24 +263,24 @@ def test_a_label_that_the_model_does_not_know(tokenizer: RowTokenizer) -> None:
 
 @pytest.mark.parametrize(("room", "shared"), [(1, 0), (13, 6), (116, 58), (255, 127), (256, 128), (381, 128)])
 def test_how_much_windows_share_when_nobody_says_it(room: int, shared: int) -> None:
-    assert window_bounds(1000, room, None, "x").tolist() == window_bounds(1000, room, shared, "x").tolist()
+    assert _window_bounds(1000, room, None, "x").tolist() == _window_bounds(1000, room, shared, "x").tolist()
 
 
 def test_windows_that_would_not_go_on() -> None:
     with pytest.raises(InputError, match=r"x: row 3: has 9 tokens for windows of 4.* lower task\.stride, or raise --max"):
-        window_bounds(9, 4, 4, "x: row 3")
+        _window_bounds(9, 4, 4, "x: row 3")
 
 
 @examples(100)
 @given(st.integers(0, 200), st.integers(1, 40), st.data())
 def test_windows_cover_the_text(tokens: int, room: int, data: st.DataObject) -> None:
     stride = data.draw(st.integers(0, room - 1))
-    bounds = window_bounds(tokens, room, stride, "x")
+    bounds = _window_bounds(tokens, room, stride, "x")
     assert bounds[0, 0] == 0
     assert bounds[-1, 1] == tokens
     assert (bounds[:, 1] - bounds[:, 0] <= room).all()
     assert (bounds[:-1, 1] - bounds[1:, 0] == stride).all()
-    chosen = best_windows(np.arange(tokens), bounds)
+    chosen = _best_windows(np.arange(tokens), bounds)
     for token, window in enumerate(chosen):
         sides = [min(token - start, end - 1 - token) for start, end in bounds]
         assert sides[window] == max(sides) >= 0

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gaudi_bert.rows.window_plan import GRID, LEAST_GAIN, MOST_LENGTHS, WindowPlan, best_row_lengths, plan_window, row_cost
+from gaudi_bert.rows.window_plan import GRID, LEAST_GAIN, MOST_LENGTHS, WindowPlan, _best_row_lengths, plan_window, row_cost
 from tests.builders.agree import agree
 from tests.builders.properties import examples
 
@@ -94,7 +94,7 @@ def cost_of(lengths: list[int], rows: list[int]) -> float:
 @given(st.lists(st.one_of(st.integers(1, 40), st.integers(1, 269)), min_size=1, max_size=60), st.integers(0, 20))
 def test_no_others_cost_less(lengths: list[int], beyond: int) -> None:
     longest = max(lengths) + beyond
-    rows, total = best_row_lengths(np.bincount(lengths)[1:], longest, length_cost)
+    rows, total = _best_row_lengths(np.bincount(lengths)[1:], longest, length_cost)
     assert rows == sorted(set(rows))
     assert max(lengths) <= rows[-1] <= longest
     assert len(rows) <= MOST_LENGTHS

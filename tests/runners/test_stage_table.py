@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from gaudi_bert import __version__
-from gaudi_bert.artefacts.base import histogram_parts, part_path
+from gaudi_bert.artefacts.base import part_path
+from gaudi_bert.artefacts.store.mirrored_folder import existing_histograms
 from gaudi_bert.artefacts.work_folder import WorkFolder
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.progress import Reporter
@@ -202,13 +203,13 @@ def test_a_histogram_is_there_when_all_its_parts_are(tmp_path: Path, parts: int)
     for other in (tmp_path / "histogram-evaluation.json", part_path(whole, (0, parts + 1))):
         other.write_text("{}")  # another file, and a part of another number, do not count
     for number in range(parts):
-        assert histogram_parts(whole) == []
+        assert existing_histograms(whole) == []
         part = part_path(whole, (number, parts))
         part.write_text("{}")
         part.with_name(f"{part.stem}.settings.json").write_text("{}")
-    assert histogram_parts(whole) == [part_path(whole, (number, parts)) for number in range(parts)]
+    assert existing_histograms(whole) == [part_path(whole, (number, parts)) for number in range(parts)]
     whole.write_text("{}")
-    assert histogram_parts(whole) == [whole]
+    assert existing_histograms(whole) == [whole]
 
 
 def test_waiting_ends_when_the_last_file_appears(folder: WorkFolder) -> None:

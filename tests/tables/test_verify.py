@@ -280,19 +280,6 @@ def test_a_row_at_fault_leaves_nothing_and_names_the_object(s3: S3Server, tmp_pa
         pack_table("s3://bucket/tables/none.parquet", out, SETTINGS, a_run(store=objects.settings))
 
 
-def test_damage_is_found(local: Path, s3: S3Server) -> None:
-    objects, url = Objects(quick(s3.endpoint)), "s3://bucket/tables/damaged"
-    upload(local / "packed", url, objects)
-    name = "packed-00001-00000.parquet"
-    whole = objects.read(f"{url}/{name}")
-    objects.write(f"{url}/{name}", whole[:-5] + b"X" + whole[-4:])
-    with pytest.raises(FailedError, match=f"{url}/{name}: its CRC-32C differs from the manifest"):
-        verify_table(SOURCE, Path(url), a_run(store=objects.settings))
-    objects.remove(f"{url}/{name}")
-    with pytest.raises(FailedError, match=f"{url}/{name}: the shard is missing"):
-        verify_table(SOURCE, Path(url), a_run(store=objects.settings))
-
-
 def test_a_folder_of_tables_is_known_by_what_is_in_it(local: Path, s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3.endpoint)
     Objects().write("s3://bucket/tables/records/part-0", b"x")

@@ -15,7 +15,7 @@ pytest.importorskip("h5py", exc_type=ImportError)
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.config.sections import PackingSettings
 from gaudi_bert.tfrecords import convert as convert_module
-from gaudi_bert.tfrecords.convert import convert
+from gaudi_bert.tfrecords.convert import _write_hdf5_shard, convert
 from gaudi_bert.tfrecords.pack import pack
 from gaudi_bert.tfrecords.packed_folder import read_metadata
 from tests.builders.command_line import run_command
@@ -99,7 +99,7 @@ def test_a_run_that_failed_continues(tmp_path: Path, monkeypatch: pytest.MonkeyP
     packed = packs_of(tmp_path, sequences_for_hdf5(200, 29, 5, seed=1))
     convert(packed, tmp_path / "complete", reporter=QUIET)
     written: list[Path] = []
-    write_hdf5_shard = convert_module.write_hdf5_shard
+    write_hdf5_shard = _write_hdf5_shard
 
     def failing(metadata, slots, shard, target) -> None:
         if len(written) == 4:
@@ -108,7 +108,7 @@ def test_a_run_that_failed_continues(tmp_path: Path, monkeypatch: pytest.MonkeyP
         written.append(target)
 
     with monkeypatch.context() as patched:
-        patched.setattr(convert_module, "write_hdf5_shard", failing)
+        patched.setattr(convert_module, "_write_hdf5_shard", failing)
         with pytest.raises(InputError, match="the disk is gone"):
             convert(packed, tmp_path / "out", reporter=QUIET, workers=1)
     assert len(contents(tmp_path / "out")) == 4

@@ -20,7 +20,7 @@ import pytest
 
 from gaudi_bert.artefacts.base import VocabularyInfo
 from gaudi_bert.artefacts.histogram import HistogramFile
-from gaudi_bert.artefacts.results import NothingToCount
+from gaudi_bert.artefacts.results import NothingToDo
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.tfrecords.files import find_vocabulary, list_record_files
@@ -87,7 +87,7 @@ def test_shards_merge_to_the_whole_and_threads_do_not_matter(tmp_path: Path) -> 
     for number, part in enumerate(parts):
         histogram(tmp_path / "records", part, a_run(part=(number, 3)))
     assert HistogramFile.read_all(parts).sha256 == HistogramFile.read_all([tmp_path / "whole.json"]).sha256
-    assert histogram(tmp_path / "records", tmp_path / "none.json", a_run(part=(7, 8))) == NothingToCount(0)
+    assert isinstance(histogram(tmp_path / "records", tmp_path / "none.json", a_run(part=(7, 8))), NothingToDo)
     assert not (tmp_path / "none.json").exists()
 
 
@@ -182,29 +182,20 @@ def test_counts_alone_are_enough(tmp_path: Path) -> None:
     [
         ("{", "not a JSON file"),
         ([1, 2], "is not as this version writes it"),
-        ({"counts": [1]}, "`max_sequence_length` is missing"),
         ({"max_sequence_length": 2, "counts": [0, 0]}, "holds no sequence"),
         ({"max_sequence_length": 3, "counts": [1, 1]}, "2 counts for lengths 1 to 3"),
-        ({"max_sequence_length": 2, "counts": [1, -1]}, "`counts.1` = -1"),
-        ({"max_sequence_length": 2, "counts": [1, True]}, "`counts.1` = True"),
-        ({**content(ONE), "max_predictions": 0}, "`max_predictions` = 0"),
         ({**content(ONE), "counts": [0, 3, 0, 2]}, "length 4 is counted 2 times in all, but 1 times in the files"),
         (content({**ONE, "sequences": 5}), "the counts of a.tfrecord do not add up to its 5 sequences"),
         (content({**ONE, "tokens": 11}), "do not add up to its 4 sequences, 11 tokens"),
         ({**content(ONE), "sequences": 3}, "sequences is 3, the counts add up to 4"),
         ({**content(ONE), "tokens": 11}, "tokens is 11, the counts add up to 10"),
-        (content({**ONE, "bytes": -1}), "`files.0.bytes` = -1"),
         (content(ONE, ONE), "a.tfrecord is counted twice"),
-        ({**content(ONE), "files": [{"name": "a"}]}, "`files.0.bytes` is missing"),
-        ({**content(ONE), "files": [{**ONE, "counts": [[2, 1]]}]}, "must be rows of integers"),
         ({**content(ONE), "files": [{**ONE, "counts": [[2, 1, 3], [4]]}]}, "must be rows of integers"),
         ({**content(ONE), "files": [{**ONE, "counts": [[2, 1, 3.5]]}]}, "must be rows of integers"),
         ({**content(ONE), "files": [{**ONE, "counts": [[2, 1, 10**30]]}]}, "must be rows of integers"),
         ({**content(ONE), "files": [{**ONE, "counts": [[2, -1, 3]]}]}, "a.tfrecord has a negative count"),
         ({**content(ONE), "files": [{**ONE, "counts": [[2, 9, 3], [4, 2, 1]]}]}, "a masked count of a.tfrecord is 9"),
         (content(ONE) | {"files": [{**ONE, "sequences": 1, "tokens": 9, "counts": [[9, 1, 1]]}]}, "a.tfrecord is 9"),
-        ({**content(ONE), "files": ["abc"]}, "`files.0`"),
-        ({**content(ONE), "files": 3}, "`files` = 3"),
     ],
 )
 def test_bad_files_are_one_clear_line(tmp_path: Path, value: Any, message: str) -> None:
@@ -302,20 +293,6 @@ def refused_by_histogram(records: Path | str, out: Path, *parts: str) -> None:
     for part in parts:
         assert part in str(caught.value)
     assert not out.exists()
-
-
-def test_a_bad_record_is_refused_by_file_and_record(tmp_path: Path) -> None:
-    """What is bad is in tests/tfrecords/scanning/test_scan.py."""
-    folder = tmp_path / "records"
-    folder.mkdir()
-    before = b"".join(frame(example(good(seed))) for seed in range(5))
-    (folder / "a").write_bytes(before)
-    for bad, reason in (
-        (frame(example({**good(1), "next_sentence_labels": [2]})), "`next_sentence_labels` is 2"),
-        (frame(example(random_sequence(random.Random(3), 32, 4))), "has 32 values, 24 are needed"),
-    ):
-        (folder / "b").write_bytes(before + bad + before)
-        refused_by_histogram(folder, tmp_path / "out.json", f"{folder / 'b'}: record 5 at byte {len(before)}", reason)
 
 
 def test_what_is_not_there_or_no_tfrecord_is_refused(tmp_path: Path) -> None:

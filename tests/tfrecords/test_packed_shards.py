@@ -11,7 +11,7 @@ import pytest
 from gaudi_bert.artefacts.base import InputFile
 from gaudi_bert.common.dealing import Assignment
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.tfrecords.packed_shards import EncodeStatus, PackEncoder, largest_record
+from gaudi_bert.tfrecords.packed_shards import PackEncoder, _EncodeStatus, largest_record
 from gaudi_bert.tfrecords.scanning.scan import IndexedSequences
 from gaudi_bert.tfrecords.wire.schema import PackedSchema, UnpackedSchema
 from gaudi_bert.tfrecords.write import buffer_bytes, read_group
@@ -92,7 +92,7 @@ def test_packs_are_byte_equal_to_protobufs(
     out = np.full(len(packs) * largest_record(schema), 0xEE, np.uint8)
     sizes = np.zeros(len(packs), np.uint32)
     status, following, size = encoder.encode(0, len(packs), out, sizes)
-    assert (status, following) == (EncodeStatus.DONE, len(packs))
+    assert (status, following) == (_EncodeStatus.DONE, len(packs))
     payloads, damaged = unframe(out[:size].tobytes())
     assert damaged is None
     assert sizes.tolist() == [len(payload) + 16 for payload in payloads]
@@ -114,7 +114,7 @@ def test_a_full_output_is_continued_where_it_stopped(tmp_path: Path) -> None:
     pieces, pack = [], 0
     while pack < 41:
         status, following, size = encoder.encode(pack, 41, small, sizes[pack:])
-        assert status == (EncodeStatus.OUTPUT_FULL if following < 41 else EncodeStatus.DONE)
+        assert status == (_EncodeStatus.OUTPUT_FULL if following < 41 else _EncodeStatus.DONE)
         assert following > pack
         pieces.append(small[:size].tobytes())
         pack = following
@@ -130,19 +130,19 @@ def test_nothing_is_written_behind_the_output(tmp_path: Path) -> None:
         memory = np.full(4096, 0xEE, np.uint8)
         status, _, size = encoder.encode(0, 30, memory[:room], np.zeros(30, np.uint32))
         assert size <= room
-        assert status == EncodeStatus.OUTPUT_FULL
+        assert status == _EncodeStatus.OUTPUT_FULL
         assert (memory[room:] == 0xEE).all()
 
 
 @pytest.mark.parametrize(
     ("schema", "status"),
     [
-        (PackedSchema(64, 99, 3, 9), EncodeStatus.TOO_DEEP),
-        (PackedSchema(64, 3, 4, 9), EncodeStatus.TOO_MANY_MASKED),
-        (PackedSchema(63, 99, 4, 9), EncodeStatus.TOO_MANY_TOKENS),
+        (PackedSchema(64, 99, 3, 9), _EncodeStatus.TOO_DEEP),
+        (PackedSchema(64, 3, 4, 9), _EncodeStatus.TOO_MANY_MASKED),
+        (PackedSchema(63, 99, 4, 9), _EncodeStatus.TOO_MANY_TOKENS),
     ],
 )
-def test_packs_that_are_not_feasible_are_refused(tmp_path: Path, schema: PackedSchema, status: EncodeStatus) -> None:
+def test_packs_that_are_not_feasible_are_refused(tmp_path: Path, schema: PackedSchema, status: _EncodeStatus) -> None:
     rng = random.Random(7)
     sequences = [of_length(rng, 16, 64, 9) for _ in range(8)]
     for sequence in sequences:

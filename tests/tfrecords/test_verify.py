@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -109,14 +108,6 @@ def test_every_mutation_is_found_and_named(case: PackingCase, tmp_path: Path, na
     assert " record " in text
 
 
-def test_swapped_packs_are_still_the_same_sequences(case: PackingCase, tmp_path: Path) -> None:
-    def swap(packs: Packs) -> None:
-        packs[0], packs[-1] = packs[-1], packs[0]
-
-    packed = mutate(case, tmp_path / "packed", swap)
-    assert verify(case.records, packed, a_run()).content.sequences == len(case.sequences)
-
-
 def break_padding(packs: Packs) -> None:
     row = next(row for row in packs if row["input_mask"][-1] == 0)
     row["input_ids"][-1] = 9
@@ -186,10 +177,6 @@ def test_inputs_that_changed_are_found(case: PackingCase, tmp_path: Path) -> Non
     (records / "part-2").write_bytes(data[size:] + data[:size])
     with pytest.raises(FailedError, match="part-2 has changed since it was packed"):
         verify(records, case.packed, a_run())
-    (records / "part-2").write_bytes(data)
-    (records / "part-8").write_bytes(data[:size])
-    with pytest.raises(FailedError, match="input file part-8 is not among those that were packed"):
-        verify(records, case.packed, a_run())
 
 
 def test_real_data_is_well_packed_and_verified(tmp_path: Path, shared_data: Path) -> None:
@@ -202,85 +189,26 @@ def test_real_data_is_well_packed_and_verified(tmp_path: Path, shared_data: Path
         assert np.ptp(packed.written.content.shard_table.packs) <= 1
 
 
-# --- nothing that metadata.json and the manifests state is believed; every key: tests/packs/test_lies.py
-
-
-@pytest.fixture(scope="module")
-def named(tmp_path_factory: pytest.TempPathFactory) -> PackingCase:
-    """With a vocabulary that the metadata names."""
-    folder = tmp_path_factory.mktemp("named")
-    (folder / "vocab.txt").write_text("word\n" * 30522)
-    return make_case(folder, files=4, sequences_per_file=30)
-
-
-def edit(path: Path, **changes: Any) -> None:
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
-
-
-METADATA, MANIFEST, SETTINGS = "metadata.json", "group-00001.json", "settings.json"
-
-
-@pytest.mark.parametrize(
-    ("file", "key", "change", "reason"),
-    [
-        (
-            METADATA,
-            "efficiency",
-            lambda value: value * 0.99,
-            r"metadata\.json: efficiency: 0\.\d+ there, 0\.\d+ by the",
-        ),
-        (METADATA, "seed", lambda value: 12346, r"settings\.json: seed: 12345 there, 12346 in metadata\.json; write the"),
-        (METADATA, "groups", lambda value: [value[0], {**value[1], "manifest_crc32c": 5}], "group-00001.json"),
-        (METADATA, "groups", lambda value: value[:1], r"packed-00001-00000\.tfrecord: is not in metadata"),
-        (METADATA, "format_version", lambda value: 1, r"format_version 1, this version reads 2; write the folder again"),
-        (MANIFEST, "inputs", lambda value: value[1:], r"group-00001\.json: is not the manifest that metadata\.json lists"),
-        (SETTINGS, "inputs", lambda value: {}, r"settings\.json: inputs\.plan_sha256 is None, it must be 64"),
-    ],
-)
-def test_the_reason_says_what_is_false(named: PackingCase, tmp_path: Path, file: str, key: str, change, reason: str) -> None:
-    packed = Path(shutil.copytree(named.packed, tmp_path / "packed"))
-    edit(packed / file, **{key: change(json.loads((packed / file).read_text())[key])})
-    with pytest.raises((FailedError, InputError), match=reason):
-        verify(named.records, packed, a_run())
-
-
-def test_missing_input_files_are_named(named: PackingCase, tmp_path: Path) -> None:
-    records = Path(shutil.copytree(named.records, tmp_path / "records"))
-    (records / "part-2").unlink()
-    with pytest.raises(FailedError, match="missing from the records: part-2;"):
-        verify(records, named.packed, a_run())
-
-
-def test_the_indexes_and_manifests_are_those_of_the_groups(named: PackingCase, tmp_path: Path) -> None:
-    packed = Path(shutil.copytree(named.packed, tmp_path / "packed"))
+def test_the_indexes_and_manifests_are_those_of_the_groups(case: PackingCase, tmp_path: Path) -> None:
+    packed = Path(shutil.copytree(case.packed, tmp_path / "packed"))
     index = packed / "group-00001.index"
     data = index.read_bytes()
     for changed in (data[:-4], data[:5] + bytes([data[5] ^ 1]) + data[6:], data[4:8] + data[:4] + data[8:]):
         index.write_bytes(changed)
         with pytest.raises(FailedError, match=r"group-00001\.index: does not say the sizes of the records"):
-            verify(named.records, packed, a_run())
+            verify(case.records, packed, a_run())
     index.unlink()
     with pytest.raises(FailedError, match=r"group-00001\.index: the index is missing"):
-        verify(named.records, packed, a_run())
+        verify(case.records, packed, a_run())
     index.write_bytes(data)
     shutil.copy(index, packed / "group-00002.index")
     with pytest.raises(FailedError, match=r"group-00002\.index: is of a group that metadata\.json does not have"):
-        verify(named.records, packed, a_run())
+        verify(case.records, packed, a_run())
     (packed / "group-00002.index").unlink()
     shutil.copy(packed / "group-00001.json", packed / "group-00002.json")
     with pytest.raises(FailedError, match=r"group-00002\.json: is of a group that metadata\.json does not have"):
-        verify(named.records, packed, a_run())
+        verify(case.records, packed, a_run())
     (packed / "group-00002.json").unlink()
     (packed / "group-00000.json").unlink()
     with pytest.raises(FailedError, match=r"group-00000\.json: cannot read"):
-        verify(named.records, packed, a_run())
-
-
-def test_a_bound_that_cannot_be_proven_is_refused(named: PackingCase, tmp_path: Path) -> None:
-    packed = Path(shutil.copytree(named.packed, tmp_path / "packed"))
-    content = json.loads((packed / METADATA).read_text())
-    edit(packed / METADATA, lower_bound=content["packs"] + 1, gap=-1)
-    with pytest.raises(FailedError, match=r"lower_bound is \d+, only \d+ packs can be proven"):
-        verify(named.records, packed, a_run())
-    edit(packed / METADATA, lower_bound=content["lower_bound"] - 1, gap=content["gap"] + 1)
-    assert verify(named.records, packed, a_run()).content.packs == content["packs"]
+        verify(case.records, packed, a_run())

@@ -28,7 +28,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gaudi_bert.artefacts.base import complete_parts, histogram_parts
+from gaudi_bert.artefacts.base import complete_parts
 from gaudi_bert.artefacts.store.objects import ObjectInfo, Objects
 from gaudi_bert.common.errors import GaudiBertError, InputError
 from gaudi_bert.common.files import Mirror, explained_os_errors, in_store, mirror_of, mounted, url_of
@@ -66,19 +66,15 @@ class _Mirrored(Mirror):
         self.objects.put(path, self.url_of(path))
         self.same[path] = state
 
-    def look_up(self, path: Path) -> ObjectInfo | None:
-        info = self.objects.info(self.url_of(path))
-        if info is not None:
-            self.listed[path] = info
-        return info
-
     def fetch(self, path: Path) -> None:
         """Fetch what must be there."""
         self.objects.fetch(self.url_of(path), path, self.listed.get(path))
         self.same[path] = _state(path)
 
     def fetch_if_there(self, path: Path) -> None:
-        if path in self.listed or self.look_up(path) is not None:
+        info = self.listed.get(path) or self.objects.info(self.url_of(path))
+        if info is not None:
+            self.listed[path] = info
             self.fetch(path)
 
     def remove(self, path: Path) -> None:
@@ -109,24 +105,18 @@ def mirrored(path: Path, store: StoreSettings | None = None) -> Iterator[Path]:
         yield path
         return
     objects, url = Objects(store), url_of(path)
-    with scratch_folder(objects.settings.scratch) as scratch:
+    with _scratch_folder(objects.settings.scratch) as scratch:
         # A path with an ending is treated as a file, and this is a folder, whatever its name.
         folder = scratch / Path(url).name.replace(".", "_")
         folder.mkdir()
-        with _named_as_url(folder, url), mounted(folder, _Mirrored(folder, url, objects)):
-            yield folder
-
-
-@contextmanager
-def _named_as_url(folder: Path, url: str) -> Iterator[None]:
-    """Name objects by their URLs in errors that name their local copies."""
-    try:
-        yield
-    except GaudiBertError as error:
-        message = str(error).replace(str(folder), url)
-        if message == str(error):
-            raise
-        raise type(error)(message) from error
+        with mounted(folder, _Mirrored(folder, url, objects)):
+            try:
+                yield folder
+            except GaudiBertError as error:  # which names the local copy of an object
+                message = str(error).replace(str(folder), url)
+                if message == str(error):
+                    raise
+                raise type(error)(message) from error
 
 
 def is_mirrored(path: Path) -> bool:
@@ -204,17 +194,24 @@ def files_in(folder: Path) -> dict[str, ObjectInfo]:
 
 @contextmanager
 def read_ahead(batches: Sequence[_Batch], ahead: int = 1) -> Iterator[_ReadAhead]:
-    """Files of one folder to be read batch by batch, and once; a store's are fetched `ahead` batches before their turn.
+    """Files to be read batch by batch, and once; those of a store are fetched `ahead` batches before their turn.
 
     A batch is one file, or several.
     """
-    mirror = next((_mirrored_folder_of(path) for batch in batches for path in _paths(batch)), None)
+    listed = [[batch] if isinstance(batch, Path) else batch for batch in batches]
+    mirror = next((mirror for batch in listed for path in batch if (mirror := _mirrored_folder_of(path)) is not None), None)
     if mirror is None:
         yield _ReadAhead()
         return
+
+    def bring(path: Path) -> None:
+        of_path = _mirrored_folder_of(path)
+        if of_path is not None:
+            of_path.fetch(path)
+
     with ThreadPoolExecutor(mirror.objects.settings.connections, thread_name_prefix="read-ahead") as pool:
         try:
-            yield _FetchAhead(mirror, batches, ahead, pool)
+            yield _ReadAhead(listed, ahead, lambda path: pool.submit(bring, path))
         finally:
             pool.shutdown(cancel_futures=True)
 
@@ -222,38 +219,34 @@ def read_ahead(batches: Sequence[_Batch], ahead: int = 1) -> Iterator[_ReadAhead
 _Batch = Path | Sequence[Path]
 
 
-def _paths(batch: _Batch) -> Sequence[Path]:
-    return [batch] if isinstance(batch, Path) else batch
-
-
 class _ReadAhead:
-    """Batches of files, each of them there while it is used; here those that are there anyway."""
+    """Batches of files, each of them there while it is used; those of a store are removed here afterwards."""
 
-    @contextmanager
-    def batch(self, number: int) -> Iterator[None]:
-        """The files of batch `number` are there inside the block; each is requested once, in order or nearly so."""
-        yield
-
-
-class _FetchAhead(_ReadAhead):
-    """Batches of files of a store, which are removed here when they have been used."""
-
-    def __init__(self, mirror: _Mirrored, batches: Sequence[_Batch], ahead: int, pool: ThreadPoolExecutor) -> None:
-        self._mirror, self._batches, self._ahead, self._pool = mirror, batches, ahead, pool
+    def __init__(
+        self,
+        batches: Sequence[Sequence[Path]] = (),
+        ahead: int = 0,
+        fetch: Callable[[Path], Future[None]] | None = None,
+    ) -> None:
+        self._batches, self._ahead, self._fetch = batches, ahead, fetch
         self._lock = threading.Lock()
         self._fetches: list[list[Future[None]]] = []
 
     @contextmanager
     def batch(self, number: int) -> Iterator[None]:
+        """The files of batch `number` are there inside the block; each is requested once, in order or nearly so."""
+        if self._fetch is None:
+            yield
+            return
         with self._lock:
             for batch in self._batches[len(self._fetches) : number + 1 + self._ahead]:
-                self._fetches.append([self._pool.submit(self._mirror.fetch, path) for path in _paths(batch)])
+                self._fetches.append(list(map(self._fetch, batch)))
         try:
             for fetched in self._fetches[number]:
                 fetched.result()
             yield
         finally:
-            release(*_paths(self._batches[number]))
+            release(*self._batches[number])
 
 
 # --- scratch: removed when the command ends; a kernel lock dies with its process, so that the next command also removes what
@@ -263,30 +256,25 @@ _PREFIX = "gaudi-bert-scratch-"
 
 
 @contextmanager
-def scratch_folder(parent: str | None) -> Iterator[Path]:
+def _scratch_folder(parent: str | None) -> Iterator[Path]:
     """An empty folder below `parent` (None: where the system keeps temporary files)."""
     parent_folder = Path(parent or tempfile.gettempdir())
     with explained_os_errors(parent_folder, "make scratch"):
         parent_folder.mkdir(parents=True, exist_ok=True)
         _remove_stale_scratch(parent_folder)
-        folder, descriptor = _locked_scratch(parent_folder)
+        while True:  # another one where somebody removed it before it was locked
+            folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent_folder)).resolve()
+            with suppress(FileNotFoundError):
+                descriptor = os.open(folder, os.O_RDONLY)
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+                if folder.exists():
+                    break
+                os.close(descriptor)
     try:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         os.close(descriptor)
-
-
-def _locked_scratch(parent: Path) -> tuple[Path, int]:
-    """A new folder, and the descriptor that holds its lock; the next one where somebody removed it before it was locked."""
-    while True:
-        folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent)).resolve()
-        with suppress(FileNotFoundError):
-            descriptor = os.open(folder, os.O_RDONLY)
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            if folder.exists():
-                return folder, descriptor
-            os.close(descriptor)
 
 
 def _remove_stale_scratch(parent: Path) -> None:
@@ -323,7 +311,10 @@ def mirrored_bucket(location: str | Path, store: StoreSettings | None = None) ->
 
 def fetch_below(path: Path) -> None:
     """Fetch an object, all objects below a prefix, or those that a pattern means."""
-    folder, pattern = _split_pattern(path)
+    parts = _bucket_and_key(shown_path(path))[1].split("/")
+    first = next((number for number, part in enumerate(parts) if _MAGIC.search(part)), len(parts))
+    # The folder before the first part with a wildcard, and the rest.
+    folder, pattern = [path, *path.parents][len(parts) - first], "/".join(parts[first:])
     if not pattern:
         fetch(path)
         if path.is_file():
@@ -366,24 +357,14 @@ def _bucket_and_key(location: str | Path) -> tuple[str, str]:
     return f"{scheme}://{bucket}", key
 
 
-def _split_pattern(path: Path) -> tuple[Path, str]:
-    """A path as the folder before the first part with a wildcard, and the rest."""
-    parts = _bucket_and_key(shown_path(path))[1].split("/")
-    for number, part in enumerate(parts):
-        if _MAGIC.search(part):
-            return path.parents[len(parts) - number - 1], "/".join(parts[number:])
-    return path, ""
-
-
 def exists(path: Path, store: StoreSettings | None = None) -> bool:
     """Whether a file is there, on a disk or in a store."""
     return Objects(store).info(path) is not None if in_store(path) else path.exists()
 
 
 def existing_histograms(histogram: Path, store: StoreSettings | None = None) -> list[Path]:
-    """List the files of a histogram as `histogram_parts` does, on a disk or in a store."""
-    if not in_store(histogram):
-        return histogram_parts(histogram)
+    """The files of a histogram, on a disk or in a store: the complete one, or all its parts; none where some are missing."""
     if exists(histogram, store):
         return [histogram]
-    return complete_parts(histogram, Objects(store).list(histogram.parent, only_here=True))
+    names = (path.name for path in histogram.parent.glob(f"{histogram.stem}-*-of-*.json"))
+    return complete_parts(histogram, Objects(store).list(histogram.parent, only_here=True) if in_store(histogram) else names)

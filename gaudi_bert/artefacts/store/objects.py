@@ -151,8 +151,20 @@ class Objects:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f".{path.name}.{threading.get_ident()}.tmp")
         temporary.unlink(missing_ok=True)
+
+        def fetch_whole(filesystem: Any) -> None:  # of which the library may bring the rest of another version after a loss
+            filesystem.get_file(url, str(temporary))
+            after, size = _info(filesystem.info(url)), temporary.stat().st_size
+            if after != before:
+                raise InputError(
+                    f"{url}: changed while it was read ({before.bytes:,} bytes before, {after.bytes:,} now); leave the data "
+                    "alone, and run the same again"
+                )
+            if size != before.bytes:
+                raise OSError(errno.EIO, f"{size:,} of {before.bytes:,} bytes came")
+
         try:
-            self._attempt("fetch", url, lambda filesystem: _fetch_whole(filesystem, url, temporary, before))
+            self._attempt("fetch", url, fetch_whole)
             self._attempt("fetch", url, lambda _: os.replace(temporary, path))
         except FileNotFoundError as error:
             raise InputError(f"{url}: was removed while it was read; leave the data alone, and run it again") from error
@@ -231,19 +243,16 @@ class Objects:
                         "how it is reached (store.endpoint_url, store.ca_file), then run the same again"
                     ) from error
                 waited += pause
-                if max(waited, time.monotonic() - start) >= _PATIENCE_SECONDS:
-                    coming = f"attempt {attempt + 1} of {settings.attempts} in {pause:g} s"
-                    self._tell(f"{url}: cannot {action}: {_reason(error)}; {coming}")
+                now = time.monotonic()
+                if max(waited, now - start) >= _PATIENCE_SECONDS:
+                    with self._lock:  # one line in a while for all threads
+                        is_due = now - self._shown_at >= _PATIENCE_SECONDS
+                        self._shown_at = now if is_due else self._shown_at
+                    if is_due:
+                        coming = f"attempt {attempt + 1} of {settings.attempts} in {pause:g} s"
+                        Reporter().say(f"{url}: cannot {action}: {_reason(error)}; {coming}")
             self._sleep(pause)
             pause = min(2 * pause, settings.longest_pause_seconds)
-
-    def _tell(self, line: str) -> None:
-        """Say what is waited for, once in a while for all threads."""
-        with self._lock:
-            if time.monotonic() - self._shown_at < _PATIENCE_SECONDS:
-                return
-            self._shown_at = time.monotonic()
-        Reporter().say(line)
 
     def _refuse_what_stays(self, action: str, url: str, error: BaseException) -> None:
         """Say at once what another attempt would not fix."""
@@ -259,20 +268,6 @@ class Objects:
             ) from error
         if number in _FINAL or isinstance(error, ValueError):
             raise InputError(f"{url}: cannot {action}: {_reason(error)}; check the URL and store.endpoint_url") from error
-
-
-def _fetch_whole(filesystem: Any, url: str, temporary: Path, before: ObjectInfo) -> None:
-    """Fetch an object, of which the library may have fetched the rest of another version after a loss."""
-    filesystem.get_file(url, str(temporary))
-    after = _info(filesystem.info(url))
-    if after != before:
-        raise InputError(
-            f"{url}: changed while it was read ({before.bytes:,} bytes before, {after.bytes:,} now); leave the data "
-            "alone, and run the same again"
-        )
-    size = temporary.stat().st_size
-    if size != before.bytes:
-        raise OSError(errno.EIO, f"{size:,} of {before.bytes:,} bytes came")
 
 
 def _info(entry: dict[str, Any]) -> ObjectInfo:

@@ -146,7 +146,7 @@ class TokenClassification(Task):
 
     def metrics(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> dict[str, float]:
         """f1, precision, recall of entities, or f1_macro of tags; accuracy of words. A word that was cut off is outside."""
-        guesses = [words.tags for words in tagged_words(logits, sequences, rows, self.labels)]
+        guesses = [tags for tags, _ in tagged_words(logits, sequences, rows, self.labels)]
         right = [list(cast(TaggedRow, row).tags or ()) for row in rows]
         same = sum(one == other for a, b in zip(guesses, right, strict=True) for one, other in zip(a, b, strict=True))
         accuracy = same / max(1, sum(map(len, right)))

@@ -1,10 +1,8 @@
 """Fingerprints: that two sets of sequences are the same, in any order and in constant memory (numba kernels).
 
 Each sequence has a 64-bit hash of all that it is: tokens, segments, masked positions (relative to its start),
-masked ids, label, length. A multiset of sequences has, for each of 4096 classes of hashes, the count and the
-sum (modulo 2**64) of its hashes, which depend neither on the order nor on the file layout. Two different
-multisets have the same sums with probability about 2**-64; where the sums differ, the classes that differ are
-those whose sequences a second pass looks at.
+masked ids, label, length. A multiset of sequences has the sum (modulo 2**64) of its mixed hashes, which depends neither on
+the order nor on the file layout. Two different multisets have the same sum with probability about 2**-64.
 
 The hash runs over the canonical bytes of the values, sixteen at a time, with the multiply-and-fold step of wyhash (Wang
 Yi, 2019). It is computed alike from an unpacked record (by its index row) and from a packed one, whose complete layout is
@@ -27,8 +25,6 @@ from gaudi_bert.tfrecords.wire.example import position_bytes
 from gaudi_bert.tfrecords.wire.features import FeatureTable, locate_features
 from gaudi_bert.tfrecords.wire.framing import ScanStatus, next_record
 from gaudi_bert.tfrecords.wire.values import all_bytes_are, is_zero, real_bytes
-
-CLASSES = 4096
 
 _FIRST_KEY = as_word(0x1F3D5B79A2C4E687)
 _SECOND_KEY = as_word(0x6C8E944D1F123BB5)
@@ -105,19 +101,13 @@ def hash_unpacked(sequences: IndexedSequences, count: int, hashes: IntArray) -> 
         hashes[number] = _hash_together(length, masked, as_word(row.label), ids, segments, masked_ids, positions)
 
 
-@inlined_kernel
-def _class_of(value: int) -> int:
-    return (value >> 20) & 4095
-
-
 @borrowing_kernel
-def add_hashes(hashes: IntArray, count: int, sums: IntArray) -> None:
-    """Add the first `count` hashes to `sums`, int64 [CLASSES, 2]: count and sum of each class."""
-    for number in range(count):
-        value = hashes[number]
-        sums[_class_of(value), 0] += 1
-        mixed = multiply_mix(value ^ _FIRST_KEY, _THIRD_KEY)
-        sums[_class_of(value), 1] = add_words(sums[_class_of(value), 1], mixed)
+def sum_hashes(hashes: IntArray) -> int:
+    """Return the sum of mixed hashes, modulo 2**64."""
+    total = as_word(0)
+    for value in hashes:
+        total = add_words(total, multiply_mix(value ^ _FIRST_KEY, _THIRD_KEY))
+    return total
 
 
 # --- the scan of packed records: framing, both CRCs, the complete layout, and a hash of every sequence
@@ -277,16 +267,6 @@ def _real_tokens(spans: RowArray, length: int) -> int:
 
 
 @borrowing_kernel
-def _has_sizes(spans: RowArray, sizes: PackSizes) -> bool:
-    return (  # type: ignore[no-any-return]
-        spans[PackedFeature.MASKED_LM_WEIGHTS].bytes == 4 * sizes.slots
-        and spans[PackedFeature.NEXT_SENTENCE_WEIGHTS].bytes == 4 * sizes.depth
-        and spans[PackedFeature.NEXT_SENTENCE_LABELS].bytes == sizes.depth
-        and spans[PackedFeature.SEGMENT_IDS].bytes == sizes.length
-    )
-
-
-@borrowing_kernel
 def _is_padded(spans: RowArray, sizes: PackSizes, count: int, end: _Cursor) -> bool:
     """Whether all is zero behind the last of `count` sequences, which is where `end` is."""
     numbers, positions = spans[PackedFeature.INPUT_MASK], spans[PackedFeature.POSITIONS]
@@ -312,19 +292,6 @@ def _skip_positions(at: int, end: int, count: int, first: int, last: int) -> int
         if value < first or value >= last:
             return -1
     return at
-
-
-@borrowing_kernel
-def _first_cursor(spans: RowArray) -> _Cursor:
-    return _Cursor(
-        spans[PackedFeature.INPUT_IDS].start,
-        spans[PackedFeature.SEGMENT_IDS].start,
-        spans[PackedFeature.INPUT_MASK].start,
-        spans[PackedFeature.POSITIONS].start,
-        spans[PackedFeature.MASKED_LM_IDS].start,
-        spans[PackedFeature.MASKED_LM_POSITIONS].start,
-        as_word(0),
-    )
 
 
 @borrowing_kernel
@@ -361,13 +328,26 @@ def _cursor_after(
 @borrowing_kernel
 def _hash_pack(spans: RowArray, sizes: PackSizes, position_varints: int, starts: IntArray, hashes: IntArray) -> int:
     """Check a pack and set `hashes` to those of its sequences; their number, or -1 where it is not as we write it."""
-    if not _has_sizes(spans, sizes):
+    if (
+        spans[PackedFeature.MASKED_LM_WEIGHTS].bytes != 4 * sizes.slots
+        or spans[PackedFeature.NEXT_SENTENCE_WEIGHTS].bytes != 4 * sizes.depth
+        or spans[PackedFeature.NEXT_SENTENCE_LABELS].bytes != sizes.depth
+        or spans[PackedFeature.SEGMENT_IDS].bytes != sizes.length
+    ):
         return -1
     count, tokens = _count_real(spans, sizes.depth), _real_tokens(spans, sizes.length)
     if count < 1 or tokens < 1 or not _read_starts(spans, sizes.depth, count, tokens, starts):
         return -1
     ids = spans[PackedFeature.INPUT_IDS]
-    cursor = _first_cursor(spans)
+    cursor = _Cursor(
+        ids.start,
+        spans[PackedFeature.SEGMENT_IDS].start,
+        spans[PackedFeature.INPUT_MASK].start,
+        spans[PackedFeature.POSITIONS].start,
+        spans[PackedFeature.MASKED_LM_IDS].start,
+        spans[PackedFeature.MASKED_LM_POSITIONS].start,
+        as_word(0),
+    )
     if real_bytes(cursor.segments, sizes.length, sizes.length, tokens) < 0:
         return -1
     if real_bytes(ids.start, ids.bytes, sizes.length, tokens) < 0:

@@ -17,7 +17,7 @@ from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
-from gaudi_bert.common.arrays import AnyArray, ByteArray, Int32Array, IntArray, RowArray
+from gaudi_bert.common.arrays import ByteArray, Int32Array, IntArray, RowArray
 from gaudi_bert.common.compiled import borrowing_kernel, inlined_kernel
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.features import UnpackedFeature
@@ -125,7 +125,7 @@ def _index_record(
 
 
 @borrowing_kernel
-def scan_unpacked(
+def _scan_unpacked(
     index: IndexedSequences, first: int, position: int, filled: int, length: int, predictions: int, table: FeatureTable
 ) -> tuple[int, int, int]:
     """Index the records in index.buffer[position:filled], in the rows from `first` on; each must have L and P.
@@ -253,7 +253,7 @@ class UnpackedFormat:
         """Index the records from `position` on."""
         first = self.rows
         length, predictions = self.schema.max_sequence_length, self.schema.max_predictions
-        status, position, self.rows = scan_unpacked(self.index, first, position, filled, length, predictions, self._table)
+        status, position, self.rows = _scan_unpacked(self.index, first, position, filled, length, predictions, self._table)
         self.count += self.rows - first
         return ScanStatus(status), position
 
@@ -332,8 +332,17 @@ class RecordScan:
                 return position
             if status != ScanStatus.UNUSUAL or position == rewritten:
                 raise InputError(f"{self._location(position + before)}: {PROBLEMS[status]}")
-            counted = self._count_bytes(position, position + self._frame_bytes(position))
-            position = rewritten = self._make_usual(position, before)
+            # Into canonical encoding, so that it ends where it ended.
+            end = position + int(struct.unpack_from("<Q", self.buffer.data, position)[0]) + FRAME_BYTES
+            counted = self._count_bytes(position, end)
+            try:
+                canonical = frame(_canonical_example(self.buffer[position + 12 : end - 4].tobytes(), self.format.schema))
+            except RecordError as error:
+                raise InputError(f"{self._location(position + before)}: {error}") from error
+            if len(canonical) > end - position + _MOST_GROWTH:
+                raise InputError(f"{self._location(position + before)}: {PROBLEMS[ScanStatus.UNUSUAL]}")
+            self.buffer[end - len(canonical) : end] = np.frombuffer(canonical, np.uint8)
+            position = rewritten = end - len(canonical)
 
     def _count_bytes(self, start: int, end: int) -> int:
         """Add the good records in buffer[start:end], as they lie on the disk, to the file's CRC; the later of the two."""
@@ -341,40 +350,17 @@ class RecordScan:
             self._records_crc32c = append_frames(self._records_crc32c, self.buffer, start, end)
         return max(start, end)
 
-    def _frame_bytes(self, position: int) -> int:
-        return int(struct.unpack_from("<Q", self.buffer.data, position)[0]) + FRAME_BYTES
-
-    def _make_usual(self, position: int, before: int) -> int:
-        """Put the record at `position` into canonical encoding, so that it ends where it ended; its new position."""
-        end = position + self._frame_bytes(position)
-        try:
-            canonical = frame(canonical_example(self.buffer[position + 12 : end - 4].tobytes(), self.format.schema))
-        except RecordError as error:
-            raise InputError(f"{self._location(position + before)}: {error}") from error
-        if len(canonical) > end - position + _MOST_GROWTH:
-            raise InputError(f"{self._location(position + before)}: {PROBLEMS[ScanStatus.UNUSUAL]}")
-        self.buffer[end - len(canonical) : end] = np.frombuffer(canonical, np.uint8)
-        return end - len(canonical)
-
     def _location(self, offset: int) -> str:
         return record_location(self.path, self.format.count, offset)
 
 
-def first_record(path: Path) -> dict[str, AnyArray]:
-    """The features of the first record of a file."""
-    try:
-        payload = next(read_records(path), None)
-        if payload is None:
-            raise InputError(f"{path}: {NO_RECORD}")
-        return decode_example(payload)
-    except RecordError as error:
-        raise InputError(f"{record_location(path, 0, 0)}: {error}") from error
-
-
 def unpacked_schema(path: Path) -> tuple[UnpackedSchema, list[str]]:
     """The sizes of the first record of a file, and its features that packs do not carry."""
-    features = first_record(path)
+    payload = next(read_records(path), None)
+    if payload is None:
+        raise InputError(f"{path}: {NO_RECORD}")
     try:
+        features = decode_example(payload)
         schema = unpacked_schema_of(features)
         check_features(features, schema)
     except (RecordError, InputError) as error:
@@ -392,7 +378,7 @@ def unpacked_schema(path: Path) -> tuple[UnpackedSchema, list[str]]:
 # writer.
 
 
-def canonical_example(payload: bytes | memoryview, schema: UnpackedSchema | PackedSchema) -> bytes:
+def _canonical_example(payload: bytes | memoryview, schema: UnpackedSchema | PackedSchema) -> bytes:
     """`payload` encoded again: the features of `schema`, keys sorted, lists packed.
 
     Raises:

@@ -38,7 +38,9 @@ def encode_example(features: Mapping[str, Sequence[int] | Sequence[float] | AnyA
     for name in sorted(features, key=lambda key: key.encode("utf-8")):
         values = np.asarray(features[name])
         if values.size == 0 or values.dtype.kind in "iub":
-            kind, data = _INT64_LIST, _encode_varints(np.ascontiguousarray(values, dtype=np.int64).reshape(-1))
+            out = np.empty(10 * values.size, np.uint8)
+            size = _write_varints(np.ascontiguousarray(values, dtype=np.int64).reshape(-1), out)
+            kind, data = _INT64_LIST, out[:size].tobytes()
         elif values.dtype.kind == "f":
             kind, data = _FLOAT_LIST, np.ascontiguousarray(values, dtype="<f4").tobytes()
         else:
@@ -76,11 +78,6 @@ def _write_varints(values: IntArray, out: ByteArray) -> int:
         out[at] = np.uint8(rest)
         at += 1
     return at
-
-
-def _encode_varints(values: IntArray) -> bytes:
-    out = np.empty(10 * values.size, np.uint8)
-    return out[: _write_varints(values, out)].tobytes()
 
 
 def encode_varint(value: int) -> bytes:
@@ -182,34 +179,22 @@ def _decode_feature(feature: memoryview) -> AnyArray:
             if number != kind:
                 kind, lists = number, []
             lists.append(bytes(value))
-    data = memoryview(b"".join(lists))
-    if kind == _FLOAT_LIST:
-        return _decode_floats(data)
+    values = [(wire, value) for number, wire, value in _fields(memoryview(b"".join(lists))) if number == 1]
     if kind == _BYTES_LIST:
-        values = [bytes(value) for number, wire, value in _fields(data) if number == 1 and wire == _BYTES]
-        return np.array([*values, None], dtype=object)[:-1]
-    return _decode_integers(data)
-
-
-def _decode_floats(data: memoryview) -> AnyArray:
-    parts = []
-    for number, wire, value in _fields(data):
-        if number == 1 and wire in (_BYTES, _FIXED32):
-            if len(value) % 4:
-                raise RecordError("not a tf.train.Example: a list of floats that is not a multiple of four bytes")
-            parts.append(bytes(value))
-    return np.frombuffer(b"".join(parts), dtype="<f4").astype(np.float32)
-
-
-def _decode_integers(data: memoryview) -> AnyArray:
-    values: list[int] = []
-    for number, wire, value in _fields(data):
-        if number == 1 and wire in (_BYTES, _VARINT):
-            at = 0
-            while at < len(value):
-                item, at = _read_varint(value, at)
-                values.append(item)
-    return np.array(values, dtype=np.uint64).astype(np.int64)
+        texts = [bytes(value) for wire, value in values if wire == _BYTES]
+        return np.array([*texts, None], dtype=object)[:-1]
+    if kind == _FLOAT_LIST:
+        floats = [bytes(value) for wire, value in values if wire in (_BYTES, _FIXED32)]
+        if any(len(part) % 4 for part in floats):
+            raise RecordError("not a tf.train.Example: a list of floats that is not a multiple of four bytes")
+        return np.frombuffer(b"".join(floats), dtype="<f4").astype(np.float32)
+    integers: list[int] = []
+    for wire, value in values:
+        at = 0
+        while wire in (_BYTES, _VARINT) and at < len(value):
+            item, at = _read_varint(value, at)
+            integers.append(item)
+    return np.array(integers, dtype=np.uint64).astype(np.int64)
 
 
 # --- writing framed records into a buffer (numba kernels)

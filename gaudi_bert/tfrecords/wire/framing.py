@@ -19,7 +19,6 @@ from collections.abc import Iterator
 from enum import IntEnum
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO
 
 from gaudi_bert.common.arrays import ByteArray
 from gaudi_bert.common.compiled import borrowing_kernel
@@ -64,11 +63,6 @@ def frame(payload: bytes) -> bytes:
     """`payload` as a TFRecord."""
     length = struct.pack("<Q", len(payload))
     return length + struct.pack("<I", masked(crc32c(length))) + payload + struct.pack("<I", masked(crc32c(payload)))
-
-
-def write_record(handle: BinaryIO, payload: bytes) -> None:
-    """Write `payload` to `handle` as a TFRecord."""
-    handle.write(frame(payload))
 
 
 def record_location(path: Path, record: int, offset: int) -> str:
@@ -221,18 +215,14 @@ def _compression_of(path: Path, head: bytes) -> str:
         return "GZIP"
     if len(head) >= 2 and head[0] & 15 == 8 and head[0] >> 4 <= 7 and (head[0] << 8 | head[1]) % 31 == 0:
         return "ZLIB"
-    problem = "not a TFRecord file (the first length has a wrong CRC), nor GZIP or ZLIB"
-    raise InputError(f"{path}: {problem}; check the path{_or_a_pattern(path)}")
-
-
-def _or_a_pattern(path: Path) -> str:
-    """A pattern for most of the other files in the folder, whose names differ in numbers only."""
+    # A pattern for most of the other files in the folder, whose names differ in numbers only.
     names = [glob.escape(name) for name in os.listdir(path.parent) if name != path.name]
     patterns = Counter(re.sub("[0-9]+", "*", name) for name in names if not name.startswith("."))
-    for pattern, _ in patterns.most_common(1):
-        if "*" in pattern and not fnmatch.fnmatchcase(path.name, pattern):
-            return f", or give the records by a pattern: '{path.with_name(pattern)}'"
-    return ""
+    pattern = next((each for each, _ in patterns.most_common(1)), "")
+    is_other = "*" in pattern and not fnmatch.fnmatchcase(path.name, pattern)
+    remedy = f", or give the records by a pattern: '{path.with_name(pattern)}'" if is_other else ""
+    problem = "not a TFRecord file (the first length has a wrong CRC), nor GZIP or ZLIB"
+    raise InputError(f"{path}: {problem}; check the path{remedy}")
 
 
 # --- walking through the frames in a buffer, both CRCs checked (numba kernels)

@@ -243,20 +243,16 @@ class _Column:
         before, after = applied[: applied.index(_DEFLATE)], applied[applied.index(_DEFLATE) + 1 :]
         if after not in ([], [_FLETCHER32]):
             raise ValueError("its chunks were changed after they were compressed by gzip")
-        data = self._inflated(stored[:-_CHECKSUM_BYTES] if after else stored)
+        inflater = zlib.decompressobj()
+        data = inflater.decompress(stored[:-_CHECKSUM_BYTES] if after else stored, self._chunk_bytes + 1)
+        if len(data) != self._chunk_bytes or not inflater.eof:
+            raise ValueError(f"a chunk does not hold {self._chunk_bytes:,} bytes of values")
         if after or before not in ([], [_SHUFFLE]):
             return None
         kind = self._memory.dtype
         if before:  # the first bytes of all values, then the second ones
             data = np.frombuffer(data, np.uint8).reshape(kind.itemsize, -1).T.tobytes()
         return np.frombuffer(data, kind)
-
-    def _inflated(self, stored: bytes) -> bytes:
-        inflater = zlib.decompressobj()
-        data = inflater.decompress(stored, self._chunk_bytes + 1)
-        if len(data) != self._chunk_bytes or not inflater.eof:
-            raise ValueError(f"a chunk does not hold {self._chunk_bytes:,} bytes of values")
-        return data
 
 
 @borrowing_kernel

@@ -188,8 +188,14 @@ def check_packed(features: Mapping[str, AnyArray], schema: PackedSchema) -> None
         "next_sentence_positions": starts,
         "next_sentence_weights": np.ones(count),
     }
-    for name, values in expected.items():
-        _check_equal(name, features[name], values)
+    for name, begin in expected.items():
+        values = features[name]
+        right = np.zeros(values.size)
+        right[: begin.size] = begin
+        wrong = np.flatnonzero(values != right)
+        if wrong.size:
+            position = int(wrong[0])
+            raise RecordError(f"`{name}` holds {values[position]:g} at {position}, {right[position]:g} is right there")
     _check_values("input_ids", features["input_ids"], tokens, MAX_TOKEN_ID)
     _check_values("segment_ids", features["segment_ids"], tokens, MAX_SEGMENT_ID)
     _check_values("next_sentence_labels", features["next_sentence_labels"], count, 1)
@@ -214,16 +220,6 @@ def _check_masked(features: Mapping[str, AnyArray], starts: AnyArray, ends: AnyA
     most = int(np.bincount(owners).max(initial=0))
     if most > schema.max_predictions:
         raise RecordError(f"a sequence has {most} masked positions, at most {schema.max_predictions} is allowed")
-
-
-def _check_equal(name: str, values: AnyArray, begin: AnyArray) -> None:
-    """`values` are `begin`, and then 0."""
-    expected = np.zeros(values.size)
-    expected[: begin.size] = begin
-    wrong = np.flatnonzero(values != expected)
-    if wrong.size:
-        position = int(wrong[0])
-        raise RecordError(f"`{name}` holds {values[position]:g} at {position}, {expected[position]:g} is right there")
 
 
 def _check_values(name: str, values: AnyArray, used: int, most: int) -> None:

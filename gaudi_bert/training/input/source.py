@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gaudi_bert.artefacts.base import METADATA_NAME
-from gaudi_bert.artefacts.pack_kinds import pack_kind
-from gaudi_bert.artefacts.packed import Metadata
+from gaudi_bert.artefacts.packed import Metadata, pack_kind
 from gaudi_bert.artefacts.store.mirrored_folder import fetch, mirrored
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import in_store, open_file

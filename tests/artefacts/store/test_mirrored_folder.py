@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from gaudi_bert.artefacts.store.mirrored_folder import (
+    _scratch_folder,
     fetch,
     files_in,
     is_mirrored,
@@ -23,7 +24,6 @@ from gaudi_bert.artefacts.store.mirrored_folder import (
     read_ahead,
     release,
     remove,
-    scratch_folder,
     shown_path,
 )
 from gaudi_bert.artefacts.store.objects import Objects
@@ -202,7 +202,7 @@ def test_scratch_that_is_made_while_others_clean_up_stays(tmp_path: Path) -> Non
     """Each command removes the scratch that a killed one left, and may see another's before that has its lock."""
 
     def make(number: int) -> bool:
-        with scratch_folder(str(tmp_path)) as folder:
+        with _scratch_folder(str(tmp_path)) as folder:
             write_text(folder / "file", str(number))
             return (folder / "file").read_text() == str(number)
 

@@ -92,7 +92,11 @@ def test_what_is_empty_or_not_there(s3: S3Server, tmp_path: Path) -> None:
     assert (tmp_path / "copy").read_bytes() == b""
 
 
-def test_a_server_that_is_away_is_asked_again_with_growing_pauses(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_server_that_is_away_is_asked_again_with_growing_pauses(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "any")
     pauses: list[float] = []
     pausing = {"attempts": 5, "first_pause_seconds": 0.5, "longest_pause_seconds": 3, "timeout_seconds": 1}
     settings = StoreSettings(endpoint_url="http://127.0.0.1:9", **pausing)

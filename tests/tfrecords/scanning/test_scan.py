@@ -15,16 +15,13 @@ import numpy as np
 import pytest
 
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.tfrecords.scanning.file_contents import packed_pieces, sum_pieces, unpacked_pieces
-from gaudi_bert.tfrecords.scanning.fingerprint import CLASSES, add_hashes
-from gaudi_bert.tfrecords.scanning.scan import RecordScan, UnpackedFormat, canonical_example, scan_buffer, unpacked_schema
+from gaudi_bert.tfrecords.scanning.scan import RecordScan, UnpackedFormat, _canonical_example, scan_buffer, unpacked_schema
 from gaudi_bert.tfrecords.verify import verify
 from gaudi_bert.tfrecords.wire.example import decode_example
-from gaudi_bert.tfrecords.wire.schema import PackedSchema, RecordError, UnpackedSchema
+from gaudi_bert.tfrecords.wire.schema import RecordError, UnpackedSchema
 from tests.builders.effort import tries
 from tests.builders.packing_case import make_case
 from tests.builders.reporters import a_run
-from tests.oracles.packed_record import pack_sequences
 from tests.oracles.wire import (
     FLOAT_KEYS,
     UNPACKED_KEYS,
@@ -68,7 +65,7 @@ def overlong_list(key: str, values: list) -> bytes:
 def test_the_canonical_form_is_protobufs_deterministic_serialisation() -> None:
     protobuf_example = pytest.importorskip("tests.oracles.protobuf_example", exc_type=ImportError)
     for features in map(sequence, range(20)):
-        assert canonical_example(example(features, encode=split_list), SCHEMA) == protobuf_example.serialize(features)
+        assert _canonical_example(example(features, encode=split_list), SCHEMA) == protobuf_example.serialize(features)
 
 
 @pytest.mark.parametrize("kind", ["repeated key", "second features", "merged value", "unknown fields"])
@@ -137,7 +134,7 @@ def broken(**changes) -> dict:
 )
 def test_what_is_ambiguous_is_refused_with_its_reason(features: dict, reason: str) -> None:
     with pytest.raises(RecordError, match=f".*{reason.replace('.', '[.]')}"):
-        canonical_example(example(features), SCHEMA)
+        _canonical_example(example(features), SCHEMA)
 
 
 def flipped(data: bytes, place: int) -> bytes:
@@ -163,7 +160,7 @@ def test_refusals_name_file_record_and_offset(tmp_path: Path, damage, reason: st
 
 
 def test_a_weight_of_minus_zero_is_zero() -> None:
-    assert canonical_example(example(broken(masked_lm_weights=(4, -0.0))), SCHEMA) == example(broken())
+    assert _canonical_example(example(broken(masked_lm_weights=(4, -0.0))), SCHEMA) == example(broken())
 
 
 def mixed(key: str, values: list) -> bytes:
@@ -240,96 +237,3 @@ def test_every_kind_of_damage_occurs_and_changes_the_file() -> None:
     changed = {mutant.kind for mutant in mutants(7, 320) if mutant.data != mutant.original}
     assert {mutant.kind for mutant in mutants(7, 320)} == changed
     assert set(FILE_DAMAGE) < changed
-
-
-# --- hashes of sequences: equal where the content is, different for every small change, the same packed and unpacked
-
-
-def hashes_of(path: Path, sequences: list[dict], schema: UnpackedSchema) -> list[int]:
-    path.write_bytes(b"".join(frame(example(sequence)) for sequence in sequences))
-    return [int(value) for _, piece in unpacked_pieces(path, schema, scan_buffer()) for value in piece.hashes]
-
-
-def small_changes(sequence: dict) -> list[dict]:
-    """Every sequence that differs by one value, and many with two values or two words swapped (all still legal)."""
-    length, masked = sum(sequence["input_mask"]), int(sum(sequence["masked_lm_weights"]))
-    changes = []
-
-    def change(**features: list) -> None:
-        changes.append({**sequence, **features})
-
-    def replaced(name: str, place: int, value: float) -> list:
-        return [value if number == place else other for number, other in enumerate(sequence[name])]
-
-    for place in range(length):
-        change(input_ids=replaced("input_ids", place, sequence["input_ids"][place] ^ 1))
-        change(input_ids=replaced("input_ids", place, sequence["input_ids"][place] ^ 16384))
-        change(segment_ids=replaced("segment_ids", place, 1 - sequence["segment_ids"][place]))
-    for slot in range(masked):
-        change(masked_lm_ids=replaced("masked_lm_ids", slot, sequence["masked_lm_ids"][slot] ^ 1))
-        for position in range(length):
-            if position != sequence["masked_lm_positions"][slot]:
-                change(masked_lm_positions=replaced("masked_lm_positions", slot, position))
-    change(next_sentence_labels=[1 - sequence["next_sentence_labels"][0]])
-    if masked:
-        fewer = {"masked_lm_weights": 0.0, "masked_lm_ids": 0, "masked_lm_positions": 0}
-        change(**{name: replaced(name, masked - 1, value) for name, value in fewer.items()})
-    for distance in (1, 2, 3, 4, 8, 16):
-        for place in range(length - distance):
-            for name in ("input_ids", "segment_ids"):
-                swapped = list(sequence[name])
-                swapped[place], swapped[place + distance] = swapped[place + distance], swapped[place]
-                change(**{name: swapped})
-    for start in range(0, length - 16, 4):
-        for name in ("input_ids", "segment_ids"):
-            words = list(sequence[name])
-            words[start : start + 8], words[start + 8 : start + 16] = words[start + 8 : start + 16], words[start : start + 8]
-            change(**{name: words})
-    return list({repr(changed): changed for changed in changes if changed != sequence}.values())
-
-
-@pytest.mark.parametrize(("max_sequence_length", "max_predictions"), [(9, 1), (33, 8), (150, 5)])
-@pytest.mark.repeated
-def test_every_small_change_changes_the_hash(tmp_path: Path, max_sequence_length: int, max_predictions: int) -> None:
-    rng = random.Random(max_sequence_length)
-    schema = UnpackedSchema(max_sequence_length, max_predictions)
-    for _ in range(tries(2, 20)):
-        sequence = random_sequence(rng, max_sequence_length, max_predictions)
-        variants = [sequence, *small_changes(sequence)]
-        hashes = hashes_of(tmp_path / "part", variants, schema)
-        assert len(set(hashes)) == len(variants)
-
-
-def test_packed_and_unpacked_hash_alike(tmp_path: Path) -> None:
-    rng = random.Random(8)
-    sequences = [random_sequence(rng, 40, 9) for _ in range(60)]
-    for sequence in sequences:
-        for name in ("input_ids", "input_mask", "segment_ids"):
-            sequence[name] += [0] * 261
-    packs = [sequences[start : start + 7] for start in range(0, 60, 7)]
-    hashes = hashes_of(tmp_path / "unpacked", sequences, UnpackedSchema(301, 9))
-    payloads = [example(pack_sequences(pack, 301, 63, 7)) for pack in packs]
-    (tmp_path / "packed").write_bytes(b"".join(frame(payload) for payload in payloads))
-    schema = PackedSchema(301, 63, 7, 9)
-    pieces = [piece for _, piece in packed_pieces(tmp_path / "packed", schema, scan_buffer())]
-    assert np.concatenate([piece.hashes for piece in pieces]).tolist() == hashes
-    sums = sum_pieces(packed_pieces(tmp_path / "packed", schema, scan_buffer()))
-    assert sums.record_sizes.size == len(packs)
-    assert sums.sequences == 60
-    assert sums.tokens == sum(sum(sequence["input_mask"]) for sequence in sequences)
-
-
-def test_sums_do_not_depend_on_order_and_see_doubles() -> None:
-    hashes = np.random.default_rng(4).integers(-(2**63), 2**63, 10_000)
-    sums = np.zeros((CLASSES, 2), np.int64)
-    add_hashes(hashes, hashes.size, sums)
-    shuffled = np.zeros((CLASSES, 2), np.int64)
-    add_hashes(np.random.default_rng(5).permutation(hashes), hashes.size, shuffled)
-    assert np.array_equal(sums, shuffled)
-    assert sums[:, 0].sum() == hashes.size
-    assert np.array_equal(sums[:, 0], np.bincount(hashes >> 20 & 4095, minlength=CLASSES))
-    doubled = hashes.copy()
-    doubled[1] = doubled[0]
-    other = np.zeros((CLASSES, 2), np.int64)
-    add_hashes(doubled, hashes.size, other)
-    assert not np.array_equal(sums, other)

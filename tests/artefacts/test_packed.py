@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gaudi_bert.artefacts.base import NOTES_NAME
-from gaudi_bert.artefacts.pack_kinds import files_that_tell_kinds, pack_kind
+from gaudi_bert.artefacts.packed import files_that_tell_kinds, pack_kind
 from gaudi_bert.artefacts.store.mirrored_folder import fetch, mirrored
 from gaudi_bert.artefacts.store.objects import Objects
 from gaudi_bert.common.errors import InputError
@@ -57,3 +57,21 @@ def test_a_folder_without_packs(tmp_path: Path, s3: S3Server) -> None:
     (tmp_path / "other" / "some.txt").write_text("some text\n")
     assert pack_kind(tmp_path / "other") is None
     assert kind_in_bucket(tmp_path / "other", s3) is None
+
+
+@pytest.mark.parametrize(
+    ("files", "kind"),
+    [
+        (["folder/metadata.json"], "records"),
+        (["folder/__gaudi_bert__/metadata.json"], "table"),
+        (["folder/metadata.json", "folder/__gaudi_bert__/metadata.json"], "table"),
+        (["folder/packed-00000.parquet", "folder/other.json"], None),
+        (["folder/examples.tfrecord", "folder/settings.json"], None),  # the user's own settings
+        ([], None),
+    ],
+)
+def test_what_packs_a_folder_holds_is_decided_by_its_metadata(tmp_path: Path, files: list[str], kind: str | None) -> None:
+    for name in files:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("{}")
+    assert pack_kind(tmp_path / "folder") == kind

@@ -1,0 +1,116 @@
+"""Every stored file reads back as what was written, byte for byte, and is read strictly."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from gaudi_bert.artefacts.base import Artefact, manifest_path
+from gaudi_bert.artefacts.histogram import HistogramFile
+from gaudi_bert.artefacts.packed import GroupManifest, Metadata, TableMetadata, Verification
+from gaudi_bert.artefacts.plan import Plan, WritablePlan
+from gaudi_bert.artefacts.training import EvaluationResult, TrainingResult
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.tfrecords.verify import verify
+from tests.builders.command_line import foreign_prose
+from tests.builders.packing_case import PackingCase, make_case
+from tests.builders.reporters import a_run
+
+EVALUATION = {
+    "loss": 5.25, "masked_lm_loss": 4.5, "masked_lm_accuracy": 0.25, "next_sentence_loss": 0.75,
+    "next_sentence_accuracy": 0.5, "unigram_baseline": 0.125, "sequences": 7, "masked_tokens": 20,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def case(tmp_path_factory: pytest.TempPathFactory) -> PackingCase:
+    case = make_case(tmp_path_factory.mktemp("case"), files=3)
+    verify(case.records, case.packed, a_run())
+    return case
+
+
+def test_what_the_stages_write_is_written_again_byte_for_byte(case: PackingCase, tmp_path: Path) -> None:
+    Metadata.read(case.packed).write(tmp_path)
+    assert (tmp_path / "metadata.json").read_bytes() == (case.packed / "metadata.json").read_bytes()
+    files = {
+        case.plan.with_name("histogram.json"): HistogramFile,
+        case.plan: Plan,
+        manifest_path(case.packed, 1): GroupManifest,
+        case.packed / "verification.json": Verification,
+    }
+    for original, kind in files.items():
+        kind.read(original).write(tmp_path / original.name)
+        assert (tmp_path / original.name).read_bytes() == original.read_bytes(), original.name
+
+
+WRONG = (None, True, -1, 0.5, 2**70, "x y", [], [1], [{"a": 1}], {}, {"a": 1}, 1e400)
+
+
+@pytest.mark.parametrize("name", ["histogram.json", "plan.json", "packed/metadata.json", "packed/verification.json"])
+def test_wrong_values_of_every_key_are_refused_in_plain_words(case: PackingCase, tmp_path: Path, name: str) -> None:
+    kind = {"histogram": HistogramFile, "plan": Plan, "metadata": Metadata, "verification": Verification}[Path(name).stem]
+    content = json.loads((case.plan.parent / name).read_text(encoding="utf-8"))
+    file = tmp_path / Path(name).name
+    for key in (*content, "unknown"):
+        for wrong in WRONG:
+            file.write_text(json.dumps({**content, key: wrong}))
+            try:
+                kind.read(file)
+            except InputError as error:
+                message = str(error)
+                assert message.startswith(f"{file}: ")
+                assert foreign_prose(message) is None, message
+
+
+def test_a_plan_is_known_by_all_that_it_says(case: PackingCase) -> None:
+    plan = WritablePlan.read(case.plan)
+    assert plan.sha256 == Plan.read(case.plan).sha256 == GroupManifest.read(manifest_path(case.packed, 0)).source_sha256
+    assert sum(plan.mixture.values()) == plan.totals.packs
+
+
+def test_results_of_training_leave_out_what_was_not_measured(tmp_path: Path) -> None:
+    training = {
+        "updates": 3, "sequences": 30, "tokens": 300, "processes": 1, "packing_factor": 2.0, "sequences_per_update": 10.0,
+        "reached_target": False, "training": None, "evaluation": EVALUATION,
+    }  # fmt: skip
+    evaluation = {"update": 3, "loss_per": "token", **EVALUATION, "unpacked": EVALUATION, "largest_difference": 1e-7}
+    for name, value, model in (("t.json", training, TrainingResult), ("e.json", evaluation, EvaluationResult)):
+        text = json.dumps(value, indent=1) + "\n"
+        (tmp_path / name).write_text(text)
+        model.read(tmp_path / name).write(tmp_path / name)
+        assert (tmp_path / name).read_text() == text
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "not a JSON file"),
+        (b"\xff", "not a JSON file"),
+        (b"[" * 100_000, "recursion limit"),
+        (b'{"sequences": ' + b"9" * 6_000 + b"}", "not a JSON file"),
+        (b'{"sequences": "' + b"9" * 3_000_000 + b'"}', "`sequences` = '99"),
+        (b'{"sequences": true}', "`sequences` = True"),
+        (b'{"sequences": 3.0}', "`sequences` = 3.0"),
+        (b'{"sequences": NaN}', "`sequences` = nan"),
+        (b'{"fingerprint": "\\ud800"}', "not a JSON file"),
+        (b"[]", "`its content` = "),
+    ],
+)
+def test_whatever_a_file_holds_is_one_short_line(tmp_path: Path, content: bytes, reason: str) -> None:
+    (tmp_path / "a.json").write_bytes(content)
+    with pytest.raises(InputError, match=reason) as caught:
+        Verification.read(tmp_path / "a.json")
+    assert len(str(caught.value)) < 500 + len(str(tmp_path))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", [Plan, WritablePlan, Metadata, GroupManifest, TableMetadata])
+def test_another_version_of_a_format_is_refused_with_the_remedy(tmp_path: Path, kind: type[Artefact]) -> None:
+    path = tmp_path / "x.json"
+    of_table = {"format": "table"} if kind is TableMetadata else {}
+    path.write_text(json.dumps({"groups": [], "shards": [], **of_table, "format_version": 1}))
+    with pytest.raises(InputError) as refused:
+        kind.read(path)
+    assert str(refused.value) == f"{path}: format_version 1, this version reads 2; {kind.remedy}"

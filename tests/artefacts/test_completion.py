@@ -1,0 +1,102 @@
+"""When a stage has nothing to do, resumes, or refuses."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from gaudi_bert.artefacts.completion import Signature, begin_artefact, is_finished, remove_artefact, settings_path
+from gaudi_bert.common.errors import InputError
+
+OLD = Signature("plan", {"depth": 3, "seed": 1}, {"histogram": "abc"})
+NEW = Signature("plan", {"depth": 4, "seed": 1}, {"histogram": "abc"})
+
+
+def test_a_finished_file_of_the_same_settings_is_unchanged(tmp_path: Path) -> None:
+    plan = tmp_path / "plan.json"
+    assert not begin_artefact(plan, plan, OLD)
+    assert not begin_artefact(plan, plan, OLD), "begun but not finished: there is still work to do"
+    assert not is_finished(plan, plan, OLD)
+    plan.write_text("{}")
+    assert begin_artefact(plan, plan, OLD)
+    assert [is_finished(plan, plan, signature) for signature in (OLD, NEW)] == [True, False]
+    assert settings_path(plan) == tmp_path / "plan.settings.json"
+
+
+def test_other_settings_are_refused_by_name_until_told_to_overwrite(tmp_path: Path) -> None:
+    plan = tmp_path / "plan.json"
+    begin_artefact(plan, plan, OLD)
+    plan.write_text("{}")
+    with pytest.raises(InputError, match=r"plan.json was written with --depth 3, not --depth 4: .*--overwrite"):
+        begin_artefact(plan, plan, NEW)
+    assert plan.exists()
+    assert not begin_artefact(plan, plan, NEW, overwrite=True)
+    assert not plan.exists()
+
+
+def test_a_folder_half_done_is_resumed_only_with_its_own_settings(tmp_path: Path) -> None:
+    folder = tmp_path / "packed"
+    final = folder / "metadata.json"
+    begin_artefact(folder, final, OLD)
+    (folder / "packed-00000-00000.tfrecord").write_text("x")
+    assert not begin_artefact(folder, final, OLD)
+    assert (folder / "packed-00000-00000.tfrecord").exists()
+    with pytest.raises(InputError, match="was written with --depth"):
+        begin_artefact(folder, final, NEW)
+    begin_artefact(folder, final, NEW, overwrite=True)
+    assert [path.name for path in folder.iterdir()] == ["settings.json"]
+
+
+def test_a_removal_that_is_killed_leaves_nothing_that_looks_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The final file goes first, and the settings last: whatever remains is refused, or resumed."""
+    folder, removed = tmp_path / "packed", []
+    final = folder / "metadata.json"
+    begin_artefact(folder, final, OLD)
+    for name in ("a", "metadata.json", "z"):
+        (folder / name).write_text("{}")
+    monkeypatch.setattr("gaudi_bert.artefacts.completion.remove", lambda *paths: removed.extend(p.name for p in paths))
+    remove_artefact(folder, final)
+    assert (removed[0], removed[-1], len(removed)) == ("metadata.json", "settings.json", 4)
+
+
+def test_what_is_not_ours_is_never_taken_over(tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "thesis.tex").write_text("years of work")
+    with pytest.raises(InputError, match="does not describe it"):
+        begin_artefact(folder, folder / "metadata.json", OLD)
+    assert (folder / "thesis.tex").read_text() == "years of work"
+
+
+@pytest.mark.parametrize(
+    ("stored", "requested", "message"),
+    [
+        ({"a": 1}, {"a": 1, "b": 2}, "b = nothing, not b = 2"),
+        ({"a": {"b": [1, 2]}}, {"a": {"b": [1, 3]}}, "a.b[1] = 2, not a.b[1] = 3"),
+        ({"a": [1]}, {"a": [1, 2]}, "a = [1], not a = [1, 2]"),
+    ],
+)
+def test_the_first_difference_is_named(
+    tmp_path: Path, stored: dict[str, object], requested: dict[str, object], message: str
+) -> None:
+    final = tmp_path / "made" / "last"
+    begin_artefact(final.parent, final, Signature("stage", stored, {}))
+    final.write_text("x")
+    assert begin_artefact(final.parent, final, Signature("stage", stored, {}))
+    with pytest.raises(InputError, match=re.escape(f"was written with {message}:")):
+        begin_artefact(final.parent, final, Signature("stage", requested, {}))
+
+
+def test_a_folder_with_an_ending_takes_nothing_beside_it_for_its_own(tmp_path: Path) -> None:
+    folder = tmp_path / "packed.v1"
+    (tmp_path / "thesis.tex").write_text("years of work")
+    assert not begin_artefact(folder, folder / "metadata.json", OLD)
+    (folder / "metadata.json").write_text("{}")
+    assert not begin_artefact(folder, folder / "metadata.json", NEW, overwrite=True)
+    assert [path.name for path in folder.iterdir()] == ["settings.json"]
+    assert (tmp_path / "thesis.tex").read_text() == "years of work"
+    assert settings_path(folder) == settings_path(folder, folder / "metadata.json") == folder / "settings.json"

@@ -1,0 +1,51 @@
+"""How packs are dealt to shards; where a shard's records begin, or nothing where the sizes do not tell it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gaudi_bert.artefacts.shards import count_shards, index_path, read_starts, shard_bounds, write_index
+from gaudi_bert.common.crc32c import crc32c
+
+
+@pytest.mark.parametrize("packs", [0, 1, 3, 31, 32, 33, 1000])
+@pytest.mark.parametrize("before", [0, 1, 17, 64])
+def test_shard_bounds(packs: int, before: int) -> None:
+    sizes = np.diff(shard_bounds(packs, 32, before))
+    assert sizes.sum() == packs
+    assert sizes.max() - sizes.min() <= 1
+    for workers in (2, 4, 8, 16, 32):
+        earlier = [len(range(rank, before, workers)) for rank in range(workers)]
+        shares = [earlier[rank] + sizes[rank::workers].sum() for rank in range(workers)]
+        assert max(shares) - min(shares) <= 1
+
+
+def test_count_shards_keeps_within_the_size() -> None:
+    assert count_shards(1000, 10**6, 32, 10**9) == 32
+    assert count_shards(1000, 10**6, 32, 10**4) == 128
+    assert count_shards(5, 10**6, 32, 1) == 32
+    assert count_shards(100, 10**6, 32, 1) == 128
+
+
+@pytest.fixture
+def index(tmp_path: Path) -> Path:
+    path = index_path(tmp_path, 7)
+    crc = write_index(path, [np.array([20, 30], np.uint32), np.array([], np.uint32), np.array([40, 50, 60], np.uint32)])
+    assert crc == crc32c(path.read_bytes())
+    return path
+
+
+def test_the_records_of_a_shard_begin_where_its_sizes_say(index: Path) -> None:
+    assert index.name == "group-00007.index"
+    assert read_starts(index, 0, 2, 50).tolist() == [0, 20, 50]
+    assert read_starts(index, 2, 0, 0).tolist() == [0]
+    assert read_starts(index, 2, 3, 150).tolist() == [0, 40, 90, 150]
+
+
+def test_what_does_not_belong_to_the_shard_is_not_believed(index: Path) -> None:
+    assert read_starts(index, 0, 2, 51) is None  # other bytes
+    assert read_starts(index, 3, 3, 150) is None  # too few sizes
+    assert read_starts(index.with_name("group-00008.index"), 0, 2, 50) is None

@@ -1,0 +1,164 @@
+"""Values checked and decoded eight bytes at a time, against one value at a time."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gaudi_bert.tfrecords.wire import values as kernels
+from tests.builders.machines import GuardedBuffer
+from tests.builders.properties import examples
+from tests.oracles.wire import varint
+
+BEFORE = b"\x0a\x7fheader..\x7f"  # a field is preceded by its head, whose last byte is below 128
+
+
+def on_bytes(kernel, data: bytes, *arguments: int) -> int:
+    memory = np.frombuffer(BEFORE + data, np.uint8).copy()
+    return int(kernel(memory.ctypes.data + len(BEFORE), len(data), *arguments))
+
+
+def decoded(data: bytes) -> list[tuple[int, int]] | None:
+    """(value, bytes) of the varints in `data`; None where the last is cut short."""
+    numbers, at = [], 0
+    while at < len(data):
+        value = size = 0
+        while True:
+            if at + size >= len(data):
+                return None
+            byte = data[at + size]
+            value |= (byte & 127) << (7 * size)
+            size += 1
+            if byte < 128:
+                break
+        numbers.append((value, size))
+        at += size
+    return numbers
+
+
+def expected_prefix(data: bytes, values: int, real: int, most: int) -> int:
+    numbers = decoded(data)
+    if numbers is None or len(numbers) != values:
+        return -1
+    canonical = all(len(varint(value)) == size for value, size in numbers[:real])
+    in_range = all(value <= most for value, _ in numbers[:real])
+    zeros = all((value, size) == (0, 1) for value, size in numbers[real:])
+    return sum(size for _, size in numbers[:real]) if canonical and in_range and zeros else -1
+
+
+numbers_of_any_size = st.one_of(
+    st.integers(0, 3), st.integers(120, 136), st.integers(16380, 16390), st.integers(2**21 - 3, 2**21 + 3)
+)
+
+
+@examples(300)
+@given(
+    real=st.lists(numbers_of_any_size, max_size=40),
+    padding=st.integers(0, 20),
+    extra=st.integers(0, 2),
+    wrong_count=st.integers(-1, 1),
+)
+def test_real_bytes(real: list[int], padding: int, extra: int, wrong_count: int) -> None:
+    parts = [varint(value) for value in real]
+    if parts and extra:
+        parts[len(parts) // 2] = varint(real[len(parts) // 2], extra_bytes=extra)
+    data = b"".join(parts) + bytes(padding)
+    values, count = len(real) + padding, max(0, len(real) + wrong_count)
+    if count <= values:
+        assert on_bytes(kernels.real_bytes, data, values, count) == expected_prefix(data, values, count, 2**21 - 1)
+
+
+@examples(300)
+@given(length=st.one_of(st.integers(1, 300), st.integers(8000, 8192)), data=st.data(), padding=st.integers(0, 20))
+def test_scan_positions(length: int, data: st.DataObject, padding: int) -> None:
+    near = st.one_of(st.integers(0, length), st.integers(max(0, length - 2), length + 2), st.integers(0, 20_000))
+    inside = st.integers(0, length - 1)
+    real = data.draw(st.lists(data.draw(st.sampled_from([inside, inside, near])), max_size=40))
+    overlong = data.draw(st.integers(0, 8)) == 0
+    parts = [varint(value, extra_bytes=overlong and place == 1) for place, value in enumerate(real)]
+    encoded = b"".join(parts) + bytes(padding)
+    found = on_bytes(kernels.scan_positions, encoded, len(real) + padding, len(real), length)
+    assert found == expected_prefix(encoded, len(real) + padding, len(real), length - 1)
+
+
+@pytest.mark.parametrize("size", [*range(1, 40), 512, 8191])
+def test_masks_and_zeros(size: int) -> None:
+    rng = np.random.default_rng(size)
+    for ones in {0, 1, size // 2, size - 1, size}:
+        mask = bytes([1] * ones + [0] * (size - ones))
+        assert on_bytes(kernels.count_leading_ones, mask) == ones
+        assert on_bytes(kernels.is_zero, mask) == (ones == 0)
+        assert on_bytes(kernels.all_bytes_are, mask, 1) == (ones == size)
+        floats = np.frombuffer(mask, np.uint8).astype("<f4").tobytes()
+        assert on_bytes(kernels.count_unit_floats, floats) == ones
+        for _ in range(5):
+            place = int(rng.integers(size))
+            wrong = bytearray(mask)
+            wrong[place] ^= int(rng.choice([1, 2, 3, 128]))
+            leading = size - len(wrong.lstrip(b"\1"))
+            still = -1 if any(wrong[leading:]) else leading
+            assert on_bytes(kernels.count_leading_ones, bytes(wrong)) == still
+            wrong_floats = bytearray(floats)
+            wrong_floats[4 * place + int(rng.integers(4))] ^= 1 << int(rng.integers(8))
+            assert on_bytes(kernels.count_unit_floats, bytes(wrong_floats)) == -1
+
+
+# --- packed varints to int32
+
+GUARDED = GuardedBuffer()
+MOST = 2**31 - 1
+
+
+def decode(data: bytes, count: int) -> list[int] | None:
+    """The numbers; None where they are refused. Right before, then right after a page that may not be read."""
+    found = []
+    for at_the_end in (False, True):
+        memory, values = GUARDED.of(len(data), at_the_end), np.full(count + 1, -7, np.int32)
+        memory[:] = np.frombuffer(data, np.uint8)
+        start = memory.ctypes.data
+        good = kernels.decode_varints(start, start + len(data), values[:count])
+        assert values[count] == -7
+        found.append(values[:count].tolist() if good else None)
+    assert found[0] == found[1]
+    return found[0]
+
+
+RUNS = st.lists(
+    st.tuples(st.sampled_from([0, 127, 128, 16383, 16384, 2**21 - 1, 2**21, 2**28, MOST]), st.integers(1, 20)), max_size=6
+)
+
+
+@examples(200)
+@given(runs=RUNS, mixed=st.lists(st.integers(0, MOST) | st.integers(0, 40_000), max_size=40), shuffled=st.booleans())
+def test_runs_of_equal_size_and_any_mixture(runs, mixed, shuffled: bool) -> None:
+    numbers = [value for value, times in runs for _ in range(times)] + mixed
+    if shuffled:
+        random.Random(len(numbers)).shuffle(numbers)
+    data = b"".join(map(varint, numbers))
+    assert decode(data, len(numbers)) == numbers
+    assert decode(data, len(numbers) + 1) is None
+    assert decode(data + b"\x05", len(numbers)) is None
+    if numbers:
+        assert decode(data, len(numbers) - 1) is None
+        assert decode(data[:-1], len(numbers)) is None
+
+
+@examples(100)
+@given(numbers=st.lists(st.integers(0, 20_000), min_size=1, max_size=30), data=st.data())
+def test_longer_than_needed_is_read_up_to_five_bytes_and_then_refused(numbers, data) -> None:
+    chosen = data.draw(st.integers(0, len(numbers) - 1))
+    for extra in range(1, 8):
+        parts = [varint(number, extra if place == chosen else 0) for place, number in enumerate(numbers)]
+        readable = len(parts[chosen]) <= 5
+        assert decode(b"".join(parts), len(numbers)) == (numbers if readable else None)
+
+
+@examples(50)
+@given(before=st.integers(0, 17), after=st.integers(0, 17), value=st.sampled_from([MOST + 1, 2**35, 2**63, 2**64 - 1]))
+def test_beyond_31_bits_is_refused_wherever_it_stands(before: int, after: int, value: int) -> None:
+    data = varint(300) * before + varint(value) + varint(300) * after
+    assert decode(data, before + 1 + after) is None
