@@ -140,6 +140,19 @@ def test_refused(make: Any, message: str) -> None:
         make()
 
 
+@pytest.mark.parametrize(("kind", "use"), [("AutoModel", "embed"), ("AutoModelForTokenClassification", "predict")])
+def test_outputs_that_are_no_numbers_are_refused_by_the_number_of_the_text(kind: str, use: str) -> None:
+    model = model_of("roberta", kind, **(LABELS if use == "predict" else {}))
+    encoder = PackedEncoder(model, TOKENIZER)
+    texts = [text for text in TEXTS if text]
+    (token,) = set(TOKENIZER.encode(texts[2]).ids[1:-1][:1])
+    with torch.no_grad():
+        model.base_model.embeddings.word_embeddings.weight[token] = float("nan")
+    first = next(number for number, text in enumerate(texts) if token in TOKENIZER.encode(text).ids)
+    with pytest.raises(InputError, match=rf"texts\[{first}\]"):
+        getattr(encoder, use)(texts)
+
+
 class SecondTokenHead(transformers.RobertaForSequenceClassification):
     """A head that reads the whole batch."""
 

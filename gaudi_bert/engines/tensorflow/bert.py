@@ -40,10 +40,7 @@ from gaudi_bert.engines.tensorflow.operations import (
 )
 from gaudi_bert.model.config import BertConfig, layer_scope
 from gaudi_bert.model.features import check_batch
-
-# The largest score of a row is an allowed one, so a forbidden share is exp(less than -9,000) = exactly 0 in float32, for
-# every row: a sequence's outputs do not change by one bit when its neighbours do.
-_FORBIDDEN_SCORE = -10000.0
+from gaudi_bert.model.heads import FORBIDDEN_SCORE
 
 # Every dropout of the model has a number.
 _EMBEDDINGS_DROPOUT_SITE = 0
@@ -106,7 +103,7 @@ def attention_bias(input_mask_BL: tf.Tensor, causal: bool, dtype: tf.DType = tf.
     if causal:
         order_L = tf.range(input_mask_BL.shape[1], dtype=tf.int32)
         same_BLL *= tf.cast(order_L[:, tf.newaxis] >= order_L[tf.newaxis, :], dtype)
-    return ((1.0 - same_BLL) * _FORBIDDEN_SCORE)[:, tf.newaxis]
+    return ((1.0 - same_BLL) * FORBIDDEN_SCORE)[:, tf.newaxis]
 
 
 def _embed(network: Network, batch: Batch) -> tf.Tensor:
@@ -285,22 +282,22 @@ class PretrainingOutputs(NamedTuple):
 
 def pretraining_outputs(network: Network, batch: Batch) -> PretrainingOutputs:
     """Both heads of pretraining; the last layer is computed where one of them reads it. `batch`: `PACKED_FEATURES`."""
-    sizes = check_batch(batch, network.config)
+    packs, _, slots, depth = check_batch(batch, network.config)
     positions_BP = tf.concat([batch["next_sentence_positions"], batch["masked_lm_positions"]], axis=1)
     read = encode_packs(network, batch, positions_BP)
-    read_BPH = tf.reshape(read, [sizes.packs, sizes.depth + sizes.masked_slots, network.config.hidden_size])
-    return _both_heads(network, *tf.split(read_BPH, [sizes.depth, sizes.masked_slots], axis=1))
+    read_BPH = tf.reshape(read, [packs, depth + slots, network.config.hidden_size])
+    return _both_heads(network, *tf.split(read_BPH, [depth, slots], axis=1))
 
 
 def outputs_of_every_token(network: Network, batch: Batch) -> tuple[tf.Tensor, PretrainingOutputs]:
     """The hidden state of every token too, wide, [B, L, H]."""
-    sizes, hidden = check_batch(batch, network.config), network.config.hidden_size
+    (packs, length, _, _), hidden = check_batch(batch, network.config), network.config.hidden_size
     hidden_TH = encode_packs(network, batch)
     first_BSH, masked_BQH = (
-        tf.reshape(pick_tokens(hidden_TH, batch[name], sizes.positions), [*batch[name].shape, hidden])
+        tf.reshape(pick_tokens(hidden_TH, batch[name], length), [*batch[name].shape, hidden])
         for name in ("next_sentence_positions", "masked_lm_positions")
     )
-    hidden_BLH = tf.reshape(widen(hidden_TH), [sizes.packs, sizes.positions, hidden])
+    hidden_BLH = tf.reshape(widen(hidden_TH), [packs, length, hidden])
     return hidden_BLH, _both_heads(network, first_BSH, masked_BQH)
 
 
