@@ -22,23 +22,28 @@ def pack_kind(folder: Path) -> PackKind | None:
     Raises:
         InputError: their writing was begun and has not been finished.
     """
-    kinds: dict[PackKind, Path] = {
-        "table": folder / NOTES_NAME / METADATA_NAME,
-        "records": folder / METADATA_NAME,
-    }
-    kind = next((kind for kind, path in kinds.items() if path.exists()), None)
+    kind = next((kind for kind, path in _metadata_paths(folder).items() if path.exists()), None)
     if kind is None and not RowTables.path_in(folder).exists():
         _refuse_unfinished(folder)
     return kind
 
 
-def settings_paths(folder: Path) -> tuple[Path, Path]:
+def files_that_tell_kinds(folder: Path) -> tuple[Path, ...]:
+    """Return each file that `pack_kind` looks for, to be fetched before it is asked about a folder in a store."""
+    return *_metadata_paths(folder).values(), RowTables.path_in(folder), *_settings_paths(folder)
+
+
+def _metadata_paths(folder: Path) -> dict[PackKind, Path]:
+    return {"table": folder / NOTES_NAME / METADATA_NAME, "records": folder / METADATA_NAME}
+
+
+def _settings_paths(folder: Path) -> tuple[Path, Path]:
     """Return where the settings of packs are stored, of TFRecords and of tables; the metadata are written last."""
     return settings_path(folder, folder / METADATA_NAME), settings_path(folder, RowTables.path_in(folder))
 
 
 def _refuse_unfinished(folder: Path) -> None:
-    for path in filter(Path.is_file, settings_paths(folder)):
+    for path in filter(Path.is_file, _settings_paths(folder)):
         try:
             command = _COMMANDS.get(read_signature(path).stage)
         except InputError:  # the user's own file of this name

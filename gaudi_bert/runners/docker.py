@@ -209,7 +209,9 @@ def _store_access(settings: PipelineSettings, urls: Sequence[str]) -> tuple[dict
     if settings.store.ca_file:
         mounts[Path(settings.store.ca_file).absolute()] = True
     if settings.store.scratch:
-        mounts[Path(settings.store.scratch).absolute()] = False
+        scratch = Path(settings.store.scratch).absolute()
+        scratch.mkdir(parents=True, exist_ok=True)  # the daemon mounts what is there already
+        mounts[scratch] = False
     return variables, mounts
 
 

@@ -22,7 +22,7 @@ import numpy as np
 from gaudi_bert.artefacts.base import NOTES_NAME
 from gaudi_bert.artefacts.completion import Signature
 from gaudi_bert.artefacts.examples import TokenisedTexts
-from gaudi_bert.artefacts.pack_kinds import RowTables, pack_kind, row_table_path, settings_paths
+from gaudi_bert.artefacts.pack_kinds import RowTables, files_that_tell_kinds, pack_kind, row_table_path
 from gaudi_bert.artefacts.packed import TableMetadata
 from gaudi_bert.artefacts.results import StageOutput
 from gaudi_bert.artefacts.store.mirrored_folder import fetch, local_copy, mirrored
@@ -63,7 +63,7 @@ def is_packed_table(data: Path, store: StoreSettings | None = None) -> bool:
     with mirrored(data, store) if in_store(data) else nullcontext(data) as folder:
         tokenised = folder / TokenisedTexts.file_name
         if in_store(data):
-            fetch(TableMetadata.path_in(folder), RowTables.path_in(folder), tokenised, *settings_paths(folder))
+            fetch(*files_that_tell_kinds(folder), tokenised)
         is_packed = pack_kind(folder) == "table" or RowTables.path_in(folder).is_file()
         is_tokenised = tokenised.is_file()
     if not is_packed and (is_tokenised or (not in_store(data) and is_table(data))):
