@@ -162,7 +162,7 @@ def try_model(
                 with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
                     torch.manual_seed(_SEED)  # the same dropout for both
                     outputs.append(sequences_of(outputs_of(tried, batch_of(rows)), rows))
-            moved = moved_neighbours(*outputs, full) / scale_of(outputs[0])
+            moved = moved_neighbours(outputs[0], outputs[1], full) / scale_of(outputs[0])
         check(full, "in training, sequences change their neighbours", moved, bounds[1])
     return TriedModel(row_tokens, largest)
 
