@@ -169,7 +169,15 @@ def full_pack(
 def _packs(
     config: Any, length: int, lengths_of_packs: Sequence[Sequence[int]], seed: int, without: int | None
 ) -> tuple[list[Row], list[Row]]:
-    tokens = np.setdiff1d(_tokens_of_trials(config), [] if without is None else [without])
+    # Special tokens are as many as usual ones: models may treat [SEP] or [MASK] apart. Padding is not among them, and no
+    # other token that a config names: it stands for an image, for one.
+    text, usual = config.get_text_config(), usual_tokens(config)
+    given = [getattr(text, f"{name}_token_id", None) for name in _SPECIAL_TOKENS]
+    ids = {one for each in given for one in (each if isinstance(each, list) else [each]) if type(one) is int}
+    special = sorted(each for each in ids - {getattr(text, "pad_token_id", None)} if 0 <= each < text.vocab_size)
+    low = np.setdiff1d(np.arange(min(_LOW_IDS, text.vocab_size)), [*_named_tokens(config)])
+    tokens = np.concatenate([np.tile(np.array(special, int), 8), low, usual[usual >= _LOW_IDS][: len(low)]])
+    tokens = np.setdiff1d(tokens, [] if without is None else [without])
     random = np.random.default_rng(seed)
     turns = 1 + length * len(lengths_of_packs) // len(tokens)
     order = np.concatenate([random.permutation(len(tokens)) for _ in range(turns)])  # each token is there, if there is room
@@ -205,19 +213,6 @@ def usual_tokens(config: Any) -> AnyArray:
 def _named_tokens(config: Any) -> set[int]:
     configs = (config, config.get_text_config())
     return {value for each in configs for name, value in vars(each).items() if "token" in name and isinstance(value, int)}
-
-
-def _tokens_of_trials(config: Any) -> AnyArray:
-    """Token ids in which special ones are as many as usual ones: models may treat [SEP] or [MASK] apart.
-
-    Padding is not among them, and no other token that a config names: it stands for an image, for one.
-    """
-    text, usual = config.get_text_config(), usual_tokens(config)
-    given = [getattr(text, f"{name}_token_id", None) for name in _SPECIAL_TOKENS]
-    ids = {one for each in given for one in (each if isinstance(each, list) else [each]) if type(one) is int}
-    special = sorted(each for each in ids - {getattr(text, "pad_token_id", None)} if 0 <= each < text.vocab_size)
-    low = np.setdiff1d(np.arange(min(_LOW_IDS, text.vocab_size)), [*_named_tokens(config)])
-    return np.concatenate([np.tile(np.array(special, int), 8), low, usual[usual >= _LOW_IDS][: len(low)]])
 
 
 def alone_outputs(model: Any, feeding: Feeding, rows: Sequence[Row]) -> list[torch.Tensor]:

@@ -262,16 +262,6 @@ def word_scores(network: Network, picked_PH: tf.Tensor) -> tf.Tensor:
     return tf.nn.bias_add(logits_PV, tf.cast(network.parameters["cls/predictions/output_bias"], logits_PV.dtype))
 
 
-def _next_sentence_scores(network: Network, pooled_PH: tf.Tensor) -> tf.Tensor:
-    """Wide scores [P, 2]: 0 = the second text really follows the first, 1 = it is a random one."""
-    pooled_PH = widen(pooled_PH)
-    weights_2H = tf.cast(network.parameters["cls/seq_relationship/output_weights"], pooled_PH.dtype)
-    # Gaudi's conversion to bfloat16 goes by names; those of gradients contain the name of what they are of.
-    with tf.name_scope("KEEP_FP32_PRECISION"):
-        logits_P2 = tf.matmul(pooled_PH, weights_2H, transpose_b=True)
-    return tf.nn.bias_add(logits_P2, tf.cast(network.parameters["cls/seq_relationship/output_bias"], logits_P2.dtype))
-
-
 class PretrainingOutputs(NamedTuple):
     """Outputs of the heads, all float32 (float64 where the model computes in that)."""
 
@@ -306,8 +296,15 @@ def _both_heads(network: Network, first_BSH: tf.Tensor, masked_BQH: tf.Tensor) -
     (packs, depth, hidden), slots = first_BSH.shape, masked_BQH.shape[1]
     pooled_PH = pool(network, tf.reshape(first_BSH, [packs * depth, hidden]))
     words_PV = word_scores(network, tf.reshape(masked_BQH, [packs * slots, hidden]))
+    # Next sentences: 0 = the second text really follows the first, 1 = it is a random one.
+    pooled_PH, scope = widen(pooled_PH), "cls/seq_relationship"
+    weights_2H = tf.cast(network.parameters[f"{scope}/output_weights"], pooled_PH.dtype)
+    # Gaudi's conversion to bfloat16 goes by names; those of gradients contain the name of what they are of.
+    with tf.name_scope("KEEP_FP32_PRECISION"):
+        logits_P2 = tf.matmul(pooled_PH, weights_2H, transpose_b=True)
+    logits_P2 = tf.nn.bias_add(logits_P2, tf.cast(network.parameters[f"{scope}/output_bias"], logits_P2.dtype))
     return PretrainingOutputs(
-        pooled_output_BSH=tf.reshape(widen(pooled_PH), [packs, depth, hidden]),
+        pooled_output_BSH=tf.reshape(pooled_PH, [packs, depth, hidden]),
         masked_lm_logits_BQV=tf.reshape(words_PV, [packs, slots, network.config.vocab_size]),
-        next_sentence_logits_BS2=tf.reshape(_next_sentence_scores(network, pooled_PH), [packs, depth, 2]),
+        next_sentence_logits_BS2=tf.reshape(logits_P2, [packs, depth, 2]),
     )
