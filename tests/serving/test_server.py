@@ -50,8 +50,6 @@ def test_the_client_of_hugging_face(server: Served) -> None:
     found = client.feature_extraction(TEXTS[2], normalize=True, truncate=True, truncation_direction="Right")
     normal = server.post("/embed", {"inputs": TEXTS[2], "normalize": True}).json
     agree(found, normal)
-    found = hub.InferenceClient(f"{server.url}/similarity").sentence_similarity(TEXTS[0], other_sentences=TEXTS[1:4])
-    assert len(found) == 3
 
 
 def test_the_client_of_llama_index_for_text_embeddings_inference(server: Served) -> None:
