@@ -107,7 +107,7 @@ class Job(ABC, Generic[R]):
 
 
 class RunOptions(TypedDict, total=False):
-    """How a run begins.
+    """Options of a run that begins or continues.
 
     One of the same settings that was stopped continues; with `resume`, one of fewer updates does too. With `overwrite`, the
     run that is there is removed, whatever it is. With `dry_run`, nothing is written, and its plan is printed and returned.

@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal, cast
+from typing import Literal
 
 import numpy as np
 
@@ -88,7 +88,8 @@ def verify_model(
             differences, count, sequences = verify_folder(weights, reporter.say)
             return VerifyModelResult(str(weights), "random", count, sequences, differences, sequences - count)
         source = None if data is None else stack.enter_context(open_data(data))
-        config, values = _random_config(source), cast(WeightArrays, {})
+        config = _random_config(source)
+        values: WeightArrays = {}
         if weights is not None:
             stored = read_checkpoint(find_checkpoint(weights))
             if "model" not in stored.settings:

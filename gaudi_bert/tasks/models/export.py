@@ -95,13 +95,11 @@ def _write_model(folder: Path, weights: Weights, config: BertConfig, vocabulary:
 
 def _vocabulary(weights: Weights, config: BertConfig, given: Path | None, reporter: Reporter) -> Path | None:
     """The vocabulary that was given, or one in its usual folder; it may not be larger than the model's."""
-    if given is None:
-        run = _run_folder(weights)
-        folders = [run, run.parent / "examples", weights.path, weights.path.parent]
-        files = [folder / "vocab.txt" for folder in folders if (folder / "vocab.txt").is_file()]
-        if not files:
-            return None
-    path = given if given is not None else files[0]
+    run = _run_folder(weights)
+    folders = (run, run.parent / "examples", weights.path, weights.path.parent)
+    path = given or next((file for folder in folders if (file := folder / "vocab.txt").is_file()), None)
+    if path is None:
+        return None
     with explained_os_errors(path, "read"):
         words = sum(1 for _ in open_file(path))
     if words <= config.vocab_size:

@@ -91,7 +91,7 @@ def _check_transformers(what: str) -> None:
 
 
 @dataclass(frozen=True)
-class StartWeights:
+class _StartWeights:
     """Stored weights that a model of a task begins with.
 
     Attributes:
@@ -115,7 +115,7 @@ class StartWeights:
 
 def start_of_words(
     path: Path | None, settings: PipelineSettings, tokenizer: RowTokenizer, length: int
-) -> tuple[Task, StartWeights]:
+) -> tuple[Task, _StartWeights]:
     """The task of words of a model, and what it begins with: for rows of so many tokens, and of this tokenizer.
 
     `path` is a folder with weights; a config.json, or a type of `transformers`: fresh weights; None: a BERT of the sizes in
@@ -135,7 +135,7 @@ def start_of_words(
         config = model_config(settings.model, tokenizer.vocabulary_size, length)
         task = _task_of_words(_kind_of_bert(config), settings, tokenizer)
         name = name_of_sizes(settings.model) or "sizes of the settings"
-        return task, StartWeights(Path(name), _FRESH, config, config.sizes, task.architecture, {}, (), "")
+        return task, _StartWeights(Path(name), _FRESH, config, config.sizes, task.architecture, {}, (), "")
     _check_transformers(f"--model {path}")
     from gaudi_bert.encoders import encoder_weights as encoders
 
@@ -151,7 +151,7 @@ def start_of_words(
     task = _task_of_words(encoders.word_task_of(given), settings, tokenizer)
     complete = encoders.fresh_config(given.values, tokenizer.vocabulary_size, tokenizer.token_ids(), length)
     architecture = encoders.class_of(encoders.config_of(complete, task.head), task.head).__name__
-    return task, StartWeights(path, _FRESH, complete, encoders.sizes_of(complete, task.head), architecture, {}, (), "")
+    return task, _StartWeights(path, _FRESH, complete, encoders.sizes_of(complete, task.head), architecture, {}, (), "")
 
 
 def _task_of_words(kind: TaskKind, settings: PipelineSettings, tokenizer: RowTokenizer) -> Task:
@@ -163,7 +163,7 @@ def _kind_of_bert(config: BertConfig) -> TaskKind:
     return "causal-language-modelling" if config.attention == "causal" else _MASKED
 
 
-def start_weights(path: Path, task: Task | None, *, lacks_head: bool = True) -> StartWeights:
+def start_weights(path: Path, task: Task | None, *, lacks_head: bool = True) -> _StartWeights:
     """Read the encoder of weights of any kind, and the head of a task where it fits; without `lacks_head` it has to.
 
     Without a task it is the encoder alone, whatever its head.
@@ -177,7 +177,7 @@ def start_weights(path: Path, task: Task | None, *, lacks_head: bool = True) -> 
         files = (file for file in folder.iterdir() if file.suffix in (".safetensors", ".bin") or file.name == "config.json")
         identity = " ".join(map(file_identity, sorted(files)))
         kind = f"{other.model_type} of transformers"
-        return StartWeights(folder, kind, other, sizes_of(other, head), name, values, fresh, identity)
+        return _StartWeights(folder, kind, other, sizes_of(other, head), name, values, fresh, identity)
     weights = read_weights(path)
     if weights.config is None:
         raise InputError(f"{weights.path}: its config is not known; put config.json or bert_config.json next to it")
@@ -203,7 +203,7 @@ def start_weights(path: Path, task: Task | None, *, lacks_head: bool = True) -> 
             if name.startswith("bert/pooler/"):
                 value = weights.variables.get(name, initial_value(name, spec, config.initializer_range, 0))
                 unread[name] = np.asarray(value, np.float32)
-    return StartWeights(
+    return _StartWeights(
         path=weights.path,
         kind=weights.kind,
         config=config,
@@ -270,7 +270,7 @@ _OF_A_FILE = {"labels", "format", "on_bad_row"}
 
 def write_task_folder(
     folder: Path,
-    start: StartWeights,
+    start: _StartWeights,
     task: Task,
     variables: WeightArrays,
     tokenizer: RowTokenizer,

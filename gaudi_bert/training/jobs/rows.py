@@ -133,7 +133,7 @@ class FineTuneJob(Job[FineTuning]):
             if length > positions:
                 raise InputError(f"finetune.{key} = {length}: the model has {positions} positions; set it to no more")
         tokenizer.check_fits(start.sizes.vocab_size, start.sizes.segments)
-        data = self._read(files.data, task_settings, tokenizer, labels, section.depth, reporter, is_first=True)
+        data = self._read(files.data, name, task_settings, tokenizer, labels, section.depth, reporter, is_first=True)
         # Questions without an answer need a threshold for giving none.
         has_unanswerable = any(isinstance(row, QuestionRow) and row.answers == () for row in data.rows)
         if has_unanswerable and task_settings.null_score_threshold is None:
@@ -143,7 +143,7 @@ class FineTuneJob(Job[FineTuning]):
         self._tokenizer, self._data, self._held_out = tokenizer, data, None
         if files.evaluation_data is not None:
             depth = section.evaluation_depth
-            self._held_out = self._read(files.evaluation_data, task_settings, tokenizer, labels, depth, reporter)
+            self._held_out = self._read(files.evaluation_data, name, task_settings, tokenizer, labels, depth, reporter)
         if section.best_metric is not None and self._held_out is None:
             raise InputError("finetune.best_metric: needs evaluation data; give --evaluation FILE")
         self._best_metric = section.best_metric or self._task.best_metric
@@ -173,6 +173,7 @@ class FineTuneJob(Job[FineTuning]):
     def _read(
         self,
         path: Path,
+        task: TaskName,
         settings: TaskSettings,
         tokenizer: RowTokenizer,
         labels: tuple[str, ...],
@@ -186,7 +187,7 @@ class FineTuneJob(Job[FineTuning]):
         say = reporter.say if is_first else None
         sequences, rows = tokenized_file(
             path,
-            cast(TaskName, settings.name),
+            task,
             settings,
             tokenizer,
             labels,
@@ -198,7 +199,7 @@ class FineTuneJob(Job[FineTuning]):
         if skipped.rows:
             reporter.say(str(skipped))
         if sequences.cut_rows:
-            cut = policy_of(cast(TaskName, settings.name), settings) == "truncate"
+            cut = policy_of(task, settings) == "truncate"
             what = f"cut to {length} tokens" if cut else "taken in windows"
             reporter.say(f"{path}: {sequences.cut_rows:,} of {len(rows):,} rows are too long and were {what}")
         packings: tuple[Packing, ...] = ()

@@ -153,8 +153,6 @@ def test_overwrite_starts_anew_and_the_decay_is_counted_from_where_the_setting_s
     agree([line["learning_rate"] for line in lines_of(out / "metrics.jsonl")], [5e-4, 1e-3, 1e-3 / 3])
     kept = [json.loads((folder / "settings.json").read_text())["settings"]["training"] for folder in (out, whole_run)]
     assert [each.get("decay_from") for each in kept] == ["start", "warmup"]
-    with pytest.raises(InputError, match="--resume and --overwrite exclude each other"):
-        train(short, packed, None, out, reporter=QUIET, overwrite=True, resume=True)
 
 
 def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_what_was_good(packed, tmp_path) -> None:
