@@ -60,8 +60,8 @@ FAR = 1_000
 
 # --- what the search for fewer packs may cost, by what it can gain
 
-FULL_WORK = 45e9
-"""What may be done for few sequences, or where at least one pack in a hundred may be saved: three quarters of a minute."""
+FULL_WORK = 90e9
+"""What may be done for few sequences, or where at least one pack in fifty may be saved: a minute or so."""
 
 NEAR_WORK = 1.2e9
 """What may be done where next to nothing can be saved: a second."""
@@ -69,7 +69,7 @@ NEAR_WORK = 1.2e9
 NEGLIGIBLE = 1e-5
 """A share of the packs that is not looked for with thousands of lengths."""
 
-FULL_GAIN, FEW_PACKS = 0.01, 10
+FULL_GAIN, FEW_PACKS = 0.02, 10
 """The share of the packs that may be saved, beyond so many packs, from which on the search may take `FULL_WORK`."""
 
 FEWEST_SEQUENCES = 500
