@@ -49,7 +49,7 @@ EstimateRow = Estimate
 
 
 @dataclass(frozen=True)
-class UnpaddingRow:
+class _UnpaddingRow:
     """Expected speed-up on some accelerators: un-padding as the paper measured it, an ideal one of these data, packing."""
 
     accelerators: int
@@ -59,12 +59,12 @@ class UnpaddingRow:
 
 
 @dataclass(frozen=True)
-class UnpaddingEstimate:
+class _UnpaddingEstimate:
     """Packing compared with un-padding; `one_device` is the distribution of one device's speed-up."""
 
     one_device: Gumbel
     packing_factor: float
-    rows: list[UnpaddingRow]
+    rows: list[_UnpaddingRow]
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class EstimateResult:
     token_bound: int
     rows: list[Estimate]
     length_scan: list[LengthEstimate]
-    unpadding: UnpaddingEstimate
+    unpadding: _UnpaddingEstimate
     pictures: list[str] | None = None
 
 
@@ -168,13 +168,13 @@ def _compare(
     return [row if row.lower_bound is None else replace(row, lower_bound=bounds[number(row.depth)]) for row in rows]
 
 
-def _compare_with_unpadding(histogram: Histogram, packing_factor: float) -> UnpaddingEstimate:
+def _compare_with_unpadding(histogram: Histogram, packing_factor: float) -> _UnpaddingEstimate:
     one_device = fit_one_device()
     rows = [
-        UnpaddingRow(count, unpadding_speed_up(one_device, count), linear_speed_up(histogram, count), packing_factor)
+        _UnpaddingRow(count, unpadding_speed_up(one_device, count), linear_speed_up(histogram, count), packing_factor)
         for count in ACCELERATORS
     ]
-    return UnpaddingEstimate(one_device, packing_factor, rows)
+    return _UnpaddingEstimate(one_device, packing_factor, rows)
 
 
 def _draw(histogram: Histogram, result: EstimateResult, depth: str | int, picture: Path, reporter: Reporter) -> list[str]:
