@@ -389,7 +389,11 @@ def mask_sequences(
     positions_NP[rows, slots] = columns
     ids_NP[rows, slots] = input_ids_NL[rows, columns]
     masked_NL = input_ids_NL.copy()
-    masked_NL[rows, columns] = _replacements(input_ids_NL[rows, columns], mask_id, vocabulary_size, generator)
+    choice = (generator.random_raw(len(rows)) >> np.uint64(11)) * 2.0**-53
+    drawn = ((generator.random_raw(len(rows)) >> np.uint64(32)) * np.uint64(vocabulary_size)) >> np.uint64(32)
+    is_changed = (choice < _MASK_SHARE) | (choice >= _MASK_SHARE + _KEEP_SHARE)
+    replaced = np.where(choice < _MASK_SHARE, mask_id, drawn.astype(np.int64))
+    masked_NL[rows[is_changed], columns[is_changed]] = replaced[is_changed]
     return _MaskedSequences(masked_NL, positions_NP, ids_NP, used)
 
 
@@ -410,11 +414,3 @@ def _whole_words(keys_NL: Keys, starts_NL: BoolArray, candidates_NL: BoolArray, 
                 if remaining == 0:
                     break
     return chosen_NL
-
-
-def _replacements(original: Int32Array, mask_id: int, vocabulary_size: int, generator: np.random.Philox) -> Int32Array:
-    choice = (generator.random_raw(len(original)) >> np.uint64(11)) * 2.0**-53
-    drawn = ((generator.random_raw(len(original)) >> np.uint64(32)) * np.uint64(vocabulary_size)) >> np.uint64(32)
-    replaced = np.where(choice < _MASK_SHARE, mask_id, drawn.astype(np.int64))
-    keeps = (choice >= _MASK_SHARE) & (choice < _MASK_SHARE + _KEEP_SHARE)
-    return np.where(keeps, original, replaced).astype(np.int32)

@@ -110,7 +110,8 @@ def estimate(
         require({"matplotlib": "report"}, "a picture")
     histogram = histogram_of_source(source, reporter, max_sequence_length, input_column)
     rows = _compare(histogram, requested, names, reporter)
-    factors = [row.packing_factor for row in rows if row.algorithm != "sort"]
+    factor = max((row.packing_factor for row in rows if row.algorithm != "sort"), default=1.0)
+    one_device = fit_one_device()
     result = EstimateResult(
         source=str(source),
         max_sequence_length=histogram.max_sequence_length,
@@ -119,7 +120,14 @@ def estimate(
         token_bound=histogram.token_bound,
         rows=rows,
         length_scan=scan_lengths(histogram, requested[-1]),
-        unpadding=_compare_with_unpadding(histogram, max(factors, default=1.0)),
+        unpadding=_UnpaddingEstimate(
+            one_device,
+            factor,
+            [
+                _UnpaddingRow(count, unpadding_speed_up(one_device, count), linear_speed_up(histogram, count), factor)
+                for count in ACCELERATORS
+            ],
+        ),
     )
     if picture is None:
         return result
@@ -166,15 +174,6 @@ def _compare(
             task.advance()
     # The best proof at a depth holds for every row of that depth, the earlier ones too.
     return [row if row.lower_bound is None else replace(row, lower_bound=bounds[number(row.depth)]) for row in rows]
-
-
-def _compare_with_unpadding(histogram: Histogram, packing_factor: float) -> _UnpaddingEstimate:
-    one_device = fit_one_device()
-    rows = [
-        _UnpaddingRow(count, unpadding_speed_up(one_device, count), linear_speed_up(histogram, count), packing_factor)
-        for count in ACCELERATORS
-    ]
-    return _UnpaddingEstimate(one_device, packing_factor, rows)
 
 
 def _draw(histogram: Histogram, result: EstimateResult, depth: str | int, picture: Path, reporter: Reporter) -> list[str]:
