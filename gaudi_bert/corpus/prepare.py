@@ -223,7 +223,7 @@ def _finish(
             f"{shown_path(output.folder)}: {len(missing)} of {len(corpus.sections)} sections remain for other shards"
         )
         return PreparedShard(tuple(f"{section.split} {section.number}" for section in missing))
-    splits: dict[str, PreparedSection] = {}
+    splits: dict[Split, PreparedSection] = {}
     for split in corpus.blocks:
         done = [summary for section, summary in completed.items() if section.split == split]
         if done:
