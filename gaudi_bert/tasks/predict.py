@@ -222,20 +222,6 @@ def _with_a_way_on(path: Path) -> Iterator[None]:
         raise InputError(f"{path}: {reason}; {way_on}") from error
 
 
-def _check_finite(loaded: LoadedModel, outputs: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> None:
-    """Refuse outputs that are not numbers: they are neither an answer nor JSON."""
-    if np.isfinite(outputs).all():
-        return
-    first = int(np.flatnonzero(~np.isfinite(outputs).all(axis=1))[0])
-    if loaded.runner.per == "token":
-        first = int(np.searchsorted(sequences.offsets, first, "right")) - 1
-    position = rows[int(sequences.row[first])].position
-    raise InputError(
-        f"{loaded.path}: its outputs for {position} are no finite numbers; its weights are damaged or too large: train it "
-        "again with a lower learning rate, or give an earlier checkpoint"
-    )
-
-
 def _answer_windows(
     rows: RowSource,
     loaded: LoadedModel,
@@ -255,7 +241,12 @@ def _answer_windows(
             plan = loaded.plan(sequences.lengths)
             rows_per_slot = len(window) / plan.slots
             outputs = loaded.runner.run(sequences, plan, partial(answers.advance, rows_per_slot))
-            _check_finite(loaded, outputs, sequences, good)
+            bad = loaded.runner.row_without_numbers(outputs, sequences)
+            if bad is not None:
+                raise InputError(
+                    f"{loaded.path}: its outputs for {good[bad].position} are no finite numbers; its weights are damaged or "
+                    "too large: train it again with a lower learning rate, or give an earlier checkpoint"
+                )
             encoded = encode(outputs, sequences, good)
         else:
             answers.advance(len(window))

@@ -305,7 +305,7 @@ class RunPlan:
 
     def batch_lines(self) -> list[str]:
         """Return how an update is put together, and where that differs from the settings."""
-        settings = self.settings
+        settings, keys = self.settings, self.requested.keys
         text = f"an update is {self.sequences_per_update:,.1f} sequences on average: "
         if self.rows:
             shared = ((row, *row.shared_by(self.processes)) for row in self.turns)
@@ -325,28 +325,24 @@ class RunPlan:
         if abs(self.change) > _NOTABLE_CHANGE:
             more, nearest = "more" if self.change > 0 else "fewer", self.nearest_micro_batch()
             remedy = ""
-            if self.requested.keys.micro_batch is None:
+            if keys.micro_batch is None:
                 remedy = "; every process takes the same number of packs"
             elif nearest != settings.micro_batch_packs:
-                remedy = f"; {self.requested.keys.micro_batch} = {nearest} comes nearest to it"
-            setting = f"{self.requested.keys.sequences} = {settings.global_batch_sequences:,}"
+                remedy = f"; {keys.micro_batch} = {nearest} comes nearest to it"
+            setting = f"{keys.sequences} = {settings.global_batch_sequences:,}"
             lines.append(f"note: that is {abs(self.change):.1%} {more} than {setting}{remedy}")
         if self.packs is not None and self.packs_per_update > self.packs:
-            lines.append(self._repetition_line(self.packs))
+            micro_batch = min(settings.micro_batch_packs, max(1, self.packs // self.processes))
+            full_steps = max(1, self.packs // (micro_batch * self.processes))
+            sequences = int(full_steps * micro_batch * self.processes * self.packing_factor)
+            remedy = f"{keys.sequences} = {sequences:,}"
+            if keys.micro_batch is not None and micro_batch < settings.micro_batch_packs:
+                remedy += f" and {keys.micro_batch} = {micro_batch:,}"
+            lines.append(
+                f"note: an update takes {self.packs_per_update:,} packs and the data has {self.packs:,}: sequences repeat "
+                f"within an update; set {remedy}, or give more data"
+            )
         return lines
-
-    def _repetition_line(self, packs: int) -> str:
-        """For data of fewer packs than an update takes."""
-        micro_batch = min(self.settings.micro_batch_packs, max(1, packs // self.processes))
-        full_steps = max(1, packs // (micro_batch * self.processes))
-        sequences = int(full_steps * micro_batch * self.processes * self.packing_factor)
-        remedy = f"{self.requested.keys.sequences} = {sequences:,}"
-        if self.requested.keys.micro_batch is not None and micro_batch < self.settings.micro_batch_packs:
-            remedy += f" and {self.requested.keys.micro_batch} = {micro_batch:,}"
-        return (
-            f"note: an update takes {self.packs_per_update:,} packs and the data has {packs:,}: sequences repeat within "
-            f"an update; set {remedy}, or give more data"
-        )
 
     def _steps_with(self, micro_batch_packs: int) -> int:
         return max(
