@@ -205,13 +205,6 @@ def needs_grid(counts: IntArray, depth: int) -> bool:
     return not (closes and depth >= max_length // int(lengths[0])) and list_strategies(lengths, max_length, depth) is None
 
 
-def _pricer(lengths: IntArray, max_length: int, depth: int, work: Work) -> TablePricer | ListedPricer:
-    copies = list_strategies(lengths, max_length, depth) if max_length > LONGEST_TABLE else None
-    if copies is None:
-        return TablePricer(lengths, max_length, depth, work)
-    return ListedPricer(lengths, max_length, copies, work)
-
-
 @dataclass(frozen=True, eq=False)
 class Relaxation:
     """The linear program's result.
@@ -301,7 +294,12 @@ class LinearProgram:
         self.deepest = self.max_length // int(self.lengths[0])
         self.demand = counts[self.lengths - 1]
         self.master = _Master(self.lengths, self.demand.astype(np.float64), self.work)
-        self.pricer: Pricer = _pricer(self.lengths, self.max_length, depth, self.work)
+        copies = list_strategies(self.lengths, self.max_length, depth) if self.max_length > LONGEST_TABLE else None
+        self.pricer: Pricer = (
+            TablePricer(self.lengths, self.max_length, depth, self.work)
+            if copies is None
+            else ListedPricer(self.lengths, self.max_length, copies, self.work)
+        )
         self.relaxation: Relaxation | None = None
         self._row_below = np.searchsorted(self.lengths, np.arange(self.max_length + 1), side="right") - 1
         self.add((length,) for length in self.lengths.tolist())
