@@ -368,11 +368,7 @@ def main() -> None:
     if "infinity" in peers:
         make_infinity(options.environment)
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
-        names = [
-            "gaudi-bert",
-            *[peer for peer in peers if peer != "infinity"],
-            *[peer for peer in peers if peer == "infinity"],
-        ]
+        names = ["gaudi-bert", *sorted(peers, key=lambda peer: peer == "infinity")]
         servers = [
             stack.enter_context(started(name, model, options.device, options.environment, Path(folder))) for name in names
         ]

@@ -107,7 +107,7 @@ def _rows(path: Path, block: bytes, first_row: int) -> Iterator[dict[str, Any]]:
 
 
 def _depth(value: Any) -> int:
-    """How many lists and objects are inside one another."""
+    """Return the most lists and objects that are inside one another."""
     depth, values = 0, [value]
     while values := [one for one in values if isinstance(one, dict | list)]:
         depth, values = depth + 1, [each for one in values for each in (one.values() if isinstance(one, dict) else one)]
