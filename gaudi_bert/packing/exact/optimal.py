@@ -149,6 +149,8 @@ def solve_optimally(counts: IntArray, depth: int, work: Work | None = None, effo
     optimum = _search(first, counts, depth if depth < deepest else len(counts), allowed, effort)
     smaller = min(depth, deepest)
     while optimum.gap and smaller > 1 and allowed.spent - before < allowed.remaining:
+        if _is_enough(optimum, counts, depth):
+            break
         smaller, before = smaller - 1, allowed.spent
         if -(-int(counts.sum()) // smaller) >= packs_of(optimum.mixture):
             break
