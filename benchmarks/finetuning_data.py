@@ -80,10 +80,12 @@ def write_entities(data: Path, part: str, most: int, path: Path) -> Path:
 def planned(data: Path, model: Path, most: int | None, depth: int | str, length: int = 128) -> TaskData:
     """GoEmotions tokenized and packed by the parts of `gaudi-bert finetune`."""
     from gaudi_bert.config.sections import TaskSettings
+    from gaudi_bert.packing.algorithms import pack_histogram
+    from gaudi_bert.packing.histogram import Histogram
     from gaudi_bert.rows.reading import read_rows
     from gaudi_bert.rows.tokenizer import open_tokenizer
     from gaudi_bert.rows.tokenizing import tokenize_rows
-    from gaudi_bert.tasks.task_data import TaskData
+    from gaudi_bert.tasks.task_data import TaskData, counts_of
 
     file = data / "goemotions" / "train.tsv"
     settings = TaskSettings(
@@ -102,7 +104,8 @@ def planned(data: Path, model: Path, most: int | None, depth: int | str, length:
         labels=tuple(emotion_names(data)),
         file=file,
     )
-    return TaskData.planned(file, "", (), sequences, max_sequence_length=length, algorithm="optimal", depth=depth)
+    packing = pack_histogram(Histogram(length, counts_of(sequences, length)), "optimal", depth)
+    return TaskData(file, "", (), sequences, (packing,))
 
 
 @dataclass

@@ -205,8 +205,8 @@ def points_of_run(work: Path, study: Study, arm: Arm, seed: int) -> Iterator[dic
     from gaudi_bert.training.evaluate import RecordsEvaluation
     from gaudi_bert.training.input.batches import TrainingOrder, training_batches, value_limits
     from gaudi_bert.training.input.source import open_source
-    from gaudi_bert.training.loop import learning_rate_at
     from gaudi_bert.training.objective import PretrainingObjective, TrainingStep
+    from gaudi_bert.training.run_plan import learning_rate_at
 
     settings, alone = study.training.model_copy(update={"seed": seed}), Communicator()
     source = open_source(work / "packed" if arm.packed else work / "short" / "train")

@@ -4,6 +4,7 @@
     python benchmarks/pack_lengths.py --sequences 100000 --row 2048 --runs 5
     python benchmarks/pack_lengths.py --grid                 `optimal` beside `lpfhp` for 216 kinds of lengths, by CPU time
     python benchmarks/pack_lengths.py --grid --sequences 1000 --save cells.json      those of 1,000 lengths alone
+    python benchmarks/pack_lengths.py --grid --sequences 10000000 --row 8192         those of rows of one length
     python benchmarks/pack_lengths.py --grid --before cells.json       beside the gaps of another commit, saved by it
 
 The lengths are log-normal (median 545 tokens), cut at the row. Each run is a process of its own; its memory is what the peak
@@ -159,7 +160,7 @@ def run_cell(kind: str, sequences: int, row: int) -> dict[str, Any]:
     return cell
 
 
-def print_grid(sequences: int | None, save: Path | None, before: Path | None) -> None:
+def print_grid(sequences: int | None, only_row: int | None, save: Path | None, before: Path | None) -> None:
     """Run all cells, print each and what does not hold."""
     earlier = {} if before is None else {tuple(cell["key"]): cell for cell in json.loads(before.read_text(encoding="utf-8"))}
     run_cell("uniform", 60_000, 512)  # loads what is compiled
@@ -168,7 +169,7 @@ def print_grid(sequences: int | None, save: Path | None, before: Path | None) ->
         f"{'lengths':>18} {'sequences':>10} {'row':>6} {'packs':>9} {'gap':>5} {'before':>6} {'lpfhp s':>8} {'optimal s':>9}"
     )
     for size in SIZES if sequences is None else (sequences,):
-        for row in ROWS:
+        for row in ROWS if only_row is None else (only_row,):
             for kind in KINDS:
                 cell = run_cell(kind, size, row)
                 lpfhp, optimal = cell["lpfhp"], cell["optimal"]
@@ -198,7 +199,7 @@ def main() -> None:
     """Print the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sequences", type=int, help="10,000,000; of a grid, those of 1,000, 100,000 and 10,000,000")
-    parser.add_argument("--row", type=int, default=8192)
+    parser.add_argument("--row", type=int, help="8,192; of a grid, those of 512 to 65,536")
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--once", choices=("ours", "plain"), help="one run in this process, as JSON")
     parser.add_argument("--grid", action="store_true")
@@ -207,9 +208,9 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.grid:
         show_processor()
-        print_grid(arguments.sequences, arguments.save, arguments.before)
+        print_grid(arguments.sequences, arguments.row, arguments.save, arguments.before)
         return
-    arguments.sequences = arguments.sequences or 10_000_000
+    arguments.sequences, arguments.row = arguments.sequences or 10_000_000, arguments.row or 8192
     if arguments.once:
         once = run_once if arguments.once == "ours" else run_plain
         print(json.dumps(once(arguments.sequences, arguments.row)))

@@ -43,7 +43,7 @@ from gaudi_bert.rows.types import RowPosition, Sequences, TupleRow
 from gaudi_bert.tasks.kinds.embedding import Embedding, texts_of_rows
 from gaudi_bert.tasks.models.task_models import start_weights
 from gaudi_bert.tasks.update_plan import RowStream, UpdateShape, choose_shape
-from gaudi_bert.training.jobs.pairs import PairData, PairObjective
+from gaudi_bert.training.jobs.pairs import _PairData, _PairObjective
 from gaudi_bert.training.objective import TrainingStep
 
 SHARED = Path(os.environ.get("GAUDI_BERT_SHARED", "../shared"))
@@ -102,12 +102,12 @@ class Packed:
     def __init__(self, model: Path, data: str, size: int, micro_batches: int) -> None:
         self.planned, self.update = Planned(model, data, size), 0
         start, shape = self.planned.start, self.planned.shape_of(-(-self.planned.shape.packs // micro_batches))
-        self.data = PairData(self.planned.sequences, self.planned.paired, self.planned.stream, shape)
+        self.data = _PairData(self.planned.sequences, self.planned.paired, self.planned.stream, shape)
         engine, settings = load_engine("pytorch"), TrainingSettings(learning_rate=RATE, warmup_updates=0)
         network = engine.build(ModelSpec(start.config, self.planned.task.head), seed=None)
         network.load_values(start.variables)
         updates = engine.updates(network, settings, Communicator(), shape.micro_batches)
-        objective = PairObjective(self.planned.task, self.data)
+        objective = _PairObjective(self.planned.task, self.data)
         self.step = TrainingStep(updates, Communicator(), settings, objective)
 
     def run(self, updates: int) -> None:

@@ -34,7 +34,7 @@ from gaudi_bert.config.sections import TrainingSettings
 from gaudi_bert.config.shipped import pipeline_path
 from gaudi_bert.training.jobs.finetune import finetune
 from gaudi_bert.training.jobs.rows import FineTuneInput
-from gaudi_bert.training.loop import learning_rate_at
+from gaudi_bert.training.run_plan import learning_rate_at
 
 
 def pairs_of(file: Path) -> list[tuple[str, str]]:

@@ -119,7 +119,7 @@ class Packed:
         from gaudi_bert.tasks.models.task_models import start_weights
         from gaudi_bert.tasks.task_data import TaskData, task_batches
         from gaudi_bert.training.input.batches import TrainingOrder
-        from gaudi_bert.training.jobs.rows import plan_run
+        from gaudi_bert.training.jobs.rows import _plan_run
         from gaudi_bert.training.objective import TrainingStep
 
         task = task_named("classification")(TaskSettings(name="classification"), ("yes", "no"))
@@ -127,7 +127,7 @@ class Packed:
         data = TaskData(model, "", (), sequences_of(lengths), chosen_rows(lengths, given).packings)
         most = max(1, 4096 // data.lengths[-1])
         section = FineTuneSettings(batch_sequences=len(lengths), epochs=1, micro_batch_packs=most, seed=1)
-        plan = plan_run(section, data, 1, 1)
+        plan = _plan_run(section, data, 1, 1)
         engine = load_engine("pytorch")
         network = engine.build(ModelSpec(start.config, task.head), seed=None)
         network.load_values(start.variables)

@@ -10,11 +10,11 @@ versions=("$@")
 [ $# -gt 0 ] || versions=(3.10 3.12 3.13 3.14) # 3.11 is what `make test` runs on
 # Of each room of the data side what could differ between Pythons and between numpy 1 and 2.
 tests=(
-  test_documentation.py::test_every_snippet_prints_what_the_page_says
-  test_documentation.py::test_the_session_of_the_readme_prints_what_it_shows
-  test_start.py common/test_arrays.py cli/test_main.py
-  packing/test_histogram.py packing/test_pack_lengths.py packing/test_mixture.py packing/test_heuristics.py
-  tfrecords/wire/test_example.py tfrecords/wire/test_values.py packs/test_plan.py
+  tests/test_documentation.py::test_every_snippet_prints_what_the_page_says
+  tests/test_documentation.py::test_the_session_of_the_readme_prints_what_it_shows
+  tests/test_start.py tests/common/test_arrays.py tests/cli/test_main.py
+  tests/packing/test_histogram.py tests/packing/test_pack_lengths.py tests/packing/test_mixture.py tests/packing/test_heuristics.py
+  tests/tfrecords/wire/test_example.py tests/tfrecords/wire/test_values.py tests/packs/test_plan.py
 )
 # shellcheck source=scripts/install.sh
 source scripts/install.sh
@@ -53,7 +53,7 @@ test_version() {
   "$environment/bin/python" -c 'import numpy, sys; print("Python", sys.version.split()[0], "with numpy", numpy.__version__)'
   (
     cd "$folder/source"
-    "$environment/bin/python" -m pytest -q -p no:cacheprovider -m 'not slow' "${tests[@]/#/tests/}"
+    "$environment/bin/python" -m pytest -q -p no:cacheprovider -m 'not slow' "${tests[@]}"
   )
   mkdir "$folder/tiny-$version"
   PATH=$environment/bin:$PATH scripts/run-tiny-pipeline.sh "$folder/tiny-$version"

@@ -30,7 +30,7 @@ os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # each of its own processes w
 ROOT = Path(__file__).resolve().parent.parent
 # What takes long and cannot be divided, longest first: the last file to begin must be a short one.
 LONG_FILES = (
-    *("training/test_two_processes", "test_two_processes", "tasks/test_finetune", "test_pages"),
+    *("training/test_two_processes", "test_two_processes", "training/jobs/test_rows", "test_pages"),
     *("training/test_train", "test_killed", "test_many_machines", "test_start", "tasks", "training"),
     *("runners", "test_end_to_end", "pytorch", "model", "packing", "artefacts", "k8s/test_commands"),
 )

@@ -216,3 +216,18 @@ def test_the_session_of_the_readme_prints_what_it_shows() -> None:
         result = doctest.DocTestRunner().run(test, out=differences.write)
         assert result.attempted >= 3
         assert result.failed == 0, differences.getvalue()
+
+
+def test_tests_that_scripts_and_pages_name_are_there() -> None:
+    """A test that moved, and a script that still names its old place, show on a clean clone alone."""
+    naming = [
+        *filter(Path.is_file, (ROOT / "scripts").iterdir()),
+        ROOT / "Makefile",
+        ROOT / ".ci" / "run",
+        ROOT / "tests" / "test_pages.py",
+        *PAGES,
+    ]
+    for path in naming:
+        named = re.findall(r"(?<![\w/])tests/[\w/-]+\.\w+", path.read_text(encoding="utf-8"))
+        missing = [each for each in named if not (ROOT / each).exists()]
+        assert missing == [], f"{path}: {missing}"

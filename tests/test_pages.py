@@ -181,7 +181,7 @@ INSTEAD = {
 PYTHON_ELSEWHERE = {
     "README.md": "tests/test_documentation.py",
     "docs/python.md": "tests/test_documentation.py",
-    "docs/finetuning.md": "tests/tasks/test_finetune.py",
+    "docs/finetuning.md": "tests/training/jobs/test_rows.py",
     "docs/serving.md": "tests/serving/test_server.py",
 }
 PRINTS = re.compile(r"^ *print\(.*\)  # (.*)$", re.MULTILINE)

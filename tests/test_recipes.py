@@ -14,8 +14,7 @@ from gaudi_bert.runners.stage_table import stages_of
 from gaudi_bert.training.jobs.finetune import finetune
 from gaudi_bert.training.jobs.records import train
 from gaudi_bert.training.jobs.rows import FineTuneInput
-from gaudi_bert.training.loop import learning_rate_at
-from gaudi_bert.training.run_plan import RunPlan, RunSettings
+from gaudi_bert.training.run_plan import RunPlan, RunSettings, learning_rate_at
 from tests.builders.agree import agree
 from tests.builders.packing_case import make_case
 from tests.builders.reporters import QUIET

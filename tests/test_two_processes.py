@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from gaudi_bert.training.checkpoint import read_newest
+from gaudi_bert.training.checkpoint import _read_newest
 from tests.builders import training_data as data
 from tests.builders import two_processes
 from tests.builders.bert_folder import VOCABULARY, write_rows, write_tokenizer
@@ -134,6 +134,6 @@ def test_a_worker_that_is_stopped_lets_its_ranks_save_the_update_that_they_have_
             servers[0].wait(30)
         last = [json.loads(line)["update"] for line in (out / "metrics.jsonl").read_text().splitlines()][-1]
         assert f"stopped on request after update {last} of 1000000; run it again to resume" in log.read_text()
-        checkpoint = read_newest(out / "checkpoints", pytest.fail)
+        checkpoint = _read_newest(out / "checkpoints", pytest.fail)
         assert checkpoint is not None
         assert checkpoint.update == last

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypedDict
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,19 +11,11 @@ from gaudi_bert.cli import arguments, output
 from gaudi_bert.common.progress import Reporter, count_of
 
 if TYPE_CHECKING:  # they need torch, and `--help` does without
-    from gaudi_bert.tasks.models.export import ExportResult
     from gaudi_bert.training.verify_model import VerifyModelResult
 
 Packed = Annotated[
     Path, typer.Option(help="A packed folder (records, or a table), or unpacked TFRecords.", show_default=False)
 ]
-
-
-class _Common(TypedDict):
-    reporter: Reporter
-    resume: bool
-    overwrite: bool
-    dry_run: bool
 
 
 def train(
@@ -51,19 +43,20 @@ def train(
     """Train BERT on packed (or unpacked) records, or any language model on a packed table, by TensorFlow or PyTorch."""
     from gaudi_bert.config.shipped import model_overrides, names_bert
     from gaudi_bert.training.jobs import records, tables
+    from gaudi_bert.training.run import RunOptions
 
     options = {"training.engine": ("--engine", engine)}
     is_table = tables.is_packed_table(data, arguments.pipeline_settings(pipeline, set_, options).store)
     given = model if is_table and model is not None and not names_bert(model) else None
     sizes = model_overrides(model) if model is not None and given is None else []
     settings = arguments.pipeline_settings(pipeline, [*sizes, *(set_ or ())], options)
-    common = _Common(reporter=Reporter(), resume=resume, overwrite=overwrite, dry_run=dry_run)
+    begins: RunOptions = {"reporter": Reporter(), "resume": resume, "overwrite": overwrite, "dry_run": dry_run}
     if is_table:
-        trained = tables.train_on_table(settings, data, given, evaluation_data, out, **common)
+        trained = tables.train_on_table(settings, data, given, evaluation_data, out, **begins)
         following = output.words_of("embed", "--model", out, "--data", "texts.jsonl", "--out", "x.npy")
         output.print_shared_result(trained, json, next_command=None if dry_run else following)
         return
-    result = records.train(settings, data, evaluation_data, out, **common)
+    result = records.train(settings, data, evaluation_data, out, **begins)
     following = output.words_of("export", "--checkpoint", out, "--out", "model/")
     output.print_shared_result(result, json, next_command=None if dry_run else following)
 
@@ -123,13 +116,9 @@ def export(
 
     result = export.export(checkpoint, out, vocabulary=vocab, reporter=Reporter(), overwrite=overwrite)
     following = "finetune --task classification --data train.jsonl --out tuned/ " + output.words_of("--model", out)
-    output.print_result(result, json, _describe_export(result), following)
-
-
-def _describe_export(exported: ExportResult) -> list[str]:
-    vocabulary = f", with the vocabulary {exported.vocabulary}" if exported.vocabulary else ", without a vocabulary"
-    parameters = count_of(exported.parameters, "parameter")
-    return [f"{parameters} in {', '.join(exported.files)}{vocabulary}"]
+    vocabulary = f", with the vocabulary {result.vocabulary}" if result.vocabulary else ", without a vocabulary"
+    line = f"{count_of(result.parameters, 'parameter')} in {', '.join(result.files)}{vocabulary}"
+    output.print_result(result, json, [line], following)
 
 
 # --- tasks

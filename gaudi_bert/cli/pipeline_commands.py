@@ -108,7 +108,11 @@ def run(
     if dry_run:
         _show_dry_run(settings, names, WorkFolder.of(settings, work, pipeline.parent), pipeline, on, verbose, json)
     elif render is not None:
-        _render(settings, names, render, overwrite, json)
+        from gaudi_bert.runners.kubernetes.rendered import write_rendered
+
+        parts = write_rendered(settings, names, render, overwrite)
+        lines = [f"{render}: {', '.join(parts)}", *(f"kubectl apply -k {render}/{part}" for part in parts)]
+        output.print_result({"folder": str(render), "parts": parts}, json, lines)
     else:
         how = replace(how, reporter=Reporter(quiet=how.part is None and not is_first_process()))
         _run(RunRequest(settings, work, pipeline.parent, how), names, on, pipeline, set_ or (), json)
@@ -196,14 +200,6 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
             yield from _flat(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name} = {value}"
-
-
-def _render(settings: PipelineSettings, stages: Sequence[str], folder: Path, overwrite: bool, json: bool) -> None:
-    from gaudi_bert.runners.kubernetes.rendered import write_rendered
-
-    parts = write_rendered(settings, stages, folder, overwrite)
-    lines = [f"{folder}: {', '.join(parts)}", *(f"kubectl apply -k {folder}/{part}" for part in parts)]
-    output.print_result({"folder": str(folder), "parts": parts}, json, lines)
 
 
 def report(

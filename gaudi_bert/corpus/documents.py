@@ -20,6 +20,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, NamedTuple
 
@@ -161,8 +162,8 @@ def detect_format(source: Source) -> TextFormat:
                 name = "JSON lines"
             break
     lines = itertools.islice(_lines_of_documents(source.path, name, gzipped), _SAMPLE_LINES)
-    documents = itertools.groupby(lines, key=lambda line: line.document)
-    sample = [[line.text for line in document] for _, document in itertools.islice(documents, _SAMPLE_DOCUMENTS)]
+    documents = itertools.groupby(lines, key=itemgetter(0))
+    sample = [[text for _, text in document] for _, document in itertools.islice(documents, _SAMPLE_DOCUMENTS)]
     layout = detect_layout(sample)
     sentences = sum(len(sentences_of_lines(document, layout)) for document in sample)
     return TextFormat(name, gzipped, layout, _LINES_WITHOUT_END * sentences < sum(map(len, sample)))
@@ -185,8 +186,8 @@ def read_documents(source: Source, text_format: TextFormat) -> Iterator[list[str
         yield from documentation_documents(python_texts(source.name))
         return
     lines = _lines_of_documents(source.path, text_format.name, text_format.gzipped)
-    for _, document in itertools.groupby(lines, key=lambda line: line.document):
-        for piece in _cut(line.text for line in document):
+    for _, document in itertools.groupby(lines, key=itemgetter(0)):
+        for piece in _cut(text for _, text in document):
             sentences = sentences_of_lines(piece, text_format.layout)
             if sentences:
                 yield sentences
@@ -204,11 +205,8 @@ def _cut(lines: Iterable[str]) -> Iterator[list[str]]:
     yield piece
 
 
-class _DocumentLine(NamedTuple):
-    """A line that is not blank, and which document of its file it is of; a document may be longer than the memory."""
-
-    document: int
-    text: str
+_DocumentLine = tuple[int, str]
+"""Which document of its file a line that is not blank is of, and the line; a document may be longer than the memory."""
 
 
 def _lines_of_documents(path: Path, name: _FormatName, gzipped: bool) -> Iterator[_DocumentLine]:
@@ -220,7 +218,7 @@ def _plain_text(path: Path, lines: Iterator[_Line]) -> Iterator[_DocumentLine]:
     document = 0
     for line in lines:
         if line.text:
-            yield _DocumentLine(document, line.text)
+            yield document, line.text
         else:
             document += 1
 
@@ -242,7 +240,7 @@ def _wikiextractor(path: Path, lines: Iterator[_Line]) -> Iterator[_DocumentLine
             raise InputError(f"{path}: line {line.number}: text outside <doc ...> and </doc>; extract the file again")
         elif line.text and (title is None or html.unescape(line.text) != title):
             title = None
-            yield _DocumentLine(document, line.text)
+            yield document, line.text
 
 
 def _json_lines(path: Path, lines: Iterator[_Line]) -> Iterator[_DocumentLine]:
@@ -258,7 +256,7 @@ def _json_lines(path: Path, lines: Iterator[_Line]) -> Iterator[_DocumentLine]:
         text = value.get("text") if isinstance(value, dict) else None
         if not isinstance(text, str):
             raise InputError(f"{path}: line {line.number}: no field `text` with a string in it; fix or remove the line")
-        yield from (_DocumentLine(line.number, part.strip()) for part in text.splitlines() if part.strip())
+        yield from ((line.number, part.strip()) for part in text.splitlines() if part.strip())
 
 
 @contextmanager

@@ -266,7 +266,9 @@ def _pairs_of_document(
         while stop < end and starts[stop] - starts[first] < target:
             stop += 1
         cut = first + random.between(1, stop - first - 1) if stop - first >= 2 else stop
-        if not _has_random_next(documents, document, first, cut):
+        # Is there a sentence outside the segment `first` .. `cut` - 1 that is not its own next one?
+        has_random_next = len(documents) > 2 or first > documents[document] or cut + 1 < documents[document + 1]
+        if not has_random_next:
             if stop - first == 1:
                 first = stop  # a pair needs two
                 continue
@@ -278,13 +280,12 @@ def _pairs_of_document(
         else:
             second = (starts[cut], starts[stop])
             label, following = 0, stop
-        rows.append((*_truncate((starts[first], starts[cut]), second, most_tokens, random), label))
+        first_tokens, second_tokens = starts[cut] - starts[first], second[1] - second[0]
+        first_length, second_length = lengths_that_fit(first_tokens, second_tokens, most_tokens)
+        first_start = starts[first] + random.heads(first_tokens - first_length)
+        second_start = second[0] + random.heads(second_tokens - second_length)
+        rows.append((first_start, first_start + first_length, second_start, second_start + second_length, label))
         first = following
-
-
-def _has_random_next(documents: list[int], document: int, first: int, cut: int) -> bool:
-    """Whether there is a sentence outside the segment `first` .. `cut` - 1 that is not its own next one."""
-    return len(documents) > 2 or first > documents[document] or cut + 1 < documents[document + 1]
 
 
 def _random_segment(
@@ -324,15 +325,6 @@ def lengths_that_fit(first_length: int, second_length: int, most_tokens: int) ->
         return first_length, second_length
     second_length = min(second_length, max(most_tokens // 2, most_tokens - first_length))
     return most_tokens - second_length, second_length
-
-
-def _truncate(
-    first: tuple[int, int], second: tuple[int, int], most_tokens: int, random: RandomStream
-) -> tuple[int, int, int, int]:
-    first_length, second_length = lengths_that_fit(first[1] - first[0], second[1] - second[0], most_tokens)
-    first_start = first[0] + random.heads(first[1] - first[0] - first_length)
-    second_start = second[0] + random.heads(second[1] - second[0] - second_length)
-    return first_start, first_start + first_length, second_start, second_start + second_length
 
 
 # --- masking
@@ -383,7 +375,10 @@ def mask_sequences(
     keys_NL = generator.random_raw(input_ids_NL.size).reshape(input_ids_NL.shape) >> np.uint64(1)
     keys_NL[~candidates_NL] = _NEVER
     if word_starts_NL is None:
-        chosen_NL = _smallest_keys(keys_NL, counts, max_predictions)
+        most = min(max_predictions, keys_NL.shape[1])
+        smallest_NP = np.sort(np.partition(keys_NL, most - 1, axis=1)[:, :most], axis=1)
+        last_N = np.take_along_axis(smallest_NP, np.maximum(counts - 1, 0)[:, None], axis=1)
+        chosen_NL = (keys_NL <= last_N) & (counts > 0)[:, None] & (keys_NL != _NEVER)
     else:
         chosen_NL = _whole_words(keys_NL, word_starts_NL & candidates_NL, candidates_NL, counts)
     rows, columns = np.nonzero(chosen_NL)
@@ -394,17 +389,12 @@ def mask_sequences(
     positions_NP[rows, slots] = columns
     ids_NP[rows, slots] = input_ids_NL[rows, columns]
     masked_NL = input_ids_NL.copy()
-    masked_NL[rows, columns] = _replacements(input_ids_NL[rows, columns], mask_id, vocabulary_size, generator)
+    choice = (generator.random_raw(len(rows)) >> np.uint64(11)) * 2.0**-53
+    drawn = ((generator.random_raw(len(rows)) >> np.uint64(32)) * np.uint64(vocabulary_size)) >> np.uint64(32)
+    is_changed = (choice < _MASK_SHARE) | (choice >= _MASK_SHARE + _KEEP_SHARE)
+    replaced = np.where(choice < _MASK_SHARE, mask_id, drawn.astype(np.int64))
+    masked_NL[rows[is_changed], columns[is_changed]] = replaced[is_changed]
     return _MaskedSequences(masked_NL, positions_NP, ids_NP, used)
-
-
-def _smallest_keys(keys_NL: Keys, counts: IntArray, max_predictions: int) -> BoolArray:
-    """bool [N, L]: the `counts[n]` smallest keys of each row."""
-    most = min(max_predictions, keys_NL.shape[1])
-    smallest_NP = np.sort(np.partition(keys_NL, most - 1, axis=1)[:, :most], axis=1)
-    last_N = np.take_along_axis(smallest_NP, np.maximum(counts - 1, 0)[:, None], axis=1)
-    chosen_NL: BoolArray = (keys_NL <= last_N) & (counts > 0)[:, None] & (keys_NL != _NEVER)
-    return chosen_NL
 
 
 def _whole_words(keys_NL: Keys, starts_NL: BoolArray, candidates_NL: BoolArray, counts: IntArray) -> BoolArray:
@@ -424,11 +414,3 @@ def _whole_words(keys_NL: Keys, starts_NL: BoolArray, candidates_NL: BoolArray, 
                 if remaining == 0:
                     break
     return chosen_NL
-
-
-def _replacements(original: Int32Array, mask_id: int, vocabulary_size: int, generator: np.random.Philox) -> Int32Array:
-    choice = (generator.random_raw(len(original)) >> np.uint64(11)) * 2.0**-53
-    drawn = ((generator.random_raw(len(original)) >> np.uint64(32)) * np.uint64(vocabulary_size)) >> np.uint64(32)
-    replaced = np.where(choice < _MASK_SHARE, mask_id, drawn.astype(np.int64))
-    keeps = (choice >= _MASK_SHARE) & (choice < _MASK_SHARE + _KEEP_SHARE)
-    return np.where(keeps, original, replaced).astype(np.int32)

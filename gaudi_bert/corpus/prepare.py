@@ -223,14 +223,21 @@ def _finish(
             f"{shown_path(output.folder)}: {len(missing)} of {len(corpus.sections)} sections remain for other shards"
         )
         return PreparedShard(tuple(f"{section.split} {section.number}" for section in missing))
-    splits = {split: [completed[section] for section in completed if section.split == split] for split in corpus.blocks}
+    splits: dict[Split, PreparedSection] = {}
+    for split in corpus.blocks:
+        done = [summary for section, summary in completed.items() if section.split == split]
+        if done:
+            totals: Counter[str] = Counter()
+            for summary in done:
+                totals.update(summary.model_dump(exclude={"files"}))
+            splits[split] = PreparedSection(**totals, files=tuple(file for summary in done for file in summary.files))
     content = PreparedExamples(
         vocabulary=PreparedVocabulary(size=len(vocabulary), sha256=vocabulary.sha256, trained=trained),
         sources=tuple(
             TextSource(name=scan.source.name, format=str(scan.text_format), documents=len(scan.document_characters))
             for scan in corpus.scans
         ),
-        splits={split: _sum_of(sections) for split, sections in splits.items() if sections},
+        splits=splits,
     )
     content.write(output.final)
     for split, figures in content.splits.items():
@@ -239,10 +246,3 @@ def _finish(
             f"{count_of(len(figures.files), 'file')}"
         )
     return StageOutput(content)
-
-
-def _sum_of(sections: Sequence[PreparedSection]) -> PreparedSection:
-    figures: Counter[str] = Counter()
-    for section in sections:
-        figures.update(section.model_dump(exclude={"files"}))
-    return PreparedSection(**figures, files=tuple(file for section in sections for file in section.files))

@@ -141,23 +141,21 @@ def _sentences_of_text(text: str, seen: set[str]) -> list[str]:
             continue
         if len(content) >= _SHORTEST_REPEATED_PARAGRAPH:
             seen.add(content)
-        sentences.extend(_sentences_of_paragraph(lines, content, is_example))
+        if is_example:
+            sentences += [" ".join(line.split()) for line in lines]
+        elif all("|" in line for line in lines):
+            sentences += [" ".join(line.replace("|", " ").split()) for line in lines if line.replace("|", " ").strip()]
+        else:
+            marker = _MARKER.match(content)
+            sentences += split_sentences(content[marker.end() :] if marker else content)
     return sentences
-
-
-def _sentences_of_paragraph(lines: list[str], content: str, is_example: bool) -> list[str]:
-    if is_example:
-        return [" ".join(line.split()) for line in lines]
-    if all("|" in line for line in lines):
-        return [" ".join(line.replace("|", " ").split()) for line in lines if line.replace("|", " ").strip()]
-    return split_sentences(_MARKER.sub("", content, count=1) if _MARKER.match(content) else content)
 
 
 # --- labelled rows
 
 
 @dataclass(frozen=True)
-class LabelledText:
+class _LabelledText:
     """A row: what is documented, its text, the package as its label, and whether the row is held out."""
 
     name: str
@@ -166,7 +164,7 @@ class LabelledText:
     held_out: bool
 
 
-def labelled_docstrings(texts: Mapping[str, str], labels: int = LABELS) -> list[LabelledText]:
+def labelled_docstrings(texts: Mapping[str, str], labels: int = LABELS) -> list[_LabelledText]:
     """Docstrings (by qualified name, from `python_texts`) of the `labels` packages with the most, in the order of the names.
 
     A text appears once, so no held-out row is also among the others. Whether a row is held out depends on its name alone.
@@ -177,14 +175,14 @@ def labelled_docstrings(texts: Mapping[str, str], labels: int = LABELS) -> list[
     counts = Counter(map(_package, by_text.values()))
     chosen = set(sorted(counts, key=lambda label: (-counts[label], label))[:labels])
     return [
-        LabelledText(name, text, _package(name), _is_held_out(name))
+        _LabelledText(name, text, _package(name), _is_held_out(name))
         for text, name in sorted(by_text.items(), key=lambda item: item[1])
         if _package(name) in chosen
     ]
 
 
 @dataclass(frozen=True)
-class TitledText:
+class _TitledText:
     """A docstring's first line, and the rest of it; whether the row is held out."""
 
     title: str
@@ -192,7 +190,7 @@ class TitledText:
     held_out: bool
 
 
-def titled_docstrings(texts: Mapping[str, str]) -> list[TitledText]:
+def titled_docstrings(texts: Mapping[str, str]) -> list[_TitledText]:
     """Docstrings (by qualified name, from `python_texts`) that have a first line and more, in the order of the names.
 
     A title and a body appear once each.
@@ -206,7 +204,7 @@ def titled_docstrings(texts: Mapping[str, str]) -> list[TitledText]:
         if title and len(body.split()) >= _LEAST_WORDS and title not in titles and body not in bodies:
             titles.add(title)
             bodies.add(body)
-            rows.append(TitledText(title, body, _is_held_out(name)))
+            rows.append(_TitledText(title, body, _is_held_out(name)))
     return rows
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import transformers
@@ -14,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 from gaudi_bert.common.arrays import AnyArray
 from gaudi_bert.common.errors import InputError, shortened, shown
 from gaudi_bert.common.files import read_json
+from gaudi_bert.encoders.feeding import Feeding
 from gaudi_bert.encoders.feeding_trial import feeding_of
 from gaudi_bert.encoders.trial import MODEL_ERRORS, positions_of, quiet_transformers, reason_of
 from gaudi_bert.model.config import EncoderConfig, ModelSizes
@@ -33,8 +34,7 @@ _AUTO: Mapping[TaskKind, Any] = {
 _OF_THE_HEAD = ("architectures", "id2label", "label2id", "num_labels", "problem_type", "finetuning_task")
 _OF_THE_FILE = ("transformers_version", "torch_dtype", "dtype", "_name_or_path", "gaudi_bert")
 _ENCODER = VectorHead("cls", normalize=False)
-_ANY_POSITIONS = 1 << 20
-_ANY_SEGMENTS = 1 << 20
+_ANY_NUMBER = 1 << 20  # of positions and segments, where a model has no limit
 
 
 def config_of(config: EncoderConfig, head: Head) -> Any:
@@ -58,7 +58,7 @@ def config_of(config: EncoderConfig, head: Head) -> Any:
 
 def word_task_of(config: EncoderConfig) -> TaskKind:
     """Return what a model is trained for on texts alone: masked words where it sees both sides, else the next one."""
-    loaded = config_of(config, VectorHead("cls", normalize=False))
+    loaded = config_of(config, _ENCODER)
     tasks: tuple[TaskKind, ...] = ("masked-language-modelling", "causal-language-modelling")
     for task in tasks[::-1] if getattr(loaded, "is_decoder", False) else tasks:
         if type(loaded) in _AUTO[task]._model_mapping:  # noqa: SLF001 - nothing public names its class
@@ -84,21 +84,6 @@ def class_of(config: Any, head: Head) -> Any:
 
 
 # --- configs and weights of folders
-
-
-class _EncoderWeights(NamedTuple):
-    """An encoder, and its head where it fits.
-
-    Attributes:
-        architecture: the class of `transformers` that has these variables.
-        variables: by name, float32 (counters are integers); tied ones once.
-        fresh: the variables that the folder lacks: they keep their initial values.
-    """
-
-    config: EncoderConfig
-    architecture: str
-    variables: Mapping[str, AnyArray]
-    fresh: tuple[str, ...]
 
 
 def read_encoder_config(file: Path) -> EncoderConfig:
@@ -135,32 +120,39 @@ def fresh_config(
 def sizes_of(config: EncoderConfig, head: Head) -> ModelSizes:
     """The sizes of a model; one that packs cannot be fed to is refused."""
     library = config_of(config, head)
-    feeding, text = feeding_of(library, kind=class_of(library, head)), library.get_text_config()
-    most = positions_of(library)
-    positions = (_ANY_POSITIONS if most is None else most) - feeding.position_offset
+    return sizes_by(library, feeding_of(library, kind=class_of(library, head)))
+
+
+def sizes_by(library: Any, feeding: Feeding) -> ModelSizes:
+    """The sizes of a model with a config of `transformers`, which is fed so."""
+    text, most = library.get_text_config(), positions_of(library)
+    positions = (_ANY_NUMBER if most is None else most) - feeding.position_offset
     segments = getattr(text, "type_vocab_size", None) if feeding.token_types else None
     return ModelSizes(
         layers=text.num_hidden_layers,
         hidden_size=text.hidden_size,
         positions=min(positions, feeding.longest_sequence or positions),
         vocab_size=text.vocab_size,
-        segments=segments or _ANY_SEGMENTS,
+        segments=segments or _ANY_NUMBER,
     )
 
 
-def read_encoder_weights(folder: Path, head: Head, *, lacks_head: bool) -> _EncoderWeights:
-    """The weights of a folder for a model with this head; with `lacks_head`, those of the head may be missing."""
+def read_encoder_weights(
+    folder: Path, head: Head, *, lacks_head: bool
+) -> tuple[EncoderConfig, str, dict[str, AnyArray], tuple[str, ...]]:
+    """Read the weights of a folder for a model with this head; with `lacks_head`, those of the head may be missing.
+
+    Returns:
+        The config; the class of `transformers`; its variables by name, float32 (counters are integers), tied ones once; and
+        the names of those that the folder lacks, which keep their initial values.
+    """
     config = read_encoder_config(folder / "config.json")
     library = config_of(config, head)
     kind = class_of(library, head)
     model, missing = _read_parts(folder, kind, library, lacks_head=lacks_head)
     variables: dict[str, Any] = {**dict(model.named_parameters()), **stored_buffers(model)}
-    return _EncoderWeights(
-        config,
-        kind.__name__,
-        {name: _numbers(value) for name, value in variables.items() if name not in missing},
-        tuple(name for name in variables if name in missing),
-    )
+    values = {name: _numbers(value) for name, value in variables.items() if name not in missing}
+    return config, kind.__name__, values, tuple(name for name in variables if name in missing)
 
 
 def stored_buffers(module: Any) -> dict[str, torch.Tensor]:
@@ -224,9 +216,7 @@ def _read_parts(folder: Path, kind: Any, config: Any, *, lacks_head: bool, **opt
             raise
         raise InputError(f"{folder}: transformers cannot open it: {reason_of(error)}; {_COPY}") from error
     missing = frozenset([*loaded["missing_keys"], *(name for name, *_ in loaded["mismatched_keys"])])
-    if lacks_head:
-        loaded = _without_head(model, loaded)
-    _check_weights(folder, model, loaded, architecture)
+    _check_weights(folder, model, loaded, architecture, lacks_head)
     return model.eval(), missing
 
 
@@ -271,36 +261,26 @@ def _check_names(folder: Path) -> None:
                 raise InputError(f"{folder}: {name} and {other} are the same weights; leave out the one that is superfluous")
 
 
-def _without_head(model: Any, loaded: dict[str, Any]) -> dict[str, Any]:
-    """Return what is missing or superfluous in the encoder, apart from a pooler."""
-    prefix, inner = f"{model.base_model_prefix}.", {name for name, _ in model.base_model.named_children()}
-
-    def is_of_encoder(name: str) -> bool:
-        first = name.removeprefix(prefix).partition(".")[0]
-        return first != "pooler" and (name.startswith(prefix) or first in inner)
-
-    return {
-        "missing_keys": [name for name in loaded["missing_keys"] if is_of_encoder(name)],
-        "mismatched_keys": [each for each in loaded["mismatched_keys"] if is_of_encoder(each[0])],
-        "unexpected_keys": [name for name in loaded["unexpected_keys"] if is_of_encoder(name)],
-    }
-
-
-def _check_weights(folder: Path, model: Any, loaded: dict[str, Any], architecture: str) -> None:
-    """Refuse a model whose weights are not those of the folder, all of them.
+def _check_weights(folder: Path, model: Any, loaded: dict[str, Any], architecture: str, lacks_head: bool) -> None:
+    """Refuse a model whose weights are not those of the folder, all of them; with `lacks_head`, those of the encoder.
 
     A pooler may be missing from an encoder, and superfluous anywhere: nothing here reads it. Of another class than
     config.json names, the head is superfluous.
     """
     prefix = f"{model.base_model_prefix}."
     is_encoder = model.base_model is model
-    inner = {name for name, _ in model.named_children()}
-    for name in sorted(loaded["missing_keys"]):
+    inner, of_encoder = ({name for name, _ in module.named_children()} for module in (model, model.base_model))
+
+    def is_checked(name: str) -> bool:
+        first = name.removeprefix(prefix).partition(".")[0]
+        return not lacks_head or (first != "pooler" and (name.startswith(prefix) or first in of_encoder))
+
+    for name in filter(is_checked, sorted(loaded["missing_keys"])):
         if not (is_encoder and name.startswith("pooler.")):
             raise InputError(f"{folder}: the weights lack {name}, which the model of config.json has; {_COPY}")
-    for name, stored, expected in sorted(loaded["mismatched_keys"]):
+    for name, stored, expected in sorted(each for each in loaded["mismatched_keys"] if is_checked(each[0])):
         raise InputError(f"{folder}: {name} has the shape {list(stored)}, by config.json it is {list(expected)}; {_COPY}")
-    for name in sorted(loaded["unexpected_keys"]):
+    for name in filter(is_checked, sorted(loaded["unexpected_keys"])):
         is_in_model = name.startswith(prefix) or name.partition(".")[0] in inner or architecture == type(model).__name__
         if is_in_model and not name.removeprefix(prefix).startswith("pooler."):
             raise InputError(f"{folder}: the weights hold {name}, which the model of config.json lacks; {_COPY}")

@@ -1,4 +1,4 @@
-"""How a model is fed packs: its positions, its inputs, and which token may attend to which. `asking.py` measures it.
+"""How a model is fed packs: its positions, its inputs, and which token may attend to which. `feeding_trial.py` measures it.
 
 RoBERTa and its descendants number positions from padding_idx + 1, so the positions of a pack, which begin at 0, are moved;
 at 0 they would select other embeddings than the same sequence gets alone, without an error. Layers with a window need

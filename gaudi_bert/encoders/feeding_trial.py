@@ -15,7 +15,8 @@ import inspect
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -65,14 +66,9 @@ def feeding_of(model: Any, target: str = "transformers-5", kind: Any = None) -> 
     """
     if isinstance(model, Feeding):
         return model
-    if isinstance(model, torch.nn.Module):
-        return _feeding_of_module(model, target)
-    tags = any(name.endswith("ForTokenClassification") for name in model.architectures or ())
-    return replace(_ask(model, kind, target), labels_own_token=tags)
-
-
-def _feeding_of_module(model: Any, target: str) -> Feeding:
-    """Measure the model's class, and compare the model itself."""
+    if not isinstance(model, torch.nn.Module):
+        tags = any(name.endswith("ForTokenClassification") for name in model.architectures or ())
+        return replace(_ask(model, kind, target), labels_own_token=tags)
     if not hasattr(model, "config") or not hasattr(model, "base_model"):
         raise InputError(f"{type(model).__name__}: is not a transformers model; pass a model, its config or its model_type")
     feeding = _ask(model.config, type(model), target)
@@ -140,42 +136,35 @@ def try_model(
     without = feeding.unpacked_token
     short, _ = random_packs(model.config, min(longest, 144), _SEED, longest, without)
     full, changed = full_pack(model.config, row_tokens, _SEED, longest, without)
-    largest = 0.0
+    largest, bounds = 0.0, (_MODEL_BOUND, ALONE_BOUND)
+    if next(model.parameters()).dtype not in _EXACT:
+        bounds = (_HALF_BOUND, _HALF_BOUND)
+
+    def check(rows: list[Row], what: str, difference: float, bound: float) -> None:
+        if not difference <= bound:
+            raise InputError(
+                f"{type(model).__name__}: computes wrong outputs for packs of {len(rows[0]['input_ids'])} tokens "
+                f"({what} by {difference:.1e} of the largest output); {NO_PACKS}"
+            )
+
     for rows in (short[:2], full):
         with trial_of(model):
             packed = sequences_of(outputs_of(tried, batch_of(rows)), rows)
             alone = alone_outputs(tried, feeding, rows)
         difference = largest_difference(packed, alone) / scale_of(alone)
-        _check_trial(model, rows, "packed and alone differ", difference, _MODEL_BOUND)
+        check(rows, "packed and alone differ", difference, bounds[0])
         largest = max(largest, difference)
     if training:
-        moved = 0.0
+        moved, outputs, device = 0.0, [], next(model.parameters()).device
         with trial_of(model), suppress(*MODEL_ERRORS):
             model.train()
-            moved = _moved(tried, batch_of, full, changed)
-        _check_trial(model, full, "in training, sequences change their neighbours", moved, ALONE_BOUND)
+            for rows in (full, changed):
+                with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+                    torch.manual_seed(_SEED)  # the same dropout for both
+                    outputs.append(sequences_of(outputs_of(tried, batch_of(rows)), rows))
+            moved = moved_neighbours(outputs[0], outputs[1], full) / scale_of(outputs[0])
+        check(full, "in training, sequences change their neighbours", moved, bounds[1])
     return TriedModel(row_tokens, largest)
-
-
-def _check_trial(model: Any, rows: list[Row], what: str, difference: float, bound: float) -> None:
-    if not difference <= (bound if next(model.parameters()).dtype in _EXACT else _HALF_BOUND):
-        raise InputError(
-            f"{type(model).__name__}: computes wrong outputs for packs of {len(rows[0]['input_ids'])} tokens "
-            f"({what} by {difference:.1e} of the largest output); {NO_PACKS}"
-        )
-
-
-def _moved(model: Any, batch_of: Callable[[list[Row]], dict[str, Any]], rows: list[Row], changed: list[Row]) -> float:
-    """Measure how far a changed sequence moves the others of its pack, as a part of the largest output; dropout is the
-    same.
-    """
-    device, outputs = next(model.parameters()).device, []
-    for each in (rows, changed):
-        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            torch.manual_seed(_SEED)
-            outputs.append(sequences_of(outputs_of(model, batch_of(each)), each))
-    before, after = outputs
-    return moved_neighbours(before, after, rows) / scale_of(before)
 
 
 def check_head(model: Any) -> None:
@@ -190,19 +179,6 @@ def check_head(model: Any) -> None:
 
 
 # --- what is measured on the small copy
-
-
-@dataclass(frozen=True)
-class _Form:
-    """One way to make masks: for each kind of layer or one for all, with a window or not, which counts the token itself;
-    and whether embeddings are computed first, in rows that may hold masked tokens or not.
-    """
-
-    by_layer: bool
-    window: bool
-    counts_itself: bool
-    embeds_first: bool = False
-    masked_tokens: bool = True
 
 
 def _ask(config: Any, kind: Any, target: str) -> Feeding:
@@ -222,11 +198,11 @@ def _ask(config: Any, kind: Any, target: str) -> Feeding:
             feeding = replace(feeding, causal=_is_causal(model))
             feeding = replace(feeding, position_offset=_offset(model) if feeding.positions else 0)
             feeding = replace(feeding, longest_sequence=_longest_sequence(model, feeding))
-            form, difference = _right_form(model, feeding, target)
+            right, difference = _right_form(model, config, feeding, target)
     except MODEL_ERRORS as error:
         reason = str(error) if isinstance(error, InputError) else "it fails on a few tokens"
         raise InputError(_refusal(config, reason)) from error
-    if form is None:
+    if right is None:
         lacks = "" if feeding.positions else "it takes no position_ids, and "
         if target in ("transformers-4", "optimum-habana"):
             raise InputError(
@@ -234,7 +210,7 @@ def _ask(config: Any, kind: Any, target: str) -> Feeding:
                 f"{transformers.__version__} ({difference}); use target transformers-5"
             )
         raise InputError(_refusal(config, f"{lacks}no mask is right for it ({difference})"))
-    return _formed(config, feeding, form)
+    return right
 
 
 def _refusal(config: Any, reason: str) -> str:
@@ -313,46 +289,55 @@ def _longest_sequence(model: Any, feeding: Feeding) -> int | None:
     return longest
 
 
-def _right_form(model: Any, feeding: Feeding, target: str) -> tuple[_Form | None, str]:
-    """The first form that is right, and what the last one did.
+def _right_form(model: Any, config: Any, feeding: Feeding, target: str) -> tuple[Feeding | None, str]:
+    """Return `feeding` with the first form of masks that is right, as `config` has the windows; and what the last one did.
 
     Packs go first: some models change for good when they meet a short sequence.
     """
     length, longest = tokens_of_packs(model.config, feeding.position_offset), feeding.longest_sequence
     if (_window(model.config) or 0) >= length:
         raise InputError(f"its window of {_window(model.config)} tokens has no effect in a copy of {length} positions")
-    packed, last = {}, ""
-    for form in _forms(model, feeding.causal):
-        formed = _formed(model.config, feeding, form)
+    packed, last = [], ""
+    for form in _forms(model, feeding):
+        formed = form(model.config)
         rows, _ = random_packs(model.config, length, _SEED, longest, formed.unpacked_token)
         try:
-            packed[form] = (
-                rows,
-                sequences_of(outputs_of(fed_module(model, formed), packed_batch(rows, formed, target)), rows),
-            )
+            outputs = outputs_of(fed_module(model, formed), packed_batch(rows, formed, target))
+            packed.append((form, rows, sequences_of(outputs, rows)))
         except MODEL_ERRORS as error:
             last = str(error)
-    for form, (rows, outputs) in packed.items():
+    for form, rows, sequences in packed:
         alone = alone_outputs(model, feeding, rows)
-        difference = largest_difference(outputs, alone)
+        difference = largest_difference(sequences, alone)
         if difference <= ALONE_BOUND * scale_of(alone):
-            return form, ""
+            return form(config), ""
         last = f"packed and alone differ by {difference:.1e}"
     return None, last
 
 
-def _forms(model: Any, causal: bool) -> Iterator[_Form]:
-    config = model.config
-    if _window(config) is not None:
-        for by_layer in (True, False) if _kinds(config) else (False,):
-            for counts_itself in (causal, not causal):
-                yield _Form(by_layer, True, counts_itself)
-    yield _Form(False, False, False)
-    if _kinds(config):
-        yield _Form(True, False, False)
+def _forms(model: Any, feeding: Feeding) -> Iterator[Callable[[Any], Feeding]]:
+    """Yield the ways to make masks, each of a config: one for all layers or one for each kind of them, with a window or not,
+    which counts the token itself or not; then with embeddings first, in rows that may hold masked tokens or not.
+    """
+
+    def masked(config: Any, by_layer: bool, itself: bool | None = None) -> Feeding:
+        window = None if itself is None else _window(config)
+        reach = None if window is None else window - bool(itself)
+        kinds = dict.fromkeys(("full_attention", *_kinds(config), "sliding_attention")) if by_layer else {}
+        layers = {kind: reach if "sliding" in kind else None for kind in kinds}
+        return replace(feeding, layers=layers, window=None if by_layer else reach)
+
+    if _window(model.config) is not None:
+        for by_layer in (True, False) if _kinds(model.config) else (False,):
+            for itself in (feeding.causal, not feeding.causal):
+                yield partial(masked, by_layer=by_layer, itself=itself)
+    yield partial(masked, by_layer=False)
+    if _kinds(model.config):
+        yield partial(masked, by_layer=True)
     if hasattr(model, "embeddings"):
-        yield _Form(False, False, False, embeds_first=True)
-        yield _Form(False, False, False, embeds_first=True, masked_tokens=False)
+        first = replace(feeding, embeds_first=True)
+        yield lambda config: first
+        yield lambda config: replace(first, unpacked_token=getattr(config, "mask_token_id", None))
 
 
 def _kinds(config: Any) -> list[str]:
@@ -366,18 +351,6 @@ def _window(config: Any) -> int | None:
         if type(value) is int and value > 0:
             return value
     return None
-
-
-def _formed(config: Any, feeding: Feeding, form: _Form) -> Feeding:
-    if form.embeds_first:
-        token = None if form.masked_tokens else getattr(config, "mask_token_id", None)
-        return replace(feeding, embeds_first=True, unpacked_token=token)
-    window = _window(config) if form.window else None
-    reach = None if window is None else window - form.counts_itself
-    if not form.by_layer:
-        return replace(feeding, window=reach)
-    kinds = dict.fromkeys(("full_attention", *_kinds(config), "sliding_attention"))
-    return replace(feeding, layers={kind: reach if "sliding" in kind else None for kind in kinds})
 
 
 def packed_batch(rows: list[Row], feeding: Feeding, target: str = "transformers-5") -> dict[str, Any]:

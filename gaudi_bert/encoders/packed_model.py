@@ -1,9 +1,9 @@
 """A model of `transformers` over packs: hidden states of all tokens, then vectors of texts, or what its own head gives.
 
-How the encoder has to be fed is measured (`asking.py`), and so is what a head of texts reads: of each sequence the first
-token, the last one, or all of them. The head runs on what it reads and on nothing else, through a stand-in for the encoder
-that returns hidden states which are known. Before a model is used, packs of a few random tokens go through it, and each
-sequence through the class of `transformers` as it is: where the outputs differ, the model is refused.
+How the encoder has to be fed is measured (`feeding_trial.py`), and so is what a head of texts reads: of each sequence the
+first token, the last one, or all of them. The head runs on what it reads and on nothing else, through a stand-in for the
+encoder that returns hidden states which are known. Before a model is used, packs of a few random tokens go through it, and
+each sequence through the class of `transformers` as it is: where the outputs differ, the model is refused.
 
 Letters: B packs, L positions, S depth, R rows, K tokens of a row, H hidden size, C values of a head.
 """
@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -28,7 +28,6 @@ from gaudi_bert.encoders.feeding import Feeding, additive_masks, fed_module, fed
 from gaudi_bert.encoders.feeding_trial import TriedModel, packed_batch, try_model
 from gaudi_bert.encoders.pooling import belongs, gather, vectors_of_sequences, widen
 from gaudi_bert.encoders.trial import (
-    Row,
     full_pack,
     on_device,
     quiet_transformers,
@@ -114,16 +113,12 @@ class PackedModel:
             inputs["position_ids"] = fed_positions(batch["positions"].long(), feeding)
         if feeding.token_types:
             inputs["token_type_ids"] = batch["segment_ids"].long()
-        with self._linear_layers():
+        patches = not torch.compiler.is_compiling()  # a compiler cannot trace the patch
+        if patches and self.module.training:  # layers that are computed twice have to be so in the same way
+            names = ("is_activation_checkpointing", "is_gradient_checkpointing")  # of transformers of today, and before
+            patches = not next((getattr(self.module, name) for name in names if hasattr(self.module, name)), False)
+        with patch_linear_with_onednn() if patches else nullcontext():
             return cast(Tensor, token_outputs(self._encoder(**inputs)))
-
-    def _linear_layers(self) -> AbstractContextManager[Any]:
-        """Return how linear layers are computed; layers that are computed twice have to be so in the same way."""
-        if torch.compiler.is_compiling():  # a compiler cannot trace what follows
-            return nullcontext()
-        names = ("is_activation_checkpointing", "is_gradient_checkpointing")  # of transformers of today, and before
-        twice = next((getattr(self.module, name) for name in names if hasattr(self.module, name)), False)
-        return nullcontext() if twice and self.module.training else patch_linear_with_onednn()
 
     def _answers_of_texts(self, hidden_BLH: Tensor, batch: Tensors) -> Tensor:
         """The head on what it reads of each text, [B, S, C]."""
@@ -173,9 +168,22 @@ class PackedModel:
         module, feeding = self.module, self.feeding
         length = min(_TRIED_TOKENS, tokens_of_packs(module.config, feeding.position_offset))
         rows, _ = full_pack(module.config, length, _TRIAL_SEED, feeding.longest_sequence, feeding.unpacked_token)
+        row, alone = rows[0], []
+        features = {
+            "input_ids": row["input_ids"],
+            "input_mask": row["sequence_ids"],
+            "segment_ids": row["token_type_ids"],
+            "positions": row["position_ids"],
+            "sequence_positions": np.cumsum(row["seq_lens"]) - row["seq_lens"],
+            "masked_positions": np.arange(len(row["input_ids"])),  # a head of words reads every token
+        }
+        batch = {name: torch.from_numpy(values[None].astype(np.int32)) for name, values in features.items()}
+        names = ("input_ids", "token_type_ids") if feeding.token_types else ("input_ids",)
         with trial_of(module), quiet_transformers():
-            packed = self.answers(on_device(_batch_of_trial(rows[0]), self.device))[0]
-            alone = [self._alone(rows[0], number)[0] for number in range(1, len(rows[0]["seq_lens"]) + 1)]
+            packed = self.answers(on_device(batch, self.device))[0]
+            for number in range(1, len(row["seq_lens"]) + 1):
+                inputs = {name: torch.tensor(row[name][row["sequence_ids"] == number][None]) for name in names}
+                alone.append(logits_of(self.module(**on_device(inputs, self.device)))[0])
             expected = torch.cat([each if each.ndim == 2 else each[None] for each in alone]).float()
         if packed.shape != expected.shape:
             raise InputError(f"{type(module).__name__}: its head gives {expected.shape}, not {packed.shape}")
@@ -186,24 +194,6 @@ class PackedModel:
                 f"{difference:.1e}); give it one text a row"
             )
         return difference / max(scale, 1e-30)
-
-    def _alone(self, row: Row, number: int) -> Tensor:
-        chosen = row["sequence_ids"] == number
-        inputs = {"input_ids": torch.tensor(row["input_ids"][chosen][None], device=self.device)}
-        if self.feeding.token_types:
-            inputs["token_type_ids"] = torch.tensor(row["token_type_ids"][chosen][None], device=self.device)
-        return logits_of(self.module(**inputs))
-
-
-def _batch_of_trial(row: Row) -> dict[str, Tensor]:
-    """The batch of one pack, every token of which is read by a head of words."""
-    starts = np.cumsum(row["seq_lens"]) - row["seq_lens"]
-    names = {"input_ids": "input_ids", "input_mask": "sequence_ids", "segment_ids": "token_type_ids"}
-    names |= {"positions": "position_ids"}
-    features: BatchArrays = {name: row[column][None].astype(np.int32) for name, column in names.items()}
-    tokens = np.arange(len(row["input_ids"]), dtype=np.int32)[None]
-    added = {"sequence_positions": starts[None].astype(np.int32), "masked_positions": tokens}
-    return {name: torch.from_numpy(values) for name, values in {**features, **added}.items()}
 
 
 def _masked_tokens_mix(model: Any) -> str:
@@ -221,19 +211,17 @@ class _StandIn(torch.nn.Module):
         self._kind: Any = BaseModelOutputWithPooling if isinstance(output, tuple) else type(output)
         self._has_pooled = any(field.name == "pooler_output" for field in dataclasses.fields(self._kind))
         self.pooler = getattr(encoder, "pooler", None)
-        self.activation = getattr(encoder, "pooler_activation", None)  # of a pooler that is a mere dense layer
-        self._parts = {name for name, _ in encoder.named_children()} - {"pooler"}
-
-    def __getattr__(self, name: str) -> Any:
-        """Stand for a part of the encoder that a head calls instead (OPT's decoder)."""
-        return self if name in self.__dict__.get("_parts", ()) else super().__getattr__(name)
+        self._activation = getattr(encoder, "pooler_activation", None)  # of a pooler that is a mere dense layer
+        for name, _ in encoder.named_children():
+            if name != "pooler":  # a head may call a part of the encoder instead (OPT's decoder)
+                self.__dict__[name] = self
 
     def forward(self, *_: Any, inputs_embeds: Tensor, **__: Any) -> Any:
         if not self._has_pooled:
             return self._kind(last_hidden_state=inputs_embeds)
         pooled = None if self.pooler is None else self.pooler(inputs_embeds)
-        if pooled is not None and self.activation is not None:
-            pooled = self.activation(pooled[:, 0])
+        if pooled is not None and self._activation is not None:
+            pooled = self._activation(pooled[:, 0])
         return self._kind(last_hidden_state=inputs_embeds, pooler_output=pooled)
 
 

@@ -10,9 +10,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from gaudi_bert.model.heads import VectorHead
-
-_LOWEST = -3.0e38  # below any hidden state
+from gaudi_bert.model.heads import LOWEST_HIDDEN, VectorHead
 
 
 def widen(tensor: Tensor) -> Tensor:
@@ -38,7 +36,7 @@ def vectors_of_sequences(head: VectorHead, hidden_RH: Tensor, batch: Mapping[str
             vectors_BSH = torch.matmul(share_BSL, hidden_BLH) / share_BSL.sum(-1, keepdim=True).clamp(min=1.0)
         else:
             numbers_BLH = batch["input_mask"].long()[..., None].expand_as(hidden_BLH)
-            lowest_BSH = hidden_BLH.new_full((packs, 1 + depth, hidden_BLH.shape[-1]), _LOWEST)
+            lowest_BSH = hidden_BLH.new_full((packs, 1 + depth, hidden_BLH.shape[-1]), LOWEST_HIDDEN)
             vectors_BSH = lowest_BSH.scatter_reduce(1, numbers_BLH, hidden_BLH, "amax")[:, 1:]  # without padding's
     return torch.nn.functional.normalize(vectors_BSH, dim=-1, eps=1e-12) if head.normalize else vectors_BSH
 

@@ -1,8 +1,8 @@
 """What a model is tried with: packs of random tokens and their outputs, packed and alone; and a small copy of the model.
 
-A small model has the architecture of a config: all kinds of its layers, random weights, few parameters, short windows. How a
-model has to be fed is tried on it (`asking.py`): sizes do not matter there, and a window can only be seen in sequences that
-are longer.
+A small model has the architecture of a config: all kinds of its layers, random weights, few parameters, short windows. How
+a model has to be fed is tried on it (`feeding_trial.py`): sizes do not matter there, and a window can only be seen in
+sequences that are longer.
 
 Letters: B packs, L positions, H outputs of a token.
 """
@@ -10,7 +10,6 @@ Letters: B packs, L positions, H outputs of a token.
 from __future__ import annotations
 
 import copy
-import inspect
 import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -170,7 +169,16 @@ def full_pack(
 def _packs(
     config: Any, length: int, lengths_of_packs: Sequence[Sequence[int]], seed: int, without: int | None
 ) -> tuple[list[Row], list[Row]]:
-    tokens, random = np.setdiff1d(_trial_tokens(config), [] if without is None else [without]), np.random.default_rng(seed)
+    # Special tokens are as many as usual ones: models may treat [SEP] or [MASK] apart. Padding is not among them, and no
+    # other token that a config names: it stands for an image, for one.
+    text, usual = config.get_text_config(), usual_tokens(config)
+    given = [getattr(text, f"{name}_token_id", None) for name in _SPECIAL_TOKENS]
+    ids = {one for each in given for one in (each if isinstance(each, list) else [each]) if type(one) is int}
+    special = sorted(each for each in ids - {getattr(text, "pad_token_id", None)} if 0 <= each < text.vocab_size)
+    low = np.setdiff1d(np.arange(min(_LOW_IDS, text.vocab_size)), [*_named_tokens(config)])
+    tokens = np.concatenate([np.tile(np.array(special, int), 8), low, usual[usual >= _LOW_IDS][: len(low)]])
+    tokens = np.setdiff1d(tokens, [] if without is None else [without])
+    random = np.random.default_rng(seed)
     turns = 1 + length * len(lengths_of_packs) // len(tokens)
     order = np.concatenate([random.permutation(len(tokens)) for _ in range(turns)])  # each token is there, if there is room
     rows: list[Row] = []
@@ -207,19 +215,6 @@ def _named_tokens(config: Any) -> set[int]:
     return {value for each in configs for name, value in vars(each).items() if "token" in name and isinstance(value, int)}
 
 
-def _trial_tokens(config: Any) -> AnyArray:
-    """Token ids in which special ones are as many as usual ones: models may treat [SEP] or [MASK] apart.
-
-    Padding is not among them, and no other token that a config names: it stands for an image, for one.
-    """
-    text, usual = config.get_text_config(), usual_tokens(config)
-    given = [getattr(text, f"{name}_token_id", None) for name in _SPECIAL_TOKENS]
-    ids = {one for each in given for one in (each if isinstance(each, list) else [each]) if type(one) is int}
-    special = sorted(each for each in ids - {getattr(text, "pad_token_id", None)} if 0 <= each < text.vocab_size)
-    low = np.setdiff1d(np.arange(min(_LOW_IDS, text.vocab_size)), [*_named_tokens(config)])
-    return np.concatenate([np.tile(np.array(special, int), 8), low, usual[usual >= _LOW_IDS][: len(low)]])
-
-
 def alone_outputs(model: Any, feeding: Feeding, rows: Sequence[Row]) -> list[torch.Tensor]:
     """The outputs of each sequence in a separate batch, without a mask or positions."""
     outputs = []
@@ -240,25 +235,13 @@ def outputs_of(model: Any, batch: dict[str, Any]) -> torch.Tensor:
     try:
         output = token_outputs(model(**given))
     except MODEL_ERRORS as error:
-        raise InputError(_why_not(model, batch)) from error
+        tokens = batch["input_ids"].shape[-1]
+        raise InputError(f"it fails on rows of {tokens} tokens with {' and '.join(batch)}") from error
     if not isinstance(output, torch.Tensor) or output.ndim != 3 or output.shape[:2] != batch["input_ids"].shape:
         raise InputError(
             f"{type(model).__name__}: its output is not one vector per token; give an encoder or a causal model"
         )
     return output.float().cpu()
-
-
-def _why_not(model: Any, batch: dict[str, Any]) -> str:
-    """Return what a model that raised an error cannot take of a batch."""
-    taken = inspect.signature(model.forward).parameters
-    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values())
-    unknown = [name for name in batch if name not in taken and not takes_any]
-    if unknown:
-        return f"its forward takes no {', '.join(unknown)}"
-    tokens = batch["input_ids"].shape[-1]
-    if batch.get("attention_mask") is None:
-        return f"it fails on rows of {tokens} tokens with {' and '.join(batch)} alone"
-    return f"it fails on packs of {tokens} tokens with a mask for each token"
 
 
 def token_outputs(output: Any) -> Any:
@@ -291,9 +274,8 @@ def largest_difference(actual: Sequence[torch.Tensor], expected: Sequence[torch.
 
 def moved_neighbours(before: Sequence[torch.Tensor], after: Sequence[torch.Tensor], rows: Sequence[Row]) -> float:
     """The largest change of a sequence that is not the first of its pack, which was changed."""
-    others = [number > 0 for row in rows for number in range(len(row["seq_lens"]))]
-    unchanged = ([each for each, other in zip(outputs, others, strict=True) if other] for outputs in (before, after))
-    return largest_difference(*unchanged)
+    others = np.flatnonzero([number > 0 for row in rows for number in range(len(row["seq_lens"]))])
+    return largest_difference([before[each] for each in others], [after[each] for each in others])
 
 
 def scale_of(outputs: Sequence[torch.Tensor]) -> float:
@@ -329,24 +311,15 @@ def _configs(config: Any) -> Iterator[Any]:
             yield from _configs(value)
 
 
-def window_settings(config: Any) -> list[tuple[Any, str, Any]]:
-    """Return what may limit how far a layer sees: configs, the names there, and the values (numbers, or lists of them)."""
-    settings = []
-    for each in _configs(config):
-        for name, value in vars(each).items():
-            numbers = value if isinstance(value, list) else [value]
-            if _WINDOW_NAME.search(name) and numbers and all(type(one) is int and one > 1 for one in numbers):
-                settings.append((each, name, value))
-    return settings
-
-
 def _shallow(config: Any, window: int) -> Any:
     """A copy with short windows, and no more layers than it takes to have every kind of them."""
     small = copy.deepcopy(config)
-    for owner, name, value in window_settings(small):
-        short = [min(one, window) for one in value] if isinstance(value, list) else min(value, window)
-        setattr(owner, name, short)
     for each in _configs(small):
+        for name, value in list(vars(each).items()):
+            numbers = value if isinstance(value, list) else [value]
+            if _WINDOW_NAME.search(name) and numbers and all(type(one) is int and one > 1 for one in numbers):
+                short = [min(one, window) for one in numbers]
+                setattr(each, name, short if isinstance(value, list) else short[0])
         layers = getattr(each, "num_hidden_layers", None)
         if not isinstance(layers, int):
             continue

@@ -63,19 +63,15 @@ def _gradient_difference(encoder: Any, feeding: Feeding, rows: list[Row]) -> flo
     """
     model = fed_module(encoder, feeding)
     weights = [weight for weight in encoder.parameters() if weight.requires_grad]
+    gradients = []
     with trial_of(encoder), torch.enable_grad():
         packed = sequences_of(outputs_of(model, packed_batch(rows, feeding)), rows)
-        gradients = [_gradient(outputs, weights) for outputs in (packed, alone_outputs(model, feeding, rows))]
+        for outputs in (packed, alone_outputs(model, feeding, rows)):
+            random = torch.Generator().manual_seed(_SEED)
+            loss = torch.stack([(each * torch.randn(each.shape, generator=random)).sum() for each in outputs]).sum()
+            of_weights = torch.autograd.grad(loss, weights, allow_unused=True, materialize_grads=True)
+            gradients.append(torch.cat([each.flatten().float().cpu() for each in of_weights]))
     difference = float(torch.linalg.vector_norm(gradients[0] - gradients[1]) / torch.linalg.vector_norm(gradients[1]))
     if not difference <= _GRADIENT_BOUND:
         raise InputError(f"gradients of packed sequences and of each alone differ by {difference:.1e} of their norm")
     return difference
-
-
-def _gradient(outputs: list[torch.Tensor], weights: list[torch.nn.Parameter]) -> torch.Tensor:
-    """The gradients of all weights, one after the other."""
-    random = torch.Generator().manual_seed(_SEED)
-    loss = torch.stack([(each * torch.randn(each.shape, generator=random)).sum() for each in outputs]).sum()
-    gradients = torch.autograd.grad(loss, weights, allow_unused=True)
-    zeros = (torch.zeros_like(weight) if each is None else each for weight, each in zip(weights, gradients, strict=True))
-    return torch.cat([each.flatten().float().cpu() for each in zeros])

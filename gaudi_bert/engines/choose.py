@@ -42,10 +42,19 @@ def choose_engine(
     Raises:
         InputError: it is not installed, or cannot run the model.
     """
-    if requested == "auto":
-        chosen = _automatic(is_bert, stored)
-    else:
+    has_vendor = importlib.util.find_spec("habana_frameworks") is not None
+    if requested != "auto":
         chosen = ChosenEngine(requested, "as requested")
+    elif stored is not None:
+        chosen = ChosenEngine(stored, "the run began with it")
+    elif not is_bert:
+        chosen = ChosenEngine("pytorch", "the model is not a BERT")
+    elif has_vendor and importlib.util.find_spec("habana_frameworks.torch") is not None:
+        chosen = ChosenEngine("pytorch", "the vendor's software here is that of PyTorch")
+    elif is_installed("tensorflow"):
+        chosen = ChosenEngine("tensorflow", "TensorFlow is installed, and the model is a BERT")
+    else:
+        chosen = ChosenEngine("pytorch", "TensorFlow is not installed")
     if chosen.name == "tensorflow" and not is_bert:
         raise InputError(f"{key} = tensorflow: TensorFlow runs BERT only here; set it to pytorch")
     if not is_installed(chosen.name):
@@ -59,19 +68,6 @@ def load_engine(name: EngineName) -> Engine:
         with without_keras():
             return cast(Engine, importlib.import_module("gaudi_bert.engines.tensorflow.engine"))
     return cast(Engine, importlib.import_module("gaudi_bert.engines.pytorch.engine"))
-
-
-def _automatic(is_bert: bool, stored: EngineName | None) -> ChosenEngine:
-    if stored is not None:
-        return ChosenEngine(stored, "the run began with it")
-    if not is_bert:
-        return ChosenEngine("pytorch", "the model is not a BERT")
-    has_vendor = importlib.util.find_spec("habana_frameworks") is not None
-    if has_vendor and importlib.util.find_spec("habana_frameworks.torch") is not None:
-        return ChosenEngine("pytorch", "the vendor's software here is that of PyTorch")
-    if is_installed("tensorflow"):
-        return ChosenEngine("tensorflow", "TensorFlow is installed, and the model is a BERT")
-    return ChosenEngine("pytorch", "TensorFlow is not installed")
 
 
 def _missing(chosen: ChosenEngine, requested: Choice, key: str) -> str:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
@@ -34,15 +33,6 @@ UNPACKED_FEATURES = tuple(feature.key for feature in UnpackedFeature)
 _MOST_LOGITS = 2**31 - 1
 
 
-class _BatchSizes(NamedTuple):
-    """Packs, positions, masked slots and depth of a batch."""
-
-    packs: int
-    positions: int
-    masked_slots: int
-    depth: int
-
-
 def as_packed(unpacked: Mapping[str, AnyArray]) -> dict[str, AnyArray]:
     """A batch of unpacked examples as packs of depth 1; a batch that is packed already is returned as it is.
 
@@ -64,8 +54,11 @@ def as_packed(unpacked: Mapping[str, AnyArray]) -> dict[str, AnyArray]:
     }
 
 
-def check_batch(batch: BatchArrays, config: BertConfig) -> _BatchSizes:
-    """Return the sizes of a packed batch, checked; arrays, or whatever has their `shape` and `dtype.name`."""
+def check_batch(batch: BatchArrays, config: BertConfig) -> tuple[int, int, int, int]:
+    """Return packs, positions, masked slots and depth of a packed batch, checked.
+
+    It holds arrays, or whatever has their `shape` and `dtype.name`.
+    """
     sizes: dict[str, int] = {}
     for name, (letters, dtype) in PACKED_FEATURES.items():
         if name not in batch:
@@ -85,7 +78,7 @@ def check_batch(batch: BatchArrays, config: BertConfig) -> _BatchSizes:
             f"{config.max_position_embeddings}; give the model at least as many"
         )
     check_logits(sizes["B"], sizes["Q"], config.vocab_size)
-    return _BatchSizes(packs=sizes["B"], positions=sizes["L"], masked_slots=sizes["Q"], depth=sizes["S"])
+    return sizes["B"], sizes["L"], sizes["Q"], sizes["S"]
 
 
 def check_logits(packs: int, slots: int, words: int) -> None:
@@ -172,7 +165,13 @@ def join_sequences(
     sentences_BS = np.zeros((2, len(packs), depth), np.int32)
     real_BS = np.zeros((len(packs), depth), np.float32)
     for pack, sequences in enumerate(packs):
-        _check_fits(pack, sequences, length, masked_slots, depth)
+        for what, need, room in (
+            ("tokens", sum(sequence.length for sequence in sequences), length),
+            ("masked positions", sum(len(sequence.masked_ids) for sequence in sequences), masked_slots),
+            ("sequences", len(sequences), depth),
+        ):
+            if need > room:
+                raise InputError(f"pack {pack}: {need} {what} do not fit into {room}; make the packs larger")
         start = slot = 0
         for number, sequence in enumerate(sequences, start=1):
             here, used = slice(start, start + sequence.length), slice(slot, slot + len(sequence.masked_ids))
@@ -194,13 +193,3 @@ def join_sequences(
         **dict(zip(("next_sentence_positions", "next_sentence_labels"), sentences_BS, strict=True)),
         "next_sentence_weights": real_BS,
     }
-
-
-def _check_fits(pack: int, sequences: SequenceOf[Sequence], length: int, masked_slots: int, depth: int) -> None:
-    for what, need, room in (
-        ("tokens", sum(sequence.length for sequence in sequences), length),
-        ("masked positions", sum(len(sequence.masked_ids) for sequence in sequences), masked_slots),
-        ("sequences", len(sequences), depth),
-    ):
-        if need > room:
-            raise InputError(f"pack {pack}: {need} {what} do not fit into {room}; make the packs larger")

@@ -39,6 +39,15 @@ TASK_OF_PROBLEM: dict[str, TaskKind] = {
 """What config.json calls a task of texts (`problem_type`)."""
 
 
+# The largest score of a row is an allowed one, so a forbidden share is exp(less than -9,000) = exactly 0 in float32, for
+# every row: a sequence's outputs do not change by one bit when its neighbours do.
+FORBIDDEN_SCORE = -10000.0
+OTHER_SEQUENCE = -1e9
+"""Added to what a head of spans gives for tokens of other sequences: their probability is exactly 0."""
+LOWEST_HIDDEN = -3.0e38
+"""Below any hidden state; a sequence that is absent has nothing else."""
+
+
 @dataclass(frozen=True)
 class PretrainingHead:
     """BERT's masked-LM and next-sentence heads.

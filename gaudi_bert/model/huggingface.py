@@ -28,7 +28,7 @@ _WHOLE_NAMES = {
 _LAST_PARTS = {"kernel": "weight", "gamma": "weight", "beta": "bias"}
 
 
-def hugging_face_name(name: str) -> str:
+def _hugging_face_name(name: str) -> str:
     """The name in `BertForPreTraining` of our variable `name`.
 
     `bert/encoder/layer_0/attention/self/query/kernel` is `bert.encoder.layer.0.attention.self.query.weight`.
@@ -44,7 +44,7 @@ def hugging_face_name(name: str) -> str:
 def to_hugging_face(values: WeightArrays) -> dict[str, Float32Array]:
     """Our variables (by name) as the state of `BertForPreTraining`; tied tensors are omitted, as their own files do."""
     return {
-        hugging_face_name(name): np.ascontiguousarray(value.T if name.endswith("/kernel") else value)
+        _hugging_face_name(name): np.ascontiguousarray(value.T if name.endswith("/kernel") else value)
         for name, value in values.items()
     }
 
@@ -59,16 +59,16 @@ def from_hugging_face(tensors: WeightArrays, config: BertConfig) -> dict[str, Fl
     state = _state(tensors)
     ours: dict[str, Float32Array] = {}
     for name, spec in parameter_specs(config).items():
-        value = state.pop(hugging_face_name(name), None)
+        value = state.pop(_hugging_face_name(name), None)
         if value is None:
             if name.startswith(("cls/", "bert/pooler/")):
                 continue
-            raise InputError(f"weights: {hugging_face_name(name)} is missing; give the weights of a model of this config")
+            raise InputError(f"weights: {_hugging_face_name(name)} is missing; give the weights of a model of this config")
         value = np.asarray(value, dtype=np.float32)
         value = np.ascontiguousarray(value.T) if name.endswith("/kernel") else value
         if value.shape != spec.shape:
             raise InputError(
-                f"weights: {hugging_face_name(name)} has the shape {value.shape} (in our order), the config wants "
+                f"weights: {_hugging_face_name(name)} has the shape {value.shape} (in our order), the config wants "
                 f"{spec.shape}; give the weights of a model of this config"
             )
         ours[name] = value
@@ -76,7 +76,15 @@ def from_hugging_face(tensors: WeightArrays, config: BertConfig) -> dict[str, Fl
         value = np.asarray(state.pop(name), dtype=np.float32)
         scope, _, last = name.partition(".")
         ours[f"{scope}/kernel" if last == "weight" else f"{scope}/{last}"] = np.ascontiguousarray(value.T)
-    _check_leftovers(state, tensors)
+    everything = {_full_name(name): value for name, value in tensors.items()}
+    for name, value in state.items():  # what was not read: counters, and tied ones that equal what they are tied to
+        if name in _TIED and _TIED[name] in everything:
+            if not np.array_equal(value, everything[_TIED[name]]):
+                raise InputError(f"weights: {name} differs from {_TIED[name]}; only tied output weights can be read")
+        elif name not in _COUNTERS:
+            raise InputError(
+                f"weights: {name} is unknown; give those of a BertForPreTraining, a BertModel or a BertFor... of a task"
+            )
     return ours
 
 
@@ -94,16 +102,3 @@ def _full_name(name: str) -> str:
     name = name.removesuffix(".gamma") + ".weight" if name.endswith("LayerNorm.gamma") else name
     name = name.removesuffix(".beta") + ".bias" if name.endswith("LayerNorm.beta") else name
     return name if name.startswith(("bert.", "cls.", *_TASK_HEADS)) else f"bert.{name}"
-
-
-def _check_leftovers(state: WeightArrays, tensors: WeightArrays) -> None:
-    """Refuse tensors that were not read, but for counters and tied ones that equal what they are tied to."""
-    everything = {_full_name(name): value for name, value in tensors.items()}
-    for name, value in state.items():
-        if name in _TIED and _TIED[name] in everything:
-            if not np.array_equal(value, everything[_TIED[name]]):
-                raise InputError(f"weights: {name} differs from {_TIED[name]}; only tied output weights can be read")
-        elif name not in _COUNTERS:
-            raise InputError(
-                f"weights: {name} is unknown; give those of a BertForPreTraining, a BertModel or a BertFor... of a task"
-            )

@@ -110,7 +110,16 @@ def _best_pack_worth(prices: IntArray, depth: int) -> int:
     if listed is not None:
         return listed
     if size > LONGEST_EXACT:
-        return _limit_of_worth(prices, best, rises, depth)
+        limit = limit_by_longest(best[rises], rises, size, depth)
+        if len(rises) * size <= MOST_STEPS and int(best[-1]) * (size // int(rises[0])) < LARGEST_WORTH:
+            # With any number of sequences, and each price at its shortest length: `best` ends as the worth of the best pack.
+            for length in rises.tolist():
+                price = prices[length - 1]
+                for start in range(length, len(best), length):
+                    run = best[start : start + length]
+                    np.maximum(run, best[start - length : start - length + len(run)] + price, out=run)
+            limit = min(limit, int(best[-1]))
+        return limit
     nothing = np.zeros(size + 1, dtype=np.int64)
     power, best = best, nothing
     while depth:
@@ -119,15 +128,6 @@ def _best_pack_worth(prices: IntArray, depth: int) -> int:
         depth //= 2
         power = _combine(power, power) if depth else power
     return int(best[-1])
-
-
-def _limit_of_worth(prices: IntArray, best: IntArray, rises: IntArray, depth: int) -> int:
-    """No pack of at most `depth` sequences is worth more than this."""
-    size = len(prices)
-    limit = limit_by_longest(best[rises], rises, size, depth)
-    if len(rises) * size <= MOST_STEPS and int(best[-1]) * (size // int(rises[0])) < LARGEST_WORTH:
-        limit = min(limit, _worth_at_any_depth(prices, best, rises))
-    return limit
 
 
 def worth_of_listed(prices: IntArray, lengths: IntArray, size: int, depth: int) -> int | None:
@@ -155,19 +155,6 @@ def limit_by_longest(prices: IntArray, lengths: IntArray, size: int, depth: int)
     by_tokens = np.floor(np.nextafter(per_token[others] * (size - lengths), np.inf))
     by_tokens = np.minimum(by_tokens, float(LARGEST_WORTH)).astype(np.int64)
     return int(np.max(prices + np.minimum(by_tokens, (depth - 1) * np.concatenate(([0], prices))[others])))
-
-
-def _worth_at_any_depth(prices: IntArray, best: IntArray, rises: IntArray) -> int:
-    """The most that any number of sequences of together at most L tokens can be worth: each price at its shortest length.
-
-    `best` begins as the price of the best single sequence of at most t tokens, and ends as the worth of the best pack.
-    """
-    for length in rises.tolist():
-        price = prices[length - 1]
-        for start in range(length, len(best), length):
-            run = best[start : start + length]
-            np.maximum(run, best[start - length : start - length + len(run)] + price, out=run)
-    return int(best[-1])
 
 
 def _combine(one: IntArray, other: IntArray) -> IntArray:

@@ -206,16 +206,13 @@ def pack_first_fit(counts: IntArray, depth: int) -> Mixture:
     used_runs, additions = _first_fit(np.ascontiguousarray(counts), depth, runs)
     mixture: Mixture = {}
     for run in range(HEAD + 1, used_runs):
-        add_packs(mixture, _lengths(additions, int(runs.addition[run])), int(runs.packs[run]))
+        lengths: list[int] = []
+        top = int(runs.addition[run])
+        while top != END:
+            lengths += [int(additions.length[top])] * int(additions.copies[top])
+            top = int(additions.below[top])
+        add_packs(mixture, tuple(lengths), int(runs.packs[run]))
     return mixture
-
-
-def _lengths(additions: _Additions, top: int) -> Strategy:
-    lengths: list[int] = []
-    while top != END:
-        lengths += [int(additions.length[top])] * int(additions.copies[top])
-        top = int(additions.below[top])
-    return tuple(lengths)
 
 
 @kernel

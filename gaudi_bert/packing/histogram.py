@@ -252,15 +252,11 @@ def form_groups(files: Sequence[File], group_sequences: int, group_bytes: int, s
     """
     ordered = sorted(files, key=lambda file: file.name)
     dealt = [ordered[index] for index in permutation(len(ordered), seed, "groups")]
-    groups = _cut_evenly(dealt, group_sequences, group_bytes)
-    return [sorted(group, key=lambda file: file.name) for group in groups]
-
-
-def _cut_evenly(dealt: list[File], group_sequences: int, group_bytes: int) -> list[list[File]]:
-    """Cut as few groups as the limits allow, as even as that number allows: a small last group would pack badly."""
+    # As few groups as the limits allow, as even as that number allows: a small last group would pack badly.
     fewest = _cut(dealt, group_sequences, group_bytes, 1)
     even = _cut(dealt, group_sequences, group_bytes, len(fewest))
-    return even if len(even) == len(fewest) else fewest
+    groups = even if len(even) == len(fewest) else fewest
+    return [sorted(group, key=lambda file: file.name) for group in groups]
 
 
 def _cut(dealt: list[File], group_sequences: int, group_bytes: int, parts: int) -> list[list[File]]:

@@ -85,7 +85,12 @@ def deal_into_slots(
     """
     max_length = len(counts)
     spare = max(LEAST_SPARE, int(SPARE_SHARE * sum(coarse.values())))
-    slot_bins, first_slot = flatten_packs(_with_empty_slots(coarse, bins, depth, spare))
+    # As many bins of 0 as there is room for, and as depth allows; the empty packs come first.
+    with_empty = {(0,) * min(depth, MOST_EMPTY): spare}
+    for strategy, count in coarse.items():
+        slots = min(depth - len(strategy), max(LEAST_EMPTY, MOST_EMPTY * (bins - sum(strategy)) // bins))
+        add_packs(with_empty, (0,) * slots + strategy, count)
+    slot_bins, first_slot = flatten_packs(with_empty)
     empty = len(slot_bins) - int(counts.sum())
     lengths = np.concatenate((np.zeros(empty, dtype=np.int64), np.repeat(np.arange(1, max_length + 1), counts)))
     dealt = _Dealt(
@@ -104,15 +109,6 @@ def deal_into_slots(
     given_up = _give_up(dealt)
     packs = mixture_of_packs(dealt.lengths[dealt.sequence], dealt.first_slot)
     return packs, np.bincount(given_up, minlength=max_length + 1)[1:].astype(np.int64)
-
-
-def _with_empty_slots(coarse: Mapping[Strategy, int], bins: int, depth: int, spare: int) -> Mixture:
-    """Strategies with as many bins of 0 as there is room for, and as depth allows; the empty packs come first."""
-    result = {(0,) * min(depth, MOST_EMPTY): spare}
-    for strategy, count in coarse.items():
-        empty = min(depth - len(strategy), max(LEAST_EMPTY, MOST_EMPTY * (bins - sum(strategy)) // bins))
-        add_packs(result, (0,) * empty + strategy, count)
-    return result
 
 
 def _deal(dealt: _Dealt, bins: IntArray, packs: IntArray, bin_tokens: float) -> None:

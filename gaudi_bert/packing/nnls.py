@@ -7,7 +7,7 @@ int64 [L], the sequences of length 1 .. L; a depth is the most sequences per pac
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -154,7 +154,9 @@ def _newton_steps(
         target = solve_nnls(problem.counts, problem.row_weights(residual), depth)
         change = target.residual - residual
         step = problem.best_step(residual, change)
-        usage = _between(usage, dict(zip(target.strategies, target.usage.tolist(), strict=True)), step)
+        usage = {strategy: (1 - step) * count for strategy, count in usage.items() if step < 1.0}
+        for strategy, count in zip(target.strategies, target.usage.tolist(), strict=True):
+            usage[strategy] = usage.get(strategy, 0.0) + step * count
         residual = residual + step * change
         reached = problem.objective(residual)
         if min(reached - target.objective**2, value - reached) <= SMALL_GAIN * reached:
@@ -169,14 +171,6 @@ def pack_ennlshp(counts: IntArray, depth: int) -> Mixture:
     for strategy, count in usage.items():
         add_packs(mixture, strategy, round(count))
     return complete_by_complements(mixture, counts, depth)
-
-
-def _between(start: Mapping[Strategy, float], end: Mapping[Strategy, float], share: float) -> dict[Strategy, float]:
-    """(1 - share) * start + share * end."""
-    mixed = {strategy: (1 - share) * count for strategy, count in start.items() if share < 1.0}
-    for strategy, count in end.items():
-        mixed[strategy] = mixed.get(strategy, 0.0) + share * count
-    return mixed
 
 
 # --- the iterative loop with padding feedback, as Habana Labs published it ("Data Packing Process for MLPERF BERT")
@@ -304,7 +298,11 @@ def _rounds(counts: IntArray, depth: int, work: Work, leftovers: Leftovers) -> I
             break
         before_spent = work.spent
         most_rounds = int(ROUNDS_PER_LENGTH * np.count_nonzero(remaining)) + 1 if is_long else None
-        packs = _rounded_packs(remaining, weights, depth, allowed, most_rounds)
+        solution = solve_nnls(remaining, weights, depth, max_rounds=most_rounds, work=allowed)
+        usage = np.where(solution.usage < 2, np.rint(solution.usage), np.floor(solution.usage)).astype(np.int64)
+        packs: Mixture = {}
+        for strategy, count in zip(solution.strategies, usage.tolist(), strict=True):
+            add_packs(packs, strategy, count)
         if is_long and allowed is work:
             allowed = work.share(LATER_ROUNDS * (work.spent - before_spent) / max(work.remaining, 1.0))
         for strategy, count in packs.items():
@@ -313,12 +311,3 @@ def _rounds(counts: IntArray, depth: int, work: Work, leftovers: Leftovers) -> I
         yield mixture, remaining
         if int(remaining.sum()) < FEW_SEQUENCES or int(remaining.sum()) == before:
             break
-
-
-def _rounded_packs(remaining: IntArray, weights: FloatArray, depth: int, work: Work, most_rounds: int | None) -> Mixture:
-    solution = solve_nnls(remaining, weights, depth, max_rounds=most_rounds, work=work)
-    usage = np.where(solution.usage < 2, np.rint(solution.usage), np.floor(solution.usage)).astype(np.int64)
-    packs: Mixture = {}
-    for strategy, count in zip(solution.strategies, usage.tolist(), strict=True):
-        add_packs(packs, strategy, count)
-    return packs

@@ -127,7 +127,10 @@ def solve_nnls(
     limits = additions, most_rounds, max(work.remaining, 0.0)
     size, rounds = _run(counts, squared_weights, chain, state, scratch, residual, *limits)
     work.spend(float(state.operations[0]))
-    strategies = [_strategy(state, column) for column in range(size)]
+    strategies = []
+    for lengths, copies, distinct in zip(state.lengths[:size], state.copies[:size], state.distinct[:size], strict=True):
+        items = np.repeat(lengths[:distinct], copies[:distinct].astype(np.int64))
+        strategies.append(tuple(np.sort(items).tolist()))
     objective = scale * float(np.sqrt(np.sum(squared_weights * residual**2)))
     return _NnlsSolution(strategies, state.usage[:size] * scale, residual[1:] * scale, objective, int(rounds))
 
@@ -163,12 +166,6 @@ def _make_scratch(max_length: int, products: int) -> _Scratch:
         items=np.empty(max_length + 2, dtype=np.int64),
         pending=np.empty(2 * (max_length + products + 5), dtype=np.int64),
     )
-
-
-def _strategy(state: _ActiveSet, column: int) -> tuple[int, ...]:
-    distinct = state.distinct[column]
-    items = np.repeat(state.lengths[column, :distinct], state.copies[column, :distinct].astype(np.int64))
-    return tuple(np.sort(items).tolist())
 
 
 @borrowing_kernel

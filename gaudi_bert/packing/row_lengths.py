@@ -125,7 +125,9 @@ def choose_row_lengths(
         raise InputError(f"the longest sequence has {needed} tokens, the longest row {lengths[-1]}; give it a longer one")
 
     rows = _Rows(counts, cost, depth, algorithm)
-    candidates = _candidates(needed, multiple, longest)
+    last = -(-needed // multiple)
+    steps = range(1, last + 1) if last <= _MOST_CANDIDATES else np.geomspace(1, last, _MOST_CANDIDATES).round().astype(int)
+    candidates = sorted({min(int(step) * multiple, longest or last * multiple) for step in steps})
     best = lengths or _cheapest(rows, candidates, most_lengths)
     return RowLengths(
         lengths=tuple(length for _, length in rows.intervals(best)),
@@ -192,14 +194,6 @@ class _Rows:
         own = self._counts[above:length]
         part[above : above + len(own)] = own
         return part
-
-
-def _candidates(needed: int, multiple: int, longest: int | None) -> list[int]:
-    """Lengths of rows to choose from, ascending; the last holds every sequence."""
-    last = -(-needed // multiple)
-    steps = range(1, last + 1) if last <= _MOST_CANDIDATES else np.geomspace(1, last, _MOST_CANDIDATES).round().astype(int)
-    lengths = sorted({int(step) * multiple for step in steps})
-    return lengths if longest is None else sorted({min(length, longest) for length in lengths})
 
 
 def _choices(candidates: list[int], most_lengths: int) -> Iterable[tuple[int, ...]]:

@@ -25,7 +25,7 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.encoders.feeding import Feeding, fed_positions, target_mask
 from gaudi_bert.encoders.feeding_trial import feeding_of, try_model
 from gaudi_bert.encoders.trial import MODEL_ERRORS, Row, small_copy
-from gaudi_bert.pytorch.rows import sequence_counts, sequence_matrix, token_matrix
+from gaudi_bert.pytorch.rows import sequence_matrix, token_matrix
 
 TARGETS = ("transformers-5", "transformers-4", "optimum-habana", "flash", "flex")
 _UNLIMITED = 1 << 62
@@ -55,9 +55,9 @@ class PackCollator:
     Args:
         target: one of `TARGETS`.
         model: a model of `transformers`, its config, or its `model_type` (with the usual settings of that type). How it has
-            to be fed is tried on a small copy (`asking.py`); of a model, its own class is copied, and it is tried itself,
-            with its head and this target, in evaluation and in training mode. A config does not describe weights, heads
-            and labels: with it, labels of a causal model are the next tokens unless its `architectures` name tags.
+            to be fed is tried on a small copy (`feeding_trial.py`); of a model, its own class is copied, and it is tried
+            itself, with its head and this target, in evaluation and in training mode. A config does not describe weights,
+            heads and labels: with it, labels of a causal model are the next tokens unless its `architectures` name tags.
         gather_heads: add `masked_lm_positions`, `masked_lm_labels` [B, Q], `sequence_positions` and `next_sentence_label`
             [B, S] for `PackedBertForPreTraining`, instead of `labels`.
         sequence_labels: a column with a value for each sequence: add `sequence_labels` and `sequence_positions` [B, S] for
@@ -88,8 +88,17 @@ class PackCollator:
             raise InputError(f"target = {target!r}: one of {', '.join(TARGETS)} is allowed")
         if row_tokens is not None and (type(row_tokens) is not int or row_tokens < 2):
             raise InputError(f"row_tokens = {row_tokens!r}: must be an integer of at least 2")
-        model = _known_model(model)
-        _check_software(target, model)
+        if isinstance(model, str):
+            try:
+                model = transformers.AutoConfig.for_model(model)
+            except MODEL_ERRORS as error:
+                problem = "transformers does not know it; give the model or its config"
+                raise InputError(f"model type {model!r}: {problem}") from error
+        if isinstance(model, torch.nn.Module | transformers.PretrainedConfig):
+            _check_software(target, model)
+        elif not isinstance(model, Feeding):  # which is for a model that is not one of transformers
+            problem = "is not a transformers model; pass a model, its config or its model_type"
+            raise InputError(f"{type(model).__name__}: {problem}")
         self.feeding = feeding_of(model, target)
         if self.feeding.embeds_first:
             raise InputError(
@@ -165,7 +174,7 @@ class PackCollator:
     def _joined(self, rows: Sequence[Row]) -> dict[str, IntArray]:
         """The columns with a value per token, int64 [B, L], as this model takes them."""
         names = [name for name in _TOKEN_COLUMNS if name in rows[0] and name != self.sequence_labels]
-        arrays = {name: token_matrix(rows, name).astype(np.int64) for name in names}
+        arrays = {name: token_matrix(rows, name) for name in names}
         arrays["position_ids"] = fed_positions(arrays["position_ids"], self.feeding)
         if not self.feeding.positions:
             del arrays["position_ids"]
@@ -224,7 +233,7 @@ class PackCollator:
 
     def _per_sequence(self, rows: Sequence[Row], name: str, empty: int) -> torch.Tensor:
         """A column with a value per sequence, int64 [B, S]."""
-        depth = self._slots("depth", self.depth, int(sequence_counts(rows, name).max()))
+        depth = self._slots("depth", self.depth, max(len(row[name]) for row in rows))
         return torch.from_numpy(sequence_matrix(rows, name, depth, empty))
 
     @staticmethod
@@ -254,25 +263,8 @@ class PackCollator:
         }
 
 
-def _known_model(model: Any) -> Any:
-    """A model, its config or a `Feeding` as it is; of a `model_type` of `transformers` the config with its usual settings.
-
-    A `Feeding` is for a model that is not one of `transformers`.
-    """
-    if isinstance(model, Feeding | torch.nn.Module | transformers.PretrainedConfig):
-        return model
-    if not isinstance(model, str):
-        raise InputError(f"{type(model).__name__}: is not a transformers model; pass a model, its config or its model_type")
-    try:
-        return transformers.AutoConfig.for_model(model)
-    except MODEL_ERRORS as error:
-        raise InputError(f"model type {model!r}: transformers does not know it; give the model or its config") from error
-
-
 def _check_software(target: str, model: Any) -> None:
-    """Refuse a target whose boundaries the attention of a model does not read."""
-    if isinstance(model, Feeding):
-        return
+    """Refuse a target whose boundaries the attention of a model, or of a config, does not read."""
     used = getattr(getattr(model, "config", model), "_attn_implementation", None)
     reads = {"flash": "flash" in str(used), "flex": used in (None, "flex_attention")}
     if not reads.get(target, "flash" not in str(used)):

@@ -17,7 +17,7 @@ import hashlib
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -44,7 +44,7 @@ _THE_WAY = "read PackedDataset(folder, rank, world_size) with PackedLoader, or t
 # --- sources of packs
 
 
-class MappedPacks(Dataset[Row]):
+class _MappedPacks(Dataset[Row]):
     """Packs by their numbers, for tools that need a map-style data set: a sampler decides the order, `shuffle=True` too.
 
     Pack i is the i-th of the folder, shard after shard. A few shards are open at a time. `shards` are `ShardFiles` with
@@ -58,7 +58,7 @@ class MappedPacks(Dataset[Row]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """For another process, which opens the shards itself."""
-        return MappedPacks, (self._shards, self._rows_of)
+        return _MappedPacks, (self._shards, self._rows_of)
 
     def __len__(self) -> int:
         """All packs, whatever the number of processes: a sampler deals them."""
@@ -87,15 +87,8 @@ class MappedPacks(Dataset[Row]):
         return rows
 
 
-class _Opened(NamedTuple):
-    """Packs of a folder, what distinguishes them from others, and what makes rows of what their files read."""
-
-    packs: StoredPacks
-    identity: str
-    rows_of: Callable[[Any], Sequence[Row]] = list
-
-
-def _open(folder: Path) -> _Opened:
+def _open(folder: Path) -> tuple[StoredPacks, str, Callable[[Any], Sequence[Row]]]:
+    """The packs of a folder, what distinguishes them from others, and what makes rows of what their files read."""
     if in_store(folder):
         raise InputError(
             f"{shown_location(folder)}: PackedDataset reads folders of this machine; copy it here, or train with "
@@ -106,11 +99,11 @@ def _open(folder: Path) -> _Opened:
     if tables:
         sizes = [[path.name, path.stat().st_size] for path in tables]
         identity = hashlib.sha256(repr(sizes).encode("utf-8")).hexdigest()[:_IDENTITY_DIGITS]
-        return _Opened(open_tables(folder, tables), identity)
+        return open_tables(folder, tables), identity, list
     if kind is not None:
         metadata = read_metadata(folder)
         check_before_reading(folder, metadata.shard_table)
-        return _Opened(open_packs(folder, metadata), metadata.identity(repr)[:_IDENTITY_DIGITS], rows_of_packs)
+        return open_packs(folder, metadata), metadata.identity(repr)[:_IDENTITY_DIGITS], rows_of_packs
     refuse_row_tables(folder)
     if folder.is_dir() and any(folder.iterdir()):
         raise InputError(f"{folder}: holds no packs; pack it with `gaudi-bert pack`")
@@ -165,9 +158,9 @@ class PackedDataset(IterableDataset[Row]):
         self.loader_is_ours = False
         self._epoch, self._done = 0, 0
 
-    def as_map(self) -> MappedPacks:
+    def as_map(self) -> _MappedPacks:
         """The packs of all processes as a map-style data set, for tools that want one: `shuffle=True` is allowed there."""
-        return MappedPacks(self._stored.files, self._rows_of)
+        return _MappedPacks(self._stored.files, self._rows_of)
 
     @property
     def dropped_packs(self) -> int:
@@ -260,7 +253,7 @@ class PackedDataset(IterableDataset[Row]):
         done = 0
         while done < rows:
             at_once = min(most, _FIRST_ROWS + 3 * done)  # few at first, so that the first rows come soon
-            at_once = -(-at_once // batch) * batch  # complete batches, which are then collated without a copy
+            at_once = -(-at_once // batch) * batch  # complete batches
             batches, in_batch = np.divmod(np.arange(done, min(done + at_once, rows), dtype=np.int64), batch)
             numbers = first + self.world_size * ((number + workers * batches) * batch + in_batch)
             for row in self._rows_of(stored.files.read(*self._reader.locate(epoch, numbers))):
@@ -299,17 +292,25 @@ class PackedLoader(DataLoader[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         """Batches to the end of the epoch; a data set that is the share of another process is refused."""
-        _check_process(self._packs)
-        self._packs.begin()
-        batches = self._packs.remaining_batches
-        self._packs.loader_is_ours = True
+        packs = self._packs
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            rank, processes = torch.distributed.get_rank(), torch.distributed.get_world_size()
+            reads_all = packs.world_size == 1 and processes > 1
+            if reads_all or (packs.world_size == processes and packs.rank != rank):
+                raise InputError(
+                    f"PackedDataset is the share of process {packs.rank} of {packs.world_size}, and this is process {rank} "
+                    f"of {processes}; {_THE_WAY}"
+                )
+        packs.begin()
+        batches = packs.remaining_batches
+        packs.loader_is_ours = True
         try:
             iterator = super().__iter__()
         finally:
-            self._packs.loader_is_ours = False
+            packs.loader_is_ours = False
         for number, batch in enumerate(iterator, 1):
             if self.num_workers > 0:
-                self._packs.note_batch(number == batches)
+                packs.note_batch(number == batches)
             yield batch
 
     def __len__(self) -> int:
@@ -323,16 +324,3 @@ class PackedLoader(DataLoader[Any]):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume where `state` was taken; as of `PackedDataset`."""
         self._packs.load_state_dict(state)
-
-
-def _check_process(dataset: PackedDataset) -> None:
-    """Refuse to read in every process what one is to read."""
-    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        return
-    rank, processes = torch.distributed.get_rank(), torch.distributed.get_world_size()
-    reads_all = dataset.world_size == 1 and processes > 1
-    if reads_all or (dataset.world_size == processes and dataset.rank != rank):
-        raise InputError(
-            f"PackedDataset is the share of process {dataset.rank} of {dataset.world_size}, and this is process {rank} of "
-            f"{processes}; {_THE_WAY}"
-        )

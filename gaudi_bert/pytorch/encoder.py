@@ -1,49 +1,40 @@
 """Any encoder of `transformers` over packed texts: vectors and answers in the order of the texts, as of each text alone.
 
 How packs go through the model is measured on it (`packed_model.py`); where that fails, it is refused. A window of texts is
-packed as `gaudi-bert predict` packs it, in rows of the lengths that cost least, or in batches of one static shape for a
-device that compiles.
+tokenised, packed and run as `gaudi-bert predict` does it, in rows of the lengths that cost least, or in batches of one
+static shape for a device that compiles.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
-import transformers
 
 from gaudi_bert.common.arrays import BatchArrays, Float32Array
 from gaudi_bert.common.errors import InputError, shown
 from gaudi_bert.config.sections import TaskName, TaskSettings
-from gaudi_bert.encoders.encoder_weights import architecture_of, read_model
+from gaudi_bert.encoders.encoder_weights import sizes_by
 from gaudi_bert.encoders.feeding_trial import feeding_of
 from gaudi_bert.encoders.packed_model import PackedModel, head_of
-from gaudi_bert.encoders.trial import on_device, positions_of, quiet_transformers
-from gaudi_bert.model.config import NO_PACKS
+from gaudi_bert.encoders.trial import on_device
 from gaudi_bert.model.heads import Pooling, TaskKind, VectorHead
 from gaudi_bert.rows.answers import class_answers, multi_label_answers, number_answers, tag_answers
 from gaudi_bert.rows.fields import words_of_text
-from gaudi_bert.rows.tokenizer import RowTokenizer, tokenizer_of
+from gaudi_bert.rows.tokenizer import tokenizer_of
 from gaudi_bert.rows.tokenizing import tokenize_rows
 from gaudi_bert.rows.types import Row, RowPosition, Sequences, TaggedRow, TextRow
-from gaudi_bert.rows.window_plan import PackRunner, WindowPlan, plan_window
+from gaudi_bert.rows.window_plan import PackRunner, plan_window
 
 Text = str | tuple[str, str] | list[str]
 """A text, a pair of texts, or the words of a text."""
 
 _WINDOW_TEXTS = 8192
 _TOKENS_OF_A_BATCH = 2048
-_MOST_POSITIONS = 1 << 20
-_MOST_SEGMENTS = 1 << 20  # a model that has fewer than a pair needs is not given any (`asking.py`)
 _TRIED_TOKENS = 512  # of rows, before it is known how long they are
-_AUTO = {
-    "ForSequenceClassification": transformers.AutoModelForSequenceClassification,
-    "ForTokenClassification": transformers.AutoModelForTokenClassification,
-}
 
 
 class PackedEncoder:
@@ -68,19 +59,16 @@ class PackedEncoder:
         if software not in ("eager", "sdpa"):
             raise InputError(f"{type(model).__name__}: its attention is {software}; open it with attn_implementation='sdpa'")
         feeding = feeding_of(model.base_model)
+        sizes = sizes_by(model.config, feeding)
         self._tokenizer = tokenizer_of(tokenizer)
-        config = model.config.get_text_config()
-        self._tokenizer.check_fits(config.vocab_size, _MOST_SEGMENTS)
-        most = positions_of(config)
-        positions = (_MOST_POSITIONS if most is None else most) - feeding.position_offset
-        self.positions: int = min(positions, feeding.longest_sequence or positions)
+        self._tokenizer.check_fits(sizes.vocab_size, sizes.segments)
+        self.positions, self.hidden_size = sizes.positions, sizes.hidden_size
         if max_sequence_length is not None and not 3 <= max_sequence_length <= self.positions:
             raise InputError(
                 f"max_sequence_length = {max_sequence_length}: the model has {self.positions} positions; give 3 to that"
             )
         usual = min(self.positions, getattr(tokenizer, "model_max_length", self.positions))
         self.max_sequence_length: int = max_sequence_length or usual
-        self.hidden_size: int = config.hidden_size
         head, self.labels = head_of(model)
         self.task: TaskKind | None = None if head is None else head.kind
         self._packed = PackedModel(model, feeding, head)
@@ -103,10 +91,9 @@ class PackedEncoder:
         """
         if pooling not in get_args(Pooling):
             raise InputError(f"pooling = {pooling!r}: one of {', '.join(get_args(Pooling))} is allowed")
-        width, vectors = self.hidden_size, partial(self._packed.vectors, head=VectorHead(pooling, normalize))
-        windows = self._windows(texts, None)
-        parts = [self._run(sequences, plan, vectors, "sequence", width) for _, sequences, plan in windows]
-        return np.concatenate([np.zeros((0, width), np.float32), *parts])
+        vectors = partial(self._packed.vectors, head=VectorHead(pooling, normalize))
+        parts = [outputs for _, _, outputs in self._windows(texts, None, vectors, self.hidden_size)]
+        return np.concatenate([np.zeros((0, self.hidden_size), np.float32), *parts])
 
     def predict(self, texts: Sequence[Text]) -> list[dict[str, Any]]:
         """The answer of the model's head for each text, in the order of the texts: what `gaudi-bert predict` writes."""
@@ -116,93 +103,65 @@ class PackedEncoder:
                 "AutoModelForSequenceClassification or AutoModelForTokenClassification, or embed the texts"
             )
         answers: list[dict[str, Any]] = []
-        per: Literal["sequence", "token"] = "token" if self.task == "token-classification" else "sequence"
-        for rows, sequences, plan in self._windows(texts, self.task):
-            logits = self._run(sequences, plan, self._packed.answers, per, len(self.labels))
-            answers += self._answers(logits, sequences, rows)
+        for rows, sequences, logits in self._windows(texts, self.task, self._packed.answers, len(self.labels)):
+            if self.task == "token-classification":
+                answers += tag_answers(logits, sequences, rows, self.labels)
+            elif self.task == "regression":
+                answers += number_answers(logits)
+            else:
+                answers += (class_answers if self.task == "classification" else multi_label_answers)(logits, self.labels)
         return answers
 
-    def _windows(self, texts: Sequence[Text], task: TaskName | None) -> Iterator[tuple[list[Row], Sequences, WindowPlan]]:
-        """Texts of a window as rows, as tokens, and packed."""
+    def _windows(
+        self,
+        texts: Sequence[Text],
+        task: TaskName | None,
+        compute: Callable[[dict[str, torch.Tensor]], torch.Tensor],
+        width: int,
+    ) -> Iterator[tuple[list[Row], Sequences, Float32Array]]:
+        """Yield the texts of a window as rows and as tokens, and what `compute` gives for them, in evaluation mode."""
         if isinstance(texts, str | bytes):
             raise InputError(f"texts = {shown(texts)}: is one text; give a list of texts, [text]")
-        too_long: Literal["window", "truncate"] = "window" if task == "token-classification" else "truncate"
-        settings = TaskSettings(name=task or "classification", too_long=too_long)
+        tags = task == "token-classification"
+        settings = TaskSettings(name=task or "classification", too_long="window" if tags else "truncate")
+        per: Literal["sequence", "token"] = "token" if tags else "sequence"
+        rest: Literal["smaller", "filled"] = "filled" if self.static_shapes else "smaller"
+        runner = PackRunner(_Outputs(self._packed, compute), per, width, _TOKENS_OF_A_BATCH, rest)
         for first in range(0, len(texts), _WINDOW_TEXTS):
             rows = [_row(number, text, task) for number, text in enumerate(texts[first : first + _WINDOW_TEXTS], first)]
             most = self.max_sequence_length
             sequences = tokenize_rows(rows, self._tokenizer, task=task, settings=settings, max_sequence_length=most)
-            yield rows, sequences, self._plan(sequences)
-
-    def _plan(self, sequences: Sequences) -> WindowPlan:
-        """Plan how the sequences of a window share rows."""
-        return plan_window(
-            sequences.lengths,
-            hidden_size=self.hidden_size,
-            one_length=self.max_sequence_length if self.static_shapes else None,
-            longest_row=self.positions,
-        )
-
-    def _answers(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> list[dict[str, Any]]:
-        """The outputs of the head as one JSON object for each row."""
-        if self.task == "token-classification":
-            return list(tag_answers(logits, sequences, rows, self.labels))
-        if self.task == "regression":
-            return list(number_answers(logits))
-        of = class_answers if self.task == "classification" else multi_label_answers
-        return list(of(logits, self.labels))
-
-    def _run(
-        self,
-        sequences: Sequences,
-        plan: WindowPlan,
-        outputs: Callable[[dict[str, torch.Tensor]], torch.Tensor],
-        per: Literal["sequence", "token"],
-        width: int,
-    ) -> Float32Array:
-        """Return what `outputs` gives for the sequences or tokens of a window; the module is in evaluation mode
-        meanwhile.
-        """
-        self._try_rows(max((part.length for part in plan.parts), default=0))
-        rest: Literal["smaller", "filled"] = "filled" if self.static_shapes else "smaller"
-        was_training = self.model.training
-        self._packed.train(False)
-        try:
-            return PackRunner(_Outputs(self._packed, outputs), per, width, _TOKENS_OF_A_BATCH, rest).run(sequences, plan)
-        finally:
-            self._packed.train(was_training)
-
-
-def open_encoder(folder: Path, tokenizer: RowTokenizer, device: str = "cpu") -> PackedEncoder:
-    """The encoder of a folder with its head for texts or tokens, if config.json names one, in float32.
-
-    On the device "hpu" all batches have one shape.
-    """
-    name = architecture_of(folder)
-    auto: Any = next((kind for ending, kind in _AUTO.items() if name.endswith(ending)), transformers.AutoModel)
-    model = read_model(folder, auto)
-    model.to(device, torch.float32)
-    try:
-        with quiet_transformers():
-            return PackedEncoder(model, tokenizer, static_shapes=device == "hpu")
-    except InputError as error:
-        reason = str(error).removesuffix(f"; {NO_PACKS}")
-        way_on = "transformers or sentence-transformers run it, a text in each row"
-        raise InputError(f"{folder}: {reason}; {way_on}") from error
+            plan = plan_window(
+                sequences.lengths,
+                hidden_size=self.hidden_size,
+                one_length=most if self.static_shapes else None,
+                longest_row=self.positions,
+            )
+            self._try_rows(max((part.length for part in plan.parts), default=0))
+            was_training = self.model.training
+            self._packed.train(False)
+            try:
+                outputs = runner.run(sequences, plan)
+            finally:
+                self._packed.train(was_training)
+            bad = runner.row_without_numbers(outputs, sequences)
+            if bad is not None:
+                raise InputError(f"texts[{first + bad}]: the model's outputs are no finite numbers; its weights are damaged")
+            yield rows, sequences, outputs
 
 
 class _Outputs(NamedTuple):
     """A function of batches on a model's device as what `PackRunner` runs."""
 
     packed: PackedModel
-    function: Callable[[dict[str, torch.Tensor]], torch.Tensor]
+    compute: Callable[[dict[str, torch.Tensor]], torch.Tensor]
 
     def outputs(self, batch: BatchArrays) -> Float32Array:
         """Return the outputs of one batch."""
         self.packed.check_tokens(batch)
         with torch.inference_mode():
             tensors = {name: torch.from_numpy(values) for name, values in batch.items()}
-            outputs: Float32Array = self.function(on_device(tensors, self.packed.device)).float().cpu().numpy()
+            outputs: Float32Array = self.compute(on_device(tensors, self.packed.device)).float().cpu().numpy()
         return outputs
 
 

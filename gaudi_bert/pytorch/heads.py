@@ -25,6 +25,7 @@ from transformers.models.bert.modeling_bert import BertForPreTrainingOutput
 from gaudi_bert.common.arrays import NOT_PREDICTED
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.encoders.feeding_trial import ONE_FOR_A_ROW, check_head
+from gaudi_bert.encoders.pooling import gather
 from gaudi_bert.encoders.trial import on_device
 from gaudi_bert.pytorch.collate import model_inputs
 
@@ -120,7 +121,7 @@ class PackedBertForPreTraining(BertForPreTraining):
         hidden_BLH = self.bert(
             input_ids, attention_mask=attention_mask, token_type_ids=token_type_ids, position_ids=position_ids
         )[0]
-        masked_BQH = _gather(hidden_BLH, masked_lm_positions)
+        masked_BQH = gather(hidden_BLH, masked_lm_positions)
         words = self.cls.predictions(masked_BQH)
         sentences = self.cls.seq_relationship(_pooled(self.bert.pooler, hidden_BLH, sequence_positions))
         loss = None
@@ -169,29 +170,22 @@ class PackedBertForSequenceClassification(BertForSequenceClassification):
             counts = num_items_in_batch
             if counts is None:
                 counts = update_counts([{"sequence_labels": sequence_labels}])
-            loss = self._summed_loss(logits_BSC, sequence_labels) / counts.clamp(min=1).to(logits_BSC.device).squeeze()
+            classes, is_used = logits_BSC.shape[-1], _is_label(sequence_labels)
+            if (classes == 1) != sequence_labels.is_floating_point():
+                given = "numbers with a fraction" if sequence_labels.is_floating_point() else "integers"
+                needed = "a column of float for a regression" if classes == 1 else "integers from 0 for classes"
+                raise InputError(f"num_labels = {classes}: the labels are {given}; give {needed}")
+            if classes == 1:
+                loss = ((logits_BSC.squeeze(-1).float() - sequence_labels)[is_used] ** 2).sum()
+            else:
+                loss = _summed(logits_BSC, sequence_labels)
+            loss = loss / counts.clamp(min=1).to(logits_BSC.device).squeeze()
         return SequenceClassifierOutput(loss=loss, logits=logits_BSC)
-
-    def _summed_loss(self, logits_BSC: torch.Tensor, labels_BS: torch.Tensor) -> torch.Tensor:
-        classes = logits_BSC.shape[-1]
-        if (classes == 1) != labels_BS.is_floating_point():
-            given = "numbers with a fraction" if labels_BS.is_floating_point() else "integers"
-            needed = "a column of float for a regression" if classes == 1 else "integers from 0 for classes"
-            raise InputError(f"num_labels = {classes}: the labels are {given}; give {needed}")
-        if classes > 1:
-            return _summed(logits_BSC, labels_BS)
-        used = _is_label(labels_BS)
-        return ((logits_BSC.squeeze(-1).float() - labels_BS)[used] ** 2).sum()
 
 
 def _pooled(pooler: Any, hidden_BLH: torch.Tensor, positions_BS: torch.Tensor) -> torch.Tensor:
     """Return what BERT's pooler makes of the tokens at S positions of each pack, [B, S, H]."""
-    return pooler.activation(pooler.dense(_gather(hidden_BLH, positions_BS)))
-
-
-def _gather(hidden_BLH: torch.Tensor, positions_BK: torch.Tensor) -> torch.Tensor:
-    """The rows of `hidden_BLH` at K positions of each pack, [B, K, H]."""
-    return hidden_BLH.gather(1, positions_BK.unsqueeze(-1).expand(-1, -1, hidden_BLH.shape[-1]))
+    return pooler.activation(pooler.dense(gather(hidden_BLH, positions_BS)))
 
 
 def _summed(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

@@ -60,14 +60,16 @@ class PackedTrainerMixin:
         return PackedLoader(self.train_dataset, self._train_batch_size, self.data_collator, **options)
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
-        """Return the loader of `Trainer`, which deals the packs of a `PackedDataset` to the processes."""
+        """Return the loader of `Trainer`, which deals the packs of a `PackedDataset`, by their numbers, to the processes."""
         if eval_dataset is None or isinstance(eval_dataset, str):
             eval_dataset = self.eval_dataset if eval_dataset is None else self.eval_dataset[eval_dataset]
-        return super().get_eval_dataloader(_all_packs(eval_dataset))  # type: ignore[misc]
+        packs = eval_dataset.as_map() if isinstance(eval_dataset, PackedDataset) else eval_dataset
+        return super().get_eval_dataloader(packs)  # type: ignore[misc]
 
     def get_test_dataloader(self, test_dataset: Any) -> Any:
         """Return a loader as `get_eval_dataloader` does."""
-        return super().get_test_dataloader(_all_packs(test_dataset))  # type: ignore[misc]
+        packs = test_dataset.as_map() if isinstance(test_dataset, PackedDataset) else test_dataset
+        return super().get_test_dataloader(packs)  # type: ignore[misc]
 
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
@@ -137,13 +139,6 @@ class PackedTrainerMixin:
         evaluated = self.eval_dataset if isinstance(self.eval_dataset, dict) else {"": self.eval_dataset}
         if args.remove_unused_columns and any(isinstance(each, PackedDataset) for each in evaluated.values()):
             raise InputError("remove_unused_columns: would remove the columns of eval_dataset; set it to False")
-
-
-def _all_packs(dataset: Any) -> Any:
-    """Return what `Trainer` can deal to processes: all packs of a `PackedDataset`, by their numbers; other data as they
-    are.
-    """
-    return dataset.as_map() if isinstance(dataset, PackedDataset) else dataset
 
 
 class _KeepPosition(TrainerCallback):

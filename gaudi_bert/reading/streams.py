@@ -135,13 +135,21 @@ class StreamReader(Generic[Prepared]):
         if epoch != self._epoch or now < self._now:
             self._close(list(self._open))
             self._earlier.clear()
-            self._visits = _all_visits(self._order, epoch, number, *self._share)
+            self._visits = (  # from here on, and in the next epoch
+                (of, visit)
+                for of, done in ((epoch, number), (epoch + 1, 0))
+                for visit in self._order.visits(of, done, *self._share)
+            )
             self._settles_at = number + _FIRST_PACKS * self._share[1] if self._epoch < 0 else number
             self._is_settled, self._epoch, self._soon = False, epoch, []
         ended = []
         if now[0] > self._now[0] or now[1] >= self._first_end:
             needed = set(located.shards.tolist())
-            ended = [shard for shard in self._open if shard not in needed and self._is_past(shard, now)]
+            ended = [
+                shard
+                for shard, opened in self._open.items()
+                if shard not in needed and (self._last_turn[shard] < now[0] or opened.end <= now[1])
+            ]
         self._now = now
         self._is_read[located.streams % self._order.streams] = True
         self._close(ended)
@@ -156,10 +164,6 @@ class StreamReader(Generic[Prepared]):
         if due.any():
             for shard in np.unique(located.shards[due]).tolist():
                 self._prefetch(shard, int(located.positions[located.shards == shard].max()))
-
-    def _is_past(self, shard: int, now: tuple[int, int]) -> bool:
-        """Whether an open shard is not read any more in this turn."""
-        return bool(self._last_turn[shard] < now[0]) or self._open[shard].end <= now[1]
 
     def _close(self, shards: list[int]) -> None:
         if not shards:
@@ -239,13 +243,6 @@ class StreamReader(Generic[Prepared]):
             self._files.drop_pages(shard, first, last)
         opened.prefetched, opened.dropped = prefetched, now
         self._prefetch_at[shard] = next_middle if position >= middle else middle
-
-
-def _all_visits(order: GlobalOrder, epoch: int, done: int, rank: int, world_size: int) -> Iterator[_Coming]:
-    """Yield what a process reads from a position on, and in the next epoch."""
-    for number, first in ((epoch, done), (epoch + 1, 0)):
-        for visit in order.visits(number, first, rank, world_size):
-            yield number, visit
 
 
 def _window_at(order: ShardOrder, position: int) -> int:

@@ -49,7 +49,7 @@ EstimateRow = Estimate
 
 
 @dataclass(frozen=True)
-class UnpaddingRow:
+class _UnpaddingRow:
     """Expected speed-up on some accelerators: un-padding as the paper measured it, an ideal one of these data, packing."""
 
     accelerators: int
@@ -59,12 +59,12 @@ class UnpaddingRow:
 
 
 @dataclass(frozen=True)
-class UnpaddingEstimate:
+class _UnpaddingEstimate:
     """Packing compared with un-padding; `one_device` is the distribution of one device's speed-up."""
 
     one_device: Gumbel
     packing_factor: float
-    rows: list[UnpaddingRow]
+    rows: list[_UnpaddingRow]
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class EstimateResult:
     token_bound: int
     rows: list[Estimate]
     length_scan: list[LengthEstimate]
-    unpadding: UnpaddingEstimate
+    unpadding: _UnpaddingEstimate
     pictures: list[str] | None = None
 
 
@@ -110,7 +110,8 @@ def estimate(
         require({"matplotlib": "report"}, "a picture")
     histogram = histogram_of_source(source, reporter, max_sequence_length, input_column)
     rows = _compare(histogram, requested, names, reporter)
-    factors = [row.packing_factor for row in rows if row.algorithm != "sort"]
+    factor = max((row.packing_factor for row in rows if row.algorithm != "sort"), default=1.0)
+    one_device = fit_one_device()
     result = EstimateResult(
         source=str(source),
         max_sequence_length=histogram.max_sequence_length,
@@ -119,7 +120,14 @@ def estimate(
         token_bound=histogram.token_bound,
         rows=rows,
         length_scan=scan_lengths(histogram, requested[-1]),
-        unpadding=_compare_with_unpadding(histogram, max(factors, default=1.0)),
+        unpadding=_UnpaddingEstimate(
+            one_device,
+            factor,
+            [
+                _UnpaddingRow(count, unpadding_speed_up(one_device, count), linear_speed_up(histogram, count), factor)
+                for count in ACCELERATORS
+            ],
+        ),
     )
     if picture is None:
         return result
@@ -166,15 +174,6 @@ def _compare(
             task.advance()
     # The best proof at a depth holds for every row of that depth, the earlier ones too.
     return [row if row.lower_bound is None else replace(row, lower_bound=bounds[number(row.depth)]) for row in rows]
-
-
-def _compare_with_unpadding(histogram: Histogram, packing_factor: float) -> UnpaddingEstimate:
-    one_device = fit_one_device()
-    rows = [
-        UnpaddingRow(count, unpadding_speed_up(one_device, count), linear_speed_up(histogram, count), packing_factor)
-        for count in ACCELERATORS
-    ]
-    return UnpaddingEstimate(one_device, packing_factor, rows)
 
 
 def _draw(histogram: Histogram, result: EstimateResult, depth: str | int, picture: Path, reporter: Reporter) -> list[str]:

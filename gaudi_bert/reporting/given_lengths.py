@@ -55,7 +55,8 @@ def _from_csv(path: Path) -> AnyArray:
     text = _text(path)
     separator = max(",;\t", key=text.split("\n", 1)[0].count)
     rows = [row for row in csv.reader(io.StringIO(text, newline=""), delimiter=separator) if any(map(str.strip, row))]
-    header = rows[0] if rows and not all(_is_number(cell) for cell in rows[0]) else []
+    are_numbers = rows and all(cell.strip().lstrip("+-").replace(".", "", 1).isdigit() for cell in rows[0])
+    header = [] if are_numbers or not rows else rows[0]
     column = 0
     if header and len(header) > 1:
         names = [name.strip().lower() for name in header]
@@ -72,10 +73,6 @@ def _from_csv(path: Path) -> AnyArray:
 
 def _text(path: Path) -> str:
     return read_file(path).decode("utf-8-sig")
-
-
-def _is_number(cell: str) -> bool:
-    return cell.strip().lstrip("+-").replace(".", "", 1).isdigit()
 
 
 def _numbers(words: list[str]) -> AnyArray:

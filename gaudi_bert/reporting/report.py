@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gaudi_bert.artefacts.results import ReportResult
 from gaudi_bert.artefacts.store.mirrored_folder import fetch, mirrored, shown_path
@@ -230,7 +228,11 @@ def _figures(inputs: ReportInputs) -> dict[str, tuple[Figure, str]]:
     histogram, mixture, totals = inputs.histogram, inputs.mixture, inputs.totals
     if histogram is not None:
         slots = histogram.max_sequence_length
-        before, after = histogram.counts, _fills(slots, mixture)
+        before, after = histogram.counts, None
+        if mixture is not None:  # packs that hold 1, 2, ..., L tokens
+            after = np.zeros(slots, dtype=np.int64)
+            for strategy, count in mixture.items():
+                after[sum(strategy) - 1] += count
         full = [percent(int(fills[-1]) / max(int(fills.sum()), 1)) for fills in (before, after) if fills is not None]
         words = f"Bars: share of rows by their real tokens. Before packing, {full[0]} of the rows are full"
         words += f"; after packing, {full[1]}." if len(full) > 1 else "."
@@ -274,16 +276,6 @@ def _curves(inputs: ReportInputs, name: str) -> tuple[Figure, str]:
         if points
     ]
     return figure, f"{_CURVES[name]} over the sequences seen: {', '.join(spans)}."
-
-
-def _fills(slots: int, mixture: Mapping[tuple[int, ...], int] | None) -> NDArray[np.int64] | None:
-    """int64 [L]: packs that hold 1, 2, ..., L tokens; None without a plan."""
-    if mixture is None:
-        return None
-    fills = np.zeros(slots, dtype=np.int64)
-    for strategy, count in mixture.items():
-        fills[sum(strategy) - 1] += count
-    return fills
 
 
 def _missing(inputs: ReportInputs) -> list[str]:

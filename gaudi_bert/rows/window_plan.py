@@ -115,6 +115,15 @@ class PackRunner:
                 first += batch
         return out
 
+    def row_without_numbers(self, outputs: Float32Array, sequences: Sequences) -> int | None:
+        """Return the first row of the window whose outputs are not all finite; None where there is none."""
+        if np.isfinite(outputs).all():
+            return None
+        first = int(np.flatnonzero(~np.isfinite(outputs).all(axis=1))[0])
+        if self.per == "token":
+            first = int(np.searchsorted(sequences.offsets, first, "right")) - 1
+        return int(sequences.row[first])
+
 
 def plan_window(
     lengths: IntArray,

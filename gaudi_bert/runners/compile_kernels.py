@@ -42,6 +42,7 @@ _LENGTH, _PREDICTIONS = 32, 5
 _LONG_PACK = 5003
 """Tokens; the sequences of long packs are dealt, swapped and matched."""
 _SILENT = StageRun(Reporter(quiet=True))
+_TABLES = TableSettings(max_sequence_length=_LENGTH, shard_multiple=1, algorithm="lpfhp")
 
 
 def compile_records() -> None:
@@ -59,7 +60,10 @@ def compile_records() -> None:
         pack_rows(files.read(*StreamReader(files, order).locate(0, np.zeros(1, np.int64))))
         pack_lengths([5, 9, 17, 30], _LENGTH, algorithm="lpfhp")
         if importlib.util.find_spec("pyarrow") is not None:
-            _pack_table(folder)
+            rows = [{"input_ids": [1] * size, "labels": [-100, *[2] * (size - 1)]} for size in range(2, _LENGTH)]
+            table = folder / "rows.jsonl"
+            table.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+            pack_table(table, folder / "packed-table", _TABLES, _SILENT, verified=True)
         if importlib.util.find_spec("h5py") is not None:
             _count_hdf5(folder)
 
@@ -75,15 +79,6 @@ def _prepare(folder: Path) -> Path:
     settings = PrepareSettings(text="text.txt", train_vocab=101, **sizes)
     prepare(settings, folder / "examples", _SILENT, pipeline_folder=folder)
     return folder / "examples" / "train"
-
-
-def _pack_table(folder: Path) -> None:
-    """Pack and verify a small table; the kernels take values of any type."""
-    table = folder / "rows.jsonl"
-    rows = [{"input_ids": [1] * size, "labels": [-100, *[2] * (size - 1)]} for size in range(2, _LENGTH)]
-    table.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
-    settings = TableSettings(max_sequence_length=_LENGTH, shard_multiple=1, algorithm="lpfhp")
-    pack_table(table, folder / "packed-table", settings, _SILENT, verified=True)
 
 
 def _count_hdf5(folder: Path) -> None:

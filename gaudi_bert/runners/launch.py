@@ -191,7 +191,9 @@ def run_training_processes(settings: PipelineSettings, stage: str, command: Sequ
     """
     processes = settings.resources.workers * settings.resources.processes_per_worker
     node = find_node()
-    if node is None and settings.resources.cards and _is_tensorflows(_section(settings, stage)):
+    engine = _section(settings, stage).engine
+    is_tensorflow = engine == "tensorflow" or (engine == "auto" and find_spec("horovod") is not None)
+    if node is None and settings.resources.cards and is_tensorflow:
         command = training_command(settings, list(command), over_ssh=False, python=sys.executable)
         _check_ends(stage, _run_all([command], [dict(os.environ)]), ["mpirun"])
         return
@@ -204,10 +206,6 @@ def run_training_processes(settings: PipelineSettings, stage: str, command: Sequ
 
 def _section(settings: PipelineSettings, stage: str) -> LoopSettings:
     return settings.finetune if stage == "finetune" else settings.training
-
-
-def _is_tensorflows(section: LoopSettings) -> bool:
-    return section.engine == "tensorflow" or (section.engine == "auto" and find_spec("horovod") is not None)
 
 
 def _cores_of_processes(resources: ResourceSettings, processes: int) -> list[set[int]] | None:

@@ -22,7 +22,7 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.features import BUILT_IN_ROWS, BUILT_IN_TEXTS
 from gaudi_bert.common.files import in_store, path_below
 from gaudi_bert.config.pipeline import PipelineSettings
-from gaudi_bert.config.places import ImageSettings, PodResources, ResourceSettings, StoreSettings
+from gaudi_bert.config.places import PodResources, ResourceSettings, StoreSettings
 from gaudi_bert.config.values import EngineName
 from gaudi_bert.runners.stage_calls import RunRequest
 
@@ -269,22 +269,14 @@ def missing_paths(settings: PipelineSettings, stages: Iterable[str], pipeline_fo
 # --- images, and what a stage requests
 
 
-def _image_reference(images: ImageSettings, name: str) -> str:
-    """`registry/name:tag` as container engines take it; unless the pipeline names a tag, it is this program's version."""
-    prefix = f"{images.registry}/" if images.registry else ""
-    return f"{prefix}{name}:{images.tag or __version__}"
-
-
 def stage_image(settings: PipelineSettings, stage: Stage) -> str:
-    """The full name of the image that `stage` runs in."""
-    images = settings.images
-    return _image_reference(images, (images.train or _training_image(settings, stage)) if stage.trains else images.data)
-
-
-def _training_image(settings: PipelineSettings, stage: Stage) -> str:
-    """The image by cards and engine: an image has one engine."""
-    device = "gaudi" if settings.resources.cards else "cpu"
-    return f"gaudi-bert-train-{device}{'-pytorch' if stage_engine(settings, stage) == 'pytorch' else ''}"
+    """Return the image of `stage` as `registry/name:tag`; one that trains has one engine; the default tag is our version."""
+    images, name = settings.images, settings.images.data
+    if stage.trains:
+        device = "gaudi" if settings.resources.cards else "cpu"
+        engine = "-pytorch" if stage_engine(settings, stage) == "pytorch" else ""
+        name = images.train or f"gaudi-bert-train-{device}{engine}"
+    return f"{images.registry + '/' if images.registry else ''}{name}:{images.tag or __version__}"
 
 
 def stage_engine(settings: PipelineSettings, stage: Stage) -> EngineName:

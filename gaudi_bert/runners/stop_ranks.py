@@ -216,7 +216,9 @@ _DAEMON_SECONDS = 20.0
 
 def _stop_ranks_here() -> int:
     """Tell the ranks of this container to save and end, and wait until they have; the pod's grace period is the limit."""
-    ranks = _ranks_here()
+    processes = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
+    with_rank = {process for process in processes if _is_rank(process)}
+    ranks = [process for process in with_rank if _parent_of(process) not in with_rank]  # without what these have started
     daemons = {_parent_of(process) for process in ranks}
     for process in ranks:
         with contextlib.suppress(ProcessLookupError):
@@ -228,12 +230,6 @@ def _stop_ranks_here() -> int:
     while any(_parent_of(daemon) for daemon in daemons) and time.monotonic() < until:
         time.sleep(_POLL_SECONDS / 10)
     return 0
-
-
-def _ranks_here() -> list[int]:
-    """The processes that mpirun started, without those that they started themselves."""
-    ranks = {int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal() and _is_rank(int(entry.name))}
-    return sorted(process for process in ranks if _parent_of(process) not in ranks)
 
 
 def _is_rank(process: int) -> bool:

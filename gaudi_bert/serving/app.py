@@ -27,14 +27,12 @@ from gaudi_bert.serving.model import ServedModel
 from gaudi_bert.serving.schemas import (
     Asked,
     Cut,
-    DecodeRequest,
     EmbedRequest,
     OpenAIEmbeddings,
     PredictRequest,
     RefusedError,
     RerankDocuments,
     RerankRequest,
-    SimilarityRequest,
     TokenizeRequest,
     parsed,
 )
@@ -157,9 +155,14 @@ def _written(vectors: Float32Array) -> bytes:
 # --- vectors
 
 
-def _vectors_only(model: ServedModel, path: str = "embed") -> None:
+def _vectors_only(model: ServedModel) -> None:
     if model.kind != "embedding":
-        raise RefusedError(424, "backend", f"this model is a {model.kind}: it has no answer to `{path}`")
+        raise _no_answer(model, "embed")
+
+
+def _no_answer(model: ServedModel, path: str) -> RefusedError:
+    kind = "an embedding model" if model.kind == "embedding" else f"a {model.kind}"
+    return RefusedError(424, "backend", f"this model is {kind}: it has no answer to `{path}`")
 
 
 async def _vectors(
@@ -218,17 +221,6 @@ async def _openai(service: Service, model: ServedModel, http: Request, request: 
     return write() if len(vectors) <= _VECTORS_AT_ONCE else await asyncio.to_thread(write)
 
 
-async def _similarity(service: Service, model: ServedModel, http: Request, request: SimilarityRequest) -> Any:
-    _vectors_only(model, "similarity")
-    texts = [request.inputs.source_sentence, *request.inputs.sentences]
-    how = request.parameters
-    outputs, _ = await _vectors(
-        service, model, http, texts, cut=how or Cut(), prompt_name=None if how is None else how.prompt_name
-    )
-    vectors = model.vectors(outputs, True, None)
-    return (vectors[1:] @ vectors[0]).tolist()
-
-
 # --- the answers of heads
 
 
@@ -246,7 +238,7 @@ async def _scores(
 ) -> list[tuple[int, float]]:
     """Return the number and the score of each document, the best one first."""
     if model.kind == "embedding" or model.width != 1 or model.is_per_token:
-        raise RefusedError(424, "backend", f"this model is a {model.kind}: it has no answer to `rerank`")
+        raise _no_answer(model, "rerank")
     rows = [TextRow(RowPosition(number), query, document) for number, document in enumerate(documents)]
     outputs, _ = await _answers(service, model, http, rows, cut)
     values = outputs[:, 0].astype(np.float64)
@@ -272,7 +264,7 @@ async def _rerank_documents(service: Service, model: ServedModel, http: Request,
 
 async def _predict(service: Service, model: ServedModel, http: Request, request: PredictRequest) -> Any:
     if model.kind == "embedding":
-        raise RefusedError(424, "backend", "this model is an embedding model: it has no answer to `predict`")
+        raise _no_answer(model, "predict")
     inputs: Any = request.inputs
     is_batch = not isinstance(inputs, str) and len(inputs) > 0 and not isinstance(inputs[0], str)
     listed = inputs if is_batch else [inputs]
@@ -316,18 +308,11 @@ async def _tokenize(service: Service, model: ServedModel, http: Request, request
     return await service.aside(model.tokens, [prompt + text for text in texts], request.add_special_tokens)
 
 
-async def _decode(service: Service, model: ServedModel, http: Request, request: DecodeRequest) -> Any:
-    texts = _listed(request.ids)
-    return await service.aside(model.decoded, texts, request.skip_special_tokens)
-
-
 _ROUTES: dict[str, tuple[type[Asked], Answer]] = {
     "/embed": (EmbedRequest, _embed),
-    "/similarity": (SimilarityRequest, _similarity),
     "/rerank": (RerankRequest, _rerank),
     "/predict": (PredictRequest, _predict),
     "/tokenize": (TokenizeRequest, _tokenize),
-    "/decode": (DecodeRequest, _decode),
     "/v1/embeddings": (OpenAIEmbeddings, _openai),
     "/v1/rerank": (RerankDocuments, _rerank_documents),
     "/v2/rerank": (RerankDocuments, _rerank_documents),

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gaudi_bert.common.arrays import BatchArrays, Float32Array, Int32Array
-from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.errors import InputError, shown
 from gaudi_bert.common.files import check_model
 from gaudi_bert.config.sections import TaskSettings
 from gaudi_bert.rows.tokenizing import tokenize_rows
@@ -142,13 +142,6 @@ class ServedModel:
             for each in encodings
         ]
 
-    def decoded(self, texts: Sequence[Sequence[int]], skip_special: bool) -> list[str]:
-        """Return texts of token ids."""
-        self._check_ids(texts)
-        return list(
-            self.loaded.tokenizer.tokenizer.decode_batch([list(ids) for ids in texts], skip_special_tokens=skip_special)
-        )
-
     def _check_ids(self, texts: Sequence[Sequence[int]]) -> None:
         largest = self.loaded.tokenizer.vocabulary_size - 1
         if any(not 0 <= min(ids) <= max(ids) <= largest for ids in texts):
@@ -156,6 +149,9 @@ class ServedModel:
 
     def prompt(self, name: str | None) -> str:
         """Return what precedes each text, by its name in the folder, or by default."""
+        if name is not None and name not in self.folder.prompts:
+            known = ", ".join(self.folder.prompts) or "none"
+            raise InputError(f"`prompt_name` {shown(name)} is none of the model's prompts: {known}")
         prompt = self.folder.prompt(name)
         if prompt and not self.folder.pools_prompt:
             raise InputError("the model leaves its prompt out of the mean, which cannot be done here; send none")

@@ -36,26 +36,6 @@ class EmbedRequest(Cut):
     dimensions: Annotated[StrictInt, Field(ge=1)] | None = None
 
 
-class Sentences(Asked):
-    """A text, and texts that it is compared with."""
-
-    source_sentence: StrictStr
-    sentences: list[StrictStr]
-
-
-class SimilarityParameters(Cut):
-    """Parameters of the comparison."""
-
-    prompt_name: StrictStr | None = None
-
-
-class SimilarityRequest(Asked):
-    """POST /similarity."""
-
-    inputs: Sentences
-    parameters: SimilarityParameters | None = None
-
-
 class RerankRequest(Cut):
     """POST /rerank."""
 
@@ -78,13 +58,6 @@ class TokenizeRequest(Asked):
     inputs: StrictStr | list[StrictStr]
     add_special_tokens: StrictBool = True
     prompt_name: StrictStr | None = None
-
-
-class DecodeRequest(Asked):
-    """POST /decode."""
-
-    ids: Ids | list[Ids]
-    skip_special_tokens: StrictBool = True
 
 
 class OpenAIEmbeddings(Asked):

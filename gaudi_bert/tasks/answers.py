@@ -69,15 +69,6 @@ class PredictOptions:
         check_choice("precision", self.precision, get_args(Precision))
         check_choice("group-by", self.group_by, ("query",))
 
-    def sequence_length(self, positions: int, default: int) -> int:
-        """The most tokens of a sequence: as requested, if the model has the positions."""
-        requested = self.max_sequence_length
-        if requested is not None and not 3 <= requested <= positions:
-            raise InputError(
-                f"--max-sequence-length {requested}: the model has {positions} positions; give 3 to {positions}"
-            )
-        return requested or default
-
 
 def check_choice(name: str, value: str | None, allowed: tuple[str, ...]) -> None:
     """Refuse a value of the option `name` that is not allowed."""
@@ -210,7 +201,7 @@ def open_answers(
         yield AnswerStream(rows, reporter, task)
         return
     with exclusive_lock(Path(out), str(Path(out))):
-        yield AnswerFile(Path(out), signature, rows, reporter, overwrite, task)
+        yield _AnswerFile(Path(out), signature, rows, reporter, overwrite, task)
 
 
 @contextmanager
@@ -344,7 +335,7 @@ class AnswerStream:
         )
 
 
-class AnswerFile(AnswerStream):
+class _AnswerFile(AnswerStream):
     """A file that grows by windows; it is finished if it exists already, of the same settings and inputs."""
 
     def __init__(

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,19 +35,18 @@ class LossAndGradient(NamedTuple):
     right: float = 0.0
 
 
-class PairedRows(Protocol):
-    """Rows of several sequences that stay in one update, and the loss of some of them."""
+class PairedRows(NamedTuple):
+    """Rows of several sequences that stay in one update, and the loss of some of them.
 
-    @property
-    def has_answers(self) -> bool:
-        """Whether a row can be answered right."""
+    Attributes:
+        groups: the sequences of each row.
+        loss: by the outputs [N, C] for the sequences of some rows, these sequences, sorted, and the rows.
+        has_answers: whether a row can be answered right.
+    """
 
-    @property
-    def groups(self) -> GroupedRows:
-        """The sequences of each row."""
-
-    def loss(self, outputs_NC: FloatArray, sequences_N: IntArray, rows: IntArray) -> LossAndGradient:
-        """The loss of these rows; `outputs` are for these sequences, which are those of the rows, sorted."""
+    groups: GroupedRows
+    loss: Callable[[FloatArray, IntArray, IntArray], LossAndGradient]
+    has_answers: bool = True
 
 
 LossOfVectors: TypeAlias = Callable[[FloatArray], LossAndGradient]

@@ -25,6 +25,7 @@ from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.config.sections import TaskSettings, TrainingSettings
 from gaudi_bert.engines.choose import choose_engine, load_engine
+from gaudi_bert.engines.protocol import ModelSpec
 from gaudi_bert.model.config import NO_PACKS, BertConfig
 from gaudi_bert.model.heads import Pooling, TaskHead, VectorHead
 from gaudi_bert.rows.reading import check_first_row
@@ -44,16 +45,7 @@ from gaudi_bert.tasks.answers import (
     shown_progress,
 )
 from gaudi_bert.tasks.kinds.task import Task, check_settings_apply
-from gaudi_bert.tasks.models.task_models import (
-    StartWeights,
-    TaskDescription,
-    check_finished,
-    encoder_weights,
-    is_bert,
-    open_model,
-    read_task_folder,
-    start_weights,
-)
+from gaudi_bert.tasks.models.task_models import TaskDescription, check_finished, is_bert, read_task_folder, start_weights
 from gaudi_bert.training.model_files import SentenceFolder, read_sentence_folder, tokenizer_length
 
 _ENDINGS = (".npy", ".parquet", ".jsonl")
@@ -97,7 +89,14 @@ def predict(
         settings = described.settings.with_named(changes)
         check_settings_apply(described.task, settings)
         check_policy(described.task, settings)
-        _check_groups(options, settings, described.task, out)
+        if options.group_by is not None:
+            key = f"--group-by {options.group_by}"
+            if settings.on_bad_row == "skip":
+                raise InputError("--group-by and --on-bad-row skip exclude each other; leave one out")
+            if described.task != "reranking":
+                raise InputError(f"{key}: is for a model of reranking, this one is of {described.task}; leave it out")
+            if out == STANDARD_OUTPUT:
+                raise InputError(f"{key}: all rows come before the first query; give --out a file")
         check_first_row(rows_file, described.task, settings)
         task = described.make_task(settings)
         loaded = load_task_model(described, task, options)
@@ -109,7 +108,6 @@ def predict(
             "packed": options.packed,
         }
         chosen |= {} if options.group_by is None else {"group_by": options.group_by}
-        signature = rows.signature("predict", chosen, loaded.identity)
 
         def lines(outputs: Float32Array, sequences: Sequences, answered: Sequence[Row]) -> list[bytes]:
             answers = task.answers(outputs, sequences, answered)
@@ -118,6 +116,7 @@ def predict(
             pairs = zip(cast(Sequence[TextRow], answered), answers, strict=True)
             return [_json_line({"query": row.text, "document": row.text_pair, **answer}) for row, answer in pairs]
 
+        signature = rows.signature("predict", chosen, loaded.identity)
         with open_answers(answers_file, signature, rows, reporter, overwrite=overwrite, task=progress) as answers:
             _answer_windows(rows, loaded, answers, lines, lambda why: _json_line({"error": why}))
             answers.finish(None if options.group_by is None else _write_ranked)
@@ -169,37 +168,34 @@ def load_task_model(described: TaskDescription, task: Task, options: PredictOpti
     path = described.path
     if isinstance(task.head, VectorHead) or not task.head.keeps_outputs:
         raise InputError(f"{path}: {task.name} has no answers to predict; embed its texts, or fine-tune another task")
-    with _with_a_way_on(path):
-        start = start_weights(path, task, lacks_head=False)
-    return _load(path, start, task.head, task.width, options, described.max_sequence_length)
+    return _load(path, task, task.head, options, described.max_sequence_length)
 
 
 def load_encoder(path: Path, folder: SentenceFolder, options: PredictOptions, *, normalize: bool) -> LoadedModel:
     """Load an encoder, whose outputs are vectors, pooled as `folder` has it."""
-    with _with_a_way_on(path):
-        start = encoder_weights(path)
     usual = folder.max_sequence_length or tokenizer_length(path if path.is_dir() else path.parent)
-    head = VectorHead(folder.pooling, normalize)
-    return _load(path, start, head, start.sizes.hidden_size, options, usual)
+    return _load(path, None, VectorHead(folder.pooling, normalize), options, usual)
 
 
 def _load(
-    path: Path,
-    start: StartWeights,
-    head: TaskHead | VectorHead,
-    width: int,
-    options: PredictOptions,
-    usual_length: int | None,
+    path: Path, task: Task | None, head: TaskHead | VectorHead, options: PredictOptions, usual_length: int | None
 ) -> LoadedModel:
     """Put a model on a device; a card that compiles gets one shape."""
+    with _with_a_way_on(path):
+        start = start_weights(path, task, lacks_head=False)
     engine = load_engine(choose_engine(options.engine, is_bert=is_bert(path), key="--engine").name)
     tokenizer, positions = open_tokenizer(path), start.sizes.positions
     tokenizer.check_fits(start.sizes.vocab_size, start.sizes.segments)
-    longest = options.sequence_length(positions, min(usual_length or positions, positions))
+    requested = options.max_sequence_length
+    if requested is not None and not 3 <= requested <= positions:
+        raise InputError(f"--max-sequence-length {requested}: the model has {positions} positions; give 3 to {positions}")
+    longest = requested or min(usual_length or positions, positions)
     with _with_a_way_on(path):
         device = engine.open_device(TrainingSettings(precision=options.precision, device=options.device))
         compiled = device.compiles if options.compile is None else options.compile
-        model, one_shape = open_model(start, head, engine, device, compiled=compiled), device.kind == "hpu"
+        model = engine.build(ModelSpec(start.config, head), device, seed=None, compiled=compiled)
+        model.load_values(start.variables)
+    one_shape, width = device.kind == "hpu", start.sizes.hidden_size if task is None else task.width
     plan = partial(
         plan_window,
         hidden_size=start.sizes.hidden_size,
@@ -226,20 +222,6 @@ def _with_a_way_on(path: Path) -> Iterator[None]:
         raise InputError(f"{path}: {reason}; {way_on}") from error
 
 
-def check_finite(loaded: LoadedModel, outputs: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> None:
-    """Refuse outputs that are not numbers: they are neither an answer nor JSON."""
-    if np.isfinite(outputs).all():
-        return
-    first = int(np.flatnonzero(~np.isfinite(outputs).all(axis=1))[0])
-    if loaded.runner.per == "token":
-        first = int(np.searchsorted(sequences.offsets, first, "right")) - 1
-    position = rows[int(sequences.row[first])].position
-    raise InputError(
-        f"{loaded.path}: its outputs for {position} are no finite numbers; its weights are damaged or too large: train it "
-        "again with a lower learning rate, or give an earlier checkpoint"
-    )
-
-
 def _answer_windows(
     rows: RowSource,
     loaded: LoadedModel,
@@ -259,7 +241,12 @@ def _answer_windows(
             plan = loaded.plan(sequences.lengths)
             rows_per_slot = len(window) / plan.slots
             outputs = loaded.runner.run(sequences, plan, partial(answers.advance, rows_per_slot))
-            check_finite(loaded, outputs, sequences, good)
+            bad = loaded.runner.row_without_numbers(outputs, sequences)
+            if bad is not None:
+                raise InputError(
+                    f"{loaded.path}: its outputs for {good[bad].position} are no finite numbers; its weights are damaged or "
+                    "too large: train it again with a lower learning rate, or give an earlier checkpoint"
+                )
             encoded = encode(outputs, sequences, good)
         else:
             answers.advance(len(window))
@@ -270,18 +257,6 @@ def _answer_windows(
 
 def _json_line(content: Mapping[str, Any]) -> bytes:
     return f"{json.dumps(content, ensure_ascii=False, allow_nan=False)}\n".encode("utf-8", "backslashreplace")
-
-
-# --- documents ranked by query
-
-
-def _check_groups(options: PredictOptions, settings: TaskSettings, task: str, out: str) -> None:
-    if options.group_by is not None and settings.on_bad_row == "skip":
-        raise InputError("--group-by and --on-bad-row skip exclude each other; leave one out")
-    if options.group_by is not None and task != "reranking":
-        raise InputError(f"--group-by {options.group_by}: is for a model of reranking, this one is of {task}; leave it out")
-    if options.group_by is not None and out == STANDARD_OUTPUT:
-        raise InputError(f"--group-by {options.group_by}: all rows come before the first query; give --out a file")
 
 
 def _write_ranked(stored: Path, handle: BinaryIO) -> None:
@@ -362,8 +337,9 @@ def embed(
         own = read_sentence_folder(path, options.pooling) or SentenceFolder(options.pooling or "mean")
         prompt = own.prompt(options.prompt_name) if options.prompt is None else options.prompt
         if prompt and not own.pools_prompt:
-            problem = "leaves the prompt out of the mean, which cannot be done here"
-            raise InputError(f"{path}: {problem}; give --prompt '' for none")
+            raise InputError(
+                f"{path}: leaves the prompt out of the mean, which cannot be done here; give --prompt '' for none"
+            )
         normalize = own.normalize if options.normalize is None else options.normalize
         loaded = load_encoder(path, own, options, normalize=normalize)
         length, values = loaded.max_sequence_length, min(own.truncate_dim or loaded.runner.width, loaded.runner.width)
@@ -379,24 +355,22 @@ def embed(
             **({"prompt": prompt} if prompt else {}),
             **({"values": values} if values < loaded.runner.width else {}),
         }
+        is_lines, no_vector = ending == ".jsonl", np.full(values, np.nan, np.float32).tobytes()  # no text has NaN
+
+        def encoded(vectors: Float32Array, sequences: Sequences, embedded: Sequence[Row]) -> list[bytes]:
+            """One object per line, nine digits tell every float32 from its neighbours; or plain bytes."""
+            kept = own.cut(vectors, normalize_again=options.normalize is True)
+            if not is_lines:
+                return [vector.tobytes() for vector in kept]
+            return [_json_line({"embedding": [float(f"{value:.9g}") for value in vector]}) for vector in kept.tolist()]
+
+        def problem(why: str) -> bytes:
+            return _json_line({"error": why}) if is_lines else no_vector
+
         signature = rows.signature("embed", chosen, loaded.identity)
-
-        def lines(vectors: Float32Array, sequences: Sequences, embedded: Sequence[Row]) -> list[bytes]:
-            """One object per line; nine digits tell every float32 from its neighbours."""
-            kept = own.cut(vectors, normalize_again=options.normalize is True).tolist()
-            return [_json_line({"embedding": [float(f"{value:.9g}") for value in vector]}) for vector in kept]
-
-        def plain(vectors: Float32Array, sequences: Sequences, embedded: Sequence[Row]) -> list[bytes]:
-            return [vector.tobytes() for vector in own.cut(vectors, normalize_again=options.normalize is True)]
-
         with open_answers(answers_file, signature, rows, reporter, overwrite=overwrite, task=progress) as answers:
-            if ending == ".jsonl":
-                _answer_windows(rows, loaded, answers, lines, lambda why: _json_line({"error": why}))
-                answers.finish()
-            else:
-                no_vector = np.full(values, np.nan, np.float32).tobytes()  # no text has NaN
-                _answer_windows(rows, loaded, answers, plain, lambda _: no_vector)
-                answers.finish(partial(_write_array, ending, values))
+            _answer_windows(rows, loaded, answers, encoded, problem)
+            answers.finish(None if is_lines else partial(_write_array, ending, values))
         return answers.result()
 
 

@@ -10,7 +10,6 @@ Letters: R ranked documents of all queries, Q queries, K documents of a ranking,
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
@@ -21,13 +20,6 @@ _ANSWERS = 0.5
 _DISCOUNTS = 1.0 / np.log2(np.arange(2, _TOP + 2))
 
 
-class _Beyond(NamedTuple):
-    """Documents below the end of each ranking whose score is that of its last one: how many, and how many answer."""
-
-    documents_Q: IntArray
-    answers_Q: IntArray
-
-
 def _ranking_figures(
     query_R: IntArray,
     scores_R: AnyArray,
@@ -35,7 +27,7 @@ def _ranking_figures(
     answers_Q: IntArray,
     ideal_Q: FloatArray,
     deepest: int | None = None,
-    beyond: _Beyond | None = None,
+    beyond: tuple[IntArray, IntArray] | None = None,
 ) -> dict[str, float]:
     """Return the means over all queries; one without an answer counts 0.
 
@@ -46,7 +38,7 @@ def _ranking_figures(
         answers_Q: how many documents answer, in the ranking or not.
         ideal_Q: the discounted gain of the best ranking.
         deepest: how far down average precision looks; None for the complete ranking.
-        beyond: what a ranking that was cut leaves out.
+        beyond: the documents below the end of each ranking whose score is that of its last one, and how many of them answer.
     """
     queries, hits_R = len(answers_Q), (gains_R >= _ANSWERS).astype(np.float64)
     first_Q = np.searchsorted(query_R, np.arange(queries))
@@ -59,9 +51,9 @@ def _ranking_figures(
     hits_before -= hits_before[tie_R[first_Q]][query_R[first_of_tie]]
     if beyond is not None:
         last_tie_Q = tie_R[np.append(first_Q[1:], len(tie_R)) - 1]
-        size[last_tie_Q] += beyond.documents_Q
-        hits[last_tie_Q] += beyond.answers_Q
-        gained[last_tie_Q] += beyond.answers_Q
+        size[last_tie_Q] += beyond[0]
+        hits[last_tie_Q] += beyond[1]
+        gained[last_tie_Q] += beyond[1]
     # Of a document at position p of its tie: how probable a hit is, and given one, how many hits the p before it hold.
     share_R, in_tie_R = (hits / size)[tie_R], rank_R - rank_R[first_of_tie][tie_R]
     others_R = in_tie_R * ((hits - 1) / np.maximum(size - 1, 1))[tie_R]
@@ -121,52 +113,46 @@ _LOW_BITS = np.int64(2**32 - 1)
 _STEPS = 2.0**20
 
 
-class _Nearest(NamedTuple):
-    """Documents of each query, best first, their cosines in steps of 2^-20, and how many documents have that of the last."""
-
-    documents_QK: IntArray
-    steps_QK: IntArray
-    as_last_Q: IntArray
-
-
 def search_figures(queries_QH: Float32Array, documents_NH: Float32Array, answers: Sequence[IntArray]) -> dict[str, float]:
     """Return nDCG@10, MRR@10, accuracy@1, recall@10 and MAP@100 of a search by cosines.
 
     `answers[q]` are the numbers of the documents that answer query q, each once.
     """
     queries, documents = _units(queries_QH), _units(documents_NH)
-    closest = nearest(queries, documents, _DEEPEST)
+    nearest_QK, steps_QK, as_last_Q = nearest(queries, documents, _DEEPEST)
     answers_Q = np.array([len(numbers) for numbers in answers])
     of_query = np.repeat(np.arange(len(answers)), answers_Q) * len(documents)
-    is_right_QK = np.isin(
-        closest.documents_QK + np.arange(len(answers))[:, np.newaxis] * len(documents), of_query + np.concatenate(answers)
-    )
-    is_last_QK = closest.steps_QK == closest.steps_QK[:, -1:]
-    beyond = _Beyond(closest.as_last_Q - is_last_QK.sum(axis=1), np.zeros(len(answers), np.int64))
-    for query in np.flatnonzero(beyond.documents_Q):
-        others = np.setdiff1d(answers[query], closest.documents_QK[query])
+    of_queries = np.arange(len(answers))[:, np.newaxis] * len(documents)
+    is_right_QK = np.isin(nearest_QK + of_queries, of_query + np.concatenate(answers))
+    beyond_Q = as_last_Q - (steps_QK == steps_QK[:, -1:]).sum(axis=1)
+    beyond_answers_Q = np.zeros(len(answers), np.int64)
+    for query in np.flatnonzero(beyond_Q):
+        others = np.setdiff1d(answers[query], nearest_QK[query])
         # A product of another shape may round to the next step.
-        right = (np.abs(_steps(documents[others] @ queries[query]) - closest.steps_QK[query, -1]) <= 1).sum()
-        beyond.answers_Q[query] = min(right, beyond.documents_Q[query])
+        right = (np.abs(_steps(documents[others] @ queries[query]) - steps_QK[query, -1]) <= 1).sum()
+        beyond_answers_Q[query] = min(right, beyond_Q[query])
     figures = _ranking_figures(
-        np.repeat(np.arange(len(answers)), closest.documents_QK.shape[1]),
-        closest.steps_QK.reshape(-1),
+        np.repeat(np.arange(len(answers)), nearest_QK.shape[1]),
+        steps_QK.reshape(-1),
         is_right_QK.reshape(-1).astype(np.float64),
         answers_Q,
         np.cumsum(_DISCOUNTS)[np.minimum(answers_Q, _TOP) - 1],
         _DEEPEST,
-        beyond,
+        (beyond_Q, beyond_answers_Q),
     )
     return {"map@100" if name == "map" else name: value for name, value in figures.items()}
 
 
 def search(queries_QH: Float32Array, documents_NH: Float32Array) -> IntArray:
     """Return the numbers of the hundred documents with the largest cosines with each query, as `nearest`."""
-    return nearest(_units(queries_QH), _units(documents_NH), _DEEPEST).documents_QK
+    return nearest(_units(queries_QH), _units(documents_NH), _DEEPEST)[0]
 
 
-def nearest(queries_QH: Float32Array, documents_NH: Float32Array, count: int) -> _Nearest:
-    """Return the documents with the largest products with each query, best first; the lower number of equals."""
+def nearest(queries_QH: Float32Array, documents_NH: Float32Array, count: int) -> tuple[IntArray, IntArray, IntArray]:
+    """Return the documents with the largest products with each query, best first; the lower number of equals.
+
+    Returns their numbers [Q, K], their products in steps of 2^-20 [Q, K], and how many documents have that of the last [Q].
+    """
     parts = []
     for first in range(0, len(queries_QH), _QUERIES_AT_ONCE):
         block_QH = queries_QH[first : first + _QUERIES_AT_ONCE]
@@ -185,8 +171,9 @@ def nearest(queries_QH: Float32Array, documents_NH: Float32Array, count: int) ->
             as_last_Q = np.maximum(was_as_last_Q, held_Q) + (steps == now_Q[:, np.newaxis]).sum(axis=1)
             last_Q = now_Q
         best = np.sort(best, axis=1)[:, ::-1]
-        parts.append(_Nearest(_LOW_BITS - (best & _LOW_BITS), best >> 32, as_last_Q))
-    return _Nearest(*map(np.concatenate, zip(*parts, strict=True)))
+        parts.append((_LOW_BITS - (best & _LOW_BITS), best >> 32, as_last_Q))
+    documents_QK, steps_QK, as_last = (np.concatenate(each) for each in zip(*parts, strict=True))
+    return documents_QK, steps_QK, as_last
 
 
 def _steps(products: Float32Array) -> IntArray:

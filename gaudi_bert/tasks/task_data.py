@@ -29,8 +29,6 @@ from gaudi_bert.common.files import exclusive_lock, write_text
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.sections import TaskName, TaskSettings
 from gaudi_bert.corpus.python_texts import HELD_OUT_OF, LABELS, labelled_docstrings, python_texts, titled_docstrings
-from gaudi_bert.packing.algorithms import pack_histogram
-from gaudi_bert.packing.histogram import Histogram
 from gaudi_bert.packing.mixture import Packing
 from gaudi_bert.reading.global_order import numbers_of_rank
 from gaudi_bert.rows.answers import TagScheme
@@ -87,13 +85,20 @@ def tokenized_file(
     Texts to be embedded are lower-cased where the model's folder states it.
     """
 
+    skipped = skipped or SkippedRows()
+    read = read_rows(path, task, settings, labelled=is_labelled(task), say=say, skipped=skipped)
+    is_embedding, all_rows = task == "embedding", []
+    if is_embedding:  # of these, each distinct text is a sequence
+        all_rows = list(read)
+        read = iter(texts_of_rows(settings, all_rows, lower_case=lower_case).texts if all_rows else ())
+
     def tokenize(rows: list[Row]) -> Sequences | None:
         if not rows:
             return None
         return tokenize_rows(
             rows,
             tokenizer,
-            task=task,
+            task=None if is_embedding else task,
             settings=settings,
             max_sequence_length=max_sequence_length,
             labels=labels,
@@ -101,51 +106,18 @@ def tokenized_file(
             length_key="finetune.max_sequence_length",
         )
 
-    if task == "embedding":
-        return _tokenized_texts(path, settings, tokenizer, max_sequence_length, say, skipped, lower_case)
-    labelled = is_labelled(task)
-    skipped = skipped or SkippedRows()
-    parts, counts, all_rows = [], [], []
-    for window in windows(read_rows(path, task, settings, labelled=labelled, say=say, skipped=skipped), _WINDOW_ROWS):
-        rows, sequences, problems = tokenize_readable(window, settings.on_bad_row, tokenize)
+    parts, counts = [], []
+    for window in windows(read, _WINDOW_ROWS):
+        rows, sequences, problems = tokenize_readable(window, "stop" if is_embedding else settings.on_bad_row, tokenize)
         for problem in problems.values():
             skipped.add(problem)
         if sequences is not None:
             parts.append(sequences)
             counts.append(len(rows))
-            all_rows += rows
+            all_rows += () if is_embedding else rows
     if not parts:
         raise InputError(f"{path}: holds no rows; give a file with at least one")
     return join_sequences(parts, counts), tuple(all_rows)
-
-
-def _tokenized_texts(
-    path: Path,
-    settings: TaskSettings,
-    tokenizer: RowTokenizer,
-    max_sequence_length: int,
-    say: Callable[[str], None] | None,
-    skipped: SkippedRows | None,
-    lower_case: bool,
-) -> tuple[Sequences, tuple[Row, ...]]:
-    """The distinct texts of a file of rows to be embedded, each a sequence (`rows.retrieval.text_table`), and the rows."""
-    rows = tuple(read_rows(path, "embedding", settings, labelled=True, say=say, skipped=skipped))
-    if not rows:
-        raise InputError(f"{path}: holds no rows; give a file with at least one")
-    texts, parts = texts_of_rows(settings, rows, lower_case=lower_case).texts, []
-    for first in range(0, len(texts), _WINDOW_ROWS):
-        parts.append(
-            tokenize_rows(
-                texts[first : first + _WINDOW_ROWS],
-                tokenizer,
-                task=None,
-                settings=settings,
-                max_sequence_length=max_sequence_length,
-                file=path,
-                length_key="finetune.max_sequence_length",
-            )
-        )
-    return join_sequences(parts, [len(part) for part in parts]), rows
 
 
 def make_built_in_rows(
@@ -194,22 +166,6 @@ class TaskData:
     rows: tuple[Row, ...] = field(repr=False)
     sequences: Sequences = field(repr=False)
     packings: tuple[Packing, ...] = field(repr=False)
-
-    @classmethod
-    def planned(
-        cls,
-        path: Path,
-        identity: str,
-        rows: tuple[Row, ...],
-        sequences: Sequences,
-        *,
-        max_sequence_length: int,
-        algorithm: str,
-        depth: int | str,
-    ) -> TaskData:
-        """Plan the packs of `sequences` in rows of one length."""
-        histogram = Histogram(max_sequence_length, counts_of(sequences, max_sequence_length))
-        return cls(path, identity, rows, sequences, (pack_histogram(histogram, algorithm, depth),))
 
     @property
     def lengths(self) -> tuple[int, ...]:

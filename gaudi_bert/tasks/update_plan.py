@@ -107,7 +107,7 @@ class RowStream:
         """The packs of an update, and its sequences; `members` of the packs are numbers of these sequences."""
         sequences, starts = self.distinct(update, update + 1)
         pack_of = np.zeros(len(sequences), np.int64)
-        fill_packs(self.lengths[sequences], starts, shape.length, shape.depth, pack_of, np.zeros(1, np.int64))
+        _fill_packs(self.lengths[sequences], starts, shape.length, shape.depth, pack_of, np.zeros(1, np.int64))
         sizes = np.bincount(pack_of)
         return Packs(np.argsort(pack_of, kind="stable"), np.concatenate([[0], np.cumsum(sizes)])), sequences
 
@@ -117,7 +117,7 @@ class RowStream:
         for sequences, starts in self._parts(updates):
             needed, pack_of = np.zeros(len(starts) - 1, np.int64), np.zeros(len(sequences), np.int64)
             for number, length in enumerate(lengths):
-                held = fill_packs(self.lengths[sequences], starts, length, depth, pack_of, needed)
+                held = _fill_packs(self.lengths[sequences], starts, length, depth, pack_of, needed)
                 deepest[number] = max(deepest[number], held)
                 most[number] = max(most[number], needed.max())
         return [(int(packs), int(held)) for packs, held in zip(most, deepest, strict=True)]
@@ -260,7 +260,7 @@ def _swap_rows(
 
 
 @kernel
-def fill_packs(lengths: IntArray, starts: IntArray, length: int, depth: int, pack_of: IntArray, needed: IntArray) -> int:
+def _fill_packs(lengths: IntArray, starts: IntArray, length: int, depth: int, pack_of: IntArray, needed: IntArray) -> int:
     """Best fit, the longest first, for each update by itself; the sequences of update i are `starts[i] : starts[i + 1]`.
 
     Fills in the pack of each sequence, and the packs of each update; returns the most sequences of a pack.

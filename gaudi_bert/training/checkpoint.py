@@ -152,23 +152,21 @@ def read_checkpoint(path: Path | str) -> Checkpoint:
     try:
         with explained_os_errors(path, "read"), safe_open(regular(path), framework="np") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is not a mapping
-        _check_tensors(tensors, state)
+        actual, written = {name: _description(tensor) for name, tensor in tensors.items()}, state.tensors
+        for name in [*written, *actual]:
+            if name not in actual or name not in written or actual[name] != written[name]:
+                raise ValueError(f"{name} is not as it was written: its checksum does not match")
         return Checkpoint(
             update=state.update,
             progress=state.progress.model_dump(),
             settings=state.settings.model_dump(exclude_unset=True),
-            **{members: _group(tensors, group) for group, members in _GROUPS.items()},
+            **{
+                members: {name[len(group) + 1 :]: tensor for name, tensor in tensors.items() if name.startswith(f"{group}/")}
+                for group, members in _GROUPS.items()
+            },
         )
     except (SafetensorError, KeyError, TypeError, ValueError) as error:
         raise _damaged(path, " ".join(str(error).split())) from error
-
-
-def _check_tensors(tensors: Tensors, state: _State) -> None:
-    """Raise a ValueError where tensors are not those that the state describes."""
-    actual, stored = {name: _description(tensor) for name, tensor in tensors.items()}, state.tensors
-    for name in [*stored, *actual]:
-        if name not in actual or name not in stored or actual[name] != stored[name]:
-            raise ValueError(f"{name} is not as it was written: its checksum does not match")
 
 
 def _damaged(path: Path, reason: str) -> InputError:
@@ -195,7 +193,7 @@ def newest_settings(folder: Path) -> Mapping[str, Any] | None:
 
 
 def _newest_state(folder: Path) -> _State | None:
-    for path in reversed(checkpoint_files(folder)):
+    for path in reversed(_checkpoint_files(folder)):
         try:
             return _read_state(path)
         except InputError:
@@ -241,12 +239,7 @@ def _first_lie(error: ValidationError) -> str:
     return f"in its header, {path}: {first['msg']}" if path else f"its header: {first['msg']}"
 
 
-def _group(tensors: Tensors, group: str) -> dict[str, NDArray[Any]]:
-    prefix = f"{group}/"
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-
-
-def checkpoint_files(folder: Path) -> list[Path]:
+def _checkpoint_files(folder: Path) -> list[Path]:
     """The checkpoints in `folder`, oldest first; none when it does not exist."""
     return sorted(Path(folder).glob(CHECKPOINT_NAMES))
 
@@ -257,18 +250,18 @@ def find_checkpoint(path: Path | str) -> Path:
     if path.is_file():
         return path
     for folder in (path, path / "checkpoints"):
-        files = checkpoint_files(folder)
+        files = _checkpoint_files(folder)
         if files:
             return files[-1]
     raise InputError(f"{path}: no checkpoint there; give an update-*.safetensors file, or the folder of a training run")
 
 
-def read_newest(folder: Path, warn: Callable[[str], None]) -> Checkpoint | None:
+def _read_newest(folder: Path, warn: Callable[[str], None]) -> Checkpoint | None:
     """The newest checkpoint in `folder` that is intact; damaged ones are passed to `warn` and skipped.
 
     None when the folder holds no checkpoint at all.
     """
-    files = checkpoint_files(folder)
+    files = _checkpoint_files(folder)
     for path in reversed(files):
         try:
             return read_checkpoint(path)
@@ -312,7 +305,7 @@ def resume_run(
 
     One that is not of the run of this signature, whatever its number of updates, is refused.
     """
-    checkpoint = read_newest(checkpoints, say)
+    checkpoint = _read_newest(checkpoints, say)
     if checkpoint is None:
         return Progress()
     progress = checkpoint.progress

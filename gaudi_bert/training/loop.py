@@ -32,7 +32,7 @@ from gaudi_bert.training.input.batches import Batch
 from gaudi_bert.training.metrics import MetricsWriter
 from gaudi_bert.training.mlperf import MlperfLog
 from gaudi_bert.training.objective import Evaluation, Interval, IntervalReport, TrainingStep
-from gaudi_bert.training.run_plan import RunPlan, RunSettings
+from gaudi_bert.training.run_plan import RunPlan, learning_rate_at
 
 R = TypeVar("R", bound=Artefact)
 
@@ -107,26 +107,24 @@ class TrainingLoop:
         if first_update:
             context.reporter.say(f"{self._stage}: resuming after update {first_update}")
         with ExitStack() as stack:
-            stop = stack.enter_context(stop_requests())
+            is_stopping = stack.enter_context(_stop_requests())
             if context.communicator.is_first:
                 self._metrics = stack.enter_context(MetricsWriter(context.folder, first_update))
             if self.mlperf_log is not None:
                 stack.enter_context(self.mlperf_log).begins(self.progress.sequences)
-            if self.held_out is not None and context.communicator.any_true(self._evaluation_pending()):
+            # Perhaps the run that is resumed was stopped, or killed, between an update and its evaluation.
+            is_due = self.evaluates_first and first_update == 0
+            if self._metrics is not None and first_update:
+                at_interval = first_update % self._settings.evaluate_every_updates == 0
+                is_missing = first_update not in self._metrics.evaluated_updates
+                is_due = first_update == updates or (at_interval and is_missing)
+            if self.held_out is not None and context.communicator.any_true(is_due):
                 self._evaluate(self.held_out)
             task = stack.enter_context(context.reporter.task(self._stage, updates, "updates"))
             task.count_from_now(first_update)
             while not self._is_finished:
                 self._update(task)
-                self._after_update(context.communicator.any_true(stop.requested))
-
-    def _evaluation_pending(self) -> bool:
-        """Whether the run that is resumed was stopped, or killed, between an update and its evaluation."""
-        update, settings = self.progress.update, self._settings
-        if self._metrics is None or update == 0:
-            return self.evaluates_first and update == 0
-        is_due = update % settings.evaluate_every_updates == 0 and update not in self._metrics.evaluated_updates
-        return is_due or update == settings.updates
+                self._after_update(context.communicator.any_true(is_stopping()))
 
     @property
     def _is_finished(self) -> bool:
@@ -266,52 +264,15 @@ class TrainingLoop:
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
-@dataclass
-class _StopRequest:
-    """Whether one of these signals has come."""
-
-    requested: bool = False
-
-    def handle(self, number: int, frame: FrameType | None) -> None:
-        """Take a signal."""
-        if self.requested and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        self.requested = True
-
-
 @contextmanager
-def stop_requests() -> Iterator[_StopRequest]:
-    """While this context lasts, the signals set a flag; outside the main thread Python allows no handlers, and none does."""
-    stop = _StopRequest()
-    with handled_signals(_SIGNALS, stop.handle):
-        yield stop
+def _stop_requests() -> Iterator[Callable[[], bool]]:
+    """Tell whether a signal has come; outside the main thread Python allows no handlers, and none does."""
+    received: list[int] = []
 
+    def handle(number: int, frame: FrameType | None) -> None:
+        if received and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        received.append(number)
 
-# --- The learning rate: linear warm-up, then polynomial decay to zero
-#
-# Updates are counted from 1. With W warm-up updates, N updates, peak rate r and power p,
-#
-#     rate(t) = r * t / W                                  for t <= W
-#     rate(t) = r * (1 - (t - W) / (N - W + 1)) ** p       for t > W, `decay_from: warmup`
-#     rate(t) = r * (1 - (t - 1) / N) ** p                 for t > W, `decay_from: start`
-#
-# so no update has a rate of zero, and zero would be reached at update N + 1. `warmup` reaches the peak at update W and goes
-# down from there without a step. `start` decays as if there had been no warm-up, so the rate falls at the end of the
-# warm-up: with 2,000 of 7,038 updates and p = 0.5 from r to 0.846 r.
-#
-# Who has which: google-research/bert (`optimization.py`, p = 1) decays from the start, for its only optimizer, Adam.
-# NVIDIA's and Habana's reference models raise Adam's curve until the pieces join (`warmup`), and leave that of LAMB
-# (p = 0.5) as it is (`start`); MLPerf's recipe has no warm-up and p = 1. All of them count updates from 0, so that their
-# warm-up is behind ours by one update, whose rate is zero; after the warm-up `start` is theirs, update by update.
-
-
-def learning_rate_at(update: int, settings: RunSettings) -> float:
-    """The learning rate of update number `update`, counted from 1; updates after the last one get 0."""
-    peak, warmup, updates = settings.learning_rate, settings.warmup_updates, settings.updates
-    if update <= warmup:
-        return peak * update / warmup
-    if settings.decay_from == "start":
-        remaining = 1.0 - (update - 1) / updates
-    else:
-        remaining = 1.0 - (update - warmup) / (updates - warmup + 1)
-    return float(peak * max(remaining, 0.0) ** settings.decay_power)
+    with handled_signals(_SIGNALS, handle):
+        yield lambda: bool(received)

@@ -30,7 +30,14 @@ class MetricsWriter:
 
     def __init__(self, folder: Path, last_update: int) -> None:
         self.path = Path(folder) / "metrics.jsonl"
-        lines = _lines_until(self.path, last_update) if self.path.exists() else []
+        lines: list[dict[str, Any]] = []
+        for number, text in enumerate(whole_lines(self.path, "train again") if self.path.exists() else (), start=1):
+            try:
+                lines.append(json.loads(text))
+            except ValueError as error:
+                remedy = "remove it, or train again with --overwrite"
+                raise InputError(f"{self.path}: line {number} is not JSON; {remedy}") from error
+        lines = [line for line in lines if line["update"] <= last_update]
         self.evaluated_updates = {line["update"] for line in lines if line["kind"] == "evaluation"}
         write_text(self.path, "".join(json.dumps(line) + "\n" for line in lines))
         with explained_os_errors(self.path, "write"):
@@ -51,17 +58,6 @@ class MetricsWriter:
     def __exit__(self, *error: object) -> None:
         self._handle.close()
         self._board.close()
-
-
-def _lines_until(path: Path, last_update: int) -> list[dict[str, Any]]:
-    """The lines of a `metrics.jsonl` that is there, without those of later updates."""
-    lines = []
-    for number, line in enumerate(whole_lines(path, "train again"), start=1):
-        try:
-            lines.append(json.loads(line))
-        except ValueError as error:
-            raise InputError(f"{path}: line {number} is not JSON; remove it, or train again with --overwrite") from error
-    return [line for line in lines if line["update"] <= last_update]
 
 
 # --- TensorBoard's event files: a TFRecord for each report, with a protocol buffer `Event` in it

@@ -29,7 +29,7 @@ from gaudi_bert.training.run_plan import RunPlan
 class MlperfLog:
     """Writes the log; the context lasts as long as training does."""
 
-    def __init__(self, path: Path, settings: MlperfSettings) -> None:
+    def __init__(self, path: Path, settings: MlperfSettings, plan: RunPlan, source: DataSource, config: BertConfig) -> None:
         try:
             mllog = importlib.import_module("mlperf_logging.mllog")
         except ImportError as error:
@@ -58,11 +58,11 @@ class MlperfLog:
             (keys.SUBMISSION_STATUS, keys.ONPREM),
         ):
             self._log.event(key, value)
+        self._describe(plan, source, config)
 
-    def describe(self, plan: RunPlan, source: DataSource, config: BertConfig) -> None:
+    def _describe(self, plan: RunPlan, source: DataSource, config: BertConfig) -> None:
         """Write what the run is a function of; the number of training sequences only where the data states it."""
-        settings = plan.settings
-        keys = self._keys
+        settings, keys = plan.settings, self._keys
         values: Mapping[str, Any] = {
             keys.SEED: settings.seed,
             keys.GLOBAL_BATCH_SIZE: round(plan.sequences_per_update),
@@ -134,14 +134,3 @@ def _position(sequences: int) -> dict[str, int]:
 
 def _block(sequences: int) -> dict[str, int]:
     return {"first_epoch_num": sequences, "epoch_count": 1, "samples_count": sequences}
-
-
-def open_log(
-    path: Path, settings: MlperfSettings, is_first: bool, plan: RunPlan, source: DataSource, config: BertConfig
-) -> MlperfLog | None:
-    """The log where it is requested, in the first process; it begins with what the run is a function of."""
-    if not (settings.log and is_first):
-        return None
-    log = MlperfLog(path, settings)
-    log.describe(plan, source, config)
-    return log

@@ -31,7 +31,7 @@ from gaudi_bert.training.input.source import DataSource
 from gaudi_bert.training.run_plan import TRAINING_KEYS, RunKeys
 
 
-class ReportFigures(Protocol):
+class _ReportFigures(Protocol):
     """Losses and accuracies of a report, whatever is trained."""
 
     def as_json(self) -> dict[str, float]:
@@ -41,7 +41,7 @@ class ReportFigures(Protocol):
         """For people."""
 
 
-class Evaluation(ReportFigures, Protocol):
+class Evaluation(_ReportFigures, Protocol):
     """The result of an evaluation, whatever is trained."""
 
     @property
@@ -69,7 +69,7 @@ class Objective(ABC):
         """Return what the first and the second loss of one batch are divided by, float64 [2]."""
 
     @abstractmethod
-    def figures(self, sums: FloatArray) -> ReportFigures:
+    def figures(self, sums: FloatArray) -> _ReportFigures:
         """Figures from the K sums over any number of batches."""
 
     def update_loss(
@@ -163,18 +163,13 @@ def denominators_for(settings: TrainingSettings, source: DataSource) -> LossDeno
     """Return what the losses of a run are divided by, with what its data holds on average."""
     if settings.loss_normalization != "balanced":
         return LossDenominators(settings.loss_normalization)
-    return LossDenominators("balanced", (_masked_per_pack(source, settings.loss), source.packing_factor))
-
-
-def _masked_per_pack(source: DataSource, loss: Loss) -> float:
-    """The masked-LM weight of a pack, on average over the first records of each file, about `_SAMPLE` in all."""
-    each = -(-_SAMPLE // len(source.files))
+    each = -(-_SAMPLE // len(source.files))  # the first records of each file, about `_SAMPLE` in all
     weights = [
-        _masked_weight(decode_example(record)["masked_lm_weights"][np.newaxis], loss)
+        _masked_weight(decode_example(record)["masked_lm_weights"][np.newaxis], settings.loss)
         for number in range(len(source.files))
         for record in itertools.islice(source.records_of(number), each)
     ]
-    return float(np.mean(weights))
+    return LossDenominators("balanced", (float(np.mean(weights)), source.packing_factor))
 
 
 # --- One update. Dropout has no state: its seed is a function of (seed, update, micro-batch, process), so a resumed run
@@ -234,7 +229,7 @@ class IntervalReport:
     the updates that count for the speed.
     """
 
-    figures: ReportFigures
+    figures: _ReportFigures
     gradient_norm: float
     sequences: int
     tokens: int

@@ -13,9 +13,10 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Generic
+from typing import Any, ClassVar, Generic, TypedDict
 
 import yaml
+from typing_extensions import Required, Unpack
 
 from gaudi_bert.artefacts.completion import Signature, begin_artefact, is_finished, remove_artefact, settings_path
 from gaudi_bert.artefacts.results import StageOutput
@@ -29,7 +30,7 @@ from gaudi_bert.common.tensorflow_environment import native_lines_to
 from gaudi_bert.config.pipeline import PipelineSettings, load_pipeline
 from gaudi_bert.config.sections import LoopSettings, TrainingSettings
 from gaudi_bert.engines.choose import ChosenEngine, choose_engine, load_engine
-from gaudi_bert.engines.protocol import Communicator, Engine, Model, ModelSpec, Updates
+from gaudi_bert.engines.protocol import Communicator, Engine, Model, ModelSpec
 from gaudi_bert.training.checkpoint import CHECKPOINT_NAMES, Progress, beginning_of, resume_run, share_state
 from gaudi_bert.training.evaluate import EvaluationSet
 from gaudi_bert.training.input.batches import Batch, TrainingOrder
@@ -105,21 +106,23 @@ class Job(ABC, Generic[R]):
         """Write what else is in the folder, and give the result."""
 
 
-def run_job(
-    job: Job[R],
-    settings: PipelineSettings,
-    out: Path,
-    *,
-    reporter: Reporter,
-    resume: bool = False,
-    overwrite: bool = False,
-    dry_run: bool = False,
-) -> StageOutput[R] | RunPlan:
-    """Train in the folder `out`; the same result in every process.
+class RunOptions(TypedDict, total=False):
+    """Options of a run that begins or continues.
 
-    A run of the same settings that was stopped continues; with `resume`, one of fewer updates does too. With `overwrite`,
-    the run in `out` is removed, whatever it is. With `dry_run`, nothing is written, and its plan is printed and returned.
+    One of the same settings that was stopped continues; with `resume`, one of fewer updates does too. With `overwrite`, the
+    run that is there is removed, whatever it is. With `dry_run`, nothing is written, and its plan is printed and returned.
     """
+
+    reporter: Required[Reporter]
+    resume: bool
+    overwrite: bool
+    dry_run: bool
+
+
+def run_job(job: Job[R], settings: PipelineSettings, out: Path, **options: Unpack[RunOptions]) -> StageOutput[R] | RunPlan:
+    """Train in the folder `out`; the same result in every process."""
+    reporter, dry_run = options["reporter"], options.get("dry_run", False)
+    resume, overwrite = options.get("resume", False), options.get("overwrite", False)
     if resume and overwrite:
         raise InputError("--resume and --overwrite exclude each other; give the one you mean")
     with mirrored(Path(out), settings.store) as folder:
@@ -163,7 +166,12 @@ def _train(job: Job[R], prepared: Prepared, run: RunContext[R]) -> R:
     updates = run.engine.updates(model, settings, communicator, plan.accumulation_steps)
     step = TrainingStep(updates, communicator, settings, prepared.objective, prepared.denominators)
     mlperf_log = job.begin(run, plan, model)
-    progress = _restored(job, run, model, updates)
+    progress = Progress()
+    if communicator.is_first:  # from the newest checkpoint, or else with the weights that the run begins with
+        progress = resume_run(run.checkpoints, model, updates, run.signature.as_json(), run.reporter.say)
+        if progress.update == 0:
+            job.load_start(model, run.reporter)
+    progress = share_state(progress, model, updates, communicator)
     rank, size = communicator.rank, communicator.size
     order = TrainingOrder(settings.seed, settings.shuffle_packs, rank, size, progress.packs, progress.update)
     loop = TrainingLoop(
@@ -181,16 +189,6 @@ def _train(job: Job[R], prepared: Prepared, run: RunContext[R]) -> R:
     )
     loop.run()
     return job.finish(loop)
-
-
-def _restored(job: Job[R], run: RunContext[R], model: Model, updates: Updates) -> Progress:
-    """Resume from the newest checkpoint, or else load the weights that the run begins with; the same in every process."""
-    progress = Progress()
-    if run.communicator.is_first:
-        progress = resume_run(run.checkpoints, model, updates, run.signature.as_json(), run.reporter.say)
-        if progress.update == 0:
-            job.load_start(model, run.reporter)
-    return share_state(progress, model, updates, run.communicator)
 
 
 # Settings that a checkpoint does not hold: any engine on any machine resumes from it.
@@ -262,7 +260,12 @@ def _run_folder(
         if folder.is_dir():  # not every process may see it
             log = "engine.log" if watched.is_first else f"engine-{watched.rank}.log"
             stack.enter_context(native_lines_to(folder / log))
-        yield _as_begun(context)
+        # It continues as it began: compiled dropout draws other masks, and other processes would share other packs.
+        begun = watched.from_first(lambda: beginning_of(context.checkpoints))
+        begun_by, compiled = begun or (watched.size, device.compiles)
+        if compiled and not device.compiles:
+            reporter.say("note: the run began with a compiled step, and here it is not; dropout masks differ from now on")
+        yield replace(context, compiled=compiled and device.compiles, begun_by=begun_by)
 
 
 def _nothing_to_do(folder: Path, signature: Signature) -> str:
@@ -336,19 +339,3 @@ def _fewer_updates(settings_file: Path, signature: Signature) -> int | None:
         return None
     requested["settings"]["training"]["updates"] = before
     return before if stored == requested else None
-
-
-# --- What every process decides alone
-
-
-def _as_begun(context: RunContext[R]) -> RunContext[R]:
-    """A run that continues as it began: compiled dropout draws other masks, and other processes would share other packs."""
-    communicator, device = context.communicator, context.device
-    begun = communicator.from_first(lambda: beginning_of(context.checkpoints))
-    if begun is None:
-        return replace(context, compiled=device.compiles, begun_by=communicator.size)
-    processes, compiled = begun
-    if compiled and not device.compiles:
-        note = "note: the run began with a compiled step, and here it is not; dropout masks differ from now on"
-        context.reporter.say(note)
-    return replace(context, compiled=compiled and device.compiles, begun_by=processes)

@@ -107,7 +107,7 @@ class RowPacks(NamedTuple):
     packs: int
 
 
-class RowTurns(NamedTuple):
+class _RowTurns(NamedTuple):
     """The turns in which packs of rows of one length are taken.
 
     Attributes:
@@ -140,18 +140,6 @@ class MicroBatch(NamedTuple):
     packs: int
 
 
-def _correct_for_packing(settings: RunSettings, packing_factor: float) -> RunSettings:
-    """The settings to train packed data with; the same ones for `packing_correction: batch`, and for unpacked data."""
-    if settings.packing_correction == "batch" or packing_factor == 1.0:
-        return settings
-    changed: dict[str, Any] = {name: max(1, round(getattr(settings, name) / packing_factor)) for name in _CADENCES}
-    if settings.warmup_updates:
-        changed["warmup_updates"] = max(1, round(settings.warmup_updates / packing_factor))
-    changed["global_batch_sequences"] = round(settings.global_batch_sequences * packing_factor)
-    changed["beta_1"], changed["beta_2"] = settings.beta_1**packing_factor, settings.beta_2**packing_factor
-    return settings.model_copy(update=changed)
-
-
 @dataclass(frozen=True)
 class RunPlan:
     """A run before it starts.
@@ -174,8 +162,16 @@ class RunPlan:
 
     @cached_property
     def settings(self) -> RunSettings:
-        """The settings to train with: the requested ones, as packing changes them."""
-        return _correct_for_packing(self.requested, self.packing_factor)
+        """The settings to train with: the requested ones, as packing changes them by `packing_correction: betas`."""
+        settings, factor = self.requested, self.packing_factor
+        if settings.packing_correction == "batch" or factor == 1.0:
+            return settings
+        changed: dict[str, Any] = {name: max(1, round(getattr(settings, name) / factor)) for name in _CADENCES}
+        if settings.warmup_updates:
+            changed["warmup_updates"] = max(1, round(settings.warmup_updates / factor))
+        changed["global_batch_sequences"] = round(settings.global_batch_sequences * factor)
+        changed["beta_1"], changed["beta_2"] = settings.beta_1**factor, settings.beta_2**factor
+        return settings.model_copy(update=changed)
 
     def lines(self) -> list[str]:
         """Return what people read at the end of a dry run."""
@@ -227,19 +223,19 @@ class RunPlan:
         return max(math.floor(last / row.turns) + 1 for last, row in zip(last_turns, self.turns, strict=True))
 
     @cached_property
-    def turns(self) -> tuple[RowTurns, ...]:
+    def turns(self) -> tuple[_RowTurns, ...]:
         """The turns of each length."""
         settings, processes = self.settings, self.begun_by or self.processes
         most = settings.micro_batch_packs
         if not self.rows:
-            return (RowTurns(self.slots_per_pack, most * processes, self._steps_with(most), most),)
+            return (_RowTurns(self.slots_per_pack, most * processes, self._steps_with(most), most),)
         sequences = round(self.packing_factor * sum(row.packs for row in self.rows))
         turns = []
         for row in self.rows:
             needed = Fraction(settings.global_batch_sequences * row.packs, sequences)
             most_packs = most * self.rows[-1].length // row.length
             packs = processes * min(most_packs, max(1, round(needed / processes)))
-            turns.append(RowTurns(row.length, packs, needed / packs, most_packs))
+            turns.append(_RowTurns(row.length, packs, needed / packs, most_packs))
         most_frequent = max(row.turns for row in turns)
         if most_frequent >= 1:
             return tuple(turns)
@@ -309,7 +305,7 @@ class RunPlan:
 
     def batch_lines(self) -> list[str]:
         """Return how an update is put together, and where that differs from the settings."""
-        settings = self.settings
+        settings, keys = self.settings, self.requested.keys
         text = f"an update is {self.sequences_per_update:,.1f} sequences on average: "
         if self.rows:
             shared = ((row, *row.shared_by(self.processes)) for row in self.turns)
@@ -329,28 +325,24 @@ class RunPlan:
         if abs(self.change) > _NOTABLE_CHANGE:
             more, nearest = "more" if self.change > 0 else "fewer", self.nearest_micro_batch()
             remedy = ""
-            if self.requested.keys.micro_batch is None:
+            if keys.micro_batch is None:
                 remedy = "; every process takes the same number of packs"
             elif nearest != settings.micro_batch_packs:
-                remedy = f"; {self.requested.keys.micro_batch} = {nearest} comes nearest to it"
-            setting = f"{self.requested.keys.sequences} = {settings.global_batch_sequences:,}"
+                remedy = f"; {keys.micro_batch} = {nearest} comes nearest to it"
+            setting = f"{keys.sequences} = {settings.global_batch_sequences:,}"
             lines.append(f"note: that is {abs(self.change):.1%} {more} than {setting}{remedy}")
         if self.packs is not None and self.packs_per_update > self.packs:
-            lines.append(self._repetition_line(self.packs))
+            micro_batch = min(settings.micro_batch_packs, max(1, self.packs // self.processes))
+            full_steps = max(1, self.packs // (micro_batch * self.processes))
+            sequences = int(full_steps * micro_batch * self.processes * self.packing_factor)
+            remedy = f"{keys.sequences} = {sequences:,}"
+            if keys.micro_batch is not None and micro_batch < settings.micro_batch_packs:
+                remedy += f" and {keys.micro_batch} = {micro_batch:,}"
+            lines.append(
+                f"note: an update takes {self.packs_per_update:,} packs and the data has {self.packs:,}: sequences repeat "
+                f"within an update; set {remedy}, or give more data"
+            )
         return lines
-
-    def _repetition_line(self, packs: int) -> str:
-        """For data of fewer packs than an update takes."""
-        micro_batch = min(self.settings.micro_batch_packs, max(1, packs // self.processes))
-        full_steps = max(1, packs // (micro_batch * self.processes))
-        sequences = int(full_steps * micro_batch * self.processes * self.packing_factor)
-        remedy = f"{self.requested.keys.sequences} = {sequences:,}"
-        if self.requested.keys.micro_batch is not None and micro_batch < self.settings.micro_batch_packs:
-            remedy += f" and {self.requested.keys.micro_batch} = {micro_batch:,}"
-        return (
-            f"note: an update takes {self.packs_per_update:,} packs and the data has {packs:,}: sequences repeat within "
-            f"an update; set {remedy}, or give more data"
-        )
 
     def _steps_with(self, micro_batch_packs: int) -> int:
         return max(
@@ -392,13 +384,11 @@ class RunPlan:
     def as_json(self) -> dict[str, Any]:
         """Return the plan for machines: the result of a dry run."""
         settings = self.settings
-        names = (
-            *(*_CADENCES, "warmup_updates", "learning_rate", "beta_1", "beta_2"),
-            *("packing_correction", "loss_normalization"),
-        )
+        names = (*_CADENCES, "warmup_updates", "learning_rate", "beta_1", "beta_2", "packing_correction")
         return {
             "dry_run": True,
             **{name: getattr(settings, name) for name in names},
+            "loss_normalization": settings.loss_normalization,
             "accumulation_steps": self.accumulation_steps,
             "micro_batch_packs": settings.micro_batch_packs,
             "workers": self.processes,
@@ -423,3 +413,33 @@ class RunPlan:
             "slots_per_update": self._mean(row.packs * row.length for row in self.turns),
             "sequences_per_update": packs * self.packing_factor,
         }
+
+
+# --- The learning rate: linear warm-up, then polynomial decay to zero
+#
+# Updates are counted from 1. With W warm-up updates, N updates, peak rate r and power p,
+#
+#     rate(t) = r * t / W                                  for t <= W
+#     rate(t) = r * (1 - (t - W) / (N - W + 1)) ** p       for t > W, `decay_from: warmup`
+#     rate(t) = r * (1 - (t - 1) / N) ** p                 for t > W, `decay_from: start`
+#
+# so no update has a rate of zero, and zero would be reached at update N + 1. `warmup` reaches the peak at update W and goes
+# down from there without a step. `start` decays as if there had been no warm-up, so the rate falls at the end of the
+# warm-up: with 2,000 of 7,038 updates and p = 0.5 from r to 0.846 r.
+#
+# Who has which: google-research/bert (`optimization.py`, p = 1) decays from the start, for its only optimizer, Adam.
+# NVIDIA's and Habana's reference models raise Adam's curve until the pieces join (`warmup`), and leave that of LAMB
+# (p = 0.5) as it is (`start`); MLPerf's recipe has no warm-up and p = 1. All of them count updates from 0, so that their
+# warm-up is behind ours by one update, whose rate is zero; after the warm-up `start` is theirs, update by update.
+
+
+def learning_rate_at(update: int, settings: RunSettings) -> float:
+    """The learning rate of update number `update`, counted from 1; updates after the last one get 0."""
+    peak, warmup, updates = settings.learning_rate, settings.warmup_updates, settings.updates
+    if update <= warmup:
+        return peak * update / warmup
+    if settings.decay_from == "start":
+        remaining = 1.0 - (update - 1) / updates
+    else:
+        remaining = 1.0 - (update - warmup) / (updates - warmup + 1)
+    return float(peak * max(remaining, 0.0) ** settings.decay_power)

@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal, NamedTuple, cast
+from typing import Literal
 
 import numpy as np
 
@@ -80,10 +80,16 @@ def verify_model(
         weights = None if checkpoint is None else stack.enter_context(local_weights(checkpoint))
         if weights is not None:
             check_model(weights)
-        if weights is not None and (weights / "config.json").is_file():
-            return _verify_folder(weights, data, reporter)
+        if weights is not None and (weights / "config.json").is_file():  # any model of transformers, with its own weights
+            if data is not None:
+                raise InputError(f"{data}: a folder of transformers is tried on packs of random tokens; leave --data out")
+            from gaudi_bert.encoders.verify import verify_folder  # loads torch and transformers
+
+            differences, count, sequences = verify_folder(weights, reporter.say)
+            return VerifyModelResult(str(weights), "random", count, sequences, differences, sequences - count)
         source = None if data is None else stack.enter_context(open_data(data))
-        config, values = _random_config(source), cast(WeightArrays, {})
+        config = _random_config(source)
+        values: WeightArrays = {}
         if weights is not None:
             stored = read_checkpoint(find_checkpoint(weights))
             if "model" not in stored.settings:
@@ -95,10 +101,7 @@ def verify_model(
     chosen = choose_engine(engine, key="--engine")
     reporter.say(f"verify-model: {chosen.line()}")
     model_of = partial(_build, load_engine(chosen.name), config, values, seed)
-    differences: dict[str, float] = {}
-    losses: tuple[Loss, ...] = ("sequence", "token")
-    for loss in losses:
-        differences |= _compare(model_of, batch, loss, reporter.say)
+    differences = _compare(model_of, batch, "sequence", reporter.say) | _compare(model_of, batch, "token", reporter.say)
     return VerifyModelResult(
         weights="random" if checkpoint is None else str(checkpoint),
         data="random" if data is None else str(data),
@@ -107,16 +110,6 @@ def verify_model(
         differences=differences,
         leak_comparisons=_check_leaks(model_of("float32"), config.vocab_size, batch, reporter.say),
     )
-
-
-def _verify_folder(folder: Path, data: Path | None, reporter: Reporter) -> VerifyModelResult:
-    """Any model of `transformers`, with its own weights."""
-    if data is not None:
-        raise InputError(f"{data}: a folder of transformers is tried on packs of random tokens; leave --data out")
-    from gaudi_bert.encoders.verify import verify_folder  # loads torch and transformers
-
-    differences, packs, sequences = verify_folder(folder, reporter.say)
-    return VerifyModelResult(str(folder), "random", packs, sequences, differences, sequences - packs)
 
 
 def _build(engine: Engine, config: BertConfig, values: WeightArrays, seed: int, compute_dtype: _Dtype) -> Model:
@@ -204,7 +197,7 @@ def _compare(
     model_of: Callable[[_Dtype], Model], batch: BatchArrays, loss: Loss, say: Callable[[str], None]
 ) -> dict[str, float]:
     """Check outputs, losses and gradients; the gradients that float32 cannot tell apart are settled in float64."""
-    outputs, gradients = compare_packed_with_unpacked(model_of("float32"), batch, loss)
+    outputs, gradients = _compare_packed_with_unpacked(model_of("float32"), batch, loss)
     say(f"verify-model: {count_of(len(batch['input_ids']), 'pack')}, masked-LM loss per {loss}")
     for name, (difference, largest) in outputs.items():
         bound = OUTPUT_BOUND * max(1.0, largest)
@@ -214,7 +207,7 @@ def _compare(
     shares = {name: _share(*norms) for name, norms in gradients.items()}
     unclear = [name for name, share in shares.items() if not share <= GRADIENT_BOUND]
     if unclear:
-        _, exact = compare_packed_with_unpacked(model_of("float64"), batch, loss)
+        _, exact = _compare_packed_with_unpacked(model_of("float64"), batch, loss)
         shares |= {name: _share(*exact[name]) for name in unclear}
         say(f"verify-model:   gradients that nearly cancel in float32, compared in float64: {', '.join(unclear)}")
     worst = max(shares, key=lambda name: shares[name])
@@ -231,7 +224,7 @@ def _share(difference: float, norm: float) -> float:
     return 0.0 if both_zero else difference / max(norm, 1e-30)
 
 
-def compare_packed_with_unpacked(
+def _compare_packed_with_unpacked(
     model: Model, packed: BatchArrays, loss: Loss = "token"
 ) -> tuple[_Differences, _Differences]:
     """Run packs (packed features as arrays) and the same sequences one to a row.
@@ -261,33 +254,26 @@ def _norm(values: Float32Array) -> float:
 
 def _check_leaks(model: Model, vocabulary_size: int, batch: BatchArrays, say: Callable[[str], None]) -> int:
     """Change every sequence once; how many others were compared."""
-    compared = 0
+    total = 0
     for chosen in range(int(batch["input_mask"].max())):
-        report = probe_leaks(model, vocabulary_size, batch, chosen)
-        compared += report.compared
-        if report.leaks:
-            raise FailedError(f"{report.leaks} sequences changed when a neighbour in their pack did: the mask leaks")
-        if not report.own_outputs_moved:
+        compared, leaks, moved = _probe_leaks(model, vocabulary_size, batch, chosen)
+        total += compared
+        if leaks:
+            raise FailedError(f"{leaks} sequences changed when a neighbour in their pack did: the mask leaks")
+        if not moved:
             raise FailedError(
                 "changing the tokens of a sequence did not change its own outputs: the weights ignore the input"
             )
-    probe = f"{compared} sequences next to a changed one, not one bit differs" if compared else "no pack holds two sequences"
+    probe = f"{total} sequences next to a changed one, not one bit differs" if total else "no pack holds two sequences"
     say(f"verify-model:   leak probe: {probe}")
-    return compared
+    return total
 
 
-class LeakReport(NamedTuple):
-    """Outputs of unchanged sequences that were compared, and how many of them changed by a bit."""
-
-    compared: int
-    leaks: int
-    own_outputs_moved: bool
-
-
-def probe_leaks(model: Model, vocabulary_size: int, packed: BatchArrays, chosen: int = 0) -> LeakReport:
+def _probe_leaks(model: Model, vocabulary_size: int, packed: BatchArrays, chosen: int = 0) -> tuple[int, int, bool]:
     """Change every token of one sequence in each pack; compare all outputs of all others, bit for bit.
 
-    Of a pack of k sequences, number `chosen` modulo k is changed.
+    Of a pack of k sequences, number `chosen` modulo k is changed. Returns how many outputs of others were compared, how many
+    of them changed by a bit, and whether the changed ones have other outputs themselves.
     """
     placed = split_packs(packed)
     per_pack = np.bincount([each.pack for each in placed], minlength=len(packed["input_ids"]))
@@ -305,7 +291,7 @@ def probe_leaks(model: Model, vocabulary_size: int, packed: BatchArrays, chosen:
             moved = moved and not any(same)
         else:
             leaks += not all(same)
-    return LeakReport(len(placed) - sum(is_chosen), leaks, moved)
+    return len(placed) - sum(is_chosen), leaks, moved
 
 
 def _outputs_of(outputs: dict[str, Float32Array], placed: PlacedSequence) -> Iterator[tuple[str, Float32Array]]:

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import fnmatch
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -43,14 +43,13 @@ class Weights:
     """A model as it was stored.
 
     `config` is None where a TF1 checkpoint comes without its config; heads and pooler may be missing from `variables` unless
-    the model is ours; `settings` are those of a checkpoint of ours.
+    the model is ours.
     """
 
     path: Path
     kind: Literal["gaudi-bert", "huggingface", "google"]
     config: BertConfig | None
     variables: WeightArrays
-    settings: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def missing(self) -> list[str]:
@@ -64,25 +63,21 @@ def read_weights(path: Path | str) -> Weights:
     Ours: an `update-*.safetensors`, or the folder of a run. Hugging Face: a folder with `config.json` and
     `model.safetensors`, or that file. Google: a prefix such as `bert_model.ckpt`, or a folder with one.
     """
-    weights = _read_weights(Path(path))
+    path = Path(path)
+    check_model(path)
+    if shards := _hugging_face_files(path):
+        weights = _read_hugging_face(path, shards)
+    elif prefix := _find_google_checkpoint(path):
+        weights = Weights(prefix, "google", _config_next_to(prefix.parent), _read_google_checkpoint(prefix))
+    else:
+        file = find_checkpoint(path)
+        stored = read_checkpoint(file)
+        config = BertConfig.from_json(stored.settings["model"]) if "model" in stored.settings else None
+        weights = Weights(file, "gaudi-bert", config, stored.variables)
     for name, value in weights.variables.items():
         if not np.isfinite(value).all():
             raise InputError(f"{weights.path}: {name} is not finite (nan or infinite); give weights from before that")
     return weights
-
-
-def _read_weights(path: Path) -> Weights:
-    check_model(path)
-    shards = _hugging_face_files(path)
-    if shards:
-        return _read_hugging_face(path, shards)
-    prefix = _find_google_checkpoint(path)
-    if prefix is not None:
-        return Weights(prefix, "google", _config_next_to(prefix.parent), _read_google_checkpoint(prefix))
-    file = find_checkpoint(path)
-    stored = read_checkpoint(file)
-    config = BertConfig.from_json(stored.settings["model"]) if "model" in stored.settings else None
-    return Weights(file, "gaudi-bert", config, stored.variables, stored.settings)
 
 
 def load_weights(path: Path | str, model: Model, config: BertConfig) -> Weights:
@@ -91,8 +86,14 @@ def load_weights(path: Path | str, model: Model, config: BertConfig) -> Weights:
     The result is what was read; variables that are `missing` in it keep what they hold.
     """
     weights = read_weights(path)
-    if weights.config is not None:
-        _check_same_model(weights.config, config, weights.path)
+    for name, there in ({} if weights.config is None else weights.config.to_json()).items():
+        here = getattr(config, name)
+        if there != here and name not in _OF_TRAINING:
+            reason = "; positions cannot be cut off or added" if name == "max_position_embeddings" else ""
+            raise InputError(
+                f"{weights.path}: the weights are of another model: {name} is {there} there, {here} here{reason}; "
+                f"set model.{name} to {there}, or give other weights"
+            )
     problem = misfit(model.shapes(), weights.variables, () if weights.kind == "gaudi-bert" else _OPTIONAL_SCOPES)
     if problem is not None:
         raise InputError(
@@ -101,18 +102,6 @@ def load_weights(path: Path | str, model: Model, config: BertConfig) -> Weights:
         )
     model.load_values(weights.variables)
     return weights
-
-
-def _check_same_model(stored: BertConfig, config: BertConfig, path: Path) -> None:
-    """Refuse weights of another model."""
-    for name, there in stored.to_json().items():
-        here = getattr(config, name)
-        if there != here and name not in _OF_TRAINING:
-            reason = "; positions cannot be cut off or added" if name == "max_position_embeddings" else ""
-            raise InputError(
-                f"{path}: the weights are of another model: {name} is {there} there, {here} here{reason}; "
-                f"set model.{name} to {there}, or give other weights"
-            )
 
 
 def _config_next_to(folder: Path) -> BertConfig | None:
@@ -163,29 +152,21 @@ def local_weights(path: Path | str, store: StoreSettings | None = None) -> Itera
     """Weights to read: the newest checkpoint of a run, a checkpoint, or another tool's folder or file, copied if need be."""
     with mirrored_bucket(path, store) as weights:
         if in_store(path):
-            _fetch_weights(weights)
+            fetch(weights)
+            newest = (
+                folder / max(names)
+                for folder in (weights, weights / "checkpoints")
+                if (names := fnmatch.filter(files_in(folder), CHECKPOINT_NAMES))
+            )
+            file = weights if weights.is_file() else next(newest, None)
+            if file is None:
+                fetch_below(weights)
+            else:  # and what is next to it of its model and its run; above a bucket, nothing is fetched
+                run = file.parent.parent
+                of_model = (file.parent / name for name in (*_CONFIG_NAMES, "vocab.txt"))
+                of_run = (run / name for name in ("settings.yaml", "vocab.txt", "tokenizer_config.json"))
+                fetch(file, *of_model, *of_run, run.parent / "examples" / "vocab.txt")
         yield weights
-
-
-def _fetch_weights(path: Path) -> None:
-    fetch(path)
-    if path.is_file():
-        fetch(*(path.parent / name for name in ("config.json", "bert_config.json", "vocab.txt")))
-        _fetch_what_export_looks_for(path.parent.parent)
-        return
-    for folder in (path, path / "checkpoints"):
-        newest = max(fnmatch.filter(files_in(folder), CHECKPOINT_NAMES), default=None)
-        if newest is not None:
-            fetch(folder / newest)
-            _fetch_what_export_looks_for(folder.parent)
-            return
-    fetch_below(path)
-
-
-def _fetch_what_export_looks_for(run: Path) -> None:
-    """The settings of a run, and the vocabulary of the examples next to it; above a bucket, nothing is fetched."""
-    fetch(*(run / name for name in ("settings.yaml", "vocab.txt", "tokenizer_config.json")))
-    fetch(run.parent / "examples" / "vocab.txt")
 
 
 # --- TF1 checkpoints

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import ast
-import gc
 import gzip
 import json
 import tracemalloc
-from collections import Counter
 from pathlib import Path
-from typing import Literal
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.features import BUILT_IN_TEXTS
 from gaudi_bert.common.files import LONGEST_ROW_BYTES
 from gaudi_bert.corpus import documents as module
 from gaudi_bert.corpus.documents import (
@@ -26,17 +19,6 @@ from gaudi_bert.corpus.documents import (
     read_documents,
     source_identity,
 )
-from gaudi_bert.corpus.python_texts import (
-    HELD_OUT_OF,
-    LABELS,
-    docstrings_of_source,
-    documentation_documents,
-    labelled_docstrings,
-    python_texts,
-)
-from gaudi_bert.corpus.sentences import detect_layout, sentences_of_lines, split_sentences
-from tests.builders.agree import agree
-from tests.builders.properties import examples
 
 PLAIN = "One.\nTwo.\n\n\n \nThree.\n"
 WIKI = (
@@ -179,220 +161,10 @@ def test_identity_knows_the_bytes_and_no_path(folder: Path) -> None:
 # --- sentences
 
 
-@pytest.mark.parametrize(
-    ("text", "sentences"),
-    [
-        ("", []),
-        ("   ", []),
-        ("No stop here", ["No stop here"]),
-        ("One. Two! Three?", ["One.", "Two!", "Three?"]),
-        ("Dr. Smith met Mrs. Jones. They left.", ["Dr. Smith met Mrs. Jones.", "They left."]),
-        ("J. R. R. Tolkien wrote it. We read it.", ["J. R. R. Tolkien wrote it.", "We read it."]),
-        ("Pi is 3.14 or so. See example.org today.", ["Pi is 3.14 or so.", "See example.org today."]),
-        ("See Fig. 3 and No. 5. He said no. Then he went.", ["See Fig. 3 and No. 5.", "He said no.", "Then he went."]),
-        ("The U.S. Army came. It was late.", ["The U.S. Army came.", "It was late."]),
-        ("Fruit, e.g. Apples, is sweet. vs. Nuts.", ["Fruit, e.g. Apples, is sweet. vs. Nuts."]),
-        ('"Really?" she said. "Yes." He smiled.', ['"Really?" she said.', '"Yes."', "He smiled."]),
-        ("Wait... what? (Yes.) Then [no].", ["Wait... what?", "(Yes.)", "Then [no]."]),
-        ("Not I. You did it.", ["Not I.", "You did it."]),
-        ("你好。世界！Good. Bye", ["你好。", "世界！", "Good.", "Bye"]),
-    ],
-)
-def test_rules(text: str, sentences: list[str]) -> None:
-    assert split_sentences(text) == sentences
-
-
-@examples(200)
-@given(st.text(alphabet="aB. !?\"'()。…3\n", max_size=60))
-def test_no_character_but_white_space_is_lost(text: str) -> None:
-    sentences = split_sentences(text)
-    assert all(sentence and sentence == sentence.strip() for sentence in sentences)
-    assert "".join("".join(sentences).split()) == "".join(text.split())
-
-
-SENTENCES = ["The first one (i.e.", "“broken”) goes on.", "Second. Stop.", "Third.", "Fourth!", "Fifth?"]
-PARAGRAPHS = ["One is here. Two is here. Three is here.", "Four is here. Five is here."]
-WRAPPED = [
-    "It was the best of times, it was the worst of times, it",
-    "was the age of wisdom, it was the age of foolishness. We",
-    "had everything before us, we had nothing before us, and",
-    "that was all.",
-]
-UNPUNCTUATED = ["he went home", "she read a very long and winding book about whales", "they slept"]
-
-
-@pytest.mark.parametrize(
-    ("lines", "layout", "sentences"),
-    [
-        (SENTENCES, "sentences", SENTENCES),
-        (UNPUNCTUATED, "sentences", UNPUNCTUATED),
-        ([], "sentences", []),
-        (PARAGRAPHS, "paragraphs", [f"{n} is here." for n in ("One", "Two", "Three", "Four", "Five")]),
-        (
-            WRAPPED,
-            "wrapped",
-            [
-                "It was the best of times, it was the worst of times, it was the age of wisdom, "
-                "it was the age of foolishness.",
-                "We had everything before us, we had nothing before us, and that was all.",
-            ],
-        ),
-    ],
-)
-def test_layouts(lines: list[str], layout: Literal["sentences", "paragraphs", "wrapped"], sentences: list[str]) -> None:
-    assert detect_layout([lines, lines] if lines else []) == layout
-    assert sentences_of_lines(lines, layout) == sentences
-
-
 # --- the documentation of Python
-
-SOURCE = b'''"""Of the module."""
-class Outer:
-    """Of the class.
-
-        Indented further than
-    the rest.
-    """
-
-    attribute = 1
-    """Of an attribute: no docstring."""
-
-    async def method(self):
-        "Of the method."
-
-    def bare(self):
-        """ """
-
-if attribute:
-    def one(): "First."
-else:
-    def one(): "Second."
-try:
-    import thing
-except ImportError:
-    class Instead: "For want of it."
-for _ in ():
-    def looped():
-        def inner(): "Inside."
-'''
-
-
-def test_docstrings_are_those_of_modules_classes_and_functions_wherever_they_stand() -> None:
-    assert list(docstrings_of_source(SOURCE, "module")) == [
-        ("module", "Of the module."),
-        ("module.Outer", "Of the class.\n\n    Indented further than\nthe rest."),
-        ("module.Outer.method", "Of the method."),
-        ("module.one", "First."),
-        ("module.one", "Second."),
-        ("module.Instead", "For want of it."),
-        ("module.looped.inner", "Inside."),
-    ]
-
-
-def test_every_built_in_text_is_there_and_about_as_long_as_stated() -> None:
-    for name, size in BUILT_IN_TEXTS.items():
-        texts = python_texts(name)
-        agree(sum(map(len, texts.values())), size, 0.2)
-        assert json.loads(json.dumps(texts)) == texts
-    assert gc.isenabled()
-
-
-def test_the_topics_are_few_long_documents_without_repetition() -> None:
-    assert python_texts("python-docs").keys() >= {"assert", "class"}
-    documents = documentation_documents(python_texts("python-docs"))
-    assert len(documents) > 60
-    assert sum(map(len, documents)) > 3000
-    long_sentences = [sentence for document in documents for sentence in document if len(sentence) > 150]
-    assert len(set(long_sentences)) > 0.99 * len(long_sentences), "paragraphs are not repeated"
-    assert not any(set(sentence) <= set("=*-~^+|# ") for document in documents for sentence in document)
-
-
-def test_the_docstrings_are_many_short_documents_without_repetition() -> None:
-    texts = python_texts("python-docstrings")
-    assert texts["json.dumps"].split() == (json.dumps.__doc__ or "").split()
-    assert texts["ast.get_docstring"].split() == (ast.get_docstring.__doc__ or "").split()
-    assert not {"idlelib", "lib2to3", "test", "this"} & {name.split(".")[0] for name in texts}
-    documents = documentation_documents(texts)
-    assert len(documents) > 5000
-    characters = sorted(sum(map(len, document)) for document in documents)
-    assert characters[len(characters) // 2] < 150, "most are far shorter than a row of 128 tokens"
-    paragraphs = [" ".join(document) for document in documents if sum(map(len, document)) > 100]
-    assert len(set(paragraphs)) == len(paragraphs)
 
 
 # --- sentences
 
-SHORT = """The "short" topic
-*****************
-
-This paragraph, which is wrapped, stands in both of the topics. It has
-two sentences.
-"""
-LONG = """A longer topic
-**************
-
-This paragraph, which is wrapped, stands in both of the topics. It has
-two sentences.
-
-For example:
-
-   >>> print("a. B")
-   a. B
-
-* An item of a list. It has two sentences.
-
-+------+-----+
-| left | one |
-+------+-----+
-| more | two |
-+------+-----+
-
-   An indented paragraph that follows no colon is text. Is it not?
-"""
-
-
-def test_what_becomes_a_sentence() -> None:
-    long, short = documentation_documents({"z": SHORT, "a": LONG, "rulers": "****\n\n====\n"})
-    common = "This paragraph, which is wrapped, stands in both of the topics."
-    assert short == ['The "short" topic', common, "It has two sentences."]
-    assert long == [
-        *("A longer topic", "For example:", '>>> print("a. B")', "a. B", "An item of a list.", "It has two sentences."),
-        *("left one", "more two", "An indented paragraph that follows no colon is text.", "Is it not?"),
-    ]
-
 
 # --- labelled rows
-
-TEXTS = {
-    **{f"email.part{number}": f"Return the header number {number} of a message." for number in range(7)},
-    **{f"_pydecimal.f{number}": f"Round to {number} digits." for number in range(5)},
-    "xml.dom": "Nodes of a tree.",
-    "xml.sax": "Events of a parser.",
-    "zlib": "Compress.",
-    # The same words in two packages are one row, of the first by name.
-    "abc.f": "Round to 3 digits.",
-}
-
-
-def test_the_packages_with_the_most_texts_are_the_labels() -> None:
-    rows = labelled_docstrings(TEXTS, labels=3)
-    assert Counter(row.label for row in rows) == {"email": 7, "pydecimal": 5, "xml": 2}
-    assert [row.name for row in rows] == sorted(row.name for row in rows)
-    assert len({row.text for row in rows}) == len(rows)
-
-
-def test_whether_a_row_is_held_out_depends_on_its_name_alone() -> None:
-    held_out = {row.name for row in labelled_docstrings(TEXTS, labels=3) if row.held_out}
-    fewer = {name: text for name, text in TEXTS.items() if "part" not in name}
-    assert {row.name for row in labelled_docstrings(fewer, labels=3) if row.held_out} <= held_out | {"zlib", "abc.f"}
-
-
-def test_the_standard_library_gives_enough_of_each_label() -> None:
-    rows = labelled_docstrings(python_texts("python-docstrings"))
-    held_out = [row for row in rows if row.held_out]
-    assert len({row.label for row in rows}) == len({row.label for row in held_out}) == LABELS
-    assert len(rows) > 1500
-    assert 0.8 < len(held_out) * HELD_OUT_OF / len(rows) < 1.2
-    assert not {row.text for row in held_out} & {row.text for row in rows if not row.held_out}
-    most = max(Counter(row.label for row in held_out).values())
-    assert most < 0.25 * len(held_out), "one answer for everything must not look like learning"

@@ -36,7 +36,7 @@ VOCABULARY = Vocabulary((*SPECIAL_TOKENS, "w", *(f"##{digit}" for digit in range
 PAD, UNK, CLS, SEP, MASK = range(5)
 
 
-def job_of(documents: list[list[str]], split: str = "train", block: int = 0, **changes: Any) -> BlockJob:
+def _job_of(documents: list[list[str]], split: str = "train", block: int = 0, **changes: Any) -> BlockJob:
     vocabulary = changes.pop("vocabulary", VOCABULARY)
     settings = {"max_sequence_length": 31, "max_predictions": 5, "duplicates": 3, "seed": 7, **changes}
     return BlockJob(documents, split, block, vocabulary, PrepareSettings(**settings))
@@ -68,7 +68,7 @@ def restored(example: dict[str, np.ndarray]) -> list[int]:
 def test_every_example_is_well_formed(seed: int, length: int, predictions: int, whole_words: bool) -> None:
     documents = documents_of(seed)
     chosen = {"max_sequence_length": length, "max_predictions": predictions, "whole_word_masking": whole_words, "seed": seed}
-    made = make_examples(job_of(documents, **chosen))
+    made = make_examples(_job_of(documents, **chosen))
     block = tokenize_documents(documents, VOCABULARY, True)
     text = block.tokens.tolist()
     runs = {tuple(text[start : start + size]) for start in range(len(text)) for size in range(1, length)}
@@ -96,7 +96,7 @@ def test_every_example_is_well_formed(seed: int, length: int, predictions: int, 
 
 
 def test_figures_add_up() -> None:
-    made = make_examples(job_of(documents_of(2)))
+    made = make_examples(_job_of(documents_of(2)))
     examples = [decode_example(payload) for payload in payloads(made)]
     assert asdict(made.counts) == {
         "text_documents": 7,
@@ -112,7 +112,7 @@ def test_figures_add_up() -> None:
 
 def test_duplicates_differ_and_all_depends_on_seed_split_and_block() -> None:
     def made(*which: Any, **changes: Any) -> list[bytes]:
-        return payloads(make_examples(job_of(documents_of(3), *which, **changes)))
+        return payloads(make_examples(_job_of(documents_of(3), *which, **changes)))
 
     assert made() == made()
     assert len(set(made(duplicates=4))) > 0.95 * len(made(duplicates=4))
@@ -122,7 +122,7 @@ def test_duplicates_differ_and_all_depends_on_seed_split_and_block() -> None:
 
 
 def test_text_that_leaves_no_token_makes_nothing() -> None:
-    nothing = make_examples(job_of([["\u200b", " "], ["\x07"]]))
+    nothing = make_examples(_job_of([["\u200b", " "], ["\x07"]]))
     assert (nothing.frames, len(nothing.lengths), nothing.counts.sequences) == (b"", 0, 0)
     some = tokenize_documents([["\u200b"], ["w1", "\x07", "w2"], [], ["w39"]], VOCABULARY, True)
     assert some.document_starts.tolist() == [0, 2, 3]
@@ -135,7 +135,7 @@ def test_on_real_text_statistics_are_those_of_the_published_script(shared_data: 
     vocabulary = read_vocabulary(minilm / "vocab.txt")
     sources = find_sources([str(shared_data / "wiki-sample" / "text-*.txt")], Path())
     documents = [document for source in sources for document in read_documents(source, detect_format(source))]
-    job = job_of(documents, vocabulary=vocabulary, max_sequence_length=128, max_predictions=20, seed=12345)
+    job = _job_of(documents, vocabulary=vocabulary, max_sequence_length=128, max_predictions=20, seed=12345)
     figures = asdict(make_examples(job).counts)
     assert figures["text_documents"] == 78, figures
     assert figures["text_sentences"] == 15065

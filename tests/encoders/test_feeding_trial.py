@@ -4,10 +4,7 @@ its labels, its software, long rows, special tokens and training mode. What cann
 
 from __future__ import annotations
 
-import pickle
 import re
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +19,6 @@ torch = pytest.importorskip("torch", reason="PYTORCH MISSING: install the extra 
 transformers = pytest.importorskip("transformers", minversion="5")
 
 
-from gaudi_bert.encoders.feeding import Feeding  # noqa: E402
-from gaudi_bert.encoders.feeding_trial import packed_batch  # noqa: E402
-from gaudi_bert.encoders.trial import alone_outputs, largest_difference, outputs_of, random_packs, sequences_of  # noqa: E402
 from gaudi_bert.pytorch import PackCollator, PackedEncoder, model_inputs  # noqa: E402
 from tests.builders.encoders import TEXTS, TOKENIZER  # noqa: E402
 from tools.type_scan import scan, table, types, verdict_on  # noqa: E402
@@ -99,43 +93,6 @@ def test_every_type_is_right_or_refused_in_words_of_ours() -> None:
         assert table(verdicts) in PAGE.read_text(encoding="utf-8"), AGAIN
 
 
-@pytest.mark.parametrize(
-    ("kind", "settings", "reaches"),
-    [
-        ("Mistral", {"sliding_window": 100}, {99}),
-        ("Qwen2", {"sliding_window": 100, "use_sliding_window": True, "max_window_layers": 1}, {None, 99}),
-        ("Gemma3Text", {"sliding_window": 100, "layer_types": ["sliding_attention", "full_attention"]}, {None, 99}),
-        ("ModernBert", {"local_attention": 200, "pad_token_id": 0, "num_hidden_layers": 3}, {None, 100}),
-        ("Llama", {}, {None}),
-    ],
-)
-def test_a_window_is_as_long_as_transformers_has_it(kind: str, settings: dict, reaches: set) -> None:
-    """The model as it is, with its window of 100, on packs of 256: nothing is shortened here."""
-    config = getattr(transformers, f"{kind}Config")(**{**SIZES, **settings})
-    torch.manual_seed(5)
-    model = getattr(transformers, f"{kind}Model")(config).eval()
-    feeding = PackCollator("transformers-5", model).feeding
-    assert set((feeding.layers or {"all": feeding.window}).values()) == reaches
-    assert packs_differ(model, feeding) < 1e-5
-    unlimited = packs_differ(model, replace(feeding, window=None, layers={}))
-    assert (unlimited < 1e-5) == (reaches == {None})
-
-
-def packs_differ(model: Any, feeding: Feeding) -> float:
-    """How far packs of 256 tokens are from their sequences alone."""
-    rows, _ = random_packs(model.config, 256, 1)
-    with torch.no_grad():
-        packed = sequences_of(outputs_of(model, packed_batch(rows, feeding)), rows)
-        return largest_difference(packed, alone_outputs(model, feeding, rows))
-
-
-def test_a_window_longer_than_the_packs_is_seen() -> None:
-    """A window of 4,096 is shortened in the copy that is tried, and is as it was afterwards."""
-    config = transformers.MistralConfig(**SIZES, sliding_window=4096)
-    assert PackCollator("transformers-5", config).feeding.window == 4095
-    assert config.sliding_window == 4096
-
-
 def test_a_model_that_is_not_what_its_config_makes_is_refused() -> None:
     """An encoder made of a causal model: its config says nothing of it."""
     model = transformers.LlamaModel(transformers.LlamaConfig(**SIZES, attn_implementation="eager")).eval()
@@ -157,22 +114,6 @@ def test_a_model_that_its_copy_does_not_speak_for_is_refused() -> None:
     model.register_forward_pre_hook(later, with_kwargs=True)
     with pytest.raises(InputError, match="BertModel: computes wrong outputs for packs of 144 tokens"):
         PackCollator("transformers-5", model)
-
-
-def test_a_model_in_sixteen_bits_is_tried_in_them() -> None:
-    torch.manual_seed(5)
-    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES)).to(torch.bfloat16)
-    collator = PackCollator("transformers-5", model, dtype=torch.bfloat16)
-    assert pickle.loads(pickle.dumps(collator)).feeding.causal  # for workers that are spawned
-
-
-def test_a_model_is_tried_without_touching_it() -> None:
-    model = transformers.BertModel(transformers.BertConfig(**SIZES))
-    state = torch.random.get_rng_state()
-    assert not PackCollator("transformers-5", model).feeding.causal
-    assert torch.equal(torch.random.get_rng_state(), state)
-    model.config.is_decoder = True
-    assert PackCollator("transformers-5", model.config).feeding.causal
 
 
 # --- a model is tried as it will be used
@@ -224,42 +165,7 @@ def check_outputs(model: Any, collator: PackCollator, rows: list[dict], *names: 
     agree(packed.numpy(), alone.numpy(), 1e-5, scale=1.0)
 
 
-# --- (a) heads that mix tokens
-
-
-class Recurrent(torch.nn.LSTM):
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        return super().forward(hidden)[0]
-
-
-class Convolution(torch.nn.Conv1d):
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        return super().forward(hidden.transpose(1, 2)).transpose(1, 2)
-
-
-MIXES = "BertForTokenClassification: (computes wrong outputs for packs of 144|its head gives packed texts other answers)"
-USES = {
-    "collator": lambda model: PackCollator("transformers-5", model),
-    "encoder": lambda model: PackedEncoder(model, TOKENIZER),
-}
-
-
-@pytest.mark.parametrize("use", USES.values(), ids=USES)
-@pytest.mark.parametrize(
-    "head",
-    [lambda: Recurrent(WIDTH, 2, bidirectional=True, batch_first=True), lambda: Convolution(WIDTH, 4, 3, padding=1)],
-    ids=["recurrent", "convolution"],
-)
-def test_a_head_that_mixes_tokens_is_refused(head: Callable, use: Callable) -> None:
-    model = random_model("BertForTokenClassification", "Bert", **BERT, num_labels=4)
-    use(model)
-    model.classifier = head()
-    with pytest.raises(InputError, match=MIXES) as caught:
-        use(model)
-    assert "\n" not in str(caught.value)
-
-
-# --- (b) what labels mean
+# --- what labels mean
 
 
 @pytest.mark.parametrize(("kind", "settings"), [("Llama", LLAMA), ("Qwen2", LLAMA), ("GPT2", GPT2)])
@@ -283,7 +189,7 @@ def test_a_config_tells_tags_from_next_tokens_by_its_architecture() -> None:
     assert PackCollator("transformers-5", model)(ROWS)["labels"][0, [0, 40, 63]].tolist() == [-100] * 3
 
 
-# --- (c) targets, (d) token types
+# --- targets, token types
 
 
 @pytest.mark.parametrize("target", ["transformers-5", "transformers-4", "optimum-habana", "flash", "flex"])
@@ -315,7 +221,7 @@ def test_token_types_reach_every_model_that_takes_them(kind: str, more: dict) ->
     check_outputs(model, PackCollator("transformers-5", model), ROWS, "token_type_ids")
 
 
-# --- (e) RoPE that depends on the longest sequence of a batch
+# --- RoPE that depends on the longest sequence of a batch
 
 LIMIT = 150
 ROPE = {
@@ -346,7 +252,7 @@ def test_sequences_that_change_the_positions_of_others_are_refused(kind: str) ->
     assert PackedEncoder(model, TOKENIZER).max_sequence_length == LIMIT
 
 
-# --- (f) long rows, special tokens, training
+# --- long rows, special tokens, training
 
 
 class Changed(transformers.BertModel):
@@ -438,14 +344,3 @@ def test_a_trial_changes_neither_statistics_nor_modes() -> None:
         PackCollator("transformers-5", model)
     assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
     assert (model.training, model.norm.training, model.embeddings.training) == (True, True, False)
-
-
-# --- (g) outputs that are not the first
-
-
-def test_router_logits_are_refused_with_their_reason() -> None:
-    model = random_model("MixtralForCausalLM", "Mixtral", **LLAMA, num_local_experts=2, output_router_logits=True)
-    with pytest.raises(InputError, match=r"takes no mask of packs: set model\.config\.output_router_logits = False"):
-        PackCollator("transformers-5", model)
-    model.config.output_router_logits = False
-    check_outputs(model, PackCollator("transformers-5", model), ROWS)

@@ -15,7 +15,7 @@ from gaudi_bert.engines.protocol import Model
 from gaudi_bert.engines.tensorflow.bert import outputs_of_every_token
 from gaudi_bert.model.features import join_sequences, split_packs
 from gaudi_bert.model.heads import Loss
-from gaudi_bert.training.verify_model import compare_packed_with_unpacked, probe_leaks
+from gaudi_bert.training.verify_model import _compare_packed_with_unpacked, _probe_leaks
 from tests.builders.agree import agree
 from tests.builders.effort import LONG
 from tests.builders.model_packs import BY_EACH_ENGINE, VOCABULARY, WITHOUT_PYTORCH, random_packs, small_model
@@ -108,7 +108,7 @@ def test_compiled_kernels_are_held_to_the_same(loss):
 @BY_EACH_ENGINE
 def test_float64_shows_that_the_rest_is_rounding(engine: EngineName):
     batch = join_sequences(random_packs(7, [[11, 5, 13, 8], [17, 9], [37]]), 37, 23, 4)
-    outputs, gradients = compare_packed_with_unpacked(small_model(compute_dtype="float64", engine=engine), batch)
+    outputs, gradients = _compare_packed_with_unpacked(small_model(compute_dtype="float64", engine=engine), batch)
     assert all(difference < 1e-13 for difference, _ in outputs.values())
     assert all(difference <= 1e-7 * size for difference, size in gradients.values())
 
@@ -176,7 +176,7 @@ def test_large_scores_and_half_precision_leak_nothing(changes):
     model = small_model(**changes)
     batch = join_sequences(random_packs(4, [[7, 3, 11, 5], [13, 17]]), 31, 19, 4)
     for chosen in range(4):
-        report = probe_leaks(model, VOCABULARY, batch, chosen)
+        report = _probe_leaks(model, VOCABULARY, batch, chosen)
         assert report == (4, 0, True)
 
 
@@ -188,7 +188,7 @@ def test_the_probe_reports_a_leak():
         def trial(self, batch, loss):
             return model.trial({**batch, "input_mask": np.minimum(batch["input_mask"], 1)}, loss)
 
-    assert probe_leaks(WithoutMask(), VOCABULARY, batch).leaks == 1
+    assert _probe_leaks(WithoutMask(), VOCABULARY, batch)[1] == 1
 
 
 @BY_EACH_ENGINE

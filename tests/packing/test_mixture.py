@@ -12,9 +12,11 @@ from gaudi_bert.packing.algorithms import choose_masked_slots, needed_masked_slo
 from gaudi_bert.packing.heuristics import pack_longest_first
 from gaudi_bert.packing.histogram import Histogram
 from gaudi_bert.packing.mixture import (
+    Work,
     add_packs,
     check_mixture,
     coverage,
+    estimate_limit,
     fill_slots,
     packs_of,
     sorted_mixture,
@@ -149,3 +151,15 @@ def test_more_slots_than_the_default_are_taken_and_fewer_refused() -> None:
     for needed, least in ((21, 23), (30, 30)):
         with pytest.raises(InputError, match=rf"masked_slots is {least - 1}, these packs need {least}"):
             choose_masked_slots(20, 3, needed, requested=least - 1)
+
+
+def test_a_share_is_spent_from_the_whole() -> None:
+    whole = Work(100.0)
+    part = whole.share(0.25)
+    part.spend(30.0)
+    assert (part.remaining, part.exhausted, whole.remaining, whole.exhausted) == (-5.0, True, 70.0, False)
+
+
+def test_rows_of_an_estimate_share_a_limit_where_packs_are_long() -> None:
+    limits = [estimate_limit(length) for length in (512, 1024, 1025, 2048, 4097, 32_768)]
+    assert [limit and limit.remaining for limit in limits] == [None, None, 180e9, 180e9, 40e9, 40e9]

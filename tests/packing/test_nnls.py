@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from scipy.optimize import nnls
 
 from gaudi_bert.common.errors import InputError
@@ -23,12 +21,9 @@ from gaudi_bert.packing.nnls import (
     paper_weights,
     solve_ennls,
 )
-from gaudi_bert.packing.nnls_solver import append_column, remove_column, solve_factor, solve_nnls
-from gaudi_bert.packing.pricing import best_worth, completion_values, power_chain, unwind
+from gaudi_bert.packing.nnls_solver import solve_nnls
 from tests.builders.agree import agree
 from tests.builders.histograms import expected, lognormal, published
-from tests.builders.properties import examples
-from tests.oracles import packing as naive
 from tests.oracles.packing import strategies, strategy_matrix
 
 
@@ -140,82 +135,3 @@ def test_the_least_squares_of_long_packs_cost_no_more_at_any_depth_than_a_little
 
 
 # --- the active-set solver against SciPy on listed columns, and its kernels against naive ones
-
-
-@given(st.integers(1, 23), st.integers(1, 6), st.integers(0, 2**32 - 1))
-@examples(60)
-def test_objective_and_residual_are_scipys(max_length: int, depth: int, seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    counts = rng.integers(0, 1000, max_length)
-    weights = rng.uniform(0.1, 1.0, max_length)
-    solution = solve_nnls(counts, weights, depth)
-    objective, residual = naive.weighted_nnls(counts.astype(float), weights, min(depth, max_length))
-    agree(solution.objective, objective, 1e-10, scale=max(objective, 10000))
-    agree(solution.residual, residual, 1e-5, scale=1.0)
-    assert (solution.usage > 0).all()
-    assert all(sum(pack) == max_length and len(pack) <= depth for pack in solution.strategies)
-
-
-def test_any_number_of_additions_gives_the_same_objective() -> None:
-    counts = published("squad-384").counts
-    weights = np.ones(len(counts))
-    found = [solve_nnls(counts, weights, 4, additions=additions).objective for additions in (1, 3, 8)]
-    agree(found, [found[0]] * 3, 1e-10)
-
-
-@given(st.integers(1, 19), st.integers(0, 25), st.integers(0, 2**32 - 1))
-@examples(60)
-def test_completions_and_their_items(max_total: int, max_items: int, seed: int) -> None:
-    prices = np.concatenate(([0.0], np.random.default_rng(seed).integers(-5, 20, max_total).astype(float)))
-    chain = power_chain(max_items, max_total)
-    table = np.zeros((len(chain) + 1, max_total + 1))
-    table[0] = prices
-    completion = completion_values(chain, table, np.arange(1, max_total + 1))
-    best = dict.fromkeys(range(1, max_total + 1), -1e300) | {0: 0.0}
-    if max_items:
-        for total in range(1, max_total + 1):
-            packs = naive.strategies(total, min(max_items, total), full=True)
-            best[total] = max(sum(prices[length] for length in pack) for pack in packs)
-    for total in range(max_total + 1):
-        assert completion[total] == best[total]
-        if best[total] > -1e299:
-            items = np.zeros(max_total + 2, dtype=np.int64)
-            found = unwind(chain, table, total, items, 0, np.zeros(2 * (max_total + len(chain) + 5), dtype=np.int64))
-            assert found <= max_items
-            assert items[:found].sum() == total
-            assert prices[items[:found]].sum() == best[total]
-
-
-@given(st.lists(st.integers(0, 9), min_size=1, max_size=17), st.integers(1, 20))
-@examples(60)
-def test_best_worth_of_integers(steps: list[int], depth: int) -> None:
-    prices = np.cumsum(steps)
-    assert best_worth(prices, depth) == naive.best_worth(prices.tolist(), depth)
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 7, 8, 13, 30])
-def test_factor_follows_columns_in_and_out(size: int) -> None:
-    rng = np.random.default_rng(size)
-    columns = rng.normal(size=(40, size))
-    target = rng.normal(size=40)
-    factor, projected = np.zeros((40, 40)), np.zeros(40)
-    for number in range(size):
-        products = np.zeros(40)
-        products[:number] = columns[:, :number].T @ columns[:, number]
-        squared = float(columns[:, number] @ columns[:, number])
-        assert append_column(factor, number, products, squared, projected, float(columns[:, number] @ target))
-    there = list(range(size))
-    while there:
-        solution = np.zeros(40)
-        solve_factor(factor, len(there), projected, solution)
-        expected = np.linalg.lstsq(columns[:, there], target, rcond=None)[0]
-        agree(solution[: len(there)], expected, 1e-9, scale=1.0)
-        gone = int(rng.integers(len(there)))
-        remove_column(factor, len(there), gone, projected, np.zeros(40))
-        del there[gone]
-
-
-def test_a_dependent_column_is_refused() -> None:
-    factor, projected = np.zeros((4, 4)), np.zeros(4)
-    assert append_column(factor, 0, np.zeros(4), 2.0, projected, 1.0)
-    assert not append_column(factor, 1, np.array([4.0, 0, 0, 0]), 8.0, projected, 2.0)

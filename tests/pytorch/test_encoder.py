@@ -140,6 +140,23 @@ def test_refused(make: Any, message: str) -> None:
         make()
 
 
+@pytest.mark.parametrize(("kind", "use"), [("AutoModel", "embed"), ("AutoModelForTokenClassification", "predict")])
+def test_outputs_that_are_no_numbers_are_refused_by_the_number_of_the_text(kind: str, use: str) -> None:
+    model = model_of("roberta", kind, **(LABELS if use == "predict" else {}))
+    encoder = PackedEncoder(model, TOKENIZER)
+    texts = [text for text in TEXTS if text]
+    spaced = Tokenizer.from_str(TOKENIZER.to_str())
+    spaced.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    words = (spaced.encode(text.split(), is_pretokenized=True) for text in texts)
+    read = [each.ids for each in (words if use == "predict" else map(TOKENIZER.encode, texts))]
+    token = read[2][1]
+    with torch.no_grad():
+        model.base_model.embeddings.word_embeddings.weight[token] = float("nan")
+    first = next(number for number, ids in enumerate(read) if token in ids)
+    with pytest.raises(InputError, match=rf"texts\[{first}\]"):
+        getattr(encoder, use)(texts)
+
+
 class SecondTokenHead(transformers.RobertaForSequenceClassification):
     """A head that reads the whole batch."""
 

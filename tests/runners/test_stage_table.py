@@ -20,7 +20,6 @@ from gaudi_bert.runners.stage_calls import RunRequest
 from gaudi_bert.runners.stage_table import (
     STAGES,
     STEPS,
-    _image_reference,
     evaluation_resources,
     named_paths,
     preview_stage,
@@ -279,9 +278,10 @@ def test_the_image_goes_by_cards_and_engine(given: list[str], train: str, finetu
 
 
 def test_images_have_registry_and_version() -> None:
-    assert _image_reference(load_pipeline(None).images, "gaudi-bert-data") == f"gaudi-bert-data:{__version__}"
-    images = load_pipeline(None, ["images.registry=registry.example:5000/us", "images.tag=v2"]).images
-    assert _image_reference(images, "x") == "registry.example:5000/us/x:v2"
+    pack = STAGES["write"]
+    assert stage_image(load_pipeline(None), pack) == f"gaudi-bert-data:{__version__}"
+    named = load_pipeline(None, ["images.registry=registry.example:5000/us", "images.tag=v2"])
+    assert stage_image(named, pack) == "registry.example:5000/us/gaudi-bert-data:v2"
 
 
 # --- quantities, and the resources that pods of a pipeline request

@@ -67,13 +67,7 @@ def test_openai_embeddings_as_numbers_and_as_base64(embedding: Served) -> None:
     assert embedding.get("/v1/models").json["data"][0]["id"] == "embedding"
 
 
-def test_similarity_is_the_cosine(embedding: Served) -> None:
-    source, *others = vectors(embedding, TEXTS[:4], normalize=True)
-    asked = {"inputs": {"source_sentence": TEXTS[0], "sentences": TEXTS[1:4]}}
-    agree(embedding.post("/similarity", asked).json, [source @ other for other in others])
-
-
-def test_tokens_and_back(embedding: Served) -> None:
+def test_tokens_and_where_they_are(embedding: Served) -> None:
     (tokens,) = embedding.post("/tokenize", {"inputs": "alpha beta"}).json
     encoding = TOKENIZER.encode("alpha beta")
     assert [token["id"] for token in tokens] == encoding.ids
@@ -81,8 +75,7 @@ def test_tokens_and_back(embedding: Served) -> None:
     assert (tokens[1]["start"], tokens[1]["stop"]) == encoding.offsets[1]
     (bare,) = embedding.post("/tokenize", {"inputs": ["alpha beta"], "add_special_tokens": False}).json
     assert [token["id"] for token in bare] == encoding.ids[1:-1]
-    assert embedding.post("/decode", {"ids": [encoding.ids[:2]]}).json == ["alpha"]
-    assert embedding.post("/decode", {"ids": [10**9]}).status == 422
+    assert embedding.post("/embed", {"inputs": [[10**9]]}).status == 422
 
 
 def test_documents_are_ranked_in_both_forms(reranker: Served) -> None:
@@ -118,9 +111,8 @@ def test_an_embedding_model_has_no_answers_of_a_head(embedding: Served, route: s
 
 
 def test_other_models_have_no_vectors(tagger: Served) -> None:
-    for route in ("/embed", "/similarity", "/v1/embeddings", "/rerank"):
-        inputs: Any = {"source_sentence": "a", "sentences": ["b"]} if route == "/similarity" else "a"
-        refused = tagger.post(route, {"inputs": inputs, "input": "a", "query": "a", "texts": ["b"]})
+    for route in ("/embed", "/v1/embeddings", "/rerank"):
+        refused = tagger.post(route, {"inputs": "a", "input": "a", "query": "a", "texts": ["b"]})
         assert refused.status == 424, route
 
 
@@ -154,8 +146,7 @@ BAD: list[tuple[str, Any]] = [
     ("/embed", {"inputs": "a", "prompt_name": "none"}),
     ("/embed", {"inputs": "a", "dimensions": 0}),
     ("/tokenize", {"inputs": {"a": 1}}),
-    ("/decode", {"ids": "a"}),
-    ("/similarity", {"inputs": "a"}),
+    ("/tokenize", {"inputs": 5}),
 ]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import shutil
 import socket
 import threading
 from collections import Counter
@@ -188,3 +189,21 @@ def test_too_many_texts_bytes_or_tokens_are_413(folders: dict[str, Path]) -> Non
         stated.sendall(b"POST /embed HTTP/1.1\r\nHost: a\r\nContent-Length: 9999999\r\n\r\n")
         assert b" 413 " in stated.recv(100)
         stated.close()
+
+
+@pytest.mark.slow
+def test_nothing_compiles_after_readiness(folders: dict[str, Path]) -> None:
+    """Torch counts the graphs that it compiles, and the answers are those of the model that is not compiled."""
+    from torch._dynamo.utils import counters
+
+    if shutil.which("g++") is None:
+        pytest.skip("C++ COMPILER MISSING: torch.compile needs g++ on a CPU")
+    texts = [" ".join(["alpha"] * words) for words in (1, 3, 17, 40, 60)]
+    with served_in_thread(folders["embedding"], compile=True, row_length=64, batch_rows=2) as served:
+        compiled = counters["stats"]["unique_graphs"]
+        assert compiled >= len(served.get("/info").json["shapes"])
+        for count in (1, 2, 5, 30):
+            found = served.post("/embed", {"inputs": (6 * texts)[:count]}).json
+        assert counters["stats"]["unique_graphs"] == compiled
+    with served_in_thread(folders["embedding"], row_length=64, batch_rows=2) as served:
+        agree(found, served.post("/embed", {"inputs": 6 * texts}).json, 1e-5)

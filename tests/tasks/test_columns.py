@@ -7,9 +7,7 @@ import json
 import re
 import sys
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 
 from tests.builders.bert_folder import CONFIG, write_tokenizer
@@ -136,14 +134,6 @@ def test_a_pipe(folder: Path, command: str, kind: str, monkeypatch: pytest.Monke
     assert done.stderr.startswith("standard input: reads ")
     if command != "tokenize":
         assert len((folder / f"pipe-{command}-{kind}.jsonl").read_text().splitlines()) == len(TEXTS)
-
-
-def test_vectors_are_those_of_the_named_column(folder: Path) -> None:
-    run(folder, "embed", "rows.csv", "csv.npy", "--text-column", "comment")
-    run(folder, "embed", "rows.txt", "txt.npy")
-    vectors: list[Any] = [np.load(folder / name) for name in ("csv.npy", "txt.npy")]
-    np.testing.assert_array_equal(*vectors)
-    assert len(vectors[0]) == len(TEXTS)
 
 
 @pytest.mark.parametrize("command", ["embed", "predict"])

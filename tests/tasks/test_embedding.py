@@ -155,7 +155,7 @@ def test_texts_are_cut_where_the_folder_cuts_them(stored: int, length: int, tmp_
             {"loss": "cosine"},
             "the score is 1.5; a cosine is a number of -1 to 1",
         ),
-        ([*scored(3, 1), *pairs(2, 1)], {}, {}, "row 4\\): has an anchor and a positive, the first row has two texts and"),
+        ([*scored(3, 1), *pairs(2, 1)], {}, {}, "row 4\\): has an anchor and a positive"),
         (scored(3, 1), {"batch_sequences": 1}, {}, "batch_sequences = 1: an update of one pair has nothing to compare it"),
         ([{**row, "label": 1} for row in scored(12, 1)], {}, {}, "every score is 1"),
         (scored(12, 1), {}, {"symmetric": True}, "task.symmetric"),
@@ -178,7 +178,7 @@ def test_an_update_of_one_pair_with_a_cosine_of_its_own(model: Path, tmp_path: P
 
 def test_an_evaluation_file_of_another_kind(model: Path, tmp_path: Path) -> None:
     files = write_lines(tmp_path / "x.jsonl", pairs(12, 1)), write_lines(tmp_path / "y.jsonl", scored(5, 1))
-    with pytest.raises(InputError, match=r"y.jsonl: has two texts and a score, .*x.jsonl has an anchor and a positive"):
+    with pytest.raises(InputError, match=r"y.jsonl: line 1 .*x.jsonl has an anchor and a positive"):
         train(*files, model, tmp_path / "out")
 
 

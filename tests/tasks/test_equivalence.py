@@ -1,15 +1,14 @@
 """Packed is alone, for every task, by either engine: logits, loss and gradients of transformers' own `BertFor...`, one
 sequence at a time.
 
-The weights are seeded noise, or those of MiniLM where that package is installed; the head is noise in both, of the size that
-BERT's heads start with, so that logits are of ordinary size (below 1) and 1e-5 is a bound for float32.
+The weights are seeded noise; that of the head is of the size that BERT's heads start with, so that logits are of ordinary
+size (below 1) and 1e-5 is a bound for float32.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,7 +24,6 @@ from gaudi_bert.model.huggingface import to_hugging_face
 from gaudi_bert.rows.packs import BatchShape, Packs, lay_out_packs
 from gaudi_bert.rows.types import IGNORED, NO_WORD, Sequences
 from gaudi_bert.tasks.kinds.task import Draw, Task, Vocabulary, task_named
-from gaudi_bert.tasks.models.task_models import start_weights
 from tests.builders.agree import agree, identical
 from tests.builders.effort import LONG
 from tests.builders.model_packs import BY_EACH_ENGINE
@@ -48,11 +46,7 @@ SMALL = BertConfig(
 # Losses of rows together are in tests/tasks/test_contrast.py.
 NAMES = [name for name in TASK_NAMES if name != "embedding"]
 LABELS = ("O", "B-person", "I-person")
-# Of the trained words every tenth is taken: they are most of the weights, and a model is made for each task.
-WORDS, EVERY = "bert/embeddings/word_embeddings", 10
 DEPTHS = (1, 2, 3, 5, 8, 12) if LONG else (12,)
-# Of the trained layers: all, or the first two.
-TRAINED_LAYERS = 6 if LONG else 2
 
 
 @dataclass(frozen=True)
@@ -64,16 +58,16 @@ class Alone:
     gradients: dict[str, np.ndarray]
 
 
-def make_task(name: str, vocabulary_size: int) -> Task:
+def make_task(name: str) -> Task:
     labels = LABELS if name in ("classification", "multi-label", "token-classification") else ()
-    return task_named(name)(TaskSettings(name=name), labels, Vocabulary(vocabulary_size, (0, 1, 2, 3), 4))
+    return task_named(name)(TaskSettings(name=name), labels, Vocabulary(SMALL.vocab_size, (0, 1, 2, 3), 4))
 
 
-def make_sequences(task: Task, vocabulary_size: int) -> Sequences:
+def make_sequences(task: Task) -> Sequences:
     random = np.random.default_rng(7)
     count, tokens = len(LENGTHS), sum(LENGTHS)
     offsets = np.concatenate([[0], np.cumsum(LENGTHS)])
-    ids = random.integers(5, vocabulary_size, tokens).astype(np.int32)
+    ids = random.integers(5, SMALL.vocab_size, tokens).astype(np.int32)
     ids[offsets[:-1]], ids[offsets[1:] - 1] = 2, 3
     segments = np.concatenate([np.arange(length) > length // 2 for length in LENGTHS]).astype(np.int8)
     words = np.full(tokens, NO_WORD, np.int32)
@@ -90,19 +84,14 @@ def make_sequences(task: Task, vocabulary_size: int) -> Sequences:
     return Sequences(np.arange(count), offsets, ids, segments, words=words if tagged else None, target=target)
 
 
-def weighted_model(engine: EngineName, task: Task, minilm: Path | None) -> Model:
-    """A model with trained weights, or noise of a size that makes outputs differ, and a random head."""
+def weighted_model(engine: EngineName, task: Task) -> Model:
+    """A model of noise of a size that makes outputs differ."""
     random = np.random.default_rng(3)
-    config, known = dataclasses.replace(SMALL, attention="causal" if task.head.is_causal else "bidirectional"), {}
-    if minilm is not None:
-        start = start_weights(minilm, task)
-        words = start.variables[WORDS][::EVERY]
-        config = dataclasses.replace(start.config, vocab_size=len(words), num_hidden_layers=TRAINED_LAYERS, **NO_DROPOUT)
-        known = {**start.variables, WORDS: words}
+    config = dataclasses.replace(SMALL, attention="causal" if task.head.is_causal else "bidirectional")
     model = load_engine(engine).build(ModelSpec(config, task.head), seed=None)
     for name, shape in model.shapes().items():
         noise = random.normal(0, size(name), shape) + float(name.endswith("gamma"))
-        model.load_values({name: known.get(name, noise).astype(np.float32)})
+        model.load_values({name: noise.astype(np.float32)})
     return model
 
 
@@ -200,14 +189,16 @@ def gradients_of(model: Any, batch: dict[str, np.ndarray], weight: float) -> dic
     return {name: gradient.numpy() for name, gradient in zip(leaves, found, strict=True)}
 
 
-def check(engine: EngineName, name: str, minilm: Path | None, depths: tuple[int, ...]) -> None:
-    vocabulary = SMALL.vocab_size if minilm is None else len(range(0, 30522, EVERY))
-    task = make_task(name, vocabulary)
-    sequences = make_sequences(task, vocabulary)
-    model = weighted_model(engine, task, minilm)
+@BY_EACH_ENGINE
+@pytest.mark.repeated
+@pytest.mark.parametrize("name", NAMES)
+def test_packed_is_alone(name: str, engine: EngineName) -> None:
+    task = make_task(name)
+    sequences = make_sequences(task)
+    model = weighted_model(engine, task)
     theirs = alone(model.spec.config, task, model.values(), sequences, packed_in(1))
     norm = np.sqrt(sum(float(np.sum(np.square(value, dtype=np.float64))) for value in theirs.gradients.values()))
-    for depth in depths:
+    for depth in DEPTHS:
         packs = packed_in(depth)
         placed = lay_out_packs(sequences, packs, np.arange(len(packs)), BatchShape(len(packs) + 1, LENGTH, depth))
         features = {**placed.features(sequences), **task.target_features(sequences, placed, Draw(5, 0))}
@@ -225,17 +216,3 @@ def check(engine: EngineName, name: str, minilm: Path | None, depths: tuple[int,
             right = theirs.gradients.get(key, np.zeros_like(ours))
             apart = np.linalg.norm((ours - right).astype(np.float64))
             assert apart <= max(1e-5 * np.linalg.norm(right.astype(np.float64)), 1e-7 * norm), (depth, key)
-
-
-@BY_EACH_ENGINE
-@pytest.mark.repeated
-@pytest.mark.parametrize("name", NAMES)
-def test_packed_is_alone_for_random_weights(name: str, engine: EngineName) -> None:
-    check(engine, name, None, DEPTHS)
-
-
-@BY_EACH_ENGINE
-@pytest.mark.repeated
-@pytest.mark.parametrize("name", NAMES if LONG else ["token-classification"])
-def test_packed_is_alone_for_trained_weights(name: str, engine: EngineName, minilm: Path) -> None:
-    check(engine, name, minilm, (1, 7, 12) if LONG else (7,))

@@ -22,10 +22,8 @@ from safetensors.numpy import load_file
 
 from gaudi_bert.common.errors import InputError, StoppedError
 from gaudi_bert.common.files import read_json
-from gaudi_bert.config.sections import TASK_NAMES, TaskSettings
+from gaudi_bert.config.sections import TASK_NAMES
 from gaudi_bert.tasks.answers import PredictOptions
-from gaudi_bert.tasks.kinds.task import task_named
-from gaudi_bert.tasks.models.task_models import encoder_sizes, start_weights
 from gaudi_bert.tasks.predict import predict
 from tests.builders.agree import agree, identical
 from tests.builders.bert_folder import write_bert, write_rows
@@ -163,17 +161,6 @@ def test_rows_of_several_lengths_are_taken_up_to_the_same_bits(files: Any, model
     agree(lines_of(tmp_path / "answers.jsonl"), lines_of(tmp_path / "out" / "predictions.jsonl"), 1e-5, scale=1.0)
 
 
-@pytest.mark.parametrize(("name", "positions"), [("bert", 64), ("roberta", 64), ("modernbert", None)])
-def test_an_estimate_goes_by_the_positions_that_a_run_has(name: str, positions: int | None, tmp_path: Path) -> None:
-    """A RoBERTa gives two of its own to no token."""
-    folder = write_model(tmp_path / "m", name)
-    sizes = encoder_sizes(folder)
-    assert sizes == start_weights(folder, task_named("classification")(TaskSettings(), ("a", "b"))).sizes
-    assert positions in (None, sizes.positions)
-    (folder / "config.json").write_text("{}")
-    assert encoder_sizes(tmp_path) is None
-
-
 def test_one_length_stays_where_several_gain_little(files: Any, model: Path, tmp_path: Path) -> None:
     listener = Listener()
     run(
@@ -231,15 +218,6 @@ def test_what_a_run_leaves(name: str, task: str, files: Any, model: Path, finish
     agree(lines_of(tmp_path / "answers.jsonl"), lines_of(out / "predictions.jsonl"), 1e-5, scale=1.0)
     if task == "classification":
         check_answers(out, task, lines_of(files[task][1]), lines_of(out / "predictions.jsonl"))
-
-
-def test_a_bare_encoder_and_its_own_head(files: dict[str, tuple[Path, Path]], tmp_path: Path) -> None:
-    write_encoder(tmp_path / "bare", "roberta")
-    listener = Listener()
-    run("classification", *files["classification"], tmp_path / "bare", tmp_path / "out", listener)
-    assert "; 4 variables start from random numbers" in listener.text
-    run("classification", *files["classification"], tmp_path / "out", tmp_path / "further", listener, dry_run=True)
-    assert "; 0 variables start from random numbers" in listener.text
 
 
 @pytest.mark.slow

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,7 +19,7 @@ from gaudi_bert.engines.protocol import Communicator, ModelSpec
 from gaudi_bert.model.features import join_sequences
 from gaudi_bert.model.heads import PretrainingHead
 from gaudi_bert.training.input.batches import TrainingOrder
-from gaudi_bert.training.jobs.finetune import job_of
+from gaudi_bert.training.jobs.finetune import _job_of
 from gaudi_bert.training.jobs.rows import FineTuneInput
 from gaudi_bert.training.objective import Objective, PretrainingObjective, TrainingStep
 from tests.builders.gaudi_graphs import operations_of, pytorch_problems, tensorflow_problems, traced_pass
@@ -52,7 +54,7 @@ def test_the_step_of_every_task(kind: str, engine: str, files: Any, model: Path)
         task |= {"name": "reranking", "loss": "listwise"}
     section = {"max_sequence_length": 61, "batch_sequences": 12, "micro_batch_packs": 4, "engine": engine}
     settings = pipeline_from_mapping({"task": task, "finetune": section}, "test")
-    job = job_of(settings, FineTuneInput(files[task["name"]][0], None, model), Path())
+    job = _job_of(settings, FineTuneInput(files[task["name"]][0], None, model), Path())
     prepared = job.prepare(1, QUIET)
     plan = prepared.plan
     batches = list(islice(prepared.batches(plan, TrainingOrder(1, True)), plan.accumulation_steps))
@@ -74,7 +76,7 @@ def test_the_step_of_any_encoder(name: str, tmp_path: Path, files: Any) -> None:
     write_encoder(tmp_path / name, name, "AutoModel")
     section = {"max_sequence_length": 61, "batch_sequences": 12}
     settings = pipeline_from_mapping({"task": {"name": "classification"}, "finetune": section}, "test")
-    job = job_of(settings, FineTuneInput(files["classification"][0], None, tmp_path / name), Path())
+    job = _job_of(settings, FineTuneInput(files["classification"][0], None, tmp_path / name), Path())
     prepared = job.prepare(1, QUIET)
     plan = prepared.plan
     batches = list(islice(prepared.batches(plan, TrainingOrder(1, True)), 1))
@@ -82,9 +84,9 @@ def test_the_step_of_any_encoder(name: str, tmp_path: Path, files: Any) -> None:
 
 
 def test_what_gaudi_converts_to_bfloat16_is_there_and_is_none_of_what_must_stay() -> None:
-    from gaudi_bert.engines.tensorflow.engine import BFLOAT16_LIST, OperationList
+    from gaudi_bert.engines.tensorflow.engine import BFLOAT16_LIST
 
-    lists = OperationList.read(BFLOAT16_LIST)
+    lists = SimpleNamespace(**json.loads(BFLOAT16_LIST.read_text(encoding="utf-8")))
     model = load_engine("tensorflow").build(ModelSpec(small_config(), PretrainingHead("sequence")), seed=None)
     settings = TrainingSettings(optimizer="lamb", loss="sequence")
     (graph,) = graphs_of(model, [small_batch()], settings, PretrainingObjective("sequence"))

@@ -14,8 +14,7 @@ import pytest
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.sections import TaskSettings
-from gaudi_bert.tasks import answers
-from gaudi_bert.tasks.answers import AnswerFile, PredictOptions, StreamResult
+from gaudi_bert.tasks.answers import PredictOptions, StreamResult
 from gaudi_bert.tasks.predict import EmbedOptions, embed, predict
 from tests.builders.agree import agree
 from tests.builders.bert_folder import CONFIG, write_bert, write_tokenizer
@@ -309,28 +308,6 @@ def test_options_differ_from_the_folder_s_own(folder: Path, data: Path, expected
         embedded(folder, data, tmp_path / "v.npy", EmbedOptions(pooling="cls", normalize=False, packed=False))
     cut = embedded(folder, data, tmp_path / "w.npy", EmbedOptions(max_sequence_length=5))
     assert cut.cut_rows == 15
-
-
-def test_killed_between_windows(folder: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Windows of seven rows. A kill while the third is written leaves what is on the disk then, and a part of it."""
-    write, calls = AnswerFile.write, []
-
-    def dying(answers: AnswerFile, window: bytes) -> None:
-        calls.append(window)
-        if len(calls) == 3:
-            shutil.copytree(tmp_path / "whole", tmp_path / "killed")
-            with (tmp_path / "killed" / ".v.npy.partial").open("ab") as handle:
-                handle.write(window[:11])
-        write(answers, window)
-
-    monkeypatch.setattr(answers, "WINDOW_ROWS", 7)
-    with monkeypatch.context() as patch:
-        patch.setattr(AnswerFile, "write", dying)
-        embedded(folder, data, tmp_path / "whole" / "v.npy")
-    out = tmp_path / "killed" / "v.npy"
-    assert not out.exists()
-    assert embedded(folder, data, out).rows == 25
-    assert out.read_bytes() == (tmp_path / "whole" / "v.npy").read_bytes()
 
 
 @pytest.mark.parametrize("ending", ["npy", "parquet", "jsonl"])

@@ -20,7 +20,7 @@ from sentence_transformers.cross_encoder.losses import BinaryCrossEntropyLoss
 from sentence_transformers.sentence_transformer import losses
 
 from gaudi_bert.config.sections import TrainingSettings
-from gaudi_bert.training.loop import learning_rate_at
+from gaudi_bert.training.run_plan import learning_rate_at
 from tests.builders.agree import agree
 from tests.builders.bert_folder import without_dropout, write_bert
 from tests.builders.effort import LONG

@@ -17,8 +17,8 @@ pytest.importorskip("tokenizers", exc_type=ImportError)
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.tasks.kinds.task import Vocabulary
-from gaudi_bert.training.input.batches import TrainingOrder, even_micro_batches
-from gaudi_bert.training.jobs.tables import WordTargets, evaluation_table_batches, open_packed_table, table_batches
+from gaudi_bert.training.input.batches import TrainingOrder, _even_micro_batches
+from gaudi_bert.training.jobs.tables import WordTargets, _evaluation_table_batches, _open_packed_table, _table_batches
 from tests.builders.effort import once
 
 MASKED = "masked-language-modelling"
@@ -134,7 +134,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Any:
     from tests.builders.tables import write_table
 
     folder = once(tmp_path_factory, "table-of-words", lambda made: write_table(made / "table", 120, 4))
-    return open_packed_table(folder / "table" / "packed")
+    return _open_packed_table(folder / "table" / "packed")
 
 
 def targets_of(table: Any) -> WordTargets:
@@ -144,7 +144,7 @@ def targets_of(table: Any) -> WordTargets:
 
 
 def batches_of(table: Any, batch_packs: int, order: TrainingOrder) -> Any:
-    return table_batches(table, targets_of(table), even_micro_batches(batch_packs, order), order)
+    return _table_batches(table, targets_of(table), _even_micro_batches(batch_packs, order), order)
 
 
 def packs_in(batches: Any, count: int) -> list[tuple[bytes, ...]]:
@@ -175,7 +175,7 @@ def test_an_evaluation_has_every_pack_once_and_the_same_masks_by_any_number_of_p
     def evaluated(batch_packs: int, size: int, take: int | None = None) -> list[tuple[bytes, ...]]:
         found = []
         for rank in range(size):
-            for batch in evaluation_table_batches(table, targets, batch_packs, rank, size, take):
+            for batch in _evaluation_table_batches(table, targets, batch_packs, rank, size, take):
                 assert len(batch["targets"]) == batch_packs
                 real = batch["sequence_weights"].any(axis=1)
                 assert not batch["target_weights"][~real].any()
@@ -196,4 +196,4 @@ def test_what_does_not_fit_is_named(table: Any, tmp_path: Path) -> None:
     metadata = table.tables[0].metadata.model_copy(update={"max_sequence_length": 47})
     short = dataclasses.replace(table, tables=(dataclasses.replace(table.tables[0], metadata=metadata),))
     with pytest.raises(InputError, match=r"packed-00000-.*: row \d+ holds 48 tokens; allowed are 47 tokens from 0 to 290; "):
-        next(evaluation_table_batches(short, targets_of(table), 1, 0, 1, None))
+        next(_evaluation_table_batches(short, targets_of(table), 1, 0, 1, None))

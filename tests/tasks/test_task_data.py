@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import chain, islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
-from gaudi_bert.config.sections import TaskSettings
+from gaudi_bert.config.sections import FineTuneSettings, TaskSettings
 from gaudi_bert.engines.choose import load_engine
-from gaudi_bert.engines.protocol import Communicator
+from gaudi_bert.engines.protocol import Communicator, ModelSpec
+from gaudi_bert.packing.algorithms import pack_histogram
+from gaudi_bert.packing.histogram import Histogram
+from gaudi_bert.packing.row_lengths import choose_row_lengths
 from gaudi_bert.rows.tokenizer import open_tokenizer
-from gaudi_bert.tasks.models.task_models import open_model, read_task_folder, start_weights
-from gaudi_bert.tasks.task_data import TaskData, TaskEvaluation, tokenized_file
+from gaudi_bert.rows.types import Sequences
+from gaudi_bert.tasks.kinds.task import task_named
+from gaudi_bert.tasks.models.task_models import read_task_folder, start_weights
+from gaudi_bert.tasks.task_data import TaskData, TaskEvaluation, counts_of, task_batches, tokenized_file
+from gaudi_bert.training.input.batches import Batch, TrainingOrder
+from gaudi_bert.training.jobs.rows import run_settings
+from gaudi_bert.training.run_plan import RunPlan
 from tests.builders.agree import agree
 
 
@@ -34,8 +46,11 @@ def test_the_shares_of_any_number_of_processes_add_up_to_the_whole(files, finish
     folder = read_task_folder(model)
     task = folder.make_task()
     sequences, rows = tokenized_file(path, folder.task, TaskSettings(), open_tokenizer(model), folder.labels, 61)
-    data = TaskData.planned(path, "", rows, sequences, max_sequence_length=61, algorithm="optimal", depth=2)
-    bert = open_model(start_weights(model, task, lacks_head=False), task.head, load_engine("tensorflow"))
+    packing = pack_histogram(Histogram(61, counts_of(sequences, 61)), "optimal", 2)
+    data = TaskData(path, "", rows, sequences, (packing,))
+    start = start_weights(model, task, lacks_head=False)
+    bert = load_engine("tensorflow").build(ModelSpec(start.config, task.head), seed=None)
+    bert.load_values(start.variables)
     held_out = TaskEvaluation(task, data, batch_packs=2, seed=3, best_metric=task.best_metric)
     whole = one.become(0, 1)
     expected = held_out.evaluate(bert, one)
@@ -50,3 +65,92 @@ def test_the_shares_of_any_number_of_processes_add_up_to_the_whole(files, finish
         shared = sum((share[1] != 0).any(axis=1).astype(int) for share in shares)
         assert shared.max() == 1, "a token that two processes answered"
         assert any(not share[1].any() for share in shares) == (size > 5)
+
+
+# --- batches of a task: every sequence once an epoch, the same packs whatever the number of processes, and resumed anywhere
+
+LENGTHS = np.random.default_rng(2).integers(2, 12, 53)
+
+
+ROW_LENGTHS = pytest.mark.parametrize("lengths", [(23,), (5, 9, 23)])
+
+
+def make_data(lengths: tuple[int, ...], depth: int | str = 4) -> TaskData:
+    offsets = np.concatenate([[0], np.cumsum(LENGTHS)])
+    ids = np.repeat(np.arange(len(LENGTHS)), LENGTHS).astype(np.int32) + 5
+    sequences = Sequences(
+        np.arange(len(LENGTHS)), offsets, ids, np.zeros(len(ids), np.int8), target=np.arange(len(LENGTHS)).astype(np.int32)
+    )
+    packings = choose_row_lengths(np.bincount(LENGTHS)[1:], float, lengths=lengths, depth=depth).packings
+    return TaskData(Path("x"), "x", (), sequences, packings)
+
+
+def plan_of(data: TaskData, batch_packs: int, size: int = 1, epochs: int = 3) -> RunPlan:
+    """Of four updates, or a few more."""
+    settings = run_settings(FineTuneSettings(batch_sequences=epochs * 53 // 4), batch_packs, 4, 1)
+    return RunPlan(settings, data.packing_factor, size, size, 23, data.packs, rows=data.row_packs)
+
+
+def batches_of(data: TaskData, plan: RunPlan, epochs: int = 3, **order: int) -> list[Batch]:
+    """The batches that remain, and the next one."""
+    stream = task_batches(data, task(), plan, epochs, TrainingOrder(7, 0, size=plan.processes, **order))
+    updates = range(order.get("updates_done", 0) + 1, plan.updates_of(epochs) + 1)
+    return list(islice(stream, sum(len(plan.micro_batches_of(update)) for update in updates) + 1))
+
+
+def task():
+    return task_named("classification")(TaskSettings(), [str(number) for number in range(53)])
+
+
+def packs_in(batches) -> list[tuple[int, ...]]:
+    """The targets of each pack, in order; () for an empty one."""
+    return [
+        tuple(targets[weights > 0].tolist())
+        for batch in batches
+        for targets, weights in zip(batch["targets"], batch["target_weights"], strict=True)
+    ]
+
+
+@ROW_LENGTHS
+def test_every_epoch_holds_every_sequence_once_in_other_packs(lengths: tuple[int, ...]) -> None:
+    data = make_data(lengths)
+    batches, epochs = batches_of(data, plan_of(data, 3, epochs=2), epochs=2), ([], [])
+    for length, packing in zip(lengths, data.packings, strict=True):
+        found = packs_in(batch for batch in batches if batch["input_ids"].shape[1] == length)
+        epochs[0].extend(found[: packing.packs])
+        epochs[1].extend(found[packing.packs : 2 * packing.packs])
+        assert all(pack == () for pack in found[2 * packing.packs :])
+        assert max(LENGTHS[number] for pack in found for number in pack) <= length
+    for epoch in epochs:
+        assert sorted(number for pack in epoch for number in pack) == list(range(53))
+    assert {tuple(sorted(pack)) for pack in epochs[0]} != {tuple(sorted(pack)) for pack in epochs[1]}
+
+
+@ROW_LENGTHS
+@pytest.mark.parametrize("size", [2, 3])
+def test_processes_share_the_packs_of_one(size: int, lengths: tuple[int, ...]) -> None:
+    """All are at the same length at the same time, in a run that began by one process or by as many."""
+    data = make_data(lengths)
+    one = plan_of(data, 2 * size)
+    several = replace(one, processes=size, begun_by=1) if len(lengths) > 1 else plan_of(data, 2, size)
+    streams = [iter(batches_of(data, several, rank=rank)) for rank in range(size)]
+    alone = iter(batches_of(data, one))
+    for update in range(1, one.updates_of(3) + 1):
+        packs = packs_in(islice(alone, len(one.micro_batches_of(update))))
+        shared = [list(islice(stream, len(several.micro_batches_of(update)))) for stream in streams]
+        assert sorted(filter(None, packs_in(chain(*shared)))) == sorted(filter(None, packs))
+        for at_once in zip(*shared, strict=True):
+            assert len({batch["input_ids"].shape for batch in at_once}) == 1
+
+
+@ROW_LENGTHS
+def test_a_stream_is_taken_up_after_any_update(lengths: tuple[int, ...]) -> None:
+    data = make_data(lengths, "max")
+    plan = plan_of(data, 3)
+    every = batches_of(data, plan)
+    for update in range(plan.updates_of(3) + 1):
+        later = batches_of(data, plan, updates_done=update, packs_done=plan.packs_after(update))
+        for one, other in zip(every[len(every) - len(later) :], later, strict=True):
+            assert {name: values.tobytes() for name, values in one.items()} == {
+                name: v.tobytes() for name, v in other.items()
+            }

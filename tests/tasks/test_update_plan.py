@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gaudi_bert.tasks import update_plan
-from gaudi_bert.tasks.update_plan import GroupedRows, RowStream, choose_shape, fill_packs
+from gaudi_bert.tasks.update_plan import GroupedRows, RowStream, _fill_packs, choose_shape
 
 
 def stream_of(rows: int, batch_rows: int, epochs: int, seed: int = 5, texts: int | None = None) -> RowStream:
@@ -85,11 +85,11 @@ def best_fit(lengths: list[int], length: int, depth: int) -> int:
 def test_best_fit(updates: list[list[int]], depth: int) -> None:
     starts = np.cumsum([0, *map(len, updates)])
     flat, needed = np.array(list(itertools.chain.from_iterable(updates))), np.zeros(len(updates), np.int64)
-    deepest = fill_packs(flat, starts, 23, depth, np.zeros(len(flat), np.int64), needed)
+    deepest = _fill_packs(flat, starts, 23, depth, np.zeros(len(flat), np.int64), needed)
     assert deepest <= depth
     assert all(count >= -(-sum(lengths) // 23) for count, lengths in zip(needed, updates, strict=True))
     unlimited = np.zeros(len(updates), np.int64)
-    fill_packs(flat, starts, 23, 99, np.zeros(len(flat), np.int64), unlimited)
+    _fill_packs(flat, starts, 23, 99, np.zeros(len(flat), np.int64), unlimited)
     assert unlimited.tolist() == [best_fit(lengths, 23, 99) for lengths in updates]
 
 

@@ -51,7 +51,7 @@ def of_length(rng: random.Random, length: int, max_sequence_length: int, max_pre
     return sequence
 
 
-def fill_packs(rng: random.Random, max_sequence_length: int, depth: int, packs: int) -> list[list[int]]:
+def _fill_packs(rng: random.Random, max_sequence_length: int, depth: int, packs: int) -> list[list[int]]:
     """Random lengths for each pack: some packs full, some with padding, 1 to depth sequences."""
     chosen = []
     for _ in range(packs):
@@ -77,7 +77,7 @@ def test_packs_are_byte_equal_to_protobufs(
     tmp_path: Path, max_sequence_length: int, max_predictions: int, depth: int, vocabulary: int
 ) -> None:
     rng = random.Random(max_sequence_length * 1000 + depth)
-    lengths = fill_packs(rng, max_sequence_length, depth, 24 if max_sequence_length < 200 else 5)
+    lengths = _fill_packs(rng, max_sequence_length, depth, 24 if max_sequence_length < 200 else 5)
     sizes = (max_sequence_length, max_predictions)
     packs = [[of_length(rng, length, *sizes, vocabulary) for length in pack] for pack in lengths]
     masked_slots = max(int(sum(sum(member["masked_lm_weights"]) for member in pack)) for pack in packs) or 1

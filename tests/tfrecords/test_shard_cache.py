@@ -20,7 +20,7 @@ from gaudi_bert.model.config import BertConfig
 from gaudi_bert.tfrecords.packed_folder import read_metadata
 from gaudi_bert.tfrecords.shard_cache import ShardCache
 from gaudi_bert.training.input.batches import TrainingOrder, evaluation_batches, training_batches, value_limits
-from gaudi_bert.training.input.source import open_source, packed_source
+from gaudi_bert.training.input.source import _packed_source, open_source
 from tests.builders.packing_case import PackingCase, make_case
 from tests.builders.s3_server import S3Server, faulty_proxy, quick, upload
 
@@ -54,7 +54,7 @@ def _few(monkeypatch: pytest.MonkeyPatch) -> None:
 def stored_source(case: PackingCase, endpoint: str, room: int = 1 << 30, url: str = "s3://bucket/cached"):
     metadata, store = read_metadata(case.packed), quick(endpoint)
     with mirrored(Path(url), store) as folder:
-        yield packed_source(folder, metadata, ShardCache(folder, metadata.shard_table, room, 3))
+        yield _packed_source(folder, metadata, ShardCache(folder, metadata.shard_table, room, 3))
 
 
 def trained(source, batches: int) -> list[bytes]:

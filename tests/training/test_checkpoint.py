@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import signal
-import threading
 import zlib
 from pathlib import Path
 
@@ -25,18 +22,17 @@ from gaudi_bert.model.config import BertConfig
 from gaudi_bert.training.checkpoint import (
     Checkpoint,
     Progress,
-    checkpoint_files,
+    _checkpoint_files,
+    _read_newest,
     checkpoint_identity,
     find_checkpoint,
     newest_settings,
     read_checkpoint,
-    read_newest,
     remove_old_checkpoints,
     resume_run,
     share_state,
     write_checkpoint,
 )
-from gaudi_bert.training.loop import stop_requests
 from gaudi_bert.training.weights import load_weights
 from tests.builders.agree import identical
 from tests.builders.model_packs import pretraining_model
@@ -139,7 +135,7 @@ def test_any_flipped_bit_and_any_cut_is_noticed(tmp_path, data) -> None:
     path.write_bytes(content)
     warnings: list[str] = []
     with contextlib.suppress(InputError):
-        found = read_newest(tmp_path, warnings.append)
+        found = _read_newest(tmp_path, warnings.append)
         assert_same(found, checkpoint)  # white space in the header, and nothing else, may change
         return
     assert len(warnings) == 1
@@ -148,18 +144,18 @@ def test_any_flipped_bit_and_any_cut_is_noticed(tmp_path, data) -> None:
 
 
 def test_the_newest_whole_one_is_read_and_damage_is_told(tmp_path) -> None:
-    assert read_newest(tmp_path, pytest.fail) is None
+    assert _read_newest(tmp_path, pytest.fail) is None
     for update in (10, 15):
         write_checkpoint(tmp_path, make(update))
     newest = tmp_path / "update-00000015.safetensors"
     newest.write_bytes(newest.read_bytes()[:-3])
     warnings: list[str] = []
-    assert_same(read_newest(tmp_path, warnings.append), make(10))
+    assert_same(_read_newest(tmp_path, warnings.append), make(10))
     assert len(warnings) == 1
     assert "update-00000015.safetensors" in warnings[0]
     (tmp_path / "update-00000010.safetensors").write_bytes(b"nothing of the kind")
     with pytest.raises(InputError, match="none of its 2 checkpoints can be read"):
-        read_newest(tmp_path, warnings.append)
+        _read_newest(tmp_path, warnings.append)
 
 
 def test_only_the_newest_are_kept_and_the_newest_is_found(tmp_path) -> None:
@@ -167,7 +163,10 @@ def test_only_the_newest_are_kept_and_the_newest_is_found(tmp_path) -> None:
     for update in (1, 2, 3, 10):
         write_checkpoint(folder, make(update))
     remove_old_checkpoints(folder, 2)
-    assert [path.name for path in checkpoint_files(folder)] == ["update-00000003.safetensors", "update-00000010.safetensors"]
+    assert [path.name for path in _checkpoint_files(folder)] == [
+        "update-00000003.safetensors",
+        "update-00000010.safetensors",
+    ]
     assert find_checkpoint(tmp_path / "run") == find_checkpoint(folder) == folder / "update-00000010.safetensors"
 
 
@@ -287,37 +286,3 @@ def test_the_other_processes_are_given_the_state_of_the_first() -> None:
     for values in (model.values(), *updates.moments()):
         assert all((value == 7).all() for value in values.values())
     assert share_state(own, model, updates, Communicator()) == own
-
-
-# --- requests to stop: the first signal is remembered, a second Ctrl-C interrupts, handlers are put back
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
-def test_the_first_signal_is_a_request(number) -> None:
-    before = signal.getsignal(number)
-    with stop_requests() as stop:
-        assert not stop.requested
-        os.kill(os.getpid(), number)
-        assert stop.requested
-    assert signal.getsignal(number) is before
-
-
-def test_a_second_interrupt_is_not_waited_for() -> None:
-    with stop_requests() as stop, pytest.raises(KeyboardInterrupt):
-        os.kill(os.getpid(), signal.SIGINT)
-        assert stop.requested
-        os.kill(os.getpid(), signal.SIGINT)
-
-
-def test_outside_the_main_thread_nothing_is_installed() -> None:
-    before = signal.getsignal(signal.SIGTERM)
-    seen: list[bool] = []
-
-    def work() -> None:
-        with stop_requests() as stop:
-            seen.append(signal.getsignal(signal.SIGTERM) is before and not stop.requested)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    assert seen == [True]

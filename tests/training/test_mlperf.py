@@ -18,7 +18,7 @@ from gaudi_bert.config.pipeline import pipeline_from_mapping
 from gaudi_bert.config.sections import MlperfSettings, TrainingSettings
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.training.jobs.records import train
-from gaudi_bert.training.mlperf import MlperfLog, open_log
+from gaudi_bert.training.mlperf import MlperfLog
 from gaudi_bert.training.run_plan import RunPlan, RunSettings
 from tests.builders import training_data as data
 from tests.builders.agree import agree
@@ -76,18 +76,18 @@ def keys(log: Path) -> list[str]:
     return [line["key"] for line in entries(log)]
 
 
-def write_log(path: Path, accuracies: list[float], settings: MlperfSettings = WHO) -> None:
+def write_log(path: Path, accuracies: list[float | Exception], settings: MlperfSettings = WHO) -> None:
     """The log of a run of BERT-large whose evaluations gave `accuracies`; the last one is the target."""
     pytest.importorskip("mlperf_logging")
     training = TrainingSettings(optimizer="lamb", global_batch_sequences=448, micro_batch_packs=28)
     plan = RunPlan(
         RunSettings.of_training(training), 2.0, processes=8, processes_per_worker=8, slots_per_pack=512, packs=1000
     )
-    log = MlperfLog(path, settings)
-    log.describe(plan, SimpleNamespace(packs=1000, packing_factor=2.0), LARGE)
-    with log:
+    with MlperfLog(path, settings, plan, SimpleNamespace(packs=1000, packing_factor=2.0), LARGE) as log:
         log.begins(0)
         for number, accuracy in enumerate(accuracies, start=1):
+            if isinstance(accuracy, Exception):
+                raise accuracy
             log.evaluation_begins(number * 448)
             log.evaluation_ends(number * 448, accuracy, 10_000, finished=number == len(accuracies))
 
@@ -114,10 +114,8 @@ def test_blocks_and_evaluations_alternate(tmp_path: Path) -> None:
 
 def test_a_run_that_fails_is_aborted(tmp_path: Path) -> None:
     pytest.importorskip("mlperf_logging")
-    log = MlperfLog(tmp_path / "mlperf.log", WHO)
-    with pytest.raises(FailedError), log:
-        log.begins(0)
-        raise FailedError("the loss is not finite")
+    with pytest.raises(FailedError):
+        write_log(tmp_path / "mlperf.log", [0.1, FailedError("the loss is not finite")])
     assert keys(tmp_path / "mlperf.log")[-2:] == ["block_stop", "run_stop"]
     assert entries(tmp_path / "mlperf.log")[-1]["metadata"]["status"] == "aborted"
 
@@ -131,10 +129,7 @@ def test_the_log_of_a_real_run_is_accepted_in_the_open_division(run: Run) -> Non
     assert entries(log)[-1]["metadata"]["status"] == ("success" if run.result.reached_target else "aborted")
 
 
-def test_without_being_asked_nothing_is_loaded_and_a_missing_package_is_said(tmp_path: Path, monkeypatch) -> None:
+def test_a_missing_package_is_said(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "mlperf_logging.mllog", None)
-    run = (None, SimpleNamespace(packs=None), LARGE)
-    assert open_log(tmp_path / "mlperf.log", MlperfSettings(), True, *run) is None
-    assert open_log(tmp_path / "mlperf.log", WHO, False, *run) is None
-    with pytest.raises(InputError, match=r"install version 4\.1\.68, or set it to false"):
-        open_log(tmp_path / "mlperf.log", WHO, True, *run)
+    with pytest.raises(InputError, match=r"4\.1\.68"):
+        MlperfLog(tmp_path / "mlperf.log", WHO, None, SimpleNamespace(packs=None), LARGE)

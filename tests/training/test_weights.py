@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from pathlib import Path
 
@@ -12,8 +11,6 @@ import tensorflow as tf
 from safetensors.numpy import load_file, save_file
 
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.progress import Reporter
-from gaudi_bert.config.pipeline import pipeline_from_mapping
 from gaudi_bert.engines.protocol import Model
 from gaudi_bert.engines.tensorflow.bert import outputs_of_every_token
 from gaudi_bert.model.config import BertConfig
@@ -21,7 +18,6 @@ from gaudi_bert.model.features import join_sequences
 from gaudi_bert.model.huggingface import to_hugging_face
 from gaudi_bert.tasks.models.export import export
 from gaudi_bert.training.checkpoint import Checkpoint, find_checkpoint, is_checkpoint, read_checkpoint, write_checkpoint
-from gaudi_bert.training.jobs.records import train
 from gaudi_bert.training.weights import load_weights, read_weights
 from tests.builders import training_data as data
 from tests.builders.agree import agree, identical
@@ -270,24 +266,3 @@ def test_what_cannot_be_exported_is_refused(whole_run, causal, tmp_path) -> None
     with pytest.raises(InputError, match="has 62 tokens, the model has 61; give the vocabulary"):
         export(whole_run, tmp_path / "out", vocabulary=tmp_path / "vocab.txt", reporter=QUIET)
     assert not (tmp_path / "out").exists()
-
-
-def test_phase_2_goes_on_from_phase_1_where_both_have_all_positions(whole_run, tmp_path) -> None:
-    """Records of 23 positions here, in a model of 40: another run takes it up with the same positions, not with others."""
-    packed = whole_run.parent / "packed" / "train"
-    model = read_weights(whole_run).config
-    assert model is not None
-    sizes = {name: value for name, value in model.to_json().items() if name != "initializer_range"}
-    training = {"updates": 1, "warmup_updates": 0, "global_batch_sequences": 16, "micro_batch_packs": 8}
-    for positions, fits in ((40, True), (23, False)):
-        values = {**sizes, "max_position_embeddings": positions}
-        settings = pipeline_from_mapping(
-            {"model": values, "training": {**training, "init_checkpoint": str(whole_run)}}, "test"
-        )
-        if fits:
-            said = io.StringIO()
-            train(settings, packed, None, tmp_path / str(positions), reporter=Reporter(said))
-            assert "starts from the weights of" in said.getvalue()
-        else:
-            with pytest.raises(InputError, match="is 40 there, 23 here; positions cannot be cut off or added"):
-                train(settings, packed, None, tmp_path / str(positions), reporter=QUIET)

@@ -24,10 +24,7 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.encoders.cpu import attention_in_cache, by_onednn, dropout, linear, product
 from gaudi_bert.encoders.pooling import widen
 from gaudi_bert.model.config import BertConfig, layer_scope
-
-# The largest score of a row is an allowed one, so a forbidden share is exp(less than -9,000) = exactly 0: a sequence's
-# outputs do not change by one bit when its neighbours do.
-_FORBIDDEN_SCORE = -10000.0
+from gaudi_bert.model.heads import FORBIDDEN_SCORE
 
 WORDS = "bert/embeddings/word_embeddings"
 WORDS_TO_LOOK_UP = f"{WORDS}/rows"
@@ -140,7 +137,7 @@ def attention_bias(input_mask_BL: Tensor, causal: bool, dtype: torch.dtype) -> T
     if causal:
         order_L = torch.arange(input_mask_BL.shape[1], device=input_mask_BL.device)
         allowed_BLL = allowed_BLL & (order_L[:, None] >= order_L[None, :])
-    return ((1.0 - allowed_BLL.to(dtype)) * _FORBIDDEN_SCORE)[:, None]
+    return ((1.0 - allowed_BLL.to(dtype)) * FORBIDDEN_SCORE)[:, None]
 
 
 def pick_tokens(hidden_TX: Tensor, positions_BP: Tensor, length: int) -> Tensor:
@@ -202,7 +199,10 @@ def _self_attention(network: Network, scope: str, query_RH: Tensor, hidden_TH: T
     def project(inputs: Tensor, positions: int, parts: tuple[str, ...]) -> tuple[Tensor, ...]:
         """Return for each of `parts` what the heads see of `inputs`, [B, N, positions, D]: one product for all parts."""
         kernel_HO = torch.cat([network.parameters[f"{scope}/{part}/kernel"] for part in parts], dim=1)
-        bias_O = torch.cat([_bias(network.parameters[f"{scope}/{part}/bias"], part) for part in parts])
+        biases = {part: network.parameters[f"{scope}/{part}/bias"] for part in parts}
+        if "key" in biases:  # whose true gradient is zero, as softmax is blind to it: zero it is given, not rounding noise
+            biases["key"] = biases["key"].detach()
+        bias_O = torch.cat(list(biases.values()))
         fused = product(inputs, kernel_HO, bias_O)
         return tuple(part.transpose(1, 2) for part in fused.reshape(packs, positions, len(parts), heads, size).unbind(2))
 
@@ -214,13 +214,6 @@ def _self_attention(network: Network, scope: str, query_RH: Tensor, hidden_TH: T
     rate = config.attention_probs_dropout_prob if network.training else 0.0
     context_BNPD = network.attention(query_BNPD, key_BNLD, value_BNLD, bias_B1PL, rate)
     return context_BNPD.transpose(1, 2).reshape(packs * queries, heads * size)
-
-
-def _bias(bias_H: Tensor, part: str) -> Tensor:
-    """A bias of the projections. That of the keys adds the same number to all scores of a row, to which softmax is blind:
-    its true gradient is zero, and zero it is given, not rounding noise.
-    """
-    return bias_H.detach() if part == "key" else bias_H
 
 
 # --- what reads the encoder's outputs

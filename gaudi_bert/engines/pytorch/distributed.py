@@ -138,12 +138,15 @@ def connect(device: DeviceKind, settings: LoopSettings, facts: Mapping[str, Any]
     local_size = _first_number(_LOCAL_SIZES, launch.size)  # all of them, where the launcher does not say
     _set_address(launch, local_size, who)
     if device == "hpu":
-        _register_hccl(launch)
+        # Registers the backend, which takes the card of this process from the variables that torchrun and mpirun set.
+        hccl = importlib.import_module("habana_frameworks.torch.distributed.hccl")
+        if not any(all(name in os.environ for name in names) for names in _KNOWN_TO_HCCL):
+            hccl.initialize_distributed_hpu(world_size=launch.size, rank=launch.rank, local_rank=local_rank())
     timeout = timedelta(seconds=SLOW_WORK_FACTOR * settings.stall_seconds)
     try:
         if not torch_distributed.is_initialized():
             shared = {"torch": torch.__version__, "device": device, **shared_facts(settings, facts)}
-            with Watchdog(_name(launch), settings.stall_seconds) as watchdog:
+            with Watchdog(f"rank {launch.rank} of {launch.size}", settings.stall_seconds) as watchdog:
                 store = meet(launch, settings.meeting_seconds, shared, watchdog)
                 torch_distributed.init_process_group(
                     _BACKENDS[device], store=store, rank=launch.rank, world_size=launch.size, timeout=timeout
@@ -161,13 +164,6 @@ def _part() -> None:
     if torch_distributed.is_initialized():
         with suppress(RuntimeError):  # the others may be gone
             torch_distributed.destroy_process_group()
-
-
-def _register_hccl(launch: Launch) -> None:
-    """Register the backend, which takes the card of this process from the variables that torchrun and mpirun set."""
-    hccl = importlib.import_module("habana_frameworks.torch.distributed.hccl")
-    if not any(all(name in os.environ for name in names) for names in _KNOWN_TO_HCCL):
-        hccl.initialize_distributed_hpu(world_size=launch.size, rank=launch.rank, local_rank=local_rank())
 
 
 _KNOWN_TO_HCCL = (
@@ -218,26 +214,18 @@ _CONNECT_SECONDS = 10.0
 _FAREWELL_SECONDS = 10.0
 
 
-@dataclass(frozen=True)
-class _Meeting:
-    """Meeting point of the processes of a launch, how long they wait there, and who this one is."""
-
-    launch: Launch
-    seconds: float
-    watchdog: Watchdog
-
-    def wait(self, reason: Callable[[], str | None], seconds: float) -> None:
-        """Return when `reason` is None; a reason is reported once, and ends the run after `seconds`."""
-        began, is_reported = time.monotonic(), False
-        while (because := reason()) is not None:
-            self.watchdog.moved()
-            waited = time.monotonic() - began
-            if waited >= seconds:
-                raise FailedError(f"{_name(self.launch)}: {because}, after {seconds:g} s; the same command tries again")
-            if waited >= _QUIET_SECONDS and not is_reported:
-                is_reported = True
-                Reporter().say(f"{_name(self.launch)} waits, at most {seconds:g} s: {because}")
-            time.sleep(_POLL_SECONDS)
+def _wait(who: str, watchdog: Watchdog, reason: Callable[[], str | None], seconds: float) -> None:
+    """Return when `reason` is None; a reason is reported once, and ends the run after `seconds`."""
+    began, is_reported = time.monotonic(), False
+    while (because := reason()) is not None:
+        watchdog.moved()
+        waited = time.monotonic() - began
+        if waited >= seconds:
+            raise FailedError(f"{who}: {because}, after {seconds:g} s; the same command tries again")
+        if waited >= _QUIET_SECONDS and not is_reported:
+            is_reported = True
+            Reporter().say(f"{who} waits, at most {seconds:g} s: {because}")
+        time.sleep(_POLL_SECONDS)
 
 
 def meet(launch: Launch, seconds: float, facts: Mapping[str, Any], watchdog: Watchdog) -> Any:
@@ -248,26 +236,22 @@ def meet(launch: Launch, seconds: float, facts: Mapping[str, Any], watchdog: Wat
         InputError: rank 0 cannot listen, or `facts` differ.
     """
     watchdog.note("the meeting", slow=False)
-    meeting = _Meeting(launch, seconds, watchdog)
-    host, port = os.environ[MASTER_ADDRESS], int(os.environ[MASTER_PORT])
+    who, host, port = f"rank {launch.rank} of {launch.size}", os.environ[MASTER_ADDRESS], int(os.environ[MASTER_PORT])
     try:
-        store = _open_store(meeting, host, port)
+        store = _open_store(launch, seconds, watchdog, host, port)
         store.set(f"hello/{launch.rank}", json.dumps([socket.gethostname(), dict(facts)]))
-        meeting.wait(lambda: _absent(store, launch, "hello"), seconds)
+        _wait(who, watchdog, lambda: _absent(store, launch, "hello"), seconds)
         received = [json.loads(store.get(f"hello/{rank}")) for rank in range(launch.size)]
         store.set(f"heard/{launch.rank}", "")
         if launch.rank == 0:
             with suppress(FailedError):
-                meeting.wait(lambda: _absent(store, launch, "heard"), _FAREWELL_SECONDS)
+                _wait(who, watchdog, lambda: _absent(store, launch, "heard"), _FAREWELL_SECONDS)
     except (RuntimeError, ValueError, OSError) as error:
         reason = " ".join(str(error).split("\n")[0].split())
         if "EADDRINUSE" in reason:
-            raise InputError(
-                f"{_name(launch)}: {MASTER_PORT} = {port} is in use; set another one in all processes"
-            ) from error
+            raise InputError(f"{who}: {MASTER_PORT} = {port} is in use; set another one in all processes") from error
         raise FailedError(
-            f"{_name(launch)}: another process was lost while they met at {host}, port {port} ({reason}); "
-            "the same command tries again"
+            f"{who}: another process was lost while they met at {host}, port {port} ({reason}); the same command tries again"
         ) from error
     first_host, first = received[0]
     for rank, (own_host, own) in enumerate(received):
@@ -277,40 +261,31 @@ def meet(launch: Launch, seconds: float, facts: Mapping[str, Any], watchdog: Wat
     return store
 
 
-def _name(launch: Launch) -> str:
-    return f"rank {launch.rank} of {launch.size}"
-
-
-def _open_store(meeting: _Meeting, host: str, port: int) -> Any:
+def _open_store(launch: Launch, seconds: float, watchdog: Watchdog, host: str, port: int) -> Any:
     """Open the store of rank 0, or of torchrun, which has its own."""
-    listens = meeting.launch.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+
+    def silence() -> str | None:
+        """Why rank 0 does not answer; None if something does."""
+        try:
+            socket.create_connection((host, port), _CONNECT_SECONDS).close()
+        except OSError as error:
+            return f"rank 0 does not answer at {host}, port {port} ({error.strerror or error})"
+        return None
+
+    listens = launch.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     if not listens:
-        meeting.wait(lambda: _silence(host, port), meeting.seconds)
-    elif not _resolves(host):
+        _wait(f"rank {launch.rank} of {launch.size}", watchdog, silence, seconds)
+    else:
         # Rank 0 need not resolve its own name. Where it does, its address is better: torch asks for the name of the address
         # that it connects to, and in a network without a name server nobody answers for that of the loopback.
-        host = "127.0.0.1"
-    seconds = timedelta(seconds=meeting.seconds)
-    store = torch_distributed.TCPStore(host, port, meeting.launch.size, listens, timeout=seconds, wait_for_workers=False)
+        try:
+            socket.getaddrinfo(host, None)
+        except OSError:
+            host = "127.0.0.1"
+    limit = timedelta(seconds=seconds)
+    store = torch_distributed.TCPStore(host, port, launch.size, listens, timeout=limit, wait_for_workers=False)
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     return torch_distributed.PrefixStore(f"gaudi-bert/{attempt}", store)
-
-
-def _resolves(host: str) -> bool:
-    try:
-        socket.getaddrinfo(host, None)
-    except OSError:
-        return False
-    return True
-
-
-def _silence(host: str, port: int) -> str | None:
-    """Why rank 0 does not answer; None if something does."""
-    try:
-        socket.create_connection((host, port), _CONNECT_SECONDS).close()
-    except OSError as error:
-        return f"rank 0 does not answer at {host}, port {port} ({error.strerror or error})"
-    return None
 
 
 def _absent(store: Any, launch: Launch, what: str) -> str | None:

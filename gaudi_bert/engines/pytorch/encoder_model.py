@@ -1,12 +1,11 @@
 """Any encoder of `transformers` as a model of the engine: its own classes, heads and names of weights, fed packs.
 
-`pytorch/packed_model.py` has how packs go through it; here it is built, stored and trained like a BERT.
+`encoders/packed_model.py` has how packs go through it; here it is built, stored and trained like a BERT.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -43,24 +42,18 @@ def build_encoder(
     config = config_of(spec.config, spec.head)
     kind = class_of(config, spec.head)
     feeding = feeding_of(config, kind=kind)
-    module = _fresh_module(kind, config, 0 if seed is None else seed)
+    try:
+        with torch.random.fork_rng(devices=[]), quiet_transformers():
+            torch.manual_seed(0 if seed is None else seed)
+            module = kind._from_config(config).float()  # noqa: SLF001 - how transformers makes one of a config
+    except MODEL_ERRORS as error:
+        problem = f"cannot be built: {reason_of(error)}; correct its config.json"
+        raise InputError(f"model type {config.model_type!r}: {problem}") from error
     packed = PackedModel(module, feeding, spec.head if isinstance(spec.head, TaskHead) else None)
     packed.try_packs(training=True)
     if isinstance(spec.head, TaskHead):
         packed.try_head()
     return _TorchEncoder(spec, device, compute_dtype, packed, compiler)
-
-
-def _fresh_module(kind: Any, config: Any, seed: int) -> torch.nn.Module:
-    try:
-        with torch.random.fork_rng(devices=[]), quiet_transformers():
-            torch.manual_seed(seed)
-            module: torch.nn.Module = kind._from_config(config)  # noqa: SLF001 - how transformers makes one of a config
-            return module.float()
-    except MODEL_ERRORS as error:
-        raise InputError(
-            f"model type {config.model_type!r}: cannot be built: {reason_of(error)}; correct its config.json"
-        ) from error
 
 
 class _TorchEncoder(TorchModel):
@@ -82,19 +75,16 @@ class _TorchEncoder(TorchModel):
             if "Norm" in type(inner).__name__:
                 self._undecayed |= {f"{path}.{name}" for name, _ in inner.named_parameters(recurse=False)}
         if self.recomputes:
-            self._recompute_layers()
+            # Names of transformers of today, and before.
+            names = ("activation_checkpointing_enable", "gradient_checkpointing_enable")
+            try:
+                next(getattr(self.module, name) for name in names if hasattr(self.module, name))({"use_reentrant": False})
+            except ValueError as error:
+                kind = type(self.module).__name__
+                raise InputError(f"recompute = true: {kind} cannot compute its layers twice; set it to false") from error
         self._compute: Callable[[Tensors], Tensor] = self._outputs
         if compiler is not None:
             self._compute = torch.compile(self._outputs, backend=compiler, dynamic=False, fullgraph=True)
-
-    def _recompute_layers(self) -> None:
-        names = ("activation_checkpointing_enable", "gradient_checkpointing_enable")  # of transformers of today, and before
-        enable = next(getattr(self.module, name) for name in names if hasattr(self.module, name))
-        try:
-            enable({"use_reentrant": False})
-        except ValueError as error:
-            kind = type(self.module).__name__
-            raise InputError(f"recompute = true: {kind} cannot compute its layers twice; set it to false") from error
 
     def buffers(self) -> dict[str, Tensor]:
         """Return what the module stores in addition to its parameters: statistics of its layers, for one."""

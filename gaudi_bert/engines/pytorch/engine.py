@@ -65,6 +65,8 @@ def build(
 
 # --- the device
 
+_MAY_DIFFER = "note: a resumed run may differ in rounding"
+_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # of glibc's malloc.h
 _GAUDI = "use the image of docker/train-gaudi-pytorch.Dockerfile, or install the vendor's PyTorch of the driver's release"
 
 
@@ -104,10 +106,21 @@ def open_device(settings: LoopSettings, gaudi: GaudiSettings | None = None, thre
     if kind == "cpu":
         if threads is not None:
             torch.set_num_threads(threads)
-        _keep_freed_memory()
+        # Every update allocates the same large tensors again. By default glibc returns them to the kernel in between, which
+        # clears each page when it is touched next: a fifth of the time of an update.
+        mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+        if mallopt is not None:
+            mallopt(_M_MMAP_MAX, 0)
+            mallopt(_M_TRIM_THRESHOLD, -1)
         return device("cpu", description=f"CPU, {torch.get_num_threads()} threads")
     if kind == "cuda":
-        notes = _make_deterministic(settings)
+        # An operation without a deterministic kernel is then refused (`updates.py`); attention takes one.
+        torch.use_deterministic_algorithms(settings.deterministic)
+        torch.utils.deterministic.fill_uninitialized_memory = False  # what is not written is not read here
+        notes: tuple[str, ...] = (f"{_MAY_DIFFER}: {settings.section_name}.deterministic = false",)
+        if settings.deterministic:
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read by cuBLAS when it starts
+            notes = ()
         card = distributed.local_rank()
         torch.cuda.set_device(card)
         return device(f"cuda:{card}", description=f"GPU {card}, {torch.cuda.get_device_name(card)}", notes=notes)
@@ -116,39 +129,6 @@ def open_device(settings: LoopSettings, gaudi: GaudiSettings | None = None, thre
         names = ", ".join(f"gaudi.{name}" for name in sorted(gaudi.model_fields_set))
         notes += (f"note: {names}: for TensorFlow only; set the vendor's PT_HPU_ variables in the environment instead",)
     return device("hpu", description="Gaudi card, PyTorch", notes=notes)
-
-
-_MAY_DIFFER = "note: a resumed run may differ in rounding"
-
-
-def _make_deterministic(settings: LoopSettings) -> tuple[str, ...]:
-    """Have a GPU compute the same bits from the same numbers; call it before anything is on the GPU.
-
-    An operation that has no such kernel is then refused (`updates.py`). Attention is by kernels whose backward pass adds up
-    in a fixed order, as PyTorch chooses them in this mode.
-    """
-    torch.use_deterministic_algorithms(settings.deterministic)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # what is not written is not read here
-    if not settings.deterministic:
-        return (f"{_MAY_DIFFER}: {settings.section_name}.deterministic = false",)
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read by cuBLAS when it starts
-    return ()
-
-
-# Of glibc's malloc.h.
-_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
-
-
-def _keep_freed_memory() -> None:
-    """Have the C library keep what this process frees, up to its peak.
-
-    Every update allocates the same large tensors again. By default they return to the kernel in between, which clears each
-    page when it is touched next: a fifth of the time of an update. Other C libraries stay as they are.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(_M_MMAP_MAX, 0)
-        mallopt(_M_TRIM_THRESHOLD, -1)
 
 
 def _load_gaudi() -> None:

@@ -37,7 +37,7 @@ from gaudi_bert.engines.pytorch.bert import (
 )
 from gaudi_bert.model.config import BertConfig, initial_value, is_decayed
 from gaudi_bert.model.features import check_batch, check_logits
-from gaudi_bert.model.heads import Loss, PretrainingHead, TaskHead, VectorHead, variables_of
+from gaudi_bert.model.heads import OTHER_SEQUENCE, Loss, PretrainingHead, TaskHead, VectorHead, variables_of
 
 Tensors = Mapping[str, Tensor]
 _WORK_SEED = np.array([1, 2], np.int32)
@@ -182,7 +182,10 @@ class TorchBert(TorchModel):
         for name, variable in variables_of(self.config, spec.head).items():
             value = torch.from_numpy(initial_value(name, variable, self.config.initializer_range, seed))
             self.parameters_by_name[name] = torch.nn.Parameter(value.to(self.device))
-        self.attention = _attention_on(self.device.type, device is not None and device.fuses_attention)
+        self.attention: Attention = attention_on_cpu if self.device.type == "cpu" else fused_attention
+        if self.device.type == "hpu":
+            # What PyTorch's operation is computed by there is not documented; of products autocast's lists decide the types.
+            self.attention = gaudi_attention() if device is not None and device.fuses_attention else plain_attention
         self._is_compiled = compiler is not None
         self._compute: Callable[..., Any] = self._heads
         if compiler is not None:
@@ -200,11 +203,8 @@ class TorchBert(TorchModel):
         """Outputs, losses and gradients of a model of pretraining."""
         if not isinstance(self.spec.head, PretrainingHead):
             return super().trial(batch, loss)
-        tensors, sizes, network = (
-            self.tensors(batch),
-            check_batch(batch, self.config),
-            self._network(self._parameters()),
-        )
+        tensors, network = self.tensors(batch), self._network(self._parameters())
+        packs, length, _, depth = check_batch(batch, self.config)
         with torch.no_grad(), self.autocast():
             hidden_TH = encode_packs(network, tensors)
             pooled_PH = pool(network, _read(network, tensors)[0])
@@ -216,8 +216,8 @@ class TorchBert(TorchModel):
         gradients = torch.autograd.grad(masked_lm_loss + next_sentence_loss, list(leaves.values()), allow_unused=True)
         return Trial(
             {
-                "hidden_states": to_numpy(widen(hidden_TH)).reshape(sizes.packs, sizes.positions, -1),
-                "pooled_output": to_numpy(pooled_PH).reshape(sizes.packs, sizes.depth, -1),
+                "hidden_states": to_numpy(widen(hidden_TH)).reshape(packs, length, -1),
+                "pooled_output": to_numpy(pooled_PH).reshape(packs, depth, -1),
                 "masked_lm_logits": to_numpy(words_BQV),
                 "next_sentence_logits": to_numpy(sentences_BS2),
             },
@@ -256,15 +256,6 @@ class TorchBert(TorchModel):
             inputs_PH = network.drop(inputs_PH)
         with torch.autocast(self.device.type, enabled=False):
             return network.dense(inputs_PH, head.scope).reshape(packs, -1 if head.is_of_text else length, head.width)
-
-
-def _attention_on(kind: str, fuses_on_gaudi: bool) -> Attention:
-    """On Gaudi attention stays in products, whose types autocast's lists decide, unless the vendor's kernel is requested:
-    what PyTorch's operation is computed by there is not documented.
-    """
-    if kind == "hpu":
-        return gaudi_attention() if fuses_on_gaudi else plain_attention
-    return attention_on_cpu if kind == "cpu" else fused_attention
 
 
 def pretraining_outputs(network: Network, batch: Tensors) -> tuple[Tensor, Tensor]:
@@ -320,9 +311,6 @@ def to_numpy(tensor: Tensor) -> Float32Array:
 
 
 # --- The sums of the heads, as `model/heads.py` lists them; in at least float32
-
-# Lowers the scores of tokens of other sequences: their probability is exactly 0.
-_FORBIDDEN = -1e9
 
 
 def pretraining_sums(words_BQV: Tensor, sentences_BS2: Tensor, batch: Mapping[str, Tensor], loss: Loss) -> Tensor:
@@ -386,6 +374,6 @@ def _span_losses(logits_BL2: Tensor, batch: Mapping[str, Tensor]) -> tuple[Tenso
     """Half the sum of both likelihoods, and whether both are right, [B, S]; a sequence's answer is among its own tokens."""
     packs, depth = batch["target_weights"].shape
     own_BSL = belongs(batch["input_mask"], depth).to(logits_BL2.dtype)
-    own_BS2L = logits_BL2.transpose(1, 2)[:, None] + ((1.0 - own_BSL) * _FORBIDDEN)[:, :, None, :]
+    own_BS2L = logits_BL2.transpose(1, 2)[:, None] + ((1.0 - own_BSL) * OTHER_SEQUENCE)[:, :, None, :]
     losses_P, right_P = _likelihoods(own_BS2L, batch["targets"])
     return losses_P.reshape(packs, depth, 2).mean(-1), right_P.reshape(packs, depth, 2).amin(-1)

@@ -5,8 +5,7 @@ Letters: M micro-batches, K sums of a head.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -29,18 +28,6 @@ class _TorchSums:
     def numpy(self) -> Float32Array:
         """Wait for them, float32 [K + 1]."""
         return to_numpy(self._tensor)
-
-
-@contextmanager
-def _same_bits(section: str) -> Iterator[None]:
-    """Name the setting where only deterministic kernels may run, and an operation has none."""
-    try:
-        yield
-    except RuntimeError as error:
-        if "use_deterministic_algorithms" not in str(error):
-            raise
-        reason = " ".join(str(error).split(", but you set")[0].split())
-        raise InputError(f"{section}.deterministic = true: {reason}; set it to false") from error
 
 
 class TorchUpdates:
@@ -68,11 +55,16 @@ class TorchUpdates:
     ) -> _TorchSums:
         """Do one update: float32 [K + 1], the sums, and the gradient's norm over all processes before clipping."""
         model, communicator = self._model, self._communicator
-        with _same_bits(self._settings.section_name):
+        try:
             if update_loss is None:
                 sums = self._backward(micro_batches, seeds_M2, factors_M2, update)
             else:
                 sums = self._backward_in_two_passes(micro_batches, seeds_M2, update_loss, update)
+        except RuntimeError as error:
+            if "use_deterministic_algorithms" not in str(error):
+                raise
+            reason = " ".join(str(error).split(", but you set")[0].split())
+            raise InputError(f"{self._settings.section_name}.deterministic = true: {reason}; set it to false") from error
         with torch.no_grad():
             if self._gradient_sums is not None:
                 if model.device.type != "cpu":
@@ -191,7 +183,12 @@ class Optimizer:
         ]
         plain = [name for name in self._variables if name not in set(adapted)]
         for name in adapted:
-            self._move_by_lamb(name, gradients[name].mul_(factor), scalars)
+            variable, direction = self._variables[name], self._direction(name, gradients[name].mul_(factor), scalars)
+            variable_norm, direction_norm = torch.linalg.vector_norm(variable), torch.linalg.vector_norm(direction)
+            usable = (variable_norm > 0) & (direction_norm > 0)
+            one = torch.ones_like(variable_norm)
+            ratio = torch.where(usable, variable_norm / torch.where(usable, direction_norm, one), one)
+            variable.sub_(direction.mul_(ratio * scalars.learning_rate))
         for decays in (True, False):
             names = [name for name in plain if (name in self._decayed) == decays]
             if names:
@@ -228,15 +225,6 @@ class Optimizer:
             maximize=False,
             grad_scale=1.0 / factor,
         )
-
-    def _move_by_lamb(self, name: str, gradient: Tensor, scalars: UpdateScalars) -> None:
-        variable = self._variables[name]
-        direction = self._direction(name, gradient, scalars)
-        variable_norm, direction_norm = torch.linalg.vector_norm(variable), torch.linalg.vector_norm(direction)
-        usable = (variable_norm > 0) & (direction_norm > 0)
-        one = torch.ones_like(variable_norm)
-        ratio = torch.where(usable, variable_norm / torch.where(usable, direction_norm, one), one)
-        variable.sub_(direction.mul_(ratio * scalars.learning_rate))
 
     def _direction(self, name: str, gradient: Tensor, scalars: UpdateScalars) -> Tensor:
         """Advances the moments, and gives the direction, in its own memory."""

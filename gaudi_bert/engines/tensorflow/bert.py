@@ -40,10 +40,7 @@ from gaudi_bert.engines.tensorflow.operations import (
 )
 from gaudi_bert.model.config import BertConfig, layer_scope
 from gaudi_bert.model.features import check_batch
-
-# The largest score of a row is an allowed one, so a forbidden share is exp(less than -9,000) = exactly 0 in float32, for
-# every row: a sequence's outputs do not change by one bit when its neighbours do.
-_FORBIDDEN_SCORE = -10000.0
+from gaudi_bert.model.heads import FORBIDDEN_SCORE
 
 # Every dropout of the model has a number.
 _EMBEDDINGS_DROPOUT_SITE = 0
@@ -106,7 +103,7 @@ def attention_bias(input_mask_BL: tf.Tensor, causal: bool, dtype: tf.DType = tf.
     if causal:
         order_L = tf.range(input_mask_BL.shape[1], dtype=tf.int32)
         same_BLL *= tf.cast(order_L[:, tf.newaxis] >= order_L[tf.newaxis, :], dtype)
-    return ((1.0 - same_BLL) * _FORBIDDEN_SCORE)[:, tf.newaxis]
+    return ((1.0 - same_BLL) * FORBIDDEN_SCORE)[:, tf.newaxis]
 
 
 def _embed(network: Network, batch: Batch) -> tf.Tensor:
@@ -265,16 +262,6 @@ def word_scores(network: Network, picked_PH: tf.Tensor) -> tf.Tensor:
     return tf.nn.bias_add(logits_PV, tf.cast(network.parameters["cls/predictions/output_bias"], logits_PV.dtype))
 
 
-def _next_sentence_scores(network: Network, pooled_PH: tf.Tensor) -> tf.Tensor:
-    """Wide scores [P, 2]: 0 = the second text really follows the first, 1 = it is a random one."""
-    pooled_PH = widen(pooled_PH)
-    weights_2H = tf.cast(network.parameters["cls/seq_relationship/output_weights"], pooled_PH.dtype)
-    # Gaudi's conversion to bfloat16 goes by names; those of gradients contain the name of what they are of.
-    with tf.name_scope("KEEP_FP32_PRECISION"):
-        logits_P2 = tf.matmul(pooled_PH, weights_2H, transpose_b=True)
-    return tf.nn.bias_add(logits_P2, tf.cast(network.parameters["cls/seq_relationship/output_bias"], logits_P2.dtype))
-
-
 class PretrainingOutputs(NamedTuple):
     """Outputs of the heads, all float32 (float64 where the model computes in that)."""
 
@@ -285,22 +272,22 @@ class PretrainingOutputs(NamedTuple):
 
 def pretraining_outputs(network: Network, batch: Batch) -> PretrainingOutputs:
     """Both heads of pretraining; the last layer is computed where one of them reads it. `batch`: `PACKED_FEATURES`."""
-    sizes = check_batch(batch, network.config)
+    packs, _, slots, depth = check_batch(batch, network.config)
     positions_BP = tf.concat([batch["next_sentence_positions"], batch["masked_lm_positions"]], axis=1)
     read = encode_packs(network, batch, positions_BP)
-    read_BPH = tf.reshape(read, [sizes.packs, sizes.depth + sizes.masked_slots, network.config.hidden_size])
-    return _both_heads(network, *tf.split(read_BPH, [sizes.depth, sizes.masked_slots], axis=1))
+    read_BPH = tf.reshape(read, [packs, depth + slots, network.config.hidden_size])
+    return _both_heads(network, *tf.split(read_BPH, [depth, slots], axis=1))
 
 
 def outputs_of_every_token(network: Network, batch: Batch) -> tuple[tf.Tensor, PretrainingOutputs]:
     """The hidden state of every token too, wide, [B, L, H]."""
-    sizes, hidden = check_batch(batch, network.config), network.config.hidden_size
+    (packs, length, _, _), hidden = check_batch(batch, network.config), network.config.hidden_size
     hidden_TH = encode_packs(network, batch)
     first_BSH, masked_BQH = (
-        tf.reshape(pick_tokens(hidden_TH, batch[name], sizes.positions), [*batch[name].shape, hidden])
+        tf.reshape(pick_tokens(hidden_TH, batch[name], length), [*batch[name].shape, hidden])
         for name in ("next_sentence_positions", "masked_lm_positions")
     )
-    hidden_BLH = tf.reshape(widen(hidden_TH), [sizes.packs, sizes.positions, hidden])
+    hidden_BLH = tf.reshape(widen(hidden_TH), [packs, length, hidden])
     return hidden_BLH, _both_heads(network, first_BSH, masked_BQH)
 
 
@@ -309,8 +296,15 @@ def _both_heads(network: Network, first_BSH: tf.Tensor, masked_BQH: tf.Tensor) -
     (packs, depth, hidden), slots = first_BSH.shape, masked_BQH.shape[1]
     pooled_PH = pool(network, tf.reshape(first_BSH, [packs * depth, hidden]))
     words_PV = word_scores(network, tf.reshape(masked_BQH, [packs * slots, hidden]))
+    # Next sentences: 0 = the second text really follows the first, 1 = it is a random one.
+    pooled_PH, scope = widen(pooled_PH), "cls/seq_relationship"
+    weights_2H = tf.cast(network.parameters[f"{scope}/output_weights"], pooled_PH.dtype)
+    # Gaudi's conversion to bfloat16 goes by names; those of gradients contain the name of what they are of.
+    with tf.name_scope("KEEP_FP32_PRECISION"):
+        logits_P2 = tf.matmul(pooled_PH, weights_2H, transpose_b=True)
+    logits_P2 = tf.nn.bias_add(logits_P2, tf.cast(network.parameters[f"{scope}/output_bias"], logits_P2.dtype))
     return PretrainingOutputs(
-        pooled_output_BSH=tf.reshape(widen(pooled_PH), [packs, depth, hidden]),
+        pooled_output_BSH=tf.reshape(pooled_PH, [packs, depth, hidden]),
         masked_lm_logits_BQV=tf.reshape(words_PV, [packs, slots, network.config.vocab_size]),
-        next_sentence_logits_BS2=tf.reshape(_next_sentence_scores(network, pooled_PH), [packs, depth, 2]),
+        next_sentence_logits_BS2=tf.reshape(logits_P2, [packs, depth, 2]),
     )

@@ -22,43 +22,25 @@ FIRST_FACTOR, SECOND_FACTOR = 0x85EBCA6B - (1 << 32), 0xC2B2AE35 - (1 << 32)
 STEPS = 1 << 16
 
 
-def _plain_mask(shape: tf.TensorShape, rate: float, seed_2: tf.Tensor) -> tf.Tensor:
-    """False where a number is dropped and True elsewhere: a byte an element, as it is stored for the backward pass.
-
-    A random 32-bit word serves two elements: once as it is, and once with its lower half moved up.
-    """
-    elements = shape.num_elements()
-    words = tf.random.stateless_uniform([(elements + 1) // 2], seed_2, minval=None, maxval=None, dtype=tf.int32)
-    noise = tf.concat([words, tf.bitwise.left_shift(words, 16)], axis=0)[:elements]
-    return tf.reshape(noise >= _threshold(rate), shape)
-
-
 def keep_mask(drawn: tf.Tensor, shape: tf.TensorShape, rate: float, dtype: tf.DType) -> tf.Tensor:
     """Ones where a number remains and zeros where it is dropped.
 
-    `drawn` is a `_plain_mask`, or, for hashing, a folded seed, int32 [2]; `rate` is the share that is dropped.
+    `drawn` is the mask, a byte an element, or, for hashing, a folded seed, int32 [2]; `rate` is the share that is dropped.
     """
-    if drawn.dtype == tf.int32:
-        return tf.cast(_hashed_mask(shape, rate, drawn), dtype)
-    return tf.cast(drawn, dtype)
+    if drawn.dtype != tf.int32:
+        return tf.cast(drawn, dtype)
+    # The seed is hashed to two keys first: were it added to the element's number, seeds that differ by one would give the
+    # same mask, moved.
+    elements = tf.reshape(tf.range(shape.num_elements(), dtype=tf.int32), shape)
+    first_key = _mixed(drawn[0] + _mixed(drawn[1]))
+    second_key = _mixed(drawn[1] + _mixed(first_key + _GOLDEN_STRIDE))
+    hashed = _mixed(_mixed(tf.bitwise.bitwise_xor(elements, first_key)) + second_key)
+    return tf.cast(hashed >= _threshold(rate), dtype)
 
 
 def keep_scale(drawn: tf.Tensor | None, rate: float) -> float:
     """Return what the remaining numbers are multiplied by, so that the mean stays."""
     return 1.0 if drawn is None else STEPS / (STEPS - _dropped_steps(rate))
-
-
-def _hashed_mask(shape: tf.TensorShape, rate: float, seed_2: tf.Tensor) -> tf.Tensor:
-    """Compares a hash of (element, seed) with the threshold.
-
-    The seed is hashed to two keys first: were it added to the element's number, seeds that differ by one would give the
-    same mask, moved.
-    """
-    elements = tf.reshape(tf.range(shape.num_elements(), dtype=tf.int32), shape)
-    first_key = _mixed(seed_2[0] + _mixed(seed_2[1]))
-    second_key = _mixed(seed_2[1] + _mixed(first_key + _GOLDEN_STRIDE))
-    hashed = _mixed(_mixed(tf.bitwise.bitwise_xor(elements, first_key)) + second_key)
-    return hashed >= _threshold(rate)
 
 
 def _mixed(words: tf.Tensor) -> tf.Tensor:
@@ -109,4 +91,10 @@ class ForwardPass:
         if self.dropout_seed is None or rate == 0:
             return None
         seed_2 = self.dropout_seed + tf.constant([_wrapped(site * _GOLDEN_STRIDE), 0], dtype=tf.int32)
-        return seed_2 if self.compiled else _plain_mask(shape, rate, seed_2)
+        if self.compiled:
+            return seed_2
+        # A random 32-bit word serves two elements: once as it is, and once with its lower half moved up.
+        elements = shape.num_elements()
+        words = tf.random.stateless_uniform([(elements + 1) // 2], seed_2, minval=None, maxval=None, dtype=tf.int32)
+        noise = tf.concat([words, tf.bitwise.left_shift(words, 16)], axis=0)[:elements]
+        return tf.reshape(noise >= _threshold(rate), shape)

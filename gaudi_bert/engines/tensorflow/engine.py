@@ -64,25 +64,19 @@ def open_device(settings: LoopSettings, gaudi: GaudiSettings | None = None, thre
         except _GaudiMissingError as error:
             if kind == "hpu":
                 raise InputError(f"{section}.device = hpu: {error}; or set {section}.device = cpu") from error
-    if threads is not None:
-        _set_threads(threads, section)
+    if threads is not None and tf.config.threading.get_intra_op_parallelism_threads() != threads:
+        try:
+            tf.config.threading.set_intra_op_parallelism_threads(threads)
+            tf.config.threading.set_inter_op_parallelism_threads(threads)
+        except RuntimeError as error:
+            raise InputError(
+                f"{section}.threads = {threads}: TensorFlow is already running with other threads in this process; "
+                "start a new process"
+            ) from error
     given = os.environ.get(INTRA_OP_THREADS, "")
     by_default = int(given) if given.isdigit() and int(given) else usable_cores()
     used = tf.config.threading.get_intra_op_parallelism_threads() or by_default
     return Device("cpu", "/device:CPU:0", settings.precision, f"CPU, {used} threads", compiles=settings.compile is not False)
-
-
-def _set_threads(threads: int, section: str) -> None:
-    if tf.config.threading.get_intra_op_parallelism_threads() == threads:
-        return
-    try:
-        tf.config.threading.set_intra_op_parallelism_threads(threads)
-        tf.config.threading.set_inter_op_parallelism_threads(threads)
-    except RuntimeError as error:
-        raise InputError(
-            f"{section}.threads = {threads}: TensorFlow is already running with other threads in this process; "
-            "start a new process"
-        ) from error
 
 
 # --- The Gaudi runtime: its variables, and loading its module
@@ -100,7 +94,7 @@ _Exception = Annotated[list[str], Field(min_length=2, max_length=2)]
 """An expression for names, and a type of operation."""
 
 
-class OperationList(Artefact):
+class _OperationList(Artefact):
     """A list for bfloat16, of types of operations; the runtime does not report one that it cannot read."""
 
     remedy = "write it as bfloat16.json of this package is written"
@@ -129,7 +123,7 @@ def _load_gaudi(settings: GaudiSettings, precision: Precision) -> list[str]:
             "or install habana-tensorflow 1.14.0.493 with TensorFlow 2.15 on Python 3.10"
         ) from error
     notes = []
-    for name, value in runtime_variables(settings, precision).items():
+    for name, value in _runtime_variables(settings, precision).items():
         present = os.environ.setdefault(name, value)
         if present != value:
             notes.append(f"note: {name}={present} is set in the environment and stays (the settings say {value})")
@@ -147,7 +141,7 @@ def _load_gaudi(settings: GaudiSettings, precision: Precision) -> list[str]:
     return notes
 
 
-def runtime_variables(settings: GaudiSettings, precision: Precision) -> dict[str, str]:
+def _runtime_variables(settings: GaudiSettings, precision: Precision) -> dict[str, str]:
     """The environment variables that `settings` ask for."""
     values: dict[str, str | int | None] = {
         "TF_RECIPE_CACHE_PATH": settings.recipe_cache,
@@ -158,6 +152,6 @@ def runtime_variables(settings: GaudiSettings, precision: Precision) -> dict[str
     }
     if precision == "bfloat16":
         path = Path(settings.bfloat16_list) if settings.bfloat16_list is not None else BFLOAT16_LIST
-        OperationList.read(path)
+        _OperationList.read(path)
         values["TF_BF16_CONVERSION"] = str(path.resolve())
     return {name: str(value) for name, value in values.items() if value is not None}

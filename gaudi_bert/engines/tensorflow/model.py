@@ -30,12 +30,19 @@ from gaudi_bert.engines.tensorflow.dropout import ForwardPass
 from gaudi_bert.engines.tensorflow.operations import as_graph, dense, widen
 from gaudi_bert.model.config import BertConfig, initial_value
 from gaudi_bert.model.features import check_logits
-from gaudi_bert.model.heads import Loss, Pooling, PretrainingHead, TaskHead, VectorHead, variables_of
+from gaudi_bert.model.heads import (
+    LOWEST_HIDDEN,
+    OTHER_SEQUENCE,
+    Loss,
+    Pooling,
+    PretrainingHead,
+    TaskHead,
+    VectorHead,
+    variables_of,
+)
 
 # Larger than the number of any dropout in an encoder.
 _HEAD_DROPOUT_SITE = 1 << 20
-# Below any hidden state; a sequence that is absent has nothing else.
-_LOWEST = -3.0e38
 
 Batch = Mapping[str, tf.Tensor]
 
@@ -147,7 +154,7 @@ class TensorFlowModel:
         head = self.spec.head
         if isinstance(head, PretrainingHead):
             return pretraining_sums(outputs, batch, head.loss)
-        return task_sums(head, outputs, batch) if isinstance(head, TaskHead) else ()
+        return _task_sums(head, outputs, batch) if isinstance(head, TaskHead) else ()
 
     def loss(
         self, batch: Batch, dropout_seed: tf.Tensor | None, factors: tf.Tensor
@@ -224,7 +231,7 @@ def _pooled(hidden_BLH: tf.Tensor, input_mask_BL: tf.Tensor, depth: int, pooling
     segments_T = tf.reshape(input_mask_BL + first_B1, [-1])
     flat_TH = tf.reshape(hidden_BLH, [packs * length, hidden])
     most = tf.math.unsorted_segment_max(flat_TH, segments_T, packs * (depth + 1))
-    return tf.maximum(tf.reshape(most, [packs, depth + 1, hidden])[:, 1:], _LOWEST)
+    return tf.maximum(tf.reshape(most, [packs, depth + 1, hidden])[:, 1:], LOWEST_HIDDEN)
 
 
 # --- The sums of the heads, as `model/heads.py` lists them, so that micro-batches and ranks add up exactly
@@ -233,9 +240,6 @@ def _pooled(hidden_BLH: tf.Tensor, input_mask_BL: tf.Tensor, depth: int, pooling
 # 2021, section 3.2.3): every sequence counts the same, by the mean over its own masked positions. Next sentence: every
 # sequence counts the same. The caller divides each sum by its weight, or by expected counts (the paper's T.6).
 # `masked_lm_weights` holds the number of the sequence that a masked slot belongs to, 0 where it is unused.
-
-# Lowers the scores of tokens of other sequences: their probability is exactly 0.
-_FORBIDDEN = -1e9
 
 
 def pretraining_sums(outputs: PretrainingOutputs, batch: Mapping[str, tf.Tensor], loss: Loss) -> tuple[tf.Tensor, ...]:
@@ -314,7 +318,7 @@ def cross_entropy(logits_RC: tf.Tensor, labels_R: tf.Tensor) -> tuple[tuple[tf.T
     return (losses_R, guesses_R), backward
 
 
-def task_sums(head: TaskHead, logits: tf.Tensor, batch: Mapping[str, tf.Tensor]) -> tuple[tf.Tensor, ...]:
+def _task_sums(head: TaskHead, logits: tf.Tensor, batch: Mapping[str, tf.Tensor]) -> tuple[tf.Tensor, ...]:
     """The sum of losses of a task, what it is divided by, and right answers: 3 scalars, as `TaskHead` describes them."""
     if head.kind in ("multi-label", "reranking"):
         targets_BSC = tf.reshape(tf.cast(batch["targets"], logits.dtype), logits.shape)
@@ -338,7 +342,7 @@ def _span_losses(logits_BL2: tf.Tensor, batch: Mapping[str, tf.Tensor]) -> tuple
     The scores of tokens of other sequences are lowered: scores of 0 instead would be a different loss.
     """
     own_BSL = _belongs(batch["input_mask"], batch["target_weights"].shape[1], logits_BL2.dtype)
-    forbidden_BS1L = ((1.0 - own_BSL) * _FORBIDDEN)[:, :, tf.newaxis, :]
+    forbidden_BS1L = ((1.0 - own_BSL) * OTHER_SEQUENCE)[:, :, tf.newaxis, :]
     own_BS2L = tf.transpose(logits_BL2, [0, 2, 1])[:, tf.newaxis] + forbidden_BS1L
     losses_R, right_R = _likelihoods(own_BS2L, batch["targets"])
     return tf.reduce_mean(tf.reshape(losses_R, [-1, 2]), axis=-1), tf.reduce_min(tf.reshape(right_R, [-1, 2]), axis=-1)

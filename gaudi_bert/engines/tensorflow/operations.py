@@ -162,22 +162,19 @@ def residual_layer_norm(
 
 def activation(name: str, compiled: bool) -> Callable[[tf.Tensor], tf.Tensor]:
     """The function called `name` in `config.json`: gelu (exact), gelu_new (by tanh) or relu."""
-    if name == "gelu":
-        return functools.partial(_gelu, compiled=compiled)
-    return tf.nn.relu if name == "relu" else functools.partial(tf.nn.gelu, approximate=True)
-
-
-def _gelu(inputs: tf.Tensor, compiled: bool) -> tf.Tensor:
-    """x * Phi(x) with the exact normal distribution function (Hendrycks and Gimpel, 2016)."""
+    if name != "gelu":
+        return tf.nn.relu if name == "relu" else functools.partial(tf.nn.gelu, approximate=True)
 
     @tf.custom_gradient
-    def core(inputs: tf.Tensor) -> tuple[tf.Tensor, Callable[..., Any]]:
+    def gelu(inputs: tf.Tensor) -> tuple[tf.Tensor, Callable[..., Any]]:
+        """x * Phi(x) with the exact normal distribution function (Hendrycks and Gimpel, 2016)."""
+
         def backward(gradient: tf.Tensor) -> tf.Tensor:
             return kernel(_gelu_backward, compiled)(gradient, inputs)
 
         return kernel(_gelu_forward, compiled)(inputs), backward
 
-    return core(inputs)
+    return gelu
 
 
 def dropout(inputs: tf.Tensor, drawn: tf.Tensor | None, rate: float, compiled: bool) -> tf.Tensor:

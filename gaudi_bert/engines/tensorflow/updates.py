@@ -13,7 +13,6 @@ Letters: M micro-batches, K sums of a head.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -212,23 +211,6 @@ class TensorFlowUpdates:
 LEAST_COMPILED = 2**16
 
 
-class _State(NamedTuple):
-    """A variable and its moments, float32 of one shape."""
-
-    variable: tf.Variable
-    first_moment: tf.Variable
-    second_moment: tf.Variable
-
-
-class _Constants(NamedTuple):
-    """The numbers of the rule that stay as they are for a variable."""
-
-    beta_1: float
-    beta_2: float
-    epsilon: float
-    weight_decay: float
-
-
 def clip_factor(gradients: Sequence[tf.Tensor], clip_norm: float) -> tuple[tf.Tensor, tf.Tensor]:
     """Return what all gradients are multiplied by so that their joint Euclidean norm is at most `clip_norm` (0: they stay).
 
@@ -258,43 +240,37 @@ class Optimizer:
 
     def apply(self, gradients: Sequence[tf.Tensor], scalars: UpdateScalars, factor: tf.Tensor) -> None:
         """Move every variable by its gradient times `factor`; `gradients` in the order of `variables`."""
+        settings = self._settings
         for (name, variable), gradient in zip(self._variables.items(), gradients, strict=True):
-            is_adapted = self._settings.layer_adaptation == "all" or is_decayed(name)
-            move = _lamb if self._settings.optimizer == "lamb" and is_adapted else _adamw
-            state = _State(variable, *(moments[name] for moments in self.moments))
+            is_adapted = settings.optimizer == "lamb" and (settings.layer_adaptation == "all" or is_decayed(name))
+            decay = settings.weight_decay if is_decayed(name) else 0.0
+            rule = (settings.beta_1, settings.beta_2, settings.epsilon, decay, is_adapted)
             is_compiled = self._compiled and variable.shape.num_elements() >= LEAST_COMPILED
-            kernel(move, is_compiled)(state, gradient, factor, scalars, self._constants(name))
-
-    def _constants(self, name: str) -> _Constants:
-        decay = self._settings.weight_decay if is_decayed(name) else 0.0
-        return _Constants(self._settings.beta_1, self._settings.beta_2, self._settings.epsilon, decay)
+            first, second = (moments[name] for moments in self.moments)
+            kernel(_move, is_compiled)(variable, first, second, gradient, factor, scalars, rule)
 
 
-def _adamw(state: _State, gradient: tf.Tensor, factor: tf.Tensor, scalars: UpdateScalars, constants: _Constants) -> None:
-    """Move a variable and its moments by its gradient times `factor`."""
-    direction = _direction(state, gradient * factor, scalars, constants)
-    state.variable.assign_sub(scalars.learning_rate * direction)
-
-
-def _lamb(state: _State, gradient: tf.Tensor, factor: tf.Tensor, scalars: UpdateScalars, constants: _Constants) -> None:
-    """Move a variable with the trust ratio."""
-    direction = _direction(state, gradient * factor, scalars, constants)
-    state.variable.assign_sub(scalars.learning_rate * _trust_ratio(state.variable.value(), direction) * direction)
-
-
-def _direction(state: _State, gradient: tf.Tensor, scalars: UpdateScalars, constants: _Constants) -> tf.Tensor:
-    """Advances the moments, and gives u."""
-    first = constants.beta_1 * state.first_moment + (1.0 - constants.beta_1) * gradient
-    second = constants.beta_2 * state.second_moment + (1.0 - constants.beta_2) * tf.square(gradient)
-    state.first_moment.assign(first)
-    state.second_moment.assign(second)
-    direction = first * scalars.first_correction / (tf.sqrt(second * scalars.second_correction) + constants.epsilon)
-    return direction + constants.weight_decay * state.variable if constants.weight_decay > 0 else direction
-
-
-def _trust_ratio(variable: tf.Tensor, direction: tf.Tensor) -> tf.Tensor:
-    """|w| / |u|, or 1 where either is zero: float32 scalar."""
-    variable_norm = tf.norm(variable)
-    direction_norm = tf.norm(direction)
-    usable = tf.logical_and(variable_norm > 0, direction_norm > 0)
-    return tf.where(usable, variable_norm / tf.where(usable, direction_norm, 1.0), 1.0)
+def _move(
+    variable: tf.Variable,
+    first_moment: tf.Variable,
+    second_moment: tf.Variable,
+    gradient: tf.Tensor,
+    factor: tf.Tensor,
+    scalars: UpdateScalars,
+    rule: tuple[float, float, float, float, bool],
+) -> None:
+    """Move a variable and its moments by its gradient times `factor`; `rule`: betas, epsilon, decay, whether by LAMB."""
+    beta_1, beta_2, epsilon, decay, is_adapted = rule
+    gradient = gradient * factor
+    first = beta_1 * first_moment + (1.0 - beta_1) * gradient
+    second = beta_2 * second_moment + (1.0 - beta_2) * tf.square(gradient)
+    first_moment.assign(first)
+    second_moment.assign(second)
+    direction = first * scalars.first_correction / (tf.sqrt(second * scalars.second_correction) + epsilon)
+    direction = direction + decay * variable if decay > 0 else direction
+    rate = scalars.learning_rate
+    if is_adapted:
+        variable_norm, direction_norm = tf.norm(variable.value()), tf.norm(direction)
+        usable = tf.logical_and(variable_norm > 0, direction_norm > 0)
+        rate *= tf.where(usable, variable_norm / tf.where(usable, direction_norm, 1.0), 1.0)
+    variable.assign_sub(rate * direction)

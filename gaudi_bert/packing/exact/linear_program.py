@@ -35,6 +35,9 @@ from gaudi_bert.packing.pricing import LONGEST_TABLE, ListedPricer, list_strateg
 OPERATIONS_PER_ITERATION = 10
 """Of the simplex, for each row and column."""
 
+OPERATIONS_PER_ADDED_COLUMN = 25
+"""Of an iteration, for each strategy that was added after the first solution: its basis is not sparse."""
+
 OPERATIONS_PER_SOLVE = 50
 """To start the simplex, for each row and column."""
 
@@ -71,6 +74,7 @@ class _Master:
         self.work = work
         self.strategies: list[Strategy] = []
         self.iterations = 0
+        self._columns_at_first: int | None = None
         self._known: set[Strategy] = set()
         self._row_of_length = np.full(int(lengths[-1]) + 1, -1, dtype=np.int64)
         self._row_of_length[lengths] = np.arange(len(lengths))
@@ -149,14 +153,18 @@ class _Master:
             dual: use the dual simplex (after a change of demand) instead of the primal one (after new strategies).
         """
         size = len(self.lengths) + self._exchanges + len(self.strategies)
-        affordable = (self.work.remaining / size - OPERATIONS_PER_SOLVE) / OPERATIONS_PER_ITERATION
+        if self._columns_at_first is None:
+            self._columns_at_first = len(self.strategies)
+        per_iteration = OPERATIONS_PER_ITERATION * size
+        per_iteration += OPERATIONS_PER_ADDED_COLUMN * (len(self.strategies) - self._columns_at_first)
+        affordable = (self.work.remaining - OPERATIONS_PER_SOLVE * size) / per_iteration
         self._solver.setOptionValue("simplex_strategy", 1 if dual else 4)
         self._solver.setOptionValue("simplex_iteration_limit", int(min(max(affordable, 0), MOST_ITERATIONS)))
         self._solver.run()
         status, information = self._solver.getModelStatus(), self._solver.getInfo()
         iterations = max(information.simplex_iteration_count, 0)
         self.iterations += iterations
-        self.work.spend(size * (OPERATIONS_PER_ITERATION * iterations + OPERATIONS_PER_SOLVE))
+        self.work.spend(per_iteration * iterations + OPERATIONS_PER_SOLVE * size)
         if status == self._highs.HighsModelStatus.kIterationLimit:
             self.work.spend(max(self.work.remaining, 0.0))
             if information.primal_solution_status != self._highs.SolutionStatus.kSolutionStatusFeasible:
@@ -195,13 +203,6 @@ def needs_grid(counts: IntArray, depth: int) -> bool:
         return len(lengths) > MANY_LENGTHS
     closes = len(lengths) * max_length <= MOST_CLOSED
     return not (closes and depth >= max_length // int(lengths[0])) and list_strategies(lengths, max_length, depth) is None
-
-
-def _pricer(lengths: IntArray, max_length: int, depth: int, work: Work) -> TablePricer | ListedPricer:
-    copies = list_strategies(lengths, max_length, depth) if max_length > LONGEST_TABLE else None
-    if copies is None:
-        return TablePricer(lengths, max_length, depth, work)
-    return ListedPricer(lengths, max_length, copies, work)
 
 
 @dataclass(frozen=True, eq=False)
@@ -293,7 +294,12 @@ class LinearProgram:
         self.deepest = self.max_length // int(self.lengths[0])
         self.demand = counts[self.lengths - 1]
         self.master = _Master(self.lengths, self.demand.astype(np.float64), self.work)
-        self.pricer: Pricer = _pricer(self.lengths, self.max_length, depth, self.work)
+        copies = list_strategies(self.lengths, self.max_length, depth) if self.max_length > LONGEST_TABLE else None
+        self.pricer: Pricer = (
+            TablePricer(self.lengths, self.max_length, depth, self.work)
+            if copies is None
+            else ListedPricer(self.lengths, self.max_length, copies, self.work)
+        )
         self.relaxation: Relaxation | None = None
         self._row_below = np.searchsorted(self.lengths, np.arange(self.max_length + 1), side="right") - 1
         self.add((length,) for length in self.lengths.tolist())

@@ -60,8 +60,8 @@ FAR = 1_000
 
 # --- what the search for fewer packs may cost, by what it can gain
 
-FULL_WORK = 45e9
-"""What may be done for few sequences, or where at least one pack in a hundred may be saved: three quarters of a minute."""
+FULL_WORK = 90e9
+"""What may be done for few sequences, or where at least one pack in fifty may be saved: a minute or so."""
 
 NEAR_WORK = 1.2e9
 """What may be done where next to nothing can be saved: a second."""
@@ -69,7 +69,7 @@ NEAR_WORK = 1.2e9
 NEGLIGIBLE = 1e-5
 """A share of the packs that is not looked for with thousands of lengths."""
 
-FULL_GAIN, FEW_PACKS = 0.01, 10
+FULL_GAIN, FEW_PACKS = 0.02, 10
 """The share of the packs that may be saved, beyond so many packs, from which on the search may take `FULL_WORK`."""
 
 FEWEST_SEQUENCES = 500
@@ -265,7 +265,13 @@ def pack_optimally(
     linear_program.limit_work(work)
     optimum = _with_thresholds(optimum, counts, depth)
     optimum, is_hopeless = _try_dives(linear_program, optimum, effort.attempts, effort.near_work)
-    if optimum.gap and not is_hopeless and effort.bounded and _can_be_bounded(linear_program):
+    if (
+        optimum.gap
+        and not is_hopeless
+        and effort.bounded
+        and counts.sum() <= FEW_SEQUENCES  # so few that their number at each length tells
+        and can_be_bounded(linear_program.lengths, len(counts), depth, linear_program.demand)
+    ):
         bounded = LinearProgram.bounded(linear_program, linear_program.work)
         if np.ceil(bounded.generate().bound - WHOLE) < packs_of(optimum.mixture):
             optimum, _ = _try_dives(bounded, optimum, effort.bounded, effort.near_work)
@@ -289,19 +295,15 @@ def _try_dives(
         if least >= packs or (linear_program.work.exhausted and number > 0):
             break
         target = least if number % 2 == 0 else packs - 1
-        mixture, is_hopeless = _whole_packs(linear_program, target, settings)
+        dived = dive(linear_program, target, settings)
+        unpacked = np.zeros_like(linear_program.counts)
+        unpacked[linear_program.lengths - 1] = dived.waiting
+        mixture = best_fit_into(fill_slots(dived.packs, linear_program.counts - unpacked), unpacked, linear_program.depth)
+        linear_program.work.spend_on(mixture)
         optimum = _better(optimum, mixture, optimum.certificate)
-        if is_hopeless:
+        if dived.is_hopeless:
             least = target + 1
     return optimum, least >= packs_of(optimum.mixture)
-
-
-def _can_be_bounded(linear_program: LinearProgram) -> bool:
-    """Whether there are so few sequences that their number at each length tells."""
-    sequences = int(linear_program.demand.sum())
-    return sequences <= FEW_SEQUENCES and can_be_bounded(
-        linear_program.lengths, linear_program.max_length, linear_program.depth, linear_program.demand
-    )
 
 
 def _with_thresholds(optimum: _Optimum, counts: IntArray, depth: int) -> _Optimum:
@@ -388,13 +390,3 @@ def _limited(counts: IntArray, depth: int, unlimited: LinearProgram, effort: _Ef
         linear_program.add(solution.strategies)
         linear_program.generate(effort.iterations * len(linear_program.lengths))
     return linear_program
-
-
-def _whole_packs(linear_program: LinearProgram, target: int, settings: DiveSettings) -> tuple[Mixture, bool]:
-    """One attempt at the target; and whether no other is worth while."""
-    dived = dive(linear_program, target, settings)
-    unpacked = np.zeros_like(linear_program.counts)
-    unpacked[linear_program.lengths - 1] = dived.waiting
-    mixture = best_fit_into(fill_slots(dived.packs, linear_program.counts - unpacked), unpacked, linear_program.depth)
-    linear_program.work.spend_on(mixture)
-    return mixture, dived.is_hopeless

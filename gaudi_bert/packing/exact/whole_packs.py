@@ -64,7 +64,7 @@ class _Placed(NamedTuple):
     free: IntArray  # int64 [packs + 2], what they may fall short of the depth, in sequences
 
 
-class Searched(NamedTuple):
+class _Searched(NamedTuple):
     """The packs of the search; without any, whether there are none: no branch was skipped."""
 
     packs: Mixture | None
@@ -83,7 +83,7 @@ def search_packs(
     packs: int,
     max_nodes: int,
     work: Work,
-) -> Searched:
+) -> _Searched:
     """Packs for all the sequences, if there are any and `max_nodes` branches find them.
 
     Args:
@@ -103,14 +103,14 @@ def search_packs(
     packs = min(packs, sequences)
     slack = packs - float(prices @ counts)
     if sequences == 0:
-        return Searched({}, is_certain=True)
+        return _Searched({}, is_certain=True)
     if slack < -ROUNDING or sequences > packs * depth or int(lengths @ counts) > packs * max_length:
-        return Searched(None, is_certain=True)
+        return _Searched(None, is_certain=True)
     deepest = min(depth, max_length // int(lengths[-1]), sequences)
     levels = min(deepest, MAX_LEVELS)
     table_operations = 2.0 * levels * max_length * len(lengths)
     if table_operations > min(work.remaining, MOST_TABLE_OPERATIONS):
-        return Searched(None, is_certain=False)
+        return _Searched(None, is_certain=False)
     work.spend(table_operations)
     best = np.zeros((levels + 1, max_length + 1))
     _complete(lengths, prices, best, levels < deepest)
@@ -128,13 +128,13 @@ def search_packs(
         )
         used = _search(rest, placed, *attempt, max_nodes)
         if used == _NONE_EXISTS and attempt is ATTEMPTS[0]:
-            return Searched(None, is_certain=True)
+            return _Searched(None, is_certain=True)
         if used > 0:
             mixture: Mixture = {}
             for kinds in np.split(placed.stack, placed.opening[1:used]):
                 add_packs(mixture, tuple(lengths[kinds].tolist()), 1)
-            return Searched(mixture, is_certain=True)
-    return Searched(None, is_certain=False)
+            return _Searched(mixture, is_certain=True)
+    return _Searched(None, is_certain=False)
 
 
 @borrowing_kernel
@@ -341,7 +341,7 @@ class _Level:
         self.is_spent |= len(self._barred) > MOST_BARRED or not len(self._raised)
 
 
-class Dived(NamedTuple):
+class _Dived(NamedTuple):
     """Result of a dive.
 
     Attributes:
@@ -355,14 +355,14 @@ class Dived(NamedTuple):
     is_hopeless: bool = False
 
 
-def dive(linear_program: LinearProgram, target: int, settings: DiveSettings) -> Dived:
+def dive(linear_program: LinearProgram, target: int, settings: DiveSettings) -> _Dived:
     """Find integer numbers of packs for the program's sequences, in `target` packs if the dive goes well.
 
     Args:
         linear_program: with its relaxation; what its master has to cover is afterwards what the dive did not.
     """
     path = _Path(linear_program.lengths, linear_program.demand)
-    furthest = Dived({}, path.waiting)
+    furthest = _Dived({}, path.waiting)
     searched = _search_rest(linear_program, path, target, settings)
     if searched.is_certain and searched.packs is None:
         return furthest._replace(is_hopeless=True)
@@ -380,12 +380,12 @@ def dive(linear_program: LinearProgram, target: int, settings: DiveSettings) -> 
         if searched.packs is None and not searched.is_certain and _resolve(linear_program, path, target):
             levels.append(_Level(linear_program.master.usage(), settings.share))
             if path.packs > packs_of(furthest.packs):
-                furthest = Dived(path.mixture(), path.waiting)
+                furthest = _Dived(path.mixture(), path.waiting)
         elif searched.packs is None:
             failures += 1
             _go_back(path, levels)
     if searched.packs is not None:
-        return Dived(path.mixture(searched.packs), np.zeros_like(linear_program.demand))
+        return _Dived(path.mixture(searched.packs), np.zeros_like(linear_program.demand))
     return furthest
 
 
@@ -400,11 +400,11 @@ def _go_back(path: _Path, levels: list[_Level]) -> None:
             levels[-1].fail()
 
 
-def _search_rest(linear_program: LinearProgram, path: _Path, target: int, settings: DiveSettings) -> Searched:
+def _search_rest(linear_program: LinearProgram, path: _Path, target: int, settings: DiveSettings) -> _Searched:
     """Packs for what is not covered yet that meet the target."""
     waiting = path.waiting
     if waiting.sum() > MOST_SEARCHED:
-        return Searched(None, is_certain=False)
+        return _Searched(None, is_certain=False)
     return search_packs(
         linear_program.lengths,
         waiting,

@@ -125,7 +125,9 @@ def _check_objects(cluster: Cluster, manifests: Manifests) -> list[CheckResult]:
             results.append(passed(title, "checked when its TrainingRuntime is there"))
         else:
             results.append(_try_to_create(cluster, title, item))
-    for name in sorted(_claims(manifests) - own_claims):
+    specs = [spec for step in manifests.steps for spec in manifests.pod_specs(step)]
+    volumes = [volume for spec in specs for volume in spec.get("volumes", ()) if "persistentVolumeClaim" in volume]
+    for name in sorted({volume["persistentVolumeClaim"]["claimName"] for volume in volumes} - own_claims):
         claim = _read(cluster, "PersistentVolumeClaim", name)
         title = f"PersistentVolumeClaim {name}"
         missing = failed(title, "is not there", "create it, or correct kubernetes.work_claim or kubernetes.data_claim")
@@ -138,14 +140,6 @@ def _read(cluster: Cluster, kind: str, name: str) -> Json | None:
         return cluster.read(kind, name)
     except ForbiddenError:
         return None  # the missing right is reported by itself
-
-
-def _claims(manifests: Manifests) -> set[str]:
-    """The names of all claims that pods mount."""
-    volumes = [
-        volume for step in manifests.steps for spec in manifests.pod_specs(step) for volume in spec.get("volumes", ())
-    ]
-    return {volume["persistentVolumeClaim"]["claimName"] for volume in volumes if "persistentVolumeClaim" in volume}
 
 
 def _check_existing(cluster: Cluster, title: str, item: Json) -> CheckResult:

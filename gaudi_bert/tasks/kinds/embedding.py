@@ -8,10 +8,9 @@ the distinct anchors of the rows, the documents all their other texts; of the se
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -24,6 +23,7 @@ from gaudi_bert.rows.types import Row, Sequences, TupleRow
 from gaudi_bert.tasks.contrast import (
     LossAndGradient,
     LossOfVectors,
+    PairedRows,
     by_dimensions,
     contrast_of,
     cosent,
@@ -56,21 +56,22 @@ class Embedding(Task):
         """None: what is learnt is in the rows."""
         return {}
 
-    def paired(self, sequences: Sequences, rows: Sequence[Row]) -> _EmbeddedRows:
+    def paired(self, sequences: Sequences, rows: Sequence[Row]) -> PairedRows:
         """Every text is compared with those of all rows."""
-        table = texts_of_rows(self.settings, rows)
-        return _EmbeddedRows(self.settings, table, GroupedRows(table.members, table.starts), _scores(rows))
+        table, scores = texts_of_rows(self.settings, rows), _scores(rows)
+        groups = GroupedRows(table.members, table.starts)
+        return PairedRows(groups, partial(_loss, self.settings, table, groups, scores), has_answers=scores is None)
 
     def metrics(self, vectors: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> dict[str, float]:
         """Return those of a search, or pearson and spearman; `vectors` are of the distinct texts."""
         table, scores = texts_of_rows(self.settings, rows), _scores(rows)
         if scores is not None:
             return correlations(_cosines(vectors, table), scores)
-        pairing = _search_of(table)
-        pairs = np.unique(pairing.query_of_row * len(pairing.documents) + pairing.answer_of_row)
-        bounds = np.arange(1, len(pairing.queries)) * len(pairing.documents)
-        answers = np.split(pairs % len(pairing.documents), np.searchsorted(pairs, bounds))
-        return search_figures(vectors[pairing.queries], vectors[pairing.documents], answers)
+        queries, documents, query_of_row, answer_of_row = _search_of(table)
+        pairs = np.unique(query_of_row * len(documents) + answer_of_row)
+        bounds = np.arange(1, len(queries)) * len(documents)
+        answers = np.split(pairs % len(documents), np.searchsorted(pairs, bounds))
+        return search_figures(vectors[queries], vectors[documents], answers)
 
     def predictions(self, vectors: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
         """`{"cosine"}` of the two texts; of an anchor and its positive also its `rank` and the nearest texts.
@@ -82,12 +83,13 @@ class Embedding(Task):
         if _scores(rows) is not None:
             yield from ({"cosine": float(cosine)} for cosine in alike)
             return
-        pairing, texts = _search_of(table), chain.from_iterable(cast(TupleRow, row).texts for row in rows)
+        queries, documents, query_of_row, answer_of_row = _search_of(table)
+        texts = chain.from_iterable(cast(TupleRow, row).texts for row in rows)
         text_of = dict(zip(table.members.tolist(), texts, strict=True))
-        nearest_QK = search(vectors[pairing.queries], vectors[pairing.documents])
-        for cosine, query, answer in zip(alike, pairing.query_of_row, pairing.answer_of_row, strict=True):
+        nearest_QK = search(vectors[queries], vectors[documents])
+        for cosine, query, answer in zip(alike, query_of_row, answer_of_row, strict=True):
             above = np.flatnonzero(nearest_QK[query] == answer)
-            best = pairing.documents[nearest_QK[query][:_SHOWN]]
+            best = documents[nearest_QK[query][:_SHOWN]]
             yield {
                 "cosine": float(cosine),
                 "rank": int(above[0]) + 1 if len(above) else None,
@@ -95,54 +97,38 @@ class Embedding(Task):
             }
 
 
-class _Search(NamedTuple):
-    """The distinct anchors and the distinct other texts of a table, and which of them are those of each row."""
-
-    queries: IntArray
-    documents: IntArray
-    query_of_row: IntArray
-    answer_of_row: IntArray
-
-
-def _search_of(table: TextTable) -> _Search:
+def _search_of(table: TextTable) -> tuple[IntArray, IntArray, IntArray, IntArray]:
+    """The distinct anchors, the distinct other texts, and which of both are the anchor and the positive of each row."""
     anchors, positives = table.members[table.starts[:-1]], table.members[table.starts[:-1] + 1]
     queries, query_of_row = np.unique(anchors, return_inverse=True)
     documents = np.unique(np.delete(table.members, table.starts[:-1]))
-    return _Search(queries, documents, query_of_row, np.searchsorted(documents, positives))
+    return queries, documents, query_of_row, np.searchsorted(documents, positives)
 
 
-@dataclass(frozen=True)
-class _EmbeddedRows:
-    """Rows to learn from."""
-
-    settings: TaskSettings
-    table: TextTable
-    groups: GroupedRows
-    scores: FloatArray | None
-
-    @property
-    def has_answers(self) -> bool:
-        """Not where rows have a score."""
-        return self.scores is None
-
-    def loss(self, outputs_NC: FloatArray, sequences_N: IntArray, rows: IntArray) -> LossAndGradient:
-        """In-batch negatives, or of pairs with a score."""
-        settings, starts = self.settings, self.groups.starts[rows]
-        texts = np.searchsorted(sequences_N, self.groups.of(rows))
-        sizes = self.groups.starts[rows + 1] - starts
-        first = np.cumsum(sizes) - sizes
-        anchors, positives = texts[first], texts[first + 1]
-        of_vectors: LossOfVectors
-        if self.scores is None:
-            negatives = np.delete(texts, np.concatenate([first, first + 1]))
-            contrast = contrast_of(anchors, positives, negatives, self.table.content[sequences_N])
-            of_vectors = partial(in_batch_negatives, contrast=contrast, scale=settings.scale, symmetric=settings.symmetric)
-        elif settings.loss == "cosine":
-            of_vectors = partial(cosine_error, firsts_M=anchors, seconds_M=positives, scores_M=self.scores[rows])
-        else:
-            scores, scale = self.scores[rows], settings.scale
-            of_vectors = partial(cosent, firsts_M=anchors, seconds_M=positives, scores_M=scores, scale=scale)
-        return by_dimensions(outputs_NC, of_vectors, settings.dimensions)
+def _loss(
+    settings: TaskSettings,
+    table: TextTable,
+    groups: GroupedRows,
+    scores: FloatArray | None,
+    outputs_NC: FloatArray,
+    sequences_N: IntArray,
+    rows: IntArray,
+) -> LossAndGradient:
+    """In-batch negatives, or of pairs with a score."""
+    texts = np.searchsorted(sequences_N, groups.of(rows))
+    sizes = groups.starts[rows + 1] - groups.starts[rows]
+    first = np.cumsum(sizes) - sizes
+    anchors, positives = texts[first], texts[first + 1]
+    of_vectors: LossOfVectors
+    if scores is None:
+        negatives = np.delete(texts, np.concatenate([first, first + 1]))
+        contrast = contrast_of(anchors, positives, negatives, table.content[sequences_N])
+        of_vectors = partial(in_batch_negatives, contrast=contrast, scale=settings.scale, symmetric=settings.symmetric)
+    elif settings.loss == "cosine":
+        of_vectors = partial(cosine_error, firsts_M=anchors, seconds_M=positives, scores_M=scores[rows])
+    else:
+        of_vectors = partial(cosent, firsts_M=anchors, seconds_M=positives, scores_M=scores[rows], scale=settings.scale)
+    return by_dimensions(outputs_NC, of_vectors, settings.dimensions)
 
 
 def texts_of_rows(settings: TaskSettings, rows: Sequence[Row], *, lower_case: bool = False) -> TextTable:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,29 +50,26 @@ class MaskedLanguageModelling(_LanguageModelling):
     name = "masked-language-modelling"
     architecture = "BertForMaskedLM"
 
-    _drawn: tuple[Draw, Sequences, _Masks] | None = None
+    _drawn: tuple[Draw, Sequences, tuple[BoolArray, Int32Array]] | None = None
 
     def target_features(self, sequences: Sequences, placed: Placement, draw: Draw) -> BatchArrays:
         """`input_ids` with masks; `masked_positions`, `targets` and `target_weights`, [B, Q]."""
-        slots = _masked_slots(placed.shape.length, placed.shape.depth, self.settings.masked_lm_probability)
-        masks = self._masks(sequences, draw)
-        is_masked_BL, ids_BL = placed.tokens(masks.is_masked), placed.tokens(sequences.input_ids)
-        return {**_masked_features(is_masked_BL, ids_BL, slots), "input_ids": placed.tokens(masks.input_ids)}
-
-    def _masks(self, sequences: Sequences, draw: Draw) -> _Masks:
-        """Draw the masks of all sequences in an epoch, which stay until the next one."""
+        share, ids = self.settings.masked_lm_probability, sequences.input_ids
         if self._drawn is None or self._drawn[0] != draw or self._drawn[1] is not sequences:
-            epoch, ids = draw.epoch + 1, sequences.input_ids
+            epoch = draw.epoch + 1
             masks = _draw_masks(
                 ids,
                 sequences.lengths,
-                self.settings.masked_lm_probability,
+                share,
                 self.vocabulary,
                 random_words(len(ids), draw.seed, "masked tokens", epoch),
                 lambda masked: random_words(len(masked), draw.seed, "masks", epoch),
             )
-            self._drawn = draw, sequences, masks
-        return self._drawn[2]
+            self._drawn = draw, sequences, masks  # of all sequences in an epoch: they stay until the next one
+        is_masked, changed = self._drawn[2]
+        slots = _masked_slots(placed.shape.length, placed.shape.depth, share)
+        features = _masked_features(placed.tokens(is_masked), placed.tokens(ids), slots)
+        return {**features, "input_ids": placed.tokens(changed)}
 
 
 class CausalLanguageModelling(_LanguageModelling):
@@ -153,7 +150,7 @@ class WordTargets:
         )
         masks = _draw_masks(ids_BL[real_BL], lengths_N, self.share, self.vocabulary, order_T, lambda masked: kinds_T[masked])
         is_masked_BL, changed_BL = np.zeros_like(real_BL), ids_BL.copy()
-        is_masked_BL[real_BL], changed_BL[real_BL] = masks.is_masked, masks.input_ids
+        is_masked_BL[real_BL], changed_BL[real_BL] = masks
         return {**_masked_features(is_masked_BL, ids_BL, slots), "input_ids": changed_BL}
 
 
@@ -165,13 +162,6 @@ class WordTargets:
 # Letters: T tokens of some sequences, M masked ones.
 
 
-class _Masks(NamedTuple):
-    """Tokens that are predicted, [T], and the input ids with masks, int32 [T]."""
-
-    is_masked: BoolArray
-    input_ids: Int32Array
-
-
 def _draw_masks(
     ids_T: Int32Array,
     lengths: IntArray,
@@ -179,8 +169,10 @@ def _draw_masks(
     vocabulary: Vocabulary,
     order_words_T: NDArray[np.uint64],
     kind_words_of: Callable[[IntArray], NDArray[np.uint64]],
-) -> _Masks:
-    """The masks of sequences that lie one after the other, of these lengths.
+) -> tuple[BoolArray, Int32Array]:
+    """Draw the masks of sequences that lie one after the other, of these lengths.
+
+    They are the tokens that are predicted, [T], and the input ids with masks, int32 [T].
 
     `order_words_T` are random words: of each sequence the tokens with the smallest are chosen. `kind_words_of` gives the
     random words of the chosen tokens, by their numbers among all T: they decide what becomes of these.
@@ -199,7 +191,7 @@ def _draw_masks(
     changed_T[masked_M[kind == 8]] = words[other[kind == 8] % np.uint64(len(words))]
     is_masked_T = np.zeros(len(ids_T), bool)
     is_masked_T[masked_M] = True
-    return _Masks(is_masked_T, changed_T)
+    return is_masked_T, changed_T
 
 
 def _masked_slots(length: int, depth: int, share: float) -> int:

@@ -15,7 +15,7 @@ import re
 import string
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -56,7 +56,7 @@ class QuestionAnswering(Task):
     def metrics(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> dict[str, float]:
         """exact_match and f1, from 0 to 100."""
         given = [answer["answers"][0]["text"] for answer in self.answers(logits, sequences, rows)]
-        return squad_scores(given, [[text for text, _ in cast(QuestionRow, row).answers or ()] for row in rows])
+        return _squad_scores(given, [[text for text, _ in cast(QuestionRow, row).answers or ()] for row in rows])
 
     def answers(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
         """`{"answers": [{"text", "start", "end", "score"}]}`, the best first; the text is empty if the context has none."""
@@ -66,30 +66,25 @@ class QuestionAnswering(Task):
             spans, nothing = [], np.inf
             for window in windows:
                 span = slice(int(sequences.offsets[window]), int(sequences.offsets[window + 1]))
-                spans += self._spans(logits[span], cast(Int32Array, sequences.characters)[span])
-                nothing = min(nothing, float(logits[span.start].sum()))
+                logits_L2, characters_L2 = logits[span], cast(Int32Array, sequences.characters)[span]
+                # The likeliest spans that lie in the context, begin before they end, and are not too long.
+                allowed = np.flatnonzero(characters_L2[:, 0] >= 0)
+                begins, ends = (allowed[np.argsort(-logits_L2[allowed, i], kind="stable")[:_CANDIDATES]] for i in (0, 1))
+                lengths = ends[np.newaxis, :] - begins[:, np.newaxis] + 1
+                for i, j in np.argwhere((lengths >= 1) & (lengths <= self.settings.max_answer_tokens)):
+                    score = float(logits_L2[begins[i], 0] + logits_L2[ends[j], 1])
+                    spans.append((-score, int(characters_L2[begins[i], 0]), int(characters_L2[ends[j], 1])))
+                nothing = min(nothing, float(logits_L2[0].sum()))
             yield {"answers": self._best(spans, nothing, cast(QuestionRow, row).context)}
 
-    def _spans(self, logits_L2: Float32Array, characters_L2: Int32Array) -> list[_Span]:
-        """The likeliest spans of one window that lie in the context, begin before they end, and are not too long."""
-        allowed = np.flatnonzero(characters_L2[:, 0] >= 0)
-        begins, ends = (allowed[np.argsort(-logits_L2[allowed, side], kind="stable")[:_CANDIDATES]] for side in (0, 1))
-        lengths = ends[np.newaxis, :] - begins[:, np.newaxis] + 1
-        fits = (lengths >= 1) & (lengths <= self.settings.max_answer_tokens)
-        return [
-            _Span(
-                float(logits_L2[begins[i], 0] + logits_L2[ends[j], 1]),
-                int(characters_L2[begins[i], 0]),
-                int(characters_L2[ends[j], 1]),
-            )
-            for i, j in np.argwhere(fits)
-        ]
+    def _best(self, spans: list[tuple[float, int, int]], nothing: float, context: str) -> list[dict[str, Any]]:
+        """The best answers of all windows, each text span once; the empty one where the data has unanswerable questions.
 
-    def _best(self, spans: list[_Span], nothing: float, context: str) -> list[dict[str, Any]]:
-        """The best answers of all windows, each text span once; the empty one where the data has unanswerable questions."""
+        A span is minus its score, its first character, and the one after its last.
+        """
         by_span: dict[tuple[int, int], float] = {}
-        for span in sorted(spans, key=lambda each: (-each.score, each.start, each.end)):
-            by_span.setdefault((span.start, span.end), span.score)
+        for negative, begin, end in sorted(spans):
+            by_span.setdefault((begin, end), -negative)
         best = [(context[start:end], start, end, score) for (start, end), score in list(by_span.items())[:_CANDIDATES]]
         threshold = self.settings.null_score_threshold
         if threshold is not None or not best:
@@ -105,15 +100,7 @@ class QuestionAnswering(Task):
         ]
 
 
-class _Span(NamedTuple):
-    """A possible answer: its score, and its first character and the one after its last."""
-
-    score: float
-    start: int
-    end: int
-
-
-def squad_scores(given: Sequence[str], right: Sequence[Sequence[str]]) -> dict[str, float]:
+def _squad_scores(given: Sequence[str], right: Sequence[Sequence[str]]) -> dict[str, float]:
     """exact_match and f1: SQuAD's metrics, means over questions from 0 to 100.
 
     Texts are compared in lower case, without punctuation, articles and extra space. Exact match: the same text as one of the

@@ -8,7 +8,6 @@ nDCG@10, MAP; rows of one text of the query belong together.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
@@ -18,7 +17,7 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import count_of
 from gaudi_bert.rows.answers import score_answers
 from gaudi_bert.rows.types import Row, Sequences, TextRow
-from gaudi_bert.tasks.contrast import LossAndGradient, listwise
+from gaudi_bert.tasks.contrast import LossAndGradient, PairedRows, listwise
 from gaudi_bert.tasks.kinds.task import TextTask
 from gaudi_bert.tasks.ranking import figures_of_groups, numbered
 from gaudi_bert.tasks.update_plan import GroupedRows
@@ -48,7 +47,7 @@ class Reranking(TextTask):
             f"{other[0]}: all are learnt"
         )
 
-    def paired(self, sequences: Sequences, rows: Sequence[Row]) -> _Lists | None:
+    def paired(self, sequences: Sequences, rows: Sequence[Row]) -> PairedRows | None:
         """Return the documents of each query, where the loss is `listwise`."""
         return _lists(sequences, rows) if self.settings.loss == "listwise" else None
 
@@ -75,35 +74,23 @@ class Reranking(TextTask):
         }
 
 
-def _lists(sequences: Sequences, rows: Sequence[Row]) -> _Lists:
+def _lists(sequences: Sequences, rows: Sequence[Row]) -> PairedRows:
+    """Return the documents of each query; a row is answered right where its best document is first."""
     of_row = numbered(cast(TextRow, row).text for row in rows)
     labels, documents = np.asarray(sequences.target, np.float64), np.bincount(of_row)
     if not ((documents > 1) & (np.bincount(of_row, labels) > 0)).any():
         raise InputError(
             "task.loss = listwise: no query has several documents, one of them with a label above 0; leave it out"
         )
-    starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(documents)])
-    return _Lists(GroupedRows(np.argsort(of_row, kind="stable"), starts), labels)
+    groups = GroupedRows(np.argsort(of_row, kind="stable"), np.concatenate([np.zeros(1, np.int64), np.cumsum(documents)]))
 
-
-@dataclass(frozen=True)
-class _Lists:
-    """The documents of each query, and the label of each."""
-
-    groups: GroupedRows
-    labels: FloatArray
-
-    @property
-    def has_answers(self) -> bool:
-        """Whether the best document is first."""
-        return True
-
-    def loss(self, outputs_NC: FloatArray, sequences_N: IntArray, rows: IntArray) -> LossAndGradient:
-        """Return the loss of these queries."""
-        documents = self.groups.of(rows)
-        indices = np.searchsorted(sequences_N, documents)
-        starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(self.groups.starts[rows + 1] - self.groups.starts[rows])])
-        result = listwise(outputs_NC[indices], starts, self.labels[documents])
+    def loss(outputs_NC: FloatArray, sequences_N: IntArray, queries: IntArray) -> LossAndGradient:
+        chosen = groups.of(queries)
+        indices = np.searchsorted(sequences_N, chosen)
+        starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(documents[queries])])
+        result = listwise(outputs_NC[indices], starts, labels[chosen])
         gradient = np.zeros_like(outputs_NC)
         gradient[indices] = result.gradient_NH
         return result._replace(gradient_NH=gradient)
+
+    return PairedRows(groups, loss)

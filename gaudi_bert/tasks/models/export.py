@@ -24,7 +24,7 @@ from gaudi_bert.training.weights import Weights, local_weights, read_weights
 
 
 @dataclass(frozen=True)
-class ExportResult:
+class _ExportResult:
     """The files that were written, the parameters of the model, and the vocabulary next to it."""
 
     files: tuple[str, ...]
@@ -34,7 +34,7 @@ class ExportResult:
 
 def export(
     checkpoint: Path, out: Path, *, vocabulary: Path | None = None, reporter: Reporter, overwrite: bool = False
-) -> ExportResult:
+) -> _ExportResult:
     """Write weights of ours, of Hugging Face or of Google as a folder that `transformers` opens.
 
     `vocabulary` is their vocab.txt; None for the one in its usual folder. With `overwrite`, what is in `out` is replaced.
@@ -47,7 +47,7 @@ def export(
         return _export(read_weights(weights), folder.resolve(), words, reporter)
 
 
-def _export(weights: Weights, out: Path, vocabulary: Path | None, reporter: Reporter) -> ExportResult:
+def _export(weights: Weights, out: Path, vocabulary: Path | None, reporter: Reporter) -> _ExportResult:
     """A model with its pretraining heads, and its vocabulary."""
     config = weights.config
     if config is None:
@@ -71,7 +71,7 @@ def _export(weights: Weights, out: Path, vocabulary: Path | None, reporter: Repo
     publish(*files)
     names = tuple(sorted(file.name for file in files))
     reporter.say(f"export: {weights.path} ({weights.kind}): {', '.join(names)}")
-    return ExportResult(names, parameter_count(config), str(words) if words is not None else None)
+    return _ExportResult(names, parameter_count(config), str(words) if words is not None else None)
 
 
 def _write_model(folder: Path, weights: Weights, config: BertConfig, vocabulary: Path | None) -> None:
@@ -95,13 +95,11 @@ def _write_model(folder: Path, weights: Weights, config: BertConfig, vocabulary:
 
 def _vocabulary(weights: Weights, config: BertConfig, given: Path | None, reporter: Reporter) -> Path | None:
     """The vocabulary that was given, or one in its usual folder; it may not be larger than the model's."""
-    if given is None:
-        run = _run_folder(weights)
-        folders = [run, run.parent / "examples", weights.path, weights.path.parent]
-        files = [folder / "vocab.txt" for folder in folders if (folder / "vocab.txt").is_file()]
-        if not files:
-            return None
-    path = given if given is not None else files[0]
+    run = _run_folder(weights)
+    folders = (run, run.parent / "examples", weights.path, weights.path.parent)
+    path = given or next((file for folder in folders if (file := folder / "vocab.txt").is_file()), None)
+    if path is None:
+        return None
     with explained_os_errors(path, "read"):
         words = sum(1 for _ in open_file(path))
     if words <= config.vocab_size:

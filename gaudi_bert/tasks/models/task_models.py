@@ -24,7 +24,6 @@ from gaudi_bert.common.files import atomic_file, check_model, file_identity, rea
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.config.sections import TaskName, TaskSettings
 from gaudi_bert.config.shipped import MODELS, name_of_sizes
-from gaudi_bert.engines.protocol import Device, Engine, Model, ModelSpec
 from gaudi_bert.model.config import BertConfig, EncoderConfig, ModelSizes, initial_value, misfit, parameter_specs, shapes_of
 from gaudi_bert.model.heads import TASK_OF_PROBLEM, TaskHead, TaskKind, VectorHead, variables_of
 from gaudi_bert.model.huggingface import to_hugging_face
@@ -33,9 +32,8 @@ from gaudi_bert.rows.types import TASKS_WITH_LABELS
 from gaudi_bert.tasks.kinds.task import NO_VOCABULARY, Task, Vocabulary, task_named
 from gaudi_bert.training.checkpoint import newest_settings
 from gaudi_bert.training.model_files import TaskConfig, model_config, read_config, tokenizer_length
-from gaudi_bert.training.weights import Weights, read_weights
+from gaudi_bert.training.weights import read_weights
 
-KEY = "gaudi_bert"
 _MASKED: TaskKind = "masked-language-modelling"
 _FRESH = "fresh weights"
 # What transformers means where config.json names no labels: it leaves out the names of two classes that were not named.
@@ -93,7 +91,7 @@ def _check_transformers(what: str) -> None:
 
 
 @dataclass(frozen=True)
-class StartWeights:
+class _StartWeights:
     """Stored weights that a model of a task begins with.
 
     Attributes:
@@ -115,36 +113,45 @@ class StartWeights:
     kept: WeightArrays = field(default_factory=dict)
 
 
-def start_weights(path: Path, task: Task, *, lacks_head: bool = True) -> StartWeights:
-    """The encoder of weights of any kind for a task, and the head where it fits; without `lacks_head` it has to."""
-    return _weights_for(path, task.head, task.architecture, lacks_head)
-
-
 def start_of_words(
     path: Path | None, settings: PipelineSettings, tokenizer: RowTokenizer, length: int
-) -> tuple[Task, StartWeights]:
+) -> tuple[Task, _StartWeights]:
     """The task of words of a model, and what it begins with: for rows of so many tokens, and of this tokenizer.
 
     `path` is a folder with weights; a config.json, or a type of `transformers`: fresh weights; None: a BERT of the sizes in
     the settings.
     """
     if path is not None and path.is_dir():
-        task = _task_of_words(_kind_of_folder(path), settings, tokenizer)
+        file, kind = path / "config.json", _MASKED
+        if not is_bert(path):
+            from gaudi_bert.encoders import encoder_weights
+
+            kind = encoder_weights.word_task_of(encoder_weights.read_encoder_config(file))
+        elif file.is_file():
+            kind = _kind_of_bert(read_config(file))
+        task = _task_of_words(kind, settings, tokenizer)
         return task, start_weights(path, task)
     if path is None:
         config = model_config(settings.model, tokenizer.vocabulary_size, length)
         task = _task_of_words(_kind_of_bert(config), settings, tokenizer)
         name = name_of_sizes(settings.model) or "sizes of the settings"
-        return task, StartWeights(Path(name), _FRESH, config, config.sizes, task.architecture, {}, (), "")
+        return task, _StartWeights(Path(name), _FRESH, config, config.sizes, task.architecture, {}, (), "")
     _check_transformers(f"--model {path}")
     from gaudi_bert.encoders import encoder_weights as encoders
 
-    is_file = path.suffix == ".json"
-    given = encoders.read_encoder_config(path) if is_file else _config_of_type(path, encoders.known_types())
+    if path.suffix == ".json":
+        given = encoders.read_encoder_config(path)
+    else:
+        name, known = str(path), encoders.known_types()
+        if name not in known:
+            near = difflib.get_close_matches(name, [*MODELS, *known], n=1, cutoff=0.6) if "/" not in name else []
+            hint = f"did you mean {near[0]}?" if near else "not a folder; give one, a config.json, or a type of transformers"
+            raise InputError(f"--model {shortened(name)}: {hint}")
+        given = EncoderConfig({"model_type": name})
     task = _task_of_words(encoders.word_task_of(given), settings, tokenizer)
     complete = encoders.fresh_config(given.values, tokenizer.vocabulary_size, tokenizer.token_ids(), length)
     architecture = encoders.class_of(encoders.config_of(complete, task.head), task.head).__name__
-    return task, StartWeights(path, _FRESH, complete, encoders.sizes_of(complete, task.head), architecture, {}, (), "")
+    return task, _StartWeights(path, _FRESH, complete, encoders.sizes_of(complete, task.head), architecture, {}, (), "")
 
 
 def _task_of_words(kind: TaskKind, settings: PipelineSettings, tokenizer: RowTokenizer) -> Task:
@@ -152,51 +159,25 @@ def _task_of_words(kind: TaskKind, settings: PipelineSettings, tokenizer: RowTok
     return task_named(kind)(settings.task.model_copy(update={"name": kind}), (), vocabulary)
 
 
-def _kind_of_folder(path: Path) -> TaskKind:
-    file = path / "config.json"
-    if is_bert(path):
-        return _kind_of_bert(read_config(file)) if file.is_file() else _MASKED
-    from gaudi_bert.encoders import encoder_weights
-
-    return encoder_weights.word_task_of(encoder_weights.read_encoder_config(file))
-
-
 def _kind_of_bert(config: BertConfig) -> TaskKind:
     return "causal-language-modelling" if config.attention == "causal" else _MASKED
 
 
-def _config_of_type(path: Path, known_types: Sequence[str]) -> EncoderConfig:
-    name = str(path)
-    if name not in known_types:
-        near = difflib.get_close_matches(name, [*MODELS, *known_types], n=1, cutoff=0.6) if "/" not in name else []
-        hint = f"did you mean {near[0]}?" if near else "not a folder; give one, a config.json, or a type of transformers"
-        raise InputError(f"--model {shortened(name)}: {hint}")
-    return EncoderConfig({"model_type": name})
+def start_weights(path: Path, task: Task | None, *, lacks_head: bool = True) -> _StartWeights:
+    """Read the encoder of weights of any kind, and the head of a task where it fits; without `lacks_head` it has to.
 
+    Without a task it is the encoder alone, whatever its head.
+    """
+    head = VectorHead("cls", normalize=False) if task is None else task.head
+    if not is_bert(path):  # any other encoder, as `transformers` reads and names it
+        from gaudi_bert.encoders.encoder_weights import read_encoder_weights, sizes_of
 
-def encoder_sizes(folder: Path) -> ModelSizes | None:
-    """The sizes that weights in a folder have for a run, by its config.json; None where it names no model for one."""
-    file = folder / "config.json"
-    if not file.is_file():
-        return None
-    try:
-        if is_bert(folder):
-            return read_config(file).sizes
-        from gaudi_bert.encoders.encoder_weights import read_encoder_config, sizes_of
-
-        return sizes_of(read_encoder_config(file), VectorHead("cls", normalize=False))
-    except InputError:
-        return None
-
-
-def encoder_weights(path: Path) -> StartWeights:
-    """The encoder of weights of any kind, whatever its head."""
-    return _weights_for(path, VectorHead("cls", normalize=False), "BertModel", lacks_head=False)
-
-
-def _weights_for(path: Path, head: TaskHead | VectorHead, architecture: str, lacks_head: bool) -> StartWeights:
-    if not is_bert(path):
-        return _weights_of_transformers(path, head, lacks_head)
+        folder = path if path.is_dir() else path.parent
+        other, name, values, fresh = read_encoder_weights(folder, head, lacks_head=lacks_head)
+        files = (file for file in folder.iterdir() if file.suffix in (".safetensors", ".bin") or file.name == "config.json")
+        identity = " ".join(map(file_identity, sorted(files)))
+        kind = f"{other.model_type} of transformers"
+        return _StartWeights(folder, kind, other, sizes_of(other, head), name, values, fresh, identity)
     weights = read_weights(path)
     if weights.config is None:
         raise InputError(f"{weights.path}: its config is not known; put config.json or bert_config.json next to it")
@@ -212,38 +193,27 @@ def _weights_for(path: Path, head: TaskHead | VectorHead, architecture: str, lac
     for name in fresh:
         if name.startswith("bert/") and not name.startswith("bert/pooler/"):
             raise InputError(f"{weights.path}: {name} is missing; give the weights of a complete encoder")
-    identity = _weights_checksum(weights)
-    unread = _unread_pooler(weights, config) if isinstance(head, VectorHead) else {}
-    return StartWeights(weights.path, weights.kind, config, config.sizes, architecture, variables, fresh, identity, unread)
-
-
-def _unread_pooler(weights: Weights, config: BertConfig) -> WeightArrays:
-    """BERT's pooler, which `transformers` expects below any vectors; of weights without one, initial values."""
-    specs = {name: spec for name, spec in parameter_specs(config).items() if name.startswith("bert/pooler/")}
-    fresh = {name: initial_value(name, spec, config.initializer_range, 0) for name, spec in specs.items()}
-    return {name: np.asarray(weights.variables.get(name, value), np.float32) for name, value in fresh.items()}
-
-
-def _weights_of_transformers(path: Path, head: TaskHead | VectorHead, lacks_head: bool) -> StartWeights:
-    """Return those of any other encoder, as `transformers` reads and names them."""
-    from gaudi_bert.encoders.encoder_weights import read_encoder_weights, sizes_of
-
-    folder = path if path.is_dir() else path.parent
-    config, architecture, variables, fresh = read_encoder_weights(folder, head, lacks_head=lacks_head)
-    kind = f"{config.model_type} of transformers"
-    files = (file for file in folder.iterdir() if file.suffix in (".safetensors", ".bin") or file.name == "config.json")
-    identity = " ".join(map(file_identity, sorted(files)))
-    return StartWeights(folder, kind, config, sizes_of(config, head), architecture, variables, fresh, identity)
-
-
-def _weights_checksum(weights: Weights) -> str:
-    """CRC-32 of all names and values."""
-    checksum = 0
+    checksum, unread = 0, {}
     for name, value in sorted(weights.variables.items()):
-        checksum = zlib.crc32(
-            np.ascontiguousarray(value).reshape(-1).view(np.uint8).data, zlib.crc32(name.encode(), checksum)
-        )
-    return f"{checksum:08x}"
+        content = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
+        checksum = zlib.crc32(content.data, zlib.crc32(name.encode(), checksum))
+    if isinstance(head, VectorHead):
+        # BERT's pooler, which `transformers` expects below any vectors; of weights without one, initial values.
+        for name, spec in parameter_specs(config).items():
+            if name.startswith("bert/pooler/"):
+                value = weights.variables.get(name, initial_value(name, spec, config.initializer_range, 0))
+                unread[name] = np.asarray(value, np.float32)
+    return _StartWeights(
+        path=weights.path,
+        kind=weights.kind,
+        config=config,
+        sizes=config.sizes,
+        architecture="BertModel" if task is None else task.architecture,
+        variables=variables,
+        fresh=fresh,
+        identity=f"{checksum:08x}",
+        kept=unread,
+    )
 
 
 @dataclass(frozen=True)
@@ -294,27 +264,13 @@ def _task_of(architectures: Sequence[str] | None, problem: str | None, labels: t
     return task
 
 
-def open_model(
-    start: StartWeights,
-    head: TaskHead | VectorHead,
-    engine: Engine,
-    device: Device | None = None,
-    *,
-    compiled: bool = False,
-) -> Model:
-    """Return a model with its weights."""
-    model = engine.build(ModelSpec(start.config, head), device, seed=None, compiled=compiled)
-    model.load_values(start.variables)
-    return model
-
-
 _OF_A_FILE = {"labels", "format", "on_bad_row"}
 """Settings of the task that a model does not keep: they are of one file, and the next may be written otherwise."""
 
 
 def write_task_folder(
     folder: Path,
-    start: StartWeights,
+    start: _StartWeights,
     task: Task,
     variables: WeightArrays,
     tokenizer: RowTokenizer,
@@ -336,7 +292,7 @@ def write_task_folder(
     with atomic_file(folder / "model.safetensors") as handle:
         handle.write(save(tensors, metadata={"format": "pt"}))
     values |= {**task.config_json(), "architectures": [start.architecture]}
-    write_json(folder / "config.json", {**values, KEY: own})
+    write_json(folder / "config.json", {**values, "gaudi_bert": own})
     words = type(tokenizer.tokenizer.model).__name__ == "WordPiece"
     library_class = "BertTokenizer" if words and isinstance(config, BertConfig) else "PreTrainedTokenizerFast"
     copy_tokenizer(tokenizer, folder, {"tokenizer_class": library_class, "model_max_length": start.sizes.positions})

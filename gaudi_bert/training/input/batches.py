@@ -6,7 +6,7 @@ batch may hold the last packs of one epoch and the first of the next, nothing is
 read is one number of packs, whichever process read them: a run continues there with any number of processes. Of rows of
 several lengths, the packs of each are counted by themselves (`training/run_plan.py`).
 
-Batches are decoded a few ahead by a thread. Values are checked on the host (`check_values`); an error names the file and
+Batches are decoded a few ahead by a thread. Values are checked on the host (`_check_values`); an error names the file and
 the record.
 """
 
@@ -16,10 +16,11 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Protocol, TypeVar, cast
+from typing import Protocol, cast
 
 import numpy as np
 
@@ -34,7 +35,6 @@ from gaudi_bert.training.input.source import DataSource
 from gaudi_bert.training.run_plan import MicroBatch
 
 Batch = dict[str, Int32Array | Float32Array]
-Item = TypeVar("Item")
 _ValueLimits = Mapping[str, int]
 
 _BATCHES_AHEAD = 4
@@ -67,10 +67,10 @@ def training_batches(source: DataSource, limits: _ValueLimits, batch_packs: int,
     def features(which: int, shards: IntArray, records: IntArray, epoch: int) -> Batch:
         return _checked(source, packs.files, shards, records, limits)
 
-    return batches_in_order([packs], features, even_micro_batches(batch_packs, order), order, source.path)
+    return batches_in_order([packs], features, _even_micro_batches(batch_packs, order), order, source.path)
 
 
-def even_micro_batches(batch_packs: int, order: TrainingOrder) -> Iterator[MicroBatch]:
+def _even_micro_batches(batch_packs: int, order: TrainingOrder) -> Iterator[MicroBatch]:
     """Rows of one length, so many packs on each process, without end."""
     for first in itertools.count(order.packs_done, batch_packs * order.size):
         yield MicroBatch(0, first, first + batch_packs * order.size, batch_packs)
@@ -89,6 +89,10 @@ def batches_in_order(
     if not all(each.packs for each in orders):
         raise InputError(f"{path}: no records in it; give data that has some")
 
+    def close() -> None:
+        for reader in readers:
+            reader.close()
+
     def batches() -> Iterator[Batch]:
         for which, begin, end, batch_packs in micro_batches:
             # At least one pack, which is emptied if it is of the next micro-batch.
@@ -103,11 +107,7 @@ def batches_in_order(
             )
             yield _filled(batch, int(np.count_nonzero(of_rank < end)), batch_packs)
 
-    def close() -> None:
-        for reader in readers:
-            reader.close()
-
-    return _closing(batches(), close)
+    return _ahead(batches(), close)
 
 
 def _filled(batch: Batch, packs: int, batch_packs: int) -> Batch:
@@ -116,14 +116,6 @@ def _filled(batch: Batch, packs: int, batch_packs: int) -> Batch:
     if not missing:
         return batch
     return cast(Batch, {name: np.pad(values[:packs], [(0, missing), (0, 0)]) for name, values in batch.items()})
-
-
-def _closing(batches: Iterator[Batch], close: Callable[[], None]) -> Iterator[Batch]:
-    """The batches, a few of them decoded ahead; at the end, or when nobody wants more, all files are closed."""
-    try:
-        yield from _ahead(batches)
-    finally:
-        close()
 
 
 class _NumberedFiles(Protocol):
@@ -166,7 +158,7 @@ def each_pack_once(
             files.close_except(shards.tolist())
             yield _filled(read(shards, numbers - (ends - files.sizes)[shards]), len(numbers), batch_packs)
 
-    return _closing(batches(), lambda: files.close_except(()))
+    return _ahead(batches(), lambda: files.close_except(()))
 
 
 def _checked(source: DataSource, files: RecordFiles, shards: IntArray, records: IntArray, limits: _ValueLimits) -> Batch:
@@ -174,18 +166,19 @@ def _checked(source: DataSource, files: RecordFiles, shards: IntArray, records: 
     batch: dict[str, AnyArray] = files.read(shards, records)
     if not source.is_packed:
         batch = as_packed(batch)
-    check_values(batch, limits, lambda row: files.location(int(shards[row]), int(records[row])))
+    _check_values(batch, limits, lambda row: files.location(int(shards[row]), int(records[row])))
     return batch
 
 
-def _ahead(items: Iterator[Item]) -> Iterator[Item]:
-    """Yield the same items, computed a few ahead of their use by a thread."""
-    with ThreadPoolExecutor(1) as pool:
-        end = object()
-        waiting: deque[Future[Item | object]] = deque(pool.submit(next, items, end) for _ in range(_BATCHES_AHEAD))
-        while (item := waiting.popleft().result()) is not end:
-            waiting.append(pool.submit(next, items, end))
-            yield cast(Item, item)
+def _ahead(batches: Iterator[Batch], close: Callable[[], None]) -> Iterator[Batch]:
+    """Yield the batches, a few of them decoded ahead by a thread; at the end, or when nobody wants more, close all files."""
+    with ExitStack() as stack:
+        stack.callback(close)
+        pool = stack.enter_context(ThreadPoolExecutor(1))
+        waiting: deque[Future[Batch | None]] = deque(pool.submit(next, batches, None) for _ in range(_BATCHES_AHEAD))
+        while (batch := waiting.popleft().result()) is not None:
+            waiting.append(pool.submit(next, batches, None))
+            yield batch
 
 
 # --- The check of every batch as it is read, before the model sees it
@@ -211,7 +204,7 @@ def value_limits(source: DataSource, config: BertConfig) -> dict[str, int]:
     }
 
 
-def check_values(batch: BatchArrays, limits: _ValueLimits, name_of: Callable[[int], str]) -> None:
+def _check_values(batch: BatchArrays, limits: _ValueLimits, name_of: Callable[[int], str]) -> None:
     """Check one packed batch, whose rows `name_of` names in errors."""
     for name, largest in limits.items():
         values = batch[name]
@@ -221,10 +214,7 @@ def check_values(batch: BatchArrays, limits: _ValueLimits, name_of: Callable[[in
                 f"{name_of(row)}: {name}[{slot}] = {values[row, slot]:g}, allowed are 0 .. {largest}; "
                 "the records do not belong to this model, or are damaged"
             )
-    _check_sequence_numbers(batch["input_mask"], name_of)
-
-
-def _check_sequence_numbers(mask_BL: Int32Array | Float32Array, name_of: Callable[[int], str]) -> None:
+    mask_BL = batch["input_mask"]
     before, after = mask_BL[:, :-1], mask_BL[:, 1:]
     allowed = (after == before) | (after == 0) | ((after == before + 1) & (before > 0))
     allowed[:, 0] &= mask_BL[:, 0] == 1

@@ -126,7 +126,7 @@ def open_data(path: Path | str, store: StoreSettings | None = None) -> Iterator[
         if (folder / METADATA_NAME).exists():
             metadata = read_metadata(folder)
             cache = ShardCache(folder, metadata.shard_table, settings.cache_bytes, settings.connections)
-            yield packed_source(folder, metadata, cache)
+            yield _packed_source(folder, metadata, cache)
             return
     with open_inputs(path, settings) as inputs:
         fetch(*inputs.paths)
@@ -139,11 +139,11 @@ def open_source(path: Path | str) -> DataSource:
     if path.is_dir() and pack_kind(path) is not None:
         metadata = read_metadata(path)
         check_before_reading(path, metadata.shard_table)
-        return packed_source(path, metadata)
+        return _packed_source(path, metadata)
     return _unpacked_source(path)
 
 
-def packed_source(path: Path, metadata: Metadata, cache: ShardCache | None = None) -> DataSource:
+def _packed_source(path: Path, metadata: Metadata, cache: ShardCache | None = None) -> DataSource:
     """A packed folder; `cache` fetches its shards as they are read, if the folder mirrors one of an object store."""
     return DataSource(
         path=path,

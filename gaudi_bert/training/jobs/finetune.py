@@ -9,19 +9,20 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from typing_extensions import Unpack
+
 from gaudi_bert.artefacts.results import StageOutput
 from gaudi_bert.artefacts.store.mirrored_folder import local_copies
 from gaudi_bert.artefacts.training import FineTuning
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import in_store, shown_location
-from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.rows.reading import check_first_row
 from gaudi_bert.tasks.kinds.task import learns_pairs
 from gaudi_bert.tasks.task_data import is_labelled
 from gaudi_bert.training.jobs.pairs import PairJob
 from gaudi_bert.training.jobs.rows import FineTuneInput, FineTuneJob
-from gaudi_bert.training.run import run_job
+from gaudi_bert.training.run import RunOptions, run_job
 from gaudi_bert.training.run_plan import RunPlan
 
 
@@ -29,22 +30,9 @@ def finetune(
     settings: PipelineSettings,
     files: FineTuneInput,
     out: Path,
-    *,
-    reporter: Reporter,
-    overwrite: bool = False,
-    dry_run: bool = False,
+    **options: Unpack[RunOptions],
 ) -> StageOutput[FineTuning] | RunPlan:
-    """Train a pretrained model for a task.
-
-    Args:
-        settings: `task`, `finetune` and `store` are used.
-        files: rows and weights; what is in an object store is copied to scratch.
-        overwrite: remove the run in `out`, whatever it is, and start again.
-        dry_run: say what the run would be, write nothing.
-
-    Returns:
-        How good the model is, or what the run would be: the same in every process.
-    """
+    """Train a pretrained model for a task, in the folder `out`; files in an object store are copied to scratch."""
     for key, path in (("--out", out), ("task.labels", settings.task.labels)):
         if path is not None and in_store(path):
             raise InputError(
@@ -56,11 +44,11 @@ def finetune(
         name = settings.task.name
         if name is not None:
             check_first_row(str(copies[0]), name, settings.task, labelled=is_labelled(name))
-        job = job_of(settings, FineTuneInput(*copies), Path(out))  # type: ignore[arg-type]
-        return run_job(job, settings, out, reporter=reporter, overwrite=overwrite, dry_run=dry_run)
+        job = _job_of(settings, FineTuneInput(*copies), Path(out))  # type: ignore[arg-type]
+        return run_job(job, settings, out, **options)
 
 
-def job_of(settings: PipelineSettings, files: FineTuneInput, out: Path) -> FineTuneJob:
+def _job_of(settings: PipelineSettings, files: FineTuneInput, out: Path) -> FineTuneJob:
     """Return the job of the task."""
     task = settings.task
     if learns_pairs(task):

@@ -12,7 +12,6 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -23,9 +22,8 @@ from gaudi_bert.common.arrays import BatchArrays, Float32Array, FloatArray, IntA
 from gaudi_bert.common.errors import InputError, shown
 from gaudi_bert.common.progress import Reporter, count_of
 from gaudi_bert.config.sections import TaskSettings
-from gaudi_bert.engines.protocol import Communicator, Model, UpdateLoss
-from gaudi_bert.packing.mixture import Packing
-from gaudi_bert.rows.packs import Packs, Placement, lay_out_packs
+from gaudi_bert.engines.protocol import Communicator, Model, ModelSpec, UpdateLoss
+from gaudi_bert.rows.packs import Packs, lay_out_packs
 from gaudi_bert.rows.types import Sequences, TupleRow
 from gaudi_bert.tasks.contrast import PairedRows
 from gaudi_bert.tasks.kinds.embedding import CORRELATIONS
@@ -33,16 +31,17 @@ from gaudi_bert.tasks.kinds.task import Task, TaskFigures
 from gaudi_bert.tasks.models.task_models import sees_only_before
 from gaudi_bert.tasks.task_data import TaskData, TaskEvaluation, TaskResult
 from gaudi_bert.tasks.update_plan import RowStream, UpdateShape, choose_shape
-from gaudi_bert.training.input.batches import Batch, TrainingOrder
+from gaudi_bert.training.input.batches import Batch
 from gaudi_bert.training.jobs.rows import FineTuneJob, run_settings
 from gaudi_bert.training.loop import RunContext
-from gaudi_bert.training.model_files import SentenceFolder, read_sentence_folder, write_sentence_folder
+from gaudi_bert.training.model_files import SentenceFolder, read_sentence_folder
 from gaudi_bert.training.objective import Evaluation, Objective
+from gaudi_bert.training.run import Prepared
 from gaudi_bert.training.run_plan import MicroBatch, RunPlan
 
 
 @dataclass(frozen=True, eq=False)
-class PairData:
+class _PairData:
     """Tokenized rows, the stream of them, and the shape of its updates.
 
     The shape is that of the updates that were looked at before the run. A later one that needs more packs has more
@@ -74,22 +73,15 @@ class PairData:
                 packs, sequences = _packs_of(self, update)
             for number in range(self.micro_batches_of(update)):
                 chosen = rank + shape.processes * (number * batch_packs + np.arange(batch_packs))
-                yield self._batch(packs, sequences, chosen[chosen < len(packs)])
-
-    def _batch(self, packs: Packs, sequences: IntArray, chosen: IntArray) -> Batch:
-        of_data = Packs(sequences[packs.members], packs.starts)
-        placed = lay_out_packs(self.sequences, of_data, chosen, self.shape.batch)
-        return {**placed.features(self.sequences), **pair_features(placed, sequences)}
+                of_data = Packs(sequences[packs.members], packs.starts)
+                placed = lay_out_packs(self.sequences, of_data, chosen[chosen < len(packs)], shape.batch)
+                numbers = np.searchsorted(sequences, placed.sequences).astype(np.int32)
+                yield {**placed.features(self.sequences), "text_numbers": placed.each(numbers, -1)}
 
 
 @lru_cache(maxsize=4)
-def _packs_of(data: PairData, update: int) -> tuple[Packs, IntArray]:
+def _packs_of(data: _PairData, update: int) -> tuple[Packs, IntArray]:
     return data.stream.packs_of(update, data.shape.batch)
-
-
-def pair_features(placed: Placement, sequences: IntArray) -> Batch:
-    """`text_numbers`; the sequences are those of the update, sorted."""
-    return {"text_numbers": placed.each(np.searchsorted(sequences, placed.sequences).astype(np.int32), -1)}
 
 
 @dataclass(frozen=True)
@@ -121,11 +113,11 @@ class _VectorEvaluation(TaskEvaluation):
 
 
 @dataclass(frozen=True)
-class PairObjective(Objective):
+class _PairObjective(Objective):
     """One loss of all rows of an update; sums: the loss times the rows, the rows, and those that are answered right."""
 
     task: Task
-    data: PairData
+    data: _PairData
 
     def denominators(self, batch: BatchArrays) -> FloatArray:
         """Nothing is divided."""
@@ -159,7 +151,7 @@ class PairObjective(Objective):
 class _PairPlan(RunPlan):
     """A run whose updates have as many micro-batches as their packs need."""
 
-    data: PairData | None = None
+    data: _PairData | None = None
 
     def micro_batches_of(self, update: int) -> list[MicroBatch]:
         """Return the usual micro-batches, and more for an update that needs them."""
@@ -175,7 +167,7 @@ _BASELINE_NAME = "best/baseline.json"
 class PairJob(FineTuneJob):
     """A model of a task on rows that are learnt together."""
 
-    evaluates_first = True
+    evaluates_first, plans_packs = True, False
 
     def _read_files(self, reporter: Reporter) -> None:
         """Read the rows and the model, as for other tasks; refuse what cannot be learnt together."""
@@ -191,10 +183,16 @@ class PairJob(FineTuneJob):
             )
         super()._read_files(reporter)
         data, held_out, section = self._data, self._held_out, self.section
-        _check_rows(data, self._task.settings)
-        if held_out is not None:
-            _check_kind(data, held_out)
-        self._best_metric = _best_metric_of(data, self._best_metric, section.best_metric)
+        first = data.rows[0]
+        if isinstance(first, TupleRow):  # others are documents of a query
+            _check_rows(first, data, held_out, self._task.settings)
+            if (first.score is not None) != (self._best_metric in CORRELATIONS):
+                if section.best_metric is not None:
+                    raise InputError(
+                        f"finetune.best_metric = {section.best_metric}: {data.path} {_kind(first)}, which has no such "
+                        "metric; leave it out"
+                    )
+                self._best_metric = "spearman"
         most, width = max(self._task.settings.dimensions, default=0), self._start.sizes.hidden_size
         if most > width:
             raise InputError(f"task.dimensions: {most} is more than the {width} values of a vector; name fewer")
@@ -242,20 +240,9 @@ class PairJob(FineTuneJob):
             )
         return settings.model_copy(update=changes)
 
-    def _length(self) -> int:
-        """Return the most tokens as set, or where the folder of the model cuts texts."""
-        section, own = self.section, self._sentences
-        if "max_sequence_length" in section.model_fields_set or own.max_sequence_length is None:
-            return super()._length()
-        return min(own.max_sequence_length, self._start.sizes.positions)
-
-    def _packings(self, counts: IntArray, depth: int | str, path: Path, is_first: bool) -> tuple[Packing, ...]:
-        """Return packs of held-out texts; those of updates are built when they are read."""
-        return () if is_first else super()._packings(counts, depth, path, is_first)
-
-    def _plan(self, processes: int) -> RunPlan:
+    def _prepared(self, processes: int) -> Prepared:
         """Choose the shape of an update."""
-        section, stream, sizes = self.section, self._stream, self._start.sizes
+        section, stream, sizes, task = self.section, self._stream, self._start.sizes, self._task
         shape = choose_shape(
             stream,
             most_packs=section.micro_batch_packs,
@@ -264,61 +251,50 @@ class PairJob(FineTuneJob):
             longest=sizes.positions,
             depth=section.depth if "depth" in section.model_fields_set and isinstance(section.depth, int) else None,
         )
-        self._pairs = PairData(self._data.sequences, self._rows, stream, shape)
+        self._shape, pairs = shape, _PairData(self._data.sequences, self._rows, stream, shape)
         an_epoch = -(-len(stream.rows) // stream.batch_rows)
-        return _PairPlan(
+        plan = _PairPlan(
             run_settings(section, shape.batch.packs, stream.updates, an_epoch),
             stream.batch_rows / shape.packs,
             processes=processes,
             processes_per_worker=self._settings.resources.processes_per_worker,
             slots_per_pack=shape.batch.length,
             packs=None,
-            data=self._pairs,
+            data=pairs,
+        )
+        evaluation, held_out = None, self._held_out
+        if held_out is not None:
+            evaluation = TaskEvaluation(task, held_out, section.micro_batch_packs, section.seed, self._best_metric)
+            if task.name == "embedding":
+                evaluation = _VectorEvaluation(**vars(evaluation), hidden_size=sizes.hidden_size, folder=self._sentences)
+        return Prepared(
+            ModelSpec(self._start.config, task.head),
+            _PairObjective(task, pairs),
+            plan,
+            evaluation,
+            lambda _, order: pairs.batches(order.updates_done, order.rank),
+            self._lines(plan),
+            self._signature(),
         )
 
     def _lines(self, plan: RunPlan) -> list[str]:
         """The rows, the model, and the shape of an update."""
-        stream, start, (batch, micro_batches, processes) = self._stream, self._start, self._pairs.shape
+        stream, start, shape = self._stream, self._start, self._shape
+        batch, micro_batches, processes = shape
         tokens = stream.tokens.sum() / len(stream.rows)
+        complete = max(1, min(stream.looked_at, stream.epochs * len(stream.rows) // stream.batch_rows))
+        padding = 1 - stream.distinct_tokens(complete) / (complete * shape.packs * batch.length)
         return [
             f"{self._task.name}: {len(stream.rows):,} rows of {self._data.path}, {len(stream.lengths):,} distinct texts, "
             f"{tokens:.1f} tokens of a row on average",
             f"{start.path} ({start.kind}): {count_of(start.sizes.layers, 'layer')}, hidden size {start.sizes.hidden_size}",
             f"an update is {stream.batch_rows:,} rows in {micro_batches} x {batch.packs} packs of {batch.length} positions"
             + (f" on each of {processes} processes" if processes > 1 else "")
-            + f", at most {batch.depth} texts in a pack, {self._padding():.1%} padding",
+            + f", at most {batch.depth} texts in a pack, {padding:.1%} padding",
             f"{stream.updates:,} updates are {count_of(stream.epochs, 'epoch')}; {plan.settings.warmup_updates:,} of them "
             f"are warm-up; {self.section.optimizer}, learning rate {self.section.learning_rate:g}",
             *filter(None, [self._task.note(self._data.rows)]),
         ]
-
-    def _padding(self) -> float:
-        """The share of the slots of complete updates that hold nothing."""
-        stream, shape = self._stream, self._pairs.shape
-        updates = max(1, min(stream.looked_at, stream.epochs * len(stream.rows) // stream.batch_rows))
-        return 1 - stream.distinct_tokens(updates) / (updates * shape.packs * shape.batch.length)
-
-    def _details(self) -> list[str]:
-        """Nothing further: what packing gives depends on the update."""
-        return []
-
-    def _objective(self) -> Objective:
-        """One loss of all rows of an update."""
-        return PairObjective(self._task, self._pairs)
-
-    def _evaluation(self, plan: RunPlan) -> TaskEvaluation | None:
-        """The held-out rows."""
-        if self._held_out is None or self._task.name != "embedding":
-            return super()._evaluation(plan)
-        packs, hidden_size = self.section.micro_batch_packs, self._start.sizes.hidden_size
-        seed = plan.settings.seed
-        return _VectorEvaluation(
-            self._task, self._held_out, packs, seed, self._best_metric, hidden_size=hidden_size, folder=self._sentences
-        )
-
-    def _batches(self, plan: RunPlan, order: TrainingOrder) -> Iterator[Batch]:
-        """The micro-batches of this process."""
-        return self._pairs.batches(order.updates_done, order.rank)
 
     def evaluated(self, run: RunContext[FineTuning], model: Model, update: int, evaluation: Evaluation) -> None:
         """Keep the best weights, and the figures of the model before training."""
@@ -327,84 +303,50 @@ class PairJob(FineTuneJob):
             first = BestCheckpoint(update=0, metric=self._best_metric, metrics=evaluation.as_json())
             first.write(self._out / _BASELINE_NAME)
 
-    def _packing_figures(self) -> dict[str, Any]:
-        """Packs of the updates of an epoch, whose texts are those of its rows; no packs hold the tokens in fewer."""
-        stream, shape = self._stream, self._pairs.shape
-        texts, packs = len(stream.rows.members), -(-len(stream.rows) // stream.batch_rows) * shape.packs
+    def _figures(self) -> dict[str, Any]:
+        """Packs of the updates of an epoch, no packs hold the tokens in fewer; and the model before training."""
+        stream, shape = self._stream, self._shape
+        updates = -(-len(stream.rows) // stream.batch_rows)
+        texts, packs = len(stream.rows.members), updates * shape.packs
+        stored = BestCheckpoint.read_if_present(self._out / _BASELINE_NAME)
+        metrics = {} if stored is None else stored.metrics
         return {
+            "baseline": {name: metrics[name] for name in self._task.metric_names if name in metrics},
             "max_sequence_length": self._length(),
             "sequences": texts,
             "packs": packs,
-            "lower_bound": -(-stream.distinct_tokens(-(-len(stream.rows) // stream.batch_rows)) // shape.batch.length),
+            "lower_bound": -(-stream.distinct_tokens(updates) // shape.batch.length),
             "packing_factor": texts / packs,
             "depth": shape.batch.depth,
             "algorithm": "lpfhp",
         }
 
-    def _baseline(self) -> dict[str, float]:
-        """The figures of the model before training."""
-        stored = BestCheckpoint.read_if_present(self._out / _BASELINE_NAME)
-        return (
-            {}
-            if stored is None
-            else {name: stored.metrics[name] for name in self._task.metric_names if name in stored.metrics}
-        )
 
-    def _write_folder(self, model: Model) -> None:
-        """The model as `transformers`, and of embeddings as `sentence_transformers` opens it."""
-        super()._write_folder(model)
-        if self._task.name == "embedding":
-            write_sentence_folder(
-                self._out, self._task.settings, self._sentences, self._length(), self._start.sizes.hidden_size
-            )
-
-
-def _check_rows(data: TaskData, settings: TaskSettings) -> None:
+def _check_rows(first: TupleRow, data: TaskData, held_out: TaskData | None, settings: TaskSettings) -> None:
     """Refuse rows of two kinds, and scores that a cosine never has."""
-    first = data.rows[0]
-    for row in data.rows:
-        if not isinstance(row, TupleRow) or not isinstance(first, TupleRow):
-            return  # documents of a query
-        if (row.score is None) != (first.score is None):
-            raise InputError(
-                f"{data.path}: {row.position}: {_kind(row)}, the first row {_kind(first)}; give rows of one kind"
-            )
-        if settings.loss == "cosine" and row.score is not None and not -1 <= row.score <= 1:
-            raise InputError(
-                f"{data.path}: {row.position}: the score is {shown(row.score)}; a cosine is a number of -1 to 1"
-            )
-    if not isinstance(first, TupleRow):
-        return
+    for file in filter(None, (data, held_out)):
+        for row in cast(Sequence[TupleRow], file.rows):
+            if (row.score is None) != (first.score is None):
+                raise InputError(
+                    f"{file.path}: {row.position}: {_kind(row)}, the first row of {data.path} {_kind(first)}; give rows of "
+                    "one kind"
+                )
+            if settings.loss == "cosine" and row.score is not None and not -1 <= row.score <= 1 and file is data:
+                raise InputError(
+                    f"{data.path}: {row.position}: the score is {shown(row.score)}; a cosine is a number of -1 to 1"
+                )
     if first.score is None and settings.loss is not None:
         raise InputError(f"task.loss = {settings.loss}: is for pairs with a score, {data.path} has none; leave it out")
     if first.score is not None and settings.symmetric:
         raise InputError(f"task.symmetric: is for anchors and positives, {data.path} has pairs with a score; leave it out")
     if settings.loss == "cosine" and "scale" in settings.model_fields_set:
         raise InputError(f"task.scale = {settings.scale:g}: a cosine is learnt as it is (task.loss = cosine); leave it out")
-    scores = {row.score for row in data.rows if isinstance(row, TupleRow)}
+    scores = {row.score for row in cast(Sequence[TupleRow], data.rows)}
     if first.score is not None and settings.loss != "cosine" and len(scores) == 1:
         raise InputError(
             f"{data.path}: every score is {first.score:g}, and CoSENT learns which of two pairs is more alike: give others, "
             "or learn the number itself with task.loss = cosine"
         )
-
-
-def _best_metric_of(data: TaskData, best_metric: str, chosen: str | None) -> str:
-    """Return a correlation for pairs with a score, for others a figure of the search."""
-    first = data.rows[0]
-    if not isinstance(first, TupleRow) or (first.score is not None) == (best_metric in CORRELATIONS):
-        return best_metric
-    if chosen is not None:
-        raise InputError(
-            f"finetune.best_metric = {chosen}: {data.path} {_kind(first)}, which has no such metric; leave it out"
-        )
-    return "spearman"
-
-
-def _check_kind(data: TaskData, held_out: TaskData) -> None:
-    one, other = data.rows[0], held_out.rows[0]
-    if isinstance(one, TupleRow) and isinstance(other, TupleRow) and (one.score is None) != (other.score is None):
-        raise InputError(f"{held_out.path}: {_kind(other)}, {data.path} {_kind(one)}; give files of one kind")
 
 
 def _kind(row: TupleRow) -> str:

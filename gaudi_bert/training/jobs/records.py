@@ -6,13 +6,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import cast
 
 import numpy as np
+from typing_extensions import Unpack
 
 from gaudi_bert.artefacts.base import METADATA_NAME, VocabularyInfo
 from gaudi_bert.artefacts.completion import Signature
@@ -38,10 +39,10 @@ from gaudi_bert.training.evaluate import RecordsEvaluation
 from gaudi_bert.training.input.batches import Batch, TrainingOrder, training_batches, value_limits
 from gaudi_bert.training.input.source import DataSource, check_fits, open_data
 from gaudi_bert.training.loop import RunContext, TrainingLoop
-from gaudi_bert.training.mlperf import MlperfLog, open_log
+from gaudi_bert.training.mlperf import MlperfLog
 from gaudi_bert.training.model_files import model_config
 from gaudi_bert.training.objective import PretrainingObjective, denominators_for
-from gaudi_bert.training.run import Job, Prepared, run_job
+from gaudi_bert.training.run import Job, Prepared, RunOptions, run_job
 from gaudi_bert.training.run_plan import RunPlan, RunSettings
 from gaudi_bert.training.weights import load_weights, local_weights
 
@@ -54,20 +55,15 @@ def train(
     data: Path,
     evaluation_data: Path | None,
     out: Path,
-    *,
-    reporter: Reporter,
-    resume: bool = False,
-    overwrite: bool = False,
-    dry_run: bool = False,
+    **options: Unpack[RunOptions],
 ) -> StageOutput[TrainingResult] | RunPlan:
-    """Train a model on packed or unpacked records, in the folder `out`; the options are as of `run_job`."""
+    """Train a model on packed or unpacked records, in the folder `out`."""
     store = settings.store
     with (
         open_data(data, store) as source,
         nullcontext() if evaluation_data is None else open_data(evaluation_data, store) as held_out,
     ):
-        job = _RecordsJob(settings, data, source, held_out)
-        return run_job(job, settings, out, reporter=reporter, resume=resume, overwrite=overwrite, dry_run=dry_run)
+        return run_job(_RecordsJob(settings, data, source, held_out), settings, out, **options)
 
 
 class _RecordsJob(Job[TrainingResult]):
@@ -168,7 +164,9 @@ class _RecordsJob(Job[TrainingResult]):
             )
         if settings.training.measure_speedup and self._source.is_packed:
             self._measure_speedup(run, plan, model)
-        return open_log(run.folder / "mlperf.log", settings.mlperf, run.communicator.is_first, plan, self._source, config)
+        if not (settings.mlperf.log and run.communicator.is_first):
+            return None
+        return MlperfLog(run.folder / "mlperf.log", settings.mlperf, plan, self._source, config)
 
     def _measure_speedup(self, run: RunContext[TrainingResult], plan: RunPlan, model: Model) -> None:
         """Measure how many times as many sequences packing trains on per second."""
@@ -179,9 +177,19 @@ class _RecordsJob(Job[TrainingResult]):
         packed = next(self._batches(plan, order))
         # A card works by itself: only the clock knows how long. On a CPU, the work of other processes is not counted.
         clock = time.process_time if run.device.kind == "cpu" else time.perf_counter
-        speedup = _measured(model, packed, self._source, clock)
-        run.reporter.say(f"train: {speedup.line()}")
-        self._speedup = speedup.realized
+        rows, length = packed["input_ids"].shape
+        singles = [[placed.sequence] for placed in split_packs(packed)][:rows]
+        unpacked = join_sequences(singles, length, self._source.schema.max_predictions, 1)
+
+        def seconds(inputs: BatchArrays) -> float:
+            started = clock()
+            model.work(inputs)
+            return clock() - started
+
+        pairs = [(seconds(packed), seconds(unpacked)) for _ in range(_PAIRS + 1)]
+        # The first pair builds the graphs.
+        self._speedup, line = _realized_speedup(self._source.packing_factor, *zip(*pairs[1:], strict=True))
+        run.reporter.say(f"train: {line}")
 
     def load_start(self, model: Model, reporter: Reporter) -> None:
         """Load the weights that the settings name, if any."""
@@ -240,50 +248,16 @@ _PAIRS = 5
 _TOLERANCE = 1.05
 
 
-@dataclass(frozen=True)
-class Speedup:
-    """Seconds of alternating passes, one of each per pair: a micro-batch of packs, and as many rows of one sequence."""
-
-    packing_factor: float
-    packed_seconds: tuple[float, ...]
-    unpacked_seconds: tuple[float, ...]
-
-    @property
-    def measured(self) -> float:
-        """Sequences per second, packed over unpacked: the median over the pairs."""
-        ratios = np.array(self.unpacked_seconds) / np.array(self.packed_seconds)
-        return self.packing_factor * float(np.median(ratios))
-
-    @property
-    def realized(self) -> float | None:
-        """The speed-up; None where more was measured than is possible."""
-        return self.measured if self.measured <= _TOLERANCE * self.packing_factor else None
-
-    def line(self) -> str:
-        """For people."""
-        if self.realized is None:
-            return (
-                f"realized speed-up not measurable now: the machine was busy ({self.measured:.2f} measured, "
-                f"{self.packing_factor:.2f} is the limit)"
-            )
-        packed, unpacked = (1000 * np.median(seconds) for seconds in (self.packed_seconds, self.unpacked_seconds))
-        return (
-            f"realized speed-up {self.realized:.3f} at {self.packing_factor:.3f} sequences per pack "
-            f"({self.realized / self.packing_factor:.1%} of it): a micro-batch takes "
-            f"{packed:.1f} ms packed, {unpacked:.1f} ms with one sequence per row"
-        )
-
-
-def _measured(model: Model, packed: Batch, source: DataSource, clock: Callable[[], float]) -> Speedup:
-    """Time alternating passes over a micro-batch and over as many of its sequences alone."""
-    rows, length = packed["input_ids"].shape
-    singles = [[placed.sequence] for placed in split_packs(packed)][:rows]
-    unpacked = join_sequences(singles, length, source.schema.max_predictions, 1)
-
-    def seconds(inputs: BatchArrays) -> float:
-        started = clock()
-        model.work(inputs)
-        return clock() - started
-
-    pairs = [(seconds(packed), seconds(unpacked)) for _ in range(_PAIRS + 1)]
-    return Speedup(source.packing_factor, *zip(*pairs[1:], strict=True))  # the first pair builds the graphs
+def _realized_speedup(
+    factor: float, packed_seconds: Sequence[float], unpacked_seconds: Sequence[float]
+) -> tuple[float | None, str]:
+    """Return the speed-up, None where more was measured than is possible, and a line about it; by seconds of each pair."""
+    measured = factor * float(np.median(np.array(unpacked_seconds) / np.array(packed_seconds)))
+    if measured > _TOLERANCE * factor:
+        busy = f"the machine was busy ({measured:.2f} measured, {factor:.2f} is the limit)"
+        return None, f"realized speed-up not measurable now: {busy}"
+    packed, unpacked = (1000 * np.median(seconds) for seconds in (packed_seconds, unpacked_seconds))
+    return measured, (
+        f"realized speed-up {measured:.3f} at {factor:.3f} sequences per pack ({measured / factor:.1%} of it): a "
+        f"micro-batch takes {packed:.1f} ms packed, {unpacked:.1f} ms with one sequence per row"
+    )

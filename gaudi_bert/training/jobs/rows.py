@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 
@@ -25,7 +24,7 @@ from gaudi_bert.common.progress import Reporter, count_of
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.config.sections import TASK_NAMES, FineTuneSettings, LoopSettings, TaskName, TaskSettings
 from gaudi_bert.config.values import free_settings
-from gaudi_bert.engines.protocol import Communicator, Model, ModelSpec
+from gaudi_bert.engines.protocol import Model, ModelSpec
 from gaudi_bert.packing.algorithms import pack_histogram
 from gaudi_bert.packing.histogram import Histogram
 from gaudi_bert.packing.mixture import Packing
@@ -34,7 +33,7 @@ from gaudi_bert.rows.reading import SkippedRows
 from gaudi_bert.rows.tokenizer import RowTokenizer, open_tokenizer
 from gaudi_bert.rows.tokenizing import policy_of
 from gaudi_bert.rows.types import QuestionRow
-from gaudi_bert.tasks.kinds.task import NO_VOCABULARY, Task, TaskObjective, check_settings_apply, task_named
+from gaudi_bert.tasks.kinds.task import NO_VOCABULARY, TaskObjective, check_settings_apply, task_named
 from gaudi_bert.tasks.models.task_models import is_bert, start_weights, vocabulary_of, write_task_folder
 from gaudi_bert.tasks.task_data import (
     TaskData,
@@ -46,10 +45,9 @@ from gaudi_bert.tasks.task_data import (
     tokenized_file,
 )
 from gaudi_bert.training.checkpoint import Checkpoint, find_checkpoint, read_checkpoint, write_checkpoint
-from gaudi_bert.training.input.batches import Batch, TrainingOrder
 from gaudi_bert.training.loop import RunContext, TrainingLoop
-from gaudi_bert.training.model_files import SentenceFolder
-from gaudi_bert.training.objective import Evaluation, Objective
+from gaudi_bert.training.model_files import SentenceFolder, write_sentence_folder
+from gaudi_bert.training.objective import Evaluation
 from gaudi_bert.training.run import Job, Prepared
 from gaudi_bert.training.run_plan import FINE_TUNING_KEYS, RunPlan, RunSettings
 
@@ -75,10 +73,15 @@ class FineTuneInput:
 
 
 class FineTuneJob(Job[FineTuning]):
-    """A model of a task on labelled rows."""
+    """A model of a task on labelled rows.
+
+    Attributes:
+        plans_packs: whether the packs of the training data are those of the complete file.
+    """
 
     result_name, result_type = FINETUNING_NAME, FineTuning
     section: FineTuneSettings
+    plans_packs: ClassVar[bool] = True
     _sentences = SentenceFolder()
 
     def __init__(self, settings: PipelineSettings, files: FineTuneInput, out: Path) -> None:
@@ -93,13 +96,22 @@ class FineTuneJob(Job[FineTuning]):
         if not self._is_read:
             self._read_files(reporter)
             self._is_read = True
-        plan = self._plan(processes)
+        return self._prepared(processes)
+
+    def _prepared(self, processes: int) -> Prepared:
+        """Decide on updates and batches of the files that were read."""
+        section, task, data = self.section, self._task, self._data
+        plan = _plan_run(section, data, processes, self._settings.resources.processes_per_worker)
+        evaluation = None
+        if self._held_out is not None:
+            packs, seed = section.micro_batch_packs, plan.settings.seed
+            evaluation = TaskEvaluation(task, self._held_out, packs, seed, self._best_metric)
         return Prepared(
-            ModelSpec(self._start.config, self._task.head),
-            self._objective(),
+            ModelSpec(self._start.config, task.head),
+            TaskObjective(task),
             plan,
-            self._evaluation(plan),
-            self._batches,
+            evaluation,
+            lambda plan, order: task_batches(data, task, plan, section.epochs, order),
             self._lines(plan),
             self._signature(),
             details=self._details,
@@ -121,7 +133,7 @@ class FineTuneJob(Job[FineTuning]):
             if length > positions:
                 raise InputError(f"finetune.{key} = {length}: the model has {positions} positions; set it to no more")
         tokenizer.check_fits(start.sizes.vocab_size, start.sizes.segments)
-        data = self._read(files.data, task_settings, tokenizer, labels, section.depth, reporter, is_first=True)
+        data = self._read(files.data, name, task_settings, tokenizer, labels, section.depth, reporter, is_first=True)
         # Questions without an answer need a threshold for giving none.
         has_unanswerable = any(isinstance(row, QuestionRow) and row.answers == () for row in data.rows)
         if has_unanswerable and task_settings.null_score_threshold is None:
@@ -131,19 +143,27 @@ class FineTuneJob(Job[FineTuning]):
         self._tokenizer, self._data, self._held_out = tokenizer, data, None
         if files.evaluation_data is not None:
             depth = section.evaluation_depth
-            self._held_out = self._read(files.evaluation_data, task_settings, tokenizer, labels, depth, reporter)
-        self._best_metric = _best_metric(self._task, section, self._held_out is not None)
+            self._held_out = self._read(files.evaluation_data, name, task_settings, tokenizer, labels, depth, reporter)
+        if section.best_metric is not None and self._held_out is None:
+            raise InputError("finetune.best_metric: needs evaluation data; give --evaluation FILE")
+        self._best_metric = section.best_metric or self._task.best_metric
+        if self._best_metric not in self._task.metric_names:
+            raise InputError(
+                f"finetune.best_metric = {self._best_metric}: {name} has no such metric; choose one of "
+                f"{', '.join(self._task.metric_names)}"
+            )
 
     def _task_settings(self) -> TaskSettings:
         """Return the settings of the task; a kind of job may take some from the folder of the model."""
         return self._settings.task
 
     def _length(self) -> int:
-        """Return the most tokens of a sequence: as set, or what the longest of given rows holds, or the model has."""
+        """Return the most tokens of a sequence: as set, or what the longest of given rows holds, or the model's own."""
         section, given = self.section, self._given_lengths()
         if "max_sequence_length" in section.model_fields_set:
             return section.max_sequence_length
-        return given[-1] if given else min(section.max_sequence_length, self._start.sizes.positions)
+        usual = self._sentences.max_sequence_length or section.max_sequence_length
+        return given[-1] if given else min(usual, self._start.sizes.positions)
 
     def _given_lengths(self) -> tuple[int, ...]:
         """The lengths of rows that the settings name."""
@@ -153,6 +173,7 @@ class FineTuneJob(Job[FineTuning]):
     def _read(
         self,
         path: Path,
+        task: TaskName,
         settings: TaskSettings,
         tokenizer: RowTokenizer,
         labels: tuple[str, ...],
@@ -166,7 +187,7 @@ class FineTuneJob(Job[FineTuning]):
         say = reporter.say if is_first else None
         sequences, rows = tokenized_file(
             path,
-            cast(TaskName, settings.name),
+            task,
             settings,
             tokenizer,
             labels,
@@ -178,24 +199,23 @@ class FineTuneJob(Job[FineTuning]):
         if skipped.rows:
             reporter.say(str(skipped))
         if sequences.cut_rows:
-            cut = policy_of(cast(TaskName, settings.name), settings) == "truncate"
+            cut = policy_of(task, settings) == "truncate"
             what = f"cut to {length} tokens" if cut else "taken in windows"
             reporter.say(f"{path}: {sequences.cut_rows:,} of {len(rows):,} rows are too long and were {what}")
-        packings = self._packings(counts_of(sequences, length), depth, path, is_first)
+        packings: tuple[Packing, ...] = ()
+        counts = counts_of(sequences, length)
+        if is_first and not self.plans_packs:
+            pass  # they are built when they are read
+        elif self.section.row_lengths is None:
+            packings = (pack_histogram(Histogram(length, counts), self.section.algorithm, depth),)
+        else:
+            try:
+                chosen = self._row_lengths(counts, depth)
+            except InputError as error:
+                raise InputError(f"finetune.row_lengths: {path}: {error}") from error
+            packings = chosen.packings
+            self._costs = [chosen.cost_line()] if is_first else self._costs
         return TaskData(path, file_identity(path), rows, sequences, packings)
-
-    def _packings(self, counts: IntArray, depth: int | str, path: Path, is_first: bool) -> tuple[Packing, ...]:
-        """Return the packs of sequences, by the length of rows."""
-        section = self.section
-        if section.row_lengths is None:
-            return (pack_histogram(Histogram(len(counts), counts), section.algorithm, depth),)
-        try:
-            chosen = self._row_lengths(counts, depth)
-        except InputError as error:
-            raise InputError(f"finetune.row_lengths: {path}: {error}") from error
-        if is_first:
-            self._costs = [chosen.cost_line()]
-        return chosen.packings
 
     def _row_lengths(self, counts: IntArray, depth: int | str) -> RowLengths:
         """Return rows of several lengths: the given ones, or those that cost least."""
@@ -209,10 +229,6 @@ class FineTuneJob(Job[FineTuning]):
             algorithm=section.algorithm,
             batch_sequences=section.batch_sequences,
         )
-
-    def _plan(self, processes: int) -> RunPlan:
-        """Updates and batches, from epochs and sequences."""
-        return plan_run(self.section, self._data, processes, self._settings.resources.processes_per_worker)
 
     def _lines(self, plan: RunPlan) -> list[str]:
         """The rows and their packs, the model, the batches."""
@@ -240,11 +256,19 @@ class FineTuneJob(Job[FineTuning]):
 
     def _details(self) -> list[str]:
         """Return what rows of other lengths, and other depths, would give."""
-        data, section = self._data, self.section
-        lines = packing_table(data.sequences.lengths, data.lengths[-1], section.algorithm)
+        section, longest, lengths = self.section, self._data.lengths[-1], self._data.sequences.lengths
+        lines = [f"{'rows of':>10}{'depth':>8}{'packs':>12}{'per pack':>12}{'real tokens':>14}{'cut':>10}"]
+        for length in sorted({longest, *(usual for usual in _USUAL_ROWS if usual < longest)}):
+            counts, cut = np.bincount(np.minimum(lengths, length), minlength=length + 1)[1:], int((lengths > length).sum())
+            for depth in _USUAL_DEPTHS:
+                packing = pack_histogram(Histogram(length, counts), section.algorithm, depth)
+                lines.append(
+                    f"{length:>10,}{depth:>8}{packing.packs:>12,}{packing.packing_factor:>12.3f}"
+                    f"{packing.efficiency:>14.2%}{cut:>10,}"
+                )
         if section.row_lengths is not None:
             return lines
-        chosen = self._row_lengths(counts_of(data.sequences, data.lengths[-1]), section.depth)
+        chosen = self._row_lengths(counts_of(self._data.sequences, longest), section.depth)
         return [*lines, f"finetune.row_lengths = auto gives {chosen.cost_line()}"]
 
     def _signature(self) -> Signature:
@@ -261,25 +285,9 @@ class FineTuneJob(Job[FineTuning]):
         }
         return Signature("finetune", {"task": task, "finetune": section}, inputs)
 
-    def _objective(self) -> Objective:
-        """Return what is minimised, once the packs are planned."""
-        return TaskObjective(self._task)
-
-    def _evaluation(self, plan: RunPlan) -> TaskEvaluation | None:
-        """The held-out rows."""
-        if self._held_out is None:
-            return None
-        return TaskEvaluation(
-            self._task, self._held_out, self.section.micro_batch_packs, plan.settings.seed, self._best_metric
-        )
-
     def load_start(self, model: Model, reporter: Reporter) -> None:
         """The encoder of `--model`, and its head where it fits."""
         model.load_values(self._start.variables)
-
-    def _batches(self, plan: RunPlan, order: TrainingOrder) -> Iterator[Batch]:
-        """Packs of all epochs, and then empty ones."""
-        return task_batches(self._data, self._task, plan, self.section.epochs, order)
 
     def evaluated(self, run: RunContext[FineTuning], model: Model, update: int, evaluation: Evaluation) -> None:
         """Keep the weights where no evaluation before was better. The weights come first, so best.json is never wrong."""
@@ -299,30 +307,40 @@ class FineTuneJob(Job[FineTuning]):
 
     def finish(self, loop: TrainingLoop) -> FineTuning:
         """Take the best weights, evaluate them once more, and write the model and its answers."""
-        model, communicator = loop.model, loop.context.communicator
-        best_update = self._take_best(model, communicator)
+        model, communicator, out, start = loop.model, loop.context.communicator, self._out, self._start
+        best = communicator.from_first(lambda: BestCheckpoint.read_if_present(out / BEST_NAME))
+        if best is not None and communicator.is_first:
+            model.load_values(read_checkpoint(find_checkpoint(out / "best")).variables)
+        if communicator.size > 1:
+            model.load_values(communicator.broadcast(model.values()))
         result = None if loop.held_out is None else cast(TaskResult, loop.held_out.evaluate(model, communicator))
         if communicator.is_first:
-            self._write_folder(model)
-            self._write_answers(result)
+            write_task_folder(out, start, self._task, model.values(), self._tokenizer, self._length())
+            if self._task.name == "embedding":
+                settings, hidden_size = self._task.settings, start.sizes.hidden_size
+                write_sentence_folder(out, settings, self._sentences, self._length(), hidden_size)
+            if result is not None and result.logits is not None and self._held_out is not None:
+                with atomic_file(out / PREDICTIONS_NAME) as handle:
+                    for answer in self._task.predictions(result.logits, self._held_out.sequences, self._held_out.rows):
+                        handle.write(json.dumps(answer, ensure_ascii=False).encode() + b"\n")
         return FineTuning(
             task=self._task.name,
-            model=self._start.path.name,
+            model=start.path.name,
             labels=self._task.labels,
-            **self._packing_figures(),
             epochs=self.section.epochs,
             updates=loop.plan.settings.updates,
             best_metric=self._best_metric if result is not None else None,
-            best_update=loop.progress.update if best_update is None else best_update,
+            best_update=loop.progress.update if best is None else best.update,
             evaluated_rows=result.rows if result is not None else 0,
             metrics=dict(result.figures) if result is not None else {},
-            baseline=self._baseline(),
+            **self._figures(),
         )
 
-    def _packing_figures(self) -> dict[str, Any]:
-        """Return how the training data is packed."""
+    def _figures(self) -> dict[str, Any]:
+        """Return how the training data is packed, and what is reached without learning."""
         data = self._data
         return {
+            "baseline": self._task.baseline(data.sequences, self._held_out.sequences) if self._held_out else {},
             "max_sequence_length": data.lengths[-1],
             "sequences": len(data.sequences),
             "packs": data.packs,
@@ -332,46 +350,8 @@ class FineTuneJob(Job[FineTuning]):
             "algorithm": data.packings[-1].algorithm_used,
         }
 
-    def _baseline(self) -> dict[str, float]:
-        """Return what is reached without learning."""
-        return self._task.baseline(self._data.sequences, self._held_out.sequences) if self._held_out else {}
 
-    def _take_best(self, model: Model, communicator: Communicator) -> int | None:
-        """Load the weights of the best evaluation in every process; its update, None where nothing was evaluated."""
-        best = communicator.from_first(lambda: BestCheckpoint.read_if_present(self._out / BEST_NAME))
-        if best is not None and communicator.is_first:
-            model.load_values(read_checkpoint(find_checkpoint(self._out / "best")).variables)
-        if communicator.size > 1:
-            model.load_values(communicator.broadcast(model.values()))
-        return None if best is None else best.update
-
-    def _write_folder(self, model: Model) -> None:
-        """The model as `transformers` opens it."""
-        write_task_folder(self._out, self._start, self._task, model.values(), self._tokenizer, self._length())
-
-    def _write_answers(self, result: TaskResult | None) -> None:
-        """Write what the model answers to the held-out rows."""
-        if result is None or result.logits is None or self._held_out is None:
-            return
-        with atomic_file(self._out / PREDICTIONS_NAME) as handle:
-            for answer in self._task.predictions(result.logits, self._held_out.sequences, self._held_out.rows):
-                handle.write(json.dumps(answer, ensure_ascii=False).encode() + b"\n")
-
-
-def packing_table(lengths: IntArray, longest: int, algorithm: str) -> list[str]:
-    """Return what other lengths of rows and depths would give, for people; longer sequences count as cut."""
-    lines = [f"{'rows of':>10}{'depth':>8}{'packs':>12}{'per pack':>12}{'real tokens':>14}{'cut':>10}"]
-    for length in sorted({longest, *(usual for usual in _USUAL_ROWS if usual < longest)}):
-        counts, cut = np.bincount(np.minimum(lengths, length), minlength=length + 1)[1:], int((lengths > length).sum())
-        for depth in _USUAL_DEPTHS:
-            packing = pack_histogram(Histogram(length, counts), algorithm, depth)
-            lines.append(
-                f"{length:>10,}{depth:>8}{packing.packs:>12,}{packing.packing_factor:>12.3f}{packing.efficiency:>14.2%}{cut:>10,}"
-            )
-    return lines
-
-
-def plan_run(section: FineTuneSettings, data: TaskData, processes: int, processes_per_worker: int) -> RunPlan:
+def _plan_run(section: FineTuneSettings, data: TaskData, processes: int, processes_per_worker: int) -> RunPlan:
     """Updates and batches, from epochs and sequences."""
     factor, micro_batch, rows = data.packing_factor, section.micro_batch_packs, data.row_packs
     if not rows:
@@ -418,15 +398,3 @@ def _micro_batch_of(batch_sequences: int, sequences_per_pack: float, most_packs:
         return round(abs(real / batch_sequences - 1.0), 2), steps_with(packs)
 
     return min(range(1, most_packs + 1), key=distance)
-
-
-def _best_metric(task: Task, section: FineTuneSettings, is_evaluated: bool) -> str:
-    if section.best_metric is not None and not is_evaluated:
-        raise InputError("finetune.best_metric: needs evaluation data; give --evaluation FILE")
-    best_metric = section.best_metric or task.best_metric
-    if best_metric not in task.metric_names:
-        raise InputError(
-            f"finetune.best_metric = {best_metric}: {task.name} has no such metric; choose one of "
-            f"{', '.join(task.metric_names)}"
-        )
-    return best_metric

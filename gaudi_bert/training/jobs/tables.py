@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Literal, cast
 
 import numpy as np
+from typing_extensions import Unpack
 
 from gaudi_bert.artefacts.base import NOTES_NAME
 from gaudi_bert.artefacts.completion import Signature
@@ -49,7 +50,7 @@ from gaudi_bert.training.evaluate import EvaluationBatch, EvaluationSet, count_v
 from gaudi_bert.training.input.batches import Batch, TrainingOrder, batches_in_order, each_pack_once
 from gaudi_bert.training.loop import TrainingLoop
 from gaudi_bert.training.objective import LossDenominators
-from gaudi_bert.training.run import Job, Prepared, run_job
+from gaudi_bert.training.run import Job, Prepared, RunOptions, run_job
 from gaudi_bert.training.run_plan import TABLE_KEYS, MicroBatch, RowPacks, RunPlan, RunSettings
 
 _MASKED: TaskKind = "masked-language-modelling"
@@ -77,13 +78,9 @@ def train_on_table(
     model: str | None,
     evaluation_data: Path | None,
     out: Path,
-    *,
-    reporter: Reporter,
-    resume: bool = False,
-    overwrite: bool = False,
-    dry_run: bool = False,
+    **options: Unpack[RunOptions],
 ) -> StageOutput[TableTraining] | RunPlan:
-    """Train a model of words; `resume`, `overwrite` and `dry_run` are as of `run_job`.
+    """Train a model of words, in the folder `out`.
 
     Args:
         settings: `model`, `training` and `task.masked_lm_probability` are used.
@@ -91,15 +88,24 @@ def train_on_table(
         model: a folder with weights; a config.json or a type of `transformers`: fresh weights; None: a BERT of `model`.
         evaluation_data: another packed table of the same tokenizer; None for none.
     """
-    _check_settings(settings.training, evaluation_data)
+    training = settings.training
+    if training.target_masked_lm_accuracy is not None and evaluation_data is None:
+        raise InputError("training.target_masked_lm_accuracy: needs evaluation data; pass --evaluation-data")
+    if training.init_checkpoint is not None:
+        raise InputError("training.init_checkpoint: for packed records; on a packed table, give its folder with --model")
+    for name, usual in (("loss", "token"), ("measure_speedup", False)):
+        value = getattr(training, name)
+        if value != usual:
+            raise InputError(
+                f"training.{name} = {str(value).lower()}: for packed records only; a packed table needs {str(usual).lower()}"
+            )
     with ExitStack() as stack:
         source, held_out = (
-            None if each is None else open_packed_table(stack.enter_context(local_copy(each, settings.store)))
+            None if each is None else _open_packed_table(stack.enter_context(local_copy(each, settings.store)))
             for each in (data, evaluation_data)
         )
         given = None if model is None else stack.enter_context(local_copy(model, settings.store))
-        job = _TableJob(settings, cast(PackedTable, source), held_out, given)
-        return run_job(job, settings, out, reporter=reporter, resume=resume, overwrite=overwrite, dry_run=dry_run)
+        return run_job(_TableJob(settings, cast(_PackedTable, source), held_out, given), settings, out, **options)
 
 
 class _TableJob(Job[TableTraining]):
@@ -109,7 +115,7 @@ class _TableJob(Job[TableTraining]):
     section: TrainingSettings
 
     def __init__(
-        self, settings: PipelineSettings, source: PackedTable, held_out: PackedTable | None, given: Path | None
+        self, settings: PipelineSettings, source: _PackedTable, held_out: _PackedTable | None, given: Path | None
     ) -> None:
         self.section = settings.training
         self._settings, self._source, self._held_out = settings, source, held_out
@@ -138,7 +144,9 @@ class _TableJob(Job[TableTraining]):
             TaskObjective(task),
             plan,
             evaluation,
-            self._batches,
+            lambda plan, order: _table_batches(
+                source, targets, plan.micro_batches(order.updates_done, order.packs_done), order
+            ),
             self._lines(plan),
             self._signature(),
             LossDenominators(training.loss_normalization, (words / packs, 1.0)),
@@ -187,10 +195,6 @@ class _TableJob(Job[TableTraining]):
         model = self._start.config.to_json()
         return Signature("train", {"model": model, "training": section, "task": task}, inputs)
 
-    def _batches(self, plan: RunPlan, order: TrainingOrder) -> Iterator[Batch]:
-        """Packs of the table, without end."""
-        return table_batches(self._source, self._targets, plan.micro_batches(order.updates_done, order.packs_done), order)
-
     def load_start(self, model: Model, reporter: Reporter) -> None:
         """Load the weights of `--model`."""
         model.load_values(self._start.variables)
@@ -220,7 +224,7 @@ def _figures(loss: float, accuracy: float) -> dict[str, float]:
 class _TableEvaluation(EvaluationSet[WordEvaluation]):
     """A packed table: every sequence once, each with the same masks whatever its pack; `take_packs` limits it."""
 
-    source: PackedTable
+    source: _PackedTable
     targets: WordTargets
     vocabulary: int
     batch_packs: int
@@ -233,7 +237,7 @@ class _TableEvaluation(EvaluationSet[WordEvaluation]):
 
     def batches(self, rank: int, size: int) -> Iterator[EvaluationBatch]:
         """Every pack once; the last batch is filled up."""
-        batches = evaluation_table_batches(self.source, self.targets, self.batch_packs, rank, size, self.take_packs)
+        batches = _evaluation_table_batches(self.source, self.targets, self.batch_packs, rank, size, self.take_packs)
         return map(EvaluationBatch, batches)
 
     def counted(self, batch: Batch) -> FloatArray:
@@ -254,25 +258,12 @@ class _TableEvaluation(EvaluationSet[WordEvaluation]):
         )
 
 
-def _check_settings(training: TrainingSettings, evaluation_data: Path | None) -> None:
-    if training.target_masked_lm_accuracy is not None and evaluation_data is None:
-        raise InputError("training.target_masked_lm_accuracy: needs evaluation data; pass --evaluation-data")
-    if training.init_checkpoint is not None:
-        raise InputError("training.init_checkpoint: for packed records; on a packed table, give its folder with --model")
-    for name, usual in (("loss", "token"), ("measure_speedup", False)):
-        value = getattr(training, name)
-        if value != usual:
-            raise InputError(
-                f"training.{name} = {str(value).lower()}: for packed records only; a packed table needs {str(usual).lower()}"
-            )
-
-
 # --- the table: packs in the one global order, each token with what is to be predicted. The tokenizer comes with it
 # (`tokenize` and `pack` leave it there). Memory does not grow with the table: it is that of a few row groups.
 
 
 @dataclass(frozen=True)
-class TableSource:
+class _TableSource:
     """A packed table of rows of one length, with its tokenizer."""
 
     path: Path
@@ -292,11 +283,11 @@ class TableSource:
 
 
 @dataclass(frozen=True)
-class PackedTable:
+class _PackedTable:
     """A packed table, or those of rows of several lengths, ascending."""
 
     path: Path
-    tables: tuple[TableSource, ...]
+    tables: tuple[_TableSource, ...]
 
     @property
     def tokenizer(self) -> RowTokenizer:
@@ -323,7 +314,7 @@ class PackedTable:
         return sum(getattr(table.metadata, figure) for table in self.tables)
 
 
-def open_packed_table(path: Path) -> PackedTable:
+def _open_packed_table(path: Path) -> _PackedTable:
     """The packed tables in a folder of this machine, by the length of their rows.
 
     Raises:
@@ -331,10 +322,10 @@ def open_packed_table(path: Path) -> PackedTable:
     """
     several = RowTables.read_if_present(path)
     folders = [path] if several is None else [row_table_path(path, length) for length in several.row_lengths]
-    return PackedTable(path, tuple(map(_open_table, folders)))
+    return _PackedTable(path, tuple(map(_open_table, folders)))
 
 
-def _open_table(path: Path) -> TableSource:
+def _open_table(path: Path) -> _TableSource:
     metadata = TableMetadata.read(path)
     if not (path / NOTES_NAME / TOKENIZER_NAME).is_file():
         raise InputError(
@@ -342,10 +333,10 @@ def _open_table(path: Path) -> TableSource:
             f"table, or copy the tokenizer.json of its tokens to {path / NOTES_NAME}"
         )
     packs = open_tables(path, sorted(path.glob("packed-*.parquet")))
-    return TableSource(path, metadata, packs, open_tokenizer(path / NOTES_NAME))
+    return _TableSource(path, metadata, packs, open_tokenizer(path / NOTES_NAME))
 
 
-def _check_table_fits(source: PackedTable, sizes: ModelSizes) -> None:
+def _check_table_fits(source: _PackedTable, sizes: ModelSizes) -> None:
     """Refuse a table that the model cannot take."""
     if source.length > sizes.positions:
         raise InputError(
@@ -355,7 +346,7 @@ def _check_table_fits(source: PackedTable, sizes: ModelSizes) -> None:
     source.tokenizer.check_fits(sizes.vocab_size, sizes.segments)
 
 
-def _check_same_tokens(source: PackedTable, other: RowTokenizer) -> None:
+def _check_same_tokens(source: _PackedTable, other: RowTokenizer) -> None:
     """Refuse a model, or a second table, whose tokenizer gives some token of the table another number."""
     ours, theirs = source.tokenizer.tokenizer.get_vocab(), other.tokenizer.get_vocab()
     token = min((token for token, number in ours.items() if theirs.get(token) != number), default=None, key=ours.__getitem__)
@@ -366,8 +357,8 @@ def _check_same_tokens(source: PackedTable, other: RowTokenizer) -> None:
         )
 
 
-def table_batches(
-    source: PackedTable, targets: WordTargets, micro_batches: Iterable[MicroBatch], order: TrainingOrder
+def _table_batches(
+    source: _PackedTable, targets: WordTargets, micro_batches: Iterable[MicroBatch], order: TrainingOrder
 ) -> Iterator[Batch]:
     """The share of a process in these micro-batches of packs, without end."""
     tables = source.tables
@@ -378,15 +369,15 @@ def table_batches(
     return batches_in_order([table.packs for table in tables], features, micro_batches, order, source.path)
 
 
-def evaluation_table_batches(
-    source: PackedTable, targets: WordTargets, batch_packs: int, rank: int, size: int, take_packs: int | None
+def _evaluation_table_batches(
+    source: _PackedTable, targets: WordTargets, batch_packs: int, rank: int, size: int, take_packs: int | None
 ) -> Iterator[Batch]:
     """Every pack once, always with the same masks; as `each_pack_once`, of each length in turn.
 
     `batch_packs` are of the longest rows, and of shorter ones as many slots; of `take_packs`, each length has its share.
     """
 
-    def batches_of(table: TableSource) -> Iterator[Batch]:
+    def batches_of(table: _TableSource) -> Iterator[Batch]:
         read = partial(_features, table, targets, epoch=EVALUATION_EPOCH)
         take = None if take_packs is None else math.ceil(take_packs * table.metadata.packs / source.total("packs"))
         return each_pack_once(table.packs.files, read, batch_packs * source.length // table.length, rank, size, take)
@@ -394,7 +385,7 @@ def evaluation_table_batches(
     return chain.from_iterable(map(batches_of, source.tables))
 
 
-def _features(source: TableSource, targets: WordTargets, shards: IntArray, records: IntArray, epoch: int) -> Batch:
+def _features(source: _TableSource, targets: WordTargets, shards: IntArray, records: IntArray, epoch: int) -> Batch:
     """Some packs, their token numbers checked."""
     files: TableFiles = source.packs.files
     packs = files.read(shards, records)

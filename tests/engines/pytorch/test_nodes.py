@@ -15,7 +15,7 @@ import pytest
 pytest.importorskip("torch")
 
 from gaudi_bert.common.launch import free_port
-from gaudi_bert.training.checkpoint import checkpoint_files, read_checkpoint
+from gaudi_bert.training.checkpoint import _checkpoint_files, read_checkpoint
 from tests.builders import training_data as data
 from tests.builders.agree import identical
 from tests.builders.effort import LONG
@@ -187,7 +187,7 @@ def check_end(printed: Ends, end: str, pod: int, at: str) -> None:
 
 
 def check_same_bits(complete: Path, broken: Path) -> None:
-    ends = [read_checkpoint(checkpoint_files(out / "checkpoints")[-1]) for out in (complete, broken)]
+    ends = [read_checkpoint(_checkpoint_files(out / "checkpoints")[-1]) for out in (complete, broken)]
     assert [end.update for end in ends] == [UPDATES] * 2
     for part in ("variables", "first_moments", "second_moments"):
         identical(*(getattr(end, part) for end in ends))

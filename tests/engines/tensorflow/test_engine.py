@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import sys
@@ -12,7 +13,7 @@ import tensorflow as tf
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.sections import GaudiSettings, TrainingSettings
-from gaudi_bert.engines.tensorflow.engine import BFLOAT16_LIST, open_device, runtime_variables
+from gaudi_bert.engines.tensorflow.engine import BFLOAT16_LIST, open_device
 
 VARIABLES = (
     "TF_BF16_CONVERSION",
@@ -115,14 +116,18 @@ def test_no_card_and_a_failing_driver_are_told_with_their_remedy(monkeypatch) ->
         open_device(TrainingSettings(device="hpu"))
 
 
-def test_a_list_of_ones_own_is_checked_before_the_runtime_passes_over_it(tmp_path) -> None:
+def test_a_list_of_ones_own_is_checked_before_the_runtime_passes_over_it(tmp_path, monkeypatch) -> None:
     path = tmp_path / "mine.json"
-    settings = GaudiSettings(bfloat16_list=str(path))
+    stand_in(monkeypatch, [])
+    opened = functools.partial(
+        open_device, TrainingSettings(device="hpu", precision="bfloat16"), GaudiSettings(bfloat16_list=str(path))
+    )
     with pytest.raises(InputError, match="cannot read"):
-        runtime_variables(settings, "bfloat16")
+        opened()
     content = json.loads(BFLOAT16_LIST.read_text())
     path.write_text(json.dumps(content))
-    assert runtime_variables(settings, "bfloat16")["TF_BF16_CONVERSION"] == str(path)
+    opened()
+    assert os.environ.pop("TF_BF16_CONVERSION") == str(path)
     for key, value, message in [
         ("allow_list", [], "unknown key `allow_list`; write it as bfloat16.json"),
         ("allowlist", [["MatMul"]], r"`allowlist\.0` = \['MatMul'\]"),
@@ -130,7 +135,7 @@ def test_a_list_of_ones_own_is_checked_before_the_runtime_passes_over_it(tmp_pat
     ]:
         path.write_text(json.dumps({**content, key: value}))
         with pytest.raises(InputError, match=message):
-            runtime_variables(settings, "bfloat16")
+            opened()
 
 
 def test_threads_that_come_too_late_are_an_error() -> None:

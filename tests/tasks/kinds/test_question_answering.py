@@ -7,7 +7,7 @@ import pytest
 
 from gaudi_bert.config.sections import TaskSettings
 from gaudi_bert.rows.types import QuestionRow, RowPosition, Sequences
-from gaudi_bert.tasks.kinds.question_answering import squad_scores
+from gaudi_bert.tasks.kinds.question_answering import _squad_scores
 from gaudi_bert.tasks.kinds.task import task_named
 from tests.builders.agree import agree
 
@@ -54,5 +54,5 @@ def test_no_answer_is_an_answer_where_the_data_has_such(threshold: float, best: 
 
 
 def test_squad_compares_as_squad_does() -> None:
-    found = squad_scores(["The cat!", "", "x y", "left"], [["cat"], [], ["y z", "q"], []])
+    found = _squad_scores(["The cat!", "", "x y", "left"], [["cat"], [], ["y z", "q"], []])
     agree(found, {"exact_match": 50.0, "f1": 100 * (1 + 1 + 0.5 + 0) / 4})

@@ -3,28 +3,18 @@
 from __future__ import annotations
 
 import gzip
-import shutil
-from dataclasses import replace
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.config.sections import FineTuneSettings, TaskSettings
 from gaudi_bert.model.config import BertConfig
-from gaudi_bert.packing.row_lengths import choose_row_lengths
-from gaudi_bert.rows.types import Sequences
-from gaudi_bert.tasks.kinds.task import task_named
-from gaudi_bert.tasks.task_data import TaskData, task_batches
-from gaudi_bert.training.input.batches import Batch, TrainingOrder, evaluation_batches, training_batches, value_limits
-from gaudi_bert.training.input.source import check_fits, open_source
-from gaudi_bert.training.jobs.rows import run_settings
-from gaudi_bert.training.run_plan import RunPlan
+from gaudi_bert.training.input.batches import TrainingOrder, evaluation_batches, training_batches, value_limits
+from gaudi_bert.training.input.source import open_source
 from tests.builders import training_data as data
 from tests.builders.effort import tries
-from tests.builders.packing_case import make_case
 
 CONFIG = BertConfig(
     vocab_size=data.VOCABULARY,
@@ -116,194 +106,3 @@ def test_evaluation_reads_every_pack_once_and_fills_the_last_batch(packed) -> No
     shares = [rows(evaluation_batches(source, limits(source), 8, rank, 3)) for rank in range(3)]
     assert sorted(row for share in shares for row in share) == sorted(rows(batches))
     assert len(rows(evaluation_batches(source, limits(source), 8, take_packs=3))) == 8
-
-
-def one_error(folder: Path, config: BertConfig = CONFIG) -> str:
-    """The message of the one error that opening, checking or reading the folder gives."""
-    with pytest.raises(InputError) as caught:
-        source = open_source(folder)
-        check_fits(source, config)
-        order = TrainingOrder(seed=1, shuffle_packs=5)
-        list(islice(training_batches(source, value_limits(source, config), 4, order), 10))
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
-
-
-def test_data_that_does_not_fit_the_model_is_refused(packed, tmp_path) -> None:
-    assert "model.max_position_embeddings = 22" in one_error(packed, replace(CONFIG, max_position_embeddings=22))
-    assert "vocabulary has 61 tokens, the model has model.vocab_size = 60" in one_error(
-        packed, replace(CONFIG, vocab_size=60)
-    )
-    unknown = data.write_packed(tmp_path / "unknown", data.make_packs(29), vocabulary=None)
-    message = one_error(unknown, replace(CONFIG, vocab_size=50))
-    assert "packed-00000-0000" in message
-    assert "allowed are 0 .. 49" in message
-    assert ": record " in message
-
-
-def test_a_shard_with_a_flipped_bit_cut_short_or_missing_is_named(tmp_path) -> None:
-    folder = data.write_packed(tmp_path / "train", data.make_packs(29))
-    shard = folder / "packed-00000-00001.tfrecord"
-    whole, third = shard.read_bytes(), 0
-    for _ in range(2):
-        third += 16 + int.from_bytes(whole[third : third + 8], "little")
-    shard.write_bytes(whole[: third + 40] + bytes([whole[third + 40] ^ 4]) + whole[third + 41 :])
-    assert f"{shard.name}: record 2 " in one_error(folder)
-    shard.write_bytes(whole[:-5])
-    assert f"{shard.name}: has" in one_error(folder)
-    shard.unlink()
-    assert f"{shard.name}: the shard is missing" in one_error(folder)
-
-
-def write_one(folder: Path, change) -> Path:
-    """Four unpacked records, the third of which went through `change` (a dictionary of features)."""
-    folder.mkdir()
-    sequences = [sequence for pack in data.make_packs(3) for sequence in pack][:4]
-    features = [data.unpacked_features(sequence) for sequence in sequences]
-    features[2] = change(features[2])
-    data.write_records(folder / "part-0", [data.example_bytes(each) for each in features])
-    return folder
-
-
-@pytest.mark.parametrize(
-    ("feature", "values", "expected"),
-    [
-        ("input_ids", np.arange(5), "feature `input_ids` has 5 values, 23 are needed"),
-        ("segment_ids", None, "feature `segment_ids` is missing"),
-        ("masked_lm_weights", np.zeros(9), "feature `masked_lm_weights` has 9 values, 4 are needed"),
-        ("input_ids", np.full(data.LENGTH, 99), "input_ids[0] = 99, allowed are 0 .. 60"),
-        ("masked_lm_ids", np.full(data.PREDICTIONS, -1), "masked_lm_ids[0] = -1, allowed are 0 .. 60"),
-        ("next_sentence_labels", np.array([2]), "next_sentence_labels[0] = 2, allowed are 0 .. 1"),
-        ("masked_lm_weights", np.full(data.PREDICTIONS, np.nan), "masked_lm_weights[0] = nan"),
-        ("input_mask", np.arange(data.LENGTH) % 2 == 0, "input_mask is 0 at 1 and 1 at 2"),
-        ("input_mask", np.zeros(data.LENGTH, np.int64), "input_mask is 0 at 0"),
-    ],
-)
-def test_a_wrong_record_is_named(tmp_path, feature, values, expected) -> None:
-    def change(features):
-        kept = {name: value for name, value in features.items() if name != feature}
-        return kept if values is None else {**kept, feature: values}
-
-    message = one_error(write_one(tmp_path / "train", change))
-    assert "part-0: record 2: " in message
-    assert expected in message
-
-
-def test_not_an_example_and_not_records(tmp_path) -> None:
-    folder = write_one(tmp_path / "train", lambda features: features)
-    good = data.example_bytes(data.unpacked_features(data.make_packs(1)[0][0]))
-    data.write_records(folder / "part-0", [good, b"\xff" * 40])
-    assert "part-0: record 1: " in one_error(folder)
-    with pytest.raises(InputError, match="nothing-here"):
-        open_source(tmp_path / "nothing-here")
-
-
-def test_packs_without_metadata_are_not_taken_for_sequences(packed, tmp_path) -> None:
-    shutil.copytree(packed, tmp_path / "bare", ignore=shutil.ignore_patterns("metadata.json"))
-    assert "metadata.json is missing" in one_error(tmp_path / "bare")
-
-
-# --- batches of a task: every sequence once an epoch, the same packs whatever the number of processes, and resumed anywhere
-
-LENGTHS = np.random.default_rng(2).integers(2, 12, 53)
-
-
-ROW_LENGTHS = pytest.mark.parametrize("lengths", [(23,), (5, 9, 23)])
-
-
-def make_data(lengths: tuple[int, ...], depth: int | str = 4) -> TaskData:
-    offsets = np.concatenate([[0], np.cumsum(LENGTHS)])
-    ids = np.repeat(np.arange(len(LENGTHS)), LENGTHS).astype(np.int32) + 5
-    sequences = Sequences(
-        np.arange(len(LENGTHS)), offsets, ids, np.zeros(len(ids), np.int8), target=np.arange(len(LENGTHS)).astype(np.int32)
-    )
-    packings = choose_row_lengths(np.bincount(LENGTHS)[1:], float, lengths=lengths, depth=depth).packings
-    return TaskData(Path("x"), "x", (), sequences, packings)
-
-
-def plan_of(data: TaskData, batch_packs: int, size: int = 1, epochs: int = 3) -> RunPlan:
-    """Of four updates, or a few more."""
-    settings = run_settings(FineTuneSettings(batch_sequences=epochs * 53 // 4), batch_packs, 4, 1)
-    return RunPlan(settings, data.packing_factor, size, size, 23, data.packs, rows=data.row_packs)
-
-
-def batches_of(data: TaskData, plan: RunPlan, epochs: int = 3, **order: int) -> list[Batch]:
-    """The batches that remain, and the next one."""
-    stream = task_batches(data, task(), plan, epochs, TrainingOrder(7, 0, size=plan.processes, **order))
-    updates = range(order.get("updates_done", 0) + 1, plan.updates_of(epochs) + 1)
-    return list(islice(stream, sum(len(plan.micro_batches_of(update)) for update in updates) + 1))
-
-
-def task():
-    return task_named("classification")(TaskSettings(), [str(number) for number in range(53)])
-
-
-def packs_in(batches) -> list[tuple[int, ...]]:
-    """The targets of each pack, in order; () for an empty one."""
-    return [
-        tuple(targets[weights > 0].tolist())
-        for batch in batches
-        for targets, weights in zip(batch["targets"], batch["target_weights"], strict=True)
-    ]
-
-
-@ROW_LENGTHS
-def test_every_epoch_holds_every_sequence_once_in_other_packs(lengths: tuple[int, ...]) -> None:
-    data = make_data(lengths)
-    batches, epochs = batches_of(data, plan_of(data, 3, epochs=2), epochs=2), ([], [])
-    for length, packing in zip(lengths, data.packings, strict=True):
-        found = packs_in(batch for batch in batches if batch["input_ids"].shape[1] == length)
-        epochs[0].extend(found[: packing.packs])
-        epochs[1].extend(found[packing.packs : 2 * packing.packs])
-        assert all(pack == () for pack in found[2 * packing.packs :])
-        assert max(LENGTHS[number] for pack in found for number in pack) <= length
-    for epoch in epochs:
-        assert sorted(number for pack in epoch for number in pack) == list(range(53))
-    assert {tuple(sorted(pack)) for pack in epochs[0]} != {tuple(sorted(pack)) for pack in epochs[1]}
-
-
-@ROW_LENGTHS
-@pytest.mark.parametrize("size", [2, 3])
-def test_processes_share_the_packs_of_one(size: int, lengths: tuple[int, ...]) -> None:
-    """All are at the same length at the same time, in a run that began by one process or by as many."""
-    data = make_data(lengths)
-    one = plan_of(data, 2 * size)
-    several = replace(one, processes=size, begun_by=1) if len(lengths) > 1 else plan_of(data, 2, size)
-    streams = [iter(batches_of(data, several, rank=rank)) for rank in range(size)]
-    alone = iter(batches_of(data, one))
-    for update in range(1, one.updates_of(3) + 1):
-        packs = packs_in(islice(alone, len(one.micro_batches_of(update))))
-        shared = [list(islice(stream, len(several.micro_batches_of(update)))) for stream in streams]
-        assert sorted(filter(None, packs_in(chain(*shared)))) == sorted(filter(None, packs))
-        for at_once in zip(*shared, strict=True):
-            assert len({batch["input_ids"].shape for batch in at_once}) == 1
-
-
-@ROW_LENGTHS
-def test_a_stream_is_taken_up_after_any_update(lengths: tuple[int, ...]) -> None:
-    data = make_data(lengths, "max")
-    plan = plan_of(data, 3)
-    every = batches_of(data, plan)
-    for update in range(plan.updates_of(3) + 1):
-        later = batches_of(data, plan, updates_done=update, packs_done=plan.packs_after(update))
-        for one, other in zip(every[len(every) - len(later) :], later, strict=True):
-            assert {name: values.tobytes() for name, values in one.items()} == {
-                name: v.tobytes() for name, v in other.items()
-            }
-
-
-def test_a_number_of_processes_without_streams_of_their_own_is_said_with_its_cost(tmp_path: Path) -> None:
-    source = open_source(make_case(tmp_path / "case").packed)
-    assert source.streams == 32
-    assert [source.reading_cost(processes) for processes in (1, 2, 8, 32)] == [None] * 4
-    costs = {
-        3: (3, "=33` makes it once"),
-        48: (3, "=48` makes it once"),
-        64: (2, "=64` makes it once"),
-        1024: (32, "=512` makes it less often"),
-    }
-    for processes, (readers, remedy) in costs.items():
-        line = source.reading_cost(processes)
-        assert line is not None
-        assert f"by {readers} of the {processes} processes" in line
-        assert line.endswith(f"packing.shard_multiple{remedy}")

@@ -13,7 +13,7 @@ from gaudi_bert.rows.packs import BatchShape
 from gaudi_bert.rows.types import Sequences
 from gaudi_bert.tasks.update_plan import GroupedRows, RowStream, UpdateShape
 from gaudi_bert.training.jobs.finetune import finetune
-from gaudi_bert.training.jobs.pairs import PairData
+from gaudi_bert.training.jobs.pairs import _PairData
 from gaudi_bert.training.jobs.rows import FineTuneInput
 from tests.builders.bert_folder import write_bert
 from tests.builders.json_lines import write_lines
@@ -30,7 +30,7 @@ def test_an_update_that_needs_more_packs_than_were_planned_has_more_micro_batche
     offsets = np.concatenate([[0], np.cumsum(lengths)])
     sequences = Sequences(np.arange(26), offsets, np.ones(tokens, np.int32), np.zeros(tokens, np.int8))
     stream = RowStream(lengths, groups, batch_rows=5, epochs=2, seed=5)
-    data = PairData(sequences, None, stream, UpdateShape(BatchShape(2, 24, 3), 1, processes))  # type: ignore[arg-type]
+    data = _PairData(sequences, None, stream, UpdateShape(BatchShape(2, 24, 3), 1, processes))  # type: ignore[arg-type]
     counts = [data.micro_batches_of(update) for update in range(stream.updates)]
     assert max(counts) > 1
     of_rank = [data.batches(0, rank) for rank in range(processes)]

@@ -24,15 +24,15 @@ from gaudi_bert.artefacts.base import NOTES_NAME
 from gaudi_bert.common.errors import StoppedError
 from gaudi_bert.config.pipeline import PipelineSettings, pipeline_from_mapping
 from gaudi_bert.training.checkpoint import find_checkpoint, read_checkpoint
-from gaudi_bert.training.input.batches import TrainingOrder, even_micro_batches
+from gaudi_bert.training.input.batches import TrainingOrder, _even_micro_batches
 from gaudi_bert.training.jobs.tables import (
     WordTargets,
-    evaluation_table_batches,
-    open_packed_table,
-    table_batches,
+    _evaluation_table_batches,
+    _open_packed_table,
+    _table_batches,
     train_on_table,
 )
-from gaudi_bert.training.loop import learning_rate_at
+from gaudi_bert.training.run_plan import learning_rate_at
 from tests.builders.agree import agree, identical
 from tests.builders.command_line import refusal, run_command, succeed
 from tests.builders.effort import once, sampled
@@ -100,7 +100,7 @@ def of_table(files: Path, name: str, data: str) -> tuple[Any, WordTargets]:
     """A table, and what is predicted of it."""
     from gaudi_bert.tasks.models.task_models import vocabulary_of
 
-    source = open_packed_table(files / data / "packed")
+    source = _open_packed_table(files / data / "packed")
     if name == "gpt2":
         return source, WordTargets("causal-language-modelling", settings().training.seed, 0.2)
     return source, WordTargets("masked-language-modelling", settings().training.seed, 0.2, vocabulary_of(source.tokenizer))
@@ -122,7 +122,7 @@ def losses_of_the_twin(files: Path, name: str, steps: int) -> list[float]:
     )
     source, targets = of_table(files, name, "train")
     order = TrainingOrder(training.seed, 4096)
-    batches = table_batches(source, targets, even_micro_batches(training.micro_batch_packs, order), order)
+    batches = _table_batches(source, targets, _even_micro_batches(training.micro_batch_packs, order), order)
     losses = []
     for update in range(1, training.updates + 1):
         rows = [row for batch in itertools.islice(batches, steps) for row in single_rows(batch)]
@@ -160,7 +160,7 @@ def test_losses_are_those_of_transformers_on_single_rows(files: Path, name: str,
     assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     assert type(model).__name__ == result.model
     source, targets = of_table(files, name, "evaluation")
-    rows = [row for batch in evaluation_table_batches(source, targets, 3, 0, 1, None) for row in single_rows(batch)]
+    rows = [row for batch in _evaluation_table_batches(source, targets, 3, 0, 1, None) for row in single_rows(batch)]
     with torch.no_grad():
         agree(result.evaluation.loss, loss_of_rows(model.eval(), rows).item(), 1e-5)
     assert result.evaluation.sequences == len(rows) == source.total("sequences")
@@ -176,7 +176,7 @@ def test_losses_are_those_of_transformers_on_single_rows(files: Path, name: str,
 @pytest.mark.slow
 def test_rows_of_several_lengths_learn_what_rows_of_one_do(files: Path, tmp_path: Path) -> None:
     """All sequences in each of twenty updates."""
-    source = open_packed_table(files / "train" / "packed")
+    source = _open_packed_table(files / "train" / "packed")
     batch, listener = {"global_batch_sequences": source.total("sequences"), "engine": "pytorch"}, Listener()
     one, several = (
         trained(files, "bert", tmp_path / packs, listener, packs, micro_batch_packs=most, **batch)

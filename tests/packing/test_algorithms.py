@@ -40,7 +40,7 @@ def plans(seed: int) -> str:
 
 @pytest.mark.parametrize("seed", sampled([1, 2], 2))
 def test_compiled_and_interpreted_kernels_agree_to_the_last_bit(seed: int) -> None:
-    code = f"from tests.packing.test_pack_histogram import plans; print(plans({seed}))"
+    code = f"from tests.packing.test_algorithms import plans; print(plans({seed}))"
     done = run_python(code, NUMBA_DISABLE_JIT="1", PYTHONPATH=str(Path(__file__).parents[2]))
     assert done.returncode == 0, done.stderr
     assert done.stdout.rstrip("\n") == plans(seed)

@@ -23,7 +23,7 @@ from gaudi_bert.config.values import EngineName  # noqa: E402
 from gaudi_bert.model.heads import VectorHead  # noqa: E402
 from gaudi_bert.rows.types import Sequences  # noqa: E402
 from gaudi_bert.rows.window_plan import PackRunner, plan_window  # noqa: E402
-from gaudi_bert.tasks.models.task_models import encoder_weights  # noqa: E402
+from gaudi_bert.tasks.models.task_models import start_weights  # noqa: E402
 from gaudi_bert.training.weights import read_weights  # noqa: E402
 from tests.builders.agree import agree  # noqa: E402
 from tests.builders.bert_folder import VOCABULARY, write_bert, write_rows  # noqa: E402
@@ -228,4 +228,4 @@ def test_weights_without_an_encoder(folder: Path, tmp_path: Path) -> None:
     kept = {name: value for name, value in tensors.items() if "layer.0.output" not in name}
     save_file(kept, tmp_path / "m" / "model.safetensors")
     with pytest.raises(InputError, match="is missing; give the weights of a"):
-        encoder_weights(tmp_path / "m")
+        start_weights(tmp_path / "m", None)

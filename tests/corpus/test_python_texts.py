@@ -1,0 +1,168 @@
+"""The texts that every CPython carries."""
+
+from __future__ import annotations
+
+import ast
+import gc
+import json
+from collections import Counter
+
+from gaudi_bert.common.features import BUILT_IN_TEXTS
+from gaudi_bert.corpus.python_texts import (
+    HELD_OUT_OF,
+    LABELS,
+    docstrings_of_source,
+    documentation_documents,
+    labelled_docstrings,
+    python_texts,
+)
+from tests.builders.agree import agree
+
+SOURCE = b'''"""Of the module."""
+class Outer:
+    """Of the class.
+
+        Indented further than
+    the rest.
+    """
+
+    attribute = 1
+    """Of an attribute: no docstring."""
+
+    async def method(self):
+        "Of the method."
+
+    def bare(self):
+        """ """
+
+if attribute:
+    def one(): "First."
+else:
+    def one(): "Second."
+try:
+    import thing
+except ImportError:
+    class Instead: "For want of it."
+for _ in ():
+    def looped():
+        def inner(): "Inside."
+'''
+
+
+def test_docstrings_are_those_of_modules_classes_and_functions_wherever_they_stand() -> None:
+    assert list(docstrings_of_source(SOURCE, "module")) == [
+        ("module", "Of the module."),
+        ("module.Outer", "Of the class.\n\n    Indented further than\nthe rest."),
+        ("module.Outer.method", "Of the method."),
+        ("module.one", "First."),
+        ("module.one", "Second."),
+        ("module.Instead", "For want of it."),
+        ("module.looped.inner", "Inside."),
+    ]
+
+
+def test_every_built_in_text_is_there_and_about_as_long_as_stated() -> None:
+    for name, size in BUILT_IN_TEXTS.items():
+        texts = python_texts(name)
+        agree(sum(map(len, texts.values())), size, 0.2)
+        assert json.loads(json.dumps(texts)) == texts
+    assert gc.isenabled()
+
+
+def test_the_topics_are_few_long_documents_without_repetition() -> None:
+    assert python_texts("python-docs").keys() >= {"assert", "class"}
+    documents = documentation_documents(python_texts("python-docs"))
+    assert len(documents) > 60
+    assert sum(map(len, documents)) > 3000
+    long_sentences = [sentence for document in documents for sentence in document if len(sentence) > 150]
+    assert len(set(long_sentences)) > 0.99 * len(long_sentences), "paragraphs are not repeated"
+    assert not any(set(sentence) <= set("=*-~^+|# ") for document in documents for sentence in document)
+
+
+def test_the_docstrings_are_many_short_documents_without_repetition() -> None:
+    texts = python_texts("python-docstrings")
+    assert texts["json.dumps"].split() == (json.dumps.__doc__ or "").split()
+    assert texts["ast.get_docstring"].split() == (ast.get_docstring.__doc__ or "").split()
+    assert not {"idlelib", "lib2to3", "test", "this"} & {name.split(".")[0] for name in texts}
+    documents = documentation_documents(texts)
+    assert len(documents) > 5000
+    characters = sorted(sum(map(len, document)) for document in documents)
+    assert characters[len(characters) // 2] < 150, "most are far shorter than a row of 128 tokens"
+    paragraphs = [" ".join(document) for document in documents if sum(map(len, document)) > 100]
+    assert len(set(paragraphs)) == len(paragraphs)
+
+
+SHORT = """The "short" topic
+*****************
+
+This paragraph, which is wrapped, stands in both of the topics. It has
+two sentences.
+"""
+
+
+LONG = """A longer topic
+**************
+
+This paragraph, which is wrapped, stands in both of the topics. It has
+two sentences.
+
+For example:
+
+   >>> print("a. B")
+   a. B
+
+* An item of a list. It has two sentences.
+
++------+-----+
+| left | one |
++------+-----+
+| more | two |
++------+-----+
+
+   An indented paragraph that follows no colon is text. Is it not?
+"""
+
+
+def test_what_becomes_a_sentence() -> None:
+    long, short = documentation_documents({"z": SHORT, "a": LONG, "rulers": "****\n\n====\n"})
+    common = "This paragraph, which is wrapped, stands in both of the topics."
+    assert short == ['The "short" topic', common, "It has two sentences."]
+    assert long == [
+        *("A longer topic", "For example:", '>>> print("a. B")', "a. B", "An item of a list.", "It has two sentences."),
+        *("left one", "more two", "An indented paragraph that follows no colon is text.", "Is it not?"),
+    ]
+
+
+TEXTS = {
+    **{f"email.part{number}": f"Return the header number {number} of a message." for number in range(7)},
+    **{f"_pydecimal.f{number}": f"Round to {number} digits." for number in range(5)},
+    "xml.dom": "Nodes of a tree.",
+    "xml.sax": "Events of a parser.",
+    "zlib": "Compress.",
+    # The same words in two packages are one row, of the first by name.
+    "abc.f": "Round to 3 digits.",
+}
+
+
+def test_the_packages_with_the_most_texts_are_the_labels() -> None:
+    rows = labelled_docstrings(TEXTS, labels=3)
+    assert Counter(row.label for row in rows) == {"email": 7, "pydecimal": 5, "xml": 2}
+    assert [row.name for row in rows] == sorted(row.name for row in rows)
+    assert len({row.text for row in rows}) == len(rows)
+
+
+def test_whether_a_row_is_held_out_depends_on_its_name_alone() -> None:
+    held_out = {row.name for row in labelled_docstrings(TEXTS, labels=3) if row.held_out}
+    fewer = {name: text for name, text in TEXTS.items() if "part" not in name}
+    assert {row.name for row in labelled_docstrings(fewer, labels=3) if row.held_out} <= held_out | {"zlib", "abc.f"}
+
+
+def test_the_standard_library_gives_enough_of_each_label() -> None:
+    rows = labelled_docstrings(python_texts("python-docstrings"))
+    held_out = [row for row in rows if row.held_out]
+    assert len({row.label for row in rows}) == len({row.label for row in held_out}) == LABELS
+    assert len(rows) > 1500
+    assert 0.8 < len(held_out) * HELD_OUT_OF / len(rows) < 1.2
+    assert not {row.text for row in held_out} & {row.text for row in rows if not row.held_out}
+    most = max(Counter(row.label for row in held_out).values())
+    assert most < 0.25 * len(held_out), "one answer for everything must not look like learning"

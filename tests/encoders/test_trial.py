@@ -1,0 +1,39 @@
+"""A model is tried as it is, without touching it; why it cannot be tried is one line."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from gaudi_bert.common.errors import InputError
+
+torch = pytest.importorskip("torch", reason="PYTORCH MISSING: install the extra dev to test packs for PyTorch")
+transformers = pytest.importorskip("transformers", minversion="5")
+
+from gaudi_bert.pytorch import PackCollator  # noqa: E402
+from tests.encoders.test_feeding_trial import LLAMA, ROWS, SIZES, check_outputs, random_model  # noqa: E402
+
+
+def test_a_model_in_sixteen_bits_is_tried_in_them() -> None:
+    torch.manual_seed(5)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES)).to(torch.bfloat16)
+    collator = PackCollator("transformers-5", model, dtype=torch.bfloat16)
+    assert pickle.loads(pickle.dumps(collator)).feeding.causal  # for workers that are spawned
+
+
+def test_a_model_is_tried_without_touching_it() -> None:
+    model = transformers.BertModel(transformers.BertConfig(**SIZES))
+    state = torch.random.get_rng_state()
+    assert not PackCollator("transformers-5", model).feeding.causal
+    assert torch.equal(torch.random.get_rng_state(), state)
+    model.config.is_decoder = True
+    assert PackCollator("transformers-5", model.config).feeding.causal
+
+
+def test_router_logits_are_refused_with_their_reason() -> None:
+    model = random_model("MixtralForCausalLM", "Mixtral", **LLAMA, num_local_experts=2, output_router_logits=True)
+    with pytest.raises(InputError, match=r"takes no mask of packs: set model\.config\.output_router_logits = False"):
+        PackCollator("transformers-5", model)
+    model.config.output_router_logits = False
+    check_outputs(model, PackCollator("transformers-5", model), ROWS)

@@ -1,0 +1,192 @@
+"""Operations with a backward pass of their own, against automatic gradients in float64; and the statistics of dropout."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from gaudi_bert.engines.tensorflow.bert import attend, attention_bias
+from gaudi_bert.engines.tensorflow.dropout import ForwardPass, keep_mask, keep_scale
+from gaudi_bert.engines.tensorflow.model import cross_entropy
+from gaudi_bert.engines.tensorflow.operations import (
+    activation,
+    dense,
+    dropout,
+    gather_rows,
+    layer_norm,
+    residual_layer_norm,
+    without_gradient,
+)
+from tests.builders.agree import agree
+
+RANDOM = np.random.default_rng(5)
+
+
+def normal(*shape) -> tf.Tensor:
+    return tf.constant(RANDOM.normal(size=shape))
+
+
+def check_same(ours, theirs, *inputs) -> None:
+    """Values and gradients of two functions, under a random weighting of the outputs."""
+    results = []
+    for function in (ours, theirs):
+        with tf.GradientTape() as tape:
+            tape.watch(inputs)
+            outputs = function(*inputs)
+            weights = tf.constant(np.random.default_rng(1).normal(size=outputs.shape))
+            total = tf.reduce_sum(outputs * weights)
+        results.append((outputs, [tf.convert_to_tensor(g) for g in tape.gradient(total, inputs)]))
+    (our_outputs, our_gradients), (their_outputs, their_gradients) = results
+    agree(our_outputs, their_outputs, 1e-11)
+    for one, other in zip(our_gradients, their_gradients, strict=True):
+        agree(one, other, 1e-9)
+
+
+def plain_layer_norm(x, gamma, beta):
+    mean, variance = tf.nn.moments(x, axes=[-1], keepdims=True)
+    return (x - mean) / tf.sqrt(variance + 1e-12) * gamma + beta
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_gelu_is_exact(compiled):
+    check_same(activation("gelu", compiled), lambda x: 0.5 * x * tf.math.erfc(-x / np.sqrt(2.0)), normal(7, 11) * 3)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_layer_norm(compiled):
+    inputs = normal(7, 13), normal(13), normal(13)
+    check_same(lambda x, gamma, beta: layer_norm(x, gamma, beta, 1e-12, compiled), plain_layer_norm, *inputs)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("rate", [0.0, 0.25])
+def test_residual_layer_norm(compiled, rate):
+    inputs = normal(7, 13), normal(7, 13), normal(13), normal(13)
+    drawn = ForwardPass(tf.constant([1, 2]), compiled).draw(inputs[0].shape, rate, 3)
+    factors = 1.0 if drawn is None else keep_mask(drawn, inputs[0].shape, rate, tf.float64) * keep_scale(drawn, rate)
+    check_same(
+        lambda new, old, gamma, beta: residual_layer_norm(new, old, gamma, beta, drawn, rate, 1e-12, compiled),
+        lambda new, old, gamma, beta: plain_layer_norm(new * factors + old, gamma, beta),
+        *inputs,
+    )
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize(("inputs", "outputs"), [(5, 7), (5, 512), (1024, 3), (512, 512)])  # 4 KiB are 512 of float64
+def test_dense(inputs, outputs, compiled):
+    check_same(
+        lambda x, kernel, bias: dense(x, kernel, bias, compiled),
+        lambda x, kernel, bias: x @ kernel + bias,
+        *(normal(11, inputs), normal(inputs, outputs), normal(outputs)),
+    )
+
+
+def test_gather_rows_is_dense_and_sums_repeated_rows():
+    indices = tf.constant([3, 0, 3, 3, 1], tf.int32)
+    check_same(lambda table: gather_rows(table, indices), lambda table: tf.gather(table, indices), normal(5, 3))
+    table = normal(5, 3)
+    with tf.GradientTape() as tape:
+        tape.watch(table)
+        rows = gather_rows(table, indices)
+    gradient = tape.gradient(rows, table)
+    assert isinstance(gradient, tf.Tensor)
+    np.testing.assert_array_equal(gradient[:, 0], [1, 1, 0, 3, 0])
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("rate", [0.0, 0.25])
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention_core(causal, rate, compiled):
+    mask = tf.constant([[1, 1, 1, 2, 2, 0, 0], [1, 1, 1, 1, 1, 2, 3]], tf.int32)
+    bias = attention_bias(mask, causal, tf.float64)
+    shape = tf.TensorShape([2, 3, 7, 7])
+    drawn = ForwardPass(tf.constant([1, 2]), compiled).draw(shape, rate, 3)
+    factors = 1.0 if drawn is None else keep_mask(drawn, shape, rate, tf.float64) * keep_scale(drawn, rate)
+
+    def plain(query, key, value):
+        shares = tf.nn.softmax(tf.einsum("bnid,bnjd->bnij", query, key) + bias)
+        return tf.einsum("bnij,bnjd->bnid", shares * factors, value)
+
+    check_same(
+        lambda query, key, value: attend(query, key, value, bias, drawn, rate, compiled),
+        plain,
+        normal(2, 3, 7, 5),
+        normal(2, 3, 7, 5),
+        normal(2, 3, 7, 5),
+    )
+
+
+def test_cross_entropy():
+    labels = tf.constant([4, 0, 2, 2, 1], tf.int32)
+    logits = normal(5, 6) * 3
+    check_same(
+        lambda x: cross_entropy(x, labels)[0],
+        lambda x: tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=x),
+        logits,
+    )
+    np.testing.assert_array_equal(cross_entropy(logits, labels)[1], np.argmax(logits, axis=1))
+
+
+def test_cross_entropy_of_a_hopeless_label_is_finite():
+    losses, _ = cross_entropy(tf.constant([[0.0, 1000.0, -1000.0]]), tf.constant([2], tf.int32))
+    assert losses.numpy()[0] == 2000.0
+
+
+def test_without_gradient_gives_zeros():
+    variable = tf.Variable([1.0, 2.0])
+    with tf.GradientTape() as tape:
+        total = tf.reduce_sum(without_gradient(variable) * 3.0)
+    np.testing.assert_array_equal(tape.gradient(total, variable), [0, 0])
+
+
+def dropped(inputs: tf.Tensor, rate: float, seed: list[int], site: int, compiled: bool) -> np.ndarray:
+    drawn = ForwardPass(tf.constant(seed, tf.int32), compiled).draw(inputs.shape, rate, site)
+    return dropout(inputs, drawn, rate, compiled).numpy()
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("rate", [0.1, 0.5, 0.013])
+def test_dropout_drops_the_asked_share_and_keeps_the_mean(rate, compiled):
+    ones = tf.ones([101, 1013])
+    values = dropped(ones, rate, [3, 4], 5, compiled)
+    assert abs(np.mean(values == 0) - rate) < 4 * np.sqrt(rate * (1 - rate) / ones.shape.num_elements()) + 1 / 65536
+    assert abs(values.mean() - 1) < 0.01
+    assert len(np.unique(values)) == 2
+    rows, columns = (values == 0).mean(axis=1), (values == 0).mean(axis=0)
+    assert np.abs(rows - rate).max() < 6 * np.sqrt(rate * (1 - rate) / 1013)
+    assert np.abs(columns - rate).max() < 6 * np.sqrt(rate * (1 - rate) / 101)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("shift", [1, 2, 1013, 50_000, 65_536, 100_000])
+def test_dropped_places_are_independent(shift, compiled):
+    """Of neighbours, of places a power of two apart, and of the two places that share a random word (plain)."""
+    gone = dropped(tf.ones([200_000]), 0.3, [3, 4], 1, compiled) == 0
+    assert abs(np.mean(gone[shift:] & gone[:-shift]) - 0.09) < 0.006
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_passes_and_sites_are_independent(compiled):
+    """Also where seeds are as near as counters, and where one seed's places might be another's, moved."""
+    drawn = [
+        dropped(tf.ones([100_000]), 0.3, seed, site, compiled) == 0
+        for seed, site in [([1, 2], 3), ([1, 2], 4), ([1, 3], 3), ([2, 2], 3), ([-(2**31), 2**31 - 1], 9)]
+    ]
+    for first, one in enumerate(drawn):
+        for other in drawn[first + 1 :]:
+            for moved in (0, 1, 2):
+                assert abs(np.mean(one & np.roll(other, moved)) - 0.09) < 0.006
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_dropout_repeats_itself(compiled):
+    first, again = (dropped(tf.ones([31, 7]), 0.5, [1, 2], 3, compiled).tobytes() for _ in range(2))
+    assert first == again
+
+
+def test_no_dropout_without_seed_or_rate():
+    ones = tf.ones([3, 5])
+    assert ForwardPass(None).draw(ones.shape, 0.5, 0) is None
+    assert ForwardPass(tf.constant([1, 2])).draw(ones.shape, 0.0, 0) is None
+    assert dropout(ones, None, 0.5, False) is ones

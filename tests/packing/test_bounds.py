@@ -1,0 +1,34 @@
+"""Bounds that come with every plan."""
+
+from __future__ import annotations
+
+import pytest
+
+from gaudi_bert.packing.certificate import check_certificate
+from gaudi_bert.packing.exact.bounds import prove_bound
+from gaudi_bert.packing.heuristics import pack_longest_first
+from gaudi_bert.packing.mixture import Work, packs_of
+from gaudi_bert.packing.nnls import iterative_nnls
+from tests.builders.histograms import published, scattered
+
+
+@pytest.mark.parametrize("depth", [2, 3, 4, 16, 512])
+@pytest.mark.parametrize("name", ["squad-384", "wikipedia-512"])
+def test_quick_bound(name: str, depth: int) -> None:
+    counts = published(name).counts
+    certificate = prove_bound(counts, depth)
+    assert check_certificate(certificate, counts) == certificate.bound
+    for mixture in (pack_longest_first(counts, depth), iterative_nnls(counts, depth)):
+        assert certificate.bound <= packs_of(mixture)
+    fewest = {"squad-384": (45_335, 40_195, 40_195), "wikipedia-512": (10_099_081, 8_143_829, 8_135_727)}
+    assert certificate.bound == fewest[name][min(depth, 4) - 2]
+
+
+ALLOWED = [0.0, 1e5, 3e6, 1e9]
+
+
+@pytest.mark.parametrize("operations", ALLOWED)
+def test_a_bound_is_a_bound_however_little_was_done(operations: float) -> None:
+    counts = scattered(301, 90, 40)
+    certificate = prove_bound(counts, 4, Work(operations))
+    assert certificate.bound <= check_certificate(certificate, counts) <= packs_of(pack_longest_first(counts, 4))

@@ -1,0 +1,66 @@
+"""Prices of packs: max-plus products, what is behind them, and lists of all strategies."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gaudi_bert.packing.exact.pricers import TablePricer
+from gaudi_bert.packing.mixture import Work
+from gaudi_bert.packing.pricing import ListedPricer, best_worth, completion_values, list_strategies, power_chain, unwind
+from tests.builders.agree import agree
+from tests.builders.properties import examples
+from tests.oracles import packing as naive
+
+
+@given(st.sets(st.integers(1, 31), min_size=1, max_size=5), st.integers(2, 33), st.integers(0, 2**32 - 1))
+@examples(60)
+def test_a_list_prices_as_the_tables_do(lengths: set[int], depth: int, seed: int) -> None:
+    rows = np.array(sorted(lengths))
+    prices = np.sort(np.random.default_rng(seed).random(len(rows)))
+    copies = list_strategies(rows, 31, depth)
+    assert copies is not None
+    listed, table = ListedPricer(rows, 31, copies, Work()), TablePricer(rows, 31, depth, Work())
+    agree(listed.price(prices), table.price(prices), 1e-12, scale=1.0)
+    every = np.arange(len(rows))
+    for pricer in (listed, table):
+        best = pricer.strategies(every, prices, 0.0)
+        assert all(sum(strategy) <= 31 and len(strategy) <= depth for strategy in best)
+        assert {length for strategy in best for length in strategy} == lengths
+
+
+def test_a_list_that_is_too_long_is_not_made() -> None:
+    assert list_strategies(np.array([1, 2, 3]), 10**6, 10**6) is None
+    assert list_strategies(np.array([10, 31]), 100, 4, most_entries=8) is not None
+    assert list_strategies(np.array([10, 31]), 100, 4, most_entries=7) is None
+
+
+@given(st.integers(1, 19), st.integers(0, 25), st.integers(0, 2**32 - 1))
+@examples(60)
+def test_completions_and_their_items(max_total: int, max_items: int, seed: int) -> None:
+    prices = np.concatenate(([0.0], np.random.default_rng(seed).integers(-5, 20, max_total).astype(float)))
+    chain = power_chain(max_items, max_total)
+    table = np.zeros((len(chain) + 1, max_total + 1))
+    table[0] = prices
+    completion = completion_values(chain, table, np.arange(1, max_total + 1))
+    best = dict.fromkeys(range(1, max_total + 1), -1e300) | {0: 0.0}
+    if max_items:
+        for total in range(1, max_total + 1):
+            packs = naive.strategies(total, min(max_items, total), full=True)
+            best[total] = max(sum(prices[length] for length in pack) for pack in packs)
+    for total in range(max_total + 1):
+        assert completion[total] == best[total]
+        if best[total] > -1e299:
+            items = np.zeros(max_total + 2, dtype=np.int64)
+            found = unwind(chain, table, total, items, 0, np.zeros(2 * (max_total + len(chain) + 5), dtype=np.int64))
+            assert found <= max_items
+            assert items[:found].sum() == total
+            assert prices[items[:found]].sum() == best[total]
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=17), st.integers(1, 20))
+@examples(60)
+def test_best_worth_of_integers(steps: list[int], depth: int) -> None:
+    prices = np.cumsum(steps)
+    assert best_worth(prices, depth) == naive.best_worth(prices.tolist(), depth)

@@ -1,0 +1,134 @@
+"""What data is refused, in one line: records that do not fit the model, are damaged, or are something else."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.model.config import BertConfig
+from gaudi_bert.training.input.batches import TrainingOrder, training_batches, value_limits
+from gaudi_bert.training.input.source import check_fits, open_source
+from tests.builders import training_data as data
+from tests.builders.packing_case import make_case
+
+CONFIG = BertConfig(
+    vocab_size=data.VOCABULARY,
+    hidden_size=8,
+    num_hidden_layers=1,
+    num_attention_heads=2,
+    intermediate_size=8,
+    max_position_embeddings=data.LENGTH,
+)
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory) -> Path:
+    return data.write_packed(tmp_path_factory.mktemp("packed") / "train", data.make_packs(29))
+
+
+def one_error(folder: Path, config: BertConfig = CONFIG) -> str:
+    """The message of the one error that opening, checking or reading the folder gives."""
+    with pytest.raises(InputError) as caught:
+        source = open_source(folder)
+        check_fits(source, config)
+        order = TrainingOrder(seed=1, shuffle_packs=5)
+        list(islice(training_batches(source, value_limits(source, config), 4, order), 10))
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_data_that_does_not_fit_the_model_is_refused(packed, tmp_path) -> None:
+    assert "model.max_position_embeddings = 22" in one_error(packed, replace(CONFIG, max_position_embeddings=22))
+    assert "vocabulary has 61 tokens, the model has model.vocab_size = 60" in one_error(
+        packed, replace(CONFIG, vocab_size=60)
+    )
+    unknown = data.write_packed(tmp_path / "unknown", data.make_packs(29), vocabulary=None)
+    message = one_error(unknown, replace(CONFIG, vocab_size=50))
+    assert "packed-00000-0000" in message
+    assert "allowed are 0 .. 49" in message
+    assert ": record " in message
+
+
+def test_a_shard_with_a_flipped_bit_cut_short_or_missing_is_named(tmp_path) -> None:
+    folder = data.write_packed(tmp_path / "train", data.make_packs(29))
+    shard = folder / "packed-00000-00001.tfrecord"
+    whole, third = shard.read_bytes(), 0
+    for _ in range(2):
+        third += 16 + int.from_bytes(whole[third : third + 8], "little")
+    shard.write_bytes(whole[: third + 40] + bytes([whole[third + 40] ^ 4]) + whole[third + 41 :])
+    assert f"{shard.name}: record 2 " in one_error(folder)
+    shard.write_bytes(whole[:-5])
+    assert f"{shard.name}: has" in one_error(folder)
+    shard.unlink()
+    assert f"{shard.name}: the shard is missing" in one_error(folder)
+
+
+def write_one(folder: Path, change) -> Path:
+    """Four unpacked records, the third of which went through `change` (a dictionary of features)."""
+    folder.mkdir()
+    sequences = [sequence for pack in data.make_packs(3) for sequence in pack][:4]
+    features = [data.unpacked_features(sequence) for sequence in sequences]
+    features[2] = change(features[2])
+    data.write_records(folder / "part-0", [data.example_bytes(each) for each in features])
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("feature", "values", "expected"),
+    [
+        ("input_ids", np.arange(5), "feature `input_ids` has 5 values, 23 are needed"),
+        ("segment_ids", None, "feature `segment_ids` is missing"),
+        ("masked_lm_weights", np.zeros(9), "feature `masked_lm_weights` has 9 values, 4 are needed"),
+        ("input_ids", np.full(data.LENGTH, 99), "input_ids[0] = 99, allowed are 0 .. 60"),
+        ("masked_lm_ids", np.full(data.PREDICTIONS, -1), "masked_lm_ids[0] = -1, allowed are 0 .. 60"),
+        ("next_sentence_labels", np.array([2]), "next_sentence_labels[0] = 2, allowed are 0 .. 1"),
+        ("masked_lm_weights", np.full(data.PREDICTIONS, np.nan), "masked_lm_weights[0] = nan"),
+        ("input_mask", np.arange(data.LENGTH) % 2 == 0, "input_mask is 0 at 1 and 1 at 2"),
+        ("input_mask", np.zeros(data.LENGTH, np.int64), "input_mask is 0 at 0"),
+    ],
+)
+def test_a_wrong_record_is_named(tmp_path, feature, values, expected) -> None:
+    def change(features):
+        kept = {name: value for name, value in features.items() if name != feature}
+        return kept if values is None else {**kept, feature: values}
+
+    message = one_error(write_one(tmp_path / "train", change))
+    assert "part-0: record 2: " in message
+    assert expected in message
+
+
+def test_not_an_example_and_not_records(tmp_path) -> None:
+    folder = write_one(tmp_path / "train", lambda features: features)
+    good = data.example_bytes(data.unpacked_features(data.make_packs(1)[0][0]))
+    data.write_records(folder / "part-0", [good, b"\xff" * 40])
+    assert "part-0: record 1: " in one_error(folder)
+    with pytest.raises(InputError, match="nothing-here"):
+        open_source(tmp_path / "nothing-here")
+
+
+def test_packs_without_metadata_are_not_taken_for_sequences(packed, tmp_path) -> None:
+    shutil.copytree(packed, tmp_path / "bare", ignore=shutil.ignore_patterns("metadata.json"))
+    assert "metadata.json is missing" in one_error(tmp_path / "bare")
+
+
+def test_a_number_of_processes_without_streams_of_their_own_is_said_with_its_cost(tmp_path: Path) -> None:
+    source = open_source(make_case(tmp_path / "case").packed)
+    assert source.streams == 32
+    assert [source.reading_cost(processes) for processes in (1, 2, 8, 32)] == [None] * 4
+    costs = {
+        3: (3, "=33` makes it once"),
+        48: (3, "=48` makes it once"),
+        64: (2, "=64` makes it once"),
+        1024: (32, "=512` makes it less often"),
+    }
+    for processes, (readers, remedy) in costs.items():
+        line = source.reading_cost(processes)
+        assert line is not None
+        assert f"by {readers} of the {processes} processes" in line
+        assert line.endswith(f"packing.shard_multiple{remedy}")
