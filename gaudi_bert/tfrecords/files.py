@@ -44,7 +44,15 @@ def list_record_files(records: str | Path) -> dict[Path, int]:
             matches = map(Path, glob.glob(os.fspath(records)))
             paths = [path for path in matches if not _is_ignored(path.name) and not path.is_dir()]
             missing = "no such folder or file, and no file matches it as a pattern; check the path"
-        sizes = {path: _file_bytes(path) for path in sorted(paths, key=lambda path: path.name)}
+        paths.sort(key=lambda path: path.name)
+        for path in paths:
+            if path.is_symlink() and not path.is_file():
+                problem = f"a symbolic link to {os.readlink(path)}, which leads to no file; fix the link, or remove it"
+                raise InputError(f"{path}: {problem}")
+            if not path.is_file():
+                problem = "a pipe, socket or device, expected a record file; remove it, or give the files by a pattern"
+                raise InputError(f"{path}: {problem}")
+        sizes = {path: path.stat().st_size for path in paths}
     if not sizes:
         refuse_row_tables(location)
         raise InputError(f"{records}: {missing}")
@@ -98,16 +106,6 @@ def _check_one_format(records: str | Path, paths: Iterable[Path]) -> None:
             f"{shown_location(records)}: holds both HDF5 files ({first[True]}) and others ({first[False]}), which may be "
             "TFRecords; give one format, by a pattern"
         )
-
-
-def _file_bytes(path: Path) -> int:
-    if path.is_file():
-        return path.stat().st_size
-    if path.is_symlink():
-        raise InputError(
-            f"{path}: a symbolic link to {os.readlink(path)}, which leads to no file; fix the link, or remove it"
-        )
-    raise InputError(f"{path}: a pipe, socket or device, expected a record file; remove it, or give the files by a pattern")
 
 
 # --- RECORDS where they are: files of this machine as they are, or objects of a store, which are fetched as they are read

@@ -99,13 +99,6 @@ class _Counted(NamedTuple):
     largest_id: int
 
 
-class _BadFile(NamedTuple):
-    """A file that could not be read, and why."""
-
-    file: InputFile
-    reason: str
-
-
 def _count(
     inputs: RecordInputs,
     sizes: Mapping[Path, int],
@@ -117,16 +110,16 @@ def _count(
     files, ahead = list(sizes), worker_count(run.workers, len(sizes))
     with run.reporter.task("histogram", sum(sizes.values()), "bytes") as task, read_ahead(files, ahead) as batches:
 
-        def count(number: int, buffer: ByteArray) -> _Counted | _BadFile:
+        def count(number: int, buffer: ByteArray) -> _Counted | tuple[InputFile, str]:
             path = files[number]
             with batches.batch(number):
                 try:
                     return _count_file(path, buffer, task.advance)
                 except InputError as error:
-                    return _BadFile(bad_file(path), str(error))
+                    return bad_file(path), str(error)
 
         results = map_files(count, range(len(files)), run.workers)
-    bad = [result for result in results if isinstance(result, _BadFile)]
+    bad = [result for result in results if not isinstance(result, _Counted)]
     _report_bad_files(inputs, bad, len(files), on_bad_file, run.reporter)
     good = [result for result in results if isinstance(result, _Counted)]
     schema = _common_schema(inputs, good)
@@ -151,7 +144,7 @@ def _count(
         tokens=sum(file.tokens for file in counted),
         vocabulary=vocabulary,
         counts=tuple(counts[1:].tolist()),
-        bad_files=tuple(each.file for each in bad),
+        bad_files=tuple(file for file, _ in bad),
         files=tuple(counted),
     )
 
@@ -166,19 +159,20 @@ def why_bad(path: Path) -> str | None:
 
 
 def _report_bad_files(
-    inputs: RecordInputs, bad: Sequence[_BadFile], files: int, on_bad_file: OnBadFile, reporter: Reporter
+    inputs: RecordInputs, bad: Sequence[tuple[InputFile, str]], files: int, on_bad_file: OnBadFile, reporter: Reporter
 ) -> None:
-    """Report all bad files; refuse them, unless they are to be skipped."""
+    """Report all files that could not be read, each with its reason; refuse them, unless they are to be skipped."""
     if not bad:
         return
+    reasons = [reason for _, reason in bad]
     if files == 1:
-        raise InputError(bad[0].reason)
+        raise InputError(reasons[0])
     if len(bad) == 1 and on_bad_file == "stop":
-        raise InputError(f"{bad[0].reason}, or leave it out: {_LEAVE_OUT}")
-    for each in bad[:_NAMED]:
-        reporter.say(each.reason)
-    named = _named([each.file.name for each in bad], _NAMED)
-    summary = f"{inputs.shown}: of {count_of(files, 'file')}, {named} cannot be read: {shortened(bad[0].reason, 300)}"
+        raise InputError(f"{reasons[0]}, or leave it out: {_LEAVE_OUT}")
+    for reason in reasons[:_NAMED]:
+        reporter.say(reason)
+    named = _named([file.name for file, _ in bad], _NAMED)
+    summary = f"{inputs.shown}: of {count_of(files, 'file')}, {named} cannot be read: {shortened(reasons[0], 300)}"
     if on_bad_file == "stop":
         raise InputError(f"{summary}; make them again, or leave them out: {_LEAVE_OUT}")
     if len(bad) == files:
