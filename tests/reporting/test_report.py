@@ -155,7 +155,6 @@ def test_nothing_to_report_on(tmp_path: Path) -> None:
 def test_seven_cards_leave_no_hole(tmp_path: Path) -> None:
     """The cards of the last row grow to its end: they are flexible boxes that wrap."""
     page = render_page(read_inputs(write_workdir(tmp_path)))
-    rules = dict(re.findall(r"([^{}]+?) ?\{ ?([^{}]*?);? ?\}", page.partition("</style>")[0].partition("<style>")[2]))
-    rules = {selector.strip(): dict(re.findall(r"([\w-]+): ([^;]+)", rule)) for selector, rule in rules.items()}
-    assert (rules[".cards"]["display"], rules[".cards"]["flex-wrap"]) == ("flex", "wrap")
-    assert rules[".cards > *"]["flex"].split()[0] == "1"
+    style = page.partition("</style>")[0].partition("<style>")[2]
+    assert re.search(r"\.cards \{[^}]*display: flex; flex-wrap: wrap", style)
+    assert re.search(r"\.cards > \* \{ *flex: 1 ", style)
