@@ -1,6 +1,7 @@
 """Without a card: the vendor's documented calls in their documented order, by a stand-in for its software.
 
-What runs has processes of its own that find `stand_in/` first on their path; what it wrote down is read afterwards.
+Each run is the command, in processes of its own that find `stand_in/` first on their path; what the stand-in wrote down is
+read afterwards. Its docstring says what that proves and what it cannot.
 """
 
 from __future__ import annotations
@@ -20,172 +21,186 @@ import pytest
 pytest.importorskip("torch", exc_type=ImportError)
 
 import torch
+from torch.utils import backend_registration
 
-from gaudi_bert.engines.pytorch import bert, gaudi
+from gaudi_bert.engines.pytorch import gaudi
 from gaudi_bert.engines.pytorch.gaudi import VARIABLES
 from tests.builders import training_data as data
+from tests.builders.agree import agree
 from tests.builders.bert_folder import VOCABULARY, write_rows, write_tokenizer
 from tests.builders.effort import LONG
+from tests.builders.encoders import write_encoder
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"),
+        reason=f"NO STAND-IN FOR GAUDI: PyTorch {torch.__version__} knows no devices in Python",
+    ),
+]
 
 ROOT = Path(__file__).resolve().parents[3]
 PACKAGE, CORE = "import habana_frameworks", "import habana_frameworks.torch.core"
-HCCL, GROUP = "import habana_frameworks.torch.distributed.hccl", "process group"
+HCCL, FUSED = "import habana_frameworks.torch.distributed.hccl", "import habana_frameworks.torch.hpex"
 # Of other launchers, and what would be written down in the reader's own environment.
 OTHERS = (
     *("OMPI_", "HOROVOD_", "PMI", "MPI_LOCAL", "MASTER_", "RANK", "WORLD_SIZE", "LOCAL_"),
     *("PT_HPU", "HLS_", "TORCH_DEVICE"),
 )
-# What every run does first: connect, then open the device.
-BEGIN = """
-from gaudi_bert.config.sections import TrainingSettings
-from gaudi_bert.engines.choose import load_engine
-engine, settings = load_engine("pytorch"), TrainingSettings(device="auto", stall_seconds=600)
-communicator = engine.connect(settings, {})
-device = engine.open_device(settings)
-communicator.barrier()
-print(device.kind, *device.notes, sep="\\n")
-"""
-MAY_DIFFER = "note: a resumed run may differ in rounding: the vendor of Gaudi does not promise the same bits twice"
+LOOP = {"device": "hpu", "micro_batch_packs": 2, "log_every_updates": 1, "threads": 1}
+PIPELINE = {
+    "model": {**data.MODEL, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0},
+    "training": {
+        **LOOP,
+        "engine": "pytorch",
+        "updates": 3,
+        "warmup_updates": 1,
+        "global_batch_sequences": 32,
+        "evaluate_every_updates": 2,
+        "measure_speedup": False,
+        "stall_seconds": 600,
+    },
+    "task": {"name": "classification"},
+    "finetune": {**LOOP, "engine": "pytorch", "max_sequence_length": 23, "epochs": 1, "batch_sequences": 12},
+}
 Events = list[dict[str, Any]]
 
 
-def run(out: Path, words: Sequence[str], launcher: Sequence[str] = (), **variables: str) -> list[str]:
-    """Run Python with the stand-in, which writes to `out`/calls; the lines that it prints."""
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Packs, rows of a task, and a pipeline."""
+    folder = tmp_path_factory.mktemp("gaudi")
+    data.write_packed(folder / "packed", data.make_packs(41), vocabulary=len(VOCABULARY))
+    data.write_packed(folder / "held-out", data.make_packs(17), vocabulary=len(VOCABULARY))
+    write_tokenizer(folder / "vocab")
+    write_rows(folder / "rows.jsonl", "classification", 12, 1)
+    (folder / "pipeline.yaml").write_text(json.dumps(PIPELINE))
+    return folder
+
+
+def train_command(out: Path, *settings: str) -> list[str]:
+    command = ["train", "--pipeline", "pipeline.yaml", "--data", "packed", "--evaluation-data", "held-out", "--out"]
+    return [*command, str(out)] + [word for setting in settings for word in ("--set", f"training.{setting}")]
+
+
+def run(
+    folder: Path, out: Path, command: Sequence[str], launcher: Sequence[str] = (), **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Run the command with the stand-in; it writes to `out`/calls."""
     (out / "calls").mkdir(parents=True, exist_ok=True)
     kept = {name: value for name, value in os.environ.items() if not name.startswith(OTHERS)}
     paths = f"{ROOT / 'tests' / 'engines' / 'pytorch' / 'stand_in'}{os.pathsep}{ROOT}"
     added = {"PYTHONPATH": paths, "HPU_STAND_IN": str(out / "calls"), "OMP_NUM_THREADS": "1"}
+    starts = [*launcher, "-m", "gaudi_bert", *command] if launcher else [sys.executable, "-m", "gaudi_bert", *command]
     environment = {**kept, **added, **variables}
-    command = [*launcher, sys.executable, *words]
-    done = subprocess.run(command, cwd=out, env=environment, capture_output=True, text=True, timeout=600, check=False)
+    done = subprocess.run(starts, cwd=folder, env=environment, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout.splitlines()
+    return done
 
 
 def calls_of(out: Path) -> list[Events]:
     """What each process that loaded the stand-in did, those of the lowest rank first."""
     files = [[json.loads(line) for line in path.read_text().splitlines()] for path in (out / "calls").glob("*.jsonl")]
-    return sorted(files, key=lambda each: [call.get("rank", 0) for call in each])
+    return sorted((each for each in files if len(each) > 2), key=lambda each: [call.get("rank", 0) for call in each])
 
 
 def names(events: Events) -> list[str]:
     return [event["call"] for event in events]
 
 
+def types_of(events: Events, *operations: str) -> set[str]:
+    """The types of the tensors that operations on the device were given."""
+    return {
+        kind
+        for event in events
+        if event["call"] == "operation" and event["name"].split(".")[1] in operations
+        for kind in event["types"]
+    }
+
+
 def check_order(events: Events, **variables: str) -> None:
-    """Variables, then the package, then the device, once."""
+    """Variables, then the package, then the device, and only then anything on it; nothing fused."""
     assert names(events)[:2] == [PACKAGE, CORE]
-    assert [event["environment"] for event in events[:2]] == [{**VARIABLES, **variables}] * 2
+    for event in events[:2]:
+        assert event["environment"] == {**VARIABLES, **variables}
     assert names(events).count(CORE) == 1
+    assert FUSED not in names(events)
 
 
-@pytest.mark.parametrize("autoload", ["1", "0"])
-def test_one_process_sets_variables_then_loads_the_bridge_then_opens_the_card(autoload: str, tmp_path: Path) -> None:
-    """Whether `import torch` loads the vendor's software, as in its images, or we do."""
-    printed = run(tmp_path, ["-c", BEGIN], TORCH_DEVICE_BACKEND_AUTOLOAD=autoload)
-    assert printed == ["hpu", MAY_DIFFER]
-    (events,) = calls_of(tmp_path)
+def figures(out: Path) -> list[float]:
+    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return [value for row in rows for name, value in sorted(row.items()) if "loss" in name and value is not None]
+
+
+@pytest.fixture(scope="module")
+def one(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run in bfloat16 in one process, where `import torch` loads the vendor's software, as in its images."""
+    out = tmp_path_factory.mktemp("one")
+    done = run(folder, out, train_command(out / "run", "precision=bfloat16"))
+    assert "train: on Gaudi card, PyTorch\n" in done.stderr
+    notes = [line for line in done.stderr.splitlines() if line.startswith("note:")]
+    assert notes == ["note: a resumed run may differ in rounding: the vendor of Gaudi does not promise the same bits twice"]
+    return out
+
+
+def test_one_process_sets_variables_then_loads_the_bridge_then_uses_the_card(one: Path) -> None:
+    (events,) = calls_of(one)
     check_order(events)
-    assert len(events) == 2
+    assert not {HCCL, "process group", "all_reduce", "initialize_distributed_hpu"} & set(names(events))
 
 
-def test_a_variable_that_the_user_set_stays_and_is_named(tmp_path: Path) -> None:
-    printed = run(tmp_path, ["-c", BEGIN], PT_HPU_LAZY_MODE="1")
-    note = "note: PT_HPU_LAZY_MODE=1 is set in the environment and stays (the default here is 0)"
-    assert printed == ["hpu", note, MAY_DIFFER]
-    check_order(calls_of(tmp_path)[0], PT_HPU_LAZY_MODE="1")
+def test_each_pass_is_compiled_once_by_the_backend_of_the_cards(one: Path) -> None:
+    """By default on this device; passes of training and of evaluation; sizes are numbers."""
+    (events,) = calls_of(one)
+    compiled = [event for event in events if event["call"] == "compile"]
+    assert [(event["devices"], event["symbols"]) for event in compiled] == [(["hpu"], [])] * 2
 
 
-@pytest.mark.slow
-def test_commands_set_the_variables_before_anything_loads_torch(tmp_path: Path) -> None:
-    """Their device is automatic, and the stand-in has no card, so that a CPU computes."""
-    for name, packs in (("packed", 41), ("held-out", 17)):
-        data.write_packed(tmp_path / name, data.make_packs(packs), vocabulary=len(VOCABULARY))
-    write_tokenizer(tmp_path / "vocab")
-    write_rows(tmp_path / "rows.jsonl", "classification", 12, 1)
-    loop = {"micro_batch_packs": 2, "threads": 1, "engine": "pytorch"}
-    training = {**loop, "updates": 1, "warmup_updates": 1, "global_batch_sequences": 32, "measure_speedup": False}
-    finetuning = {**loop, "max_sequence_length": 23, "epochs": 1, "batch_sequences": 12}
-    pipeline = {"model": data.MODEL, "training": training, "task": {"name": "classification"}, "finetune": finetuning}
-    (tmp_path / "pipeline.yaml").write_text(json.dumps(pipeline))
-    train = ["train", "--pipeline", "pipeline.yaml", "--data", "packed", "--out", "run"]
-    evaluate = ["evaluate", "--engine", "pytorch", "--data", "held-out", "--checkpoint", "run"]
-    finetune = ["finetune", "--pipeline", "pipeline.yaml", "--model", "run", "--vocab", "vocab", "--data", "rows.jsonl"]
-    finetune += ["--evaluation", "rows.jsonl", "--out", "task"]
-    for number, command in enumerate((train, evaluate, finetune), 1):
-        run(tmp_path, ["-m", "gaudi_bert", *command], HPU_STAND_IN_CARDS="0")
-        calls = calls_of(tmp_path)
-        assert len(calls) == number
-        for events in calls:
-            check_order(events)
+def test_products_are_bfloat16_and_what_must_be_wide_is_float32(one: Path) -> None:
+    (events,) = calls_of(one)
+    assert types_of(events, "bmm") == {"bfloat16"}
+    assert "bfloat16" in types_of(events, "addmm", "mm")
+    for operation in ("_softmax", "native_layer_norm", "_log_softmax", "linalg_vector_norm", "sqrt_", "addcmul_", "sub_"):
+        assert types_of(events, operation) == {"float32"}, operation
+    assert types_of(events, "nll_loss_forward") == {"float32", "int64"}
 
 
-# --- several processes
+def test_a_bridge_that_is_imported_by_name_computes_what_a_cpu_does(folder: Path, tmp_path: Path) -> None:
+    """In float32, not compiled, with the automatic device; and the same run on a CPU, which loads nothing of the vendor's.
+
+    A variable that the user set stays, and is named.
+    """
+    by_name = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+    command = train_command(tmp_path / "hpu" / "run", "compile=false", "device=auto")
+    done = run(folder, tmp_path / "hpu", command, PT_HPU_LAZY_MODE="1", **by_name)
+    assert "note: PT_HPU_LAZY_MODE=1 is set in the environment and stays (the default here is 0)" in done.stderr
+    run(folder, tmp_path / "cpu", train_command(tmp_path / "cpu" / "run", "device=cpu"), **by_name)
+    assert calls_of(tmp_path / "cpu") == []
+    (events,) = calls_of(tmp_path / "hpu")
+    check_order(events, PT_HPU_LAZY_MODE="1")
+    assert "compile" not in names(events)
+    assert types_of(events, "addmm", "mm", "bmm", "_softmax") == {"float32"}
+    assert len(figures(tmp_path / "hpu" / "run")) > 6
+    agree(figures(tmp_path / "hpu" / "run"), figures(tmp_path / "cpu" / "run"), 1e-5, scale=1.0)
 
 
-def check_rank(events: Events, rank: int, size: int) -> None:
-    """The bridge, then the address, then the backend, then the connection, then the card of the local rank."""
-    check_order(events)
-    calls = names(events)
-    assert calls.index(CORE) < calls.index(HCCL) < calls.index(GROUP)
-    backend, connection = (events[calls.index(name)] for name in (HCCL, GROUP))
-    assert {"MASTER_ADDR", "MASTER_PORT"} <= backend["environment"].keys()
-    assert (connection["rank"], connection["size"]) == (rank, size)
-    assert connection["environment"]["HLS_MODULE_ID"] == str(rank)
-
-
-MPIRUN = "mpirun --allow-run-as-root --oversubscribe --bind-to none --mca mpi_yield_when_idle 1 -np 4"
-TORCHRUN = f"{sys.executable} -m torch.distributed.run --nproc-per-node 4 --no-python"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("launcher", ["mpirun", *(["torchrun"] if LONG else [])])
-def test_four_processes_connect_by_hccl(launcher: str, tmp_path: Path) -> None:
-    if launcher == "mpirun" and shutil.which("mpirun") is None:
-        pytest.skip("MPIRUN MISSING: install Debian's openmpi-bin")
-    (tmp_path / "begin.py").write_text(BEGIN)
-    run(tmp_path, ["begin.py"], (MPIRUN if launcher == "mpirun" else TORCHRUN).split())
-    ranks = [events for events in calls_of(tmp_path) if GROUP in names(events)]  # without the launcher's own process
-    assert len(ranks) == 4
-    for rank, events in enumerate(ranks):
-        check_rank(events, rank, 4)
-        assert "initialize_distributed_hpu" not in names(events), "the launcher's variables are all there"
-
-
-@pytest.mark.slow
-def test_what_another_launcher_does_not_set_the_vendors_function_is_told(tmp_path: Path) -> None:
-    """horovodrun's variables are not the vendor's: without the call, both processes would take one card."""
-    script = (
-        'export HOROVOD_SIZE=2 HOROVOD_LOCAL_SIZE=2 MASTER_PORT=$(python3 -c "import socket; s = socket.socket(); '
-        "s.bind(('127.0.0.1', 0)); print(s.getsockname()[1])\")\n"
-        'for rank in 0 1; do HOROVOD_RANK=$rank HOROVOD_LOCAL_RANK=$rank "$0" "$@" & done; wait -n && wait -n'
-    )
-    run(tmp_path, ["-c", BEGIN], ["bash", "-c", script])
-    ranks = calls_of(tmp_path)
-    assert len(ranks) == 2
-    for rank, events in enumerate(ranks):
-        check_rank(events, rank, 2)
-        told = [event for event in events if event["call"] == "initialize_distributed_hpu"]
-        assert [(event["WORLD_SIZE"], event["RANK"], event["LOCAL_RANK"]) for event in told] == [(2, rank, rank)]
-        calls = [names(events).index(call) for call in (HCCL, "initialize_distributed_hpu", GROUP)]
-        assert calls == sorted(calls)
-
-
-# --- in this process
-
-
-def test_the_vendors_attention_is_called_as_documented(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Query, key, value, a mask of their type, the rate of dropout, and that it is not causal."""
-    kernels = types.ModuleType("habana_frameworks.torch.hpex.kernels")
-    kernels.FusedSDPA = types.SimpleNamespace(apply=lambda *given: given)  # type: ignore[attr-defined]
-    for name in ("habana_frameworks", "habana_frameworks.torch", "habana_frameworks.torch.hpex"):
-        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
-    monkeypatch.setitem(sys.modules, kernels.__name__, kernels)
-    query, key, value = torch.randn(3, 2, 4, 5, 3, dtype=torch.bfloat16)
-    mask = torch.zeros(2, 1, 5, 5)
-    given = bert.gaudi_attention()(query, key, value, mask, 0.25)
-    assert [each is one for each, one in zip(given, (query, key, value), strict=False)] == [True] * 3
-    assert (given[3].shape, given[3].dtype, *given[4:]) == (mask.shape, torch.bfloat16, 0.25, False)
+@pytest.mark.parametrize("compiled", [False, *([True] if LONG else [])])
+def test_the_vendors_attention_is_called_as_documented_and_computes_the_same(
+    folder: Path, tmp_path: Path, compiled: bool
+) -> None:
+    """Every layer calls it, when training and when evaluating, with one mask for all heads; figures are those of a CPU."""
+    for device in ("hpu", "cpu"):
+        asked = ("gaudi_fused_attention=true", f"compile={str(compiled and device == 'hpu').lower()}", f"device={device}")
+        run(folder, tmp_path / device, train_command(tmp_path / device / "run", *asked))
+    (events,) = calls_of(tmp_path / "hpu")
+    assert names(events).index(CORE) < names(events).index(FUSED)
+    called = [event for event in events if event["call"] == "FusedSDPA"]
+    assert compiled or len(called) >= 3 * data.MODEL["num_hidden_layers"]
+    for event in called:
+        (packs, _, queries, _), (rows, heads, columns, keys) = event["query"], event["mask"]
+        assert (rows, heads, columns, keys) == (packs, 1, queries, data.LENGTH)
+        assert (event["dropout_p"], event["is_causal"], set(event["types"])) == (0.0, False, {"float32"})
+    agree(figures(tmp_path / "hpu" / "run"), figures(tmp_path / "cpu" / "run"), 1e-5, scale=1.0)
 
 
 @pytest.mark.parametrize(
@@ -221,3 +236,92 @@ def test_variables_that_come_too_late_are_not_set_and_are_named(monkeypatch: pyt
     notes = gaudi.environment_notes()
     assert notes[0] == "note: PT_HPU_LAZY_MODE was not set when torch was imported; set it to 0 before that"
     assert len(notes) == len(VARIABLES)
+
+
+@pytest.mark.parametrize("kind", ["evaluate", "bert", *(["roberta", "modernbert"] if LONG else [])])
+def test_evaluation_and_fine_tuning_set_the_variables_before_anything_loads_torch(
+    folder: Path, one: Path, tmp_path: Path, kind: str
+) -> None:
+    command = ["evaluate", "--engine", "pytorch", "--data", "held-out", "--checkpoint", str(one / "run")]
+    if kind != "evaluate":
+        model = ["--model", str(one / "run"), "--vocab", "vocab"]
+        if kind != "bert":
+            write_encoder(tmp_path / kind, kind)
+            model = ["--model", str(tmp_path / kind), "--set", "finetune.max_sequence_length=60"]
+        data = ["--data", "rows.jsonl", "--evaluation", "rows.jsonl", "--out", str(tmp_path / "task")]
+        command = ["finetune", "--pipeline", "pipeline.yaml", *model, *data]
+    run(folder, tmp_path, command)
+    (events,) = calls_of(tmp_path)
+    check_order(events)
+    assert kind == "evaluate" or "compile" in names(events)
+
+
+# --- several processes
+
+MPIRUN = "mpirun --allow-run-as-root --oversubscribe --bind-to none --mca mpi_yield_when_idle 1 -np 8"
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "8", "--no-python"]
+
+
+def check_rank(events: Events, rank: int, size: int) -> None:
+    """The bridge, then the address, then the backend, then the connection, then the card of the local rank."""
+    check_order(events)
+    calls = names(events)
+    assert calls.index(CORE) < calls.index(HCCL) < calls.index("process group") < calls.index("operation")
+    backend, connection = (events[calls.index(name)] for name in (HCCL, "process group"))
+    assert {"MASTER_ADDR", "MASTER_PORT"} <= backend["environment"].keys()
+    assert (connection["rank"], connection["size"]) == (rank, size)
+    assert connection["environment"]["HLS_MODULE_ID"] == str(rank)
+    sums = [event for event in events if event["call"] == "all_reduce"]
+    assert sums
+    assert {event["type"] for event in sums} == {"float32"}
+
+
+@pytest.mark.parametrize("launcher", ["mpirun", *(["torchrun"] if LONG else [])])
+def test_eight_processes_connect_by_hccl_and_end_well(folder: Path, tmp_path: Path, launcher: str) -> None:
+    if launcher == "mpirun" and shutil.which("mpirun") is None:
+        pytest.skip("MPIRUN MISSING: install Debian's openmpi-bin")
+    starts = [*(MPIRUN.split() if launcher == "mpirun" else TORCHRUN), sys.executable]
+    command = train_command(tmp_path / "run", "precision=bfloat16", f"compile={str(LONG).lower()}")
+    assert "3 updates" in run(folder, tmp_path, command, starts).stdout
+    ranks = calls_of(tmp_path)
+    assert len(ranks) == 8
+    for rank, events in enumerate(ranks):
+        check_rank(events, rank, 8)
+        assert "initialize_distributed_hpu" not in names(events), "the launcher's variables are all there"
+        assert names(events).count("compile") == (2 if LONG else 0)
+    assert json.loads((tmp_path / "run" / "training.json").read_text())["processes"] == 8
+
+
+def test_an_embedding_model_in_two_processes_and_several_micro_batches(folder: Path, one: Path, tmp_path: Path) -> None:
+    """The two passes have shapes that never change: each is compiled for once, with and without gradients."""
+    write_rows(tmp_path / "pairs.jsonl", "embedding", 29, 1)
+    starts = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--no-python", sys.executable]
+    changes = {**LOOP, "micro_batch_packs": 1, "batch_sequences": 9, "epochs": 2, "max_sequence_length": 23}
+    command = ["finetune", "--task", "embedding", "--data", str(tmp_path / "pairs.jsonl"), "--engine", "pytorch"]
+    command += ["--model", str(one / "run"), "--vocab", "vocab", "--out", str(tmp_path / "tuned")]
+    command += [word for name, value in changes.items() for word in ("--set", f"finetune.{name}={value}")]
+    run(folder, tmp_path, command, starts)
+    ranks = calls_of(tmp_path)
+    assert len(ranks) == 2
+    for rank, events in enumerate(ranks):
+        check_rank(events, rank, 2)
+        assert names(events).count("compile") <= 3
+    assert json.loads((tmp_path / "tuned" / "metrics.json").read_text())["updates"] == 7
+
+
+def test_what_another_launcher_does_not_set_the_vendors_function_is_told(folder: Path, tmp_path: Path) -> None:
+    """horovodrun's variables are not the vendor's: without the call, both processes would take one card."""
+    script = (
+        'export HOROVOD_SIZE=2 HOROVOD_LOCAL_SIZE=2 MASTER_PORT=$(python3 -c "import socket; s = socket.socket(); '
+        "s.bind(('127.0.0.1', 0)); print(s.getsockname()[1])\")\n"
+        'for rank in 0 1; do HOROVOD_RANK=$rank HOROVOD_LOCAL_RANK=$rank "$0" "$@" & done; wait -n && wait -n'
+    )
+    run(folder, tmp_path, train_command(tmp_path / "run", "compile=false"), ["bash", "-c", script, sys.executable])
+    ranks = calls_of(tmp_path)
+    assert len(ranks) == 2
+    for rank, events in enumerate(ranks):
+        check_rank(events, rank, 2)
+        told = [event for event in events if event["call"] == "initialize_distributed_hpu"]
+        assert [(event["WORLD_SIZE"], event["RANK"], event["LOCAL_RANK"]) for event in told] == [(2, rank, rank)]
+        calls = [names(events).index(call) for call in (HCCL, "initialize_distributed_hpu", "process group")]
+        assert calls == sorted(calls)

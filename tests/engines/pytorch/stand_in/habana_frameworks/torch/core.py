@@ -1,16 +1,11 @@
-"""Registers the device `hpu` when it is imported; HPU_STAND_IN_CARDS is how many cards there are."""
+"""Registers the device `hpu` when it is imported, and autocast by the lists that the environment names by then."""
 
-import os
-import types
-
-import torch
+from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 from habana_frameworks.record import VARIABLES, record
+from habana_frameworks.torch import autocast, hpu, tensors
 
 record("import habana_frameworks.torch.core", variables=VARIABLES)
-module = types.ModuleType("torch.hpu")
-module.device_count = lambda: int(os.environ.get("HPU_STAND_IN_CARDS", "8"))
-module.is_available = lambda: module.device_count() > 0
-module.is_initialized = lambda: True
-torch.utils.rename_privateuse1_backend("hpu")
-torch._register_device_module("hpu", module)
+_setup_privateuseone_for_python_backend("hpu", hpu)
+tensors.register()
+autocast.register()

@@ -1,13 +1,15 @@
-"""The backend `hccl`, by Gloo; and the card of a process, by the variables that are set by now."""
+"""The backend `hccl` between tensors on `hpu`, by Gloo; and the card of a process, by the variables that are set by now."""
 
 from __future__ import annotations
 
 import os
 from typing import Any
 
+import torch
 from torch import distributed
 
 from habana_frameworks.record import PLACES, record
+from habana_frameworks.torch.tensors import numbers
 
 _MPI = {f"OMPI_COMM_WORLD_{name}": name.replace("SIZE", "WORLD_SIZE") for name in ("RANK", "SIZE", "LOCAL_RANK")}
 
@@ -30,6 +32,18 @@ def initialize_distributed_hpu(
 def _create(options: Any, _: Any) -> Any:
     record("process group", variables=PLACES, rank=options.group_rank, size=options.group_size)
     return distributed.ProcessGroupGloo(options.store, options.group_rank, options.group_size, options.timeout)
+
+
+def run_collective(operation: Any, arguments: Any) -> Any:
+    """A sum over processes; nothing else is called here."""
+    if operation is not torch.ops.c10d.allreduce_.default:
+        raise NotImplementedError(str(operation))
+    tensors, group = arguments[0], distributed.ProcessGroup.unbox(arguments[1])
+    backend = group._get_backend(torch.device("hpu"))
+    for tensor in tensors:
+        record("all_reduce", type=str(tensor.dtype).removeprefix("torch."), elements=tensor.numel())
+    work = backend.allreduce([numbers(tensor) for tensor in tensors])
+    return tensors, work.boxed()
 
 
 record("import habana_frameworks.torch.distributed.hccl", variables=PLACES)
