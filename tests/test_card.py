@@ -21,7 +21,7 @@ CARD = Path(__file__).parents[1] / "benchmarks" / "card.py"
 @pytest.mark.slow
 def test_a_rehearsal_measures_what_a_card_would() -> None:
     """On a CPU: everything but what flash-attn, which runs on GPUs only, would give."""
-    done = finished([sys.executable, str(CARD), "--device", "cpu", "--small"])
+    done = finished([sys.executable, str(CARD), "--device", "cpu", "--small"], seconds=2400)
     printed = json.loads(done.stdout)
     losses = {where: np.array(printed["losses"][where]) for where in ("card", "cpu")}
     assert len(losses["card"]) == 50

@@ -23,9 +23,9 @@ ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
 
 
-def finished(command: list[str]) -> subprocess.CompletedProcess[str]:
-    """Run a command, whose processes must all end well."""
-    done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, timeout=580, check=False)
+def finished(command: list[str], seconds: float = 580) -> subprocess.CompletedProcess[str]:
+    """Run a command, whose processes must all end well, within many times what it takes."""
+    done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, timeout=seconds, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return done
 
