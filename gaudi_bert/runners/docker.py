@@ -64,6 +64,8 @@ def run_on_docker(
         for stage, options in containers.items():
             stop.check()
             reporter.say(f"docker: {stage} in {options['image']}")
+            if settings.store.scratch:
+                Path(settings.store.scratch).mkdir(parents=True, exist_ok=True)  # the daemon mounts what is there already
             memory_key = f"resources.{'training' if STAGES[stage].trains else 'data'}.memory_limit"
             printed[stage] = _run_container(daemon, options, stop, reporter, memory_key)
     return printed
@@ -209,9 +211,7 @@ def _store_access(settings: PipelineSettings, urls: Sequence[str]) -> tuple[dict
     if settings.store.ca_file:
         mounts[Path(settings.store.ca_file).absolute()] = True
     if settings.store.scratch:
-        scratch = Path(settings.store.scratch).absolute()
-        scratch.mkdir(parents=True, exist_ok=True)  # the daemon mounts what is there already
-        mounts[scratch] = False
+        mounts[Path(settings.store.scratch).absolute()] = False
     return variables, mounts
 
 
