@@ -126,8 +126,9 @@ def _conclusion(result: EstimateResult, rows: list[EstimateRow]) -> str:
     best = min(rows, key=lambda row: (row.packs, row.depth == "max", row.depth))
     depth = "unlimited depth" if best.depth == "max" else f"depth {best.depth}"
     proven = "no packing needs fewer" if best.gap == 0 else f"the proven minimum is {best.lower_bound:,}"
+    verb = "replaces" if best.packs == 1 else "replace"
     return (
-        f"{count_of(best.packs, 'pack')} of {depth} ({best.algorithm}) replace {count_of(result.sequences, 'row')},"
+        f"{count_of(best.packs, 'pack')} of {depth} ({best.algorithm}) {verb} {count_of(result.sequences, 'row')},"
         f" {best.packing_factor:.3f} times fewer; {proven}."
     )
 
