@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from gaudi_bert.common.arrays import BatchArrays, Float32Array, FloatArray, Int32Array, WeightArrays
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.config.sections import GaudiSettings, LoopSettings
+from gaudi_bert.config.sections import LoopSettings
 from gaudi_bert.config.values import EngineName
 from gaudi_bert.model.config import BertConfig, EncoderConfig, misfit
 from gaudi_bert.model.heads import Head, Loss
@@ -235,7 +235,7 @@ class Engine(Protocol):
         differs; Horovod compares nothing.
         """
 
-    def open_device(self, settings: LoopSettings, gaudi: GaudiSettings | None = None, threads: int | None = None) -> Device:
+    def open_device(self, settings: LoopSettings, threads: int | None = None) -> Device:
         """Open the device of `settings`; after `connect`, and before any model is built."""
 
     def build(
