@@ -118,8 +118,8 @@ class ModelSpec:
 class Trial(NamedTuple):
     """One forward and backward pass without dropout.
 
-    `outputs`: `hidden_states` [B, L, H], `pooled_output` [B, S, H], `masked_lm_logits` [B, Q, V], `next_sentence_logits`
-    [B, S, 2]. `gradients`, by variable, are those of masked-LM plus next-sentence loss, each divided by its weight.
+    `outputs`: `hidden_states` [B, L, H], `masked_lm_logits` [B, Q, V], `next_sentence_logits` [B, S, 2]. `gradients`, by
+    variable, are those of masked-LM plus next-sentence loss, each divided by its weight.
     """
 
     outputs: dict[str, Float32Array]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gaudi_bert.config.values import EngineName
 from gaudi_bert.engines.protocol import Model
-from gaudi_bert.engines.tensorflow.bert import outputs_of_every_token
+from gaudi_bert.engines.tensorflow.bert import encode_packs
 from gaudi_bert.model.features import join_sequences, split_packs
 from gaudi_bert.model.heads import Loss
 from gaudi_bert.training.verify_model import _compare_packed_with_unpacked, _probe_leaks
@@ -137,14 +137,15 @@ def outputs_of(model):
     """Hidden states of all tokens, and what the heads say, computed for their positions alone; by TensorFlow."""
 
     def everything(batch):
-        return outputs_of_every_token(model.network(), batch)[0], *model.forward(batch)
+        hidden_TH = encode_packs(model.network(), batch)
+        return tf.reshape(hidden_TH, [*batch["input_ids"].shape, -1]), *model.forward(batch)
 
     run = tf.function(everything, autograph=False)
     return lambda batch: [part.numpy() for part in run({name: tf.constant(value) for name, value in batch.items()})]
 
 
 def own(outputs: list[np.ndarray], placed) -> list[bytes]:
-    here = (placed.positions, placed.number - 1, placed.masked_slots, placed.number - 1)
+    here = (placed.positions, placed.masked_slots, placed.number - 1)
     return [values[placed.pack, where].tobytes() for values, where in zip(outputs, here, strict=True)]
 
 

@@ -204,10 +204,9 @@ class TorchBert(TorchModel):
         if not isinstance(self.spec.head, PretrainingHead):
             return super().trial(batch, loss)
         tensors, network = self.tensors(batch), self._network(self._parameters())
-        packs, length, _, depth = check_batch(batch, self.config)
+        check_batch(batch, self.config)
         with torch.no_grad(), self.autocast():
             hidden_TH = encode_packs(network, tensors)
-            pooled_PH = pool(network, _read(network, tensors)[0])
         with self.autocast():
             words_BQV, sentences_BS2 = pretraining_outputs(network, tensors)
         sums = pretraining_sums(words_BQV, sentences_BS2, tensors, loss)
@@ -216,8 +215,7 @@ class TorchBert(TorchModel):
         gradients = torch.autograd.grad(masked_lm_loss + next_sentence_loss, list(leaves.values()), allow_unused=True)
         return Trial(
             {
-                "hidden_states": to_numpy(widen(hidden_TH)).reshape(packs, length, -1),
-                "pooled_output": to_numpy(pooled_PH).reshape(packs, depth, -1),
+                "hidden_states": to_numpy(widen(hidden_TH)).reshape(*batch["input_ids"].shape, -1),
                 "masked_lm_logits": to_numpy(words_BQV),
                 "next_sentence_logits": to_numpy(sentences_BS2),
             },
@@ -260,18 +258,12 @@ class TorchBert(TorchModel):
 
 def pretraining_outputs(network: Network, batch: Tensors) -> tuple[Tensor, Tensor]:
     """Wide scores of the words at the masked slots, [B, Q, V], and of the next sentences, [B, S, 2]."""
-    packs = len(batch["input_ids"])
-    first_PH, masked_PH = _read(network, batch)
-    words_BQV = word_scores(network, masked_PH).reshape(packs, -1, network.config.vocab_size)
-    return words_BQV, next_sentence_scores(network, pool(network, first_PH)).reshape(packs, -1, 2)
-
-
-def _read(network: Network, batch: Tensors) -> tuple[Tensor, Tensor]:
-    """The hidden states of every [CLS], [B * S, H], and of every masked slot, [B * Q, H]."""
     positions_BP = torch.cat([batch["next_sentence_positions"], batch["masked_lm_positions"]], dim=1)
     packs, depth = batch["next_sentence_positions"].shape
     read_BPH = encode_packs(network, batch, positions_BP).reshape(packs, positions_BP.shape[1], -1)
-    return read_BPH[:, :depth].flatten(0, 1), read_BPH[:, depth:].flatten(0, 1)
+    first_PH, masked_PH = read_BPH[:, :depth].flatten(0, 1), read_BPH[:, depth:].flatten(0, 1)
+    words_BQV = word_scores(network, masked_PH).reshape(packs, -1, network.config.vocab_size)
+    return words_BQV, next_sentence_scores(network, pool(network, first_PH)).reshape(packs, -1, 2)
 
 
 def _on_device(batch: BatchArrays, device: torch.device) -> dict[str, Tensor]:

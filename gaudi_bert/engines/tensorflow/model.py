@@ -19,9 +19,7 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.engines.protocol import ComputeDtype, ModelSpec, Trial, check_weights
 from gaudi_bert.engines.tensorflow.bert import (
     Network,
-    PretrainingOutputs,
     encode_packs,
-    outputs_of_every_token,
     pool,
     pretraining_outputs,
     word_scores,
@@ -112,16 +110,19 @@ class TensorFlowModel:
         if not isinstance(self.spec.head, PretrainingHead):
             raise InputError("a model with the head of a task: it is tried with the heads of pretraining only")
         tensors = self._tensors(batch)
-        hidden_BLH, _ = outputs_of_every_token(self.network(), tensors)
+        hidden_TH = encode_packs(self.network(), tensors)
         with tf.GradientTape() as tape:
-            outputs = self.forward(tensors)
+            words_BQV, sentences_BS2 = outputs = self.forward(tensors)
             sums = pretraining_sums(outputs, tensors, loss)
             masked_lm_loss, next_sentence_loss = sums[0] / sums[1], sums[2] / sums[3]
             total = masked_lm_loss + next_sentence_loss
         gradients = tape.gradient(total, list(self.variables.values()))
-        named = {name.rpartition("_")[0]: output.numpy() for name, output in outputs._asdict().items()}
         return Trial(
-            {"hidden_states": hidden_BLH.numpy(), **named},
+            {
+                "hidden_states": widen(hidden_TH).numpy().reshape(*batch["input_ids"].shape, -1),
+                "masked_lm_logits": words_BQV.numpy(),
+                "next_sentence_logits": sentences_BS2.numpy(),
+            },
             {"masked_lm_loss": float(masked_lm_loss), "next_sentence_loss": float(next_sentence_loss)},
             {name: gradient.numpy() for name, gradient in zip(self.variables, gradients, strict=True)},
         )
@@ -143,7 +144,7 @@ class TensorFlowModel:
         return Network(self.config, parameters, self.compute_dtype, ForwardPass(dropout_seed, self.compiled))
 
     def forward(self, batch: Batch, dropout_seed: tf.Tensor | None = None) -> Any:
-        """Return what the head gives, wide; of pretraining `PretrainingOutputs`, of language modelling [P, words]."""
+        """Return what the head gives, wide; of pretraining both scores, of language modelling [P, words]."""
         network, head = self.network(dropout_seed), self.spec.head
         if isinstance(head, PretrainingHead):
             return pretraining_outputs(network, batch)
@@ -242,9 +243,9 @@ def _pooled(hidden_BLH: tf.Tensor, input_mask_BL: tf.Tensor, depth: int, pooling
 # `masked_lm_weights` holds the number of the sequence that a masked slot belongs to, 0 where it is unused.
 
 
-def pretraining_sums(outputs: PretrainingOutputs, batch: Mapping[str, tf.Tensor], loss: Loss) -> tuple[tf.Tensor, ...]:
+def pretraining_sums(outputs: tuple[tf.Tensor, tf.Tensor], batch: Batch, loss: Loss) -> tuple[tf.Tensor, ...]:
     """Masked-LM loss and weight, next-sentence loss and weight, then correct and count of both: 8 scalars, wide."""
-    words_BQV, sentences_BS2 = outputs.masked_lm_logits_BQV, outputs.next_sentence_logits_BS2
+    words_BQV, sentences_BS2 = outputs
     weights_BQ, masked_weight = _masked_slot_weights(batch, loss, words_BQV.dtype)
     masked_sum, masked_correct = _weighted(words_BQV, batch["masked_lm_ids"], weights_BQ)
     sentence_weights_BS = tf.cast(batch["next_sentence_weights"], words_BQV.dtype)
@@ -254,7 +255,7 @@ def pretraining_sums(outputs: PretrainingOutputs, batch: Mapping[str, tf.Tensor]
     return masked_sum, masked_weight, sentence_sum, sentence_weight, *correct
 
 
-def _masked_slot_weights(batch: Mapping[str, tf.Tensor], loss: str, dtype: tf.DType) -> tuple[tf.Tensor, tf.Tensor]:
+def _masked_slot_weights(batch: Batch, loss: Loss, dtype: tf.DType) -> tuple[tf.Tensor, tf.Tensor]:
     """The weight of every masked slot, [B, Q], and what the weights add up to, an integer.
 
     A used slot weighs 1, or, per sequence, 1 / (masked slots of its sequence); then the total is the number of sequences
@@ -264,8 +265,6 @@ def _masked_slot_weights(batch: Mapping[str, tf.Tensor], loss: str, dtype: tf.DT
     used_BQ = tf.cast(numbers_BQ > 0, dtype)
     if loss == "token":
         return used_BQ, tf.reduce_sum(used_BQ)
-    if loss != "sequence":
-        raise InputError(f"loss = {loss!r}; it must be token or sequence")
     depth = batch["next_sentence_positions"].shape[1]
     belongs_BSQ = _belongs(numbers_BQ, depth, dtype)
     slots_BS1 = tf.reduce_sum(belongs_BSQ, axis=-1, keepdims=True)
@@ -318,7 +317,7 @@ def cross_entropy(logits_RC: tf.Tensor, labels_R: tf.Tensor) -> tuple[tuple[tf.T
     return (losses_R, guesses_R), backward
 
 
-def _task_sums(head: TaskHead, logits: tf.Tensor, batch: Mapping[str, tf.Tensor]) -> tuple[tf.Tensor, ...]:
+def _task_sums(head: TaskHead, logits: tf.Tensor, batch: Batch) -> tuple[tf.Tensor, ...]:
     """The sum of losses of a task, what it is divided by, and right answers: 3 scalars, as `TaskHead` describes them."""
     if head.kind in ("multi-label", "reranking"):
         targets_BSC = tf.reshape(tf.cast(batch["targets"], logits.dtype), logits.shape)
@@ -336,7 +335,7 @@ def _task_sums(head: TaskHead, logits: tf.Tensor, batch: Mapping[str, tf.Tensor]
     return tf.reduce_sum(losses * weights), tf.reduce_sum(weights), tf.reduce_sum(right * weights)
 
 
-def _span_losses(logits_BL2: tf.Tensor, batch: Mapping[str, tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
+def _span_losses(logits_BL2: tf.Tensor, batch: Batch) -> tuple[tf.Tensor, tf.Tensor]:
     """Half the sum of both negative log likelihoods, and whether both are right, flat [B * S].
 
     The scores of tokens of other sequences are lowered: scores of 0 instead would be a different loss.
