@@ -184,11 +184,8 @@ these arrays. Every process calls it at the same time.
 """
 
 
-class Sums(Protocol):
-    """Numbers that the device may not have finished."""
-
-    def numpy(self) -> NDArray[Any]:
-        """Wait for them, float32 [K + 1]."""
+Sums = Callable[[], NDArray[Any]]
+"""Numbers that the device may not have finished: call it to wait for them, float32 [K + 1]."""
 
 
 class Updates(Protocol):

@@ -49,7 +49,7 @@ def updated(engine: str, batches: list[dict[str, Any]], seeds: np.ndarray, updat
     model.load_values({k: v + noise.normal(0, 0.2, v.shape).astype(np.float32) for k, v in model.values().items()})
     updates = load_engine(engine).updates(model, SETTINGS, Communicator(), len(batches))
     figures = [
-        updates.run(batches, seeds, np.ones((len(batches), 2)), scalars_of(update), update, update_loss).numpy()
+        updates.run(batches, seeds, np.ones((len(batches), 2)), scalars_of(update), update, update_loss)()
         for update in (1, 2, 3)
     ]
     assert updates.graphs_built == 1

@@ -29,7 +29,7 @@ def one_update(micro_batches, loss="token", clip_norm=0.0):
     """Gradients of one update (from the first moments, which are (1 - beta_1) times them), and what `run` returned."""
     settings = TrainingSettings(beta_1=0.5, loss=loss, clip_norm=clip_norm, seed=3)
     step = work.make_step(work.make_model(loss=loss), settings, Communicator(), len(micro_batches))
-    sums = step.run(micro_batches, 1, 1e-3).numpy()
+    sums = step.run(micro_batches, 1, 1e-3)()
     return {name: 2 * moment for name, moment in step.updates.moments()[0].items()}, sums
 
 

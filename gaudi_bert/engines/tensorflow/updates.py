@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from gaudi_bert.common.arrays import BatchArrays, Float32Array, FloatArray, Int32Array, WeightArrays
 from gaudi_bert.config.sections import LoopSettings
-from gaudi_bert.engines.protocol import Communicator, UpdateLoss, UpdateScalars
+from gaudi_bert.engines.protocol import Communicator, Sums, UpdateLoss, UpdateScalars
 from gaudi_bert.engines.tensorflow.horovod import HorovodCommunicator
 from gaudi_bert.engines.tensorflow.model import TensorFlowModel
 from gaudi_bert.engines.tensorflow.operations import as_graph, kernel
@@ -56,7 +56,7 @@ class TensorFlowUpdates:
         scalars: UpdateScalars,
         update: int,
         update_loss: UpdateLoss | None = None,
-    ) -> tf.Tensor:
+    ) -> Sums:
         """Do one update: float32 [K + 1], the sums, and the gradient's norm over all processes before clipping."""
         inputs = [
             (
@@ -68,10 +68,11 @@ class TensorFlowUpdates:
         ]
         tensors = UpdateScalars(*(tf.constant(value, tf.float32) for value in scalars))
         if update_loss is not None:
-            return self._update_in_two_passes([(batch, seed) for batch, seed, _ in inputs], tensors, update, update_loss)
+            coupled = [(batch, seed) for batch, seed, _ in inputs]
+            return self._update_in_two_passes(coupled, tensors, update, update_loss).numpy
         if self._is_single_graph:
             (only,) = inputs
-            return self._single_update(*only, tensors)
+            return self._single_update(*only, tensors).numpy
         self._note(0, update, inputs[0][0])
         sums = self._first(*inputs[0])
         for number, each in enumerate(inputs[1:], start=1):
@@ -80,7 +81,7 @@ class TensorFlowUpdates:
         if self._communicator.size > 1:
             sums.numpy()  # a device may still be at it
             self._communicator.arrive()
-        return self._finish(sums, tensors)
+        return self._finish(sums, tensors).numpy
 
     def _update_in_two_passes(
         self,

@@ -52,7 +52,7 @@ def test_twenty_updates(kind: str, optimizer: str, loss: str, micro_batches: int
         for update in range(1, 21):
             packs = work.packs_of(update)
             shares = [work.packed(packs[part::micro_batches]) for part in range(micro_batches)]
-            losses.append(step.run(shares, update, 1e-3).numpy()[[0, 2, 8]])
+            losses.append(step.run(shares, update, 1e-3)()[[0, 2, 8]])
         curves.append(np.array(losses))
         assert step.updates.graphs_built == (1 if engine == "pytorch" or micro_batches == 1 else 2)
     agree(curves[1] / curves[0], np.ones_like(curves[0]), 1e-4)
