@@ -25,12 +25,14 @@ from typing import Any
 
 import tensorflow as tf
 
-from gaudi_bert.engines.tensorflow.dropout import ForwardPass, keep_mask, keep_scale
 from gaudi_bert.engines.tensorflow.operations import (
+    ForwardPass,
     activation,
     dense,
     dropout,
     gather_rows,
+    keep_mask,
+    keep_scale,
     kernel,
     layer_norm,
     pick_tokens,

@@ -9,6 +9,7 @@ head, K sums of a head, V vocabulary; R rows and C classes of any logits.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,8 +25,7 @@ from gaudi_bert.engines.tensorflow.bert import (
     pretraining_outputs,
     word_scores,
 )
-from gaudi_bert.engines.tensorflow.dropout import ForwardPass
-from gaudi_bert.engines.tensorflow.operations import as_graph, dense, widen
+from gaudi_bert.engines.tensorflow.operations import ForwardPass, as_graph, dense, widen
 from gaudi_bert.model.config import BertConfig, initial_value
 from gaudi_bert.model.features import check_logits
 from gaudi_bert.model.heads import (
@@ -345,3 +345,27 @@ def _span_losses(logits_BL2: tf.Tensor, batch: Batch) -> tuple[tf.Tensor, tf.Ten
     own_BS2L = tf.transpose(logits_BL2, [0, 2, 1])[:, tf.newaxis] + forbidden_BS1L
     losses_R, right_R = _likelihoods(own_BS2L, batch["targets"])
     return tf.reduce_mean(tf.reshape(losses_R, [-1, 2]), axis=-1), tf.reduce_min(tf.reshape(right_R, [-1, 2]), axis=-1)
+
+
+# --- Google's TF1 checkpoints: `bert_model.ckpt.index` and `.data-00000-of-00001`
+#
+# Our variables carry the names and the layout of `google-research/bert`, so a checkpoint is a table of them. One written
+# while training holds more (Adam's moments as `<variable>/adam_m`, counters), which is ignored.
+
+
+def read_google_checkpoint(prefix: Path) -> dict[str, Float32Array]:
+    """The variables of BERT in a TF1 checkpoint, by name."""
+    try:
+        reader = tf.train.load_checkpoint(str(prefix))
+        names = reader.get_variable_to_shape_map()
+        # What an optimizer keeps of a variable is stored below its name.
+        weights = [name for name in names if name.startswith(("bert/", "cls/")) and name.rpartition("/")[0] not in names]
+        values = {name: reader.get_tensor(name) for name in weights}
+    except (tf.errors.OpError, RuntimeError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise InputError(
+            f"{prefix}: not a complete TF1 checkpoint ({reason}); copy its .index and .data files again"
+        ) from error
+    if not values:
+        raise InputError(f"{prefix}: holds no variable below bert/; give a checkpoint of google-research/bert")
+    return values

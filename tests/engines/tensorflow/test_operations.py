@@ -7,13 +7,15 @@ import pytest
 import tensorflow as tf
 
 from gaudi_bert.engines.tensorflow.bert import attend, attention_bias
-from gaudi_bert.engines.tensorflow.dropout import ForwardPass, keep_mask, keep_scale
 from gaudi_bert.engines.tensorflow.model import cross_entropy
 from gaudi_bert.engines.tensorflow.operations import (
+    ForwardPass,
     activation,
     dense,
     dropout,
     gather_rows,
+    keep_mask,
+    keep_scale,
     layer_norm,
     residual_layer_norm,
     without_gradient,
