@@ -228,8 +228,8 @@ class Engine(Protocol):
     def connect(self, settings: LoopSettings, facts: Mapping[str, Any]) -> Communicator:
         """The communicator of all processes of this launch; without a launcher, that of this process alone.
 
-        `facts` are what else has to be the same in all: the model, the identity of the data. PyTorch refuses a rank that
-        differs; Horovod compares nothing.
+        `facts` are what else has to be the same in all, the model and the identity of the data: one that differs is refused
+        as soon as they are watched.
         """
 
     def open_device(self, settings: LoopSettings, threads: int | None = None) -> Device:
