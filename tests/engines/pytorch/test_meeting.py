@@ -39,7 +39,8 @@ def end_of(rank: int, size: int, seconds: float = 30) -> GaudiBertError | None:
 
 def test_ranks_meet(port: int) -> None:
     with ThreadPoolExecutor(3) as pool:
-        assert list(pool.map(end_of, range(3), [3] * 3)) == [None] * 3
+        stores = list(pool.map(lambda rank: meet(Launch("torchrun", rank, 3), 30, Watchdog("a test", 60.0)), range(3)))
+    assert all(store.check([f"here/{rank}" for rank in range(3)]) for store in stores)
 
 
 @pytest.mark.parametrize(
