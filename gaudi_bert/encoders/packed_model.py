@@ -28,7 +28,7 @@ from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.encoders.cpu import patch_linear_with_onednn
 from gaudi_bert.encoders.encoder_weights import architecture_of, read_model
 from gaudi_bert.encoders.feeding import Feeding, additive_masks, fed_module, fed_positions
-from gaudi_bert.encoders.feeding_trial import TriedModel, feeding_of, packed_batch, try_model
+from gaudi_bert.encoders.feeding_trial import feeding_of, packed_batch, try_model
 from gaudi_bert.encoders.pooling import belongs, gather, vectors_of_sequences, widen
 from gaudi_bert.encoders.trial import (
     Row,
@@ -48,7 +48,7 @@ from gaudi_bert.model.config import NO_PACKS
 from gaudi_bert.model.heads import TASK_OF_PROBLEM, TaskHead, VectorHead
 
 Tensors = Mapping[str, Tensor]
-Reads = Literal["first", "last", "all"]
+_Reads = Literal["first", "last", "all"]
 _TRIED_TOKENS, _TRIAL_SEED = 40, 12345
 _BOUND, _HALF_BOUND = 1e-3, 0.05  # of the largest answer; of a model in 16 bits
 _GRADIENT_BOUND = 1e-3  # of its norm
@@ -68,7 +68,7 @@ class PackedModel:
             raise InputError(_masked_tokens_mix(module))
         self._encoder, self._head = fed_module(module.base_model, feeding), head
         self._stand_in = None if head is None else _with_stand_in(module)
-        self._reads: Reads = self._what_it_reads() if head is not None and head.is_of_text else "first"
+        self._reads: _Reads = self._what_it_reads() if head is not None and head.is_of_text else "first"
 
     def train(self, training: bool) -> None:
         """Turn dropout on or off."""
@@ -149,11 +149,11 @@ class PackedModel:
     def _scores(self, hidden: Tensor, mask: Tensor | None = None) -> Tensor:
         """The head's own outputs on hidden states, [.., C]."""
         mask = torch.ones(hidden.shape[:2], dtype=torch.int64, device=hidden.device) if mask is None else mask
-        return logits_of(cast(torch.nn.Module, self._stand_in)(inputs_embeds=hidden, attention_mask=mask))
+        return _logits_of(cast(torch.nn.Module, self._stand_in)(inputs_embeds=hidden, attention_mask=mask))
 
     # --- what is measured before a model is used
 
-    def _what_it_reads(self) -> Reads:
+    def _what_it_reads(self) -> _Reads:
         """Find the token of a text whose hidden states alone give the head's answer; else it reads all of them."""
         size = self.module.config.get_text_config().hidden_size
         with trial_of(self.module), quiet_transformers():
@@ -161,14 +161,14 @@ class PackedModel:
             hidden_RKH = on_device(random_RKH, self.device, self._dtype)
             expected = self._scores(hidden_RKH)
             bound = 1e-4 * float(expected.abs().max())
-            choices: tuple[tuple[Reads, slice], ...] = (("first", slice(0, 1)), ("last", slice(-1, None)))
+            choices: tuple[tuple[_Reads, slice], ...] = (("first", slice(0, 1)), ("last", slice(-1, None)))
             for reads, chosen in choices:
                 if bound and float((self._scores(hidden_RKH[:, chosen]) - expected).abs().max()) <= bound:
                     return reads
         return "all"
 
-    def try_packs(self, row_tokens: int | None = None, *, training: bool) -> TriedModel:
-        """Refuse an encoder that packs are not right for, in rows of so many tokens."""
+    def try_packs(self, row_tokens: int | None = None, *, training: bool) -> tuple[int, float]:
+        """Refuse an encoder that packs are not right for, in rows of so many tokens; as `try_model`."""
         encoder, feeding = self.module.base_model, self.feeding
         return try_model(encoder, feeding, lambda rows: packed_batch(rows, feeding), row_tokens, training=training)
 
@@ -192,7 +192,7 @@ class PackedModel:
             packed = self.answers(on_device(batch, self.device))[0]
             for number in range(1, len(row["seq_lens"]) + 1):
                 inputs = {name: torch.tensor(row[name][row["sequence_ids"] == number][None]) for name in names}
-                alone.append(logits_of(self.module(**on_device(inputs, self.device)))[0])
+                alone.append(_logits_of(self.module(**on_device(inputs, self.device)))[0])
             expected = torch.cat([each if each.ndim == 2 else each[None] for each in alone]).float()
         if packed.shape != expected.shape:
             raise InputError(f"{type(module).__name__}: its head gives {expected.shape}, not {packed.shape}")
@@ -251,7 +251,7 @@ def _with_stand_in(module: Any) -> torch.nn.Module:
     return cast(torch.nn.Module, head)
 
 
-def logits_of(output: Any) -> Tensor:
+def _logits_of(output: Any) -> Tensor:
     """The outputs of a head; of one for spans both, side by side."""
     if "start_logits" in output:
         return torch.stack([output.start_logits, output.end_logits], dim=-1)
@@ -298,8 +298,8 @@ def verify_folder(folder: Path, say: Callable[[str], None]) -> tuple[dict[str, f
     try:
         feeding = feeding_of(model.base_model)
         packed = PackedModel(model, feeding, head)
-        tried = packed.try_packs(training=True)
-        differences = {"outputs": tried.difference}
+        row_tokens, difference = packed.try_packs(training=True)
+        differences = {"outputs": difference}
         if head is not None:
             differences["answers"] = packed.try_head()
         length = tokens_of_packs(model.config, feeding.position_offset)
@@ -307,7 +307,7 @@ def verify_folder(folder: Path, say: Callable[[str], None]) -> tuple[dict[str, f
         differences["gradient"] = _gradient_difference(model.base_model, feeding, rows)
     except InputError as error:
         raise FailedError(f"{folder}: {error}") from error
-    say(f"verify-model:   in rows of up to {tried.row_tokens:,} tokens, and in training mode, no neighbour is seen")
+    say(f"verify-model:   in rows of up to {row_tokens:,} tokens, and in training mode, no neighbour is seen")
     for name, difference in differences.items():
         say(f"verify-model:   {name}: packed and alone differ by {difference:.1e} of the largest value")
     return differences, len(rows), sum(len(row["seq_lens"]) for row in rows)

@@ -118,7 +118,7 @@ class PackCollator:
         is_config = not isinstance(model, Feeding | torch.nn.Module)
         if not isinstance(model, Feeding) and not (is_config and target in _OWN_SOFTWARE):  # which cannot be copied
             tried = small_copy(model, window=_UNLIMITED) if is_config else model
-            self.row_tokens = try_model(tried, self.feeding, self._model_batch, row_tokens, training=True).row_tokens
+            self.row_tokens, _ = try_model(tried, self.feeding, self._model_batch, row_tokens, training=True)
 
     def _model_batch(self, rows: Sequence[Row]) -> Batch:
         """Return what any model, or the encoder below a head that gathers, is given for rows without labels."""
