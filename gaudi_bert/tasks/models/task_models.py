@@ -185,11 +185,8 @@ def start_weights(path: Path, task: Task | None, *, lacks_head: bool = True) -> 
     config = dataclasses.replace(weights.config, attention="causal") if is_causal else weights.config
     specs = variables_of(config, head)
     known = {name: weights.variables[name] for name in specs if name in weights.variables}
-    problem = (
-        None
-        if lacks_head or isinstance(head, VectorHead)
-        else misfit({name: spec.shape for name, spec in specs.items()}, known)
-    )
+    shapes = {name: spec.shape for name, spec in specs.items()}
+    problem = None if lacks_head or isinstance(head, VectorHead) else misfit(shapes, known)
     if problem is not None:
         raise InputError(f"{path}: {problem}; fine-tune the model again")
     variables = {name: value for name, value in known.items() if value.shape == specs[name].shape}
