@@ -149,7 +149,7 @@ class PackedModel:
     def _scores(self, hidden: Tensor, mask: Tensor | None = None) -> Tensor:
         """The head's own outputs on hidden states, [.., C]."""
         mask = torch.ones(hidden.shape[:2], dtype=torch.int64, device=hidden.device) if mask is None else mask
-        return _logits_of(cast(torch.nn.Module, self._stand_in)(inputs_embeds=hidden, attention_mask=mask))
+        return logits_of(cast(torch.nn.Module, self._stand_in)(inputs_embeds=hidden, attention_mask=mask))
 
     # --- what is measured before a model is used
 
@@ -192,7 +192,7 @@ class PackedModel:
             packed = self.answers(on_device(batch, self.device))[0]
             for number in range(1, len(row["seq_lens"]) + 1):
                 inputs = {name: torch.tensor(row[name][row["sequence_ids"] == number][None]) for name in names}
-                alone.append(_logits_of(self.module(**on_device(inputs, self.device)))[0])
+                alone.append(logits_of(self.module(**on_device(inputs, self.device)))[0])
             expected = torch.cat([each if each.ndim == 2 else each[None] for each in alone]).float()
         if packed.shape != expected.shape:
             raise InputError(f"{type(module).__name__}: its head gives {expected.shape}, not {packed.shape}")
@@ -251,7 +251,7 @@ def _with_stand_in(module: Any) -> torch.nn.Module:
     return cast(torch.nn.Module, head)
 
 
-def _logits_of(output: Any) -> Tensor:
+def logits_of(output: Any) -> Tensor:
     """The outputs of a head; of one for spans both, side by side."""
     if "start_logits" in output:
         return torch.stack([output.start_logits, output.end_logits], dim=-1)

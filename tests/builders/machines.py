@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-import os
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager

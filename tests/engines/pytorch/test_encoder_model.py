@@ -16,6 +16,7 @@ import transformers
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.sections import TrainingSettings
+from gaudi_bert.encoders.packed_model import logits_of
 from gaudi_bert.engines.choose import load_engine
 from gaudi_bert.engines.protocol import Communicator, ModelSpec, UpdateScalars
 from gaudi_bert.model.config import EncoderConfig
@@ -29,7 +30,6 @@ from tests.builders.torch_models import MODELS, VOCABULARY
 
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
 ESM = {"vocab_size": VOCABULARY, **SMALL, "pad_token_id": 1, "mask_token_id": 4, "position_embedding_type": "rotary"}
-FUNNEL = {"model_type": "funnel", "d_model": 32, "n_head": 2, "d_head": 16, "d_inner": 48, "block_sizes": [1, 1]}
 CONFIGS: dict[str, Any] = {
     **{name: config for name, (_, config) in MODELS.items() if name != "bert"},
     "electra": lambda: transformers.ElectraConfig(vocab_size=VOCABULARY, embedding_size=16, **SMALL),
@@ -103,7 +103,7 @@ def test_packed_equals_unpacked_and_its_class_and_nothing_leaks(name: str, head:
         for s, each in enumerate(pack):
             with torch.no_grad():
                 own = module(input_ids=torch.tensor(each["ids"][None]))
-            wanted = torch.stack([own.start_logits, own.end_logits], -1) if "start_logits" in own else own.logits
+            wanted = logits_of(own)
             here = slice(starts[p, s], starts[p, s] + len(each["ids"]))
             if head.kind == "masked-language-modelling":
                 slots = np.isin(packed["masked_positions"][p], np.arange(here.start, here.stop))
@@ -202,41 +202,25 @@ def test_bfloat16_is_near_float32() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "head", "message"),
+    ("values", "head", "named"),
     [
-        ({"model_type": "nothing"}, TEXTS, "model_type 'nothing': transformers does not know it"),
-        ({"model_type": "deberta-v2", **SMALL, "vocab_size": 99}, TEXTS, "model type 'deberta-v2': no mask is right for it"),
-        ("gpt2", WORDS, "model type 'gpt2': transformers has no class for masked-language-modelling"),
-        ({"model_type": "roberta", "hidden_size": 30, "num_attention_heads": 4}, TEXTS, "model type 'roberta'"),
-        (
-            "esm-token-dropout",
-            WORDS,
-            "EsmForMaskedLM: a masked token changes the other sequences of its pack",
-        ),
-        (
-            {"model_type": "xlm", "emb_dim": 32, "n_heads": 2, "n_layers": 2},
-            TEXTS,
-            "model type 'xlm': no mask is right",
-        ),
-        ({"model_type": "flaubert", "emb_dim": 32, "n_heads": 2}, WORDS, "model type 'flaubert': no mask is right for it"),
-        ({"model_type": "xlnet", "d_model": 32, "n_head": 2}, TEXTS, "model type 'xlnet': it takes no position_ids, and no"),
-        (FUNNEL, WORDS, "model type 'funnel': it takes no position_ids, and no mask is right for it"),
-        (FUNNEL, TEXTS, "model type 'funnel': FunnelBaseModel: its output is not one vector per token"),
-        ({"model_type": "t5", "d_model": 32}, TEXTS, "model type 't5': it is an encoder with a decoder, which reads"),
+        ({"model_type": "nothing"}, TEXTS, "'nothing'"),
+        ("gpt2", WORDS, "masked-language-modelling"),
+        ({"model_type": "roberta", "hidden_size": 30, "num_attention_heads": 4}, TEXTS, "'roberta'"),
+        ("esm-token-dropout", WORDS, "EsmForMaskedLM"),
+        ({"model_type": "xlnet", "d_model": 32, "n_head": 2}, TEXTS, "position_ids"),
+        ({"model_type": "funnel", "d_model": 32, "n_head": 2, "d_head": 16, "d_inner": 48}, TEXTS, "one vector per token"),
     ],
 )
-def test_what_cannot_be_fed_or_built_is_refused_in_a_line(values: Any, head: TaskHead, message: str) -> None:
+def test_what_cannot_be_fed_or_built_is_refused_in_a_line(values: Any, head: TaskHead, named: str) -> None:
     values = values if isinstance(values, dict) else CONFIGS[values]().to_dict()
-    spec = ModelSpec(EncoderConfig(values), head)
-    with pytest.raises(InputError) as refused:
-        load_engine("pytorch").build(spec, seed=1)
-    assert str(refused.value).startswith(message)
-    assert "\n" not in str(refused.value)
-    assert not re.search(r"\w(Error|Exception)\b", str(refused.value)), "words of ours, not those of Python"
+    with pytest.raises(InputError, match=named) as refused:
+        load_engine("pytorch").build(ModelSpec(EncoderConfig(values), head), seed=1)
+    assert not re.search(r"\n|\w(Error|Exception)\b", str(refused.value)), "words of ours, not those of Python"
 
 
 def test_a_row_with_a_token_that_changes_its_neighbours_is_refused() -> None:
     model, batch = build("esm-token-dropout", TEXTS), batch_of(packs_of(TEXTS, VOCABULARY), TEXTS)
     batch["input_ids"][0, 3] = ESM["mask_token_id"]
-    with pytest.raises(InputError, match=r"a masked token changes the other sequences .* set token_dropout: false"):
+    with pytest.raises(InputError, match="token_dropout: false"):
         model.outputs(batch)

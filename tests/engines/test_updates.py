@@ -1,4 +1,8 @@
-"""A loss of all micro-batches together: one, or several that are computed twice, give the same update, in either engine."""
+"""Updates by either engine: the same first weights and losses; a loss of all micro-batches together, which are computed
+twice.
+
+That both compute the same outputs is in `test_protocol.py` and `tests/tasks/test_equivalence.py`.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +18,47 @@ pytest.importorskip("tensorflow", exc_type=ImportError)
 from gaudi_bert.config.sections import TrainingSettings
 from gaudi_bert.engines.choose import load_engine
 from gaudi_bert.engines.protocol import Communicator, ModelSpec, UpdateLoss, UpdateScalars
-from gaudi_bert.model.heads import VectorHead
+from gaudi_bert.model.config import initial_value, parameter_specs
+from gaudi_bert.model.heads import PretrainingHead, VectorHead
 from gaudi_bert.tasks.contrast import contrast_of, in_batch_negatives
-from tests.builders.agree import agree
+from gaudi_bert.training.objective import LossDenominators
+from tests.builders import training_updates as work
+from tests.builders.agree import agree, identical
 from tests.builders.model_packs import VOCABULARY, small_config
 from tests.builders.task_batches import TEXTS, batch_of, packs_of
+
+
+def test_first_weights_are_a_function_of_seed_and_name() -> None:
+    spec, config = ModelSpec(small_config(), PretrainingHead()), small_config()
+    expected = {name: initial_value(name, each, 0.2, 7) for name, each in parameter_specs(config).items()}
+    for engine in ("tensorflow", "pytorch"):
+        values = load_engine(engine).build(spec, seed=7).values()
+        assert list(values) == list(expected)
+        identical(values, expected)
+
+
+@pytest.mark.parametrize(
+    ("kind", "optimizer", "loss", "micro_batches"),
+    [("global", "adamw", "token", 3), ("balanced", "lamb", "sequence", 1)],
+)
+def test_twenty_updates(kind: str, optimizer: str, loss: str, micro_batches: int) -> None:
+    curves = []
+    for engine in ("tensorflow", "pytorch"):
+        model = work.make_model(loss=loss, engine=engine)
+        settings = TrainingSettings(optimizer=optimizer, loss=loss, seed=3)
+        denominators = LossDenominators(kind, work.EXPECTED)
+        step = work.make_step(model, settings, Communicator(), micro_batches, denominators=denominators, engine=engine)
+        losses = []
+        for update in range(1, 21):
+            packs = work.packs_of(update)
+            shares = [work.packed(packs[part::micro_batches]) for part in range(micro_batches)]
+            losses.append(step.run(shares, update, 1e-3)()[[0, 2, 8]])
+        curves.append(np.array(losses))
+        assert step.updates.graphs_built == (1 if engine == "pytorch" or micro_batches == 1 else 2)
+    agree(curves[1] / curves[0], np.ones_like(curves[0]), 1e-4)
+
+
+# --- one loss of all micro-batches together
 
 PACKS = batch_of(packs_of(TEXTS, VOCABULARY), TEXTS)
 USED = np.flatnonzero(PACKS["target_weights"].ravel() > 0)
