@@ -173,7 +173,13 @@ class PackCollator:
     def _joined(self, rows: Sequence[Row]) -> dict[str, IntArray]:
         """The columns with a value per token, int64 [B, L], as this model takes them."""
         names = [name for name in _TOKEN_COLUMNS if name in rows[0] and name != self.sequence_labels]
-        arrays = {name: _token_matrix(rows, name) for name in names}
+        arrays: dict[str, IntArray] = {}
+        for name in names:
+            if len({len(row[name]) for row in rows}) != 1:
+                raise InputError("rows of unequal lengths in one batch: all packs of a batch have the same length")
+            matrix = np.stack([np.asarray(row[name]) for row in rows])
+            _check_whole(matrix.reshape(-1), name)
+            arrays[name] = matrix.astype(np.int64)
         arrays["position_ids"] = fed_positions(arrays["position_ids"], self.feeding)
         if not self.feeding.positions:
             del arrays["position_ids"]
@@ -273,15 +279,6 @@ def _check_software(target: str, model: Any) -> None:
             f"target = {target!r}: needs a model with attn_implementation={_OWN_SOFTWARE.get(target, 'sdpa')!r}, {actual}: "
             "it would ignore where sequences begin; open the model so, or use another target"
         )
-
-
-def _token_matrix(rows: Sequence[Row], name: str) -> AnyArray:
-    """A column with a value per token, int64 [B, L]."""
-    if len({len(row[name]) for row in rows}) != 1:
-        raise InputError("rows of unequal lengths in one batch: all packs of a batch have the same length")
-    matrix = np.stack([np.asarray(row[name]) for row in rows])
-    _check_whole(matrix.reshape(-1), name)
-    return matrix.astype(np.int64)
 
 
 def _check_whole(values: AnyArray, name: str) -> None:

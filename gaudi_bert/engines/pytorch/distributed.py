@@ -233,10 +233,17 @@ def meet(launch: Launch, seconds: float, watchdog: Watchdog) -> Any:
     """
     watchdog.note("the meeting", slow=False)
     who, host, port = f"rank {launch.rank} of {launch.size}", os.environ[MASTER_ADDRESS], int(os.environ[MASTER_PORT])
+
+    def absent() -> str | None:
+        """Which processes have not come."""
+        ranks = [str(rank) for rank in range(launch.size) if not store.check([f"here/{rank}"])]
+        shown = f"{', '.join(ranks[:8])}{', ...' if len(ranks) > 8 else ''}"
+        return f"rank{'s' if len(ranks) > 1 else ''} {shown} did not come" if ranks else None
+
     try:
         store = _open_store(launch, seconds, watchdog, host, port)
         store.set(f"here/{launch.rank}", "")
-        _wait(who, watchdog, lambda: _absent(store, launch), seconds)
+        _wait(who, watchdog, absent, seconds)
     except (RuntimeError, ValueError, OSError) as error:
         reason = " ".join(str(error).split("\n")[0].split())
         if "EADDRINUSE" in reason:
@@ -272,10 +279,3 @@ def _open_store(launch: Launch, seconds: float, watchdog: Watchdog, host: str, p
     store = torch_distributed.TCPStore(host, port, launch.size, listens, timeout=limit, wait_for_workers=False)
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     return torch_distributed.PrefixStore(f"gaudi-bert/{attempt}", store)
-
-
-def _absent(store: Any, launch: Launch) -> str | None:
-    """Which processes have not come."""
-    absent = [str(rank) for rank in range(launch.size) if not store.check([f"here/{rank}"])]
-    shown = f"{', '.join(absent[:8])}{', ...' if len(absent) > 8 else ''}"
-    return f"rank{'s' if len(absent) > 1 else ''} {shown} did not come" if absent else None

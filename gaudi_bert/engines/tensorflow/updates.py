@@ -44,9 +44,8 @@ class TensorFlowUpdates:
         self._single_update = as_graph(self._trace_update)
         self._first = as_graph(self._trace_first)
         self._next = as_graph(self._trace_next)
-        self._finish = as_graph(self._trace_finish)
         self._outputs = as_graph(self._trace_outputs)
-        self._finish_two_passes = as_graph(self._update)
+        self._finish = as_graph(self._update)
 
     def run(
         self,
@@ -81,7 +80,7 @@ class TensorFlowUpdates:
         if self._communicator.size > 1:
             sums.numpy()  # a device may still be at it
             self._communicator.arrive()
-        return self._finish(sums, tensors).numpy
+        return self._finish(self._accumulated, sums, tensors).numpy
 
     def _update_in_two_passes(
         self,
@@ -104,7 +103,7 @@ class TensorFlowUpdates:
             added = self._gradients_by(*self._taped(*each), gradients[number])
             totals = [total + gradient for total, gradient in zip(totals, added, strict=True)]
         self._communicator.arrive()
-        return self._finish_two_passes(totals, tf.constant(sums, tf.float32), scalars)
+        return self._finish(totals, tf.constant(sums, tf.float32), scalars)
 
     def _taped(self, batch: Mapping[str, tf.Tensor], seed: tf.Tensor) -> tuple[tf.Tensor, tf.GradientTape]:
         with tf.GradientTape(watch_accessed_variables=False) as tape:
@@ -154,6 +153,7 @@ class TensorFlowUpdates:
 
     def _update(self, gradients: Sequence[tf.Tensor], sums: tf.Tensor, scalars: UpdateScalars) -> tf.Tensor:
         """Sum over processes, clip, move the variables."""
+        gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]
         if isinstance(self._communicator, HorovodCommunicator):
             gradients = self._communicator.sum_tensors(gradients)
         factor, norm = clip_factor(gradients, self._settings.clip_norm)
@@ -183,9 +183,6 @@ class TensorFlowUpdates:
     def _trace_outputs(self, batch: Mapping[str, tf.Tensor], seed: tf.Tensor) -> tf.Tensor:
         self.graphs.append(tf.compat.v1.get_default_graph())
         return self._model.forward(batch, seed if self._has_dropout else None)
-
-    def _trace_finish(self, sums: tf.Tensor, scalars: UpdateScalars) -> tf.Tensor:
-        return self._update([tf.convert_to_tensor(accumulated) for accumulated in self._accumulated], sums, scalars)
 
 
 # --- AdamW, LAMB and clipping: on plain variables, in plain TensorFlow operations with static shapes
