@@ -181,17 +181,6 @@ def test_large_scores_and_half_precision_leak_nothing(changes):
         assert report == (4, 0, True)
 
 
-def test_the_probe_reports_a_leak():
-    """With one number for the whole pack the sequences see each other; the probe is then told their true places."""
-    model, batch = small_model(), join_sequences(random_packs(2, [[7, 11]]), 19, 9, 2)
-
-    class WithoutMask:
-        def trial(self, batch, loss):
-            return model.trial({**batch, "input_mask": np.minimum(batch["input_mask"], 1)}, loss)
-
-    assert _probe_leaks(WithoutMask(), VOCABULARY, batch)[1] == 1
-
-
 @BY_EACH_ENGINE
 def test_padding_rows_are_finite(engine: EngineName):
     batch = join_sequences([*random_packs(2, [[3]]), []], 19, 9, 2)
