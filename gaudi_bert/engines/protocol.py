@@ -215,10 +215,6 @@ class Updates(Protocol):
     def load_moments(self, first: WeightArrays, second: WeightArrays) -> None:
         """Set all moments."""
 
-    @property
-    def graphs_built(self) -> int:
-        """The number of graphs of forward and backward passes that have been built."""
-
 
 class Engine(Protocol):
     """A framework. Each is a module, `engines/<name>/engine.py`, with these functions."""

@@ -52,8 +52,6 @@ class TorchModel(ABC):
         self.compute_dtype = compute_dtype or (device.compute_dtype if device is not None else "float32")
         self.recomputes = device is not None and device.recomputes
         self.parameters_by_name: dict[str, torch.nn.Parameter] = {}
-        self.graphs_built = 0
-        self._shapes_seen: set[tuple[Any, ...]] = set()
 
     # --- what a kind of model adds
 
@@ -127,10 +125,6 @@ class TorchModel(ABC):
 
     def training_outputs(self, batch: Tensors, dropout_seed: Int32Array) -> Any:
         """Return what the head gives, with dropout drawn from its seed."""
-        shapes = tuple((name, tuple(tensor.shape)) for name, tensor in sorted(batch.items()))
-        if shapes not in self._shapes_seen:
-            self._shapes_seen.add(shapes)
-            self.graphs_built += 1
         number = int(np.ascontiguousarray(dropout_seed).view(np.uint64)[0] & np.uint64((1 << 63) - 1))
         torch.manual_seed(number)
         if self.device.type != "cpu":

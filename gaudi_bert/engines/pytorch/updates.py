@@ -29,6 +29,7 @@ class TorchUpdates:
         del accumulation_steps  # any number is one loop here
         self._model, self._settings, self._communicator = model, settings, communicator
         self._lengths: set[int] = set()
+        self._has_run = False  # a compiler has compiled what the first update needs
         self._optimizer = Optimizer(model.parameters_by_name, settings, model.is_decayed)
         self._gradient_sums = None
         if isinstance(communicator, TorchCommunicator):
@@ -72,6 +73,7 @@ class TorchUpdates:
             if communicator.size > 1 and model.buffers():  # which a layer may have changed by what its process read
                 buffers = {name: to_numpy(buffer) for name, buffer in model.buffers().items()}
                 model.load_values(communicator.broadcast(buffers))
+            self._has_run = True
             return partial(to_numpy, torch.cat([sums, norm.reshape(1)]))
 
     def _backward(
@@ -111,8 +113,9 @@ class TorchUpdates:
 
     def _note(self, number: int, update: int, batch: Mapping[str, Tensor]) -> None:
         length = batch["input_ids"].shape[1]
-        if number:
-            slow = self._model.graphs_built < 2 or length not in self._lengths
+        is_new = length not in self._lengths
+        if number or (is_new and self._lengths):
+            slow = is_new or not self._has_run
             self._communicator.note(f"micro-batch {number + 1} of update {update}", slow=slow)
         self._lengths.add(length)
 
@@ -128,11 +131,6 @@ class TorchUpdates:
         for moments, values in zip(self._optimizer.moments, (first, second), strict=True):
             for name, moment in moments.items():
                 moment.copy_(torch.tensor(values[name]))
-
-    @property
-    def graphs_built(self) -> int:
-        """The number of graphs of forward and backward passes that have been built."""
-        return self._model.graphs_built
 
 
 # --- AdamW and LAMB, by the rules that `engines/tensorflow/updates.py` states, and clipping

@@ -118,8 +118,9 @@ class TensorFlowUpdates:
 
     def _note(self, number: int, update: int, batch: Mapping[str, tf.Tensor]) -> None:
         length = batch["input_ids"].shape[1]
-        if number:
-            slow = self.graphs_built < 2 or length not in self._lengths
+        is_new = length not in self._lengths
+        if number or (is_new and self._lengths):
+            slow = is_new or len(self.graphs) < 2
             self._communicator.note(f"micro-batch {number + 1} of update {update}", slow=slow)
         self._lengths.add(length)
 
@@ -133,11 +134,6 @@ class TensorFlowUpdates:
         for moments, values in zip(self._optimizer.moments, (first, second), strict=True):
             for name, moment in moments.items():
                 moment.assign(values[name])
-
-    @property
-    def graphs_built(self) -> int:
-        """The number of graphs of forward and backward passes that have been built."""
-        return len(self.graphs)
 
     def _gradients(
         self, batch: Mapping[str, tf.Tensor], seed: tf.Tensor, factors: tf.Tensor

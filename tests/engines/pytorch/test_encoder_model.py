@@ -133,7 +133,6 @@ def test_updates_repeat_and_learn() -> None:
         updates = load_engine("pytorch").updates(model, settings, Communicator(), 1)
         step = TrainingStep(updates, Communicator(), settings, Objective(), LossDenominators())
         curves.append([step.run([batch], update, 1e-3)() for update in range(1, 21)])
-        assert updates.graphs_built == 1
     identical(np.array(curves[1]), np.array(curves[0]))
     assert curves[0][-1][0] < 0.5 * curves[0][0][0]
 
