@@ -11,6 +11,7 @@ A process whose launcher has ended asks itself to stop, which saves a checkpoint
 
 from __future__ import annotations
 
+import math
 import os
 import pickle
 import signal
@@ -97,12 +98,12 @@ class Watchdog:
 
 @dataclass(frozen=True)
 class ConnectedProcess(Communicator):
-    """One of several processes; `watchdog` is None until they train. An engine adds how arrays travel.
+    """One of several processes; nothing is watched until they train. An engine adds how arrays travel.
 
     `facts` have to be the same in all: they are compared before the processes train.
     """
 
-    watchdog: Watchdog | None = None
+    watchdog: Watchdog = field(default_factory=lambda: Watchdog("a process", math.inf), repr=False, compare=False)
     facts: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     def __str__(self) -> str:
@@ -138,18 +139,15 @@ class ConnectedProcess(Communicator):
 
     def note(self, activity: str, *, slow: bool = False) -> None:
         """Tell the watchdog what this process is doing."""
-        if self.watchdog is not None:
-            self.watchdog.note(activity, slow)
+        self.watchdog.note(activity, slow)
 
     def note_saved(self, update: int) -> None:
         """Tell the watchdog which update a checkpoint holds."""
-        if self.watchdog is not None:
-            self.watchdog.note_saved(update)
+        self.watchdog.note_saved(update)
 
     def arrive(self) -> None:
         """Tell the watchdog that this process is about to wait for the others."""
-        if self.watchdog is not None:
-            self.watchdog.moved()
+        self.watchdog.moved()
 
     @contextmanager
     def watched(self, settings: LoopSettings) -> Iterator[Communicator]:
