@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -36,7 +36,7 @@ from gaudi_bert.engines.pytorch.bert import (
     word_scores,
 )
 from gaudi_bert.model.config import BertConfig, initial_value, is_decayed
-from gaudi_bert.model.features import check_batch, check_logits
+from gaudi_bert.model.features import check_logits
 from gaudi_bert.model.heads import OTHER_SEQUENCE, Loss, PretrainingHead, TaskHead, VectorHead, variables_of
 
 Tensors = Mapping[str, Tensor]
@@ -104,7 +104,7 @@ class TorchModel(ABC):
 
     def trial(self, batch: BatchArrays, loss: Loss) -> Trial:
         """Outputs, losses and gradients of a model of pretraining."""
-        raise InputError("a model with the head of a task: it is tried with the heads of pretraining only")
+        raise InputError("an encoder of transformers: BERT's heads of pretraining are tried only")
 
     def work(self, batch: BatchArrays) -> float:
         """One forward and backward pass with dropout; a number that needs all gradients. For timing."""
@@ -170,9 +170,7 @@ class TorchBert(TorchModel):
         compiler: str | None = None,
     ) -> None:
         super().__init__(spec, device, compute_dtype)
-        if not isinstance(spec.config, BertConfig):
-            raise InputError(f"a model of type {spec.config.model_type} is not a BERT")
-        self.config = spec.config
+        self.config = cast(BertConfig, spec.config)
         for name, variable in variables_of(self.config, spec.head).items():
             value = torch.from_numpy(initial_value(name, variable, self.config.initializer_range, seed))
             self.parameters_by_name[name] = torch.nn.Parameter(value.to(self.device))
@@ -195,10 +193,7 @@ class TorchBert(TorchModel):
 
     def trial(self, batch: BatchArrays, loss: Loss) -> Trial:
         """Outputs, losses and gradients of a model of pretraining."""
-        if not isinstance(self.spec.head, PretrainingHead):
-            return super().trial(batch, loss)
         tensors, network = self.tensors(batch), self._network(self._parameters())
-        check_batch(batch, self.config)
         with torch.no_grad(), self.autocast():
             hidden_TH = encode_packs(network, tensors)
         with self.autocast():
@@ -254,6 +249,7 @@ def pretraining_outputs(network: Network, batch: Tensors) -> tuple[Tensor, Tenso
     """Wide scores of the words at the masked slots, [B, Q, V], and of the next sentences, [B, S, 2]."""
     positions_BP = torch.cat([batch["next_sentence_positions"], batch["masked_lm_positions"]], dim=1)
     packs, depth = batch["next_sentence_positions"].shape
+    check_logits(packs, batch["masked_lm_positions"].shape[1], network.config.vocab_size)
     read_BPH = encode_packs(network, batch, positions_BP).reshape(packs, positions_BP.shape[1], -1)
     first_PH, masked_PH = read_BPH[:, :depth].flatten(0, 1), read_BPH[:, depth:].flatten(0, 1)
     words_BQV = word_scores(network, masked_PH).reshape(packs, -1, network.config.vocab_size)

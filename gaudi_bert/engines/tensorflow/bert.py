@@ -41,7 +41,7 @@ from gaudi_bert.engines.tensorflow.operations import (
     without_gradient,
 )
 from gaudi_bert.model.config import BertConfig, layer_scope
-from gaudi_bert.model.features import check_batch
+from gaudi_bert.model.features import check_logits
 from gaudi_bert.model.heads import FORBIDDEN_SCORE
 
 # Every dropout of the model has a number.
@@ -267,9 +267,10 @@ def word_scores(network: Network, picked_PH: tf.Tensor) -> tf.Tensor:
 def pretraining_outputs(network: Network, batch: Batch) -> tuple[tf.Tensor, tf.Tensor]:
     """Wide scores of the words at the masked slots, [B, Q, V], and of the next sentences, [B, S, 2].
 
-    The last layer is computed where one of them reads it. `batch`: `PACKED_FEATURES`.
+    The last layer is computed where one of them reads it. `batch` holds packed features.
     """
-    packs, _, slots, depth = check_batch(batch, network.config)
+    (packs, depth), slots = batch["next_sentence_positions"].shape, batch["masked_lm_positions"].shape[1]
+    check_logits(packs, slots, network.config.vocab_size)
     hidden, parameters = network.config.hidden_size, network.parameters
     positions_BP = tf.concat([batch["next_sentence_positions"], batch["masked_lm_positions"]], axis=1)
     read_BPH = tf.reshape(encode_packs(network, batch, positions_BP), [packs, depth + slots, hidden])

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import tensorflow as tf
@@ -62,9 +62,7 @@ class TensorFlowModel:
         compute_dtype: ComputeDtype = "float32",
         compiled: bool = False,
     ) -> None:
-        config = spec.config
-        if not isinstance(config, BertConfig):
-            raise InputError(f"a model of type {config.model_type}: TensorFlow runs BERT only; set the engine to pytorch")
+        config = cast(BertConfig, spec.config)
         self.spec, self.config, self.compiled, self._device = spec, config, compiled, device
         self.compute_dtype = tf.as_dtype(compute_dtype)
         self.variables: dict[str, tf.Variable] = {
@@ -107,8 +105,6 @@ class TensorFlowModel:
 
     def trial(self, batch: BatchArrays, loss: Loss) -> Trial:
         """Outputs, losses and gradients of a model of pretraining."""
-        if not isinstance(self.spec.head, PretrainingHead):
-            raise InputError("a model with the head of a task: it is tried with the heads of pretraining only")
         tensors = self._tensors(batch)
         hidden_TH = encode_packs(self.network(), tensors)
         with tf.GradientTape() as tape:
@@ -161,8 +157,6 @@ class TensorFlowModel:
         self, batch: Batch, dropout_seed: tf.Tensor | None, factors: tf.Tensor
     ) -> tuple[tf.Tensor, Sequence[tf.Tensor]]:
         """The loss that is minimised, its sums multiplied by `factors` [2]; and the K sums."""
-        if isinstance(self.spec.head, VectorHead):
-            raise InputError("a model of vectors has no loss; give it the head of a task")
         sums = self.sums(self.forward(batch, dropout_seed), batch)
         if isinstance(self.spec.head, PretrainingHead):
             return sums[0] * factors[0] + sums[2] * factors[1], sums
