@@ -63,14 +63,6 @@ def test_split_is_the_inverse_of_join():
             np.testing.assert_array_equal(getattr(each.sequence, name), value)
 
 
-@pytest.mark.parametrize(
-    ("sizes", "message"), [((15, 9, 2), "16 tokens"), ((16, 1, 2), "masked positions"), ((16, 9, 1), "2 sequences")]
-)
-def test_packs_that_do_not_fit_are_refused(sizes, message):
-    with pytest.raises(InputError, match=message):
-        join_sequences(random_packs(1, [[11, 5]]), *sizes)
-
-
 def test_split_numbers_are_refused():
     batch = join_sequences(random_packs(1, [[3, 2]]), 7, 4, 3)
     batch["input_mask"][0, 6] = 1
