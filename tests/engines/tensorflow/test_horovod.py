@@ -30,9 +30,9 @@ def _no_launcher(monkeypatch) -> None:
         monkeypatch.delenv(name)
 
 
-def launch(monkeypatch, launcher: str, rank: int, size: int, **changes) -> None:
+def launch(monkeypatch, launcher: str, number: int, processes: int, **changes) -> None:
     """Variables of a launcher, and a module like `horovod.tensorflow` that connects to nobody."""
-    for name, value in zip(LAUNCHERS[launcher], (rank, size), strict=True):
+    for name, value in zip(LAUNCHERS[launcher], (number, processes), strict=True):
         monkeypatch.setenv(name, str(value))
     module = types.ModuleType("horovod.tensorflow")
     vars(module).update({"init": lambda: None, "rank": lambda: 0, "size": lambda: 1, "local_size": lambda: 1, **changes})
