@@ -132,6 +132,7 @@ def rows() -> list[dict]:
         created.append(
             {
                 "input_ids": np.pad(ids, (0, pads)),
+                "token_type_ids": np.zeros(24, np.int64),
                 "position_ids": np.concatenate([np.arange(each) for each in (*lengths, pads)]),
                 "sequence_ids": np.pad(numbers, (0, pads)),
                 "seq_lens": lengths,
