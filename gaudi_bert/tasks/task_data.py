@@ -38,10 +38,10 @@ from gaudi_bert.rows.reading import SkippedRows, read_rows, windows
 from gaudi_bert.rows.tokenizer import RowTokenizer
 from gaudi_bert.rows.tokenizing import tokenize_readable, tokenize_rows
 from gaudi_bert.rows.types import TASKS_WITH_LABELS, Row, Sequences, join_sequences
-from gaudi_bert.tasks.kinds.embedding import texts_of_rows
+from gaudi_bert.tasks.kinds.retrieval import texts_of_rows
 from gaudi_bert.tasks.kinds.task import EVALUATION_EPOCH, Draw, Task
 from gaudi_bert.training.evaluate import EvaluationBatch, EvaluationSet
-from gaudi_bert.training.input.batches import Batch, TrainingOrder
+from gaudi_bert.training.input import Batch, TrainingOrder
 from gaudi_bert.training.run_plan import RowPacks, RunPlan
 
 _WINDOW_ROWS = 20_000
@@ -288,7 +288,7 @@ class TaskEvaluation(EvaluationSet[TaskResult]):
                 placed = lay_out_packs(sequences, packs, chosen, shape)
                 targets = self.task.target_features(sequences, placed, draw)
                 scatter = placed.scatter_tokens if self.task.head.per_token else placed.scatter_sequences
-                yield EvaluationBatch({**placed.features(sequences), **cast(Batch, targets)}, scatter)
+                yield {**placed.features(sequences), **cast(Batch, targets)}, scatter
 
     def outputs(self) -> Float32Array | None:
         """Logits [N, C] or [T, C], of heads that keep them."""

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
 
@@ -35,8 +35,7 @@ from gaudi_bert.engines.protocol import Communicator, Device, Engine, Model, Mod
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.model.heads import PretrainingHead
 from gaudi_bert.training.checkpoint import Checkpoint, checkpoint_identity, find_checkpoint, read_checkpoint
-from gaudi_bert.training.input.batches import Batch, evaluation_batches, value_limits
-from gaudi_bert.training.input.source import DataSource, check_fits, open_data
+from gaudi_bert.training.input import Batch, DataSource, check_fits, evaluation_batches, open_data
 from gaudi_bert.training.objective import Evaluation, PretrainingObjective
 from gaudi_bert.training.weights import local_weights
 
@@ -149,12 +148,8 @@ def _compare(one: EvaluationFigures, other: EvaluationFigures, what: str) -> flo
 # where a head keeps them, are put back into the order of the data and added up too: all processes but one hold zeros there.
 
 
-class EvaluationBatch(NamedTuple):
-    """A batch, and what puts the outputs of a head into those of the complete set (`EvaluationSet.outputs`)."""
-
-    features: Batch
-    scatter: Callable[[Float32Array, Float32Array], None] | None = None
-
+EvaluationBatch = tuple[Batch, Callable[[Float32Array, Float32Array], None] | None]
+"""A batch, and what puts the outputs of a head into those of the complete set (`EvaluationSet.outputs`)."""
 
 _OUTPUTS_AT_ONCE = 8192
 E = TypeVar("E", bound=Evaluation, covariant=True)
@@ -228,8 +223,8 @@ class RecordsEvaluation(EvaluationSet[EvaluationFigures]):
 
     def batches(self, rank: int, size: int) -> Iterator[EvaluationBatch]:
         """Every record once; the last batch is filled up."""
-        limits = value_limits(self.source, self.config)
-        return map(EvaluationBatch, evaluation_batches(self.source, limits, self.batch_packs, rank, size, self.take_packs))
+        batches = evaluation_batches(self.source, self.config, self.batch_packs, rank, size, self.take_packs)
+        return ((batch, None) for batch in batches)
 
     def counted(self, batch: Batch) -> FloatArray:
         """Count each label."""

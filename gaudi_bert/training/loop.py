@@ -28,7 +28,7 @@ from gaudi_bert.engines.protocol import Communicator, Device, Engine, Model
 from gaudi_bert.reading.global_order import ORDER
 from gaudi_bert.training.checkpoint import Checkpoint, Progress, remove_old_checkpoints, write_checkpoint
 from gaudi_bert.training.evaluate import EvaluationSet
-from gaudi_bert.training.input.batches import Batch
+from gaudi_bert.training.input import Batch
 from gaudi_bert.training.metrics import MetricsWriter
 from gaudi_bert.training.mlperf import MlperfLog
 from gaudi_bert.training.objective import Evaluation, Interval, IntervalReport, TrainingStep

@@ -26,8 +26,7 @@ from gaudi_bert.config.sections import LoopSettings, TrainingSettings
 from gaudi_bert.engines.protocol import Communicator, Sums, UpdateLoss, Updates, UpdateScalars
 from gaudi_bert.model.heads import Loss
 from gaudi_bert.tfrecords.wire.example import decode_example
-from gaudi_bert.training.input.batches import Batch
-from gaudi_bert.training.input.source import DataSource
+from gaudi_bert.training.input import Batch, DataSource
 from gaudi_bert.training.run_plan import TRAINING_KEYS, RunKeys
 
 

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -144,16 +144,18 @@ class MicroBatch(NamedTuple):
 class RunPlan:
     """A run before it starts.
 
-    `requested` are the settings as they were given, for unpacked data. The packing factor is a mean over the data; there is
-    one process per card, `processes_per_worker` of them in each worker. `packs` is None where their number is unknown,
-    `mean_tokens` (of a sequence) where data is not packed; `rows` are the packs of each length where there are several, else
-    (); `begun_by`: processes that began the run, where these are others.
+    Attributes:
+        requested: the settings as they were given, for unpacked data.
+        packing_factor: sequences of a pack, a mean over the data.
+        packs: None where their number is unknown.
+        mean_tokens: of a sequence; None where data is not packed.
+        rows: the packs of each length where there are several, else ().
+        begun_by: processes that began the run, where these are others.
     """
 
     requested: RunSettings
     packing_factor: float
     processes: int
-    processes_per_worker: int
     slots_per_pack: int
     packs: int | None
     mean_tokens: float | None = None
@@ -249,11 +251,7 @@ class RunPlan:
     @cached_property
     def packs_per_update_and_process(self) -> float:
         """Packs that one process reads for one update, on average."""
-        return self._mean(row.packs for row in self.turns)
-
-    def _mean(self, amounts: Iterable[int]) -> float:
-        """Return the mean of an update, on one process, where a turn of each length has so much; an int where it is one."""
-        total = sum(row.turns * amount for row, amount in zip(self.turns, amounts, strict=True))
+        total = sum(row.turns * row.packs for row in self.turns)
         return int(total // self.processes) if total % self.processes == 0 else float(total / self.processes)
 
     @property
@@ -270,11 +268,6 @@ class RunPlan:
     def change(self) -> float:
         """The distance of the real batch from the requested one: 0.05 is 5 % more."""
         return self.sequences_per_update / self.settings.global_batch_sequences - 1.0
-
-    @property
-    def shares(self) -> dict[str, int]:
-        """The number of processes in one of them, in one worker, and in all."""
-        return {"process": 1, "worker": min(self.processes_per_worker, self.processes), "all": self.processes}
 
     def short_lines(self) -> list[str]:
         """Return the lines that every run prints."""
@@ -359,27 +352,21 @@ class RunPlan:
 
         return min(range(1, 2 * present + 1), key=distance)
 
-    def table(self) -> list[str]:
-        """Every figure per process, per worker and in all, for people."""
-        title = f"{'':22}" + "".join(f"{name:>16}" for name in ("per process", "per worker", "all together"))
-        lines = [title, f"{'processes':22}" + "".join(f"{count:>16,}" for count in self.shares.values())]
-        for name, one in self._figures().items():
-            values = [one * count for count in self.shares.values()]
-            digits = [0 if value == int(value) else 1 for value in values]  # those of an average tell nothing further on
-            shown = (f"{value:,.{count}f}" for value, count in zip(values, digits, strict=True))
-            lines.append(f"{name.replace('_', ' '):22}" + "".join(f"{text:>16}" for text in shown))
+    def details(self) -> list[str]:
+        """Return what a dry run prints besides."""
         settings = self.settings
+        lines = []
         for what in ("evaluate", "save", "log"):
             updates = getattr(settings, f"{what}_every_updates")
             sequences = updates * self.sequences_per_update
             lines.append(f"{what} every {updates:,} updates, that is every {sequences:,.0f} sequences")
-        lines.append(
+        return [
+            *lines,
             f"{settings.optimizer}, peak learning rate {settings.learning_rate:g}, decay power {settings.decay_power:g} "
             f"counted from the {settings.decay_from}, "
             f"betas {settings.beta_1:.6g} and {settings.beta_2:.6g}, clip norm {settings.clip_norm:g}, "
-            f"losses normalized: {settings.loss_normalization}"
-        )
-        return lines
+            f"losses normalized: {settings.loss_normalization}",
+        ]
 
     def as_json(self) -> dict[str, Any]:
         """Return the plan for machines: the result of a dry run."""
@@ -398,20 +385,6 @@ class RunPlan:
             "sequences_asked_per_update": settings.global_batch_sequences,
             "change": self.change,
             "sequences": self.sequences_per_update * settings.updates,
-            "shares": {
-                share: {"processes": count, **{name: one * count for name, one in self._figures().items()}}
-                for share, count in self.shares.items()
-            },
-        }
-
-    def _figures(self) -> dict[str, float]:
-        """Return the figures of one process."""
-        packs = self.packs_per_update_and_process
-        return {
-            "packs_per_micro_batch": self.settings.micro_batch_packs,
-            "packs_per_update": packs,
-            "slots_per_update": self._mean(row.packs * row.length for row in self.turns),
-            "sequences_per_update": packs * self.packing_factor,
         }
 
 

@@ -30,8 +30,7 @@ from gaudi_bert.model.config import BertConfig
 from gaudi_bert.model.features import PlacedSequence, Sequence, join_sequences, split_packs
 from gaudi_bert.model.heads import Loss, PretrainingHead
 from gaudi_bert.training.checkpoint import find_checkpoint, read_checkpoint
-from gaudi_bert.training.input.batches import evaluation_batches, value_limits
-from gaudi_bert.training.input.source import DataSource, check_fits, open_data
+from gaudi_bert.training.input import DataSource, check_fits, evaluation_batches, open_data
 from gaudi_bert.training.weights import local_weights
 
 OUTPUT_BOUND = 1e-5
@@ -142,7 +141,7 @@ def _first_packs(source: DataSource, config: BertConfig, packs: int) -> BatchArr
     Where there are too few of them among the first `_SEARCHED_PACKS`, packs of one sequence make up the number.
     """
     most = _SEARCHED_PACKS if source.is_packed else 3 * packs
-    (batch,) = evaluation_batches(source, value_limits(source, config), most, take_packs=most)
+    (batch,) = evaluation_batches(source, config, most, take_packs=most)
     sequences = np.count_nonzero(batch["next_sentence_weights"], axis=1)
     if source.is_packed:
         chosen = np.argsort(sequences < 2, kind="stable")[: min(packs, np.count_nonzero(sequences))]

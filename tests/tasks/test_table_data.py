@@ -17,8 +17,8 @@ pytest.importorskip("tokenizers", exc_type=ImportError)
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.tasks.kinds.task import Vocabulary
-from gaudi_bert.training.input.batches import TrainingOrder, _even_micro_batches
-from gaudi_bert.training.jobs.tables import WordTargets, _evaluation_table_batches, _open_packed_table, _table_batches
+from gaudi_bert.training.input import TrainingOrder
+from gaudi_bert.training.jobs.tables import WordTargets, _open_packed_table, _TableEvaluation
 from tests.builders.effort import once
 
 MASKED = "masked-language-modelling"
@@ -138,13 +138,15 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def targets_of(table: Any) -> WordTargets:
-    from gaudi_bert.tasks.models.task_models import vocabulary_of
+    from gaudi_bert.tasks.task_models import vocabulary_of
 
     return WordTargets(MASKED, SEED, 0.15, vocabulary_of(table.tokenizer))
 
 
 def batches_of(table: Any, batch_packs: int, order: TrainingOrder) -> Any:
-    return _table_batches(table, targets_of(table), _even_micro_batches(batch_packs, order), order)
+    from tests.builders.tables import table_batches
+
+    return table_batches(table, targets_of(table), batch_packs, order)
 
 
 def packs_in(batches: Any, count: int) -> list[tuple[bytes, ...]]:
@@ -175,7 +177,7 @@ def test_an_evaluation_has_every_pack_once_and_the_same_masks_by_any_number_of_p
     def evaluated(batch_packs: int, size: int, take: int | None = None) -> list[tuple[bytes, ...]]:
         found = []
         for rank in range(size):
-            for batch in _evaluation_table_batches(table, targets, batch_packs, rank, size, take):
+            for batch, _ in _TableEvaluation(table, targets, 300, batch_packs, take).batches(rank, size):
                 assert len(batch["targets"]) == batch_packs
                 real = batch["sequence_weights"].any(axis=1)
                 assert not batch["target_weights"][~real].any()
@@ -193,7 +195,6 @@ def test_what_does_not_fit_is_named(table: Any, tmp_path: Path) -> None:
         table.tokenizer, tokenizer=type(table.tokenizer.tokenizer).from_str(table.tokenizer.tokenizer.to_str())
     )
     assert small.vocabulary_size > 250
-    metadata = table.tables[0].metadata.model_copy(update={"max_sequence_length": 47})
-    short = dataclasses.replace(table, tables=(dataclasses.replace(table.tables[0], metadata=metadata),))
+    short = dataclasses.replace(table, tables=(table.tables[0].model_copy(update={"max_sequence_length": 47}),))
     with pytest.raises(InputError, match=r"packed-00000-.*: row \d+ holds 48 tokens; allowed are 47 tokens from 0 to 290; "):
-        next(_evaluation_table_batches(short, targets_of(table), 1, 0, 1, None))
+        next(_TableEvaluation(short, targets_of(table), 300, 1, None).batches(0, 1))

@@ -19,9 +19,9 @@ from gaudi_bert.packing.row_lengths import choose_row_lengths
 from gaudi_bert.rows.tokenizer import open_tokenizer
 from gaudi_bert.rows.types import Sequences
 from gaudi_bert.tasks.kinds.task import task_named
-from gaudi_bert.tasks.models.task_models import read_task_folder, start_weights
 from gaudi_bert.tasks.task_data import TaskData, TaskEvaluation, counts_of, task_batches, tokenized_file
-from gaudi_bert.training.input.batches import Batch, TrainingOrder
+from gaudi_bert.tasks.task_models import read_task_folder, start_weights
+from gaudi_bert.training.input import Batch, TrainingOrder
 from gaudi_bert.training.jobs.rows import run_settings
 from gaudi_bert.training.run_plan import RunPlan
 from tests.builders.agree import agree
@@ -88,7 +88,7 @@ def make_data(lengths: tuple[int, ...], depth: int | str = 4) -> TaskData:
 def plan_of(data: TaskData, batch_packs: int, size: int = 1, epochs: int = 3) -> RunPlan:
     """Of four updates, or a few more."""
     settings = run_settings(FineTuneSettings(batch_sequences=epochs * 53 // 4), batch_packs, 4, 1)
-    return RunPlan(settings, data.packing_factor, size, size, 23, data.packs, rows=data.row_packs)
+    return RunPlan(settings, data.packing_factor, size, 23, data.packs, rows=data.row_packs)
 
 
 def batches_of(data: TaskData, plan: RunPlan, epochs: int = 3, **order: int) -> list[Batch]:

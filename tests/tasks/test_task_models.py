@@ -23,7 +23,7 @@ from gaudi_bert.config.values import EngineName  # noqa: E402
 from gaudi_bert.model.heads import VectorHead  # noqa: E402
 from gaudi_bert.rows.types import Sequences  # noqa: E402
 from gaudi_bert.rows.window_plan import PackRunner, plan_window  # noqa: E402
-from gaudi_bert.tasks.models.task_models import start_weights  # noqa: E402
+from gaudi_bert.tasks.task_models import start_weights  # noqa: E402
 from gaudi_bert.training.weights import read_weights  # noqa: E402
 from tests.builders.agree import agree  # noqa: E402
 from tests.builders.bert_folder import VOCABULARY, write_bert, write_rows  # noqa: E402

@@ -80,9 +80,7 @@ def write_log(path: Path, accuracies: list[float | Exception], settings: MlperfS
     """The log of a run of BERT-large whose evaluations gave `accuracies`; the last one is the target."""
     pytest.importorskip("mlperf_logging")
     training = TrainingSettings(optimizer="lamb", global_batch_sequences=448, micro_batch_packs=28)
-    plan = RunPlan(
-        RunSettings.of_training(training), 2.0, processes=8, processes_per_worker=8, slots_per_pack=512, packs=1000
-    )
+    plan = RunPlan(RunSettings.of_training(training), 2.0, processes=8, slots_per_pack=512, packs=1000)
     with MlperfLog(path, settings, plan, SimpleNamespace(packs=1000, packing_factor=2.0), LARGE) as log:
         log.begins(0)
         for number, accuracy in enumerate(accuracies, start=1):

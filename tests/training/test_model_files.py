@@ -18,7 +18,7 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.sections import TaskSettings
 from gaudi_bert.rows.tokenizer import open_tokenizer
 from gaudi_bert.tasks.kinds.task import task_named
-from gaudi_bert.tasks.models.task_models import read_task_folder, start_weights
+from gaudi_bert.tasks.task_models import read_task_folder, start_weights
 from gaudi_bert.training.model_files import SentenceFolder, read_sentence_folder
 from gaudi_bert.training.weights import read_weights
 from tests.builders.model_mutations import good_folder

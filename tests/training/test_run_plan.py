@@ -29,14 +29,7 @@ PHASE_2 = TrainingSettings(
 
 
 def plan(settings: TrainingSettings, factor: float, processes: int = 8, packs: int | None = 1_000_000) -> RunPlan:
-    return RunPlan(
-        RunSettings.of_training(settings),
-        factor,
-        processes=processes,
-        processes_per_worker=8,
-        slots_per_pack=512,
-        packs=packs,
-    )
+    return RunPlan(RunSettings.of_training(settings), factor, processes, slots_per_pack=512, packs=packs)
 
 
 def batch(sequences: int, packs: int, factor: float, processes: int = 1) -> RunPlan:
@@ -89,19 +82,12 @@ def test_nothing_becomes_zero(factor: float, updates: int, warmup: int) -> None:
     assert 0 <= changed.beta_1 < 1
 
 
-def test_every_figure_a_process_a_worker_and_in_all() -> None:
+def test_the_figures_of_a_dry_run() -> None:
     made = plan(PHASE_2, 2.0, processes=16)
-    shares = made.as_json()["shares"]
-    assert {name: share["processes"] for name, share in shares.items()} == {"process": 1, "worker": 8, "all": 16}
-    assert shares["process"]["packs_per_update"] == 8 * 128
-    assert shares["worker"]["sequences_per_update"] == 8 * 8 * 128 * 2
-    assert shares["all"]["slots_per_update"] == 16 * 8 * 128 * 512
-    assert made.as_json()["sequences"] == 32_768 * 1564
-    assert json.loads(json.dumps(made.as_json())) == made.as_json()
-    text = "\n".join(made.table())
-    assert "sequences per update" in text
-    assert "evaluate every 100 updates, that is every 3,276,800 sequences" in text
-    assert "peak learning rate 0.001" in text
+    figures = made.as_json()
+    assert (figures["packs_per_update"], figures["sequences"]) == (16_384, 32_768 * 1564)
+    assert json.loads(json.dumps(figures)) == figures
+    assert made.details()[0].endswith("3,276,800 sequences")
     assert "times the data" in made.short_lines()[-1]
     assert "times the data" not in plan(PHASE_2, 2.0, packs=None).short_lines()[-1]
 

@@ -16,7 +16,7 @@ from gaudi_bert.engines.tensorflow.bert import outputs_of_every_token
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.model.features import join_sequences
 from gaudi_bert.model.huggingface import to_hugging_face
-from gaudi_bert.tasks.models.export import export
+from gaudi_bert.tasks.export import export
 from gaudi_bert.training.checkpoint import Checkpoint, find_checkpoint, is_checkpoint, read_checkpoint, write_checkpoint
 from gaudi_bert.training.weights import load_weights, read_weights
 from tests.builders import training_data as data

@@ -34,7 +34,7 @@ from gaudi_bert.model.heads import TaskKind
 from gaudi_bert.rows.packs import Placement
 from gaudi_bert.rows.types import Sequences
 from gaudi_bert.tasks.kinds.task import NO_VOCABULARY, Draw, Task, Vocabulary
-from gaudi_bert.training.input.batches import Batch
+from gaudi_bert.training.input import Batch
 
 
 class _LanguageModelling(Task):

@@ -26,12 +26,12 @@ from gaudi_bert.engines.protocol import Communicator, Model, ModelSpec, UpdateLo
 from gaudi_bert.rows.packs import Packs, lay_out_packs
 from gaudi_bert.rows.types import Sequences, TupleRow
 from gaudi_bert.tasks.contrast import PairedRows
-from gaudi_bert.tasks.kinds.embedding import CORRELATIONS
+from gaudi_bert.tasks.kinds.retrieval import CORRELATIONS
 from gaudi_bert.tasks.kinds.task import Task, TaskFigures
-from gaudi_bert.tasks.models.task_models import sees_only_before
 from gaudi_bert.tasks.task_data import TaskData, TaskEvaluation, TaskResult
+from gaudi_bert.tasks.task_models import sees_only_before
 from gaudi_bert.tasks.update_plan import RowStream, UpdateShape, choose_shape
-from gaudi_bert.training.input.batches import Batch
+from gaudi_bert.training.input import Batch
 from gaudi_bert.training.jobs.rows import FineTuneJob, run_settings
 from gaudi_bert.training.loop import RunContext
 from gaudi_bert.training.model_files import SentenceFolder, read_sentence_folder
@@ -257,7 +257,6 @@ class PairJob(FineTuneJob):
             run_settings(section, shape.batch.packs, stream.updates, an_epoch),
             stream.batch_rows / shape.packs,
             processes=processes,
-            processes_per_worker=self._settings.resources.processes_per_worker,
             slots_per_pack=shape.batch.length,
             packs=None,
             data=pairs,

@@ -36,8 +36,7 @@ from gaudi_bert.model.config import parameter_count
 from gaudi_bert.model.features import join_sequences, split_packs
 from gaudi_bert.model.heads import PretrainingHead
 from gaudi_bert.training.evaluate import RecordsEvaluation
-from gaudi_bert.training.input.batches import Batch, TrainingOrder, training_batches, value_limits
-from gaudi_bert.training.input.source import DataSource, check_fits, open_data
+from gaudi_bert.training.input import Batch, DataSource, TrainingOrder, check_fits, open_data, training_batches
 from gaudi_bert.training.loop import RunContext, TrainingLoop
 from gaudi_bert.training.mlperf import MlperfLog
 from gaudi_bert.training.model_files import model_config
@@ -113,7 +112,6 @@ class _RecordsJob(Job[TrainingResult]):
             RunSettings.of_training(settings.training),
             source.packing_factor,
             processes=processes,
-            processes_per_worker=settings.resources.processes_per_worker,
             slots_per_pack=source.schema.max_sequence_length,
             packs=source.packs,
             mean_tokens=source.mean_tokens,
@@ -152,8 +150,7 @@ class _RecordsJob(Job[TrainingResult]):
 
     def _batches(self, plan: RunPlan, order: TrainingOrder) -> Iterator[Batch]:
         """Records, checked, without end."""
-        limits = value_limits(self._source, self._config)
-        return training_batches(self._source, limits, plan.settings.micro_batch_packs, order)
+        return training_batches(self._source, self._config, plan.settings.micro_batch_packs, order)
 
     def begin(self, run: RunContext[TrainingResult], plan: RunPlan, model: Model) -> MlperfLog | None:
         """Put the vocabulary next to the checkpoints; measure the speed-up, and log for MLPerf, where that is requested."""

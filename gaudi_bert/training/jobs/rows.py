@@ -34,7 +34,6 @@ from gaudi_bert.rows.tokenizer import RowTokenizer, open_tokenizer
 from gaudi_bert.rows.tokenizing import policy_of
 from gaudi_bert.rows.types import QuestionRow
 from gaudi_bert.tasks.kinds.task import NO_VOCABULARY, TaskObjective, check_settings_apply, task_named
-from gaudi_bert.tasks.models.task_models import is_bert, start_weights, vocabulary_of, write_task_folder
 from gaudi_bert.tasks.task_data import (
     TaskData,
     TaskEvaluation,
@@ -44,6 +43,7 @@ from gaudi_bert.tasks.task_data import (
     task_batches,
     tokenized_file,
 )
+from gaudi_bert.tasks.task_models import is_bert, start_weights, vocabulary_of, write_task_folder
 from gaudi_bert.training.checkpoint import Checkpoint, find_checkpoint, read_checkpoint, write_checkpoint
 from gaudi_bert.training.loop import RunContext, TrainingLoop
 from gaudi_bert.training.model_files import SentenceFolder, write_sentence_folder
@@ -101,7 +101,7 @@ class FineTuneJob(Job[FineTuning]):
     def _prepared(self, processes: int) -> Prepared:
         """Decide on updates and batches of the files that were read."""
         section, task, data = self.section, self._task, self._data
-        plan = _plan_run(section, data, processes, self._settings.resources.processes_per_worker)
+        plan = _plan_run(section, data, processes)
         evaluation = None
         if self._held_out is not None:
             packs, seed = section.micro_batch_packs, plan.settings.seed
@@ -351,7 +351,7 @@ class FineTuneJob(Job[FineTuning]):
         }
 
 
-def _plan_run(section: FineTuneSettings, data: TaskData, processes: int, processes_per_worker: int) -> RunPlan:
+def _plan_run(section: FineTuneSettings, data: TaskData, processes: int) -> RunPlan:
     """Updates and batches, from epochs and sequences."""
     factor, micro_batch, rows = data.packing_factor, section.micro_batch_packs, data.row_packs
     if not rows:
@@ -360,7 +360,6 @@ def _plan_run(section: FineTuneSettings, data: TaskData, processes: int, process
         run_settings(section, micro_batch, 1, 1),
         factor,
         processes=processes,
-        processes_per_worker=processes_per_worker,
         slots_per_pack=data.lengths[-1],
         packs=data.packs,
         mean_tokens=None if rows else float(data.sequences.lengths.mean()),

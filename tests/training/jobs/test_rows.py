@@ -16,7 +16,7 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.pipeline import pipeline_from_mapping
 from gaudi_bert.config.sections import TaskSettings
 from gaudi_bert.tasks.kinds.task import task_named
-from gaudi_bert.tasks.models.task_models import start_weights
+from gaudi_bert.tasks.task_models import start_weights
 from gaudi_bert.training.jobs.finetune import finetune
 from gaudi_bert.training.jobs.rows import FineTuneInput
 from gaudi_bert.training.run_plan import RunPlan

@@ -24,14 +24,8 @@ from gaudi_bert.artefacts.base import NOTES_NAME
 from gaudi_bert.common.errors import StoppedError
 from gaudi_bert.config.pipeline import PipelineSettings, pipeline_from_mapping
 from gaudi_bert.training.checkpoint import find_checkpoint, read_checkpoint
-from gaudi_bert.training.input.batches import TrainingOrder, _even_micro_batches
-from gaudi_bert.training.jobs.tables import (
-    WordTargets,
-    _evaluation_table_batches,
-    _open_packed_table,
-    _table_batches,
-    train_on_table,
-)
+from gaudi_bert.training.input import TrainingOrder
+from gaudi_bert.training.jobs.tables import WordTargets, _open_packed_table, _TableEvaluation, train_on_table
 from gaudi_bert.training.run_plan import learning_rate_at
 from tests.builders.agree import agree, identical
 from tests.builders.command_line import refusal, run_command, succeed
@@ -40,7 +34,7 @@ from tests.builders.encoders import CONFIGS, SIZES, TOKENIZER
 from tests.builders.json_lines import lines_of, losses_of
 from tests.builders.launched import MPIRUN, TORCHRUN, finished, kill_at
 from tests.builders.reporters import QUIET, Listener, StopAfter
-from tests.builders.tables import LENGTH, loss_of_rows, single_rows, write_table
+from tests.builders.tables import LENGTH, loss_of_rows, single_rows, table_batches, write_table
 
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 UPDATES = {
@@ -98,7 +92,7 @@ def trained(files: Path, model: str, out: Path, reporter: Any = QUIET, packs: st
 
 def of_table(files: Path, name: str, data: str) -> tuple[Any, WordTargets]:
     """A table, and what is predicted of it."""
-    from gaudi_bert.tasks.models.task_models import vocabulary_of
+    from gaudi_bert.tasks.task_models import vocabulary_of
 
     source = _open_packed_table(files / data / "packed")
     if name == "gpt2":
@@ -122,7 +116,7 @@ def losses_of_the_twin(files: Path, name: str, steps: int) -> list[float]:
     )
     source, targets = of_table(files, name, "train")
     order = TrainingOrder(training.seed, 4096)
-    batches = _table_batches(source, targets, _even_micro_batches(training.micro_batch_packs, order), order)
+    batches = table_batches(source, targets, training.micro_batch_packs, order)
     losses = []
     for update in range(1, training.updates + 1):
         rows = [row for batch in itertools.islice(batches, steps) for row in single_rows(batch)]
@@ -160,7 +154,8 @@ def test_losses_are_those_of_transformers_on_single_rows(files: Path, name: str,
     assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     assert type(model).__name__ == result.model
     source, targets = of_table(files, name, "evaluation")
-    rows = [row for batch in _evaluation_table_batches(source, targets, 3, 0, 1, None) for row in single_rows(batch)]
+    held_out = _TableEvaluation(source, targets, 300, 3, None)
+    rows = [row for batch, _ in held_out.batches(0, 1) for row in single_rows(batch)]
     with torch.no_grad():
         agree(result.evaluation.loss, loss_of_rows(model.eval(), rows).item(), 1e-5)
     assert result.evaluation.sequences == len(rows) == source.total("sequences")

@@ -6,7 +6,7 @@ import numpy as np
 
 from gaudi_bert.config.sections import TaskSettings
 from gaudi_bert.rows.types import RowPosition, TupleRow
-from gaudi_bert.tasks.kinds.embedding import Embedding
+from gaudi_bert.tasks.kinds.retrieval import Embedding
 
 
 def test_equally_near_texts_rank_in_the_order_of_the_file_and_count_by_their_mean() -> None:
