@@ -161,21 +161,6 @@ def test_rows_of_several_lengths_are_taken_up_to_the_same_bits(files: Any, model
     agree(lines_of(tmp_path / "answers.jsonl"), lines_of(tmp_path / "out" / "predictions.jsonl"), 1e-5, scale=1.0)
 
 
-def test_one_length_stays_where_several_gain_little(files: Any, model: Path, tmp_path: Path) -> None:
-    listener = Listener()
-    run(
-        "regression",
-        files["regression"][0],
-        None,
-        model,
-        tmp_path / "out",
-        listener,
-        finetune={"row_lengths": "auto"},
-        dry_run=True,
-    )
-    assert "rows of 64: estimated cost" in listener.text
-
-
 # --- what a run leaves, of a BERT and of other encoders
 
 # Of embedding models see tests/tasks/test_embedding.py.

@@ -17,7 +17,6 @@ pytest.importorskip("tokenizers", exc_type=ImportError)
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.tasks.kinds.task import Vocabulary
-from gaudi_bert.training.input import TrainingOrder
 from gaudi_bert.training.jobs.tables import WordTargets, _open_packed_table, _TableEvaluation
 from tests.builders.effort import once
 
@@ -141,34 +140,6 @@ def targets_of(table: Any) -> WordTargets:
     from gaudi_bert.tasks.task_models import vocabulary_of
 
     return WordTargets(MASKED, SEED, 0.15, vocabulary_of(table.tokenizer))
-
-
-def batches_of(table: Any, batch_packs: int, order: TrainingOrder) -> Any:
-    from tests.builders.tables import table_batches
-
-    return table_batches(table, targets_of(table), batch_packs, order)
-
-
-def packs_in(batches: Any, count: int) -> list[tuple[bytes, ...]]:
-    """Batches as packs, each by the bytes of all its features."""
-    packs: list[tuple[bytes, ...]] = []
-    while len(packs) < count:
-        batch = next(batches)
-        packs += [tuple(batch[name][row].tobytes() for name in sorted(batch)) for row in range(len(batch["targets"]))]
-    batches.close()
-    return packs[:count]
-
-
-def test_any_number_of_processes_reads_the_same_packs_with_the_same_masks(table: Any) -> None:
-    packs = table.total("packs")
-    count = 2 * packs - packs % 6  # into the second epoch
-    one = packs_in(batches_of(table, 1, TrainingOrder(SEED, 16)), count)
-    assert len(set(one)) == count, "an epoch has the masks of another"
-    for size in (2, 3):
-        ranks = [packs_in(batches_of(table, 2, TrainingOrder(SEED, 16, rank, size)), count // size) for rank in range(size)]
-        assert [pack for together in zip(*ranks, strict=True) for pack in together][:count] == one[: size * (count // size)]
-    later = packs_in(batches_of(table, 3, TrainingOrder(SEED, 16, packs_done=packs + 1)), 5)
-    assert later == one[packs + 1 : packs + 6]
 
 
 def test_an_evaluation_has_every_pack_once_and_the_same_masks_by_any_number_of_processes(table: Any) -> None:

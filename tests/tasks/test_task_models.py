@@ -45,21 +45,6 @@ def hidden_of(model: Any, text: str) -> Any:
         return model.eval()(input_ids=torch.tensor([TOKENIZER.encode(text).ids]))[0][0]
 
 
-@pytest.mark.parametrize("name", ["roberta", "modernbert"])
-def test_vectors(tmp_path: Path, name: str) -> None:
-    model = write_encoder(tmp_path / "m", name)
-    done = answered(tmp_path, "embed", "vectors.npy")
-    assert done.returncode == 0, done.stderr
-    wanted = np.stack([hidden_of(model, text).mean(0).numpy() for text in TEXTS])
-    agree(np.load(tmp_path / "vectors.npy"), wanted, 1e-5, scale=1.0)
-    again = answered(tmp_path, "embed", "vectors.npy")
-    assert again.returncode == 0, again.stderr
-    unpacked = answered(tmp_path, "embed", "other.npy", "--unpacked", "--pooling", "cls", "--normalize")
-    assert unpacked.returncode == 0, unpacked.stderr
-    first = np.stack([torch.nn.functional.normalize(hidden_of(model, text)[0], dim=-1).numpy() for text in TEXTS])
-    agree(np.load(tmp_path / "other.npy"), first, 1e-5, scale=1.0)
-
-
 @pytest.mark.parametrize(
     ("name", "command", "message"),
     [

@@ -184,23 +184,6 @@ def test_rows_of_several_lengths_learn_what_rows_of_one_do(files: Path, tmp_path
     assert (several.sequences, several.evaluation.words) == (one.sequences, one.evaluation.words)
 
 
-@pytest.mark.slow
-def test_fresh_weights_of_a_bert_are_those_of_either_engine_and_of_the_seed(files: Path, tmp_path: Path) -> None:
-    pytest.importorskip("tensorflow", exc_type=ImportError)
-    few = {"updates": 2, "warmup_updates": 1, "save_every_updates": 9, "threads": None}
-    model = {**{name: SIZES[name] for name in SIZES if name != "vocab_size"}, **NO_DROPOUT}
-    curves = {}
-    for engine, seed in (("tensorflow", 7), ("pytorch", 7), ("pytorch", 8)):
-        values = pipeline_from_mapping(
-            {"training": {**UPDATES, **few, "engine": engine, "seed": seed}, "model": model}, "test"
-        )
-        out = tmp_path / f"{engine}-{seed}"
-        train_on_table(values, files / "train" / "packed", None, None, out, reporter=QUIET)
-        curves[engine, seed] = losses_of(out)
-    agree(curves["pytorch", 7], curves["tensorflow", 7], 1e-5)
-    assert curves["pytorch", 8][0] != curves["pytorch", 7][0]
-
-
 def test_a_run_of_fresh_weights_is_taken_by_finetune_and_embed(files: Path, tmp_path: Path) -> None:
     values = {"model_type": "roberta", **{name: value for name, value in SIZES.items() if name != "vocab_size"}}
     (tmp_path / "config.json").write_text(json.dumps({**values, "max_position_embeddings": LENGTH + 2}), encoding="utf-8")
