@@ -96,7 +96,8 @@ class TrainingLoop:
     _is_cold: bool = field(default=True, init=False)
 
     def __post_init__(self) -> None:
-        self._settings, self._stage = self.plan.settings, self.plan.settings.keys.stage
+        self._settings = self.plan.settings
+        self._stage = "train" if self._settings.section == "training" else "finetune"
         self._saved = self.progress.update
         self._interval = self._new_interval()
 
@@ -190,7 +191,7 @@ class TrainingLoop:
             )
 
     def _new_interval(self) -> Interval:
-        return Interval(self.step.objective, self.progress.update + 1, self._is_cold, self._settings.keys)
+        return Interval(self.step.objective, self.progress.update + 1, self._is_cold, self._settings.section)
 
     def _close_interval(self) -> None:
         self.report = report = self._interval.close(self.context.communicator)

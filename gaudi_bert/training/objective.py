@@ -27,7 +27,6 @@ from gaudi_bert.engines.protocol import Communicator, Sums, UpdateLoss, Updates,
 from gaudi_bert.model.heads import Loss
 from gaudi_bert.tfrecords.wire.example import decode_example
 from gaudi_bert.training.input import Batch, DataSource
-from gaudi_bert.training.run_plan import TRAINING_KEYS, RunKeys
 
 
 class _ReportFigures(Protocol):
@@ -256,14 +255,14 @@ class IntervalReport:
 class Interval:
     """The updates since the last report.
 
-    `has_cold_start`: its first update is the first one of this process. An update gives the sums of the
-    objective, and after them the norm of its gradient.
+    `has_cold_start`: its first update is the first one of this process; `section`: of the settings, for messages. An update
+    gives the sums of the objective, and after them the norm of its gradient.
     """
 
     objective: Objective
     first_update: int
     has_cold_start: bool
-    keys: RunKeys = TRAINING_KEYS
+    section: str = "training"
     clock: Callable[[], float] = time.perf_counter
     _sums: list[Sums] = field(default_factory=list)
     _work: list[tuple[int, int, int, int]] = field(default_factory=list)
@@ -320,5 +319,5 @@ class Interval:
         what = "the loss" if not np.isfinite(sums[number, : self.objective.sums]).all() else "the gradient"
         raise FailedError(
             f"update {self.first_update + number}: {what} is not finite (nan or infinite), nothing was saved after it; "
-            f"lower {self.keys.section}.learning_rate or raise {self.keys.warmup}, then run it again with --overwrite"
+            f"lower {self.section}.learning_rate or lengthen the warm-up, then run it again with --overwrite"
         )

@@ -136,6 +136,8 @@ def run_job(job: Job[R], settings: PipelineSettings, out: Path, **options: Unpac
         reporter.say(f"{prefix}{chosen.line()}")  # before what takes seconds to load
         prepared = job.prepare(processes, reporter)
         plan, signature, result_path = prepared.plan, prepared.signature, folder / job.result_name
+        if plan.settings.target_masked_lm_accuracy is not None and prepared.evaluation is None:
+            raise InputError("training.target_masked_lm_accuracy: needs evaluation data; pass --evaluation-data")
         # Known before the processes meet: a pod that is lost when others are done is started once more, and meets nobody.
         if not (overwrite or dry_run) and shares_folders() and is_finished(folder, result_path, signature):
             say(_nothing_to_do(folder, signature))

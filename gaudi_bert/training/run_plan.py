@@ -42,43 +42,10 @@ _NOTABLE_CHANGE = 0.02
 _LONG_ROWS, _USUAL_SLOTS = 4, 512
 
 
-class RunKeys(NamedTuple):
-    """Names of a run and of its settings, for messages.
-
-    `stage` begins its lines, `section` has its settings; of these, `micro_batch` is None where its packs are not free.
-    `row_lengths` chooses the lengths of rows, where something does.
-    """
-
-    stage: str
-    section: str
-    sequences: str
-    micro_batch: str | None
-    warmup: str
-    row_lengths: str | None = None
-
-
-TRAINING_KEYS = RunKeys(
-    stage="train",
-    section="training",
-    sequences="training.global_batch_sequences",
-    micro_batch="training.micro_batch_packs",
-    warmup="training.warmup_updates",
-)
-TABLE_KEYS = TRAINING_KEYS._replace(row_lengths="`pack --row-lengths auto`")
-FINE_TUNING_KEYS = RunKeys(
-    stage="finetune",
-    section="finetune",
-    sequences="finetune.batch_sequences",
-    micro_batch=None,  # fine-tuning takes the micro-batch that comes nearest already
-    warmup="finetune.warmup_share",
-    row_lengths="finetune.row_lengths = auto",
-)
-
-
 class RunSettings(LoopSettings):
-    """Settings of the loop in updates and packs, and the names of the keys that they came from."""
+    """Settings of the loop in updates and packs; `section` is that of a pipeline file that they came from."""
 
-    keys: RunKeys
+    section: Literal["training", "finetune"] = "training"
     global_batch_sequences: int
     updates: int
     warmup_updates: int
@@ -91,13 +58,13 @@ class RunSettings(LoopSettings):
 
     @property
     def section_name(self) -> str:  # type: ignore[override]
-        """The section of a pipeline file that they came from."""
-        return self.keys.section
+        """The section, for messages."""
+        return self.section
 
     @classmethod
-    def of_training(cls, section: TrainingSettings, keys: RunKeys = TRAINING_KEYS) -> RunSettings:
+    def of_training(cls, section: TrainingSettings) -> RunSettings:
         """Return the settings of a run that `training` describes."""
-        return cls(keys=keys, **{name: getattr(section, name) for name in cls.model_fields if name != "keys"})
+        return cls(**{name: getattr(section, name) for name in cls.model_fields if name != "section"})
 
 
 class RowPacks(NamedTuple):
@@ -292,13 +259,14 @@ class RunPlan:
             lines.append(
                 f"note: rows of {self.slots_per_pack:,} are {times:.1f} times the mean text "
                 f"({self.mean_tokens:,.0f} tokens), and attention costs a row's length squared: shorter rows may be faster"
-                + (f"; {self.requested.keys.row_lengths} chooses them" if self.requested.keys.row_lengths else "")
+                + ("; finetune.row_lengths = auto chooses them" if settings.section == "finetune" else "")
             )
         return lines
 
     def batch_lines(self) -> list[str]:
         """Return how an update is put together, and where that differs from the settings."""
-        settings, keys = self.settings, self.requested.keys
+        settings, in_training = self.settings, self.settings.section == "training"
+        key = "training.global_batch_sequences" if in_training else "finetune.batch_sequences"
         text = f"an update is {self.sequences_per_update:,.1f} sequences on average: "
         if self.rows:
             shared = ((row, *row.shared_by(self.processes)) for row in self.turns)
@@ -316,21 +284,20 @@ class RunPlan:
             text += f" x {self.processes} processes ({each:,.1f} sequences per process)"
         lines = [text]
         if abs(self.change) > _NOTABLE_CHANGE:
-            more, nearest = "more" if self.change > 0 else "fewer", self.nearest_micro_batch()
-            remedy = ""
-            if keys.micro_batch is None:
-                remedy = "; every process takes the same number of packs"
-            elif nearest != settings.micro_batch_packs:
-                remedy = f"; {keys.micro_batch} = {nearest} comes nearest to it"
-            setting = f"{keys.sequences} = {settings.global_batch_sequences:,}"
-            lines.append(f"note: that is {abs(self.change):.1%} {more} than {setting}{remedy}")
+            more, nearest = "more" if self.change > 0 else "fewer", self._nearest_micro_batch()
+            remedy = "" if in_training else "; every process takes the same number of packs"
+            if in_training and nearest != settings.micro_batch_packs:
+                remedy = f"; training.micro_batch_packs = {nearest} comes nearest to it"
+            lines.append(
+                f"note: that is {abs(self.change):.1%} {more} than {key} = {settings.global_batch_sequences:,}{remedy}"
+            )
         if self.packs is not None and self.packs_per_update > self.packs:
             micro_batch = min(settings.micro_batch_packs, max(1, self.packs // self.processes))
             full_steps = max(1, self.packs // (micro_batch * self.processes))
             sequences = int(full_steps * micro_batch * self.processes * self.packing_factor)
-            remedy = f"{keys.sequences} = {sequences:,}"
-            if keys.micro_batch is not None and micro_batch < settings.micro_batch_packs:
-                remedy += f" and {keys.micro_batch} = {micro_batch:,}"
+            remedy = f"{key} = {sequences:,}"
+            if in_training and micro_batch < settings.micro_batch_packs:
+                remedy += f" and training.micro_batch_packs = {micro_batch:,}"
             lines.append(
                 f"note: an update takes {self.packs_per_update:,} packs and the data has {self.packs:,}: sequences repeat "
                 f"within an update; set {remedy}, or give more data"
@@ -342,7 +309,7 @@ class RunPlan:
             1, round(self.settings.global_batch_sequences / (micro_batch_packs * self.packing_factor * self.processes))
         )
 
-    def nearest_micro_batch(self) -> int:
+    def _nearest_micro_batch(self) -> int:
         """The number of packs up to twice the present one whose update is nearest to the requested one."""
         present, requested = self.settings.micro_batch_packs, self.settings.global_batch_sequences
 

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 from pathlib import Path
@@ -61,17 +60,8 @@ def write_model(folder: Path, name: str) -> Path:
     return folder
 
 
-def hide_tensorflow(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name, *more: None if name == "tensorflow" else found(name, *more)
-    )
-
-
 @pytest.mark.parametrize("task", sampled(TASKS, 2))
-def test_a_bert_fine_tuned_by_either_engine(
-    task: str, files: dict[str, tuple[Path, Path]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bert_fine_tuned_by_either_engine(task: str, files: dict[str, tuple[Path, Path]], tmp_path: Path) -> None:
     pytest.importorskip("tensorflow", exc_type=ImportError)
     model = write_model(tmp_path / "bert", "bert")
     for engine in ("tensorflow", "pytorch"):
@@ -81,12 +71,7 @@ def test_a_bert_fine_tuned_by_either_engine(
     agree(*(curve[:UPDATES] for curve in curves), 1e-4)
     answers = [lines_of(tmp_path / engine / "predictions.jsonl") for engine in ("pytorch", "tensorflow")]
     agree(answers[0], answers[1], 1e-4, scale=1.0)
-    rows = files[task][1]
-    for answering in ("tensorflow", "pytorch"):  # from what PyTorch left
-        if answering == "pytorch":
-            hide_tensorflow(monkeypatch)
-        predict(tmp_path / "pytorch", str(rows), str(tmp_path / f"{answering}.jsonl"), PredictOptions(), {}, reporter=QUIET)
-        check_answers(tmp_path / "pytorch", task, lines_of(rows), lines_of(tmp_path / f"{answering}.jsonl"))
+    check_answers(tmp_path / "pytorch", task, lines_of(files[task][1]), answers[0])
 
 
 def check_answers(folder: Path, task: str, rows: list[dict[str, Any]], answers: list[dict[str, Any]]) -> None:
@@ -239,7 +224,12 @@ def test_what_a_model_stores_beside_its_parameters(name: str, changes_them: bool
         ("roberta", "regression", {"max_sequence_length": 65}, "max_sequence_length = 65: the model has 64 positions"),
         ("roberta", "regression", {"row_lengths": [32, 65]}, "row_lengths = 65: the model has 64 positions; set it to no"),
         ("roberta", "regression", {"row_lengths": [8, 16]}, "row_lengths: .* has .* tokens, the longest row 16; give it"),
-        ("roberta", "embedding", {"row_lengths": [8, 16]}, "row_lengths: is not for embedding with one loss of all rows"),
+        (
+            "roberta",
+            "embedding",
+            {"row_lengths": [8, 16]},
+            "row_lengths = .*: is not for embedding",
+        ),
     ],
 )
 def test_what_is_refused(

@@ -33,9 +33,9 @@ from gaudi_bert.tasks.contrast import (
     LossOfVectors,
     PairedRows,
     by_dimensions,
-    contrast_of,
     cosent,
     cosine_error,
+    forbidden_candidates,
     in_batch_negatives,
     listwise,
 )
@@ -130,9 +130,16 @@ def _loss(
     anchors, positives = texts[first], texts[first + 1]
     of_vectors: LossOfVectors
     if scores is None:
-        negatives = np.delete(texts, np.concatenate([first, first + 1]))
-        contrast = contrast_of(anchors, positives, negatives, table.content[sequences_N])
-        of_vectors = partial(in_batch_negatives, contrast=contrast, scale=settings.scale, symmetric=settings.symmetric)
+        candidates = np.concatenate([positives, np.delete(texts, np.concatenate([first, first + 1]))])
+        content = table.content[sequences_N]
+        of_vectors = partial(
+            in_batch_negatives,
+            anchors_M=anchors,
+            candidates_C=candidates,
+            forbidden_MC=forbidden_candidates(content[anchors], content[candidates]),
+            scale=settings.scale,
+            symmetric=settings.symmetric,
+        )
     elif settings.loss == "cosine":
         of_vectors = partial(cosine_error, firsts_M=anchors, seconds_M=positives, scores_M=scores[rows])
     else:

@@ -23,7 +23,6 @@ from gaudi_bert.artefacts.store.mirrored_folder import fetch, mirrored_bucket, s
 from gaudi_bert.artefacts.training import EvaluationFigures, LossFigures, TrainingResult
 from gaudi_bert.artefacts.work_folder import TRAINING_NAME
 from gaudi_bert.common.arrays import BatchArrays
-from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import read_text, write_json, write_text
 from gaudi_bert.common.progress import Reporter, count_of
 from gaudi_bert.config.pipeline import PipelineSettings
@@ -76,8 +75,6 @@ class _RecordsJob(Job[TrainingResult]):
         self.section = settings.training
         self._settings, self._data, self._source, self._held_out = settings, data, source, held_out
         self._config = model_config(settings.model, source.vocabulary_size, source.schema.max_sequence_length)
-        if held_out is None and settings.training.target_masked_lm_accuracy is not None:
-            raise InputError("training.target_masked_lm_accuracy: needs evaluation data; pass --evaluation-data")
         for each in (source, held_out):
             if each is not None:
                 check_fits(each, self._config)

@@ -49,9 +49,9 @@ from gaudi_bert.training.loop import RunContext, TrainingLoop
 from gaudi_bert.training.model_files import SentenceFolder, write_sentence_folder
 from gaudi_bert.training.objective import Evaluation
 from gaudi_bert.training.run import Job, Prepared
-from gaudi_bert.training.run_plan import FINE_TUNING_KEYS, RunPlan, RunSettings
+from gaudi_bert.training.run_plan import RunPlan, RunSettings
 
-PREDICTIONS_NAME, BEST_NAME = "predictions.jsonl", "best/best.json"
+PREDICTIONS_NAME, BEST_NAME, BASELINE_NAME = "predictions.jsonl", "best/best.json", "best/baseline.json"
 
 # What a dry run compares.
 _USUAL_ROWS, _USUAL_DEPTHS = (128, 256, 384, 512), (3, 6, 12, "max")
@@ -290,10 +290,15 @@ class FineTuneJob(Job[FineTuning]):
         model.load_values(self._start.variables)
 
     def evaluated(self, run: RunContext[FineTuning], model: Model, update: int, evaluation: Evaluation) -> None:
-        """Keep the weights where no evaluation before was better. The weights come first, so best.json is never wrong."""
+        """Keep the weights where no evaluation before was better. The weights come first, so best.json is never wrong.
+
+        The figures of the model before training stay, where it is evaluated.
+        """
         if not run.communicator.is_first:
             return
         path, figures = self._out / BEST_NAME, evaluation.as_json()
+        if update == 0:
+            BestCheckpoint(update=0, metric=self._best_metric, metrics=figures).write(self._out / BASELINE_NAME)
         before = BestCheckpoint.read_if_present(path)
         rank = partial(self._task.rank, best_metric=self._best_metric)
         is_best = before is None or rank(figures) >= rank(before.metrics)  # of equal ones the later one
@@ -373,7 +378,7 @@ def run_settings(section: FineTuneSettings, micro_batch_packs: int, updates: int
     """Return the settings of a run whose epochs have so many updates."""
     of_the_loop = {name: getattr(section, name) for name in LoopSettings.model_fields}
     return RunSettings(
-        keys=FINE_TUNING_KEYS,
+        section="finetune",
         **{**of_the_loop, "micro_batch_packs": micro_batch_packs},
         global_batch_sequences=section.batch_sequences,
         updates=updates,

@@ -50,7 +50,7 @@ from gaudi_bert.training.input import Batch, TrainingOrder, batches_in_order, ea
 from gaudi_bert.training.loop import TrainingLoop
 from gaudi_bert.training.objective import LossDenominators
 from gaudi_bert.training.run import Job, Prepared, RunOptions, run_job
-from gaudi_bert.training.run_plan import TABLE_KEYS, RowPacks, RunPlan, RunSettings
+from gaudi_bert.training.run_plan import RowPacks, RunPlan, RunSettings
 
 _MASKED: TaskKind = "masked-language-modelling"
 
@@ -88,8 +88,6 @@ def train_on_table(
         evaluation_data: another packed table of the same tokenizer; None for none.
     """
     training = settings.training
-    if training.target_masked_lm_accuracy is not None and evaluation_data is None:
-        raise InputError("training.target_masked_lm_accuracy: needs evaluation data; pass --evaluation-data")
     if training.init_checkpoint is not None:
         raise InputError("training.init_checkpoint: for packed records; on a packed table, give its folder with --model")
     for name, usual in (("loss", "token"), ("measure_speedup", False)):
@@ -160,7 +158,7 @@ class _TableJob(Job[TableTraining]):
         if source.row_packs and self._settings.training.loss_normalization == "balanced":
             raise InputError("training.loss_normalization = balanced: for rows of one length; set it to global or local")
         return RunPlan(
-            RunSettings.of_training(self._settings.training, TABLE_KEYS),
+            RunSettings.of_training(self._settings.training),
             source.total("sequences") / source.total("packs"),
             processes=processes,
             slots_per_pack=source.length,
