@@ -92,9 +92,7 @@ def check_weights(folder: Path, first: dict[str, np.ndarray], expected: Any) -> 
     assert distance(ours) <= 1e-4 * distance(first)
 
 
-@pytest.mark.parametrize(
-    ("name", "case"), [("roberta", "cosent"), ("roberta", "negatives"), ("trained minilm", "negatives")]
-)
+@pytest.mark.parametrize(("name", "case"), [*(("roberta", case) for case in CASES), ("trained minilm", "negatives")])
 def test_five_updates(name: str, case: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     rows, loss_of = CASES[case]
     model, data = write_model(tmp_path / "m", name, request), write_lines(tmp_path / "x.jsonl", rows)

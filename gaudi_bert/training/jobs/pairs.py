@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, cast
 
@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gaudi_bert.artefacts.training import BestCheckpoint
-from gaudi_bert.common.arrays import BatchArrays, Float32Array, FloatArray, IntArray
+from gaudi_bert.common.arrays import BatchArrays, FloatArray, IntArray
 from gaudi_bert.common.errors import InputError, shown
 from gaudi_bert.common.progress import Reporter, count_of
 from gaudi_bert.config.sections import TaskSettings
@@ -28,7 +28,7 @@ from gaudi_bert.rows.types import Sequences, TupleRow
 from gaudi_bert.tasks.contrast import PairedRows
 from gaudi_bert.tasks.kinds.retrieval import CORRELATIONS
 from gaudi_bert.tasks.kinds.task import Task, TaskFigures
-from gaudi_bert.tasks.task_data import TaskData, TaskEvaluation, TaskResult
+from gaudi_bert.tasks.task_data import TaskData
 from gaudi_bert.tasks.task_models import sees_only_before
 from gaudi_bert.tasks.update_plan import RowStream, UpdateShape, choose_shape
 from gaudi_bert.training.input import Batch
@@ -81,34 +81,6 @@ class _PairData:
 @lru_cache(maxsize=4)
 def _packs_of(data: _PairData, update: int) -> tuple[Packs, IntArray]:
     return data.stream.packs_of(update, data.shape.batch)
-
-
-@dataclass(frozen=True)
-class _VectorEvaluation(TaskEvaluation):
-    """Rows whose texts are embedded; vectors have `hidden_size` values, of which the model's folder may keep the first."""
-
-    hidden_size: int = 0
-    folder: SentenceFolder = field(default_factory=SentenceFolder)
-
-    @property
-    def sums(self) -> int:
-        """A text alone has no loss."""
-        return 1
-
-    def counted(self, batch: Batch) -> FloatArray:
-        """Packs."""
-        return np.ones(1)
-
-    def outputs(self) -> Float32Array:
-        """Vectors [N, H] of all texts."""
-        return np.zeros((len(self.data.sequences), self.hidden_size), np.float32)
-
-    def figures(self, totals: FloatArray, outputs: Float32Array | None) -> TaskResult:
-        """The metrics of the task."""
-        sequences, rows = self.data.sequences, self.data.rows
-        vectors = self.folder.cut(cast(Float32Array, outputs))
-        figures = self.task.metrics(vectors, sequences, rows)
-        return TaskResult(figures, self.best_metric, len(sequences), len(rows), vectors)
 
 
 @dataclass(frozen=True)
@@ -255,16 +227,11 @@ class PairJob(FineTuneJob):
             packs=None,
             data=pairs,
         )
-        evaluation, held_out = None, self._held_out
-        if held_out is not None:
-            evaluation = TaskEvaluation(task, held_out, section.micro_batch_packs, section.seed, self._best_metric)
-            if task.name == "embedding":
-                evaluation = _VectorEvaluation(**vars(evaluation), hidden_size=sizes.hidden_size, folder=self._sentences)
         return Prepared(
             ModelSpec(self._start.config, task.head),
             _PairObjective(task, pairs),
             plan,
-            evaluation,
+            self._evaluation(),
             lambda _, order: pairs.batches(order.updates_done, order.rank),
             self._lines(plan),
             self._signature(),

@@ -102,20 +102,22 @@ class FineTuneJob(Job[FineTuning]):
         """Decide on updates and batches of the files that were read."""
         section, task, data = self.section, self._task, self._data
         plan = _plan_run(section, data, processes)
-        evaluation = None
-        if self._held_out is not None:
-            packs, seed = section.micro_batch_packs, plan.settings.seed
-            evaluation = TaskEvaluation(task, self._held_out, packs, seed, self._best_metric)
         return Prepared(
             ModelSpec(self._start.config, task.head),
             TaskObjective(task),
             plan,
-            evaluation,
+            self._evaluation(),
             lambda plan, order: task_batches(data, task, plan, section.epochs, order),
             self._lines(plan),
             self._signature(),
             details=self._details,
         )
+
+    def _evaluation(self) -> TaskEvaluation | None:
+        if self._held_out is None:
+            return None
+        packs, seed, hidden_size = self.section.micro_batch_packs, self.section.seed, self._start.sizes.hidden_size
+        return TaskEvaluation(self._task, self._held_out, packs, seed, self._best_metric, hidden_size, self._sentences)
 
     def _read_files(self, reporter: Reporter) -> None:
         """Read and tokenize the rows, plan their packs, open the weights; refuse what does not fit."""
