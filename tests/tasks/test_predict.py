@@ -80,28 +80,6 @@ def test_texts_and_pairs(tmp_path: Path, config: dict[str, Any], pair: str | Non
     assert len({json.dumps(answer) for answer in answers}) > 1
 
 
-def test_tags_with_their_characters(tmp_path: Path) -> None:
-    names = {0: "O", 1: "B-animal", 2: "I-animal", 3: "B-place"}
-    model = write_model(tmp_path / "m", "BertForTokenClassification", id2label=names, num_labels=4)
-    data = write_lines(tmp_path / "x.jsonl", [{"text": CONTEXT}, {"tokens": ["the", "cats", "runs"]}, {"text": "a hill"}])
-    answers = run(tmp_path / "m", data, tmp_path / "y.jsonl")
-    assert [list(answer) for answer in answers] == [["tags"]] * 3
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "m")
-    expected = logits_alone(model, tmp_path / "m", CONTEXT).logits.softmax(-1)[0].numpy()
-    offsets = tokenizer(CONTEXT, return_offsets_mapping=True)["offset_mapping"]
-    by_start = {start: place for place, (start, end) in enumerate(offsets) if end > start}
-    for tag in answers[0]["tags"]:
-        first = by_start[tag["start"]]
-        assert names[int(expected[first].argmax())].endswith(tag["tag"])
-        word = CONTEXT[tag["start"] : tag["end"]]
-        assert word == word.strip() != ""
-        if " " not in word and word.isalpha():
-            agree(tag["score"], expected[first].max(), 1e-5, scale=1.0)
-    assert answers[0]["tags"]
-
-
 def test_answers_to_questions_packed_or_not(tmp_path: Path) -> None:
     write_model(tmp_path / "m", "BertForQuestionAnswering")
     rows = [{"question": question, "context": CONTEXT} for question in ("what flows north", "who sat", "where")]
@@ -297,7 +275,7 @@ def test_options_differ_from_the_folder_s_own(folder: Path, data: Path, expected
     assert cut.cut_rows == 15
 
 
-@pytest.mark.parametrize("ending", ["npy", "parquet", "jsonl"])
+@pytest.mark.parametrize("ending", ["npy", "jsonl"])
 def test_rows_that_cannot_be_read_keep_their_places(folder: Path, tmp_path: Path, ending: str) -> None:
     """An empty text has a vector; a row without a text has none, and its place says so."""
     (tmp_path / "x.jsonl").write_text('{"text": ""}\n{"text": null}\n{"text": "the cat"}\n')
@@ -310,14 +288,7 @@ def test_rows_that_cannot_be_read_keep_their_places(folder: Path, tmp_path: Path
         assert [next(iter(line)) for line in lines] == ["embedding", "error", "embedding"]
         assert lines[1]["error"].startswith("line 2 (row 2): text is None")
         return
-    vectors = np.load(tmp_path / "v.npy") if ending == "npy" else _vectors(tmp_path / "v.parquet")
-    assert np.isnan(vectors).all(axis=1).tolist() == [False, True, False]
-
-
-def _vectors(path: Path) -> Any:
-    from pyarrow import parquet
-
-    return np.array(parquet.read_table(path).column("embedding").to_pylist())
+    assert np.isnan(np.load(tmp_path / "v.npy")).all(axis=1).tolist() == [False, True, False]
 
 
 @pytest.fixture

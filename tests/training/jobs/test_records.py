@@ -7,11 +7,9 @@ import json
 import shutil
 import sys
 import types
-from contextlib import nullcontext
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 
-import numpy as np
 import pytest
 import tensorflow as tf
 import yaml
@@ -21,8 +19,6 @@ from gaudi_bert.artefacts.training import TrainingResult
 from gaudi_bert.common.errors import FailedError, InputError, StoppedError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import PipelineSettings
-from gaudi_bert.engines.tensorflow.horovod import HorovodCommunicator
-from gaudi_bert.engines.tensorflow.model import TensorFlowModel
 from gaudi_bert.rows.tokenizer import open_tokenizer
 from gaudi_bert.training.checkpoint import find_checkpoint, newest_settings, read_checkpoint
 from gaudi_bert.training.jobs.records import _realized_speedup, train
@@ -214,10 +210,6 @@ def on_device(device: str, updates: int = 3) -> PipelineSettings:
     return settings(device=device, updates=updates, warmup_updates=0, log_every_updates=1)
 
 
-class EnoughError(Exception):
-    """What was to be seen has been seen."""
-
-
 @pytest.fixture
 def calls(monkeypatch) -> list[str]:
     """What was called of `habana_frameworks`, which has one card."""
@@ -232,31 +224,6 @@ def calls(monkeypatch) -> list[str]:
     physical = tf.config.list_physical_devices
     monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind=None: ["card"] if kind == "HPU" else physical(kind))
     return made
-
-
-def test_processes_are_connected_then_the_card_is_loaded_then_the_model_is_made(
-    monkeypatch, calls, packed, tmp_path
-) -> None:
-    horovod = types.ModuleType("horovod.tensorflow")
-    horovod.init = lambda: calls.append("hvd.init")
-    horovod.rank, horovod.size, horovod.local_size = (lambda: 0), (lambda: 2), (lambda: 2)
-    horovod.Sum = "sum"
-    horovod.allreduce = lambda values, **_: tf.convert_to_tensor(values)
-    monkeypatch.setitem(sys.modules, "horovod", types.ModuleType("horovod"))
-    monkeypatch.setitem(sys.modules, "horovod.tensorflow", horovod)
-    monkeypatch.setenv("HOROVOD_RANK", "0")
-    monkeypatch.setenv("HOROVOD_SIZE", "2")
-    monkeypatch.setattr(HorovodCommunicator, "watched", lambda self, _: nullcontext(self))
-    monkeypatch.setattr(HorovodCommunicator, "sum_array", lambda self, values: np.asarray(values, np.float64))
-
-    def make(self, *_, **options) -> None:
-        calls.append(f"the model, compiled={options['compiled']}, {options['compute_dtype']}")
-        raise EnoughError
-
-    monkeypatch.setattr(TensorFlowModel, "__init__", make)
-    with pytest.raises(EnoughError):
-        train(on_device("hpu"), packed, None, tmp_path / "run", reporter=QUIET)
-    assert calls == ["hvd.init", "load_habana_module", "the model, compiled=False, float32"]
 
 
 @pytest.mark.slow
