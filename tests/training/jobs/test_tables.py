@@ -8,6 +8,7 @@ import re
 import shutil
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ import torch
 import transformers
 
 from gaudi_bert.artefacts.base import NOTES_NAME
-from gaudi_bert.common.errors import StoppedError
+from gaudi_bert.common.errors import InputError, StoppedError
 from gaudi_bert.config.pipeline import PipelineSettings, pipeline_from_mapping
 from gaudi_bert.training.checkpoint import find_checkpoint, read_checkpoint
 from gaudi_bert.training.input import TrainingOrder
@@ -166,6 +167,28 @@ def test_losses_are_those_of_transformers_on_single_rows(files: Path, name: str,
     again = train_on_table(settings(), data, files / name, files / "evaluation" / "packed", out, reporter=QUIET)
     assert again.skipped
     assert again.content == result
+
+
+def test_an_evaluation_has_every_pack_once_and_the_same_masks_by_any_number_of_processes(files: Path) -> None:
+    table, targets = of_table(files, "roberta", "train")
+
+    def evaluated(batch_packs: int, size: int, take: int | None = None) -> list[tuple[bytes, ...]]:
+        found = []
+        for rank in range(size):
+            for batch, _ in _TableEvaluation(table, targets, 300, batch_packs, take).batches(rank, size):
+                assert len(batch["targets"]) == batch_packs
+                real = batch["sequence_weights"].any(axis=1)
+                assert not batch["target_weights"][~real].any()
+                found += [tuple(batch[name][row].tobytes() for name in sorted(batch)) for row in np.flatnonzero(real)]
+        return sorted(found)
+
+    one = evaluated(1, 1)
+    assert len(one) == table.total("packs")
+    assert evaluated(5, 1) == evaluated(4, 3) == one
+    assert len(evaluated(4, 1, take=6)) == 6
+    short = replace(table, tables=(table.tables[0].model_copy(update={"max_sequence_length": 47}),))
+    with pytest.raises(InputError, match=r"packed-00000-.*: row \d+ holds 48 tokens; allowed are 47 tokens from 0 to 290; "):
+        next(_TableEvaluation(short, targets, 300, 1, None).batches(0, 1))
 
 
 @pytest.mark.slow
