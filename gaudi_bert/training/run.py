@@ -139,7 +139,6 @@ def run_job(job: Job[R], settings: PipelineSettings, out: Path, **options: Unpac
         if plan.settings.target_masked_lm_accuracy is not None and prepared.evaluation is None:
             raise InputError("training.target_masked_lm_accuracy: needs evaluation data; pass --evaluation-data")
         # Known before the processes meet: a pod that is lost when others are done is started once more, and meets nobody.
-        # And before the folder is locked, which may be read-only.
         if not (overwrite or dry_run) and shares_folders() and is_finished(folder, result_path, signature):
             say(_nothing_to_do(folder, signature))
             return StageOutput(job.result_type.read(result_path), skipped=True)
@@ -243,11 +242,14 @@ def _run_folder(
         threads = max(1, usable_cores() // communicator.local_size)
     device = engine.open_device(section, settings.gaudi, threads)
     with communicator.watched(section) as watched, ExitStack() as stack:
-        if watched.is_first:
-            stack.enter_context(exclusive_lock(folder, str(folder)))
-        named = section.model_copy(update={"engine": engine.NAME})
-        stored = settings.model_copy(update={section.section_name: named})
-        is_done = watched.from_first(lambda: _begin(result_path, signature, stored, reporter, resume, overwrite))
+        # At first without a lock, so that a finished folder may be read-only.
+        is_done = watched.from_first(lambda: not overwrite and is_finished(folder, result_path, signature))
+        if not is_done:
+            if watched.is_first:
+                stack.enter_context(exclusive_lock(folder, str(folder)))
+            named = section.model_copy(update={"engine": engine.NAME})
+            stored = settings.model_copy(update={section.section_name: named})
+            is_done = watched.from_first(lambda: _begin(result_path, signature, stored, reporter, resume, overwrite))
         context = RunContext[R](folder, result_path, engine, watched, reporter, device, signature)
         if is_done:
             reporter.say(_nothing_to_do(folder, signature))
