@@ -201,7 +201,10 @@ def test_model_moments_and_position_come_back(tmp_path) -> None:
     model, updates = make_run(2)
     said: list[str] = []
     assert resume_run(tmp_path, model, updates, SIGNATURE, said.append) == Progress(5, 30, 80, 900)
-    identical([model.values(), *updates.moments()], [stored.variables, stored.first_moments, stored.second_moments])
+    for loaded, values in zip(
+        (model.values(), *updates.moments()), (stored.variables, stored.first_moments, stored.second_moments), strict=True
+    ):
+        identical(loaded, dict(values))
     assert said == []
 
 

