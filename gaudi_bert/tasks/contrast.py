@@ -61,7 +61,7 @@ def forbidden_candidates(anchors_M: IntArray, candidates_C: IntArray) -> NDArray
     same_MM = anchors_M[:, np.newaxis] == anchors_M
     positives_M = candidates_C[: len(anchors_M)]
     answers_MC = (same_MM.astype(np.float32) @ (positives_M[:, np.newaxis] == candidates_C).astype(np.float32)) > 0
-    forbidden_MC = answers_MC | (anchors_M[:, np.newaxis] == candidates_C)
+    forbidden_MC: NDArray[np.bool_] = answers_MC | (anchors_M[:, np.newaxis] == candidates_C)
     own = np.arange(len(anchors_M))
     forbidden_MC[own, own] = False
     return forbidden_MC

@@ -210,13 +210,9 @@ class TrainingStep:
 #
 # Every figure is over *real* tokens and sequences, never over slots: a padded row does not count as work.
 #
-# The time is that of the clock, from the first update's wait for its data until the device is done with the last one, so it
-# is right for a device that runs ahead of the host too. Checkpoints, evaluations and what came before a resume lie between
-# intervals. The first update of a process builds the graph: the clock restarts after it, unless it is alone in its
-# interval.
-#
-# Sums stay on the device until the report, so that the host does not wait for the device at every update. Then
-# every update is checked on its own: the first one whose loss or gradient is not finite is named.
+# The time is from the first update's wait for its data until the device is done with the last one; checkpoints and
+# evaluations lie between intervals. The first update of a process builds the graph: the clock restarts after it, unless it
+# is alone. Sums stay on the device until the report, so the host does not wait for it at every update.
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,7 @@ with factor f (Krell et al. 2021, section 3.3 and appendix D):
 
       accumulation steps = max(1, round(global_batch_sequences / (b * f * R)))
 
-  and updates, warm-up and all else stay as they are. The predecessor rounded to 0 when the factor was large, and trained on
-  nothing; and it did not report that rounding had changed the batch. Here a note names a change of more than 2 %, and the
-  remedy.
+  and updates, warm-up and all else stay as they are. A note names a change of more than 2 % by rounding, and the remedy.
 - `packing_correction: betas` keeps as many packs per update as there would be sequences unpacked, which fills devices
   better. An update then holds f times as many sequences, so the same number of sequences takes 1/f of the updates, of the
   warm-up and of the updates between evaluations, checkpoints and reports; and with beta_1 ** f and beta_2 ** f, one update
@@ -363,14 +361,11 @@ class RunPlan:
 #     rate(t) = r * (1 - (t - W) / (N - W + 1)) ** p       for t > W, `decay_from: warmup`
 #     rate(t) = r * (1 - (t - 1) / N) ** p                 for t > W, `decay_from: start`
 #
-# so no update has a rate of zero, and zero would be reached at update N + 1. `warmup` reaches the peak at update W and goes
-# down from there without a step. `start` decays as if there had been no warm-up, so the rate falls at the end of the
-# warm-up: with 2,000 of 7,038 updates and p = 0.5 from r to 0.846 r.
+# so no update has a rate of zero, and zero would be reached at update N + 1. `start` decays as if there had been no warm-up,
+# so the rate falls at the end of the warm-up: with 2,000 of 7,038 updates and p = 0.5 from r to 0.846 r.
 #
-# Who has which: google-research/bert (`optimization.py`, p = 1) decays from the start, for its only optimizer, Adam.
-# NVIDIA's and Habana's reference models raise Adam's curve until the pieces join (`warmup`), and leave that of LAMB
-# (p = 0.5) as it is (`start`); MLPerf's recipe has no warm-up and p = 1. All of them count updates from 0, so that their
-# warm-up is behind ours by one update, whose rate is zero; after the warm-up `start` is theirs, update by update.
+# google-research/bert (p = 1) and the reference models' LAMB (p = 0.5) decay from the start, their Adam from the warm-up.
+# All of them count updates from 0, so their warm-up is behind ours by one update; after it `start` is theirs.
 
 
 def learning_rate_at(update: int, settings: RunSettings) -> float:

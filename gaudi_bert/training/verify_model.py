@@ -244,8 +244,8 @@ def _compare_packed_with_unpacked(
             distance = float(np.abs(mine - theirs).max(initial=0.0))
             outputs[name] = (max(difference, distance), max(largest, float(np.abs(theirs).max(initial=0.0))))
     norms: _Differences = {}
-    for name, alone in single.gradients.items():
-        both = (ours.gradients[name] - alone, alone)
+    for name, gradient in single.gradients.items():
+        both = (ours.gradients[name] - gradient, gradient)
         difference, norm = (float(np.linalg.norm(each.astype(np.float64).ravel())) for each in both)
         norms[name] = (difference, norm)
     return outputs, norms

@@ -234,9 +234,8 @@ def _copy_tokenizer(data: Path, run: Path, lower_case: bool, positions: int, sto
 #     realized speed-up = f * s_unpacked / s_packed
 #
 # which falls short of f by what block masks, gathered positions and the larger heads cost (Krell et al. 2021, table 2).
-# It is the median over alternating pairs of passes. On a CPU the seconds are those of its cores, which other processes on
-# the machine change little; on a card they are by the clock. f is the limit: a result well above it was disturbed, and is
-# not reported as a speed-up. No variable is changed. It takes two more graphs, so it has to be requested.
+# It is the median over alternating pairs of passes. f is the limit: a result well above it was disturbed, and is not
+# reported. No variable is changed. It takes two more graphs, so it has to be requested.
 
 _PAIRS = 5
 _TOLERANCE = 1.05
