@@ -159,7 +159,7 @@ def test_an_update_has_its_share_of_every_length_whoever_reads_it(packs, sequenc
 def test_a_batch_larger_than_the_data_is_said_with_the_remedy() -> None:
     settings = TrainingSettings(global_batch_sequences=128, micro_batch_packs=16)
     lines = plan(settings, 2.0, processes=2, packs=51).short_lines()
-    assert "training.global_batch_sequences = 64," in lines[-1]
+    assert "training.global_batch_sequences = 64," in lines[1]
     remedied = settings.model_copy(update={"global_batch_sequences": 64})
     assert not any("repeat" in line for line in plan(remedied, 2.0, processes=2, packs=51).short_lines())
     few = plan(settings, 2.0, processes=2, packs=9).short_lines()
