@@ -18,7 +18,7 @@ from gaudi_bert.artefacts.store.objects import Objects
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.tfrecords.packed_folder import read_metadata
-from gaudi_bert.tfrecords.shard_cache import ShardCache
+from gaudi_bert.tfrecords.random_access import ShardCache
 from gaudi_bert.training.input.batches import TrainingOrder, evaluation_batches, training_batches, value_limits
 from gaudi_bert.training.input.source import _packed_source, open_source
 from tests.builders.packing_case import PackingCase, make_case
