@@ -84,8 +84,8 @@ class Engine:
         from gaudi_bert.artefacts.plan import WritablePlan
         from gaudi_bert.common.dealing import deal_sequences
         from gaudi_bert.tfrecords.files import list_record_files
-        from gaudi_bert.tfrecords.packed_shards import PackEncoder, output_buffer
-        from gaudi_bert.tfrecords.scanning.scan import IndexedSequences, empty_index
+        from gaudi_bert.tfrecords.packed_shards import PackEncoder
+        from gaudi_bert.tfrecords.scanning.scan import IndexedSequences
         from gaudi_bert.tfrecords.wire.schema import PackedSchema
         from gaudi_bert.tfrecords.write import match_files, read_group
 
@@ -99,10 +99,10 @@ class Engine:
         dealt = deal_sequences(self.group.lengths, self.plan.groups[0].strategies, SEED, 0)
         self.assignment = dealt
         self.encoder = PackEncoder(self.schema, self.group, dealt)
-        self.out = output_buffer(self.schema)
+        self.out = self.encoder.output_buffer()
         self.record_sizes = np.zeros(self.assignment.packs, np.uint32)
         self.raw = [np.fromfile(path, np.uint8) for path in self.files]
-        rows = empty_index(self.group.buffer, max(file.sequences for file in files)).rows
+        rows = IndexedSequences.empty(self.group.buffer, max(file.sequences for file in files)).rows
         self.indexes = [
             IndexedSequences(raw, np.empty(file.sequences, np.int64), rows[: file.sequences])
             for raw, file in zip(self.raw, files, strict=True)

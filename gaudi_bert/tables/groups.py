@@ -28,7 +28,7 @@ from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.sections import TableSettings
 from gaudi_bert.packing.histogram import form_groups, too_large_files
 from gaudi_bert.tables.parts import TablePart, list_parts, read_parts, table_schema
-from gaudi_bert.tables.sources import MASK_COLUMN, TOKENS_COLUMN, TableColumns, check_same_columns, columns_of, table_files
+from gaudi_bert.tables.sources import MASK_COLUMN, TOKENS_COLUMN, TableColumns, columns_of, table_files
 
 _LARGEST_LENGTH = 2**31 - 1
 _ROWS_AT_ONCE, _BYTES_AT_ONCE = 2**17, 2**26
@@ -52,8 +52,7 @@ class GroupedTable:
 def open_table(source: str | Path, settings: TableSettings, reporter: Reporter) -> GroupedTable:
     """List the parts of a table and form its groups."""
     files = table_files(source, reporter)
-    columns = columns_of(files[0], settings.columns, settings.input_column)
-    check_same_columns(files, columns)
+    columns = columns_of(files, settings.columns, settings.input_column)
     columns.check_storable(files[0])
     limits = settings.group_sequences, settings.group_bytes
     parts: list[TablePart] = []
@@ -159,8 +158,7 @@ def _read_rows(
 def table_lengths(files: Sequence[Path], tokens: str = TOKENS_COLUMN) -> Int32Array:
     """Tokens of each row of a table, int32 [rows], in its order; `tokens` is what `input_ids` is called there."""
     mask = {MASK_COLUMN} & set(table_schema(files[0]).names)
-    columns = columns_of(files[0], [*mask], tokens).tokens_only()
-    check_same_columns(files, columns)
+    columns = columns_of(files, [*mask], tokens).tokens_only()
     lengths = [np.zeros(0, np.int32)]
     for file in files:
         for part in list_parts(file, columns.stored_names, _ROWS_AT_ONCE, _BYTES_AT_ONCE):

@@ -35,14 +35,7 @@ from gaudi_bert.packs.verify import PackedFolder, check_inputs, check_same
 from gaudi_bert.tfrecords.files import RecordInputs, bad_file, open_inputs
 from gaudi_bert.tfrecords.histogram import why_bad
 from gaudi_bert.tfrecords.packed_folder import read_metadata
-from gaudi_bert.tfrecords.scanning.file_contents import (
-    Pieces,
-    SequenceSums,
-    describe_difference,
-    packed_pieces,
-    sum_pieces,
-    unpacked_pieces,
-)
+from gaudi_bert.tfrecords.scanning.file_contents import SequenceSums, describe_difference, pieces_of, sum_pieces
 from gaudi_bert.tfrecords.scanning.scan import scan_buffer
 from gaudi_bert.tfrecords.wire.schema import PackedSchema
 
@@ -111,9 +104,13 @@ class _RecordsReader:
             def read(number: int, buffer: ByteArray) -> _ReadFile:
                 path, is_input = files[number]
                 with batches.batch(number):
-                    is_empty = not path.stat().st_size
-                    pieces = iter(()) if is_empty else _pieces(path, is_input, schema, task, buffer)
-                    return _ReadFile(path, is_input, sum_pieces(pieces))
+                    try:
+                        pieces = pieces_of(path, schema.unpacked if is_input else schema, buffer, task.advance)
+                        return _ReadFile(path, is_input, sum_pieces(pieces))
+                    except InputError as error:
+                        if is_input:
+                            raise
+                        raise FailedError(str(error)) from error
 
             yield from each_in_threads(read, range(len(files)), self.run.workers, scan_buffer)
 
@@ -201,17 +198,6 @@ class _RecordsReader:
         right = Signature("write", {key: getattr(metadata, key) for key in Metadata.planned}, {"plan_sha256": sha256})
         check_same(path, read_signature(path), right, metadata.remedy, "metadata.json and its manifests")
         return sha256
-
-
-def _pieces(path: Path, is_input: bool, schema: PackedSchema, task: Task, buffer: ByteArray) -> Pieces:
-    """Yield the pieces of a file; a damaged input file is an InputError, a damaged shard a FailedError."""
-    if is_input:
-        yield from unpacked_pieces(path, schema.unpacked, buffer, task.advance)
-        return
-    try:
-        yield from packed_pieces(path, schema, buffer, task.advance)
-    except InputError as error:
-        raise FailedError(str(error)) from error
 
 
 def _check_index(path: Path, record_sizes: Sequence[SizeArray], remedy: str) -> int:

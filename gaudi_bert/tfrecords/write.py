@@ -35,8 +35,8 @@ from gaudi_bert.packing.certificate import Certificate, check_certificate, simpl
 from gaudi_bert.packs import write as packs
 from gaudi_bert.packs.write import PackedOutput
 from gaudi_bert.tfrecords.files import RecordInputs, open_inputs, records_folder
-from gaudi_bert.tfrecords.packed_shards import PackEncoder, count_group_shards, output_buffer, write_packs
-from gaudi_bert.tfrecords.scanning.scan import CompactedFormat, IndexedSequences, RecordScan, empty_index, map_files
+from gaudi_bert.tfrecords.packed_shards import PackEncoder
+from gaudi_bert.tfrecords.scanning.scan import CompactedFormat, IndexedSequences, RecordScan, map_files
 from gaudi_bert.tfrecords.wire.framing import RecordStream
 from gaudi_bert.tfrecords.wire.schema import PackedSchema, UnpackedSchema
 
@@ -142,9 +142,9 @@ class _RecordsWriter:
             self._paths(number), planned.files, schema.unpacked, room, self.workers, lambda count: task.advance(count / 2)
         )
         assignment = deal_sequences(group.lengths, planned.strategies, plan.seed, number)
-        shards = count_group_shards(schema, group, assignment, plan.shard_multiple, plan.shard_bytes)
-        bounds = shard_bounds(planned.packs, shards, int(self._packs_before[number]))
         encoder = PackEncoder(schema, group, assignment)
+        shards = encoder.count_shards(plan.shard_multiple, plan.shard_bytes)
+        bounds = shard_bounds(planned.packs, shards, int(self._packs_before[number]))
         share = planned.input_bytes / planned.packs / 2
         cores = worker_count(self.workers, shards)
         slots = threading.Semaphore(cores)
@@ -152,11 +152,11 @@ class _RecordsWriter:
         def make(shard: int, output: ByteArray) -> tuple[Shard, SizeArray]:
             path = self.out / shard_name(number, shard, Metadata.shard_ending)
             first, last = int(bounds[shard]), int(bounds[shard + 1])
-            written = write_packs(path, encoder, first, last, output, slots, lambda packs: task.advance(packs * share))
+            written = encoder.write_shard(path, first, last, output, slots, lambda packs: task.advance(packs * share))
             release(path)
             return written
 
-        written = map_in_threads(make, range(shards), _WRITERS_PER_CORE * cores, lambda: output_buffer(schema))
+        written = map_in_threads(make, range(shards), _WRITERS_PER_CORE * cores, encoder.output_buffer)
         index = index_path(self.out, number)
         index_crc32c = write_index(index, [sizes for _, sizes in written])
         release(index)
@@ -266,7 +266,7 @@ def read_group(
     """
     sizes = list(map(_uncompressed_bytes, paths))
     buffer = room(sum(sizes))
-    group = empty_index(buffer, sum(file.sequences for file in files))
+    group = IndexedSequences.empty(buffer, sum(file.sequences for file in files))
     tasks, start, row = [], 0, 0
     for path, file, size in zip(paths, files, sizes, strict=True):
         tasks.append((path, file, (start, start + size), slice(row, row + file.sequences)))
