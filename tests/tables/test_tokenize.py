@@ -221,7 +221,7 @@ def test_the_command_and_what_comes_after_it(tmp_path: Path) -> None:
     assert "--too-long split, not --too-long drop" in other.stderr
     shard = run_command(*command, "parts", "--shard", "1/2", folder=tmp_path)
     assert shard.stdout == "1 of 1 part to be done by other shards\n"
-    sizes = ("--max-sequence-length", "32", "--verify", "--json")
-    packed = run_command("pack", "tokens", "--out", "packed", *sizes, folder=tmp_path)
+    packed = run_command("pack", "tokens", "--out", "packed", "--verify", "--json", folder=tmp_path)
     assert packed.returncode == 0, packed.stderr
-    assert json.loads(packed.stdout)["rows"] == len(rows_of(tmp_path / "tokens"))
+    figures = json.loads(packed.stdout)
+    assert (figures["max_sequence_length"], figures["rows"]) == (32, len(rows_of(tmp_path / "tokens")))

@@ -10,7 +10,6 @@ import pytest
 
 from gaudi_bert.artefacts.base import InputFile
 from gaudi_bert.common.dealing import Assignment
-from gaudi_bert.common.errors import InputError
 from gaudi_bert.tfrecords.packed_shards import PackEncoder, _EncodeStatus, largest_record
 from gaudi_bert.tfrecords.scanning.scan import IndexedSequences
 from gaudi_bert.tfrecords.wire.schema import PackedSchema, UnpackedSchema
@@ -152,11 +151,3 @@ def test_packs_that_are_not_feasible_are_refused(tmp_path: Path, schema: PackedS
     group = index_of(tmp_path / "part", sequences, UnpackedSchema(64, 9))
     encoder = PackEncoder(schema, group, Assignment(np.array([0, 4, 8]), np.arange(8, dtype=np.int32)))
     assert encoder.encode(0, 2, np.zeros(1 << 16, np.uint8), np.zeros(2, np.uint32))[:2] == (status, 0)
-
-
-@pytest.mark.parametrize(
-    ("sizes", "said"), [((8193, 10, 3, 7), "max_sequence_length = 8193"), ((128, 10, 0, 7), "depth = 0")]
-)
-def test_schemas_out_of_range_are_refused(sizes: tuple[int, int, int, int], said: str) -> None:
-    with pytest.raises(InputError, match=said):
-        PackedSchema(*sizes)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,6 @@ from gaudi_bert.artefacts.store.objects import Objects
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.config.sections import PackingSettings
-from gaudi_bert.packs.plan import plan
 from gaudi_bert.tfrecords.histogram import histogram
 from gaudi_bert.tfrecords.pack import pack
 from gaudi_bert.tfrecords.verify import verify
@@ -60,30 +58,6 @@ def test_packing_through_a_bad_server(case: PackingCase, s3: S3Server, proxy: Fa
     assert contents("s3://bucket/bad/packed", objects) == local_contents(tmp_path / "packed")
     assert contents("s3://bucket/bad/packed-plan", objects) == local_contents(tmp_path / "packed-plan")
     assert sum(proxy.happened.values()) > 20
-
-
-def test_what_is_done_is_not_done_again(case: PackingCase, s3: S3Server) -> None:
-    with faulty_proxy(s3.port) as counting:
-        for _ in range(2):
-            before = counting.requests["PUT"]
-            verified = _packed_and_verified("s3://bucket/records", Path("s3://bucket/twice"), store=quick(counting.endpoint))
-        assert counting.requests["PUT"] == before + 1, "the verification alone"
-        assert verified.content.sequences == len(case.sequences)
-
-
-def test_other_settings_and_what_is_not_ours_are_refused(case: PackingCase, s3: S3Server) -> None:
-    objects, out = Objects(quick(s3.endpoint)), Path("s3://bucket/other/plan.json")
-    run = a_run(store=objects.settings)
-    histogram("s3://bucket/records", Path("s3://bucket/other/histogram.json"), run)
-    counted = [Path("s3://bucket/other/histogram.json")]
-    plan(counted, out, PackingSettings(depth=2), run)
-    with pytest.raises(InputError, match=r"other/plan.json was written with --depth 2, not --depth 3"):
-        plan(counted, out, PackingSettings(depth=3), run)
-    assert plan(counted, out, PackingSettings(depth=3), replace(run, overwrite=True)).skipped is False
-    objects.write("s3://bucket/foreign/thesis.txt", b"mine")
-    with pytest.raises(InputError, match=r"s3://bucket/foreign: exists, but settings.json does not describe it"):
-        write("s3://bucket/records", case.plan, Path("s3://bucket/foreign"), run)
-    assert contents("s3://bucket/foreign", objects) == {"thesis.txt": b"mine"}
 
 
 def test_parts_by_many_machines_and_one_that_finishes(case: PackingCase, s3: S3Server) -> None:

@@ -18,7 +18,7 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.tfrecords.scanning.scan import RecordScan, UnpackedFormat, _canonical_example, scan_buffer, unpacked_schema
 from gaudi_bert.tfrecords.verify import verify
 from gaudi_bert.tfrecords.wire.example import decode_example
-from gaudi_bert.tfrecords.wire.schema import RecordError, UnpackedSchema
+from gaudi_bert.tfrecords.wire.schema import UnpackedSchema
 from tests.builders.effort import tries
 from tests.builders.packing_case import make_case
 from tests.builders.reporters import a_run
@@ -35,6 +35,7 @@ from tests.oracles.wire import (
     unpacked_list,
     varint,
 )
+from tests.tfrecords.wire.test_schema import broken
 from tools.fuzz_scan import FILE_DAMAGE, mutants, single_values_unpacked
 
 LENGTH, PREDICTIONS = 13, 5
@@ -88,53 +89,6 @@ def test_merging_follows_protobufs_parser(kind: str) -> None:
         decoded = decode_example(payload)
         for name, (_, values) in protobuf_example.parse(payload).items():
             np.testing.assert_array_equal(decoded[name], values)
-
-
-def broken(**changes) -> dict:
-    """A sequence of 6 tokens with 2 masked positions, and one thing wrong."""
-    features = {
-        "input_ids": [7, 8, 9, 10, 11, 12] + [0] * 7,
-        "input_mask": [1] * 6 + [0] * 7,
-        "segment_ids": [0] * 3 + [1] * 3 + [0] * 7,
-        "masked_lm_positions": [1, 4, 0, 0, 0],
-        "masked_lm_ids": [20, 21, 0, 0, 0],
-        "masked_lm_weights": [1.0, 1.0, 0.0, 0.0, 0.0],
-        "next_sentence_labels": [1],
-    }
-    for key, (place, value) in changes.items():
-        features[key][place] = value
-    return features
-
-
-@pytest.mark.parametrize(
-    ("features", "reason"),
-    [
-        (broken(input_mask=(2, 0)), "`input_mask` is not 1..1 0..0: it holds 0 at 2"),
-        (broken(input_mask=(0, 0)), "it holds 0 at 0"),
-        (broken(input_mask=(3, 2)), "`input_mask` holds 2 at 3, only 0 and 1"),
-        (broken(input_mask=(3, -1)), "`input_mask` holds -1 at 3"),
-        ({**broken(), "input_mask": [0] * 13}, "the sequence is empty"),
-        (broken(input_ids=(9, 5)), "`input_ids` holds 5 at 9, 0 to 0"),
-        (broken(input_ids=(2, -5)), "`input_ids` holds -5 at 2, 0 to"),
-        (broken(input_ids=(2, 2**40)), "`input_ids` holds 1099511627776 at 2"),
-        (broken(segment_ids=(12, 1)), "`segment_ids` holds 1 at 12, 0 to 0"),
-        (broken(segment_ids=(1, 128)), "`segment_ids` holds 128 at 1, 0 to 127"),
-        (broken(masked_lm_positions=(1, 6)), "`masked_lm_positions` holds 6 at 1, 0 to 5"),
-        (broken(masked_lm_positions=(4, 2)), "`masked_lm_positions` holds 2 at 4, 0 to 0"),
-        (broken(masked_lm_ids=(3, 2)), "`masked_lm_ids` holds 2 at 3, 0 to 0"),
-        (broken(masked_lm_weights=(1, 0.5)), "`masked_lm_weights` holds 0.5 at 1"),
-        (broken(masked_lm_weights=(0, 0.0)), "`masked_lm_weights` is not 1..1 0..0"),
-        (broken(masked_lm_weights=(1, float("nan"))), "`masked_lm_weights` holds nan at 1"),
-        (broken(next_sentence_labels=(0, 2)), "`next_sentence_labels` is 2"),
-        ({**broken(), "input_ids": [1] * 12}, "`input_ids` has 12 values, 13 are needed"),
-        ({**broken(), "masked_lm_ids": [20] * 3}, "`masked_lm_ids` has 3 values, 5 are needed"),
-        ({**broken(), "next_sentence_labels": [0, 1]}, "`next_sentence_labels` has 2 values"),
-        ({key: value for key, value in broken().items() if key != "segment_ids"}, "`segment_ids` is missing"),
-    ],
-)
-def test_what_is_ambiguous_is_refused_with_its_reason(features: dict, reason: str) -> None:
-    with pytest.raises(RecordError, match=f".*{reason.replace('.', '[.]')}"):
-        _canonical_example(example(features), SCHEMA)
 
 
 def flipped(data: bytes, place: int) -> bytes:
