@@ -11,13 +11,11 @@ import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.tfrecords.scanning.scan import RecordScan, UnpackedFormat, _canonical_example, scan_buffer, unpacked_schema
 from gaudi_bert.tfrecords.verify import verify
-from gaudi_bert.tfrecords.wire.example import decode_example
 from gaudi_bert.tfrecords.wire.schema import UnpackedSchema
 from tests.builders.effort import tries
 from tests.builders.packing_case import make_case
@@ -28,7 +26,6 @@ from tests.oracles.wire import (
     example,
     field,
     frame,
-    map_entry,
     packed_list,
     random_sequence,
     split_list,
@@ -69,26 +66,15 @@ def test_the_canonical_form_is_protobufs_deterministic_serialisation() -> None:
         assert _canonical_example(example(features, encode=split_list), SCHEMA) == protobuf_example.serialize(features)
 
 
-@pytest.mark.parametrize("kind", ["repeated key", "second features", "merged value", "unknown fields"])
-def test_merging_follows_protobufs_parser(kind: str) -> None:
-    protobuf_example = pytest.importorskip("tests.oracles.protobuf_example", exc_type=ImportError)
-    for seed in range(7):
-        features, other = sequence(seed), sequence(seed + 100)
-        key = UNPACKED_KEYS[seed]
-        if kind == "repeated key":
-            payload = example(features, extra=map_entry(key, other[key]))
-        elif kind == "second features":
-            payload = example(features) + field(1, map_entry(key, other[key]))
-        elif kind == "merged value":
-            number = 2 if key in FLOAT_KEYS else 3
-            halves = [field(number, packed_list(key, part)) for part in (features[key][:1], features[key][1:])]
-            entry = field(1, field(1, key.encode()) + field(2, b"".join(halves)))
-            payload = example({name: values for name, values in features.items() if name != key}, extra=entry)
-        else:
-            payload = field(7, b"later") + example(features, extra=field(9, b"?")) + varint(5 << 3) + varint(3)
-        decoded = decode_example(payload)
-        for name, (_, values) in protobuf_example.parse(payload).items():
-            np.testing.assert_array_equal(decoded[name], values)
+def test_a_value_in_two_halves_is_merged_and_unknown_fields_are_skipped() -> None:
+    """As protobuf's parser does; repeated keys and messages are among the mutants below."""
+    for seed, key in enumerate(UNPACKED_KEYS):
+        features, number = sequence(seed), 2 if key in FLOAT_KEYS else 3
+        halves = [field(number, packed_list(key, part)) for part in (features[key][:1], features[key][1:])]
+        entry = field(1, field(1, key.encode()) + field(2, b"".join(halves))) + field(9, b"?")
+        others = {name: values for name, values in features.items() if name != key}
+        payload = field(7, b"later") + example(others, extra=entry) + varint(5 << 3) + varint(3)
+        assert _canonical_example(payload, SCHEMA) == _canonical_example(example(features), SCHEMA)
 
 
 def flipped(data: bytes, place: int) -> bytes:
@@ -122,28 +108,6 @@ def mixed(key: str, values: list) -> bytes:
     return (packed_list, unpacked_list, split_list, overlong_list)[len(key) % 4](key, values)
 
 
-VALUE = field(2, field(3, packed_list("input_ids", [5] * LENGTH)))
-
-
-@pytest.mark.parametrize(
-    "entry",
-    [
-        field(1, b"further \xff") + VALUE,
-        field(1, b"further_feature") + field(2, field(3, field(1, b"\x80"))),
-        field(1, b"further_feature") + field(2, field(3, field(1, b"\xff" * 10 + b"\x01"))),
-        field(1, b"further_feature") + field(2, field(2, field(1, b"\x00" * 5))),
-        field(1, b"further_feature") + field(2, field(1, field(1, b"text") + b"\x0a\x09text")),
-        field(1, b"further_feature") + VALUE[:-1],
-        b"\x0a\x7ffurther_feature",
-    ],
-)
-def test_damage_in_a_feature_that_is_not_ours_is_refused(tmp_path: Path, entry: bytes) -> None:
-    good = frame(example(broken()))
-    (tmp_path / "part").write_bytes(good + frame(example(broken(), extra=field(1, entry))))
-    with pytest.raises(InputError, match=rf"record 1 at byte {len(good)}: not a tf[.]train[.]Example"):
-        list(scanned(tmp_path / "part"))
-
-
 @pytest.mark.parametrize(
     ("max_predictions", "encode", "compress"),
     [
@@ -167,7 +131,7 @@ def test_packs_do_not_depend_on_how_the_records_were_written(tmp_path: Path, max
 
 # --- thousands of damaged files: each is refused by file and offset, or read for exactly what it still holds
 
-SEED, COUNT = 20, tries(500, 20_000)
+SEED, COUNT = 20, tries(1000, 20_000)
 
 
 @pytest.mark.repeated
