@@ -119,15 +119,15 @@ class _RecordsReader:
         packed, metadata, unpacked, repacked = self.folder.path, self.folder.metadata, SequenceSums(), SequenceSums()
         inputs, shards = [], []
         for path, is_input, sums in files:
-            known = {"name": path.name, "bytes": sums.file_bytes, "crc32c": sums.file_crc32c}
             (unpacked if is_input else repacked).add(sums)
+            identity = InputFile(name=path.name, bytes=sums.file_bytes, crc32c=sums.file_crc32c)
             if is_input:
-                inputs.append(InputFile(**known))
+                inputs.append(identity)
             else:
-                shards.append(Shard(packs=sums.record_sizes.size, **known))
+                shards.append(Shard(name=path.name, packs=sums.record_sizes.size, **identity.identity))
         if not unpacked.is_same(repacked):
-            sides = ([file.path for file in files if file.is_input == side] for side in (True, False))
-            difference = describe_difference(*sides, PackedSchema.of(metadata), self.run.workers)
+            records, written = ([file.path for file in files if file.is_input == side] for side in (True, False))
+            difference = describe_difference(records, written, PackedSchema.of(metadata), self.run.workers)
             raise FailedError(f"{packed}: group {stored.group}: {difference}")
         for one, other in zip(stored.shards, shards, strict=False):
             if one.crc32c != other.crc32c:

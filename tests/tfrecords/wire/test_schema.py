@@ -82,7 +82,7 @@ def test_what_is_ambiguous_is_refused_with_its_reason(features: dict, reason: st
     ("name", "place", "value", "reason"),
     [
         ("input_mask", 0, 2, "`input_mask` holds 2 at 0, 1 is right there"),
-        ("input_mask", 13, 3, "`input_mask` holds 3 at 13, 0 is right there"),
+        ("positions", 13, 1, "`positions` holds 1 at 13, 0 is right there"),
         ("positions", 0, 1, "`positions` holds 1 at 0, 0 is right there"),
         ("input_ids", 13, 9, "`input_ids` holds 9 at 13, 0 to 0 is allowed"),
         ("segment_ids", 1, 128, "`segment_ids` holds 128 at 1, 0 to 127"),
@@ -93,13 +93,14 @@ def test_what_is_ambiguous_is_refused_with_its_reason(features: dict, reason: st
         ("masked_lm_positions", 0, 6, "holds 6 at 0, outside of sequence 1, which is 0 to 5"),
         ("masked_lm_positions", 4, 1, "`masked_lm_positions` holds 1 at 4, 0 to 0"),
         ("masked_lm_weights", 1, 3, "`masked_lm_weights` are not the numbers of the pack's sequences"),
-        ("masked_lm_weights", 2, 1, "a sequence has 3 masked positions, at most 2"),
     ],
 )
 def test_a_pack_that_breaks_the_contract_is_refused(name: str, place: int, value: float, reason: str) -> None:
     schema, pack = PackedSchema(14, 5, 3, 2), pack_sequences([broken(), broken()], 13, 5, 3)
     pack = {key: [*values, 0] if len(values) == 13 else values for key, values in pack.items()}
     check(pack, schema)
+    with pytest.raises(RecordError, match="a sequence has 2 masked positions, at most 1"):
+        check(pack, PackedSchema(14, 5, 3, 1))
     pack[name][place] = value
     with pytest.raises(RecordError, match=re.escape(reason)):
         check(pack, schema)
