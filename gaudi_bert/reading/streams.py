@@ -135,7 +135,7 @@ class StreamReader(Generic[Prepared]):
         if epoch != self._epoch or now < self._now:
             self._close(list(self._open))
             self._earlier.clear()
-            self._visits = _all_visits(self._order, epoch, number, *self._share)
+            self._visits = self._order.visits(epoch, number, *self._share)
             self._settles_at = number + _FIRST_PACKS * self._share[1] if self._epoch < 0 else number
             self._is_settled, self._epoch, self._soon = False, epoch, []
         ended = []
@@ -239,16 +239,6 @@ class StreamReader(Generic[Prepared]):
             self._files.drop_pages(shard, first, last)
         opened.prefetched, opened.dropped = prefetched, now
         self._prefetch_at[shard] = next_middle if position >= middle else middle
-
-
-def _all_visits(order: GlobalOrder, epoch: int, done: int, rank: int, world_size: int) -> Iterator[_Coming]:
-    """Yield what a process reads from a position on, and in the next epoch.
-
-    It does not know the reader: a circle of the two would keep files open that nobody reads.
-    """
-    for number, first in ((epoch, done), (epoch + 1, 0)):
-        for visit in order.visits(number, first, rank, world_size):
-            yield number, visit
 
 
 def _window_at(order: ShardOrder, position: int) -> int:

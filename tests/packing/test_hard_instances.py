@@ -99,6 +99,3 @@ def test_a_dozen_sequences_take_as_few_packs_as_there_can_be(lengths: list[int],
     fewest = naive.fewest_packs(tuple(counts.tolist()), depth)
     packs, bound = solved(counts, depth)
     assert bound <= fewest == packs
-
-
-# --- no more of a length than there are sequences

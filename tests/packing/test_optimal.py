@@ -152,9 +152,6 @@ def test_least_squares_length_by_length_refuses_long_packs() -> None:
         pack_histogram(Histogram(5000, np.ones(5000, dtype=np.int64)), "nnlshp", 3)
 
 
-# --- from fractions to packs: the exhaustive search
-
-
 # --- few lengths in very long packs: planned exactly at any length, from a list of strategies; the bound by thresholds
 
 
@@ -196,6 +193,3 @@ def test_two_lengths_in_the_longest_packs(depth: int | str) -> None:
     counts = counts_of({0.5: 1000, 0.5 + 1 / MOST_SLOTS: 1000}, MOST_SLOTS)
     packing = pack_histogram(Histogram(MOST_SLOTS, counts), "optimal", depth)
     assert check_certificate(packing.certificate, counts) == packing.lower_bound == packing.packs == 1500
-
-
-# --- bounds by thresholds

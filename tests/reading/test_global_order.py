@@ -14,7 +14,7 @@ from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.packing.histogram import form_groups
 from gaudi_bert.reading.global_order import (
     GlobalOrder,
-    deal_shards,
+    _deal_shards,
     numbers_of_rank,
     regions_of_groups,
     streams_of,
@@ -64,7 +64,9 @@ def test_visits_are_the_shards_of_a_process(
     """In the order in which it reads them, each once a turn; and time goes on with the numbers."""
     order, rank = GlobalOrder(sizes, seed, 4, streams, sets), data.draw(st.integers(0, world_size - 1))
     done = data.draw(st.integers(0, order.packs))
-    visits = list(order.visits(2, done, rank, world_size))
+    visits = [visit for epoch, visit in order.visits(2, done, rank, world_size) if epoch == 2]
+    following = [visit for epoch, visit in order.visits(2, done, rank, world_size) if epoch == 3]
+    assert following == [visit for epoch, visit in order.visits(3, 0, rank, world_size) if epoch == 3]
     located = order.locate(2, numbers_of_rank(done, order.packs, rank, world_size))
     times = list(zip(located.turns.tolist(), located.rounds.tolist(), strict=True))
     assert times == sorted(times)
@@ -99,7 +101,7 @@ def test_streams_are_as_many_as_the_shards_of_a_group_within_bounds() -> None:
 def test_streams_are_a_shard_longer_or_shorter_at_most() -> None:
     sizes = np.array([7, 1, 300, 12, 45, 45, 90, 3] * 60)
     for epoch in range(3):
-        lengths = [int(sizes[shards].sum()) for shards in deal_shards(sizes, np.arange(480), 16, 3, 5, epoch)]
+        lengths = [int(sizes[shards].sum()) for shards in _deal_shards(sizes, np.arange(480), 16, 3, 5, epoch)]
         assert max(abs(length - sizes.sum() / 48) for length in lengths) <= 300
 
 

@@ -53,7 +53,7 @@ def _proofs_by_programs(counts: IntArray, depth: int, work: Work) -> list[Certif
     if needs_grid(counts, depth):
         coarse = prove_bound(split_counts(counts, BINS), depth, work)
         return [prove(counts, interpolated_prices(coarse.prices, len(counts)), depth, work)]
-    linear_program = LinearProgram.unlimited(counts, work.share(0.5))
+    linear_program = LinearProgram.limited(counts, len(counts), work.share(0.5))
     iterations = max(QUICK_ITERATIONS, QUICK_ITERATIONS_PER_LENGTH * len(linear_program.lengths))
     linear_program.generate(iterations)
     proofs = [certify(linear_program, depth, work)]
