@@ -148,11 +148,6 @@ def file(number: int, sequences: int, size: int = 1) -> File:
     return File(f"part-{number:05d}.tfrecord", size, sequences)
 
 
-def test_a_small_data_set_is_one_group() -> None:
-    files = [file(number, 10) for number in range(5)]
-    assert form_groups(list(reversed(files)), 500, 500, seed=1) == [files]
-
-
 def test_groups_are_even_and_depend_on_the_seed() -> None:
     files = [file(number, 50) for number in range(21)]
     groups = form_groups(files, 500, 10**9, seed=1)
