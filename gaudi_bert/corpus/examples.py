@@ -14,9 +14,9 @@ Letters of shapes: N sequences, L slots, P masked positions.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
-from operator import add
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
@@ -34,29 +34,15 @@ _MASK_SHARE, _KEEP_SHARE = 0.8, 0.1
 
 
 @dataclass(frozen=True)
-class ExampleCounts:
-    """Counts on the way from text to examples; those of several blocks are added with `+`."""
-
-    text_documents: int = 0
-    text_sentences: int = 0
-    text_tokens: int = 0
-    unknown_tokens: int = 0
-    sequences: int = 0
-    tokens: int = 0
-    random_next: int = 0
-    masked: int = 0
-
-    def __add__(self, other: ExampleCounts) -> ExampleCounts:
-        return ExampleCounts(*map(add, astuple(self), astuple(other)))
-
-
-@dataclass(frozen=True)
 class BlockExamples:
-    """The records of one block, framed, one after the other, and the bytes of each, int64 [records]."""
+    """The records of one block, framed, one after the other, and the bytes of each, int64 [records].
+
+    `counts` are those of `PreparedSection`, by name.
+    """
 
     frames: bytes
     lengths: IntArray
-    counts: ExampleCounts
+    counts: Counter[str]
 
 
 @dataclass(frozen=True)
@@ -75,20 +61,26 @@ def make_examples(job: BlockJob) -> BlockExamples:
     settings = job.settings
     block = tokenize_documents(job.documents, job.vocabulary, settings.lower_case)
     unknown = int(np.count_nonzero(block.tokens == job.vocabulary.number("[UNK]")))
-    counts = ExampleCounts(block.documents, block.sentences, len(block.tokens), unknown)
+    counts = Counter(
+        text_documents=block.documents,
+        text_sentences=block.sentences,
+        text_tokens=len(block.tokens),
+        unknown_tokens=unknown,
+        **dict.fromkeys(("sequences", "tokens", "random_next", "masked"), 0),
+    )
     frames = [np.zeros(0, dtype=np.uint8)]
     lengths = [np.zeros(0, dtype=np.int64)]
     for duplicate in range(settings.duplicates if block.documents else 0):
         records, record_lengths, duplicate_counts = _examples_of_duplicate(block, job, duplicate)
         frames.append(records)
         lengths.append(record_lengths)
-        counts += duplicate_counts
+        counts.update(duplicate_counts)
     return BlockExamples(np.concatenate(frames).tobytes(), np.concatenate(lengths), counts)
 
 
 def _examples_of_duplicate(
     block: TokenBlock, job: BlockJob, duplicate: int
-) -> tuple[NDArray[np.uint8], IntArray, ExampleCounts]:
+) -> tuple[NDArray[np.uint8], IntArray, dict[str, int]]:
     settings, indices = job.settings, (job.block_number, duplicate)
     random = _RandomStream(settings.seed, f"pairs of {job.split}", *indices)
     pairs = _choose_pairs(block, settings.max_sequence_length, settings.short_sequence_probability, random)
@@ -107,10 +99,8 @@ def _examples_of_duplicate(
             "next_sentence_labels": pairs.labels[:, None],
         }
     )
-    counts = ExampleCounts(
-        sequences=len(pairs), tokens=int(lengths.sum()), random_next=int(pairs.labels.sum()), masked=int(masked.counts.sum())
-    )
-    return frames, frame_lengths, counts
+    sums = {"tokens": lengths, "random_next": pairs.labels, "masked": masked.counts}
+    return frames, frame_lengths, {"sequences": len(pairs), **{name: int(each.sum()) for name, each in sums.items()}}
 
 
 def _mask_pairs(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gaudi_bert.artefacts.examples import PreparedSection
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.corpus import blocks as blocks_module
 from gaudi_bert.corpus.blocks import (
@@ -27,7 +29,7 @@ from gaudi_bert.corpus.blocks import (
     write_section,
 )
 from gaudi_bert.corpus.documents import Source
-from gaudi_bert.corpus.examples import BlockExamples, ExampleCounts
+from gaudi_bert.corpus.examples import BlockExamples
 from gaudi_bert.tfrecords.wire.framing import frame, read_records
 from tests.builders.properties import examples
 from tests.builders.waiting import wait_until
@@ -102,7 +104,8 @@ def blocks_of(*sizes: int) -> Iterator[BlockExamples]:
     for number, size in enumerate(sizes):
         frames = [frame(payload) for payload in payloads_of(number, size)]
         lengths = np.array([len(record) for record in frames], dtype=np.int64)
-        yield BlockExamples(b"".join(frames), lengths, ExampleCounts(sequences=len(frames)))
+        counts = Counter(dict.fromkeys(PreparedSection.model_fields.keys() - {"files"}, len(frames)))
+        yield BlockExamples(b"".join(frames), lengths, counts)
 
 
 def written(folder: Path) -> list[list[bytes]]:
