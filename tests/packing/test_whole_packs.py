@@ -20,7 +20,7 @@ def test_search_finds_the_fewest_and_no_fewer(counts: list[int], depth: int) -> 
     fewest = naive.fewest_packs(tuple(counts), depth)
     lengths = np.arange(1, max_length + 1)
     prices = lengths / max_length
-    mixture = _search_packs(lengths, np.array(counts), prices, max_length, depth, fewest, 1_000_000, Work()).packs
+    mixture = _search_packs(lengths, np.array(counts), prices, max_length, depth, fewest, 1_000_000, Work())[0]
     assert mixture is not None
     assert packs_of(mixture) <= fewest
     if any(counts):
