@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, NamedTuple
+from inspect import signature
+from typing import Any
 
 import numpy as np
 
@@ -55,32 +56,21 @@ def _masked_slots(
 # --- every algorithm by name
 
 
-class _Algorithm(NamedTuple):
-    """An algorithm, and what it takes besides the counts, int64 [L], and the depth.
-
-    Attributes:
-        pack: returns a mixture or a `Solved`.
-        needs: of `leftovers` (what `nnls` does with the last sequences), `seed`, `work` (a limit of effort) and `effort`.
-    """
-
-    pack: Callable[..., Mixture | Solved]
-    needs: tuple[str, ...] = ()
-
-
 MOST_DIFFERENT = 2**20
 """Different lengths: a plan lists them all, at worst each in a separate strategy, which then takes two gigabytes."""
 
-ALGORITHMS = {
-    "nnls": _Algorithm(pack_by_nnls, needs=("leftovers", "work")),
-    "optimal": _Algorithm(solve_optimally, needs=("work", "effort")),
-    "nnlshp": _Algorithm(pack_nnlshp),
-    "ennlshp": _Algorithm(pack_ennlshp),
-    "spfhp": _Algorithm(pack_shortest_first),
-    "lpfhp": _Algorithm(pack_longest_first),
-    "greedy": _Algorithm(pack_greedily, needs=("seed",)),
-    "ffd": _Algorithm(pack_first_fit),
-    "none": _Algorithm(pack_none),
+ALGORITHMS: dict[str, Callable[..., Mixture | Solved]] = {
+    "nnls": pack_by_nnls,
+    "optimal": solve_optimally,
+    "nnlshp": pack_nnlshp,
+    "ennlshp": pack_ennlshp,
+    "spfhp": pack_shortest_first,
+    "lpfhp": pack_longest_first,
+    "greedy": pack_greedily,
+    "ffd": pack_first_fit,
+    "none": pack_none,
 }
+"""Functions of the counts, int64 [L], the depth, and what else of `solve` they name."""
 
 
 def depth_of(depth: int | str, max_sequence_length: int) -> int:
@@ -120,9 +110,9 @@ def solve(
             f"there are {different:,} different lengths; at most {MOST_DIFFERENT:,} can be planned: give a"
             f" max_sequence_length of at most {MOST_DIFFERENT:,}, or round the lengths up"
         )
-    known = ALGORITHMS[algorithm]
+    pack = ALGORITHMS[algorithm]
     offered: dict[str, Any] = {"leftovers": leftovers, "seed": seed, "work": work, "effort": effort}
-    result = known.pack(counts, depth, **{name: offered[name] for name in known.needs})
+    result = pack(counts, depth, **{name: offered[name] for name in offered.keys() & signature(pack).parameters.keys()})
     return result if isinstance(result, Solved) else Solved(result, algorithm)
 
 

@@ -79,10 +79,9 @@ class Histogram:
 
 def _as_array(values: Any, name: str) -> AnyArray:
     """`values` as an array of one dimension, of the type they have; of objects, where numpy's choice would change one."""
-    # numpy forgets the mask of an array where it converts it.
-    masked = np.flatnonzero(values.mask) if isinstance(values, np.ma.MaskedArray) else ()
-    if len(masked):
-        raise ArgumentError(f"{name}[{masked[0]}] is masked; leave masked entries out: `{name}.compressed()`")
+    if isinstance(values, np.ma.MaskedArray) and np.any(values.mask):  # numpy forgets the mask where it converts the array
+        first = int(np.flatnonzero(values.mask)[0])
+        raise ArgumentError(f"{name}[{first}] is masked; leave masked entries out: `{name}.compressed()`")
     if hasattr(values, "__array__"):
         array = np.asarray(values)
         if array.ndim != 1:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import statistics
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,10 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gaudi_bert.common.arrays import philox, random_words
+from gaudi_bert.common.arrays import philox
 from gaudi_bert.common.features import UnpackedFeature
 from gaudi_bert.config.sections import PrepareSettings
-from gaudi_bert.corpus.documents import detect_format, find_sources, read_documents
 from gaudi_bert.corpus.examples import (
     BlockExamples,
     BlockJob,
@@ -25,7 +23,7 @@ from gaudi_bert.corpus.examples import (
     lengths_that_fit,
     make_examples,
 )
-from gaudi_bert.corpus.vocabulary import SPECIAL_TOKENS, TokenBlock, Vocabulary, read_vocabulary, tokenize_documents
+from gaudi_bert.corpus.vocabulary import SPECIAL_TOKENS, TokenBlock, Vocabulary, tokenize_documents
 from gaudi_bert.tfrecords.wire.example import decode_example
 from tests.builders.properties import examples
 
@@ -131,22 +129,6 @@ def test_text_that_leaves_no_token_makes_nothing() -> None:
     assert some.document_starts.tolist() == [0, 2, 3]
     assert some.sentence_starts.tolist() == [0, 1, 2, 4]
     assert [VOCABULARY.tokens[token] for token in some.tokens] == ["w1", "w2", "w3", "##9"]
-
-
-def test_on_real_text_statistics_are_those_of_the_published_script(shared_data: Path, minilm: Path) -> None:
-    """MLPerf's script made 13,437 sequences of 118.4 tokens, 52.9 % random, 14.86 % masked, from this text at length 128."""
-    vocabulary = read_vocabulary(minilm / "vocab.txt")
-    sources = find_sources([str(shared_data / "wiki-sample" / "text-*.txt")], Path())
-    documents = [document for source in sources for document in read_documents(source, detect_format(source))]
-    job = _job_of(documents, vocabulary=vocabulary, max_sequence_length=128, max_predictions=20, seed=12345)
-    figures = make_examples(job).counts
-    assert figures["text_documents"] == 78, figures
-    assert figures["text_sentences"] == 15065
-    # Short targets are drawn once a document, so few documents spread widely: three standard deviations are allowed.
-    assert abs(figures["sequences"] - 13437) < 3 * 532
-    assert abs(figures["tokens"] / figures["sequences"] - 118.4) < 3 * 3.3
-    assert abs(figures["random_next"] / figures["sequences"] - 0.529) < 0.03
-    assert abs(figures["masked"] / figures["tokens"] - 0.1486) < 0.002
 
 
 # --- masks
@@ -320,11 +302,3 @@ def test_same_distribution_as_the_naive_twin(length: int) -> None:
     for mine, theirs in zip(zip(*fast, strict=True), zip(*naive, strict=True), strict=True):
         spread = statistics.stdev(theirs) / rounds**0.5
         assert abs(statistics.mean(mine) - statistics.mean(theirs)) < 5 * spread
-
-
-# --- random numbers
-
-
-def test_words_are_those_of_the_documented_generator() -> None:
-    stream = _RandomStream(7, "purpose", 3, 1)
-    assert [stream.word() for _ in range(2500)] == random_words(2500, 7, "purpose", 3, 1).tolist()

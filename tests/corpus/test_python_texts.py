@@ -70,7 +70,6 @@ def test_every_built_in_text_is_there_and_about_as_long_as_stated() -> None:
 
 
 def test_the_topics_are_few_long_documents_without_repetition() -> None:
-    assert python_texts("python-docs").keys() >= {"assert", "class"}
     documents = documentation_documents(python_texts("python-docs"))
     assert len(documents) > 60
     assert sum(map(len, documents)) > 3000
@@ -82,12 +81,9 @@ def test_the_topics_are_few_long_documents_without_repetition() -> None:
 def test_the_docstrings_are_many_short_documents_without_repetition() -> None:
     texts = python_texts("python-docstrings")
     assert texts["json.dumps"].split() == (json.dumps.__doc__ or "").split()
-    assert texts["ast.get_docstring"].split() == (ast.get_docstring.__doc__ or "").split()
     assert not {"idlelib", "lib2to3", "test", "this"} & {name.split(".")[0] for name in texts}
     documents = documentation_documents(texts)
     assert len(documents) > 5000
-    characters = sorted(sum(map(len, document)) for document in documents)
-    assert characters[len(characters) // 2] < 150, "most are far shorter than a row of 128 tokens"
     paragraphs = [" ".join(document) for document in documents if sum(map(len, document)) > 100]
     assert len(set(paragraphs)) == len(paragraphs)
 
