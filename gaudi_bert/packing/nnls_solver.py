@@ -26,16 +26,19 @@ from gaudi_bert.common.arrays import AnyArray, BoolArray, FloatArray, IntArray
 from gaudi_bert.common.compiled import borrowing_kernel, inlined_kernel, inner_kernel
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.packing.mixture import Work
-from gaudi_bert.packing.pricing import MINUS_INFINITY, compiled_completion_values, power_chain, unwind
+from gaudi_bert.packing.pricing import (
+    MINUS_INFINITY,
+    OPERATIONS_PER_PRODUCT,
+    compiled_completion_values,
+    power_chain,
+    unwind,
+)
 
 LONGEST_WHOLE = 4096
 """Packs of more tokens are not solved length by length: the factor has that many rows and columns."""
 
 GRADIENT_TOLERANCE = 1e-12
 """A column may enter if its gradient exceeds this share of the largest w^2 b."""
-
-OPERATIONS_PER_PRODUCT = 0.2
-"""Of a max-plus product, for each pair of totals."""
 
 STALLED_ROUNDS = 20
 """Rounds without any gain after which only rounding errors can remain."""

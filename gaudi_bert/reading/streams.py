@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -249,12 +250,12 @@ class _Ahead(Generic[Prepared]):
     """Shards and their orders, prepared by threads in the order in which they are needed."""
 
     def __init__(self, files: ShardFiles[Prepared], order: GlobalOrder) -> None:
-        self._files, self._order = files, order
+        self._files = files
+        # A shard of several sets is opened again in later turns.
+        self._shard_order = lru_cache((order.sets + 1) * order.streams)(order.shard_order)
         self._pool = ThreadPoolExecutor(files.threads, thread_name_prefix="shards-ahead")
         self._waiting: list[_Key] = []
         self._begun: dict[_Key, Future[tuple[Prepared, ShardOrder]]] = {}
-        self._orders: dict[_Key, ShardOrder] = {}
-        self._most_orders = (order.sets + 1) * order.streams
         self.waited_seconds = 0.0
 
     def prepare(self, keys: Sequence[_Key]) -> None:
@@ -285,17 +286,11 @@ class _Ahead(Generic[Prepared]):
             if future is None:
                 self._waiting.remove((epoch, shard))
             prepared[shard] = self._prepare(epoch, shard) if future is None or future.cancel() else future.result()
-        for key in list(self._orders)[: max(0, len(self._orders) - self._most_orders)]:
-            self._orders.pop(key, None)
         self.waited_seconds += time.perf_counter() - start
         return prepared
 
     def _prepare(self, epoch: int, shard: int) -> tuple[Prepared, ShardOrder]:
-        content, order = self._files.prepare(shard), self._orders.get((epoch, shard))
-        if order is None:
-            order = self._order.shard_order(epoch, shard)
-        self._orders[epoch, shard] = order
-        return content, order
+        return self._files.prepare(shard), self._shard_order(epoch, shard)
 
 
 @dataclass(frozen=True, eq=False)
