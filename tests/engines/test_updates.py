@@ -21,7 +21,7 @@ from gaudi_bert.engines.protocol import Communicator, ModelSpec, UpdateLoss, Upd
 from gaudi_bert.model.config import initial_value, parameter_specs
 from gaudi_bert.model.features import join_sequences
 from gaudi_bert.model.heads import PretrainingHead, VectorHead
-from gaudi_bert.tasks.contrast import contrast_of, in_batch_negatives
+from gaudi_bert.tasks.contrast import forbidden_candidates, in_batch_negatives
 from gaudi_bert.training.objective import LossDenominators
 from tests.builders import training_data as data
 from tests.builders import training_updates as work
@@ -85,13 +85,14 @@ PACKS = batch_of(packs_of(TEXTS, VOCABULARY), TEXTS)
 USED = np.flatnonzero(PACKS["target_weights"].ravel() > 0)
 SETTINGS = TrainingSettings(optimizer="adamw", clip_norm=0)
 # Six texts: two anchors with their positives, and two negatives.
-CONTRAST = contrast_of(USED[:2], USED[2:4], USED[4:6], np.arange(PACKS["target_weights"].size))
+ANCHORS, CANDIDATES = USED[:2], USED[2:6]
 SEEDS = np.array([[1, 2], [3, 4], [5, 6]], np.int32)
 
 
 def contrast_of_all(outputs: Sequence[Any]) -> tuple[np.ndarray, list[np.ndarray]]:
     together = np.concatenate(outputs).astype(np.float64)
-    found = in_batch_negatives(together.reshape(-1, together.shape[-1]), CONTRAST, 20.0, False)
+    texts, forbidden = together.reshape(-1, together.shape[-1]), forbidden_candidates(ANCHORS, CANDIDATES)
+    found = in_batch_negatives(texts, ANCHORS, CANDIDATES, forbidden, 20.0, False)
     gradient = found.gradient_NH.reshape(together.shape)
     ends = np.cumsum([len(each) for each in outputs])[:-1]
     return np.array([found.loss, 2.0, found.right]), np.split(gradient, ends)
