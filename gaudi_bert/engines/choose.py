@@ -12,8 +12,6 @@ from gaudi_bert.config.values import Engine as Choice
 from gaudi_bert.config.values import EngineName
 from gaudi_bert.engines.protocol import Engine
 
-_PACKAGES: dict[EngineName, str] = {"tensorflow": "tensorflow", "pytorch": "torch"}
-
 
 class ChosenEngine(NamedTuple):
     """An engine's name, and why it was chosen."""
@@ -28,7 +26,7 @@ class ChosenEngine(NamedTuple):
 
 def is_installed(name: EngineName) -> bool:
     """Whether the framework of an engine can be imported, without importing it."""
-    return importlib.util.find_spec(_PACKAGES[name]) is not None
+    return importlib.util.find_spec("torch" if name == "pytorch" else name) is not None
 
 
 def choose_engine(
