@@ -168,9 +168,10 @@ def _show_dry_run(
     root, values = shown_location(folder.root), settings.model_dump(mode="json")
     lines = _dry_run_lines(root, stages, finished, missing, on)
     if on == "kubernetes":
-        lines += [f"  {stage}" for stage in previews]
+        each = "  {stage}: {containers} x {image} ({cpu} cpu, {memory}, {cards} cards)"
+        lines += [each.format(**preview) for preview in previews]
     elif on == "docker":
-        lines += [f"images: {', '.join(dict.fromkeys(stage.image for stage in previews))}"]
+        lines += [f"images: {', '.join(dict.fromkeys(preview['image'] for preview in previews))}"]
     changed = ", ".join(_flat(settings.model_dump(mode="json", exclude_defaults=True)))
     lines += [f"settings that are not the defaults: {changed or 'none'}"]
     if verbose:
@@ -278,7 +279,7 @@ def _settings_and_cluster(pipeline: Path, overrides: list[str] | None) -> tuple[
 
 
 @k8s.command(cls=help.Command)
-def status(pipeline: arguments.Pipeline, set_: arguments.SetLocation = None, json: arguments.Json = False) -> None:
+def status(pipeline: arguments.Pipeline, set_: arguments.Set = None, json: arguments.Json = False) -> None:
     """Show the state of each step, and what is wrong with it."""
     from gaudi_bert.runners.kubernetes import manage
 
@@ -290,7 +291,7 @@ def status(pipeline: arguments.Pipeline, set_: arguments.SetLocation = None, jso
 def logs(
     pipeline: arguments.Pipeline,
     step: Annotated[str | None, typer.Option(help="One step only, e.g. train or write-finish.")] = None,
-    set_: arguments.SetLocation = None,
+    set_: arguments.Set = None,
 ) -> None:
     """Show the logs of a pipeline's pods."""
     from gaudi_bert.runners.kubernetes import manage
@@ -305,7 +306,7 @@ def delete(
     data: Annotated[
         bool, typer.Option("--data", help="Also remove the work folder, on its volume or in its store.")
     ] = False,
-    set_: arguments.SetLocation = None,
+    set_: arguments.Set = None,
     json: arguments.Json = False,
 ) -> None:
     """Remove all Jobs of a pipeline; its work folder stays unless you add --data."""
@@ -321,7 +322,7 @@ def open_(
     out: Annotated[
         Path | None, typer.Option(help="The folder for the files; default: opened/NAME.", show_default=False)
     ] = None,
-    set_: arguments.SetLocation = None,
+    set_: arguments.Set = None,
     json: arguments.Json = False,
 ) -> None:
     """Fetch the report and TensorBoard's files of a run, and open the report in a browser."""
@@ -329,18 +330,19 @@ def open_(
 
     settings, cluster = _settings_and_cluster(pipeline, set_)
     opened = open_results(settings, cluster, out or Path("opened") / settings.name, Reporter())
-    output.print_result(opened, json)
+    curves = [f"curves: tensorboard --logdir {opened['tensorboard']}"] if opened["tensorboard"] else []
+    output.print_result(opened, json, [f"page: {opened['report']}", *curves])
     if sys.stdout.isatty():
         import webbrowser
 
-        webbrowser.open(opened.report.resolve().as_uri())
+        webbrowser.open(Path(str(opened["report"])).resolve().as_uri())
 
 
 def doctor(
     cluster: Annotated[bool, typer.Option("--cluster", help="Check the cluster, not this machine.")] = False,
     pipeline: Annotated[Path | None, typer.Option(help="A pipeline file that must fit; default: all defaults.")] = None,
     store: Annotated[str | None, typer.Option(metavar="URL", help="Check a folder in an object store.")] = None,
-    set_: arguments.SetLocation = None,
+    set_: arguments.Set = None,
     json: arguments.Json = False,
 ) -> None:
     """Check whether everything is ready for Gaudi, and say what to fix."""

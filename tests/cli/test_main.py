@@ -221,7 +221,7 @@ def test_a_dry_run_says_what_would_be_done_and_does_nothing(tmp_path: Path, repo
     assert "MISSING" not in "".join(lines)
     assert "depth: 7" in run_command(*asked, "--verbose", folder=tmp_path).stdout
     on_cluster = run_command(*asked, "--on", "kubernetes", folder=tmp_path).stdout
-    assert "  prepare: gaudi-bert-data:" in on_cluster
+    assert "  prepare: 1 x gaudi-bert-data:" in on_cluster
     printed = json.loads(run_command(*asked, "--json", folder=tmp_path).stdout)
     assert printed["settings"]["packing"]["depth"] == 7
     assert [stage["stage"] for stage in printed["outlook"]] == printed["stages"] == ["prepare", "histogram"]
@@ -417,8 +417,6 @@ def test_what_no_extra_brings_is_a_defect_and_keeps_its_traceback() -> None:
     assert "Traceback" in done.stderr
 
 
-def test_help_names_every_task_and_sets_only_what_applies() -> None:
+def test_help_names_every_task() -> None:
     text = " ".join(succeed("finetune", "-h").stdout.split())
     assert [name for name in TASK_NAMES if name not in text.replace("- ", "-")] == []
-    for command, section in (("finetune", "finetune"), ("predict", "task"), ("embed", "task"), ("doctor", "kubernetes")):
-        assert f"lists them): {section}." in " ".join(succeed(command, "-h").stdout.split())

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from gaudi_bert.cli.estimate_commands import describe_details, describe_estimate
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.reporting.estimate import estimate, shipped_histograms
 from tests.builders.agree import agree
@@ -75,7 +74,7 @@ def test_bad_requests(changes: dict, message: str) -> None:
 
 def test_two_small_tables_and_a_conclusion() -> None:
     result = estimate("squad-384", depths=[2, 3, "max"], algorithms=["none", "spfhp", "lpfhp"], reporter=QUIET)
-    text = [" ".join(line.split()) for line in describe_estimate(result)]
+    text = [" ".join(line.split()) for line in result.lines()]
     assert text == [
         "squad-384: 88,641 sequences of up to 384 tokens",
         "One per row, 44.80 % of the slots hold tokens; the tokens alone need 39,713 packs.",
@@ -94,13 +93,13 @@ def test_two_small_tables_and_a_conclusion() -> None:
         "",
         "40,631 packs of depth 3 (lpfhp) replace 88,641 rows, 2.182 times fewer; the proven minimum is 40,195.",
     ]
-    widths = {len(line) for line in describe_estimate(result)[5:8] if "max" in line or "%" in line}
+    widths = {len(line) for line in result.lines()[5:8] if "max" in line or "%" in line}
     assert max(widths) <= 80
 
 
 def test_details_have_every_row_other_lengths_and_unpadding() -> None:
     result = estimate("squad-384", depths=[3, "max"], algorithms=["spfhp", "sort"], reporter=QUIET)
-    text = "\n".join(describe_details(result))
+    text = "\n".join(result.lines(details=True))
     for expected in ("88,641 sequences", "40,711", "97.547 %", "attention x", "2048: 1.2"):
         assert expected in text
-    assert "sort: padded to the longest of a batch, " in "\n".join(describe_estimate(result))
+    assert "sort: padded to the longest of a batch, " in "\n".join(result.lines())

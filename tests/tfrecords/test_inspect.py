@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 
 import pytest
 
-from gaudi_bert.cli.output import show_record
+from gaudi_bert.cli.output import record_lines
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.tfrecords.inspect import RecordView, SequenceView, inspect
 from gaudi_bert.tfrecords.wire.example import decode_example
@@ -36,9 +35,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def shown(view: RecordView) -> str:
-    stream = io.StringIO()
-    show_record(view, stream)
-    return stream.getvalue()
+    return "\n".join(record_lines(view))
 
 
 def test_an_unpacked_record_with_tokens(file: Path) -> None:
