@@ -65,9 +65,9 @@ def record_lines(view: RecordView) -> list[str]:
         label = _NEXT_SENTENCE_LABELS.get(sequence.next_sentence_label, "unknown")
         segments = " + ".join(str(length) for _, length in sequence.segments)
         length = count_of(sequence.length, "token")
-        words = list(sequence.tokens or map(str, sequence.input_ids))
-        for masked in sequence.masked:
-            words[masked.position] += f"→{masked.token or masked.id}"
+        hidden = {masked.position: f"→{masked.token or masked.id}" for masked in sequence.masked}
+        words = sequence.tokens or map(str, sequence.input_ids)
+        words = [f"{word}{hidden.get(position, '')}" for position, word in enumerate(words)]
         text = re.sub(r" ##(?!\S*→)", "", " ".join(words))  # the pieces of a word, joined where none is masked
         head = f"{sequence.number}  {length} ({segments}) from {sequence.start}, {len(sequence.masked)} masked, {label}"
         lines += [head, f"   {text}"]

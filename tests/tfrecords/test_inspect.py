@@ -114,18 +114,6 @@ def test_what_cannot_be_shown(file: Path, tmp_path: Path) -> None:
             inspect(*arguments)
 
 
-def test_colours_tell_sequences_apart_on_a_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setenv("TERM", "xterm-256color")
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    case = make_case(tmp_path, depth=4, algorithm="lpfhp")
-    path = max(case.packed.glob("*.tfrecord"), key=lambda path: path.stat().st_size)
-    views = [inspect(path, number) for number, _ in enumerate(read_records(path))]
-    text = shown(next(view for view in views if len(view.sequences) > 1))
-    assert "\x1b[36m" in text
-    assert "\x1b[32m" in text
-
-
 def test_a_folder_is_its_first_file_with_records(tmp_path: Path) -> None:
     case = make_case(tmp_path, files=2, sequences_per_file=1, shard_multiple=8)
     (case.records / "_SUCCESS").touch()
