@@ -22,7 +22,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from gaudi_bert.common.errors import FailedError, GaudiBertError, InputError, StoppedError, install_command
+from gaudi_bert.common.errors import FailedError, GaudiBertError, InputError, StoppedError
 from gaudi_bert.common.files import explained_os_errors, in_store, scheme_of, shown_location
 from gaudi_bert.common.launch import handled_signals
 from gaudi_bert.common.progress import Reporter
@@ -220,13 +220,9 @@ def _store_access(settings: PipelineSettings, urls: Sequence[str]) -> tuple[dict
 
 def _connect() -> Any:
     """A client of the Docker daemon that DOCKER_HOST names, or of this machine's."""
-    try:
-        from docker.client import from_env
-        from docker.errors import DockerException
-    except ImportError as error:
-        raise InputError(
-            f"--on docker: the Python package `docker` is not installed; run: {install_command('docker')}"
-        ) from error
+    from docker.client import from_env
+    from docker.errors import DockerException
+
     try:
         client = from_env(timeout=_ANSWER_SECONDS)
         client.ping()

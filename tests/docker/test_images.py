@@ -57,17 +57,6 @@ def test_each_image_has_what_it_needs_and_no_other_engine(docker: Docker) -> Non
     assert python(docker, TRAIN_PYTORCH, "import torch, transformers; print(torch.version.cuda)") == "None"
 
 
-def test_the_data_image_carries_the_manifests_that_the_cluster_runner_fills(docker: Docker) -> None:
-    code = """
-from gaudi_bert.config.pipeline import pipeline_from_mapping
-from gaudi_bert.runners.kubernetes.manifests import render
-print(*render(pipeline_from_mapping({}, "the defaults")).steps)
-"""
-    assert (
-        python(docker, DATA, code) == "prepare histogram plan write write-finish verify verify-finish train evaluate report"
-    )
-
-
 def test_the_training_image_has_horovod_over_gloo_and_mpi_and_an_sshd(docker: Docker) -> None:
     code = "import horovod, horovod.tensorflow as h; print(h.gloo_built(), bool(h.mpi_built()), horovod.__version__)"
     assert python(docker, TRAIN, code, "--env", "TF_CPP_MIN_LOG_LEVEL=3") == "True True 0.28.1"
@@ -130,11 +119,6 @@ def test_an_image_of_gaudi_keeps_the_vendors_packages(docker: Docker) -> None:
 
 FOLDER = ROOT / "docker"
 FILES = sorted(FOLDER.glob("*.Dockerfile"))
-
-
-def test_there_are_four() -> None:
-    names = ["data", "train-cpu", "train-gaudi", "train-gaudi-pytorch"]
-    assert [file.name for file in FILES] == sorted(f"{name}.Dockerfile" for name in names)
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)

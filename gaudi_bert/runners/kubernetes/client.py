@@ -19,7 +19,7 @@ from operator import itemgetter
 from types import MappingProxyType
 from typing import Any
 
-from gaudi_bert.common.errors import FailedError, InputError, install_command
+from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.progress import human_seconds
 
 # --- the kinds of objects, and what a run asks of them: the rights that its account needs
@@ -212,11 +212,9 @@ class Connection:
 
 def _new_client() -> Any:
     """A client with the configuration as it is now."""
-    try:
-        from kubernetes.client import ApiClient, Configuration
-        from kubernetes.dynamic import DynamicClient
-    except ImportError as error:
-        raise InputError(f"kubernetes: the client is not installed; run: {install_command('kubernetes')}") from error
+    from kubernetes.client import ApiClient, Configuration
+    from kubernetes.dynamic import DynamicClient
+
     _load_configuration()
     configuration = Configuration.get_default_copy()
     configuration.retries = False  # those of urllib3 are silent
