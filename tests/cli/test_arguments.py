@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
+import typer
 
 from gaudi_bert.artefacts.completion import OPTIONS
+from gaudi_bert.cli import arguments
+from gaudi_bert.cli.main import app
 from gaudi_bert.config import values
 from gaudi_bert.packing import pack_lengths
 from gaudi_bert.packing.algorithms import ALGORITHMS
@@ -52,3 +55,27 @@ def test_what_no_pattern_stands_for_is_explained(names: list[str], tmp_path: Pat
     line = refusal("pack", *names, "--out", "o", folder=tmp_path)
     assert line.startswith(f"{names[1]}: one file, folder or pattern is expected; ")
     assert f" '*{Path(names[1]).suffix}'" in line
+
+
+def test_options_are_the_keys_of_a_section_with_its_choices_and_defaults() -> None:
+    group: Any = typer.main.get_command(app)
+    command = group.get_command(None, "tokenize")
+    made = {parameter.name: parameter for parameter in command.params}
+    assert made["too_long"].metavar == "[split|truncate|drop|error]"
+    assert made["text_column"].help.endswith("[default: text]")
+    assert [flag for name in ("no_header", "special_tokens") for flag in (*made[name].opts, *made[name].secondary_opts)] == [
+        *("--no-header", "--special-tokens", "--no-special-tokens")
+    ]
+    typed: dict[str, Any] = {}
+
+    @arguments.takes("gaudi_bert.config.sections:TokenizeSettings", "columns", "no_header", "too_long")
+    def show(options: arguments.Options) -> None:
+        typed.update(options)
+
+    show.complete()(columns="a, b", no_header=True, too_long=None)  # type: ignore[attr-defined]
+    assert typed == {
+        "columns": ("--columns", ("a", "b")),
+        "no_header": ("--no-header", True),
+        "too_long": ("--too-long", None),
+    }
+    assert arguments.values_of(typed) == {"columns": ("a", "b"), "no_header": True}
