@@ -28,6 +28,7 @@ from gaudi_bert.common.launch import handled_signals
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.config.places import ImageSettings
+from gaudi_bert.runners.launch import card_variables
 from gaudi_bert.runners.stage_table import STAGES, missing_paths, named_paths, quantity_value, stage_image
 
 _ANSWER_SECONDS = 60
@@ -171,14 +172,7 @@ def _confined(folder: Path, cores: float) -> dict[str, Any]:
 
 def _with_cards(settings: PipelineSettings, cores: float) -> dict[str, Any]:
     docker = settings.docker
-    own = {
-        "HABANA_VISIBLE_DEVICES": docker.visible_devices,
-        "OMPI_MCA_btl_vader_single_copy_mechanism": "none",
-        # Compiled graphs are shared by the processes of the container; each engine reads its own variables.
-        "TF_RECIPE_CACHE_PATH": "/tmp/gaudi-bert-recipes",
-        "PT_HPU_RECIPE_CACHE_CONFIG": "/tmp/gaudi-bert-recipes,false,4096,false",
-        "PT_HPU_LAZY_MODE": "0",
-    }
+    own = {"HABANA_VISIBLE_DEVICES": docker.visible_devices, **card_variables("/tmp/gaudi-bert-recipes")}
     return {
         "environment": {"HOME": "/tmp", **own, **settings.resources.environment},
         "user": "0:0",
