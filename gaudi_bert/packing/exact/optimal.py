@@ -288,13 +288,13 @@ def _try_dives(
         if least >= packs or (linear_program.work.exhausted and number > 0):
             break
         target = least if number % 2 == 0 else packs - 1
-        dived = dive(linear_program, target, settings)
+        packs_of_dive, waiting, is_hopeless = dive(linear_program, target, settings)
         unpacked = np.zeros_like(linear_program.counts)
-        unpacked[linear_program.lengths - 1] = dived.waiting
-        mixture = best_fit_into(fill_slots(dived.packs, linear_program.counts - unpacked), unpacked, linear_program.depth)
+        unpacked[linear_program.lengths - 1] = waiting
+        mixture = best_fit_into(fill_slots(packs_of_dive, linear_program.counts - unpacked), unpacked, linear_program.depth)
         linear_program.work.spend_on(mixture)
         optimum = _better(optimum, mixture, optimum.certificate)
-        if dived.is_hopeless:
+        if is_hopeless:
             least = target + 1
     return optimum, least >= packs_of(optimum.mixture)
 
