@@ -19,11 +19,21 @@ if TYPE_CHECKING:  # `--help` needs none of them
     from gaudi_bert.tfrecords.inspect import RecordView
 
 
-def print_result(result: Any, as_json: bool, lines: Sequence[str] | None = None, next_command: str | None = None) -> None:
+def print_result(
+    result: Any,
+    as_json: bool,
+    lines: Sequence[str] | None = None,
+    next_command: str | None = None,
+    *,
+    shared: bool = False,
+) -> None:
     """Print a result of a stage or a runner as one JSON object, or as `lines`: by default its own.
 
-    `next_command` is what most users type then; it goes to people only, and not after `--quiet`.
+    `next_command` is what most users type then; it goes to people only, and not after `--quiet`. What all processes of a
+    launcher did together is `shared`: every process has the same result, and the first prints it.
     """
+    if shared and not is_first_process():
+        return
     if as_json:
         typer.echo(json.dumps(to_json(result), allow_nan=False, default=str))
         return
@@ -31,14 +41,6 @@ def print_result(result: Any, as_json: bool, lines: Sequence[str] | None = None,
         typer.echo(line)
     if next_command is not None and not os.environ.get(RESULT_ALONE):
         typer.echo(f"Next: gaudi-bert {next_command}")
-
-
-def print_shared_result(
-    result: Any, as_json: bool, lines: Sequence[str] | None = None, next_command: str | None = None
-) -> None:
-    """Print what all processes of a launcher did together, once: every process has the same result, the first prints it."""
-    if is_first_process():
-        print_result(result, as_json, lines, next_command)
 
 
 def words_of(*words: object) -> str:
