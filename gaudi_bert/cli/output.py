@@ -68,8 +68,8 @@ def record_lines(view: RecordView) -> list[str]:
         segments = " + ".join(str(length) for _, length in sequence.segments)
         length = count_of(sequence.length, "token")
         hidden = {masked.position: f"→{masked.token or masked.id}" for masked in sequence.masked}
-        words = sequence.tokens or map(str, sequence.input_ids)
-        words = [f"{word}{hidden.get(position, '')}" for position, word in enumerate(words)]
+        tokens = sequence.tokens or map(str, sequence.input_ids)
+        words = [f"{token}{hidden.get(position, '')}" for position, token in enumerate(tokens)]
         text = re.sub(r" ##(?!\S*→)", "", " ".join(words))  # the pieces of a word, joined where none is masked
         head = f"{sequence.number}  {length} ({segments}) from {sequence.start}, {len(sequence.masked)} masked, {label}"
         lines += [head, f"   {text}"]
