@@ -8,7 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from importlib.util import find_spec
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gaudi_bert.artefacts.store.objects import Objects
-from gaudi_bert.common.errors import GaudiBertError, InputError, has_tensorflow, install_command
+from gaudi_bert.common.errors import GaudiBertError, has_tensorflow, install_command
 from gaudi_bert.common.files import url_of
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import PipelineSettings
@@ -70,6 +70,15 @@ def _refused(check: str, error: GaudiBertError) -> CheckResult:
 
 
 # --- an object store
+
+
+def _tried(check: str, finding: str, attempt: Callable[[], object]) -> CheckResult:
+    """Return `finding` where an attempt succeeds, or else its refusal."""
+    try:
+        attempt()
+    except GaudiBertError as error:
+        return _refused(check, error)
+    return _passed(check, finding)
 
 
 def examine_store(url: str, settings: PipelineSettings) -> CheckResult:
@@ -266,7 +275,11 @@ def examine_cluster(settings: PipelineSettings, reporter: Reporter, cluster: Clu
     if cluster is None:
         cluster = Cluster(settings.kubernetes.namespace, Connection(say=reporter.say))
     version = cluster.version()
-    results = [_check_version(version, settings), _check_namespace(cluster), _check_rights(cluster, settings)]
+    results = [
+        _check_version(version, settings),
+        _tried("namespace", cluster.namespace, cluster.check_namespace),
+        _check_rights(cluster, settings),
+    ]
     if any(result.verdict == "failed" for result in results[:2]):
         return results
     manifests = render(settings, version)
@@ -284,14 +297,6 @@ def _check_version(version: tuple[int, int], settings: PipelineSettings) -> Chec
         finding = f"{shown}, older than kubernetes.version: {settings.kubernetes.version}"
         return _failed("Kubernetes", finding, f"set kubernetes.version to '{shown}'")
     return _passed("Kubernetes", shown)
-
-
-def _check_namespace(cluster: Cluster) -> CheckResult:
-    try:
-        cluster.check_namespace()
-    except InputError as error:
-        return _refused("namespace", error)
-    return _passed("namespace", cluster.namespace)
 
 
 def needed_rights(*, training: str, queue: bool, network_policy: bool) -> list[tuple[str, str, str]]:
