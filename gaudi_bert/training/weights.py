@@ -193,6 +193,6 @@ def _read_google_checkpoint(prefix: Path) -> dict[str, Float32Array]:
             f"{prefix}: a TF1 checkpoint, which TensorFlow reads, and it is not installed; convert the checkpoint with "
             "`gaudi-bert export` on Python 3.10 or 3.11, where TensorFlow is"
         )
-    from gaudi_bert.engines.tensorflow.stored_models import read_google_checkpoint
+    from gaudi_bert.engines.tensorflow.model import read_google_checkpoint
 
     return read_google_checkpoint(prefix)

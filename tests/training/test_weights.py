@@ -12,7 +12,6 @@ from safetensors.numpy import load_file, save_file
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.engines.protocol import Model
-from gaudi_bert.engines.tensorflow.bert import outputs_of_every_token
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.model.features import join_sequences
 from gaudi_bert.model.huggingface import to_hugging_face
@@ -174,7 +173,6 @@ def test_our_files_are_told_from_others(tmp_path) -> None:
 
 
 BOUND = 1e-5
-OUTPUTS = ("sequence_output", "pooled_output", "masked_lm_logits", "next_sentence_logits")
 
 
 @pytest.fixture
@@ -192,9 +190,7 @@ def expected(run: Path, packs) -> dict[str, np.ndarray]:
     model.load_values(stored.variables)
     depth = max(map(len, packs))
     batch = join_sequences(packs, data.LENGTH, data.MASKED_SLOTS if depth > 1 else data.PREDICTIONS, depth)
-    tensors = {name: tf.constant(value) for name, value in batch.items()}
-    hidden_BLH, outputs = outputs_of_every_token(model.network(), tensors)
-    return {name: value.numpy() for name, value in zip(OUTPUTS, (hidden_BLH, *outputs), strict=True)}
+    return model.trial(batch, "token").outputs
 
 
 def test_there_and_back_again_to_the_bit(whole_run, tmp_path) -> None:
