@@ -35,7 +35,7 @@ from gaudi_bert.training.input import Batch
 from gaudi_bert.training.jobs.rows import BASELINE_NAME, FineTuneJob, run_settings
 from gaudi_bert.training.model_files import SentenceFolder, read_sentence_folder
 from gaudi_bert.training.run import Prepared
-from gaudi_bert.training.run_plan import MicroBatch, RunPlan
+from gaudi_bert.training.run_plan import RunPlan
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,18 +109,6 @@ class _PairObjective(TaskObjective):
             return sums * communicator.is_first, gradients
 
         return loss_of_outputs
-
-
-@dataclass(frozen=True)
-class _PairPlan(RunPlan):
-    """A run whose updates have as many micro-batches as their packs need."""
-
-    data: _PairData | None = None
-
-    def micro_batches_of(self, update: int) -> list[MicroBatch]:
-        """Return the usual micro-batches, and more for an update that needs them."""
-        usual = super().micro_batches_of(update)
-        return usual if self.data is None else usual[:1] * self.data.micro_batches_of(update - 1)
 
 
 # --- the job. `finetune.batch_sequences` counts rows here; the model before training is evaluated too: it is the baseline.
@@ -212,13 +200,13 @@ class PairJob(FineTuneJob):
         )
         self._shape, pairs = shape, _PairData(self._data.sequences, self._rows, stream, shape)
         an_epoch = -(-len(stream.rows) // stream.batch_rows)
-        plan = _PairPlan(
+        plan = RunPlan(
             run_settings(section, shape.batch.packs, stream.updates, an_epoch),
             stream.batch_rows / shape.packs,
             processes=processes,
             slots_per_pack=shape.batch.length,
             packs=None,
-            data=pairs,
+            needed=lambda update: pairs.micro_batches_of(update - 1),
         )
         return Prepared(
             ModelSpec(self._start.config, task.head),
