@@ -223,7 +223,7 @@ def points_of_run(work: Path, study: Study, arm: Arm, seed: int) -> Iterator[dic
     for update in range(1, settings.updates + 1):
         batch = next(batches)
         sequences += int(np.count_nonzero(batch["next_sentence_weights"]))
-        sums += step.run([arm.change(batch)], update, learning_rate_at(update, settings)).numpy()[:8]
+        sums += step.run([arm.change(batch)], update, learning_rate_at(update, settings))()[:8]
         if update % (settings.updates // study.evaluations) == 0:
             measured = held_out.evaluate(model, alone).model_dump(include=set(LossFigures.model_fields))
             yield {"sequences": sequences, "training_loss": float(sums[0] / sums[1]), **measured}

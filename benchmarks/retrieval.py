@@ -58,7 +58,7 @@ GOALS = {"docstrings": {"longest": ">= 2.8", "256": ">= 5.5"}, "xquad": {"longes
 def read_pairs(name: str) -> list[Pair]:
     """All pairs of a data set."""
     if name == "docstrings":
-        return [(row.title, row.body) for row in titled_docstrings(python_texts("python-docstrings"))]
+        return [(row["anchor"], row["positive"]) for row, _ in titled_docstrings(python_texts("python-docstrings"))]
     articles = json.loads((SHARED / "data/tasks/xquad/xquad.en.json").read_text())["data"]
     paragraphs = [paragraph for article in articles for paragraph in article["paragraphs"]]
     return [(question["question"], paragraph["context"]) for paragraph in paragraphs for question in paragraph["qas"]]
@@ -116,7 +116,7 @@ class Packed:
             self.planned.tokenized(self.planned.rows_of(update))
             batches = self.data.batches(update, 0)
             chosen = [next(batches) for _ in range(self.data.shape.micro_batches)]
-            sums = self.step.run(chosen, update + 1, RATE).numpy()
+            sums = self.step.run(chosen, update + 1, RATE)()
             print(f"  packed, {count_of(len(chosen), 'micro-batch')}: loss {sums[0] / sums[1]:.4f}", flush=True)
         self.update += updates
 

@@ -82,12 +82,12 @@ def _verdict(kind: str, name: str) -> str:
         return f"WRONG: it quotes Python: {error}" if quoted else f"refused: {error}"
     torch.manual_seed(11)
     spread_weights(model.module)
-    difference = _difference(model, head)
+    difference = difference_alone(model, head)
     if difference > _BOUND:  # in float64 rounding goes, and defects stay
         model.module.double()
         if hasattr(model.module, "set_experts_implementation"):  # the usual one has no float64
             model.module.set_experts_implementation("eager")
-        difference = _difference(model, head) * _BOUND / _EXACT_BOUND
+        difference = difference_alone(model, head) * _BOUND / _EXACT_BOUND
     return "right" if difference <= _BOUND else f"WRONG: packed and alone differ by {difference:.1e} of the largest output"
 
 
@@ -118,7 +118,7 @@ def _of_layers(value: Any, config: Any) -> Any:
     return {key: own for key, own in value.items() if int(key) < config.get_text_config().num_hidden_layers}
 
 
-def _difference(model: Any, head: TaskHead) -> float:
+def difference_alone(model: Any, head: TaskHead) -> float:
     """The largest difference between packed and alone, of the largest output."""
     tokens = usual_tokens(model.module.config)
     packs = packs_of(head, len(tokens) + 5)

@@ -269,7 +269,7 @@ class Interval:
         if self._began is None:
             self._began = self.clock()
         elif self.has_cold_start and len(self._sums) == 1:
-            self._sums[0].numpy()  # until the device is done with it
+            self._sums[0]()  # until the device is done with it
             self._began = self.clock()
 
     def add(self, sums: Sums, batches: list[Batch]) -> None:
@@ -285,7 +285,7 @@ class Interval:
 
     def close(self, communicator: Communicator) -> IntervalReport:
         """Report; every process must close its interval at the same time."""
-        sums = np.array([each.numpy() for each in self._sums], np.float64)
+        sums = np.array([each() for each in self._sums], np.float64)
         seconds = max(self.clock() - (self._began or 0.0), 1e-9)
         is_finite = np.isfinite(sums).all(axis=1)
         if not is_finite.all():

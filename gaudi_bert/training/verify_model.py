@@ -5,7 +5,7 @@ every variable must agree to float32 rounding. Then all tokens of one sequence o
 any other sequence's outputs may change. Without a checkpoint, the weights are seeded random ones; without data, so are the
 sequences.
 
-A folder of `transformers`, whatever its model, is tried as `finetune` tries it (`encoders/verify.py`).
+A folder of `transformers`, whatever its model, is tried as `finetune` tries it (`encoders/packed_model.py`).
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def verify_model(
         if weights is not None and (weights / "config.json").is_file():  # any model of transformers, with its own weights
             if data is not None:
                 raise InputError(f"{data}: a folder of transformers is tried on packs of random tokens; leave --data out")
-            from gaudi_bert.encoders.verify import verify_folder  # loads torch and transformers
+            from gaudi_bert.encoders.packed_model import verify_folder  # loads torch and transformers
 
             differences, count, sequences = verify_folder(weights, reporter.say)
             return VerifyModelResult(str(weights), "random", count, sequences, differences, sequences - count)

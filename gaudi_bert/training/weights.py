@@ -73,7 +73,7 @@ def read_weights(path: Path | str) -> Weights:
                 f"{prefix}: a TF1 checkpoint, which TensorFlow reads, and it is not installed; convert the checkpoint with "
                 "`gaudi-bert export` on Python 3.10 or 3.11, where TensorFlow is"
             )
-        from gaudi_bert.engines.tensorflow.stored_models import read_google_checkpoint
+        from gaudi_bert.engines.tensorflow.model import read_google_checkpoint
 
         weights = Weights(prefix, "google", _config_next_to(prefix.parent), read_google_checkpoint(prefix))
     else:
