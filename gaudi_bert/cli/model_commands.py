@@ -34,7 +34,7 @@ def train(
         ),
     ] = None,
     pipeline: Annotated[Path | None, typer.Option(help="A pipeline file with model and training settings.")] = None,
-    set_: arguments.SetTraining = None,
+    set_: arguments.Set = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan of the run; do not train.")] = False,
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue a run that had fewer updates, up to training.updates.")
@@ -154,7 +154,7 @@ def finetune(
     evaluation: Annotated[Path | None, typer.Option(help="Held-out rows of the same kind.")] = None,
     vocab: Annotated[Path | None, typer.Option(help="A folder with the tokenizer, if MODEL has none.")] = None,
     pipeline: Annotated[Path | None, typer.Option(help="A pipeline file with task and finetune settings.")] = None,
-    set_: arguments.SetFinetune = None,
+    set_: arguments.Set = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the packs and the plan; do not train.")] = False,
     overwrite: arguments.Overwrite = False,
     json: arguments.Json = False,
@@ -192,7 +192,7 @@ def predict(
     group_by: Annotated[
         str | None, typer.Option(metavar="[query]", help="Reranking: query, for a line for each query, ranked.")
     ] = None,
-    set_: arguments.SetTask = None,
+    set_: arguments.Set = None,
     overwrite: arguments.Overwrite = False,
     json: arguments.Json = False,
 ) -> None:
@@ -228,7 +228,7 @@ def embed(
     max_sequence_length: _MaxSequenceLength = None,
     precision: Precision = "float32",
     unpacked: Unpacked = False,
-    set_: arguments.SetTask = None,
+    set_: arguments.Set = None,
     overwrite: arguments.Overwrite = False,
     json: arguments.Json = False,
 ) -> None:

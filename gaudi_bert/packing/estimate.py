@@ -170,7 +170,7 @@ MEASURED_ON_8: _Gumbel = (1.6038, 0.1288)
 """Speed-up of un-padding over padding on 8 GPUs, BERT pretraining on Wikipedia, 32 sequences each (paper E)."""
 
 
-def quantile(distribution: _Gumbel, share: FloatArray) -> FloatArray:
+def _quantile(distribution: _Gumbel, share: FloatArray) -> FloatArray:
     """The value that `share` (0 < share < 1) of all draws stay below."""
     location, scale = distribution
     value: FloatArray = location - scale * np.log(-np.log(share))
@@ -180,8 +180,8 @@ def quantile(distribution: _Gumbel, share: FloatArray) -> FloatArray:
 def fit_one_device() -> _Gumbel:
     """The distribution of one device: the slowest of 8 has the measured median and mode (equations 13, 14)."""
     shares = np.array([0.5, np.exp(-1.0)])
-    values = quantile(MEASURED_ON_8, shares)  # median and mode
-    scores = quantile((0.0, 1.0), 1 - (1 - shares) ** (1 / 8))
+    values = _quantile(MEASURED_ON_8, shares)  # median and mode
+    scores = _quantile((0.0, 1.0), 1 - (1 - shares) ** (1 / 8))
     scale = float((values[0] - values[1]) / (scores[0] - scores[1]))
     return float(values[1] - scale * scores[1]), scale
 
@@ -191,7 +191,7 @@ def unpadding_speed_up(one_device: _Gumbel, accelerators: int) -> float:
     shares = (np.arange(QUANTILES) + 0.5) / QUANTILES
     # The slowest of n is below s with probability 1 - (1 - P(s))^n; expm1 and log1p keep the small tail exact.
     slowest = -np.expm1(np.log1p(-shares) / accelerators)
-    return float(quantile(one_device, slowest).mean())
+    return float(_quantile(one_device, slowest).mean())
 
 
 def _linear_speed_up(histogram: Histogram, accelerators: int) -> float:

@@ -54,9 +54,8 @@ def test_the_page_and_the_curves_come_here_and_the_job_goes(
     server: FakeApiServer, open_demo: Open, said: io.StringIO
 ) -> None:
     found = open_demo()
-    assert found.report.read_text() == "<html>a page</html>"
-    assert found.tensorboard is not None
-    assert (found.tensorboard / "events").read_bytes() == b"curves"
+    assert found["report"].read_text() == "<html>a page</html>"
+    assert (found["tensorboard"] / "events").read_bytes() == b"curves"
     assert server.created("Job") == ["demo-open"]
     assert "BEGIN RESULTS" not in said.getvalue()
     assert ("Job", "demo-open") not in server.objects
@@ -82,7 +81,7 @@ def test_the_job_is_a_short_one_that_no_run_takes_for_its_own(
 
 def test_one_that_was_left_over_is_replaced(server: FakeApiServer, open_demo: Open) -> None:
     server.put_own("Job", "demo-open", status={"active": 1})
-    assert open_demo().report.exists()
+    assert open_demo()["report"].exists()
     server.put("Job", {"metadata": {"name": "demo-open"}})
     with pytest.raises(InputError, match="Job demo-open exists in namespace gaudi-bert, and is not of this pipeline"):
         open_demo()
