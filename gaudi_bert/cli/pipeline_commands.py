@@ -302,7 +302,7 @@ def delete(
 
 
 @k8s.command("open", cls=help.Command)
-def open_(
+def _open(
     pipeline: arguments.Pipeline,
     out: Annotated[
         Path | None, typer.Option(help="The folder for the files; default: opened/NAME.", show_default=False)
