@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -116,6 +116,7 @@ class RunPlan:
         mean_tokens: of a sequence; None where data is not packed.
         rows: the packs of each length where there are several, else ().
         begun_by: processes that began the run, where these are others.
+        needed: the micro-batches of an update, where not all need as many.
     """
 
     requested: RunSettings
@@ -126,6 +127,7 @@ class RunPlan:
     mean_tokens: float | None = None
     rows: tuple[RowPacks, ...] = ()
     begun_by: int | None = None
+    needed: Callable[[int], int] | None = None
 
     @cached_property
     def settings(self) -> RunSettings:
@@ -161,7 +163,7 @@ class RunPlan:
                 for first in range(turn * row.packs, turn * row.packs + of_turn * together, together):
                     end = min(first + together, (turn + 1) * row.packs)
                     micro_batches.append(MicroBatch(which, first, end, packs))
-        return micro_batches
+        return micro_batches if self.needed is None else micro_batches[:1] * self.needed(update)
 
     def _turns_after(self, update: int) -> list[int]:
         return [math.ceil(update * row.turns) for row in self.turns]

@@ -86,7 +86,16 @@ def verify_model(
             differences, count, sequences = verify_folder(weights, reporter.say)
             return VerifyModelResult(str(weights), "random", count, sequences, differences, sequences - count)
         source = None if data is None else stack.enter_context(open_data(data))
-        config = _random_config(source)
+        vocabulary = _RANDOM_VOCABULARY if source is None else source.vocabulary_size
+        config = BertConfig(  # a small one, with room for the data
+            vocab_size=BertConfig.vocab_size if vocabulary is None else vocabulary,
+            hidden_size=64,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            intermediate_size=256,
+            max_position_embeddings=_RANDOM_LENGTH if source is None else source.schema.max_sequence_length,
+            initializer_range=0.1,
+        )
         values: WeightArrays = {}
         if weights is not None:
             stored = read_checkpoint(find_checkpoint(weights))
@@ -115,20 +124,6 @@ def _build(engine: Engine, config: BertConfig, values: WeightArrays, compute_dty
     model = engine.build(ModelSpec(config, PretrainingHead()), seed=_SEED, compute_dtype=compute_dtype)
     model.load_values(values)
     return model
-
-
-def _random_config(source: DataSource | None) -> BertConfig:
-    """A small BERT, with room for the data."""
-    vocabulary = _RANDOM_VOCABULARY if source is None else source.vocabulary_size
-    return BertConfig(
-        vocab_size=BertConfig.vocab_size if vocabulary is None else vocabulary,
-        hidden_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=256,
-        max_position_embeddings=_RANDOM_LENGTH if source is None else source.schema.max_sequence_length,
-        initializer_range=0.1,
-    )
 
 
 # --- The packs: the first ones of the data, or random ones

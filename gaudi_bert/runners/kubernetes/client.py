@@ -28,7 +28,7 @@ from gaudi_bert.common.progress import human_seconds
 
 
 @dataclass(frozen=True)
-class Kind:
+class _Kind:
     """One kind of object.
 
     `verbs` are what a run does with objects of this kind; empty for what only `doctor` looks at, as far as it may. The
@@ -46,25 +46,25 @@ class Kind:
 _JOB_VERBS = ("create", "get", "list", "watch", "delete")
 _OWN_VERBS = ("create", "get", "delete")
 _ROWS = (
-    Kind("Job", "jobs", "batch", verbs=_JOB_VERBS),
-    Kind("MPIJob", "mpijobs", "kubeflow.org", "v2beta1", verbs=_JOB_VERBS),
-    Kind("TrainJob", "trainjobs", "trainer.kubeflow.org", "v1alpha1", verbs=_JOB_VERBS),
-    Kind("TrainingRuntime", "trainingruntimes", "trainer.kubeflow.org", "v1alpha1", verbs=(*_OWN_VERBS, "update")),
-    Kind("Service", "services", verbs=_OWN_VERBS),
-    Kind("ConfigMap", "configmaps", verbs=("create", "get", "list", "update", "delete")),
-    Kind("PersistentVolumeClaim", "persistentvolumeclaims", verbs=("create", "get", "delete")),
-    Kind("NetworkPolicy", "networkpolicies", "networking.k8s.io", verbs=("create", "get", "update", "delete")),
-    Kind("ServiceAccount", "serviceaccounts", verbs=("create", "get", "delete")),
-    Kind("Workload", "workloads", "kueue.x-k8s.io", "v1beta2", verbs=("list",)),
-    Kind("OlderWorkload", "workloads", "kueue.x-k8s.io", "v1beta1", verbs=("list",)),
-    Kind("Pod", "pods", verbs=("list",)),
-    Kind("Event", "events", verbs=("list",)),
-    Kind("Namespace", "namespaces", namespaced=False),
-    Kind("Node", "nodes", namespaced=False),
-    Kind("StorageClass", "storageclasses", "storage.k8s.io", namespaced=False),
-    Kind("SelfSubjectAccessReview", "selfsubjectaccessreviews", "authorization.k8s.io", namespaced=False),
+    _Kind("Job", "jobs", "batch", verbs=_JOB_VERBS),
+    _Kind("MPIJob", "mpijobs", "kubeflow.org", "v2beta1", verbs=_JOB_VERBS),
+    _Kind("TrainJob", "trainjobs", "trainer.kubeflow.org", "v1alpha1", verbs=_JOB_VERBS),
+    _Kind("TrainingRuntime", "trainingruntimes", "trainer.kubeflow.org", "v1alpha1", verbs=(*_OWN_VERBS, "update")),
+    _Kind("Service", "services", verbs=_OWN_VERBS),
+    _Kind("ConfigMap", "configmaps", verbs=("create", "get", "list", "update", "delete")),
+    _Kind("PersistentVolumeClaim", "persistentvolumeclaims", verbs=("create", "get", "delete")),
+    _Kind("NetworkPolicy", "networkpolicies", "networking.k8s.io", verbs=("create", "get", "update", "delete")),
+    _Kind("ServiceAccount", "serviceaccounts", verbs=("create", "get", "delete")),
+    _Kind("Workload", "workloads", "kueue.x-k8s.io", "v1beta2", verbs=("list",)),
+    _Kind("OlderWorkload", "workloads", "kueue.x-k8s.io", "v1beta1", verbs=("list",)),
+    _Kind("Pod", "pods", verbs=("list",)),
+    _Kind("Event", "events", verbs=("list",)),
+    _Kind("Namespace", "namespaces", namespaced=False),
+    _Kind("Node", "nodes", namespaced=False),
+    _Kind("StorageClass", "storageclasses", "storage.k8s.io", namespaced=False),
+    _Kind("SelfSubjectAccessReview", "selfsubjectaccessreviews", "authorization.k8s.io", namespaced=False),
 )
-KINDS: Mapping[str, Kind] = MappingProxyType({kind.name: kind for kind in _ROWS})
+KINDS: Mapping[str, _Kind] = MappingProxyType({kind.name: kind for kind in _ROWS})
 
 
 # --- the connection, by the official client's `DynamicClient`: raw JSON answers, one-line errors

@@ -104,7 +104,7 @@ class FineTuneJob(Job[FineTuning]):
         plan = _plan_run(section, data, processes)
         return Prepared(
             ModelSpec(self._start.config, task.head),
-            TaskObjective(task),
+            TaskObjective(task, has_answers=task.name != "regression"),
             plan,
             self._evaluation(),
             lambda plan, order: task_batches(data, task, plan, section.epochs, order),
