@@ -95,8 +95,8 @@ def test_what_cannot_be_shown(file: Path, tmp_path: Path) -> None:
     (tmp_path / "other").write_bytes(frame(example({"image": [1, 2]})))
     (tmp_path / "rubbish").write_bytes(frame(b"\xff\xff rubbish"))
     for arguments, reason in (
-        ((file, 2), "has 2 records, record 2 does not exist"),
-        ((file, -1), "record -1"),
+        ((file, 2), "has no record 2"),
+        ((file, -1), "has no record -1"),
         ((file, 0, tmp_path / "absent.txt"), "cannot read the vocabulary"),
         ((tmp_path / "other",), "has no feature input_ids.*it has image"),
         ((tmp_path / "rubbish",), "record 0: not a tf.train.Example"),
