@@ -36,11 +36,10 @@ from gaudi_bert.artefacts.base import (
     VocabularyInfo,
 )
 from gaudi_bert.artefacts.completion import read_signature, settings_path
-from gaudi_bert.artefacts.printed import algorithm_line, packing_lines
 from gaudi_bert.artefacts.shards import GroupShards, Shard, ShardTable
 from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.errors import InputError, enumerated
-from gaudi_bert.common.features import PackingFigures
+from gaudi_bert.common.features import PackingFigures, algorithm_line, packing_lines
 from gaudi_bert.common.progress import count_of, human_bytes
 from gaudi_bert.config.values import matching
 

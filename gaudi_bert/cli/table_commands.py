@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gaudi_bert.artefacts.results import ByRowLength, GroupsResult, PackResult
+from gaudi_bert.artefacts.results import ByRowLength, PackResult, PlainResult
 from gaudi_bert.cli import arguments, output
 from gaudi_bert.common.errors import InputError
 
@@ -67,7 +67,7 @@ def pack_as_table(
     overrides: list[str],
     run: StageRun,
     verified: bool,
-) -> PackResult | GroupsResult | ByRowLength[PackResult | GroupsResult]:
+) -> PackResult | PlainResult | ByRowLength[PackResult | PlainResult]:
     """Pack a table, or a part of it; `options` are keys of `TableSettings`, None for the default."""
     from gaudi_bert.tables.pack import pack_table
     from gaudi_bert.tables.sources import tokenized_length

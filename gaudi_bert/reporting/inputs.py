@@ -161,9 +161,5 @@ def _check_together(plan: Path, inputs: ReportInputs) -> None:
 
 
 def _read_pipeline(path: Path) -> dict[str, Any] | None:
-    try:
-        text = read_text(path)
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: cannot read: {error}; make it again with `gaudi-bert train`") from error
-    pipeline = parse_yaml(text, str(path))
+    pipeline = parse_yaml(read_text(path), str(path))
     return pipeline if isinstance(pipeline, dict) else None

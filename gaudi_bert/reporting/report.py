@@ -9,10 +9,11 @@ from urllib.parse import quote
 
 import numpy as np
 
-from gaudi_bert.artefacts.results import ReportResult
+from gaudi_bert.artefacts.results import PlainResult
 from gaudi_bert.artefacts.store.mirrored_folder import fetch, mirrored, shown_path
 from gaudi_bert.artefacts.work_folder import WorkFolder
 from gaudi_bert.common.files import write_text
+from gaudi_bert.common.progress import human_bytes
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.config.sections import SEARCH_TASKS
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def report(workdir: Path, *, store: StoreSettings | None = None) -> ReportResult:
+def report(workdir: Path, *, store: StoreSettings | None = None) -> PlainResult:
     """Write report.html into a work folder, as a function of the other files there."""
     with mirrored(Path(workdir), store) as folder:
         fetch(*(folder / name for name in NAMES.values()))
@@ -42,7 +43,10 @@ def report(workdir: Path, *, store: StoreSettings | None = None) -> ReportResult
         write_text(path, page)
         name = shown_path(path)
     figures = {card.name: f"{card.figure} ({card.note})" for card in summary_cards(inputs)}
-    return ReportResult(name, len(page.encode("utf-8")), figures)
+    size = len(page.encode("utf-8"))
+    text = [f"{figure}: {value}" for figure, value in figures.items()]
+    text.append(f"the page: {name} ({human_bytes(size)}); open it in a browser")
+    return PlainResult(text, {"report": name, "bytes": size, **figures})
 
 
 # --- the report as one self-contained HTML page: no script, no link to anything outside, pictures inline, no date.

@@ -300,8 +300,6 @@ def read_label_names(path: Path) -> tuple[str, ...]:
     """The names in a file, one per line; a line's number, from 0, is the label's."""
     try:
         text = read_file(path).decode("utf-8-sig").rstrip()
-    except OSError as error:
-        raise InputError(f"{path}: cannot read: {error.strerror}; --labels needs a file with one label per line") from error
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: not UTF-8 at byte {error.start}; save the file as UTF-8") from error
     if not text:

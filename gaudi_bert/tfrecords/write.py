@@ -21,7 +21,7 @@ from gaudi_bert.artefacts.base import METADATA_NAME, InputFile, VocabularyInfo, 
 from gaudi_bert.artefacts.completion import Signature
 from gaudi_bert.artefacts.packed import GroupManifest, Metadata, PackedMetadata, PackedSums, of_counts
 from gaudi_bert.artefacts.plan import PlannedGroup, WritablePlan
-from gaudi_bert.artefacts.results import GroupsResult, StageOutput
+from gaudi_bert.artefacts.results import PlainResult, StageOutput
 from gaudi_bert.artefacts.shards import Shard, SizeArray, index_path, shard_bounds, shard_name, write_index
 from gaudi_bert.artefacts.stage_run import StageRun
 from gaudi_bert.artefacts.store.mirrored_folder import local_copy, mirrored, release
@@ -50,7 +50,7 @@ def write(
     run: StageRun,
     *,
     shards: Mapping[str, int] | None = None,
-) -> StageOutput[PackedMetadata] | GroupsResult:
+) -> StageOutput[PackedMetadata] | PlainResult:
     """Write the packed records of a plan.
 
     A run that does a part returns the totals of its groups; or those of the folder where that is finished already.

@@ -20,7 +20,6 @@ import pytest
 import typer
 
 from gaudi_bert import __version__
-from gaudi_bert.artefacts.completion import OPTIONS
 from gaudi_bert.cli.help import CHOICES
 from gaudi_bert.cli.main import GROUPS, _interrupting_signals, app
 from gaudi_bert.common.errors import install_command
@@ -61,14 +60,6 @@ def test_the_algorithms_have_the_same_names_everywhere() -> None:
         new = set(ALGORITHMS).symmetric_difference(names)
         assert names == tuple(ALGORITHMS), f"{place}: add {new or 'them'} in the order of gaudi_bert/packing/algorithms.py"
     assert get_args(values.EngineName) == CHOICES["*", "engine"]
-
-
-def test_settings_are_named_by_options_that_there_are() -> None:
-    pages = [
-        run_command(command, "--help").stdout for command in ("prepare", "plan", "pack", "tokenize", "embed", "convert")
-    ]
-    known = set(" ".join(pages).split())
-    assert {f"--{name.replace('_', '-')}" for name in OPTIONS} <= known
 
 
 def on_a_terminal(*arguments: str, **environment: str) -> tuple[int, str]:

@@ -70,7 +70,7 @@ def test_finished_is_skipped_and_other_settings_are_refused(tmp_path: Path) -> N
     again = plan([source], out, settings(), a_run())
     assert again.skipped
     assert again.content == first.content
-    with pytest.raises(InputError, match=r"with --depth 3, not --depth 4"):
+    with pytest.raises(InputError, match=r"depth: 3 there, 4 now"):
         plan([source], out, settings(depth=4), a_run())
     assert plan([source], out, settings(depth=4), a_run(overwrite=True)).content.packs <= first.content.packs
     write(source, histogram(3, 100))

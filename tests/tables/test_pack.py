@@ -156,7 +156,7 @@ def test_a_second_run_does_nothing_and_other_settings_are_refused(tmp_path: Path
     before = contents(tmp_path / "out")
     again = pack_table(tmp_path / "rows.parquet", tmp_path / "out", settings(), a_run())
     assert again == PackResult(StageOutput(first.written.content, skipped=True))
-    with pytest.raises(InputError, match=r"written with --depth max, not --depth 2: .*--overwrite"):
+    with pytest.raises(InputError, match=r"depth: .max. there, 2 now.*--overwrite"):
         pack_table(tmp_path / "rows.parquet", tmp_path / "out", settings(depth=2), a_run())
     assert contents(tmp_path / "out") == before
     with pytest.raises(InputError, match="holds a packed table, not packed TFRecords"):
@@ -267,12 +267,12 @@ def test_overwritten_with_other_settings(folders: dict[str, int], tmp_path: Path
     tokens, out = next(iter(folders)), tmp_path / "out"
     small, large = (TableSettings(max_sequence_length=length, algorithm="lpfhp", group_sequences=9) for length in (5, 13))
     pack_table(tokens, out, small, a_run(), verified=True)
-    with pytest.raises(InputError, match=r"out was written with --max-sequence-length 5, not"):
+    with pytest.raises(InputError, match=r"max_sequence_length: 5 there"):
         pack_table(tokens, out, large, a_run())
     (out / "packed-00099-00000.parquet").write_bytes(b"stale")
     pack_table(tokens, out, large, a_run(overwrite=True))
     pack_table(tokens, tmp_path / "fresh", large, a_run())
     assert contents(out) == contents(tmp_path / "fresh")
     shutil.rmtree(out / NOTES_NAME)
-    with pytest.raises(InputError, match=r"out: exists, but settings\.json does not describe it"):
+    with pytest.raises(InputError, match=r"out: exists and is not ours"):
         pack_table(tokens, out, large, a_run())

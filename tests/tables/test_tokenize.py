@@ -13,7 +13,7 @@ from pyarrow import parquet  # noqa: E402
 from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers  # noqa: E402
 
 from gaudi_bert.artefacts.base import NOTES_NAME  # noqa: E402
-from gaudi_bert.artefacts.results import StageOutput, TokenisedShard  # noqa: E402
+from gaudi_bert.artefacts.results import PlainResult, StageOutput  # noqa: E402
 from gaudi_bert.common.errors import InputError  # noqa: E402
 from gaudi_bert.config.sections import TokenizeSettings  # noqa: E402
 from gaudi_bert.tables import tokenize as stage  # noqa: E402
@@ -153,7 +153,7 @@ def test_shards_and_what_was_killed_give_the_same_bytes(tmp_path: Path, monkeypa
     created = run("whole")
     assert isinstance(created, StageOutput)
     whole = contents(tmp_path / "whole")
-    assert [type(run("shards", (number, 3))) for number in (2, 0)] == [TokenisedShard, TokenisedShard]
+    assert [type(run("shards", (number, 3))) for number in (2, 0)] == [PlainResult, PlainResult]
     assert not (tmp_path / "shards" / NOTES_NAME / "tokens.json").exists()
     assert isinstance(run("shards", (1, 3)), StageOutput)
     assert contents(tmp_path / "shards") == whole
@@ -218,7 +218,7 @@ def test_the_command_and_what_comes_after_it(tmp_path: Path) -> None:
     assert "too long for 32 tokens" in done.stdout
     other = run_command(*command, "tokens", "--too-long", "drop", folder=tmp_path)
     assert (other.returncode, other.stdout) == (2, "")
-    assert "--too-long split, not --too-long drop" in other.stderr
+    assert 'too_long: "split" there, "drop" now' in other.stderr
     shard = run_command(*command, "parts", "--shard", "1/2", folder=tmp_path)
     assert shard.stdout == "1 of 1 part to be done by other shards\n"
     sizes = ("--max-sequence-length", "32", "--verify", "--json")

@@ -126,7 +126,7 @@ def test_other_packs_are_refused_until_told_to_overwrite(tmp_path: Path) -> None
     convert(packed, out, reporter=QUIET)
     before = contents(out)
     other = packs_of(tmp_path / "other", sequences_for_hdf5(80, 29, 5, seed=2))
-    with pytest.raises(InputError, match=r"out was written from other input \(packs: .*--overwrite"):
+    with pytest.raises(InputError, match=r"out was written otherwise \(inputs.packs: .*--overwrite"):
         convert(other, out, reporter=QUIET)
     assert contents(out) == before
     assert convert(other, out, reporter=QUIET, overwrite=True).content.sequences == 80
@@ -141,7 +141,7 @@ def test_what_is_not_ours_is_never_taken_over(tmp_path: Path) -> None:
     assert (tmp_path / "out_metadata.json").read_text() == "{}"
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("years of work")
-    with pytest.raises(InputError, match=r"settings.json does not describe it"):
+    with pytest.raises(InputError, match=r"is not ours"):
         convert(packed, tmp_path / "mine", reporter=QUIET)
     for out in (packed, tmp_path):
         with pytest.raises(InputError, match="holds the packs that are to be converted"):

@@ -20,7 +20,7 @@ import pytest
 
 from gaudi_bert.artefacts.base import VocabularyInfo
 from gaudi_bert.artefacts.histogram import HistogramFile
-from gaudi_bert.artefacts.results import NothingToDo
+from gaudi_bert.artefacts.results import PlainResult
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.tfrecords.files import find_vocabulary, list_record_files
@@ -87,7 +87,7 @@ def test_shards_merge_to_the_whole_and_threads_do_not_matter(tmp_path: Path) -> 
     for number, part in enumerate(parts):
         histogram(tmp_path / "records", part, a_run(part=(number, 3)))
     assert HistogramFile.read_all(parts).sha256 == HistogramFile.read_all([tmp_path / "whole.json"]).sha256
-    assert isinstance(histogram(tmp_path / "records", tmp_path / "none.json", a_run(part=(7, 8))), NothingToDo)
+    assert isinstance(histogram(tmp_path / "records", tmp_path / "none.json", a_run(part=(7, 8))), PlainResult)
     assert not (tmp_path / "none.json").exists()
 
 

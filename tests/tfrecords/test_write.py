@@ -79,7 +79,7 @@ def test_threads_shards_and_order_do_not_matter(case: PackingCase, tmp_path: Pat
     write(case.records, case.plan, tmp_path / "five", a_run(workers=5))
     for number in (2, 0, 1):
         summary = write(case.records, case.plan, tmp_path / "parts", a_run(part=(number, 3)))
-        assert summary.groups_written == summary.groups
+        assert summary.facts["groups_written"] == summary.facts["groups"]
         assert not (tmp_path / "parts" / "metadata.json").exists()
     write(case.records, case.plan, tmp_path / "parts", a_run(finish=True))
     for name in ("one", "five", "parts"):
@@ -134,7 +134,7 @@ def test_a_folder_of_another_plan_is_refused(case: PackingCase, tmp_path: Path) 
     shutil.copytree(case.packed, out)
     counts = case.plan.with_name("histogram.json")
     plan([counts], tmp_path / "deeper.json", PackingSettings(depth=5, shard_multiple=4), a_run())
-    with pytest.raises(InputError, match=r"was written with --masked-slots \d+, not --.*--overwrite"):
+    with pytest.raises(InputError, match=r"masked_slots: \d+ there, .*--overwrite"):
         write(case.records, tmp_path / "deeper.json", out, a_run())
     assert contents(out) == contents(case.packed)
     write(case.records, tmp_path / "deeper.json", out, a_run(overwrite=True))

@@ -325,7 +325,7 @@ def refused(files: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("--data packed --model deberta.json", "model type 'deberta-v2': no mask is right for it .*choose another model"),
         ("--data packed --model clip.json", "model type 'clip': transformers has no head of words for it; choose .*"),
         ("--data packed --model list.json", "list.json: names no model_type; give the config.json of a model .*"),
-        ("--data packed --model nothing.json", "nothing.json: cannot read: No such file or directory; check the path"),
+        ("--data packed --model nothing.json", "nothing.json: cannot read: No such file or directory"),
         ("--data packed --model robreta", "--model robreta: did you mean roberta?"),
         ("--data packed --model bert", "--model bert: did you mean bert-base?"),
         ("--data packed --model no/folder", "--model no/folder: not a folder; give one, a config.json, or a type of .*"),
