@@ -48,15 +48,11 @@ class CountedFile(InputFile):
     @model_validator(mode="after")
     def _adds_up(self) -> CountedFile:
         if (self.counts < 0).any():
-            raise ValueError(
-                f"{shortened(self.name)} has a negative count; lengths, masked positions and sequences are from 0"
-            )
+            raise ValueError(f"{shortened(self.name)} has a negative count; lengths, masked and sequences are from 0")
         rows = self.counts.tolist()  # Python's integers cannot overflow
         sequences, tokens = sum(row[2] for row in rows), sum(row[0] * row[2] for row in rows)
         if (sequences, tokens) != (self.sequences, self.tokens):
-            raise ValueError(
-                f"the counts of {shortened(self.name)} do not add up to its {self.sequences} sequences, {self.tokens} tokens"
-            )
+            raise ValueError(f"{shortened(self.name)}: counts of {sequences} sequences, {tokens} tokens; it states others")
         return self
 
 

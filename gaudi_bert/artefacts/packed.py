@@ -160,12 +160,8 @@ class Metadata(PackedMetadata):
         if not path.exists():
             refuse_row_tables(path.parent)
             if TableMetadata.path_in(path.parent).exists():
-                raise InputError(
-                    f"{path.parent}: holds a packed table, not packed TFRecords; gaudi_bert.pytorch reads packed tables"
-                )
-            raise InputError(
-                f"{path}: missing, so the folder is not packed, or packing did not finish; run `gaudi-bert write` to its end"
-            )
+                raise InputError(f"{path.parent}: holds a packed table, not packed TFRecords; give such a folder")
+            raise InputError(f"{path}: missing, so the folder is not packed; run `gaudi-bert write` to its end")
         return super().read(path)
 
     def summary(self) -> dict[str, Any]:
@@ -219,9 +215,7 @@ class TableMetadata(PackedMetadata):
             refuse_row_tables(folder)
             if (folder / METADATA_NAME).is_file():
                 raise InputError(f"{folder}: holds packed TFRecords, not a packed table; give the records that were packed")
-            raise InputError(
-                f"{path}: missing, so the folder is not packed, or packing did not finish; run `gaudi-bert pack` again"
-            )
+            raise InputError(f"{path}: missing, so the folder is not packed; run `gaudi-bert pack` again")
         return super().read(path)
 
     def summary(self) -> dict[str, Any]:

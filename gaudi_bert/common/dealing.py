@@ -161,7 +161,5 @@ def _check_slots(lengths: AnyArray, flat: Int32Array, repeats: IntArray) -> None
     np.add.at(planned, flat, repeats)
     if not np.array_equal(counted, planned):
         length = int(np.flatnonzero(counted != planned)[0])
-        raise InputError(
-            f"the plan has slots for {planned[length]} sequences of length {length}, the records hold {counted[length]};"
-            " make the histogram and the plan again"
-        )
+        slots = f"{planned[length]} sequences of length {length}, the records hold {counted[length]}"
+        raise InputError(f"the plan has slots for {slots}; make the histogram and the plan again")

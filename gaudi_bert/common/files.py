@@ -125,10 +125,8 @@ def check_model(path: Path) -> None:
         return
     if _HUB_NAME.fullmatch(str(path)) is None:
         raise InputError(f"{path}: no such folder; check the path")
-    raise InputError(
-        f"{path}: no folder here; download it first: "
-        f"`hf download {path} --local-dir {path.name}`, then give {path.name}; or check the path"
-    )
+    command = f"`hf download {path} --local-dir {path.name}`"
+    raise InputError(f"{path}: no folder here; download it by {command} and give {path.name}, or check the path")
 
 
 def check_name(path: Path) -> None:
@@ -166,9 +164,7 @@ def url_of(location: str | Path) -> str:
         raise InputError(f"{location}: is not an object-store URL; write for example s3://bucket/prefix")
     scheme, rest = match[1], match[2].rstrip("/")
     if "@" in rest.split("/")[0] and scheme in ("s3", "gs", "http", "https"):
-        raise InputError(
-            f"{scheme}://...: a URL with credentials in it; leave them out, the store's own variables or files give them"
-        )
+        raise InputError(f"{scheme}://...: a URL with credentials in it; leave them to the store's variables or files")
     return f"{scheme}://{rest}"
 
 

@@ -123,20 +123,11 @@ class PipelineSettings(Settings):
     def _training_fits_the_cluster(self) -> PipelineSettings:
         kind = self.training_kind
         if self.trains_on_nodes and self.container_engine == "tensorflow":
-            raise ValueError(
-                f"kubernetes.training is `{kind}`, but TensorFlow's workers ({self.resources.workers}) need an MPIJob; "
-                "set kubernetes.training to mpijob or auto, or training.engine to pytorch"
-            )
+            raise ValueError(f"kubernetes.training is `{kind}`, but TensorFlow's workers need an MPIJob; set it to auto")
         if self.trains_as_mpijob and self.container_engine == "pytorch" and self.images.train is None:
-            raise ValueError(
-                "kubernetes.training is `mpijob`, but the images of PyTorch have neither sshd nor Open MPI; "
-                "set kubernetes.training to auto, training.engine to tensorflow, or images.train to an image that has them"
-            )
+            raise ValueError("kubernetes.training is `mpijob`, for which PyTorch's images have no sshd; set it to auto")
         if self.kubernetes.efa and not (self.resources.cards and self.trains_as_mpijob):
-            raise ValueError(
-                "kubernetes.efa is for an MPIJob on cards; set resources.cards, resources.workers and training.engine: "
-                "tensorflow, or kubernetes.efa to 0"
-            )
+            raise ValueError("kubernetes.efa is for an MPIJob of TensorFlow on cards; set it to 0")
         return self
 
 
@@ -339,9 +330,8 @@ def parse_yaml(text: str, source: str) -> Any:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark is not None else ""
-        raise InputError(
-            f"{source}: {where}not valid YAML: {shortened(str(error.problem or error.context), 200)}"
-        ) from error
+        reason = shortened(str(error.problem or error.context), 200)
+        raise InputError(f"{source}: {where}not valid YAML: {reason}") from error
     except (yaml.YAMLError, ValueError) as error:
         # PyYAML raises ValueError for numbers and dates that cannot be.
         raise InputError(f"{source}: not a YAML file: {shortened(str(error), 240)}") from error

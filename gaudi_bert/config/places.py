@@ -196,13 +196,9 @@ class KubernetesSettings(Settings):
     @model_validator(mode="after")
     def _has_one_work_folder(self) -> KubernetesSettings:
         if self.store and self.work_claim:
-            raise ValueError(
-                "kubernetes.store and kubernetes.work_claim exclude each other; leave out the one without the work folder"
-            )
+            raise ValueError("kubernetes.store and kubernetes.work_claim exclude each other; leave one of them out")
         if self.store_secret and not self.store:
-            raise ValueError(
-                "kubernetes.store_secret needs a store; set kubernetes.store, for example to s3://bucket/prefix"
-            )
+            raise ValueError("kubernetes.store_secret needs a store; set kubernetes.store, such as to s3://bucket/prefix")
         return self
 
 

@@ -128,9 +128,7 @@ class RowReader:
 
     def _different(self, position: RowPosition, texts: tuple[str, str]) -> tuple[str, str]:
         if texts[0] == texts[1]:
-            raise self.error(
-                position, f"both texts are {shown(texts[0])}", "there is nothing to learn from it: leave it out"
-            )
+            raise self.error(position, f"both texts are {shown(texts[0])}", "leave it out: it teaches nothing")
         return texts
 
     def _text(self, position: RowPosition, record: Record, column: str, setting: str = "text") -> str:
@@ -192,20 +190,14 @@ class RowReader:
             index = int(digits[1] + digits[2][:_MOST_DIGITS])
         if index is not None:
             if names is None:
-                raise self.error(
-                    position,
-                    f"{column} is the number {shown(value)}",
-                    "name the labels in a file, one per line: --labels FILE",
-                )
+                raise self.error(position, f"{column} is the number {shown(value)}", "name the labels: --labels FILE")
             if not 0 <= index < len(names):
                 raise self.error(position, f"{column} is {shown(value)}", f"--labels names 0 to {len(names) - 1}")
             return names[index]
         if not isinstance(value, str) or not value.strip():
             raise self.error(position, f"{column} is {shown(value)}", "it must be the name of a label")
         if names is not None:
-            raise self.error(
-                position, f"{column} is {shown(value)}", "--labels does not name it; add it to that file, or fix the row"
-            )
+            raise self.error(position, f"{column} is {shown(value)}", "--labels does not name it; add it, or fix the row")
         return self._characters(position, column, value.strip())
 
     def _tagged_row(self, position: RowPosition, record: Record) -> TaggedRow:

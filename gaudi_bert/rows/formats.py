@@ -149,10 +149,8 @@ def _without_header(
     if isinstance(first, list) and _is_header(first, columns, [cells for _, cells in following if isinstance(cells, list)]):
         if "columns" not in settings.named:
             return None, chain(beginning, rows)
-        raise InputError(
-            f"{part.location(RowPosition(1, line))}: {shown(first)} looks like a header, which --columns replaces; leave "
-            "--columns out and name the column with --text-column, or pass --no-header if it is a row"
-        )
+        where = part.location(RowPosition(1, line))
+        raise InputError(f"{where}: {shown(first)} looks like a header; leave --columns out, or pass --no-header")
     return columns, chain(beginning, rows)
 
 

@@ -36,9 +36,8 @@ def ranked_pairs(part: RowPart, records: Iterable[PlacedRecord], settings: TaskS
             continue
         try:
             if settings.positive not in record:
-                raise InputError(
-                    f"{part.location(position)}: has no {settings.positive!r}; name it: --set task.positive=NAME"
-                )
+                where = part.location(position)
+                raise InputError(f"{where}: has no {settings.positive!r}; name it: --set task.positive=NAME")
             documents = [(text, 1.0) for text in _texts_of(part, position, record, settings.positive)]
             documents += [(text, 0.0) for text in negatives_of(part, position, record, settings)]
         except InputError as error:
@@ -63,10 +62,8 @@ def negatives_of(part: RowPart, position: RowPosition, record: Record, settings:
     columns = negative_columns(record, settings)
     if "negative" in settings.named and settings.negative is not None and settings.negative not in record:
         known = ", ".join(shown(name) for name in list(record)[:8])
-        raise InputError(
-            f"{part.location(position)}: has no {settings.negative!r}, only {known}; name the column with --set "
-            "task.negative=NAME (a row without negatives has null there)"
-        )
+        where, remedy = part.location(position), "--set task.negative=NAME (a row without negatives has null there)"
+        raise InputError(f"{where}: has no {settings.negative!r}, only {known}; name the column: {remedy}")
     return [
         text for column in columns if record.get(column) is not None for text in _texts_of(part, position, record, column)
     ]

@@ -145,18 +145,14 @@ class RowTokenizer:
     def check_fits(self, vocab_size: int, type_vocab_size: int) -> None:
         """Refuse numbers that a model does not have: of tokens, and of the segments that the tokenizer's template gives."""
         if self.vocabulary_size > vocab_size:
-            raise InputError(
-                f"{self.file}: has {self.vocabulary_size:,} tokens, the model has {vocab_size:,}; "
-                "give the tokenizer that it was trained with"
-            )
+            sizes = f"{self.vocabulary_size:,} tokens, the model has {vocab_size:,}"
+            raise InputError(f"{self.file}: has {sizes}; give the tokenizer that it was trained with")
         for encoding in (self.tokenizer.encode("a"), self.tokenizer.encode("a", "a")):
             largest_ids = max(encoding.ids, default=0), max(encoding.type_ids, default=0)
             for what, largest, most in zip(("token", "segment"), largest_ids, (vocab_size, type_vocab_size), strict=True):
                 if largest >= most:
-                    raise InputError(
-                        f"{self.file}: its template gives the {what} {largest}, the model's are 0 to {most - 1:,}; "
-                        "give the tokenizer that it was trained with"
-                    )
+                    number = f"{what} {largest}, the model's are 0 to {most - 1:,}"
+                    raise InputError(f"{self.file}: its template gives the {number}; give the model's own tokenizer")
 
 
 def open_tokenizer(folder: Path) -> RowTokenizer:
@@ -168,10 +164,7 @@ def open_tokenizer(folder: Path) -> RowTokenizer:
         file = folder / name
         if os.path.lexists(file):
             return RowTokenizer(read(file), file, hashlib.sha256(read_file(file)).hexdigest())
-    raise InputError(
-        f"{folder}: holds no tokenizer; put the model's {TOKENIZER_NAME} or {_WORDS} there (finetune takes "
-        "the folder of one by --vocab too)"
-    )
+    raise InputError(f"{folder}: holds no tokenizer; put {TOKENIZER_NAME} or {_WORDS} there, or finetune with --vocab")
 
 
 def has_tokenizer(folder: Path) -> bool:
@@ -215,9 +208,7 @@ def tokenizer_of(given: Any) -> RowTokenizer:
         return given
     library = getattr(given, "backend_tokenizer", given)
     if not isinstance(library, Tokenizer):
-        raise InputError(
-            f"{type(given).__name__}: is not a tokenizer of the library tokenizers; open the model's with AutoTokenizer"
-        )
+        raise InputError(f"{type(given).__name__}: is not of the library tokenizers; open the model's with AutoTokenizer")
     content = library.to_str()
     copy = Tokenizer.from_str(content)
     copy.no_truncation()

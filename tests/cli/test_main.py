@@ -401,7 +401,7 @@ def test_the_name_of_a_model_leads_to_its_download(tmp_path: Path, arguments: st
     (tmp_path / "rows.jsonl").write_text('{"text": "a", "label": "b"}\n')
     download = f"`hf download {name} --local-dir {name.rpartition('/')[2]}`"
     line = refusal(*arguments.split(), name, folder=tmp_path)
-    assert line.startswith(f"{name}: no folder here; download it first: {download}")
+    assert line.startswith(f"{name}: no folder here; download it by {download}")
     assert [path.name for path in tmp_path.iterdir()] == ["rows.jsonl"]
 
 

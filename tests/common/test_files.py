@@ -84,10 +84,10 @@ def test_json_refuses_what_json_cannot_hold(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("text", ["", "{", "nonsense"])
-def test_what_is_not_json_is_refused_with_its_name(tmp_path: Path, text: str) -> None:
-    (tmp_path / "a.json").write_text(text)
-    with pytest.raises(InputError, match=r"a\.json: not a JSON file"):
+@pytest.mark.parametrize(("content", "problem"), [(b"", "not a JSON file"), (b"[" * 9999, "too deep"), (b"\xff", "byte 0")])
+def test_what_is_not_json_is_refused_with_its_name(tmp_path: Path, content: bytes, problem: str) -> None:
+    (tmp_path / "a.json").write_bytes(content)
+    with pytest.raises(InputError, match=rf"a\.json: .*{problem}"):
         read_json(tmp_path / "a.json")
 
 

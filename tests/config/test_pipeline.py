@@ -61,7 +61,7 @@ def test_set_works_over_a_file(tmp_path: Path) -> None:
             for wrong in ("[512, 256]", "8,16,32,64", "[7, 9]", "[8.5]", "all", "[]")
         ),
         ("packing.group_bytes=1XB", "kB, MB, GB, KiB, MiB or GiB"),
-        ("model.hidden_size=7", "choose a number of heads that divides it"),
+        ("model.hidden_size=7", "does not divide model.hidden_size 7"),
         ("resources.workers=many", "must be an integer, >= 1 and <= 1,024"),
         ("prepare.text={a: 1}", "must be text or a list"),
         ("resources.environment={1A: x}", "`resources.environment.1A`: must be the name of a variable"),

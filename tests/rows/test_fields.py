@@ -39,7 +39,7 @@ BAD: list[tuple[str, str | bytes, str, str]] = [
     ("x.jsonl", '{"text": "a", "label": NaN}', "regression", "label is nan; regression needs a finite number"),
     ("x.jsonl", '{"text": "a", "label": -1' + "0" * 400 + "}", "regression", "label is a number of 1,329 bits"),
     ("x.tsv", "text\tlabel\na\t1_000", "regression", "label is '1_000'; regression needs a finite number"),
-    ("x.tsv", "text\tlabel\na\t" + "9" * 5000, "classification", "name the labels in a file"),
+    ("x.tsv", "text\tlabel\na\t" + "9" * 5000, "classification", "name the labels: --labels FILE"),
     ("x.jsonl", '{"text": "a", "label": ' + "9" * 5000 + "}", "classification", "line 1 (row 1): not JSON"),
     (
         "x.jsonl",

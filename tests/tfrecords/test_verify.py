@@ -162,7 +162,7 @@ def test_damage_to_files_is_found(case: PackingCase, tmp_path: Path) -> None:
     with pytest.raises(FailedError, match="is not in metadata"):
         verify(case.records, packed, a_run())
     (tmp_path / "nothing").mkdir()
-    with pytest.raises(InputError, match="not packed, or packing did not finish"):
+    with pytest.raises(InputError, match="not packed; run"):
         verify(case.records, tmp_path / "nothing", a_run())
 
 
