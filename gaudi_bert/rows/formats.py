@@ -59,11 +59,11 @@ def read_table(
     for number, (line, cells) in enumerate(rows, start=1):
         position = RowPosition(number, line)
         if isinstance(cells, UnicodeDecodeError):
-            yield position, part.not_text(part.location(position), cells)
+            yield position, part.not_text(cells)
         elif len(cells) != len(columns):
             problem = f"has {len(cells):,} cells, the columns are {len(columns):,} ({', '.join(columns[:99])[:80]})"
             remedy = _other_separator(cells, separator, len(columns)) or "fix the row"
-            yield position, InputError(f"{part.location(position)}: {problem}; {remedy}")
+            yield position, InputError(f"{problem}; {remedy}")
         else:
             named = zip(columns, cells, strict=True)
             yield position, {name: cell if cell != "" or name == settings.text else None for name, cell in named}
@@ -207,7 +207,7 @@ class _QuotedLines:
     def _checked(self, numbered: tuple[int, Line]) -> list[str]:
         number, line = numbered
         if isinstance(line, UnicodeDecodeError):
-            raise self._part.not_text(f"{self._part.name}: line {number:,}", line)
+            raise InputError(f"{self._part.name}: line {number:,}: {self._part.not_text(line)}")
         self.row_size += len(line)
         if self.row_size > files.LONGEST_ROW_BYTES:
             problem = f"the row that ends here is longer than {longest_row()}; is a quote missing?"
@@ -268,7 +268,7 @@ def read_squad(part: RowPart) -> Iterator[PlacedRecord]:
                     yield position, {"context": paragraph["context"], **question}
                 else:
                     problem = f"{shown(question)} is not a question; it must be an object"
-                    yield position, InputError(f"{part.location(position)}: {problem}")
+                    yield position, InputError(problem)
 
 
 def _listed(part: RowPart, value: Any, key: str, what: str) -> list[Any]:

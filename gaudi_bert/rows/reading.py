@@ -127,7 +127,7 @@ def rows_of_part(
     _check_applies(part, task, settings, labelled)
     label_names = read_label_names(Path(settings.labels)) if settings.labels is not None else None
     reading = reading_settings(task, settings)
-    reader = RowReader(part, task, reading, label_names, labelled, part.kind in TABLES and settings.columns is None)
+    reader = RowReader(task, reading, label_names, labelled, part.kind in TABLES and settings.columns is None)
     records: Iterator[PlacedRecord]
     if part.kind == "squad":
         records = read_squad(part)
@@ -137,14 +137,14 @@ def rows_of_part(
         records = _read_records(part, settings, task, labelled)
     first = list(islice(records, 1)) if task == "reranking" else []
     if task == "reranking":
-        records = ranked_pairs(part, chain(first, records), settings)
+        records = ranked_pairs(chain(first, records), settings)
     for position, record in records:
         try:
             if isinstance(record, InputError):
                 raise record
             row = reader.row(position, record)
         except InputError as error:
-            yield BadRow(position, str(error))
+            yield BadRow(position, f"{part.location(position)}: {error}")
             continue
         if say is not None:
             whole = first[0][1] if first else record  # of which a pair may be one of several
@@ -301,23 +301,21 @@ def _read_records(part: RowPart, settings: TaskSettings, task: TaskName | None, 
                 for number, line in lines:
                     if isinstance(line, UnicodeDecodeError):
                         position = RowPosition(next(row), number)
-                        yield position, part.not_text(part.location(position), line)
+                        yield position, part.not_text(line)
                     elif line.strip():  # an object of JSON, or a text
                         position, text = RowPosition(next(row), number), line.removesuffix("\n").removesuffix("\r")
-                        yield position, _json_record(text, part, position) if part.kind == "jsonl" else {settings.text: text}
+                        yield position, _json_record(text) if part.kind == "jsonl" else {settings.text: text}
 
 
-def _json_record(line: str, part: RowPart, position: RowPosition) -> Record | InputError:
+def _json_record(line: str) -> Record | InputError:
     try:
         record = JSON.decode(line)
     except InputError as error:
-        return InputError(f"{part.location(position)}: {error}")
+        return error
     except (ValueError, RecursionError) as error:
-        return InputError(f"{part.location(position)}: not JSON ({shortened(str(error))}); write one object per line")
+        return InputError(f"not JSON ({shortened(str(error))}); write one object per line")
     if not isinstance(record, dict):
-        return InputError(
-            f'{part.location(position)}: {shortened(line)} is not an object; write for example {{"text": "..."}}'
-        )
+        return InputError(f'{shortened(line)} is not an object; write for example {{"text": "..."}}')
     return record
 
 
@@ -351,7 +349,7 @@ def _read_conll(part: RowPart, settings: TaskSettings, labelled: bool) -> Iterat
     with part.lines() as lines:
         for number, line in chain(lines, [(0, "")]):
             if isinstance(line, UnicodeDecodeError):
-                raise part.not_text(part.location(position._replace(line=number)), line)
+                raise InputError(f"{part.location(position._replace(line=number))}: {part.not_text(line)}")
             text = line.rstrip("\r\n")
             cells = [cell.strip(" ") for cell in text.split("\t")] if "\t" in text else text.strip(" ").split(" ")
             if not any(cells) or cells[0] == _DOCUMENT_LINE:

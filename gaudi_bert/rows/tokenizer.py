@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -36,8 +35,6 @@ _FILES = (TOKENIZER_NAME, _CASING, "special_tokens_map.json", "added_tokens.json
 _CHECKPOINTS = "checkpoints"
 # As BertTokenizer in transformers has it: a longer word becomes [UNK].
 _LONGEST_WORD_CHARACTERS = 100
-# Steps of a normalizer that follow one another multiply a text.
-_MOST_GROWTH = 1000
 
 
 # Of tokenizers that do not say which of their tokens are special: those of a vocab.txt.
@@ -222,12 +219,6 @@ def _read_tokenizer(file: Path) -> Tokenizer:
 
     with explained_os_errors(file, "read"), _library_errors(file):
         tokenizer = Tokenizer.from_file(str(regular(file)))
-    growth = 1.0 if tokenizer.normalizer is None else _growth(json.loads(tokenizer.normalizer.__getstate__()))
-    if growth > _MOST_GROWTH:
-        raise InputError(
-            f"{file}: its normalizer may make texts {growth:.3g} times as long, at most {_MOST_GROWTH} is allowed; "
-            "leave out the steps of type Replace that add text"
-        )
     tokenizer.no_truncation()
     tokenizer.no_padding()
     with _library_errors(file):
@@ -246,18 +237,10 @@ def _library_errors(file: Path) -> Iterator[None]:
         raise InputError(f"{file}: not a tokenizer ({shortened(str(error))}); save it again with save_pretrained") from error
 
 
-def _growth(normalizer: dict[str, Any]) -> float:
-    """Return how many times as long the steps that replace text may make one."""
-    if normalizer.get("type") == "Replace":
-        replaced = normalizer["pattern"].get("String")
-        return max(1.0, len(normalizer["content"]) / max(1, len(replaced)) if replaced else len(normalizer["content"]) + 1.0)
-    return math.prod(_growth(step) for step in normalizer.get("normalizers", ()))
-
-
 def _build_tokenizer(vocabulary: Path) -> Tokenizer:
     """Build what the settings next to a vocab.txt mean: BERT's words, or the letters of proteins."""
-    settings_file = vocabulary.parent / _CASING
-    settings: Any = read_json(settings_file) if os.path.lexists(settings_file) else {}
+    file = vocabulary.parent / _CASING
+    settings: Any = read_json(file) if os.path.lexists(file) else None
     settings = settings if isinstance(settings, dict) else {}
     is_of_proteins = settings.get("tokenizer_class") == "EsmTokenizer"
     return _build_esm_tokenizer(vocabulary) if is_of_proteins else _build_bert_tokenizer(vocabulary, settings)
