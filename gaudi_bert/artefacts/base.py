@@ -1,9 +1,8 @@
 """What all stored JSON files have in common: a frozen, strictly typed model that reads and writes itself; and what several
 of them refer to: files by their names, input files, rows that are too long, the vocabulary.
 
-A subclass states the file's name (where it has a fixed one) and what to do about a damaged one. Files that others build on
-(plan.json, metadata.json, the manifests) refuse unknown keys; files that hold figures to look at (`Figures`) ignore them, so
-that later versions may add some.
+Files that others build on (plan.json, metadata.json, the manifests) refuse unknown keys; files that hold figures to look at
+(`Figures`) ignore them, so that later versions may add some.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
-"""When a stage has nothing to do, and when it must refuse.
+"""When a stage has nothing to do, and when it must refuse; and folders that are written in groups.
 
 Every artefact has a settings file: the stage, its settings and the identity of its inputs. It is written before the
-work starts, so half-done work is only ever resumed with the settings it was begun with; the artefact's final file is written
-last, so its presence means that the artefact is complete. Together: same settings and final file present -> nothing to do;
-same settings, no final file -> resume; other settings -> refuse and say which one differs, unless `overwrite` is set.
-This is decided here, for commands and pipelines alike.
+work starts, so half-done work is only ever resumed with its own settings; the artefact's final file is written last, so its
+presence means that the artefact is complete.
 """
 
 from __future__ import annotations
@@ -160,10 +158,9 @@ def _short(value: Any) -> str:
 
 # --- folders that are written in groups
 #
-# A group is a pure function of its inputs and the settings: every writer writes the same bytes. Its files come first and
-# its summary (a manifest) last, each written atomically; the folder's final file comes after all groups. So a killed run
-# is continued by running it again: groups with a summary are skipped. A kernel lock keeps two writers of one group apart; in
-# an object store locks do not exist, and they put equal bytes.
+# A group is a pure function of its inputs and the settings. Its files come first and its summary (a manifest) last; the
+# folder's final file comes after all groups. So a killed run is continued by running it again. A kernel lock keeps two
+# writers of one group apart; in an object store locks do not exist, and they put equal bytes.
 
 _FETCHED_TOGETHER = 256
 """Summaries that are on scratch at once."""

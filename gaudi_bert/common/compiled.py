@@ -1,13 +1,12 @@
 """How every numeric kernel is compiled: once per machine, vectorised, without the interpreter lock.
 
 numba keeps the machine code, in a folder that is named by the SHA-256 of the kernel's file, of all files of this package
-that it imports, directly or not, and of the compiler's versions: numba's own check overlooks a callee or a constant that
-changed in another file. The folder is in `NUMBA_CACHE_DIR`, if set (images set it, and compile when they are built), else in
-the user's cache folder, else in the temporary folder. What is in it is executed, so one into which others may write is
-refused; where there is none, or where it cannot be written, each process compiles for itself and reports that in one line.
+that it imports, and of the compiler's versions: numba's own check overlooks a callee or a constant that changed in another
+file. It is in `NUMBA_CACHE_DIR`, if set, as in images, which compile when they are built; else in the user's cache folder,
+else in the temporary folder. A folder into which others may write is refused; without one, each process compiles for itself.
 
-An image compiles for a named type of processor, so that its kernels serve every machine (`NUMBA_CPU_NAME=x86-64-v3`); on a
-processor that lacks the type's instructions, kernels are compiled for that machine alone.
+An image compiles for a named type of processor (`NUMBA_CPU_NAME=x86-64-v3`), so that its kernels serve every machine but
+those that lack its instructions, which compile for themselves.
 """
 
 from __future__ import annotations

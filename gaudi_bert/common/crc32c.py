@@ -1,14 +1,11 @@
 """CRC-32C (Castagnoli), as TFRecord uses it: by the processor's instructions where it has them, by tables elsewhere.
 
-The CRC instruction has a latency of three cycles and can start every cycle, so three thirds of a run are
-computed side by side and joined. The CRC is linear: appending n zero bytes multiplies the register by x**(8n)
-modulo the polynomial, which is one carry-less multiplication (PCLMULQDQ) by a constant and one CRC
-instruction that reduces the product (V. Gopal et al., "Fast CRC Computation for iSCSI Polynomial Using CRC32
-Instruction", Intel 2011). Bits are reflected: bit 31 of a register is x**0, and the product of two registers,
-taken as eight bytes of data, is reduced with a further factor of x**33; so the constant for n bytes is x**(8n
-- 33). Without these instructions: slicing by eight (M. Kounavis and F. Berry, 2005).
-
-A TFRecord stores a *masked* CRC: rotated right by 15 bits, plus 0xA282EAD8.
+The CRC instruction has a latency of three cycles and can start every cycle, so three thirds of a run are computed side by
+side and joined: appending n zero bytes multiplies the register by x**(8n) modulo the polynomial, one carry-less
+multiplication (PCLMULQDQ) by a constant and one CRC instruction that reduces the product (V. Gopal et al., Intel 2011). Bits
+are reflected: bit 31 of a register is x**0, and the product of two registers, taken as eight bytes of data, is reduced with
+a further factor of x**33; so the constant for n bytes is x**(8n - 33). Without these instructions: slicing by eight (M.
+Kounavis and F. Berry, 2005). A TFRecord stores a *masked* CRC: rotated right by 15 bits, plus 0xA282EAD8.
 """
 
 from __future__ import annotations

@@ -1,12 +1,10 @@
 """How many threads are worth it, and work on files and shards in them.
 
-The cores that a process may use at once are those that it may run on, within its container's share of their time. A
-container with a limit of 4 cores on a machine of 160 may run on all of them, and is stopped for the rest of every tenth of a
-second in which it has used up its share; threads beyond the limit only wait for one another, so none is started.
+A process may use the cores that it may run on, within its container's share of their time: with a limit of 4 on a machine of
+160 it may run on all of them, and is stopped for the rest of every tenth of a second in which it has used up its share.
 
 The kernels run outside Python's lock, so threads scale like processes and share memory. Results come in the order of the
-items, whatever order they are done in. The first error in that order is the one that is raised, so the message does not
-depend on timing; work not yet begun is then dropped.
+items, and the first error in that order is the one that is raised, so no message depends on timing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A pipeline file: its type, how it is read and refused, and the page of all its keys.
 
-A pipeline file is YAML; every key is optional. An unknown key or a wrong value is refused with the path of the key, what is
-allowed and, for a misspelt key, the nearest right one. `--set packing.depth=4` changes one value after the file is read.
+An unknown key or a wrong value is refused with the path of the key, what is allowed and, for a misspelt key, the nearest
+right one. `--set packing.depth=4` changes one value after the file is read.
 """
 
 from __future__ import annotations

@@ -130,11 +130,8 @@ RowLengthChoice = Annotated[
 ]
 
 
-class _Free:
-    """The mark of a setting that may change between two runs in one training folder: it changes nothing of the model."""
-
-
-FREE = _Free()
+FREE = "free"
+"""The mark of a setting that may change between two runs in one training folder: it changes nothing of the model."""
 
 
 def free_settings(section: type[BaseModel]) -> set[str]:

@@ -1,9 +1,7 @@
-"""Files that are neither JSON lines nor tables: CSV and TSV as records, and the questions of SQuAD.
+"""Files that are neither JSON lines nor Parquet: CSV and TSV as records, and the questions of SQuAD.
 
-Columns are known by their header, or by the names that settings give.
-
-TSV is split at tabs, with no quoting, as GLUE and GoEmotions are written; CSV is quoted. Spreadsheets write other separators
-where a comma is the decimal sign: such a header is recognised, and refused with the option that names the separator.
+TSV is split at tabs, with no quoting, as GLUE and GoEmotions are written; CSV is quoted. Columns are known by their header,
+or by the names that settings give; a header with another separator is refused with the option that names it.
 """
 
 from __future__ import annotations

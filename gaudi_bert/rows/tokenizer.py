@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from gaudi_bert.common.errors import InputError, shortened
 from gaudi_bert.common.files import (
@@ -40,16 +40,6 @@ _LONGEST_WORD_CHARACTERS = 100
 # Of tokenizers that do not say which of their tokens are special: those of a vocab.txt.
 _ESM_SPECIAL = ("<cls>", "<pad>", "<eos>", "<unk>", "<mask>")
 _SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-
-
-class PairFrame(NamedTuple):
-    """The special tokens of a pair of texts, and the segment of each text."""
-
-    before: list[int]
-    between: list[int]
-    after: list[int]
-    first_segment: int
-    second_segment: int
 
 
 @dataclass(frozen=True)
@@ -90,8 +80,8 @@ class RowTokenizer:
         marks[0]["add_prefix_space"] = True
         return type(self.tokenizer).from_str(json.dumps(content))
 
-    def pair_frame(self) -> PairFrame:
-        """The special tokens around and between the tokens of two texts."""
+    def pair_frame(self) -> tuple[list[int], list[int], list[int], int, int]:
+        """The special tokens before, between and after the tokens of two texts, and the segment of each text."""
         for letter in "aA1":  # whichever the vocabulary has
             one, pair = self.tokenizer.encode(letter), self.tokenizer.encode(letter, letter)
             tokens = len(one.ids) - sum(one.special_tokens_mask)
@@ -99,7 +89,7 @@ class RowTokenizer:
             if tokens and len(text) == 2 * tokens:
                 first, second, end = text[0], text[tokens], text[-1] + 1
                 segments = pair.type_ids[first], pair.type_ids[second]
-                return PairFrame(pair.ids[:first], pair.ids[first + tokens : second], pair.ids[end:], *segments)
+                return pair.ids[:first], pair.ids[first + tokens : second], pair.ids[end:], *segments
         raise InputError(f"{self.file}: makes no pair of two texts; give the tokenizer of a model for text")
 
     @property

@@ -24,7 +24,7 @@ from gaudi_bert.common.arrays import Float32Array, Int32Array, IntArray
 from gaudi_bert.common.errors import InputError, shown
 from gaudi_bert.config.sections import OnBadRow, TaskName, TaskSettings, TooLong
 from gaudi_bert.rows.reading import sized_batches
-from gaudi_bert.rows.tokenizer import PairFrame, RowTokenizer
+from gaudi_bert.rows.tokenizer import RowTokenizer
 from gaudi_bert.rows.types import (
     IGNORED,
     LABELLED_TEXTS,
@@ -140,7 +140,7 @@ class _Job:
         return self.tokenizer.frame()
 
     @cached_property
-    def _pair_frame(self) -> PairFrame:
+    def _pair_frame(self) -> tuple[list[int], list[int], list[int], int, int]:
         return self.tokenizer.pair_frame()
 
     def texts(self, rows: Sequence[TextRow]) -> tuple[IntArray, IntArray, Int32Array, NDArray[np.int8]]:

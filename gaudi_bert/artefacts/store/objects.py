@@ -1,11 +1,9 @@
 """Objects in a store: few verbs, each atomic, tried again with growing pauses.
 
-A put is atomic, so it needs neither a hidden name nor a rename. What a server or a network does
-wrong for a moment (500, 503, a reset, a body cut short, silence) costs a pause and another attempt; what will not change
-(no rights, no such bucket, a full disk) is reported at once. Every fetched object has the reported size, and is the
-version that it was before: one that is replaced while it is read is refused.
-
-The libraries are fsspec's: each takes its credentials as its own tools do. Nothing of them is ever in a message.
+What a server or a network does wrong for a moment (500, 503, a reset, a body cut short, silence) costs a pause and another
+attempt; what will not change (no rights, no such bucket, a full disk) is reported at once. Every fetched object has the
+reported size, and is the version that it was before: one that is replaced while it is read is refused. The libraries are
+fsspec's: each takes its credentials as its own tools do, and nothing of them is ever in a message.
 """
 
 from __future__ import annotations
