@@ -32,7 +32,7 @@ from gaudi_bert.rows.types import (
     TupleRow,
 )
 
-_OPTIONS = {"text": "--text-column NAME", "text_pair": "--text-pair-column NAME", "label": "--label-column NAME"}
+NAMING_OPTIONS = {"text": "--text-column", "text_pair": "--text-pair-column", "label": "--label-column"}
 _INPUT_IDS = "input_ids"
 # What sentence-transformers reads as a score, wherever it stands.
 _SCORES = ("label", "labels", "score", "scores")
@@ -81,8 +81,7 @@ class RowReader:
     def _column_remedy(self, setting: str, column: str) -> str:
         if self.task == "reranking":
             setting = {"text": "query", "text_pair": "document"}.get(setting, setting)
-        option = _OPTIONS.get(setting, f"--set task.{setting}=NAME")
-        remedy = f"name the column with {option} (now {shortened(column)})"
+        remedy = f"name the column with {naming_option(setting)} (now {shortened(column)})"
         return f"{remedy}; without a header line, name all: --columns text,label,id" if self.named_by_header else remedy
 
     def _text_row(self, position: RowPosition, record: Record) -> TextRow:
@@ -264,6 +263,11 @@ class RowReader:
                 problem = f"{_INPUT_IDS}[{index}] is {shown(value)}"
                 raise _wrong(problem, f"token numbers are integers of 0 to {MOST_TOKEN_ID}")
         return IdsRow(position, tuple(values))
+
+
+def naming_option(setting: str) -> str:
+    """Return how a user names the column of a setting of `task`."""
+    return f"{NAMING_OPTIONS[setting]} NAME" if setting in NAMING_OPTIONS else f"--set task.{setting}=NAME"
 
 
 def words_of_text(position: RowPosition, text: str) -> TaggedRow:

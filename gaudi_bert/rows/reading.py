@@ -19,7 +19,7 @@ from gaudi_bert.common.errors import InputError, shortened, shown
 from gaudi_bert.common.progress import count_of
 from gaudi_bert.config.sections import OnBadRow, TaskName, TaskSettings
 from gaudi_bert.corpus.python_texts import documentation_documents, python_texts
-from gaudi_bert.rows.fields import RowReader, read_label_names
+from gaudi_bert.rows.fields import NAMING_OPTIONS, RowReader, naming_option, read_label_names
 from gaudi_bert.rows.formats import JSON, read_squad, read_table
 from gaudi_bert.rows.parts import TABLES, RowPart, complete_file, longest_row
 from gaudi_bert.rows.retrieval import negative_columns, ranked_pairs, reading_settings
@@ -34,8 +34,6 @@ from gaudi_bert.rows.types import (
     Row,
     RowPosition,
     TaggedRow,
-    TextRow,
-    TupleRow,
 )
 
 _Row = TypeVar("_Row")
@@ -44,7 +42,6 @@ _OTHER_COLUMNS = ("input_ids", "question", "context", "answers", "is_impossible"
 _PARQUET_ROWS_AT_ONCE = 256
 _DOCUMENT_LINE = "-DOCSTART-"
 _FORMATS = {"jsonl": "JSON lines", "csv": "CSV", "tsv": "TSV", "parquet": "Parquet", "conll": "CoNLL", "squad": "SQuAD"}
-_OPTIONS = {"text": "--text-column", "text_pair": "--text-pair-column", "label": "--label-column"}
 _PLAIN, _PAIRS = ("text",), ("text", "text_pair", "label")
 _FORMS: dict[TaskName | None, tuple[tuple[str, ...], ...]] = {
     None: (("text", "text_pair"),),
@@ -220,35 +217,23 @@ def _form_of(task: TaskName | None, settings: TaskSettings, labelled: bool, colu
 
 
 def _setting(key: str) -> str:
-    return f"{_OPTIONS[key]} (task.{key})" if key in _OPTIONS else f"task.{key}"
+    return f"{NAMING_OPTIONS[key]} (task.{key})" if key in NAMING_OPTIONS else f"task.{key}"
 
 
 def _missing_columns(task: TaskName | None, settings: TaskSettings, labelled: bool, columns: Sequence[str]) -> list[str]:
     """Return what to do about columns of a table that are needed, or named, and are not there."""
-    form = _form_of(task, settings, labelled, columns)
-    keys = [key for key in form if key not in _MAY_LACK or key in settings.named]
-    missing = [(key, getattr(settings, key)) for key in keys if getattr(settings, key) not in columns]
     if task in LANGUAGE_MODELLING and "input_ids" in columns:
         return []
-    remedies = []
-    for key, column in missing:
-        option = f"{_OPTIONS[key]} NAME" if key in _OPTIONS else f"--set task.{key}=NAME"
-        remedies.append(f"it has no column {shown(column)}: name one with {option}")
-    return remedies
+    keys = _form_of(task, settings, labelled, columns)
+    needed = {key: getattr(settings, key) for key in keys if key not in _MAY_LACK or key in settings.named}
+    missing = {key: column for key, column in needed.items() if column not in columns}
+    return [f"it has no column {shown(column)}: name one with {naming_option(key)}" for key, column in missing.items()]
 
 
 def _described(part: RowPart, settings: TaskSettings, row: Row, task: TaskName | None, columns: list[str]) -> str:
     """Return what is read of a file, and how its first row begins."""
-    if isinstance(row, TextRow):
-        text = row.text
-    elif isinstance(row, TupleRow):
-        text = row.texts[0]
-    elif isinstance(row, TaggedRow):
-        text = " ".join(row.tokens[:_MOST_SHOWN])
-    elif isinstance(row, QuestionRow):
-        text = row.question
-    else:
-        text = str(list(row.input_ids[:_MOST_SHOWN]))
+    content = row.question if isinstance(row, QuestionRow) else row[1]
+    text = content if isinstance(content, str) else " ".join(map(str, content[:_MOST_SHOWN]))
     begins = " ".join(text[: 4 * _MOST_SHOWN].split())
     begins = begins if len(begins) <= _MOST_SHOWN else f"{begins[:_MOST_SHOWN]}..."
     kind = f"{_FORMATS[part.kind]}, {', '.join(columns)}" if part.kind in _FORMATS else "plain text"

@@ -206,7 +206,7 @@ QUESTION = '{"question": "y?", "context": "c", "answers": []}'
         ("x.jsonl", '\n{"text": "a", "text_pair": "b"}', None, {}, "JSON lines, text, text_pair; line 2 (row 1) begins 'a'"),
         ("x.txt", "a  b" * 50, None, {}, "plain text; line 1 (row 1) begins '" + ("a b" * 50)[:60] + "...'"),
         ("x.conll", "Bonn O\nis O\n", "token-classification", {}, "CoNLL, tokens, tags; line 1 (row 1) begins 'Bonn is'"),
-        ("x.jsonl", '{"input_ids": [5]}', CAUSAL, {}, "JSON lines, input_ids; line 1 (row 1) begins '[5]'"),
+        ("x.jsonl", '{"input_ids": [5]}', CAUSAL, {}, "JSON lines, input_ids; line 1 (row 1) begins '5'"),
         ("x.jsonl", QUESTION, ANSWERS, {}, "JSON lines, question, context, answers; line 1 (row 1) begins 'y?'"),
     ],
 )
