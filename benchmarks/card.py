@@ -152,9 +152,12 @@ class Card:
 class Ours:
     """Our training step with its input."""
 
-    def __init__(self, card: Card, config: BertConfig, source: DataSource, rows: int, precision: str) -> None:
+    def __init__(
+        self, card: Card, config: BertConfig, source: DataSource, rows: int, precision: str, *, compiled: bool | None = None
+    ) -> None:
         spec = ModelSpec(config, PretrainingHead())
-        model = card.engine.build(spec, card.device, seed=1, compute_dtype=precision, compiled=card.device.compiles)
+        compiled = card.device.compiles if compiled is None else compiled
+        model = card.engine.build(spec, card.device, seed=1, compute_dtype=precision, compiled=compiled)
         updates = card.engine.updates(model, card.settings, card.communicator, 1)
         self._step = TrainingStep(updates, card.communicator, card.settings, PretrainingObjective())
         order = TrainingOrder(seed=1, shuffle_packs=4096, rank=card.communicator.rank, size=card.communicator.size)
@@ -251,6 +254,19 @@ def measure(card: Card, config: BertConfig, records: Records, size: Rehearsal, p
     }
 
 
+def variants(card: Card, config: BertConfig, records: Records, size: Rehearsal) -> dict[str, float]:
+    """Packed sequences a second of a GPU with kernels that give the same bits twice, with any, and compiled."""
+    rows, rates = max(size.tokens_an_update // records.packed.schema.max_sequence_length, 1), {}
+    for name, deterministic, compiled in (("default", True, False), ("any_kernels", False, False), ("compiled", True, True)):
+        torch.use_deterministic_algorithms(deterministic)
+        ours = Ours(card, config, records.packed, rows, "bfloat16", compiled=compiled)
+        rates[name] = rows * size.updates * records.factor / card.seconds(lambda ours=ours: ours.run(size.updates))
+        del ours
+        card.forget()
+    torch.use_deterministic_algorithms(True)
+    return rates
+
+
 def two_processes(arguments: argparse.Namespace) -> dict[str, Any]:
     """Packs a second of one process, and of two that train together, each on its card."""
     rates = {}
@@ -308,13 +324,17 @@ def main() -> None:
             }
             for name, config in sizes.items()
         }
-    several = arguments.small or (card.module is not None and card.module.device_count() > 1)
+        several = card.module is None or card.module.device_count() > 1
+        compared = None
+        if card.kind == "cuda":
+            compared = in_time(lambda: variants(card, sizes["bert-base"], records[512], size), 0.75)
     result = {
         "card": card.device.description,
         "versions": {"gaudi-bert": __version__, "torch": torch.__version__},
         "matrix_peak_flops": peak,
         "losses": {**curves, "largest_difference": float(np.max(np.abs(np.subtract(*curves.values()))))},
         "models": found,
+        "bert_base_512_sequences_per_second": compared,
         "two_processes": in_time(lambda: two_processes(arguments), 0.85) if several else None,
         "seconds": round(time.monotonic() - began, 1),
     }

@@ -248,12 +248,12 @@ def compare(servers: Sequence[Server], kind: str, clients: int, options: argpars
 def latencies(servers: Sequence[Server], rate: float, options: argparse.Namespace) -> None:
     """Print the latency of single queries at a rate, and at a low rate beside bulks of 1,000 texts."""
     queries = [text for text in texts_of("mix", 4 * options.texts, 7) if len(text.split()) < 20][: options.texts]
-    bulk = texts_of("mix", 1000, 8)
+    bulk, few = texts_of("mix", 1000, 8), 2.0 if options.device == "cpu" else 20.0
     for server in servers:
         for what, load, texts, beside in (
             (f"{rate:.0f} queries a second", rate, queries, ()),
-            ("2 queries a second", 2.0, queries[:60], ()),
-            ("2 queries a second during bulks of 1,000 texts", 2.0, queries[:60], bulk),
+            (f"{few:.0f} queries a second", few, queries[:100], ()),
+            (f"{few:.0f} queries a second during bulks of 1,000 texts", few, queries[:100], bulk),
         ):
             seconds = asyncio.run(open_loop(server, texts, load, beside))
             shares = [1000 * float(np.quantile(seconds, share)) for share in (0.5, 0.99)]

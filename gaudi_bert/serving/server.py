@@ -29,7 +29,8 @@ from gaudi_bert.serving.model import ServedModel, open_served_model
 from gaudi_bert.serving.service import Service
 from gaudi_bert.serving.settings import ServeSettings
 
-_USUAL_ROW = 512  # slots: shorter rows leave more of them empty, longer ones cost more attention
+# Slots: shorter rows leave more of them empty, longer ones cost more attention, on a CPU most.
+_USUAL_ROW = {"cpu": 256, "cuda": 512, "hpu": 512}
 _BATCH_SLOTS = {"cpu": 2048, "cuda": 16384, "hpu": 16384}
 _POLL_SECONDS, _JOIN_SECONDS = 0.05, 10.0
 
@@ -127,8 +128,8 @@ def opened(path: Path, settings: ServeSettings) -> tuple[ServedModel, dict[Shape
     """Open a model, compute each shape of its ladder, and return what each costs."""
     with local_copies((path,)) as (copy,):
         model = open_served_model(copy or path, settings)
-    positions = model.loaded.positions
-    row_length = settings.row_length or min(positions, max(model.longest, _USUAL_ROW))
+    positions, device = model.loaded.positions, model.model.device.type
+    row_length = settings.row_length or min(positions, max(model.longest, _USUAL_ROW[device]))
     if row_length > positions:
         raise InputError(f"--row-length {row_length}: the model has {positions} positions; give 3 to {positions}")
     if row_length < model.longest:
@@ -136,7 +137,7 @@ def opened(path: Path, settings: ServeSettings) -> tuple[ServedModel, dict[Shape
             f"--row-length {row_length}: is shorter than a text of {model.longest} tokens; give more, "
             f"or --max-sequence-length {row_length}"
         )
-    usual = max(1, _BATCH_SLOTS[model.model.device.type] // row_length)
+    usual = max(1, _BATCH_SLOTS[device] // row_length)
     shapes = ladder(row_length, settings.batch_rows or 1 << (usual.bit_length() - 1))
     return model, measured(model, shapes)
 

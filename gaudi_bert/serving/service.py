@@ -67,15 +67,21 @@ class Service:
             self._loop.call_soon_threadsafe(function, *arguments)
 
     def _set_ready(self, model: ServedModel, costs: dict[Shape, float]) -> None:
-        largest = max(costs)
-        per_second = largest.slots / costs[largest]
-        usual = max(2 * largest.slots, int(per_second * self.settings.queue_seconds))
-        self.model, self.costs = model, costs
-        self.queue.costs, self.queue.most_tokens = costs, self.settings.queue_tokens or usual
+        self.model, self.costs, self.queue.costs = model, costs, costs
+        self._bound_queue()
         self.ready.set()
+
+    def _bound_queue(self) -> None:
+        """Let as many tokens wait as the device computes while they may."""
+        largest = max(self.costs)
+        computed = int(largest.slots / self.costs[largest] * self.settings.queue_seconds)
+        self.queue.most_tokens = self.settings.queue_tokens or max(2 * largest.slots, computed)
 
     def _count(self, batch: Batch, seconds: float) -> None:
         self.metrics.batch(batch.shape, sum(map(len, batch.rows)), batch.tokens, seconds)
+        if seconds < self.costs[batch.shape]:  # what was measured at the start was disturbed
+            self.costs.update({shape: min(cost, seconds) for shape, cost in self.costs.items() if shape <= batch.shape})
+            self._bound_queue()
 
     def _end(self, reason: Exception | None) -> None:
         self.reason, self.stopping = reason, True

@@ -132,7 +132,7 @@ def test_a_model_that_cannot_compute_its_layers_twice_is_refused(monkeypatch: py
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """What opening a GPU asks of PyTorch; nothing is computed on it."""
-    for name, value in {"is_available": True, "set_device": None, "get_device_name": "a card"}.items():
+    for name, value in {"is_available": True, "set_device": None, "get_device_name": "a card", "device_count": 1}.items():
         monkeypatch.setattr(torch.cuda, name, lambda *_, value=value: value)
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
@@ -151,6 +151,12 @@ def test_a_gpu_repeats_its_bits_unless_it_is_told_not_to(gpu: None) -> None:
     (note,) = engine.open_device(FineTuneSettings(device="cuda", deterministic=False)).notes
     assert note == "note: a resumed run may differ in rounding: finetune.deterministic = false"
     assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_more_processes_than_gpus_are_refused(gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    with pytest.raises(InputError, match="has 1 GPUs"):
+        load_engine("pytorch").open_device(TrainingSettings(device="cuda"))
 
 
 def test_an_operation_without_a_deterministic_kernel_is_refused(gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
