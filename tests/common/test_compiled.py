@@ -77,18 +77,16 @@ def test_a_kernel_is_compiled_once_and_again_when_what_it_uses_has_changed(packa
 
 @pytest.mark.slow
 def test_a_number_that_is_known_in_advance_is_no_type_of_its_own(package: Path) -> None:
-    program = PROGRAM.replace("times(value) + 1", "times(value) + times(0) + 1").replace(
-        "print(program.run(5), sum(program.run.stats.cache_hits.values()))", "print(program.run(5), len(times.signatures))"
+    program = PROGRAM.replace("times(value) + 1", "times(value) + times(0) + 1")
+    (package / "program.py").write_text(
+        program.replace("sum(program.run.stats.cache_hits.values())", "len(times.signatures)")
     )
-    (package / "program.py").write_text(program)
     assert run(package) == ("16 1", "")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("quiet", [True, False])
-def test_the_first_use_says_once_that_it_compiles(package: Path, quiet: bool) -> None:
-    said = run(package, GAUDI_BERT_QUIET="1" if quiet else "")[1]
-    assert said.count("\n") == (not quiet)
+def test_the_first_use_says_once_that_it_compiles(package: Path) -> None:
+    assert run(package, GAUDI_BERT_QUIET="")[1].count("\n") == 1
     assert run(package, GAUDI_BERT_QUIET="") == ("16 1", "")
 
 
@@ -127,15 +125,8 @@ def test_no_kernel_goes_where_others_may_put_machine_code(package: Path, taken: 
         printed, complaint = run(package, XDG_CACHE_HOME="/dev/null")
         assert printed == "16 0"
         assert str(folder) in complaint
-    assert not [*folder.iterdir(), *elsewhere.iterdir()]
-
-
-@pytest.mark.slow
-def test_without_any_place_one_line_says_so(package: Path) -> None:
-    printed, complaint = run(package, NUMBA_CACHE_DIR="/dev/null/kernels")
-    assert printed == "16 0"
-    assert "/dev/null/kernels" in complaint
     assert complaint.count("\n") == 1
+    assert not [*folder.iterdir(), *elsewhere.iterdir()]
 
 
 OF_A_TYPE = """
