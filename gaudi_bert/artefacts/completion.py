@@ -18,7 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from gaudi_bert.artefacts.base import Artefact
 from gaudi_bert.artefacts.store.mirrored_folder import fetch, is_mirrored, names_in, release, remove, shown_path
-from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.errors import InputError, shortened
 from gaudi_bert.common.files import check_name, exclusive_lock, explained_os_errors, json_digest, read_json, write_json
 from gaudi_bert.common.progress import Reporter
 
@@ -122,38 +122,21 @@ def _others(artefact: Path, settings: Path) -> list[Path]:
     return [path for path in paths if path not in (settings, *folders)]
 
 
-def first_difference(stored: Any, right: Any, expected: str) -> str | None:
+def first_difference(stored: Any, right: Any, expected: str, path: str = "") -> str | None:
     """The first key in which two JSON values differ, with both values; `expected` states where the right one comes from."""
-    difference = _first_difference(stored, right)
-    if difference is None:
+    if isinstance(stored, dict) and isinstance(right, dict):
+        pairs = [(f"{path}.{key}", stored.get(key, _ABSENT), right.get(key, _ABSENT)) for key in {**stored, **right}]
+    elif isinstance(stored, list) and isinstance(right, list) and len(stored) == len(right):
+        pairs = [(f"{path}[{number}]", *values) for number, values in enumerate(zip(stored, right, strict=True))]
+    elif stored == right:
         return None
-    keys, *values = difference
-    path = "".join(key if key.startswith("[") else f".{key}" for key in keys).removeprefix(".")
-    before, now = ("absent" if value is _ABSENT else _short(value) for value in values)
-    return f"{path or 'value'}: {before} there, {now} {expected}"
+    else:
+        before, now = ("absent" if value is _ABSENT else json.dumps(value) for value in (stored, right))
+        return f"{path.removeprefix('.') or 'value'}: {shortened(before, 60)} there, {shortened(now, 60)} {expected}"
+    return next(filter(None, (first_difference(one, other, expected, key) for key, one, other in pairs)), None)
 
 
 _ABSENT = object()
-
-
-def _first_difference(stored: Any, right: Any) -> tuple[tuple[str, ...], Any, Any] | None:
-    """The path to the first difference of two JSON values, and both values there."""
-    if isinstance(stored, dict) and isinstance(right, dict):
-        pairs = [(str(key), stored.get(key, _ABSENT), right.get(key, _ABSENT)) for key in {**stored, **right}]
-    elif isinstance(stored, list) and isinstance(right, list) and len(stored) == len(right):
-        pairs = [(f"[{number}]", *values) for number, values in enumerate(zip(stored, right, strict=True))]
-    else:
-        return None if stored == right else ((), stored, right)
-    for key, one, other in pairs:
-        difference = _first_difference(one, other)
-        if difference is not None:
-            return (key, *difference[0]), *difference[1:]
-    return None
-
-
-def _short(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 60 else text[:57] + "..."
 
 
 # --- folders that are written in groups
