@@ -66,7 +66,7 @@ class StageOutput(Generic[Content]):
 
 @dataclass(frozen=True)
 class PlainResult:
-    """What a run without a complete artefact of its own says: `text` for people, `facts` for `--json`."""
+    """Result of a run without a complete artefact of its own: `text` for people, `facts` for `--json`."""
 
     text: Sequence[str]
     facts: Mapping[str, Any]

@@ -201,8 +201,8 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
         written = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{8}}\.tmp")
         for abandoned in [path.with_name(each) for each in os.listdir(path.parent) if written.fullmatch(each)]:
             # An error: its writer still writes or ends at this moment, or the file is not ours.
-            with suppress(OSError), open(os.open(abandoned, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as handle:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with suppress(OSError), open(os.open(abandoned, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as other:
+                fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 abandoned.unlink()
         temporary, handle = _new_temporary(path)
         with handle:
