@@ -27,7 +27,7 @@ from gaudi_bert.artefacts.stage_run import StageRun
 from gaudi_bert.artefacts.store.mirrored_folder import local_copy, mirrored, release
 from gaudi_bert.common.arrays import ByteArray, IntArray
 from gaudi_bert.common.dealing import deal_sequences
-from gaudi_bert.common.errors import FailedError, InputError
+from gaudi_bert.common.errors import FailedError, GaudiBertError, InputError
 from gaudi_bert.common.files import followed, in_store, read_text, shown_location, url_of
 from gaudi_bert.common.progress import Task, count_of, human_bytes
 from gaudi_bert.common.threads import map_in_threads, worker_count
@@ -312,7 +312,7 @@ def _available_bytes(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path(
     """
     limits = []
     for path in (cgroup / "memory.max", cgroup / "memory" / "memory.limit_in_bytes", meminfo):
-        with suppress(OSError):
+        with suppress(GaudiBertError):
             text = read_text(path).strip()
             if text.isdecimal():
                 limits.append(int(text))
