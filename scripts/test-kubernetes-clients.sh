@@ -11,4 +11,4 @@ grep -v '^kubernetes==' constraints.txt >"$folder/constraints.txt"
 "$folder/bin/python" -m pip install --quiet --constraint "$folder/constraints.txt" \
   'kubernetes==35.*' hypothesis numpy pydantic pytest pyyaml rich typer
 "$folder/bin/python" -c 'import kubernetes; print("kubernetes client", kubernetes.__version__)'
-PYTHONPATH=. "$folder/bin/python" -m pytest -q -p no:cacheprovider tests/runners/kubernetes tests/runners/doctor
+PYTHONPATH=. "$folder/bin/python" -m pytest -q -p no:cacheprovider tests/runners/kubernetes tests/runners/test_doctor.py

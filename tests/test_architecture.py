@@ -166,11 +166,9 @@ STOREYS = {
     "runners": ("docker", "kubernetes", "doctor"),
     "cli": (
         *(
-            "table_commands",
             "data_commands",
             "estimate_commands",
             "model_commands",
-            "serve_command",
             "pipeline_commands",
             "main",
         ),

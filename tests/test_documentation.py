@@ -36,8 +36,8 @@ def commands() -> dict[str, Any]:
 
     def walk(command: Any, prefix: tuple[str, ...]) -> None:
         if hasattr(command, "commands"):
-            for inner, child in command.commands.items():
-                walk(child, (*prefix, inner))
+            for inner in command.commands:
+                walk(command.get_command(None, inner), (*prefix, inner))
         else:
             found[" ".join(prefix)] = command
 

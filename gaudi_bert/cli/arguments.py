@@ -5,13 +5,12 @@ from __future__ import annotations
 import glob
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import wraps
-from inspect import Signature, signature
+from functools import partial, wraps
+from importlib import import_module
+from inspect import Parameter, Signature, signature
 from itertools import takewhile
-from json import dumps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
 import typer
 
@@ -22,8 +21,10 @@ from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.shipped import pipeline_path
 
 if TYPE_CHECKING:  # settings take as long to load as everything else, and `--help` needs none
+    from pydantic.fields import FieldInfo
+
     from gaudi_bert.config.pipeline import PipelineSettings
-    from gaudi_bert.config.sections import PackingSettings, TaskSettings
+    from gaudi_bert.config.sections import PackingSettings
 
 Records = Annotated[
     list[str], typer.Argument(help="Unpacked TFRecords or HDF5 files: a folder, a file or a glob.", show_default=False)
@@ -62,15 +63,10 @@ Shard = Annotated[
 Workers = Annotated[
     int | None, typer.Option(min=1, metavar="N", help="Processes or threads; default: all cores.", show_default=False)
 ]
-Algorithm = Annotated[str | None, typer.Option(help="The packing algorithm.")]
-Depth = Annotated[str | None, typer.Option(metavar="S|max", help="Most sequences per pack, or max.")]
-InputColumn = Annotated[
-    str | None, typer.Option(metavar="NAME", help="Tables: the column of token ids (input_ids).", show_default=False)
-]
 OnBadFile = Annotated[
-    str, typer.Option(metavar="stop|skip", help="RECORDS: what to do about files that cannot be read; skip leaves them out.")
+    str,
+    typer.Option(metavar="[stop|skip]", help="RECORDS: what to do about files that cannot be read; skip leaves them out."),
 ]
-Seed = Annotated[int | None, typer.Option(help="Seed of every random choice.")]
 _SET_HELP = "Change a setting (`gaudi-bert settings` lists them): "
 Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help=f"{_SET_HELP}packing.depth=4.")]
 SetTraining = Annotated[
@@ -85,10 +81,6 @@ SetPacking = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of `packing`: packing.shard_multiple=256."),
 ]
-Engine = Annotated[
-    str | None,
-    typer.Option(metavar="tensorflow|pytorch", help="What computes; default: TensorFlow for a BERT, if installed."),
-]
 Work = Annotated[Path, typer.Option(help="The folder that holds the work folders of pipelines.")]
 
 
@@ -96,20 +88,15 @@ def one_source(words: Sequence[str]) -> str:
     """RECORDS as one word: what was typed, or the pattern that a shell replaced by its files."""
     if len(words) == 1:
         return words[0]
-    pattern = _pattern_of(words)
-    if pattern is None:
+    # The pattern with one `*` that stands for just these files.
+    start = _common_beginning(words)
+    end = _common_beginning([word[len(start) :][::-1] for word in words])[::-1]
+    pattern = f"{glob.escape(start)}*{glob.escape(end)}"
+    is_one = not pattern.endswith(".json") and sorted(glob.glob(pattern)) == sorted(words)
+    if not is_one or not any(map(os.path.isfile, words)):
         quoted = Path(words[1]).parent / f"*{Path(words[1]).suffix}"
         raise InputError(f"{words[1]}: one file, folder or pattern is expected; put a pattern in quotes: '{quoted}'")
     return pattern
-
-
-def _pattern_of(files: Sequence[str]) -> str | None:
-    """The pattern with one `*` that stands for just these files; None where no pattern does."""
-    start = _common_beginning(files)
-    end = _common_beginning([file[len(start) :][::-1] for file in files])[::-1]
-    pattern = f"{glob.escape(start)}*{glob.escape(end)}"
-    is_one = not pattern.endswith(".json") and sorted(glob.glob(pattern)) == sorted(files)
-    return pattern if is_one and any(map(os.path.isfile, files)) else None
 
 
 def _common_beginning(texts: Sequence[str]) -> str:
@@ -134,14 +121,14 @@ def pipeline_settings(
     return load_pipeline(None if pipeline is None else pipeline_path(pipeline), overrides or (), options)
 
 
-def packing_settings(overrides: list[str] | None, **options: object) -> PackingSettings:
-    """Return the settings of packing: options by name, then `--set packing.key=value`; other sections are refused."""
+def packing_settings(overrides: list[str] | None, options: Options | None = None) -> PackingSettings:
+    """Return the settings of packing: options, then `--set packing.key=value`; other sections are refused."""
     from gaudi_bert.config.pipeline import section_from_options
     from gaudi_bert.config.sections import PackingSettings
 
     if not overrides:
-        return section_from_options(PackingSettings, **options)
-    typed = {f"packing.{name}": (f"--{name.replace('_', '-')}", value) for name, value in options.items()}
+        return section_from_options(PackingSettings, **values_of(options or {}))
+    typed = {f"packing.{name}": each for name, each in (options or {}).items()}
     settings = pipeline_settings(None, overrides, typed).packing
     for override in overrides:
         if set_key(override).partition(".")[0] != "packing":
@@ -154,91 +141,96 @@ def set_key(override: str) -> str:
     return override.partition("=")[0].strip()
 
 
-def task_settings(overrides: list[str] | None, options: Mapping[str, tuple[str, object]]) -> TaskSettings:
-    """Return the settings of rows: options by key, then `--set task.key=value`."""
-    return pipeline_settings(None, overrides, options).task
+# --- options that are made from settings
+
+# What was typed by the key that it sets: the option, and its value, which is None where it was not typed.
+Options = Mapping[str, tuple[str, object]]
+PIPELINE = "gaudi_bert.config.pipeline:PipelineSettings"
+# How files of rows are read: the same options on every command that reads them, and the key of each.
+ROWS = {
+    "text_column": "task.text",
+    "text_pair_column": "task.text_pair",
+    **{
+        name: f"task.{name}"
+        for name in ("columns", "no_header", "format", "delimiter", "encoding", "on_bad_row", "too_long")
+    },
+}
 
 
-Task = Annotated[
-    str | None,
-    typer.Option(
-        help="The task of the rows: classification, multi-label, regression, token-classification, "
-        "question-answering, reranking, "
-        "embedding, masked-language-modelling or causal-language-modelling.",
-        show_default=False,
-    ),
-]
+def takes(section: str, *names: str, **keys: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command an option for each of these keys of a section, described as there; without any, for all of them.
 
-
-# --- how files of rows are read: the same options on every command that reads them
-
-
-@dataclass(frozen=True)
-class RowOptions:
-    """Options of rows as typed; None where an option was not."""
-
-    text_column: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="The column (or key of JSON lines) of the text (text).", show_default=False),
-    ] = None
-    text_pair_column: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The column of the second text of a pair.", show_default=False)
-    ] = None
-    label_column: Annotated[str | None, typer.Option(metavar="NAME", help="The column of the label (label).")] = None
-    columns: Annotated[
-        str | None, typer.Option(metavar="A,B,...", help="Names of the columns of a CSV or TSV file without a header.")
-    ] = None
-    no_header: Annotated[
-        bool, typer.Option("--no-header", help="With --columns: the first line is a row, though it looks like a header.")
-    ] = False
-    format_: Annotated[
-        str | None,
-        typer.Option("--format", help="jsonl, csv, tsv, parquet, txt, ...; default: by the ending, JSON lines of a pipe."),
-    ] = None
-    delimiter: Annotated[
-        str | None, typer.Option(metavar="CHARACTER", help="CSV and TSV: what separates cells, such as ';' or tab.")
-    ] = None
-    encoding: Annotated[str | None, typer.Option(metavar="NAME", help="Of the text, such as cp1252; default: UTF-8.")] = None
-    on_bad_row: Annotated[
-        str | None, typer.Option(help="A row that cannot be read: stop (default), or skip, which counts and names it.")
-    ] = None
-    too_long: Annotated[
-        str | None, typer.Option(help="Rows of too many tokens: truncate, window or error; default: what loses least.")
-    ] = None
-
-    def given(self) -> dict[str, Any]:
-        """Return what was typed, by the names of `TokenizeSettings`."""
-        columns = None if self.columns is None else tuple(name.strip() for name in self.columns.split(","))
-        named = {**vars(self), "columns": columns, "no_header": self.no_header or None, "format": self.format_}
-        return {name: value for name, value in named.items() if value is not None and name != "format_"}
-
-    def by_key(self) -> dict[str, tuple[str, object]]:
-        """The option and its value as YAML, by the key of the task that it sets."""
-        keys = {"text_column": "text", "text_pair_column": "text_pair", "label_column": "label", "delimiter": "delimiter"}
-        given = self.given() | ({} if self.columns is None else {"columns": f"[{self.columns}]"})
-        return {
-            f"task.{keys.get(name, name)}": (f"--{name.replace('_', '-')}", dumps(value) if name in keys else value)
-            for name, value in given.items()
-        }
-
-
-NO_ROW_OPTIONS = RowOptions()
-
-
-def reads_rows(*others: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command the options of rows but for `others`; it takes them as one argument, `rows`."""
+    It takes them as one argument, `options`. `section` is `module:class`, imported when the command is used: settings take
+    as long to load as everything else, and the help of all commands needs none.
+    """
 
     def with_options(command: Callable[..., None]) -> Callable[..., None]:
-        known = {name: each for name, each in signature(RowOptions, eval_str=True).parameters.items() if name not in others}
-        own = signature(command, eval_str=True).parameters
-
-        @wraps(command)
-        def call(**values: Any) -> None:
-            command(rows=RowOptions(**{name: values.pop(name) for name in known}), **values)
-
-        listed = [option for name, each in own.items() for option in (known.values() if name == "rows" else [each])]
-        call.__signature__ = Signature(listed)  # type: ignore[attr-defined]
-        call.__annotations__ = {each.name: each.annotation for each in listed}
-        return call
+        own = [each for each in signature(command, eval_str=True).parameters.values() if each.name != "options"]
+        command.complete = partial(_complete, command, own, section, names, keys)  # type: ignore[attr-defined]
+        command.__signature__ = Signature(own)  # type: ignore[attr-defined]
+        return command
 
     return with_options
+
+
+def _complete(
+    command: Callable[..., None], own: Sequence[Parameter], section: str, names: Sequence[str], keys: Mapping[str, str]
+) -> Callable[..., None]:
+    """Return `command` with all of its options: those that are made from settings come after what it needs."""
+    from gaudi_bert.config.values import field_at, plain_types
+
+    module, _, name = section.partition(":")
+    settings = getattr(import_module(module), name)
+    wanted = {name: name for name in names or (() if keys else settings.model_fields)} | dict(keys)
+    found = {option: field_at(settings, key.split(".")) for option, key in wanted.items()}
+    fields = {option: field for option, field in found.items() if field is not None}
+
+    @wraps(command)
+    def call(**values: Any) -> None:
+        options = {}
+        for option, key in wanted.items():
+            value = values.pop(option)
+            if value and tuple[str, ...] in plain_types(fields[option].annotation):
+                value = tuple(name.strip() for name in value.split(","))
+            options[key] = (f"--{option.replace('_', '-')}", value)
+        command(options=options, **values)
+
+    needed = [each for each in own if each.default is Parameter.empty]
+    others = [each for each in own if each.default is not Parameter.empty]
+    listed = [*needed, *(_option(option, field) for option, field in fields.items()), *others]
+    call.__signature__ = Signature(listed)  # type: ignore[attr-defined]
+    call.__annotations__ = {each.name: each.annotation for each in listed}
+    return call
+
+
+def values_of(options: Options) -> dict[str, Any]:
+    """Return what was typed, by key."""
+    return {key: value for key, (_, value) in options.items() if value is not None}
+
+
+def _option(name: str, field: FieldInfo) -> Parameter:
+    """The option of a key: its values, description and default are those of the key; None where it is not typed."""
+    from gaudi_bert.config.values import plain_types
+
+    option, kinds = f"--{name.replace('_', '-')}", plain_types(field.annotation) - {type(None)}
+    default = None if field.is_required() else field.get_default(call_default_factory=True)
+    text = field.description or name.replace("_", " ")
+    if not text.split()[0].endswith(":"):
+        text = f"{text[0].upper()}{text[1:]}"
+    text += "."
+    if default not in (None, False, True) and "default:" not in text:
+        if name.endswith("_bytes"):
+            default = f"{default // 2**30}GiB" if default >= 2**30 else f"{default // 2**20}MiB"
+        text += f" [default: {default}]"
+    if bool in kinds:
+        flags = option if default is False or name.startswith("no_") else f"{option}/--no-{name.replace('_', '-')}"
+        annotation: Any = Annotated[bool | None, typer.Option(flags, help=text)]
+    else:
+        choices = [choice for kind in kinds if get_origin(kind) is Literal for choice in get_args(kind)]
+        words = [_METAVARS.get(get_origin(kind) or kind, "TEXT") for kind in kinds if get_origin(kind) is not Literal]
+        metavar = "|".join([*words, *choices])
+        annotation = Annotated[str | None, typer.Option(option, metavar=metavar if words else f"[{metavar}]", help=text)]
+    return Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, default=None, annotation=annotation)
+
+
+_METAVARS = {int: "N", float: "NUMBER", tuple: "A,B,...", Path: "PATH"}

@@ -1,35 +1,36 @@
-"""Commands from text to packed data: prepare, histogram, plan, write, pack, verify, convert, inspect."""
+"""Commands that pack text or tables: prepare, tokenize, histogram, plan, write, pack, verify, convert, inspect."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gaudi_bert.cli import arguments, output, table_commands
+from gaudi_bert.artefacts.results import ByRowLength, PackResult, PlainResult
+from gaudi_bert.cli import arguments, output
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import Reporter
 
-if TYPE_CHECKING:  # they need numpy, and `--help` does without
-    pass
+if TYPE_CHECKING:  # settings take as long to load as everything else, and `--help` needs none
+    from gaudi_bert.artefacts.stage_run import StageRun
+    from gaudi_bert.config.sections import TableSettings
 
 
+@arguments.takes(
+    "gaudi_bert.config.sections:PrepareSettings",
+    *("vocab", "train_vocab", "max_sequence_length", "max_predictions"),
+    *("duplicates", "whole_word_masking", "evaluation_fraction", "seed"),
+)
 def prepare(
     text: Annotated[
         list[str],
         typer.Argument(help="Text files, folders or globs; or `python-docs`, `python-docstrings`.", show_default=False),
     ],
     out: Annotated[Path, typer.Option(help="The folder for examples.", show_default=False)],
-    vocab: Annotated[str | None, typer.Option(help="A vocab.txt.")] = None,
-    train_vocab: Annotated[int | None, typer.Option(help="Train a vocabulary of this size instead.")] = None,
-    max_sequence_length: Annotated[int | None, typer.Option(help="Slots per example.")] = None,
-    max_predictions: Annotated[int | None, typer.Option(help="Most masked positions per example.")] = None,
-    duplicates: Annotated[int | None, typer.Option(help="How often each document is used.")] = None,
-    whole_word_masking: Annotated[bool | None, typer.Option(help="Mask whole words.")] = None,
-    evaluation_fraction: Annotated[float | None, typer.Option(help="Share of documents held out.")] = None,
-    seed: arguments.Seed = None,
+    options: arguments.Options,
     shard: arguments.Shard = None,
     workers: arguments.Workers = None,
     overwrite: arguments.Overwrite = False,
@@ -40,24 +41,47 @@ def prepare(
     from gaudi_bert.config.sections import PrepareSettings
     from gaudi_bert.corpus import prepare
 
-    if vocab is not None and train_vocab is not None:
+    typed = arguments.values_of(options)
+    if {"vocab", "train_vocab"} <= typed.keys():
         raise InputError("--vocab and --train-vocab exclude each other; give the one you mean")
-    settings = section_from_options(
-        PrepareSettings,
-        text=text,
-        vocab=vocab,
-        train_vocab=train_vocab,
-        max_sequence_length=max_sequence_length,
-        max_predictions=max_predictions,
-        duplicates=duplicates,
-        whole_word_masking=whole_word_masking,
-        evaluation_fraction=evaluation_fraction,
-        seed=seed,
-    )
+    settings = section_from_options(PrepareSettings, text=text, **typed)
     run = arguments.stage_run(shard, workers=workers, overwrite=overwrite)
     result = prepare.prepare(settings, out, run, pipeline_folder=Path())
     following = output.words_of("pack", out / "train", "--out", "packed/", "--verify")
     output.print_result(result, json, next_command=following if shard is None else None)
+
+
+@arguments.takes(
+    "gaudi_bert.config.sections:TokenizeSettings",
+    *("too_long", "special_tokens", "text_column", "text_pair_column", "columns", "no_header"),
+    *("format", "delimiter", "encoding", "on_bad_row"),
+)
+def tokenize(
+    text: Annotated[
+        list[str],
+        typer.Argument(
+            help="Files of text (JSON lines, CSV, TSV, Parquet, plain lines), folders or globs; `python-docs`; - is a pipe.",
+            show_default=False,
+        ),
+    ],
+    tokenizer: Annotated[str, typer.Option(help="A tokenizer.json, or a model's folder.", show_default=False)],
+    out: Annotated[Path, typer.Option(help="The folder for tables of tokens.", show_default=False)],
+    max_sequence_length: Annotated[int, typer.Option(help="Most tokens of a row.", show_default=False)],
+    options: arguments.Options,
+    shard: arguments.Shard = None,
+    overwrite: arguments.Overwrite = False,
+    json: arguments.Json = False,
+) -> None:
+    """Make tables of tokens from text, with any tokenizer of the library `tokenizers`; `pack` packs them."""
+    from gaudi_bert.config.pipeline import section_from_options
+    from gaudi_bert.config.sections import TokenizeSettings
+    from gaudi_bert.tables.tokenize import tokenize_texts
+
+    typed = arguments.values_of(options)
+    settings = section_from_options(TokenizeSettings, max_sequence_length=max_sequence_length, **typed)
+    result = tokenize_texts(text, tokenizer, out, settings, arguments.stage_run(shard, overwrite=overwrite))
+    following = output.words_of("pack", out, "--out", "packed/") if shard is None else None
+    output.print_result(result, json, next_command=following)
 
 
 def histogram(
@@ -83,14 +107,11 @@ def histogram(
     output.print_result(result, json, next_command=following if shard is None else None)
 
 
+@arguments.takes("gaudi_bert.config.sections:PackingSettings", "algorithm", "depth", "leftovers", "masked_slots", "seed")
 def plan(
     histograms: Annotated[list[Path], typer.Argument(help="One or several histogram.json.", show_default=False)],
     out: Annotated[Path, typer.Option(help="The plan.json to write.", show_default=False)],
-    algorithm: arguments.Algorithm = None,
-    depth: arguments.Depth = None,
-    leftovers: Annotated[str | None, typer.Option(help="nnls only: how sequences that remain are packed.")] = None,
-    masked_slots: Annotated[int | None, typer.Option(help="Masked positions per pack (Q).")] = None,
-    seed: arguments.Seed = None,
+    options: arguments.Options,
     set_: arguments.SetPacking = None,
     workers: arguments.Workers = None,
     overwrite: arguments.Overwrite = False,
@@ -101,9 +122,7 @@ def plan(
     from gaudi_bert.packs import plan
 
     run = arguments.stage_run(workers=workers, overwrite=overwrite)
-    settings = arguments.packing_settings(
-        set_, algorithm=algorithm, depth=depth, leftovers=leftovers, masked_slots=masked_slots, seed=seed
-    )
+    settings = arguments.packing_settings(set_, options)
     # A shell's `histograms/*.json` also matches the settings stored next to each of them.
     counted = [path for path in histograms if not path.name.endswith(".settings.json")]
     planned = plan.plan(counted, out, settings, run)
@@ -155,30 +174,20 @@ def _shard_settings(overrides: list[str] | None, plan: Path) -> dict[str, int]:
     return settings.model_dump(include=settings.model_fields_set)
 
 
+# Keys of a table that records have, too.
+_OF_BOTH = ("algorithm", "depth", "seed")
+
+
+@arguments.takes(
+    "gaudi_bert.config.sections:TableSettings",
+    *_OF_BOTH,
+    *("max_sequence_length", "row_lengths", "too_long", "input_column", "columns", "group_bytes"),
+)
 def pack(
     records: arguments.RecordsOrTable,
     out: Annotated[Path, typer.Option(help="The folder for packed shards.", show_default=False)],
-    algorithm: arguments.Algorithm = None,
-    depth: arguments.Depth = None,
-    seed: arguments.Seed = None,
+    options: arguments.Options,
     set_: arguments.SetPacking = None,
-    max_sequence_length: Annotated[
-        int | None, typer.Option(min=1, metavar="L", help="Tables: slots per pack.", show_default=False)
-    ] = None,
-    row_lengths: Annotated[
-        str | None,
-        typer.Option(
-            metavar="auto|A,B,C",
-            help="Tables: packs of up to three lengths, or of those that cost least, each in a folder.",
-            show_default=False,
-        ),
-    ] = None,
-    too_long: Annotated[str | None, typer.Option(help="Tables: what to do with longer rows.")] = None,
-    input_column: arguments.InputColumn = None,
-    columns: Annotated[
-        str | None, typer.Option(metavar="A,B,...", help="Tables: pack only these columns.", show_default=False)
-    ] = None,
-    group_bytes: Annotated[str | None, typer.Option(help="Tables: rows in memory at once, e.g. 256MiB.")] = None,
     on_bad_file: arguments.OnBadFile = "stop",
     shard: arguments.Shard = None,
     finish: Annotated[
@@ -194,34 +203,26 @@ def pack(
     from gaudi_bert.tables.sources import is_table
 
     source = arguments.one_source(records)
-    both = {"algorithm": algorithm, "depth": depth, "seed": seed}
-    of_tables = {
-        "max_sequence_length": max_sequence_length,
-        "row_lengths": row_lengths,
-        "too_long": too_long,
-        "input_column": input_column,
-        "columns": None if columns is None else tuple(name.strip() for name in columns.split(",")),
-        "group_bytes": group_bytes,
-    }
     if is_table(source):
         if on_bad_file != "stop":
             raise InputError("--on-bad-file: the files of a table are not left out; give good ones, by a pattern")
         if shard is not None and (finish or verify):
             raise InputError("--shard excludes --finish and --verify; run the shards first, then --finish once")
         run = arguments.stage_run(shard, finish, workers=workers, overwrite=overwrite)
-        result = table_commands.pack_as_table(source, out, {**both, **of_tables}, set_ or [], run, verify)
+        result = _pack_table(source, out, options, set_ or [], run, verify)
         train = f"{output.words_of('train', '--data', out, '--out', 'run/')} --model MODEL"
         output.print_result(result, json, result.lines(out=out, verbose=verbose), None if shard is not None else train)
         return
-    for name, value in {**of_tables, "shard": shard, "finish": finish}.items():
+    of_tables = {option: value for name, (option, value) in options.items() if name not in _OF_BOTH}
+    for option, value in {**of_tables, "--shard": shard, "--finish": finish}.items():
         if value:
             raise InputError(
-                f"--{name.replace('_', '-')} is for tables, and {source} is not one by its ending (.parquet, .arrow, "
+                f"{option} is for tables, and {source} is not one by its ending (.parquet, .arrow, "
                 ".jsonl, .jsonl.gz, a datasets folder); leave it out, or use `histogram`, `plan` and `write`"
             )
     from gaudi_bert.tfrecords import pack
 
-    settings = arguments.packing_settings(set_, **both)
+    settings = arguments.packing_settings(set_, {name: options[name] for name in _OF_BOTH})
     packed = pack.pack(
         source,
         out,
@@ -231,6 +232,51 @@ def pack(
         verified=verify,
     )
     output.print_result(packed, json, packed.lines(out, verbose), output.words_of("train", "--data", out, "--out", "run/"))
+
+
+def _pack_table(
+    source: str,
+    out: Path,
+    typed: arguments.Options,
+    overrides: list[str],
+    run: StageRun,
+    verified: bool,
+) -> PackResult | PlainResult | ByRowLength[PackResult | PlainResult]:
+    """Pack a table, or a part of it."""
+    from gaudi_bert.config.pipeline import section_from_options
+    from gaudi_bert.config.sections import TableSettings
+    from gaudi_bert.tables.pack import pack_table
+    from gaudi_bert.tables.sources import tokenized_length
+
+    options = arguments.values_of(typed)
+    if "max_sequence_length" not in options:
+        # The longest of the lengths of rows that were typed, which are checked here.
+        given = section_from_options(TableSettings, max_sequence_length=1, row_lengths=options.get("row_lengths"))
+        options["max_sequence_length"] = max(given.given_lengths, default=None) or tokenized_length(source)
+    if options["max_sequence_length"] is None:
+        raise InputError(f"{source}: is a table: say how many slots a pack has at most, such as --max-sequence-length 2048")
+    settings = _table_settings(source, options, overrides)
+    if settings.row_lengths is not None and settings.max_sequence_length != settings.most_tokens:
+        raise InputError(
+            f"--max-sequence-length {settings.max_sequence_length}: the longest of --row-lengths has "
+            f"{settings.most_tokens}; leave it out, or give one of as many"
+        )
+    return pack_table(source, out, settings, run, verified=verified)
+
+
+def _table_settings(source: str, options: Mapping[str, object], overrides: list[str]) -> TableSettings:
+    """The settings of a table: its options, then the keys of `packing` that tables have."""
+    from gaudi_bert.config.pipeline import section_from_mapping, section_from_options
+    from gaudi_bert.config.sections import TableSettings
+
+    settings = section_from_options(TableSettings, **options)
+    packing = arguments.packing_settings(overrides)
+    changed = packing.model_dump(mode="json", include=packing.model_fields_set)
+    for name in sorted(set(changed) - set(TableSettings.model_fields)):
+        raise InputError(f"--set packing.{name}={changed[name]}: is for TFRecords, and {source} is a table; leave it out")
+    typed = {name: f"--set packing.{name}={value}" for name, value in changed.items()}
+    values = settings.model_dump(mode="json", include=settings.model_fields_set)
+    return section_from_mapping(TableSettings, {**values, **changed}, "the options", typed)
 
 
 def verify(
@@ -265,7 +311,7 @@ def convert(
     to: Annotated[
         str,
         typer.Option(
-            metavar="FORMAT",
+            metavar="[hdf5]",
             help="hdf5: packs for Habana's PyTorch BERT.",
             show_default=False,
         ),

@@ -30,7 +30,7 @@ def estimate(
     max_sequence_length: Annotated[
         int | None, typer.Option(min=1, help="Slots per pack; default: as in SOURCE.", show_default=False)
     ] = None,
-    input_column: arguments.InputColumn = None,
+    input_column: Annotated[str, typer.Option(metavar="NAME", help="Tables: the column of token ids.")] = "input_ids",
     picture: _Picture = None,
     details: Annotated[bool, typer.Option("--details", help="Also print times, other lengths and un-padding.")] = False,
     json: arguments.Json = False,
@@ -46,7 +46,7 @@ def estimate(
         picture=picture,
         reporter=Reporter(),
         max_sequence_length=max_sequence_length,
-        input_column=input_column or "input_ids",
+        input_column=input_column,
     )
     output.print_result(result, json, describe_details(result) if details else describe_estimate(result))
 

@@ -7,16 +7,13 @@ import re
 import sys
 from collections.abc import Sequence
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import RESULT_ALONE
-
-if TYPE_CHECKING:
-    from gaudi_bert.config.values import Settings
 
 # An example of each command, for the foot of its help. Tests parse each one.
 EXAMPLES = {
@@ -45,23 +42,6 @@ EXAMPLES = {
     "report": "gaudi-bert report work/demo",
     "settings": "gaudi-bert settings training",
     "doctor": "gaudi-bert doctor --pipeline wiki.yaml",
-}
-
-# What an option may be, for help and for completion, by command and option; `*` is every command.
-CHOICES: dict[tuple[str, str], tuple[str, ...]] = {
-    ("*", "engine"): ("tensorflow", "pytorch"),
-    ("*", "algorithm"): ("nnls", "optimal", "nnlshp", "ennlshp", "spfhp", "lpfhp", "greedy", "ffd", "none"),
-    ("*", "precision"): ("float32", "bfloat16"),
-    ("*", "on_bad_row"): ("stop", "skip"),
-    ("*", "on_bad_file"): ("stop", "skip"),
-    ("predict", "group_by"): ("query",),
-    ("tokenize", "too_long"): ("split", "truncate", "drop", "error"),
-    ("pack", "too_long"): ("error", "truncate", "split", "drop"),
-    ("*", "too_long"): ("truncate", "window", "error"),
-    ("run", "on"): ("local", "docker", "kubernetes"),
-    ("plan", "leftovers"): ("best-fit", "complement"),
-    ("convert", "to"): ("hdf5",),
-    ("embed", "pooling"): ("cls", "mean", "max"),
 }
 
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
@@ -102,19 +82,18 @@ def be_quiet(requested: bool = True) -> None:
 
 
 class Command(TyperCommand):
-    """A command whose help tells the defaults of settings and ends with an example; `-o` is `--out`, `-q` is `--quiet`."""
+    """A command whose help ends with an example; `-o` is `--out`, `-q` is `--quiet`; choices, as in [a|b], are completed."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         for parameter in self.params:
-            choices = CHOICES.get((str(self.name), str(parameter.name))) or CHOICES.get(("*", str(parameter.name)), ())
+            choices = re.fullmatch(r"\[(.*)\]", parameter.metavar or "")
             if parameter.param_type_name == "argument":
                 parameter.metavar = str(parameter.name).upper()
-            if parameter.name == "out":
+            elif parameter.name == "out":
                 parameter.opts.append("-o")
-            if choices:
-                parameter.metavar = f"[{'|'.join(choices)}]"
-                parameter._custom_shell_complete = _completion(choices)  # noqa: SLF001 - set by no public way afterwards
+            elif choices is not None:  # set by no public way afterwards
+                parameter._custom_shell_complete = _completion(choices[1].split("|"))  # noqa: SLF001
         if self.name in EXAMPLES:
             self.epilog = f"Example:  {EXAMPLES[self.name]}"
 
@@ -126,7 +105,6 @@ class Command(TyperCommand):
 
     def get_help(self, ctx: Any) -> str:
         """The help as text."""
-        _show_defaults(str(self.name), self.params)
         plain = re.sub(r"default:(\s+)\(([^()]*)\)", r"default:\1\2", super().get_help(ctx))
         plain = re.sub(r"\{([A-Z_]+)\}", r"\1", plain)
         plain = re.sub(
@@ -157,6 +135,16 @@ class Commands(TyperGroup):
         """The help as text."""
         return _coloured(super().get_help(ctx))
 
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return a command with all of its options, some of which are made from settings when it is used."""
+        command = super().get_command(ctx, cmd_name)
+        complete = getattr(getattr(command, "callback", None), "complete", None)
+        if complete is None:
+            return command
+        alone = typer.Typer(add_completion=False, rich_markup_mode=None)
+        alone.command(cmd_name, cls=Command)(complete())
+        return typer.main.get_command(alone)
+
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the arguments: `help COMMAND` is `COMMAND --help`, and nothing at all prints the help."""
         if args[:1] == ["help"]:
@@ -174,7 +162,7 @@ class Commands(TyperGroup):
         names = self.list_commands(ctx)
         panels: dict[str, list[tuple[str, str]]] = {}
         for name in names:
-            command: Any = self.get_command(ctx, name)
+            command: Any = self.commands[name]
             if not command.hidden:
                 rows = panels.setdefault(command.rich_help_panel or "Commands", [])
                 rows.append((name.ljust(max(map(len, names))), command.get_short_help_str(limit=1000)))
@@ -191,39 +179,3 @@ def _coloured(text: str) -> str:
     return re.sub(
         r"^(  (?:-[\w-]+(?:, -[\w-]+)*|[a-z][\w-]*)(?=  | <| [A-Z]|$))", rf"{_CYAN}\1{_PLAIN}", text, flags=re.MULTILINE
     )
-
-
-def _show_defaults(command: str, parameters: Sequence[Any]) -> None:
-    """Take from the settings what an option that is not given is."""
-    for parameter in parameters:
-        shown = {
-            kind: _default(section, parameter.name)
-            for kind, section in _sections(command)
-            if parameter.name in section.model_fields
-        }
-        texts = list(dict.fromkeys(text for text in shown.values() if text))
-        if parameter.default is None and not parameter.required and texts:
-            parameter.show_default = (
-                texts[0] if len(texts) == 1 else "; ".join(f"{kind}{text}" for kind, text in shown.items())
-            )
-
-
-def _sections(command: str) -> list[tuple[str, type[Settings]]]:
-    """The settings that a command's options are keys of; `pack` has those of TFRecords, and those of tables."""
-    from gaudi_bert.config.sections import FineTuneSettings, PackingSettings, PrepareSettings, TableSettings
-
-    sections: dict[str, list[tuple[str, type[Settings]]]] = {
-        "prepare": [("", PrepareSettings)],
-        "plan": [("", PackingSettings)],
-        "pack": [("", PackingSettings), ("tables: ", TableSettings)],
-        "finetune": [("", FineTuneSettings)],
-    }
-    return sections.get(command, [])
-
-
-def _default(section: type[Settings], name: str) -> str:
-    field = section.model_fields[name]
-    default = None if field.is_required() else field.get_default(call_default_factory=True)
-    if default is None or default is False:
-        return ""
-    return f"{default / 2**30:g}GiB" if name.endswith("_bytes") else str(default)

@@ -26,8 +26,6 @@ from gaudi_bert.cli import (
     help,
     model_commands,
     pipeline_commands,
-    serve_command,
-    table_commands,
 )
 from gaudi_bert.common.errors import (
     FailedError,
@@ -47,7 +45,7 @@ GROUPS: dict[str, dict[str, Callable[..., None]]] = {
     "Before anything is written": {"estimate": estimate_commands.estimate},
     "From text or tables to packs": {
         "prepare": data_commands.prepare,
-        "tokenize": table_commands.tokenize,
+        "tokenize": data_commands.tokenize,
         "histogram": data_commands.histogram,
         "plan": data_commands.plan,
         "write": data_commands.write,
@@ -66,7 +64,7 @@ GROUPS: dict[str, dict[str, Callable[..., None]]] = {
         "finetune": model_commands.finetune,
         "predict": model_commands.predict,
         "embed": model_commands.embed,
-        "serve": serve_command.serve,
+        "serve": model_commands.serve,
     },
     "Pipelines and machines": {
         "init": pipeline_commands.init,
@@ -85,16 +83,13 @@ class _Commands(help.Commands):
         try:
             return super().invoke(ctx)
         except (KeyboardInterrupt, RuntimeError) as error:
-            if not _is_interruption(error):
+            # A lock of Python's that a signal interrupts while it is taken raises another error.
+            cause: BaseException | None = error
+            while cause is not None and not isinstance(cause, KeyboardInterrupt):
+                cause = cause.__context__
+            if cause is None:
                 raise
             raise StoppedError("stopped" if ctx.invoked_subcommand in _KEEP_NOTHING else _STOPPED) from error
-
-
-def _is_interruption(error: BaseException | None) -> bool:
-    """Whether a signal is behind an error: a lock of Python's that is interrupted while it is taken raises another one."""
-    while error is not None and not isinstance(error, KeyboardInterrupt):
-        error = error.__context__
-    return error is not None
 
 
 app = typer.Typer(
@@ -187,7 +182,11 @@ def _run_to_the_end(command: Callable[[], int | None]) -> NoReturn:
             raise
         _end(_missing_extra(module))
     except OSError as error:
-        _end(_as_our_error(error))
+        # One of the operating system that no stage expected: an impossible path, or a machine that failed.
+        if error.filename is None and error.errno == errno.ENOSPC:
+            _end(_output_error(error))
+        kind = InputError if error.errno in BAD_PATH else FailedError
+        _end(kind(f"{error.filename or 'this machine'}: {error.strerror or error}; check the path, or the machine"))
     try:
         sys.stdout.flush()
     except OSError as error:
@@ -214,14 +213,6 @@ def _interrupting_signals() -> Iterator[None]:
     numbers = [number for number in _STOP_SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
     with handled_signals(numbers, interrupt):
         yield
-
-
-def _as_our_error(error: OSError) -> GaudiBertError:
-    """An error of the operating system that no stage expected: an impossible path, or a machine that failed."""
-    if error.filename is None and error.errno == errno.ENOSPC:
-        return _output_error(error)
-    kind = InputError if error.errno in BAD_PATH else FailedError
-    return kind(f"{error.filename or 'this machine'}: {error.strerror or error}; check the path, or the machine")
 
 
 def _output_error(error: OSError) -> InputError:

@@ -1,4 +1,4 @@
-"""Commands about a model: train, evaluate, verify-model, export; and for tasks: finetune, predict, embed."""
+"""Commands about a model: train, evaluate, verify-model, export; and for tasks: finetune, predict, embed, serve."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gaudi_bert.cli import arguments, output
+from gaudi_bert.common.errors import require
 from gaudi_bert.common.progress import Reporter, count_of
 
 if TYPE_CHECKING:  # they need torch, and `--help` does without
@@ -18,9 +19,11 @@ Packed = Annotated[
 ]
 
 
+@arguments.takes(arguments.PIPELINE, engine="training.engine")
 def train(
     data: Packed,
     out: Annotated[Path, typer.Option(help="The folder for checkpoints and metrics.", show_default=False)],
+    options: arguments.Options,
     evaluation_data: Annotated[Path | None, typer.Option(help="Held-out data, packed or not.")] = None,
     model: Annotated[
         str | None,
@@ -31,7 +34,6 @@ def train(
         ),
     ] = None,
     pipeline: Annotated[Path | None, typer.Option(help="A pipeline file with model and training settings.")] = None,
-    engine: arguments.Engine = None,
     set_: arguments.SetTraining = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan of the run; do not train.")] = False,
     resume: Annotated[
@@ -45,7 +47,6 @@ def train(
     from gaudi_bert.training.jobs import records, tables
     from gaudi_bert.training.run import RunOptions
 
-    options = {"training.engine": ("--engine", engine)}
     is_table = tables.is_packed_table(data, arguments.pipeline_settings(pipeline, set_, options).store)
     given = model if is_table and model is not None and not names_bert(model) else None
     sizes = model_overrides(model) if model is not None and given is None else []
@@ -61,20 +62,21 @@ def train(
     output.print_shared_result(result, json, next_command=None if dry_run else following)
 
 
+@arguments.takes(arguments.PIPELINE, engine="training.engine")
 def evaluate(
     data: Packed,
     checkpoint: Annotated[Path, typer.Option(help="A checkpoint, or a folder of `train`.", show_default=False)],
+    options: arguments.Options,
     unpacked: Annotated[str | None, typer.Option(help="The same data unpacked, to show that the figures agree.")] = None,
     out: Annotated[Path | None, typer.Option(help="Also write the figures to this JSON file.")] = None,
-    engine: arguments.Engine = None,
     json: arguments.Json = False,
 ) -> None:
     """Measure a checkpoint on held-out data."""
     from gaudi_bert.training import evaluate
 
-    settings = arguments.pipeline_settings(None, None, {"training.engine": ("--engine", engine)})
+    engine = arguments.pipeline_settings(None, None, options).training.engine
     result = evaluate.evaluate(
-        data=data, checkpoint=checkpoint, unpacked=unpacked, out=out, engine=settings.training.engine, reporter=Reporter()
+        data=data, checkpoint=checkpoint, unpacked=unpacked, out=out, engine=engine, reporter=Reporter()
     )
     output.print_shared_result(result, json)
 
@@ -125,11 +127,20 @@ def export(
 
 Model = Annotated[Path, typer.Option(help="A folder with config.json, weights and tokenizer.", show_default=False)]
 _MaxSequenceLength = Annotated[int | None, typer.Option(help="Most tokens per row; default: the model's own.")]
-Precision = Annotated[str, typer.Option(help="Precision of matrix products.")]
+Precision = Annotated[str, typer.Option(metavar="[float32|bfloat16]", help="Precision of matrix products.")]
 Unpacked = Annotated[bool, typer.Option("--unpacked", help="One row at a time, for comparison.")]
 
 
-@arguments.reads_rows()
+@arguments.takes(
+    arguments.PIPELINE,
+    task="task.name",
+    depth="finetune.depth",
+    row_lengths="finetune.row_lengths",
+    engine="finetune.engine",
+    labels="task.labels",
+    label_column="task.label",
+    **arguments.ROWS,
+)
 def finetune(
     data: Annotated[
         Path,
@@ -139,19 +150,10 @@ def finetune(
         Path, typer.Option(help="A Hugging Face folder, a TF1 checkpoint, or a checkpoint of ours.", show_default=False)
     ],
     out: Annotated[Path, typer.Option(help="The folder to create; transformers can open it.", show_default=False)],
-    task: arguments.Task = None,
+    options: arguments.Options,
     evaluation: Annotated[Path | None, typer.Option(help="Held-out rows of the same kind.")] = None,
     vocab: Annotated[Path | None, typer.Option(help="A folder with the tokenizer, if MODEL has none.")] = None,
-    depth: arguments.Depth = None,
-    row_lengths: Annotated[
-        str | None, typer.Option(help="Rows of up to three lengths: auto, or as in 512,2048,8192.", show_default=False)
-    ] = None,
-    rows: arguments.RowOptions = arguments.NO_ROW_OPTIONS,
-    labels: Annotated[
-        Path | None, typer.Option(help="A file with one label name per line; the data hold line numbers, from 0.")
-    ] = None,
     pipeline: Annotated[Path | None, typer.Option(help="A pipeline file with task and finetune settings.")] = None,
-    engine: arguments.Engine = None,
     set_: arguments.SetFinetune = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the packs and the plan; do not train.")] = False,
     overwrite: arguments.Overwrite = False,
@@ -161,14 +163,6 @@ def finetune(
     from gaudi_bert.training.jobs import finetune
     from gaudi_bert.training.jobs.rows import FineTuneInput
 
-    options: dict[str, tuple[str, object]] = {
-        "task.name": ("--task", task),
-        "finetune.depth": ("--depth", depth),
-        "finetune.row_lengths": ("--row-lengths", row_lengths),
-        "finetune.engine": ("--engine", engine),
-        "task.labels": ("--labels", labels),
-    }
-    options |= rows.by_key()
     settings = arguments.pipeline_settings(pipeline, set_, options)
     result = finetune.finetune(
         settings,
@@ -183,7 +177,7 @@ def finetune(
     output.print_shared_result(result, json, next_command=None if dry_run else following)
 
 
-@arguments.reads_rows("label_column")
+@arguments.takes(arguments.PIPELINE, **arguments.ROWS)
 def predict(
     model: Model,
     data: Annotated[
@@ -191,11 +185,13 @@ def predict(
         typer.Option(help="Rows: .jsonl, .csv, .tsv, .parquet, .txt, .conll, .json; - reads a pipe.", show_default=False),
     ],
     out: Annotated[str, typer.Option(help="The .jsonl file to write; - for a pipe.", show_default=False)],
-    rows: arguments.RowOptions = arguments.NO_ROW_OPTIONS,
+    options: arguments.Options,
     max_sequence_length: _MaxSequenceLength = None,
     precision: Precision = "float32",
     unpacked: Unpacked = False,
-    group_by: Annotated[str | None, typer.Option(help="Reranking: query, for a line for each query, ranked.")] = None,
+    group_by: Annotated[
+        str | None, typer.Option(metavar="[query]", help="Reranking: query, for a line for each query, ranked.")
+    ] = None,
     set_: arguments.SetTask = None,
     overwrite: arguments.Overwrite = False,
     json: arguments.Json = False,
@@ -204,21 +200,24 @@ def predict(
     from gaudi_bert.tasks import predict
     from gaudi_bert.tasks.answers import PredictOptions
 
-    options = PredictOptions(max_sequence_length, precision, not unpacked, group_by)  # type: ignore[arg-type]
-    changes = arguments.task_settings(set_, rows.by_key()).model_dump(exclude_unset=True)
-    result = predict.predict(model, data, out, options, changes, reporter=Reporter(), overwrite=overwrite)
+    how = PredictOptions(max_sequence_length, precision, not unpacked, group_by)  # type: ignore[arg-type]
+    changes = arguments.pipeline_settings(None, set_, options).task.model_dump(exclude_unset=True)
+    result = predict.predict(model, data, out, how, changes, reporter=Reporter(), overwrite=overwrite)
     if out != "-":
         output.print_result(result, json, result.lines(out))
 
 
-@arguments.reads_rows("label_column")
+@arguments.takes(arguments.PIPELINE, **arguments.ROWS)
 def embed(
     model: Model,
     data: Annotated[str, typer.Option(help="Rows: .jsonl, .csv, .tsv, .parquet, .txt; - reads a pipe.", show_default=False)],
     out: Annotated[
         str, typer.Option(help="A .npy, .parquet or .jsonl file; - for JSON lines to a pipe.", show_default=False)
     ],
-    pooling: Annotated[str | None, typer.Option(help="Default: the folder's own, or mean.")] = None,
+    options: arguments.Options,
+    pooling: Annotated[
+        str | None, typer.Option(metavar="[cls|mean|max]", help="Default: the folder's own, or mean.")
+    ] = None,
     normalize: Annotated[
         bool | None, typer.Option("--normalize/--no-normalize", help="Vectors of length 1; default: the folder's own.")
     ] = None,
@@ -226,7 +225,6 @@ def embed(
         str | None, typer.Option(metavar="TEXT", help="What precedes each text; default: the folder's own, or nothing.")
     ] = None,
     prompt_name: Annotated[str | None, typer.Option(metavar="NAME", help="One of the folder's prompts: query.")] = None,
-    rows: arguments.RowOptions = arguments.NO_ROW_OPTIONS,
     max_sequence_length: _MaxSequenceLength = None,
     precision: Precision = "float32",
     unpacked: Unpacked = False,
@@ -237,7 +235,7 @@ def embed(
     """A vector for each text, in the order of the texts."""
     from gaudi_bert.tasks import predict
 
-    options = predict.EmbedOptions(
+    how = predict.EmbedOptions(
         max_sequence_length,
         precision,  # type: ignore[arg-type]
         not unpacked,
@@ -246,7 +244,18 @@ def embed(
         prompt=prompt,
         prompt_name=prompt_name,
     )
-    settings = arguments.task_settings(set_, rows.by_key())
-    result = predict.embed(model, data, out, options, settings, reporter=Reporter(), overwrite=overwrite)
+    settings = arguments.pipeline_settings(None, set_, options).task
+    result = predict.embed(model, data, out, how, settings, reporter=Reporter(), overwrite=overwrite)
     if out != "-":
         output.print_result(result, json, result.lines(out))
+
+
+@arguments.takes("gaudi_bert.serving.settings:ServeSettings")
+def serve(model: Model, options: arguments.Options) -> None:
+    """Answer requests for embeddings, scores, labels or tags over HTTP, packed."""
+    require({"fastapi": "serve", "uvicorn": "serve", "prometheus_client": "serve"}, "serve")
+    from gaudi_bert.config.pipeline import section_from_options
+    from gaudi_bert.serving import server
+    from gaudi_bert.serving.settings import ServeSettings
+
+    server.serve(model, section_from_options(ServeSettings, **arguments.values_of(options)), Reporter())

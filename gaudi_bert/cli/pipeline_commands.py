@@ -80,7 +80,7 @@ def run(
     stages: Annotated[
         str | None, typer.Option(help="Which stages, e.g. plan,write.", show_default="all stages of the pipeline")
     ] = None,
-    on: Annotated[str, typer.Option(help=f"Where: {', '.join(_RUNNERS)}.")] = "local",
+    on: Annotated[str, typer.Option(metavar=f"[{'|'.join(_RUNNERS)}]", help="Where.")] = "local",
     set_: arguments.Set = None,
     work: arguments.Work = Path("work"),
     shard: arguments.Shard = None,
@@ -283,8 +283,7 @@ def status(pipeline: arguments.Pipeline, set_: arguments.SetLocation = None, jso
     from gaudi_bert.runners.kubernetes import manage
 
     steps = manage.status(*_settings_and_cluster(pipeline, set_))
-    printed = {name: step.as_json() for name, step in steps.items()}
-    output.print_result(printed, json, [line for name, step in steps.items() for line in step.lines(name)])
+    output.print_result(steps, json, manage.status_lines(steps))
 
 
 @k8s.command(cls=help.Command)
@@ -345,9 +344,7 @@ def doctor(
     json: arguments.Json = False,
 ) -> None:
     """Check whether everything is ready for Gaudi, and say what to fix."""
-    from gaudi_bert.runners.doctor.checks import examine_store
-    from gaudi_bert.runners.doctor.cluster import examine_cluster
-    from gaudi_bert.runners.doctor.host import ask_host, check_host
+    from gaudi_bert.runners.doctor import ask_host, check_host, examine_cluster, examine_store
 
     settings = arguments.pipeline_settings(pipeline, set_)
     facts: dict[str, Any] = {}

@@ -157,14 +157,14 @@ def load_pipeline(
             raise InputError(f"{option}: is empty; give it a value, or leave it out")
         if value is not None:
             typed[key] = f"{option} {value}"
-            _set_key(mapping, key, str(value), typed[key])
+            _set_key(mapping, key, value, typed[key])
     for override in overrides:
         key, separator, text = override.partition("=")
         key = key.strip()
         if not separator or not key:
             raise InputError(f"--set {shortened(override)}: write it as key.path=value, for example packing.depth=4")
         typed[key] = f"--set {override}"
-        _set_key(mapping, key, text, typed[key])
+        _set_key(mapping, key, _value_of(key, text, typed[key]), typed[key])
     return pipeline_from_mapping(mapping, source, typed)
 
 
@@ -198,8 +198,8 @@ def section_from_options(section: type[Section], **options: Any) -> Section:
     return section_from_mapping(section, values, "the options", typed)
 
 
-def _set_key(mapping: dict[str, Any], key: str, text: str, typed: str) -> None:
-    """Set one key to the value of a YAML text; errors name what the user `typed`."""
+def _set_key(mapping: dict[str, Any], key: str, value: object, typed: str) -> None:
+    """Set one key; errors name what the user `typed`."""
     *parents, last = key.split(".")
     for parent in parents:
         if mapping.get(parent) is None:
@@ -207,12 +207,17 @@ def _set_key(mapping: dict[str, Any], key: str, text: str, typed: str) -> None:
         mapping = mapping[parent]
         if not isinstance(mapping, dict):
             raise InputError(f"{shortened(typed)}: `{shortened(parent)}` is a single value, it has no keys below it")
+    mapping[last] = value
+
+
+def _value_of(key: str, text: str, typed: str) -> object:
+    """The value of a YAML text for a key."""
     value = parse_yaml(text, shortened(typed))
     field = field_at(PipelineSettings, key.split("."))
     kinds = plain_types(field.annotation) if field is not None else set()
     # A version such as 9.90 is a number or a date to YAML, but where only texts are taken it is a text.
     is_number = isinstance(value, int | float | date) and not isinstance(value, bool)
-    mapping[last] = text.strip() if is_number and str in kinds and not kinds & {int, float} else value
+    return text.strip() if is_number and str in kinds and not kinds & {int, float} else value
 
 
 # --- the page of all keys: `gaudi-bert settings`, docs/settings.md

@@ -34,23 +34,23 @@ class PrepareSettings(Settings):
     vocab: str | None = Field(None, description="a vocab.txt; without it one of `train_vocab` tokens is trained")
     train_vocab: int = Field(8192, ge=64, le=1_000_000, description="tokens of the vocabulary trained from the text")
     lower_case: bool = Field(True, description="lower-case and strip accents, as uncased BERT does")
-    max_sequence_length: int = Field(128, ge=8, le=8192)
+    max_sequence_length: int = Field(128, ge=8, le=8192, description="slots of an example")
     max_predictions: int = Field(20, ge=1, le=8192, description="most masked positions per sequence")
     duplicates: int = Field(
         5, ge=1, le=1000, description="how often each document is used, each time with other masks and pairs"
     )
     short_sequence_probability: float = Field(0.1, ge=0, le=1)
     masked_lm_probability: float = Field(0.15, gt=0, lt=1)
-    whole_word_masking: bool = False
+    whole_word_masking: bool = Field(False, description="mask whole words")
     evaluation_fraction: float = Field(0.1, ge=0, lt=1, description="share of documents held out before duplication")
     shards: int = Field(8, ge=1, le=100_000, description="files of training examples")
-    seed: int = 12345
+    seed: int = Field(12345, description="seed of every random choice")
 
 
 class PackingSettings(Settings):
     """Packing sequences into rows."""
 
-    algorithm: Algorithm = "optimal"
+    algorithm: Algorithm = Field("optimal", description="the packing algorithm")
     depth: Depth = Field(3, description="most sequences per pack, at most 1,024; or `max` for no limit")
     leftovers: Literal["best-fit", "complement"] = Field(
         "best-fit", description="nnls only: remaining sequences are packed by best fit, or padded as published"
@@ -67,7 +67,7 @@ class PackingSettings(Settings):
     group_bytes: Bytes = Field(2**30, description="most bytes per group of files")
     shard_multiple: int = Field(32, ge=1, le=4096, description="the number of shards of a group is a multiple of this")
     shard_bytes: Bytes = Field(128 * 10**6, description="most bytes per shard")
-    seed: int = 12345
+    seed: int = Field(12345, description="seed of every random choice")
 
 
 class TableSettings(Settings):
@@ -77,19 +77,23 @@ class TableSettings(Settings):
     shortest packs that it fits.
     """
 
-    max_sequence_length: int = Field(ge=1, le=2**20, description="slots of a pack")
-    row_lengths: RowLengthChoice | None = None
-    input_column: str = "input_ids"
-    algorithm: Algorithm = "optimal"
+    max_sequence_length: int = Field(ge=1, le=2**20, description="tables: slots of a pack")
+    row_lengths: RowLengthChoice | None = Field(
+        None, description="tables: packs of up to three lengths, or of those that cost least, each in a folder"
+    )
+    input_column: str = Field("input_ids", description="tables: the column of token ids")
+    algorithm: Algorithm = Field("optimal", description="the packing algorithm")
     effort: Literal["bounded", "unlimited"] = "bounded"
-    depth: Depth = "max"
-    too_long: Literal["error", "truncate", "split", "drop"] = "error"
-    columns: tuple[str, ...] | None = None
+    depth: Depth = Field("max", description="most sequences per pack, or `max`; default: 3 of records, max of tables")
+    too_long: Literal["error", "truncate", "split", "drop"] = Field(
+        "error", description="tables: what to do with longer rows"
+    )
+    columns: tuple[str, ...] | None = Field(None, description="tables: pack only these columns")
     group_sequences: int = Field(500_000, ge=1)
-    group_bytes: Bytes = Field(2**30, ge=2**20)
+    group_bytes: Bytes = Field(2**30, ge=2**20, description="tables: rows in memory at once, e.g. 256MiB")
     shard_multiple: int = Field(32, ge=1, le=4096)
     shard_bytes: Bytes = Field(128 * 10**6)
-    seed: int = 12345
+    seed: int = Field(12345, description="seed of every random choice")
 
     @property
     def given_lengths(self) -> tuple[int, ...]:
@@ -117,16 +121,20 @@ class TokenizeSettings(Settings):
     """Making rows of tokens from texts. Only the command line sets this; no pipeline file has it."""
 
     max_sequence_length: int = Field(ge=1, le=2**20, description="most tokens of a row, special ones included")
-    too_long: Literal["split", "truncate", "drop", "error"] = "split"
-    special_tokens: bool = True
-    text_column: str = "text"
-    text_pair_column: str | None = None
-    columns: tuple[str, ...] | None = None
-    no_header: bool | None = None
-    format: RowFormat | None = None
-    delimiter: Delimiter | None = None
-    encoding: Encoding | None = None
-    on_bad_row: OnBadRow | None = None
+    too_long: Literal["split", "truncate", "drop", "error"] = Field("split", description="what to do with longer texts")
+    special_tokens: bool = Field(True, description="the tokens that the tokenizer adds to each row")
+    text_column: str = Field("text", description="the column (or key of JSON lines) of the text")
+    text_pair_column: str | None = Field(None, description="the column of the second text of a pair")
+    columns: tuple[str, ...] | None = Field(None, description="names of the columns of a CSV or TSV file without a header")
+    no_header: bool | None = Field(
+        None, description="with `columns`: the first line is a row, though it looks like a header"
+    )
+    format: RowFormat | None = Field(None, description="default: by the ending, JSON lines of a pipe")
+    delimiter: Delimiter | None = Field(None, description="CSV and TSV: what separates cells, such as ';' or tab")
+    encoding: Encoding | None = Field(None, description="of the text, such as cp1252; default: utf-8")
+    on_bad_row: OnBadRow | None = Field(
+        None, description="a row that cannot be read; default: stop; skip counts and names it"
+    )
     part_bytes: Bytes = Field(64 * 2**20, ge=1)
 
     @property

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import codecs
 import glob
+import itertools
 import os
 import secrets
 import signal
@@ -95,6 +96,11 @@ def stage_container(
     mounts[pipeline.absolute()] = True
     if not in_store(work):
         mounts[folder.absolute()] = False
+    for path, folder_of_image in itertools.product(mounts, _OF_THE_IMAGE):
+        if folder_of_image.is_relative_to(path):
+            raise InputError(
+                f"{path}: in a container, {folder_of_image} is the image's own; put the files into a folder of their own"
+            )
     pod = resources.training if row.trains else resources.data
     memory, cores = int(quantity_value(pod.memory_limit or pod.memory)), quantity_value(pod.cpu)
     return {
@@ -103,7 +109,10 @@ def stage_container(
         "labels": {_WORK_LABEL: shown_location(folder)},
         "entrypoint": command,
         "environment": {"HOME": "/tmp", **variables, **(resources.environment if row.trains else {})},
-        "mounts": [_bind_mount(path, read_only) for path, read_only in mounts.items()],
+        "mounts": [
+            {"Type": "bind", "Source": str(path), "Target": str(path), "ReadOnly": read_only}
+            for path, read_only in mounts.items()
+        ],
         "working_dir": os.getcwd(),  # where a relative path on the command line starts
         "init": True,
         # Memory and swap together: a container at its limit is ended, not slowed down.
@@ -143,15 +152,6 @@ _OF_THE_IMAGE = [
     *map(Path, ("/bin", "/boot", "/dev", "/etc", "/lib", "/lib64", "/proc", "/run", "/sbin", "/sys", "/tmp", "/usr")),
     *map(Path, ("/opt/venv", "/opt/gaudi-bert", "/opt/habanalabs", "/opt/amazon")),
 ]
-
-
-def _bind_mount(path: Path, read_only: bool) -> dict[str, Any]:
-    for folder in _OF_THE_IMAGE:
-        if folder.is_relative_to(path):
-            raise InputError(
-                f"{path}: in a container, {folder} is the image's own; put the files into a folder of their own"
-            )
-    return {"Type": "bind", "Source": str(path), "Target": str(path), "ReadOnly": read_only}
 
 
 def _confined(folder: Path, cores: float) -> dict[str, Any]:

@@ -17,7 +17,6 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
@@ -102,43 +101,7 @@ def training_command(
 
 
 # `--tag-output` puts job and rank before all that a process writes at once, so in the middle of a line, too.
-_TAG = re.compile(r"\[\d+,(\d+)\]<std(?:out|err)>: ?")
-# What mpirun writes last where a rank has failed.
-MPIRUN_FOOTER = re.compile(
-    r"-{60,}\n(?:Primary job +terminated|\S+ detected that one or more processes|\S+ noticed that process)[\s\S]*?-{60,}\n?"
-)
-_ENDED_FIRST = re.compile(r"^ *Process name: \[\[\d+,\d+\],(\d+)\]", re.MULTILINE)
-_SIGNALLED = re.compile(r"process rank (\d+) with PID \d+ on node (\S+) exited\s+on\s+(signal \d+(?: \([^)]*\))?)")
-_ERROR_LINE = re.compile(r"error: |[\w.]*(?:Error|Exception|Interrupt)\b")
-
-
-def rank_pieces(line: str) -> list[tuple[int | None, str]]:
-    """A line of mpirun's output as what each process wrote of it, with its rank; None for what carries no tag."""
-    before, *tagged = _TAG.split(line)
-    pieces: list[tuple[int | None, str]] = [(None, before)] if before or not tagged else []
-    return pieces + [(int(rank), text) for rank, text in zip(tagged[::2], tagged[1::2], strict=True)]
-
-
-def failed_rank(output: str) -> str | None:
-    """Why the rank failed that ended a run under mpirun: its error line, which stands above mpirun's own last words.
-
-    `output` is the end of what mpirun wrote; None where that names no rank, or holds nothing of the rank.
-    """
-    killed = _SIGNALLED.search(output)
-    if killed is not None:
-        return f"rank {killed[1]} on {killed[2]} was ended by {killed[3]}"
-    first = _ENDED_FIRST.search(output)
-    if first is None:
-        return None
-    written = ""
-    for line in output.splitlines():
-        for rank, text in rank_pieces(line):
-            written += text if rank == int(first[1]) else ""
-        # The line ends for the process that wrote last.
-        written += "\n" if rank == int(first[1]) else ""
-    lines = [line.strip() for line in written.splitlines() if line.strip()]
-    errors = [line for line in lines if _ERROR_LINE.match(line)] or lines
-    return f"rank {first[1]}: {errors[-1]}" if errors else None
+RANK_TAG = re.compile(r"\[\d+,\d+\]<std(?:out|err)>: ?")
 
 
 # --- Horovod's own launch, through Gloo
@@ -172,16 +135,9 @@ def _horovod_environments(processes: int) -> Iterator[list[dict[str, str]]]:
 
 # Long enough for the watchdog of the others to name who failed, and to end them.
 _GRACE_SECONDS = 10.0
-POLL_SECONDS = 0.2
-
-
-@dataclass(frozen=True)
-class _End:
-    """Exit code of a process (negative: the signal), and whether it was killed here, after others had failed."""
-
-    process_id: int
-    code: int
-    killed_by_us: bool
+_POLL_SECONDS = 0.2
+# Of a process: its id, its exit code (negative: the signal), and whether it was killed here, after others had failed.
+_End = tuple[int, int, bool]
 
 
 def run_training_processes(settings: PipelineSettings, stage: str, command: Sequence[str]) -> None:
@@ -267,26 +223,25 @@ def _check_ends(stage: str, ends: Sequence[_End], names: Sequence[str]) -> None:
     """Raise the error that processes ended with; `names` are theirs."""
     # The process with wrong input reports what is wrong, and the others end because of it; a run is stopped if all are.
     wrong, stopped = InputError.exit_code, StoppedError.exit_code
-    codes = sorted({end.code for end in ends if end.code > 0}, key=lambda each: (each != wrong, each == stopped))
-    code = codes[0] if codes else 0
-    if code == StoppedError.exit_code:
+    codes = [code for _, code, _ in ends]
+    failed = min((each for each in codes if each > 0), default=0, key=lambda each: (each != wrong, each == stopped))
+    if failed == stopped:
         raise StoppedError(f"{stage}: stopped on request; run it again to resume")
     # A process that is killed can say nothing, so this one does.
     killed = [
-        f"{name} (process {end.process_id}) was killed by {signal.Signals(-end.code).name}"
-        for name, end in zip(names, ends, strict=True)
-        if end.code < 0 and not end.killed_by_us
+        f"{name} (process {process}) was killed by {signal.Signals(-code).name}"
+        for name, (process, code, killed_by_us) in zip(names, ends, strict=True)
+        if code < 0 and not killed_by_us
     ]
-    if code:
-        kind = InputError if code == InputError.exit_code else FailedError
-        raise kind(
-            "; ".join([f"{stage}: one of {len(ends)} processes ended with exit code {code}; see its error above", *killed])
-        )
+    if failed:
+        said = f"{stage}: one of {len(ends)} processes ended with exit code {failed}; see its error above"
+        raise (InputError if failed == wrong else FailedError)("; ".join([said, *killed]))
     if killed:
-        memory = any(end.code == -signal.SIGKILL for end in ends)
-        why = "unless you killed it, it ran out of memory (see dmesg)" if memory else "see its error above"
+        why = "see its error above"
+        if -signal.SIGKILL in codes:
+            why = "unless you killed it, it ran out of memory (see dmesg)"
         raise FailedError(f"{stage}: {'; '.join(killed)}; {why}; run it again to resume from the last checkpoint")
-    if any(end.code for end in ends):
+    if any(codes):
         raise FailedError(f"{stage}: a process did not end after the others had, and was killed; run it again to resume")
 
 
@@ -310,8 +265,8 @@ def _run_all(
                 killed |= {process.pid for process in running if process.poll() is None}
                 for process in running:
                     process.kill()
-            time.sleep(POLL_SECONDS)
-    return [_End(process.pid, process.wait(), process.pid in killed) for process in running]
+            time.sleep(_POLL_SECONDS)
+    return [(process.pid, process.wait(), process.pid in killed) for process in running]
 
 
 @contextmanager

@@ -158,7 +158,10 @@ class RunRequest:
     def finetune(self) -> StageResult:
         """Rows of a task and weights to a model of the task."""
         self._make_built_in_rows()
-        folder, settings = self.folder, self._with_label_file()
+        folder, settings, task = self.folder, self.settings, self.settings.task
+        if task.labels is not None:  # seen from this process
+            task = task.model_copy(update={"labels": str(self._file("task.labels", task.labels))})
+            settings = settings.model_copy(update={"task": task})
         data, evaluation_data, model, vocabulary = self._finetuning_files()
         if _starts_processes(settings):
             files = {"--data": data, "--evaluation": evaluation_data, "--model": model, "--vocab": vocabulary}
@@ -182,14 +185,6 @@ class RunRequest:
             make_built_in_rows(
                 train, evaluation, self.settings.task.name, reporter=self.how.reporter, overwrite=self.how.overwrite
             )
-
-    def _with_label_file(self) -> PipelineSettings:
-        """The settings, with the file of label names as it is seen from this process."""
-        task = self.settings.task
-        if task.labels is None:
-            return self.settings
-        task = task.model_copy(update={"labels": str(self._file("task.labels", task.labels))})
-        return self.settings.model_copy(update={"task": task})
 
     def _finetuning_files(self) -> tuple[Path, Path | None, Path, Path | None]:
         """Return the files that `finetune` reads: rows, rows to evaluate on, weights, and the folder of the vocabulary."""

@@ -7,7 +7,6 @@ means a method of `RunRequest` (`stage_calls.py`), one row here, and its Job bel
 from __future__ import annotations
 
 import glob
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -328,27 +327,14 @@ CARD_RESOURCE = "habana.ai/gaudi"
 EFA_RESOURCE = "vpc.amazonaws.com/efa"
 HUGE_PAGES = "hugepages-2Mi"
 _MEBIBYTE = 2**20
-_UNITS = {"": 1.0, "n": 1e-9, "u": 1e-6, "m": 1e-3}
-_UNITS |= {letter: 1000.0**power for power, letter in enumerate(("k", "M", "G", "T", "P", "E"), 1)}
-_UNITS |= {f"{letter}i": 1024.0**power for power, letter in enumerate(("K", "M", "G", "T", "P", "E"), 1)}
+_UNITS = {"": 1.0, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+_UNITS |= {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40}
 
 
 def quantity_value(quantity: str) -> float:
-    """A Kubernetes quantity as a number: cores, bytes or pieces; a ValueError if it is not a quantity."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?(?:e\d+)?)([A-Za-z]*)", quantity)
-    if match is None or match[2] not in _UNITS:
-        raise ValueError(f"{quantity!r} is not a quantity")
-    return float(match[1]) * _UNITS[match[2]]
-
-
-def quantity_text(resource: str, value: float) -> str:
-    """An amount of a resource as a person writes it: `2 cpu`, `409Gi memory`, `8 habana.ai/gaudi`."""
-    if resource not in ("memory", HUGE_PAGES, "ephemeral-storage", "storage"):
-        return f"{value:g} {resource}"
-    unit, power = next(
-        ((unit, power) for power, unit in ((4, "Ti"), (3, "Gi"), (2, "Mi"), (1, "Ki")) if value >= 1024**power), ("", 0)
-    )
-    return f"{round(value / 1024**power, 1):g}{unit} {resource}"
+    """A Kubernetes quantity, as settings have it, as a number: cores, bytes or pieces."""
+    unit = quantity.lstrip("0123456789.")
+    return float(quantity.removesuffix(unit)) * _UNITS[unit]
 
 
 def pod_resources(pod: PodResources) -> dict[str, Any]:

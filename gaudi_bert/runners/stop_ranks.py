@@ -114,7 +114,10 @@ class _Ranks:
             program = self._command[0]
             raise InputError(f"{program}: {error.strerror}; set resources.mpi_prefix to the folder of Open MPI") from error
         self._send_requests()  # those that came before the line above was done
-        while (code := _code_after(self._process, _POLL_SECONDS)) is None:
+        code = None
+        while code is None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                code = self._process.wait(_POLL_SECONDS)
             self._notice_starter()
         if code == -signal.SIGUSR1 and self._requests:  # it had started no rank yet
             raise StoppedError(_STOPPED_EARLY)
@@ -197,14 +200,6 @@ def _refusal(host: str, port: int) -> str | None:
     except OSError as error:
         return error.strerror or str(error)
     return None
-
-
-def _code_after(process: subprocess.Popen[bytes], seconds: float) -> int | None:
-    """The exit code of a process that ends within `seconds`."""
-    try:
-        return process.wait(seconds)
-    except subprocess.TimeoutExpired:
-        return None
 
 
 # --- the hook of a worker's pod

@@ -14,11 +14,11 @@ from gaudi_bert.model.heads import Pooling
 class ServeSettings(Settings):
     """Settings of a served model: where, in which shapes, and how much may wait."""
 
-    host: str = "127.0.0.1"
-    port: int = Field(8080, ge=0, le=65535, description="0 for a free one")
+    host: str = Field("127.0.0.1", description="the address to listen at; 0.0.0.0 for all")
+    port: int = Field(8080, ge=0, le=65535, description="the port; 0 for a free one")
     model_id: str | None = Field(None, description="the model's name for clients; default: that of its folder")
-    device: Literal["auto", "cpu", "cuda", "hpu"] = "auto"
-    precision: Precision = "float32"
+    device: Literal["auto", "cpu", "cuda", "hpu"] = Field("auto", description="auto: a card, if there is one")
+    precision: Precision = Field("float32", description="precision of matrix products")
     compile: bool | None = Field(None, description="compile the model; default: on Gaudi")
     pooling: Pooling | None = Field(None, description="of an embedding model; default: the folder's own, or mean")
     max_sequence_length: int | None = Field(None, ge=3, description="most tokens of a text; default: the model's own")

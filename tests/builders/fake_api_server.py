@@ -23,12 +23,10 @@ Json = dict[str, Any]
 Run = Callable[..., Json]
 
 PLURALS = {
-    "jobs": "Job", "mpijobs": "MPIJob", "pods": "Pod", "configmaps": "ConfigMap", "events": "Event", "secrets": "Secret",
-    "persistentvolumeclaims": "PersistentVolumeClaim", "serviceaccounts": "ServiceAccount", "nodes": "Node",
-    "storageclasses": "StorageClass", "persistentvolumes": "PersistentVolume", "workloads": "Workload",
-    "localqueues": "LocalQueue", "networkpolicies": "NetworkPolicy", "limitranges": "LimitRange",
-    "trainjobs": "TrainJob", "trainingruntimes": "TrainingRuntime", "services": "Service",
-    "resourcequotas": "ResourceQuota", "priorityclasses": "PriorityClass", "runtimeclasses": "RuntimeClass",
+    "jobs": "Job", "mpijobs": "MPIJob", "trainjobs": "TrainJob", "trainingruntimes": "TrainingRuntime", "pods": "Pod",
+    "configmaps": "ConfigMap", "persistentvolumeclaims": "PersistentVolumeClaim", "serviceaccounts": "ServiceAccount",
+    "services": "Service", "networkpolicies": "NetworkPolicy", "workloads": "Workload", "events": "Event",
+    "nodes": "Node", "storageclasses": "StorageClass",
 }  # fmt: skip
 # By which label a step's pods are found: what each controller sets.
 POD_LABELS = {"Job": "job-name", "MPIJob": "training.kubeflow.org/job-name", "TrainJob": "jobset.sigs.k8s.io/jobset-name"}

@@ -10,20 +10,7 @@ from tests.builders.fake_api_server import State
 Json = dict[str, Any]
 
 IMAGE = f"gaudi-bert-data:{__version__}"
-GAUDI_NODE = {
-    "cpu": "96", "memory": "1056293516Ki", "habana.ai/gaudi": "8", "hugepages_2Mi": "96000Mi", "vpc.amazonaws.com/efa": "4",
-}  # fmt: skip
 STORAGE_CLASS = {"metadata": {"name": "nfs", "annotations": {"storageclass.kubernetes.io/is-default-class": "true"}}}
-
-
-def node(name: str, **allocatable: str) -> Json:
-    """A node with our images and these resources; `hugepages_2Mi` is hugepages-2Mi."""
-    images = [
-        {"names": [f"docker.io/library/gaudi-bert-{kind}:{__version__}"]}
-        for kind in ("data", "train-cpu", "train-gaudi", "train-gaudi-pytorch")
-    ]
-    amounts = {key.replace("hugepages_", "hugepages-"): value for key, value in allocatable.items()}
-    return {"metadata": {"name": name}, "status": {"allocatable": amounts, "images": images}}
 
 
 def pod(

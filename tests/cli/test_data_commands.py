@@ -269,27 +269,3 @@ def test_a_wrong_key_is_one_line(
     }
     assert refusal(*inputs[command], "--out", tmp_path / "out", "--set", typed) == f"--set {typed}: {said}"
     assert not (tmp_path / "out").exists()
-
-
-# --- `verify --shard` and `--finish`
-
-
-def test_what_parts_print_and_how_they_end(tmp_path: Path) -> None:
-    case = make_case(tmp_path, files=6)
-    verify = ("verify", case.records, case.packed)
-    part = succeed(*verify, "--shard", "0/2").stdout
-    assert part.startswith("2 groups: ")
-    assert part.endswith(" packs; --finish completes the work when all parts are done\n")
-    assert succeed(*verify, "--shard", "5/7").stdout == "nothing to do: there are fewer groups than parts\n"
-    early = run_command(*verify, "--finish")
-    assert (early.returncode, early.stdout) == (1, "")
-    assert "not every part is verified; run `gaudi-bert verify --shard K/N`" in early.stderr
-    shown = json.loads(succeed(*verify, "--shard", "1/2", "--json").stdout)
-    assert (shown["groups"], shown["groups_written"]) == (1, 1)
-    whole = succeed(*verify, "--finish").stdout.splitlines()
-    assert whole == [
-        f"every one of {len(case.sequences)} sequences is in the packs exactly once",
-        f"Next: gaudi-bert train --data {case.packed} --out run/",
-    ]
-    assert succeed(*verify, "--quiet").stdout.splitlines() == whole[:1]
-    assert "--finish and --shard exclude each other" in refusal(*verify, "--finish", "--shard", "0/2")

@@ -20,7 +20,6 @@ import pytest
 import typer
 
 from gaudi_bert import __version__
-from gaudi_bert.cli.help import CHOICES
 from gaudi_bert.cli.main import GROUPS, _interrupting_signals, app
 from gaudi_bert.common.errors import install_command
 from gaudi_bert.config import values
@@ -54,12 +53,10 @@ def test_the_algorithms_have_the_same_names_everywhere() -> None:
     places = {
         "Algorithm in gaudi_bert/config/values.py": get_args(values.Algorithm),
         "Algorithm in gaudi_bert/packing/pack_lengths.py": get_args(pack_lengths.Algorithm),
-        'CHOICES["*", "algorithm"] in gaudi_bert/cli/help.py': CHOICES["*", "algorithm"],
     }
     for place, names in places.items():
         new = set(ALGORITHMS).symmetric_difference(names)
         assert names == tuple(ALGORITHMS), f"{place}: add {new or 'them'} in the order of gaudi_bert/packing/algorithms.py"
-    assert get_args(values.EngineName) == CHOICES["*", "engine"]
 
 
 def on_a_terminal(*arguments: str, **environment: str) -> tuple[int, str]:
@@ -108,7 +105,7 @@ def test_shells_complete_commands_and_options(shell: str) -> None:
     ("command", "option", "default"),
     [
         ("plan", "algorithm", "optimal"),
-        ("pack", "depth", "3; tables: max"),
+        ("pack", "depth", "3 of records, max of tables"),
         ("pack", "group-bytes", "1GiB"),
         ("finetune", "depth", "6"),
         ("prepare", "train-vocab", str(PrepareSettings().train_vocab)),
@@ -117,7 +114,7 @@ def test_shells_complete_commands_and_options(shell: str) -> None:
 def test_help_tells_defaults_of_settings(command: str, option: str, default: str) -> None:
     done = run_command(command, "--help", environment={**os.environ, "COLUMNS": "120"})
     (line,) = [line for line in re.sub(r"\n {20,}", " ", done.stdout).splitlines() if line.startswith(f"  --{option} ")]
-    assert f"default: {default}]" in line
+    assert f"default: {default}" in line
 
 
 def test_files_that_the_shell_made_of_a_pattern_are_that_pattern(tmp_path: Path) -> None:
@@ -133,7 +130,7 @@ def test_files_that_the_shell_made_of_a_pattern_are_that_pattern(tmp_path: Path)
 def test_one_word_too_many_is_one_line(name: str, tmp_path: Path) -> None:
     command: Any = typer.main.get_command(app)
     for word in name.split():
-        command = command.commands[word]
+        command = command.get_command(None, word)
     needed = [parameter for parameter in command.params if parameter.required]
     options = [word for parameter in needed if parameter.param_type_name == "option" for word in (parameter.opts[0], "1")]
     arguments = [parameter for parameter in command.params if parameter.param_type_name == "argument"]
@@ -383,7 +380,6 @@ def test_the_extra_is_named(tmp_path, monkeypatch, modules: str, extra: str, arg
     assert line.endswith(f"; run: {install_command(extra)}")
 
 
-@pytest.mark.parametrize("name", ["sentence-transformers/all-MiniLM-L6-v2", "bert-base-uncased"])
 @pytest.mark.parametrize(
     ("arguments", "needs"),
     [
@@ -395,11 +391,12 @@ def test_the_extra_is_named(tmp_path, monkeypatch, modules: str, extra: str, arg
         ("verify-model --checkpoint", "numpy"),
     ],
 )
-def test_the_name_of_a_model_leads_to_its_download(tmp_path: Path, arguments: str, needs: str, name: str) -> None:
+def test_the_name_of_a_model_leads_to_its_download(tmp_path: Path, arguments: str, needs: str) -> None:
     if find_spec(needs) is None:
         pytest.skip(f"{needs} IS NOT INSTALLED, and is looked for before the model")
     (tmp_path / "rows.jsonl").write_text('{"text": "a", "label": "b"}\n')
-    download = f"`hf download {name} --local-dir {name.rpartition('/')[2]}`"
+    name = "sentence-transformers/all-MiniLM-L6-v2"
+    download = f"`hf download {name} --local-dir all-MiniLM-L6-v2`"
     line = refusal(*arguments.split(), name, folder=tmp_path)
     assert line.startswith(f"{name}: no folder here; download it by {download}")
     assert [path.name for path in tmp_path.iterdir()] == ["rows.jsonl"]

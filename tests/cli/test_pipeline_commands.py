@@ -127,12 +127,12 @@ def test_wrong_use_is_one_line_and_exit_code_2(tmp_path: Path, arguments: list[s
 
 
 def test_a_command_that_keeps_nothing_promises_nothing_when_it_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    from gaudi_bert.runners.doctor import cluster
+    from gaudi_bert.runners import doctor
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cluster, "examine_cluster", interrupt)
+    monkeypatch.setattr(doctor, "examine_cluster", interrupt)
     done = run_command("doctor", "--cluster")
     assert (done.returncode, done.stderr) == (75, "stopped\n")
 

@@ -201,7 +201,6 @@ def test_every_known_key_can_be_suggested() -> None:
 @pytest.mark.parametrize(
     ("option", "key", "value"),
     [
-        ("--labels", "task.labels", "[a"),
         ("--columns", "task.columns", "[a: 1]"),
         ("--task", "task.name", "clasification"),
         ("--row-lengths", "finetune.row_lengths", ""),

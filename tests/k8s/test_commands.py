@@ -24,7 +24,7 @@ from gaudi_bert.runners.kubernetes.pods import Manifest, pod_specs
 from tests.builders import folders
 from tests.builders.command_line import run_command
 from tests.builders.fake_api_server import FakeApiServer
-from tests.builders.recorded_answers import GAUDI_NODE, STORAGE_CLASS, active, complete, node, running, succeeded
+from tests.builders.recorded_answers import STORAGE_CLASS, active, complete, running, succeeded
 from tests.builders.s3_server import S3Server, contents, quick
 from tests.k8s.manifest_checks import check_schema
 
@@ -112,12 +112,7 @@ def cluster_environment(tmp_path: Path) -> Any:
         server.put("PersistentVolumeClaim", {"metadata": {"name": "corpus"}, "status": {"phase": "Bound"}})
         server.put("StorageClass", STORAGE_CLASS)
         for name in ("a", "b"):
-            server.put("Node", node(name, **GAUDI_NODE))
-        for name, image in (("habanalabs-device-plugin", "device-plugin:1.14.0"), ("operator", "mpi-operator:0.6.0")):
-            pod = running(name)
-            pod["spec"]["containers"][0]["image"] = image
-            pod["metadata"]["labels"] = {}
-            server.put("Pod", pod)
+            server.put("Node", {"metadata": {"name": name}})
         server.put_own("Job", "demo-write", status={"active": 1})
         server.script("demo-write", active(running("write-0")))
         server.advance("Job", "demo-write")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from gaudi_bert import __version__
 from gaudi_bert.runners.kubernetes.pods import pod_specs
@@ -38,20 +36,6 @@ def test_the_overlays_are_as_they_are_rendered(repository: Path) -> None:
         for path in (repository / "k8s" / "overlays" / overlay).rglob("*.yaml"):
             by = "make k8s" if path.parent.name == "serving" else "gaudi-bert run --render"
             assert path.read_text().startswith(f"# Rendered by `{by}`")
-
-
-def test_a_change_of_the_demo_reaches_all_overlays(repository: Path, tmp_path: Path) -> None:
-    shutil.copytree(repository / "pipelines", tmp_path / "pipelines")
-    shutil.copytree(repository / "k8s", tmp_path / "k8s")
-    demo = tmp_path / "pipelines" / "demo.yaml"
-    demo.write_text(demo.read_text().replace("depth: 3", "depth: 5"))
-    stale = write_demo(repository, "--check", str(tmp_path))
-    assert stale.returncode == 1
-    changed = {line.removeprefix("overlays/").partition("/")[0] for line in stale.stdout.splitlines()}
-    assert changed == {*OVERLAYS, "in-cluster"} - {"finetuning"}, "which is of another file"
-    assert write_demo(repository, str(tmp_path)).returncode == 0
-    assert write_demo(repository, "--check", str(tmp_path)).returncode == 0
-    assert yaml.safe_load((tmp_path / "k8s" / "in-cluster" / "pipeline.yaml").read_text())["packing"]["depth"] == 5
 
 
 @pytest.fixture(scope="module")

@@ -51,7 +51,6 @@ def short_watches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(follow, "_SHORTEST_ROUND_SECONDS", 0.01)
     monkeypatch.setattr(follow, "_WATCH_SECONDS", 1)
     monkeypatch.setattr(follow, "_PASSING_SECONDS", 0.0)
-    monkeypatch.setattr(follow, "_RESTART_SECONDS", 0.0)
 
 
 @pytest.fixture

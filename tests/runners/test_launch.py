@@ -127,23 +127,6 @@ open('{tmp_path}/' + os.environ['RANK'], 'w').write(str(os.sched_getaffinity(0))
         run(RANK, many)
 
 
-@pytest.mark.slow
-def test_two_processes_meet_by_torch_distributed(tmp_path: Path) -> None:
-    """What the variables are for: the real PyTorch connects by them, and sums."""
-    pytest.importorskip("torch")
-    settings = pipeline_from_mapping({"resources": {"workers": 2}, "finetune": {"engine": "pytorch"}}, "test")
-    code = f"""
-import os, torch, torch.distributed as group
-group.init_process_group("gloo")
-value = torch.tensor([float(group.get_rank() + 1)])
-group.all_reduce(value)
-open("{tmp_path}/" + os.environ["RANK"], "w").write(str(value.item()))
-group.destroy_process_group()
-"""
-    run_training_processes(settings, "finetune", [sys.executable, "-c", code])
-    assert [(tmp_path / str(rank)).read_text() for rank in range(2)] == ["3.0", "3.0"]
-
-
 @pytest.mark.parametrize(
     ("code", "error"),
     [("sys.exit(2)", InputError), ("sys.exit(1)", FailedError), ("os.abort()", FailedError), ("sys.exit(75)", StoppedError)],

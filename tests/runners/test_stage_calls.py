@@ -11,7 +11,7 @@ import pytest
 
 from gaudi_bert.artefacts.store.objects import Objects
 from gaudi_bert.artefacts.training import FineTuning
-from gaudi_bert.common.errors import FailedError, InputError
+from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.pipeline import PipelineSettings, pipeline_from_mapping
 from gaudi_bert.runners.local import _missing_inputs, run_stages
 from gaudi_bert.runners.stage_calls import RunRequest
@@ -20,7 +20,6 @@ from gaudi_bert.tasks.task_data import make_built_in_rows
 from tests.builders import folders
 from tests.builders.bert_folder import write_bert, write_rows
 from tests.builders.folders import comparable
-from tests.builders.packing_case import make_case
 from tests.builders.reporters import QUIET, a_run
 from tests.builders.s3_server import S3Server, contents, faulty_proxy, quick, upload
 from tools.kills import pipeline as small_pipeline
@@ -141,55 +140,6 @@ def test_built_in_rows_are_made_once_and_those_of_another_python_are_refused(tmp
         make_built_in_rows(*files, reporter=QUIET)
     make_built_in_rows(*files, reporter=QUIET, overwrite=True)
     assert [path.read_bytes() for path in files] == before
-
-
-# --- a stage that many machines share: `verify`, part by part
-
-
-@pytest.fixture(scope="module")
-def packed(tmp_path_factory: pytest.TempPathFactory) -> tuple[PipelineSettings, Path]:
-    """A pipeline of given records, and its work folder: packed and verified by one process."""
-    folder = tmp_path_factory.mktemp("packed")
-    for split, files in (("train", 9), ("evaluation", 3)):
-        make_case(folder / split, files=files)
-    records = {"records": str(folder / "train/records"), "evaluation_records": str(folder / "evaluation/records")}
-    mapping = {"name": "tiny", "prepare": records, "packing": {"group_sequences": 46, "shard_multiple": 2}}
-    settings = pipeline_from_mapping(mapping, "test")
-    run(folder, settings, "histogram", "plan", "write", "verify")
-    return settings, folder / "work"
-
-
-@pytest.fixture
-def not_verified(packed: tuple[PipelineSettings, Path], tmp_path: Path) -> Path:
-    """A copy of that work folder without its proof."""
-    work = Path(shutil.copytree(packed[1], tmp_path / "work"))
-    for path in work.rglob("verification*"):
-        path.unlink()
-    return work
-
-
-@pytest.mark.parametrize("parts", [1, 2, 7])
-def test_verify_in_any_number_of_parts_and_any_order_is_the_proof_of_one_process(
-    parts: int, packed: tuple[PipelineSettings, Path], not_verified: Path
-) -> None:
-    settings, whole = packed
-    for number in reversed(range(parts)):
-        (result,) = run(not_verified.parent, settings, "verify", part=(number, parts)).values()
-        assert result["train"].groups == len(range(number, 5, parts))
-    assert _missing_inputs(RunRequest(settings, not_verified, not_verified, a_run()).folder, "verify-finish") == []
-    run(not_verified.parent, settings, "verify", finish=True)
-    assert folders.contents(not_verified) == folders.contents(whole)
-
-
-def test_verify_is_not_finished_before_all_its_parts(packed: tuple[PipelineSettings, Path], not_verified: Path) -> None:
-    settings, _ = packed
-    run(not_verified.parent, settings, "verify", part=(0, 2))
-    with pytest.raises(FailedError, match="not every part is verified"):
-        run(not_verified.parent, settings, "verify", finish=True)
-    again = run(not_verified.parent, settings, "verify", part=(0, 2))["verify"]
-    assert again["train"].groups == 3
-    run(not_verified.parent, settings, "verify", part=(1, 2))
-    assert not run(not_verified.parent, settings, "verify", finish=True)["verify"]["train"].skipped
 
 
 # --- a pipeline from text in a bucket to a report in a bucket: the bytes of a run on a disk

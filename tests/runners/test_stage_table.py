@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from gaudi_bert import __version__
 from gaudi_bert.artefacts.base import part_path
 from gaudi_bert.artefacts.store.mirrored_folder import existing_histograms
 from gaudi_bert.artefacts.work_folder import WorkFolder
@@ -277,28 +276,15 @@ def test_the_image_goes_by_cards_and_engine(given: list[str], train: str, finetu
     assert {stage_image(own, stage) for stage in STAGES.values() if stage.trains} == {"mine:v1"}
 
 
-def test_images_have_registry_and_version() -> None:
-    pack = STAGES["write"]
-    assert stage_image(load_pipeline(None), pack) == f"gaudi-bert-data:{__version__}"
-    named = load_pipeline(None, ["images.registry=registry.example:5000/us", "images.tag=v2"])
-    assert stage_image(named, pack) == "registry.example:5000/us/gaudi-bert-data:v2"
-
-
 # --- quantities, and the resources that pods of a pipeline request
 
 
 @pytest.mark.parametrize(
     ("quantity", "value"),
-    [("500m", 0.5), ("2", 2), ("409Gi", 409 * 2**30), ("1k", 1000), ("95000Mi", 95000 * 2**20), ("1e3", 1000)],
+    [("500m", 0.5), ("2", 2), ("409Gi", 409 * 2**30), ("1k", 1000), ("95000Mi", 95000 * 2**20)],
 )
 def test_quantities_have_values(quantity: str, value: float) -> None:
     agree(quantity_value(quantity), value)
-
-
-@pytest.mark.parametrize("quantity", ["", "lots", "1GiB", "-1"])
-def test_what_is_not_a_quantity_is_refused(quantity: str) -> None:
-    with pytest.raises(ValueError, match="is not a quantity"):
-        quantity_value(quantity)
 
 
 def test_with_cards_requests_equal_limits() -> None:

@@ -18,9 +18,8 @@ import pytest
 
 from gaudi_bert.config.pipeline import load_pipeline
 from gaudi_bert.runners import stop_ranks
-from gaudi_bert.runners.launch import USER_SSH_PORT, failed_rank, training_command
+from gaudi_bert.runners.launch import USER_SSH_PORT, training_command
 from gaudi_bert.runners.stop_ranks import _meeting_point, _named_variables, _run_ranks, _workers_of
-from tests.builders.recorded_answers import MPIRUN_FOOTER_ONLY, MPIRUN_OUTPUT
 from tests.builders.ssh_hosts import USER, WORKERS, Hosts, made_hosts, wait_until
 
 HOSTFILE = "OMPI_MCA_orte_default_hostfile"
@@ -218,41 +217,6 @@ def ranks() -> list[str]:
         pytest.skip("OPEN MPI MISSING: what a lost rank and a stop do to the others is not tried")
     settings = load_pipeline(None, ["resources.cards=2"])
     return training_command(settings, [sys.executable, "-c"], over_ssh=False, python=sys.executable)
-
-
-@pytest.mark.parametrize(
-    ("code", "reason"),
-    [
-        ("print('error: no key `dept`; use depth', file=sys.stderr); sys.exit(2)", "error: no key `dept`; use depth"),
-        ("print(None.keys())", "AttributeError: 'NoneType' object has no attribute 'keys'"),
-        ("print('not a word of why', file=sys.stderr); sys.exit(3)", "not a word of why"),
-        ("os.kill(os.getpid(), 9)", "was ended by signal 9 (Killed)"),
-    ],
-    ids=["error", "traceback", "exit", "killed"],
-)
-def test_the_rank_that_failed_first_is_named_with_its_error(ranks: list[str], code: str, reason: str) -> None:
-    """On the output of the real mpirun; the other rank says that it was left alone, as the watchdog does."""
-    rank = f"""
-import os, sys, time
-if os.environ["OMPI_COMM_WORLD_RANK"] == "1":
-    {code}
-time.sleep(0.5)
-print("error: rank 1 has left", file=sys.stderr, flush=True)
-{WAIT}"""
-    done = subprocess.run([*ranks, rank], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
-    assert done.returncode != 0
-    assert (failed_rank(done.stdout) or done.stdout).startswith("rank 1")
-    assert (failed_rank(done.stdout) or done.stdout).endswith(reason)
-    assert failed_rank(done.stdout[-2048:]) == failed_rank(done.stdout), "what Kubernetes keeps of a log as a message"
-
-
-def test_the_reason_is_the_error_of_the_failed_rank_and_output_without_one_has_none() -> None:
-    reason = "rank 1: error: settings.yaml: depth is 3 there, 4 here; give another --out"
-    later = "--out[1,1]<stderr>:\n[1,1]<stderr>:the last words of a library\n"
-    for output in (MPIRUN_OUTPUT, MPIRUN_OUTPUT.replace("--out[1,1]<stderr>:\n", later)):
-        assert failed_rank(output) == reason
-    assert failed_rank(MPIRUN_FOOTER_ONLY) is None, "it does not hold the words of rank 1"
-    assert failed_rank("[1,1]<stderr>:error: an error that nobody ended by\n") is None
 
 
 def test_ranks_have_longer_to_save_than_a_lost_rank_is_waited_for(ranks: list[str], tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from operator import itemgetter
 from types import MappingProxyType
 from typing import Any
 
@@ -292,6 +293,8 @@ def _explain(action: str, error: Any) -> ClusterError:
 # --- one namespace
 
 _DRY_RUN: Mapping[bool, Json] = {False: {}, True: {"dry_run": "All"}}
+# Enough for what the ranks and mpirun write after one has failed.
+_LOG_END_LINES = 1000
 
 
 class Cluster:
@@ -303,6 +306,7 @@ class Cluster:
     def __init__(self, namespace: str, connection: Connection | None = None) -> None:
         self.namespace = namespace
         self.connection = connection or Connection()
+        self._log_ends: dict[tuple[str, str], str] = {}
 
     def version(self) -> tuple[int, int]:
         """Return the server's version, for example (1, 31)."""
@@ -313,7 +317,7 @@ class Cluster:
     def check_namespace(self) -> None:
         """See that the namespace exists and is not being removed."""
         try:
-            answer = self.read_namespace()
+            answer = self.connection.call(f"look for namespace {self.namespace}", "get", "Namespace", name=self.namespace)
         except NotFoundError as error:
             raise InputError(
                 f"namespace {self.namespace} does not exist on this cluster; make it with "
@@ -325,10 +329,6 @@ class Cluster:
             raise InputError(
                 f"namespace {self.namespace} is being removed; wait until it is gone, or set kubernetes.namespace"
             )
-
-    def read_namespace(self) -> Json:
-        """Return the namespace itself."""
-        return self.connection.call(f"look for namespace {self.namespace}", "get", "Namespace", name=self.namespace)
 
     def create(self, item: Json, *, dry_run: bool = False) -> Json:
         """Make an object; with `dry_run`, the server checks all that it would, and makes nothing."""
@@ -373,12 +373,12 @@ class Cluster:
             return []
         return answer.get("items") or []
 
-    def find_everywhere(self, kind: str) -> list[Json] | None:
-        """Return all objects of a kind, of all namespaces; None where this account may not see them."""
+    def find_everywhere(self, kind: str) -> list[Json]:
+        """Return all objects of a kind, of all namespaces; none where this account may not see them."""
         try:
             return self.connection.call(f"list all {kind}s", "get", kind).get("items") or []
         except (ForbiddenError, NotFoundError):
-            return None
+            return []
 
     def is_allowed(self, group: str, resource: str, verb: str) -> bool:
         """Whether this account has a right in the namespace; a part of a resource is written as `pods/log`."""
@@ -392,10 +392,18 @@ class Cluster:
         answer = self.connection.call("ask for rights", "create", "SelfSubjectAccessReview", body=review)
         return bool(answer.get("status", {}).get("allowed"))
 
-    def events(self, name: str) -> list[Json]:
-        """Return what the cluster noted about the object called `name`, oldest first."""
+    def last_warning(self, name: str, since: str = "") -> str:
+        """Return the newest warning about the object called `name`, in one line; an empty text where there is none.
+
+        Warnings outlive their object: those from before `since` are about an earlier one of that name.
+        """
         answer = self._call(f"list events of {name}", "get", "Event", field_selector=f"involvedObject.name={name}")
-        return sorted(answer.get("items") or [], key=lambda event: event.get("lastTimestamp") or "")
+        warnings = [
+            (event.get("lastTimestamp") or since, event.get("message", ""))
+            for event in answer.get("items") or ()
+            if event.get("type") == "Warning" and (event.get("lastTimestamp") or since) >= since
+        ]
+        return " ".join(message for _, message in sorted(warnings, key=itemgetter(0))[-1:]).replace("\n", " ").strip()
 
     def wait_for_change(self, item: Json, seconds: int) -> None:
         """Return when `item` changes, when the watch is dropped, or after `seconds`; read it again to see what it is now."""
@@ -427,6 +435,16 @@ class Cluster:
         path = f"/api/v1/namespaces/{self.namespace}/pods/{pod}/log"
         options: Json = {"query_params": query, "timeout": (_TIMEOUT[0], _LONGEST_LOG_SECONDS), "patient": False}
         yield from _response_lines(self.connection.open(f"read the log of {pod}", "request", "get", path, **options))
+
+    def log_end(self, pod: str, container: str) -> str:
+        """Return the end of the log of a container that has ended, read once; empty where it cannot be read."""
+        if (pod, container) not in self._log_ends:
+            try:
+                lines = list(self.log_lines(pod, container, follow=False, last=_LOG_END_LINES))
+            except (ClusterError, StreamDroppedError):
+                lines = []
+            self._log_ends[pod, container] = "\n".join(line.partition(" ")[2] for line in lines)
+        return self._log_ends[pod, container]
 
     def _call(self, action: str, verb: str, kind: str, **arguments: Any) -> Json:
         return self.connection.call(action, verb, kind, namespace=self.namespace, **arguments)

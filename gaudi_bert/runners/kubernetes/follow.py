@@ -8,23 +8,19 @@ What is suspended waits for its queue, for as long as that takes; when it is adm
 
 from __future__ import annotations
 
-import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.progress import Reporter, human_seconds
 from gaudi_bert.runners.kubernetes.client import Cluster, Json, title_of
 from gaudi_bert.runners.kubernetes.logs import LogFollower, StepProgress
-from gaudi_bert.runners.kubernetes.manifests import QUEUE_LABEL
 from gaudi_bert.runners.kubernetes.reasons import (
     Problem,
     State,
-    current_pods,
     describe_suspension,
     is_suspended,
     job_outcome,
-    log_reader,
     pods_of,
     step_problem,
 )
@@ -34,10 +30,6 @@ _SHORTEST_ROUND_SECONDS = 0.2
 _LOG_END_SECONDS = 10
 # A wait that passes sooner is not reported: most volumes are bound, and most pods placed, soon after a Job is created.
 _PASSING_SECONDS = 15.0
-# How long a Job may take to replace pods that were stopped on request; its backoff begins with 10 s, and doubles.
-_RESTART_SECONDS = 15.0
-# What a message tells a person to do who reads it on their own machine; a cluster does it by itself.
-_BY_HAND = re.compile(r"(; |, and )(run it again|the same command)[^;]*")
 
 
 class PodsStoppedError(FailedError):
@@ -59,8 +51,7 @@ def follow(cluster: Cluster, item: Json, reporter: Reporter, start_seconds: floa
     """
     progress = StepProgress(item, reporter)
     logs = LogFollower(cluster, reporter, progress)
-    read_log = log_reader(cluster)
-    waits, stops = _Waits(start_seconds, reporter), _Stops()
+    waits = _Waits(start_seconds, reporter)
     try:
         while True:
             round_started = time.monotonic()
@@ -71,15 +62,16 @@ def follow(cluster: Cluster, item: Json, reporter: Reporter, start_seconds: floa
             pods, outcome = pods_of(cluster, current), job_outcome(current)
             if shows_logs:
                 logs.update(pods)
+            if outcome == "complete":
+                logs.finish(_LOG_END_SECONDS)
+                return
             if outcome is None and is_suspended(current):
                 waits.begin_again()
                 progress.show_waiting(describe_suspension(cluster, current))
             else:
-                problem = step_problem(cluster, current, pods, read_log) if outcome != "complete" else None
+                problem = step_problem(cluster, current, pods)
                 if outcome is not None:
                     logs.finish(_LOG_END_SECONDS)
-                    if outcome == "complete":
-                        return
                     if problem is None or problem.state is State.WAITS:
                         raise FailedError(f"{title_of(current)} {outcome}; see `gaudi-bert k8s logs`")
                     raise _ERRORS.get(problem.state, FailedError)(str(problem))
@@ -87,9 +79,6 @@ def follow(cluster: Cluster, item: Json, reporter: Reporter, start_seconds: floa
                     waits.begin_again()
                 elif waits.are_over(problem):
                     _give_up(cluster, current, problem, waits.waited)
-                if stops.last_too_long(current, pods, problem):
-                    cluster.delete(current["kind"], current["metadata"]["name"])
-                    raise PodsStoppedError(f"{current['metadata']['name']} was stopped on request")
                 progress.show(current, pods)
             cluster.wait_for_change(current, _WATCH_SECONDS)
             if time.monotonic() - round_started < _SHORTEST_ROUND_SECONDS:
@@ -129,30 +118,8 @@ class _Waits:
             if problem.state is State.WAITS:
                 self._reporter.say(f"{problem} (giving up after {human_seconds(self._start_seconds)})")
             else:
-                self._reporter.say(f"{_BY_HAND.sub('', problem.reason)}; retrying")
+                self._reporter.say(f"{problem.reason}; retrying")
         return False
-
-
-class _Stops:
-    """Whether pods that were stopped on request wait for the backoff that their Job has after failures."""
-
-    def __init__(self) -> None:
-        self._has_worked = False
-        self._since: float | None = None
-
-    def last_too_long(self, item: Json, pods: Sequence[Json], problem: Problem | None) -> bool:
-        """Whether nothing has replaced them for longer than after a first failure, though nothing stands in the way.
-
-        A queue would have to admit a new Job first, and the launcher of an MPIJob waits for its workers.
-        """
-        at_work = any(pod.get("status", {}).get("phase") in ("Pending", "Running") for pod in current_pods(pods))
-        self._has_worked |= at_work
-        stopped = problem is not None and problem.state is State.STOPPED and self._has_worked and not at_work
-        if not stopped or item["kind"] == "MPIJob" or QUEUE_LABEL in (item["metadata"].get("labels") or {}):
-            self._since = None
-            return False
-        self._since = time.monotonic() if self._since is None else self._since
-        return time.monotonic() - self._since >= _RESTART_SECONDS
 
 
 def _give_up(cluster: Cluster, item: Json, problem: Problem, waited: float) -> None:

@@ -1,6 +1,6 @@
-"""What the pods of a step write: the log of one that is alone line by line, of those that share a step the last line.
+"""What the pods of a step write, line by line; of pods that share a step, the first one reports.
 
-A thread follows each log. When the connection drops, the log is read again from a little before the last line that came,
+A thread follows the log. When the connection drops, the log is read again from a little before the last line that came,
 and what was shown already is recognised by its time.
 """
 
@@ -13,13 +13,10 @@ from dataclasses import dataclass, field
 
 from gaudi_bert.common.progress import Reporter, human_seconds
 from gaudi_bert.runners.kubernetes.client import Cluster, ClusterError, Json, NotFoundError, StreamDroppedError
-from gaudi_bert.runners.kubernetes.pods import STEP_LABEL
-from gaudi_bert.runners.kubernetes.reasons import is_worker, needs_all_pods
-from gaudi_bert.runners.launch import rank_pieces
+from gaudi_bert.runners.kubernetes.reasons import is_worker, trains_together
+from gaudi_bert.runners.launch import RANK_TAG
 
 _EVERY_SECONDS = 60.0
-# More logs at once than a person can read help nobody.
-_MOST_LOGS = 8
 _OVERLAP_SECONDS = 5
 _INDEX = "batch.kubernetes.io/job-completion-index"
 
@@ -29,33 +26,28 @@ class StepProgress:
 
     def __init__(self, item: Json, reporter: Reporter, clock: Callable[[], float] = time.monotonic) -> None:
         self._name = item["metadata"]["name"]
-        # Pods that train together report once, in the first one's log.
-        self._parts = 1 if needs_all_pods(item) else int(item.get("spec", {}).get("completions") or 1)
+        # Pods that train together report how far all of them are.
+        self._parts = 1 if trains_together(item) else int(item.get("spec", {}).get("completions") or 1)
         self._reporter, self._clock = reporter, clock
         self._began = self._last_shown = clock()
-        self._last_lines: dict[str, str] = {}
         self._waits_for: str | None = None
         self._waiting_since = 0.0
 
-    def take(self, pod: str, prefix: str, line: str) -> None:
-        """Show a line of a pod that is alone; of others keep the last one."""
-        if self._parts > 1:
-            self._last_lines[pod] = line
-        else:
+    def take(self, line: str) -> None:
+        """Show a line of a pod."""
+        if self._parts == 1:
             self._last_shown = self._clock()
-            self._reporter.say(prefix + line)
+        self._reporter.say(line)
 
     def show(self, item: Json, pods: Sequence[Json]) -> None:
         """Show how far the step is, where a minute has gone by (on a terminal: at once)."""
         self._waits_for = None
-        at_work = [pod["metadata"]["name"] for pod in pods if pod.get("status", {}).get("phase") == "Running"]
+        at_work = sum(pod.get("status", {}).get("phase") == "Running" for pod in pods)
         if not at_work or not self._is_due():
             return
         text = f"running for {human_seconds(self._clock() - self._began)}"
         if self._parts > 1:
-            done = int(item.get("status", {}).get("succeeded") or 0)
-            last_lines = [f"{pod}: {self._last_lines[pod]}" for pod in at_work if pod in self._last_lines]
-            text = "; ".join([f"{done} of {self._parts} parts done, {len(at_work)} at work", *(last_lines or [text])])
+            text = f"{item.get('status', {}).get('succeeded') or 0} of {self._parts} parts done, {at_work} at work, {text}"
         self._reporter.show(f"{self._name}: {text}")
 
     def show_waiting(self, reason: str) -> None:
@@ -82,11 +74,6 @@ def followed_container(pod: Json) -> str | None:
     return None if is_worker(pod) else pod["spec"]["containers"][0]["name"]
 
 
-def without_tags(line: str) -> str:
-    """Return a line of mpirun's output without the `[1,0]<stderr>:` before what each rank wrote of it."""
-    return "".join(text for _, text in rank_pieces(line))
-
-
 @dataclass
 class _Followed:
     thread: threading.Thread | None = None
@@ -94,14 +81,9 @@ class _Followed:
     started: float = field(default_factory=time.monotonic)
     reached_end: bool = False
 
-    @property
-    def is_read(self) -> bool:
-        """Whether somebody reads it at present."""
-        return self.thread is not None and self.thread.is_alive()
-
 
 class LogFollower:
-    """Reads the logs of a step's pods for `progress`."""
+    """Reads the log of the pod of a step, or of the first of several, for `progress`."""
 
     def __init__(self, cluster: Cluster, reporter: Reporter, progress: StepProgress) -> None:
         self._cluster, self._reporter, self._progress = cluster, reporter, progress
@@ -112,19 +94,14 @@ class LogFollower:
         """Read the logs of those pods whose container has started, and resume those that were dropped."""
         for pod in pods:
             metadata, container = pod["metadata"], followed_container(pod)
-            name, index = metadata["name"], (metadata.get("annotations") or {}).get(_INDEX, "0")
-            # Of pods that train together, the first one reports for all.
-            is_silent = index != "0" and (metadata.get("labels") or {}).get(STEP_LABEL) == "train"
-            statuses = pod.get("status", {}).get("containerStatuses") or ()
-            states = [status.get("state") or {} for status in statuses if status["name"] == container]
-            state = next(iter(states[0]), "waiting") if states else "waiting"
-            reading = sum(log.is_read for log in self._followed.values())
-            log = self._followed.get(name)
-            ended = log is not None and (log.is_read or (log.reached_end and state == "terminated"))
-            if container is None or is_silent or state == "waiting" or ended or reading >= _MOST_LOGS:
+            if container is None or (metadata.get("annotations") or {}).get(_INDEX, "0") != "0":
                 continue
-            prefix = f"[{name}] " if len(pods) > 1 else ""
-            self._read(log or self._followed.setdefault(name, _Followed()), name, container, prefix)
+            statuses = pod.get("status", {}).get("containerStatuses") or ()
+            states = {status["name"]: next(iter(status.get("state") or {}), "waiting") for status in statuses}
+            state, log = states.get(container, "waiting"), self._followed.setdefault(metadata["name"], _Followed())
+            is_read = log.thread is not None and log.thread.is_alive()
+            if state != "waiting" and not is_read and not (log.reached_end and state == "terminated"):
+                self._read(log, metadata["name"], container)
 
     def finish(self, seconds: float) -> None:
         """Let the logs that are still coming in end, for so long at the most."""
@@ -133,7 +110,7 @@ class LogFollower:
             if log.thread is not None:
                 log.thread.join(max(0.0, until - time.monotonic()))
 
-    def _read(self, log: _Followed, pod: str, container: str, prefix: str) -> None:
+    def _read(self, log: _Followed, pod: str, container: str) -> None:
         shown_until = log.last_moment
         since = int(time.monotonic() - log.started) + _OVERLAP_SECONDS if shown_until else None
 
@@ -143,7 +120,7 @@ class LogFollower:
                     moment, _, text = line.partition(" ")
                     if moment > shown_until:
                         log.last_moment = moment
-                        self._progress.take(pod, prefix, without_tags(text))
+                        self._progress.take(RANK_TAG.sub("", text))
                 log.reached_end = True
             except StreamDroppedError:
                 pass  # The next update takes the log up again.

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from typing import Any
 
 from gaudi_bert.artefacts.store.objects import Objects
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.runners.kubernetes.client import Cluster
-from gaudi_bert.runners.kubernetes.logs import followed_container, without_tags
+from gaudi_bert.runners.kubernetes.logs import followed_container
 from gaudi_bert.runners.kubernetes.manifests import PIPELINE_LABEL, POD_LABELS, render
 from gaudi_bert.runners.kubernetes.pods import STEP_LABEL, Manifest
 from gaudi_bert.runners.kubernetes.reasons import (
@@ -19,14 +18,12 @@ from gaudi_bert.runners.kubernetes.reasons import (
     describe_suspension,
     is_suspended,
     job_outcome,
-    log_reader,
     pods_of,
     step_problem,
-    worst_problem,
 )
 from gaudi_bert.runners.kubernetes.run import refuse_foreign
+from gaudi_bert.runners.launch import RANK_TAG
 
-_NOT_SUBMITTED = "not submitted"
 # What a pipeline shares by these names, whatever its settings were when it did.
 _SHARED = {
     "ServiceAccount": "stages",
@@ -37,52 +34,39 @@ _SHARED = {
 }
 
 
-@dataclass(frozen=True)
-class _StepStatus:
-    """The state of a step on the cluster.
+def status(settings: PipelineSettings, cluster: Cluster) -> dict[str, dict[str, Any]]:
+    """Return how far each step is.
 
-    `state` is `not submitted`, `suspended`, `waiting`, `running`, `complete`, or `failed: <reason>`; `pods` counts the pods
-    in each phase, without those that were replaced; `problem` is what it waits for or what is wrong with its pods.
+    `state` is `not submitted`, `suspended`, `waiting`, `running`, `complete`, or `failed: <reason>`; of what is submitted,
+    `pods` counts the pods in each phase, without those that were replaced; `problem` is what it waits for or what is wrong.
     """
-
-    state: str
-    pods: Mapping[str, int] = field(default_factory=dict)
-    problem: str | None = None
-
-    def as_json(self) -> dict[str, Any]:
-        """Return it for machines; of a step that is not submitted, the state alone."""
-        everything = {"state": self.state, "pods": dict(self.pods), "problem": self.problem}
-        return {"state": self.state} if self.state == _NOT_SUBMITTED else everything
-
-    def lines(self, step: str) -> list[str]:
-        """Return it for people."""
-        pods = ", ".join(f"{count} {phase}" for phase, count in self.pods.items())
-        state = f"{step}: {self.state}" + (f" ({pods})" if pods else "")
-        return [state, f"  {self.problem}"] if self.problem else [state]
-
-
-def status(settings: PipelineSettings, cluster: Cluster) -> dict[str, _StepStatus]:
-    """Return how far each step is."""
     cluster.check_namespace()
     return {step: _step_status(cluster, item) for step, item in render(settings).steps.items()}
 
 
-def _step_status(cluster: Cluster, item: Manifest) -> _StepStatus:
+def status_lines(steps: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return the states of steps for people."""
+    lines = []
+    for step, found in steps.items():
+        pods = ", ".join(f"{count} {phase}" for phase, count in found.get("pods", {}).items())
+        lines.append(f"{step}: {found['state']}" + (f" ({pods})" if pods else ""))
+        lines += [f"  {found['problem']}"] if found.get("problem") else []
+    return lines
+
+
+def _step_status(cluster: Cluster, item: Manifest) -> dict[str, Any]:
     submitted = _submitted(cluster, item)
     if submitted is None:
-        return _StepStatus(_NOT_SUBMITTED)
+        return {"state": "not submitted"}
     pods, outcome = pods_of(cluster, submitted), job_outcome(submitted)
     phases = [pod.get("status", {}).get("phase", "Unknown") for pod in current_pods(pods)]
-    counted = {phase: phases.count(phase) for phase in sorted(set(phases))}
+    state, problem = outcome or ("running" if "Running" in phases else "waiting"), None
     if outcome is None and is_suspended(submitted):
-        return _StepStatus("suspended", counted, describe_suspension(cluster, submitted))
-    problem = None
-    if outcome is None:
-        problem = step_problem(cluster, submitted, pods, log_reader(cluster))
+        state, problem = "suspended", describe_suspension(cluster, submitted)
     elif outcome != "complete":
-        problem = worst_problem(pods, log_reader(cluster))
-    state = outcome or ("running" if "Running" in phases else "waiting")
-    return _StepStatus(state, counted, None if problem is None else str(problem))
+        found = step_problem(cluster, submitted, pods)
+        problem = None if found is None else str(found)
+    return {"state": state, "pods": {phase: phases.count(phase) for phase in sorted(set(phases))}, "problem": problem}
 
 
 def _submitted(cluster: Cluster, item: Manifest) -> Manifest | None:
@@ -110,7 +94,7 @@ def show_logs(settings: PipelineSettings, step: str | None, cluster: Cluster, sh
             if container is not None and pod.get("status", {}).get("phase") != "Pending":
                 shown += 1
                 for line in cluster.log_lines(pod["metadata"]["name"], container, follow=False):
-                    show(f"[{pod['metadata']['name']}] {without_tags(line.partition(' ')[2])}")
+                    show(f"[{pod['metadata']['name']}] {RANK_TAG.sub('', line.partition(' ')[2])}")
     if not shown:
         raise InputError(f"no pod of {step or settings.name} has started in namespace {cluster.namespace}; see `k8s status`")
     return shown

@@ -64,7 +64,11 @@ def open_results(settings: PipelineSettings, cluster: Cluster, out: Path, report
     reporter.say(f"{item['metadata']['name']}: a pod writes the page and sends it")
     try:
         follow(cluster, item, reporter, settings.kubernetes.start_seconds, shows_logs=False)
-        files = _received_files(_log_of(cluster, item), out)
+        done = [pod for pod in pods_of(cluster, item) if pod.get("status", {}).get("phase") == "Succeeded"]
+        if not done:
+            raise FailedError(f"the pod of {item['metadata']['name']} was removed before its log was read; run this again")
+        log = cluster.log_lines(done[0]["metadata"]["name"], followed_container(done[0]) or "", follow=False)
+        files = _received_files((line.partition(" ")[2] for line in log), out)
     finally:
         cluster.delete(item["kind"], item["metadata"]["name"])
     for path, data in files.items():
@@ -72,15 +76,6 @@ def open_results(settings: PipelineSettings, cluster: Cluster, out: Path, report
             handle.write(data)
     boards = (out / run / "tensorboard" for run in ("train", "finetune"))
     return _OpenedResults(out / "report.html", next(filter(Path.is_dir, boards), None))
-
-
-def _log_of(cluster: Cluster, item: Manifest) -> Iterator[str]:
-    """The lines of the pod that has done the work, without their times."""
-    for pod in pods_of(cluster, item):
-        if pod.get("status", {}).get("phase") == "Succeeded":
-            log = cluster.log_lines(pod["metadata"]["name"], followed_container(pod) or "", follow=False)
-            return (line.partition(" ")[2] for line in log)
-    raise FailedError(f"the pod of {item['metadata']['name']} was removed before its log was read; run this again")
 
 
 def _sender(settings: PipelineSettings, cluster: Cluster) -> Manifest:
@@ -156,20 +151,15 @@ def _received_files(lines: Iterable[str], folder: Path) -> dict[Path, bytes]:
         raise FailedError("the results in the pod's log are incomplete; copy the work folder with `kubectl cp`")
     try:
         with tarfile.open(fileobj=io.BytesIO(data), mode="r:gz") as archive:
-            members = [(folder / _name_inside(member.name), member) for member in archive if member.isfile()]
-            return {path: archive.extractfile(member).read() for path, member in members}  # type: ignore[union-attr]
+            members = [(PurePosixPath(member.name.lstrip("/")), member) for member in archive if member.isfile()]
+            for inside, member in members:
+                if not inside.parts or ".." in inside.parts:
+                    raise tarfile.ReadError(f"{member.name!r} leads out of the folder")
+            return {folder / inside: archive.extractfile(member).read() for inside, member in members}  # type: ignore[union-attr]
     except (tarfile.TarError, OSError, EOFError) as error:
         raise FailedError(
             f"the results in the pod's log cannot be unpacked ({error}); copy the work folder with `kubectl cp`"
         ) from error
-
-
-def _name_inside(name: str) -> PurePosixPath:
-    """The name of a file in an archive, from which no `..` and no `/` at its beginning may lead out of the folder."""
-    inside = PurePosixPath(name.lstrip("/"))
-    if not inside.parts or ".." in inside.parts:
-        raise tarfile.ReadError(f"{name!r} leads out of the folder")
-    return inside
 
 
 def _archive(folder: Path, files: Iterable[Path]) -> bytes:

@@ -1,22 +1,21 @@
 """Why a step does not continue: the cluster's own words, in one line, and what they mean for the run.
 
-The words are those of a pod's status, of the last warning about what makes the pod or about the pod, and of the `error:`
-line with which its log ends.
+The words are those of a pod's status, of the last warning about the pod or about what makes it, and of the `error:` line
+with which its log ends.
 """
 
 from __future__ import annotations
 
-import functools
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-from gaudi_bert.runners.kubernetes.client import Cluster, ClusterError, Json, StreamDroppedError, title_of
+from gaudi_bert.common.errors import InputError, StoppedError
+from gaudi_bert.runners.kubernetes.client import Cluster, Json, title_of
 from gaudi_bert.runners.kubernetes.manifests import POD_LABELS, QUEUE_LABEL
 from gaudi_bert.runners.kubernetes.pods import STEP_LABEL
-from gaudi_bert.runners.launch import rank_pieces
-from gaudi_bert.runners.stage_table import STEPS
+from gaudi_bert.runners.launch import RANK_TAG
 
 
 class State(IntEnum):
@@ -26,10 +25,10 @@ class State(IntEnum):
     HOPELESS = 0
     # The cluster tries again, or the other pods work on.
     GOES_ON = 1
-    # Stopped on request, or taken away; it saved, and the same is submitted again.
-    STOPPED = 2
     # It does not run yet, and may still; given up after `kubernetes.start_seconds`.
-    WAITS = 3
+    WAITS = 2
+    # Stopped on request, or taken away; it saved, and the same is submitted again.
+    STOPPED = 3
 
 
 @dataclass(frozen=True)
@@ -46,42 +45,34 @@ class Problem:
     @property
     def without_names(self) -> str:
         """Return the reason without the names of pods, which change with every attempt to make one."""
-        return _POD_NAME.sub("pod", self.reason)
+        return re.sub(r'\bpods? (?:"[^"]*"|[a-z0-9][-a-z0-9.]*)', "pod", self.reason)
 
 
-# The end of the log of a container of a pod.
-ReadLog = Callable[[Json, str], str]
-
-_POD_NAME = re.compile(r'\bpods? (?:"[^"]*"|[a-z0-9][-a-z0-9.]*)')
-_BAD_INPUT, _STOPPED = 2, 75
-# Enough for what the ranks and mpirun write after one has failed.
-_LOG_END_LINES = 1000
+_BY_EXIT_CODE = {InputError.exit_code: State.HOPELESS, StoppedError.exit_code: State.STOPPED}
 # So many pods that do the same are killed for their memory before no further one is tried.
 _MOST_MEMORY_KILLS = 3
 # What a rank reports that ends because another one has.
 _BECAUSE_OF_ANOTHER = re.compile(r"rank \d+.* (aborts|has left|(is|was) lost|did not come)\b")
-_STOP = re.compile(r"stopped on request(?: after update \d+(?: of \d+)?)?")
-# Options that a person has who runs a stage by hand, and what to do on a cluster instead.
-_OPTIONS = re.compile(r"; [^;]*--(?:overwrite|resume)\b.*")
-_BY_NAME = "give the pipeline another name, or remove its work folder: `gaudi-bert k8s delete PIPELINE --data`"
-_IMAGE_REASONS = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError")
-# Answers of a registry that retrying does not change, and errors of a node that did not reach the registry.
-_NO_SUCH_IMAGE = re.compile(
-    r"not found|manifest unknown|denied|unauthorized|no such|invalid|InvalidImageName|NeverPull", re.I
-)
-_NO_REGISTRY = re.compile(r"no such host|dial tcp|server misbehaving|connection refused|timeout|x509", re.I)
-# Why pods are not even created.
-_REFUSED = re.compile(r"is forbidden|violates PodSecurity|denied the request|exceeded quota|usage per (Container|Pod)")
+# A remedy for who runs a stage by hand is none on a cluster.
+_BY_HAND = re.compile(r"--(overwrite|resume)\b")
+_ON_A_CLUSTER = "give the pipeline another name, or remove its work folder: `gaudi-bert k8s delete PIPELINE --data`"
+_IMAGE = r"(?:ErrImagePull|ImagePullBackOff|InvalidImageName|ErrImageNeverPull|ImageInspectError): "
+_NO_REGISTRY = r"no such host|dial tcp|server misbehaving|connection refused|timeout|x509"
+_NO_IMAGE = r"not found|manifest unknown|denied|unauthorized|no such|invalid|couldn't parse|policy of never"
+_OTHER_IMAGE = "build and push it (`make images`), or set images.registry, images.tag and images.pull_secret"
+_PODS_OF_QUOTA = r".*requested: [^:]*\bpods="
 # Words of the cluster after which no wait helps, and those after which it may, with what to do; all that match are reported.
 _HOPELESS = {
+    rf"(?i){_IMAGE}(?!.*(?:{_NO_REGISTRY})).*(?:{_NO_IMAGE})": _OTHER_IMAGE,
     r"violates PodSecurity": "pod security forbids such pods: choose another kubernetes.namespace, or ask for its level",
     r"admission webhook .* denied the request": "correct what the message names",
     r"usage per (Container|Pod) is": "change resources.data or resources.training to what the LimitRange allows",
     r"(?i)configmap \S+ not found": "submit the run again, which creates it",
     r"(?i)secret \S+ not found": "create it, or correct kubernetes.store_secret or images.pull_secret",
 }
-_PODS_OF_QUOTA = r".*requested: [^:]*\bpods="
 _MAY_PASS = {
+    rf"(?i){_IMAGE}.*(?:{_NO_REGISTRY})": "check images.registry, and the node's network and DNS",
+    rf"(?i){_IMAGE}(?!.*(?:{_NO_REGISTRY}))": _OTHER_IMAGE,
     rf"exceeded quota{_PODS_OF_QUOTA}": "wait, lower resources.workers or resources.data_workers, or ask for a larger quota",
     rf"exceeded quota(?!{_PODS_OF_QUOTA})": "wait, lower resources.data or resources.training, or ask for a larger quota",
     r"Insufficient habana.ai/gaudi": "wait until cards are free, or lower resources.cards or resources.workers",
@@ -97,6 +88,8 @@ _MAY_PASS = {
     r"untolerated taint": "set tolerations in kubernetes.data_pods or kubernetes.training_pods, or remove the taint",
     r"didn't match Pod's node": "correct kubernetes.node_selector, or what kubernetes.data_pods and training_pods select",
 }
+# Why some pods are not even created, though others are.
+_REFUSED = re.compile(r"is forbidden|violates PodSecurity|denied the request|exceeded quota|usage per (Container|Pod)")
 # Who makes the pods where Kubernetes itself does not.
 _MAKERS = {
     "MPIJob": "see that the MPI operator runs",
@@ -104,49 +97,20 @@ _MAKERS = {
 }
 
 
-def step_problem(cluster: Cluster, item: Json, pods: Sequence[Json], read_log: ReadLog) -> Problem | None:
-    """Return what is wrong with a step: with its pods, or why it has none, or too few; None where it continues."""
-    if not pods:
-        return _refusal(cluster, item, pods) or Problem(
-            State.WAITS, f"{title_of(item)} has no pods", _MAKERS.get(item["kind"], "see `kubectl describe job`")
-        )
-    worst = _worst(pods, read_log)
-    if worst is not None and worst[0].state in (State.HOPELESS, State.GOES_ON):
-        return worst[0]
-    refused = _refusal(cluster, item, pods) if _at_work(item, pods) < expected_pods(item) else None
-    if refused is not None:
-        return refused
-    if worst is None:
-        return next(filter(None, (_lost_node(cluster, pod) for pod in current_pods(pods))), None)
-    problem, pod = worst
-    if problem.state is not State.WAITS:
-        return problem
-    # The last warnings about the pod and its claims, where its own status does not mention them.
-    is_silent = " does not start " in problem.reason
-    claims = [volume.get("persistentVolumeClaim", {}).get("claimName") for volume in pod["spec"].get("volumes") or ()]
-    names = [*([_name(pod)] if is_silent else []), *(filter(None, claims) if is_silent or "laim" in problem.reason else ())]
-    words = [f"{name}: {warning}" for name in names if (warning := _last_warning(cluster, name))]
-    return _in_words(problem.reason, "; ".join(words)) if words else problem
+def step_problem(cluster: Cluster, item: Json, pods: Sequence[Json]) -> Problem | None:
+    """Return what is wrong with a step: with one of its pods, or why there are too few; None where it continues.
 
-
-def worst_problem(pods: Sequence[Json], read_log: ReadLog) -> Problem | None:
-    """Return the problem to report of several pods', of which those that were replaced do not count."""
-    worst = _worst(pods, read_log)
-    return None if worst is None else worst[0]
-
-
-def _worst(pods: Sequence[Json], read_log: ReadLog) -> tuple[Problem, Json] | None:
-    """The problem to report, and whose it is: one that another one's end has caused is reported last."""
-    problems = [(problem, pod) for pod in current_pods(pods) if (problem := _pod_problem(pod, pods, read_log)) is not None]
-    return min(problems, default=None, key=lambda each: (bool(_BECAUSE_OF_ANOTHER.search(each[0].reason)), each[0].state))
+    Of a step that has ended, its pods alone say why. What ended because of another pod is reported last.
+    """
+    problems = [each for pod in current_pods(pods) if (each := _pod_problem(cluster, pod, pods)) is not None]
+    if job_outcome(item) is None:
+        problems += _missing_pods(cluster, item, pods)
+    return min(problems, default=None, key=lambda each: (bool(_BECAUSE_OF_ANOTHER.search(each.reason)), each.state))
 
 
 def current_pods(pods: Sequence[Json]) -> list[Json]:
     """Return the newest pod of each task: of a part of a Job, of an MPIJob's launcher, of each of its workers."""
-    newest: dict[str, Json] = {}
-    for pod in sorted(pods, key=_created):
-        newest[_task_of(pod)] = pod
-    return list(newest.values())
+    return list({_task_of(pod): pod for pod in sorted(pods, key=_created)}.values())
 
 
 def is_worker(pod: Json) -> bool:
@@ -168,61 +132,13 @@ def _name(item: Json) -> str:
     return str(item["metadata"]["name"])
 
 
-def one_line(text: str) -> str:
-    """Return `text` without line breaks and double spaces."""
-    return " ".join(text.split())
+def _step_of(item: Json) -> str:
+    return str((item["metadata"].get("labels") or {}).get(STEP_LABEL, "STEP"))
 
 
-# --- one pod
-
-
-def _pod_problem(pod: Json, pods: Sequence[Json], read_log: ReadLog) -> Problem | None:
-    """The problem of a pod, one of all `pods` of its step; None for one that runs, is done or waits for its inputs."""
-    status, where = pod.get("status", {}), f"pod {_name(pod)}"
-    if status.get("phase") == "Succeeded":
-        return None
-    for condition in status.get("conditions") or ():
-        if condition["type"] == "DisruptionTarget" and condition.get("status") == "True":
-            message = f"{where} was taken away ({condition.get('reason')}): {one_line(condition.get('message', ''))}"
-            by_kubelet = condition.get("reason") == "TerminationByKubelet"
-            return Problem(State.GOES_ON if by_kubelet else State.STOPPED, message)
-    # What becomes of a worker matters only to its launcher: when that is done, all workers are removed.
-    if "deletionTimestamp" in pod["metadata"] and not is_worker(pod):
-        return Problem(State.STOPPED, f"{where} was deleted")
-    containers = [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
-    for container in containers:
-        state = container.get("state") or {}
-        ended = state.get("terminated") or {}
-        if "waiting" in state and not ended:
-            ended = (container.get("lastState") or {}).get("terminated") or {}
-        if ended.get("exitCode"):
-            return _exit_problem(where, pod, pods, container, ended, read_log)
-        waiting = state.get("waiting") or {}
-        if waiting.get("message"):
-            return _start_problem(f"{where}: {waiting['reason']}", waiting["reason"], one_line(waiting["message"]))
-    if status.get("phase") == "Failed":
-        words = one_line(f"{status.get('reason', '')}: {status.get('message', 'no reason given')}").removeprefix(": ")
-        return Problem(State.GOES_ON, f"{where} failed: {words}")
-    for condition in status.get("conditions") or ():
-        if condition["type"] == "PodScheduled" and condition.get("reason") == "Unschedulable":
-            return _in_words(f"{where} is Unschedulable", one_line(condition.get("message", "")))
-    if status.get("phase") != "Pending" or any("running" in (container.get("state") or {}) for container in containers):
-        return None
-    reasons = {((container.get("state") or {}).get("waiting") or {}).get("reason", "") for container in containers}
-    shown = ", ".join(sorted(filter(None, reasons))) or "not scheduled"
-    return Problem(State.WAITS, f"{where} does not start ({shown})", "see `kubectl describe pod`")
-
-
-def _start_problem(where: str, reason: str, message: str) -> Problem:
-    """Why a container does not start: its image does not come, or something that it needs is not there."""
-    if reason not in _IMAGE_REASONS:
-        return _in_words(where, message)
-    if _NO_REGISTRY.search(message):
-        remedy = "the node did not reach the registry: check images.registry and the node's network and DNS"
-        return Problem(State.WAITS, f"{where}: {message}", remedy)
-    remedy = "build and push it (`make images`), or set images.registry, images.tag and images.pull_secret"
-    hopeless = _NO_SUCH_IMAGE.search(f"{reason} {message}") is not None
-    return Problem(State.HOPELESS if hopeless else State.WAITS, f"{where}: {message}", remedy)
+def _words_of(said: Mapping[str, str]) -> str:
+    """What a status or a condition says, in one line: its reason, and its message."""
+    return " ".join(": ".join(filter(None, (said.get("reason"), said.get("message")))).split())
 
 
 def _in_words(where: str, words: str) -> Problem:
@@ -234,98 +150,78 @@ def _in_words(where: str, words: str) -> Problem:
     return Problem(State.HOPELESS if hopeless else State.WAITS, f"{where}: {words}", remedy)
 
 
-def _exit_problem(where: str, pod: Json, pods: Sequence[Json], container: Json, ended: Json, read_log: ReadLog) -> Problem:
-    """Why a container ended: its `error:` line stands alone, since it names the remedy; else its exit code."""
-    code, name = ended["exitCode"], container["name"]
+# --- one pod
+
+
+def _pod_problem(cluster: Cluster, pod: Json, pods: Sequence[Json]) -> Problem | None:
+    """The problem of a pod, one of all `pods` of its step; None for one that runs, is done or waits for its inputs."""
+    status, where = pod.get("status", {}), f"pod {_name(pod)}"
+    phase, conditions = status.get("phase"), {each["type"]: each for each in status.get("conditions") or ()}
+    if phase == "Succeeded":
+        return None
+    taken = conditions.get("DisruptionTarget", {})
+    if taken.get("status") == "True":
+        meaning = State.GOES_ON if taken.get("reason") == "TerminationByKubelet" else State.STOPPED
+        return Problem(meaning, f"{where} was taken away: {_words_of(taken)}")
+    # What becomes of a worker matters only to its launcher: when that is done, all workers are removed.
+    if "deletionTimestamp" in pod["metadata"] and not is_worker(pod):
+        return Problem(State.STOPPED, f"{where} was deleted")
+    containers = [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
+    states = [container.get("state") or {} for container in containers]
+    for container, state in zip(containers, states, strict=True):
+        before = container.get("lastState") or {} if "waiting" in state else {}
+        ended = state.get("terminated") or before.get("terminated") or {}
+        if ended.get("exitCode"):
+            return _exit_problem(cluster, pod, pods, container, ended)
+    if phase == "Failed":
+        return Problem(State.GOES_ON, f"{where} failed: {_words_of(status) or 'no reason given'}")
+    if phase != "Pending" or any("running" in state for state in states):
+        return None
+    return _start_problem(cluster, pod, [state.get("waiting") or {} for state in states], conditions.get("PodScheduled", {}))
+
+
+def _start_problem(cluster: Cluster, pod: Json, waiting: Sequence[Json], scheduled: Json) -> Problem:
+    """Why a pod does not start: what its status says, and where that says nothing, or names a claim, the last warnings."""
+    words = [_words_of(each) for each in waiting if each.get("message")]
+    words += [_words_of(scheduled)] if scheduled.get("reason") == "Unschedulable" else []
+    names = [] if words else [_name(pod)]
+    if not words or "laim" in words[0]:
+        claims = [volume.get("persistentVolumeClaim", {}).get("claimName") for volume in pod["spec"].get("volumes") or ()]
+        names += filter(None, claims)
+    words += [f"{name}: {warning}" for name in names if (warning := cluster.last_warning(name))]
+    shown = ", ".join(sorted(filter(None, (each.get("reason") for each in waiting)))) or "not scheduled"
+    return _in_words(f"pod {_name(pod)}", "; ".join(words) or f"does not start ({shown})")
+
+
+def _exit_problem(cluster: Cluster, pod: Json, pods: Sequence[Json], container: Json, ended: Json) -> Problem:
+    """Why a container ended: the `error:` line with which its log ends, or else its exit code."""
+    code, where = ended["exitCode"], f"pod {_name(pod)}"
     if ended.get("reason") == "OOMKilled":
-        ends = [
-            (status.get("state") or {}).get("terminated") or {}
-            for each in pods
-            if _task_of(each) == _task_of(pod)
-            for status in each.get("status", {}).get("containerStatuses") or ()
-        ]
-        again = sum(end.get("reason") == "OOMKilled" for end in ends)
-        state = State.HOPELESS if max(again, container.get("restartCount", 0)) >= _MOST_MEMORY_KILLS else State.GOES_ON
-        specs = [each for each in pod["spec"]["containers"] if each["name"] == name]
-        limit = next((each["resources"]["limits"].get("memory") for each in specs if "resources" in each), "unknown")
-        part = "training" if is_worker(pod) or STEPS.get(_step_of(pod), STEPS["plan"]).trains else "data"
-        remedy = f"raise resources.{part}.memory_limit (or memory, on cards)"
-        return Problem(state, f"{where}: OOMKilled: it needed more memory than its limit of {limit}", remedy)
-    error = _error_line(ended.get("message") or "") or _error_line(read_log(pod, name))
-    if code == _STOPPED or (error is not None and _STOP.search(error)):
-        stop = _STOP.search(error or "")
-        return Problem(State.STOPPED, f"{where}: {stop[0] if stop else 'stopped on request'}")
-    state = State.HOPELESS if code == _BAD_INPUT else State.GOES_ON
-    if error is not None:
-        without_options = _OPTIONS.sub("", error)
-        return Problem(state, f"{where}: {without_options}", "" if without_options == error else _BY_NAME)
-    return Problem(state, f"{where}: exit code {code}", f"its log: `gaudi-bert k8s logs PIPELINE --step {_step_of(pod)}`")
-
-
-def _step_of(item: Json) -> str:
-    return str((item["metadata"].get("labels") or {}).get(STEP_LABEL, "STEP"))
+        of_the_task = [each.get("status", {}) for each in pods if _task_of(each) == _task_of(pod)]
+        states = [each.get("state") or {} for status in of_the_task for each in status.get("containerStatuses") or ()]
+        again = sum((state.get("terminated") or {}).get("reason") == "OOMKilled" for state in states)
+        is_hopeless = max(again, container.get("restartCount", 0)) >= _MOST_MEMORY_KILLS
+        remedy = (
+            "raise memory_limit (with cards: memory) in resources.training, or in resources.data where nothing is trained"
+        )
+        return Problem(State.HOPELESS if is_hopeless else State.GOES_ON, f"{where}: OOMKilled", remedy)
+    state = _BY_EXIT_CODE.get(code, State.GOES_ON)
+    error = _error_line(ended.get("message") or "") or _error_line(cluster.log_end(_name(pod), container["name"]))
+    reason, _, remedy = (
+        error or f"exit code {code}; its log: `gaudi-bert k8s logs PIPELINE --step {_step_of(pod)}`"
+    ).partition("; ")
+    if state is State.STOPPED:
+        remedy = ""  # the run submits it again
+    elif _BY_HAND.search(remedy):
+        remedy = _ON_A_CLUSTER
+    return Problem(state, f"{where}: {reason}", remedy)
 
 
 def _error_line(text: str) -> str | None:
     """The `error:` line of a log, without the tags of mpirun; of several ranks, that of the one that failed by itself."""
-    pieces = [piece.strip() for line in text.splitlines() for _, piece in rank_pieces(line)]
+    pieces = [piece.strip() for line in text.splitlines() for piece in RANK_TAG.split(line)]
     errors = [piece for piece in pieces if piece.startswith("error: ")]
     return min(reversed(errors), default=None, key=lambda error: bool(_BECAUSE_OF_ANOTHER.search(error)))
-
-
-def log_reader(cluster: Cluster) -> ReadLog:
-    """Return how the end of a container's log is read; empty where it cannot be read."""
-
-    @functools.cache
-    def log_end(name: str, container: str) -> str:
-        try:
-            lines = list(cluster.log_lines(name, container, follow=False, last=_LOG_END_LINES))
-        except (ClusterError, StreamDroppedError):
-            return ""
-        return "\n".join(line.partition(" ")[2] for line in lines)
-
-    return lambda pod, container: log_end(_name(pod), container)
-
-
-# --- what the cluster noted about a step, its pods and its claims
-
-
-def _last_warning(cluster: Cluster, name: str, since: str = "") -> str:
-    """The newest warning about the object called `name`; events outlive it, and an earlier one may have had its name."""
-    warnings = [
-        one_line(event.get("message", ""))
-        for event in cluster.events(name)
-        if event.get("type") == "Warning" and (event.get("lastTimestamp") or since) >= since
-    ]
-    return warnings[-1] if warnings else ""
-
-
-def _refusal(cluster: Cluster, item: Json, pods: Sequence[Json]) -> Problem | None:
-    """Why the cluster makes no pods, or fewer than `item` wants; None where it refuses none.
-
-    The pods that a Job has do its work one after another; those that train together wait for the others.
-    """
-    names = [_name(item), *([f"{_name(item)}-launcher"] if item["kind"] == "MPIJob" else [])]
-    words = [warning for name in names if (warning := _last_warning(cluster, name, _created(item)))]
-    if not words or (pods and not _REFUSED.search(words[-1])):
-        return None
-    gets = f"{_at_work(item, pods)} of {expected_pods(item)} pods" if pods else "no pods"
-    problem = _in_words(f"{title_of(item)} gets {gets}", words[-1])
-    if pods and problem.state is State.WAITS and not needs_all_pods(item):
-        return Problem(State.GOES_ON, problem.reason, problem.remedy)
-    return problem
-
-
-def _lost_node(cluster: Cluster, pod: Json) -> Problem | None:
-    """The node of a pod that seems to run, if the cluster has lost contact with it."""
-    conditions = {each["type"]: each.get("status") for each in pod.get("status", {}).get("conditions") or ()}
-    if pod.get("status", {}).get("phase") != "Running" or conditions.get("Ready") != "False":
-        return None
-    if not any(event.get("reason") == "NodeNotReady" for event in cluster.events(_name(pod))):
-        return None
-    node = pod["spec"].get("nodeName", "unknown")
-    remedy = f"wait until it is back, or remove it: `kubectl describe node {node}`"
-    return Problem(State.GOES_ON, f"node {node} is NotReady, and pod {_name(pod)} is on it", remedy)
 
 
 # --- Jobs, MPIJobs and TrainJobs
@@ -339,35 +235,42 @@ def pods_of(cluster: Cluster, item: Json) -> list[Json]:
 def job_outcome(item: Json) -> str | None:
     """Return `complete`, `failed: <reason>`, or None while a step runs."""
     for condition in item.get("status", {}).get("conditions") or ():
-        if condition.get("status") != "True":
-            continue
-        if condition["type"] in ("Complete", "Succeeded"):
+        if condition.get("status") == "True" and condition["type"] in ("Complete", "Succeeded"):
             return "complete"
-        if condition["type"] == "Failed":
-            return f"failed: {condition.get('reason', 'unknown')}: {one_line(condition.get('message', ''))}"
+        if condition.get("status") == "True" and condition["type"] == "Failed":
+            return f"failed: {_words_of(condition)}"
     return None
 
 
-def needs_all_pods(item: Json) -> bool:
+def trains_together(item: Json) -> bool:
     """Whether the pods of a step train together, so that none continues without the others."""
     return item.get("kind", "Job") != "Job" or _step_of(item) == "train"
 
 
-def expected_pods(item: Json) -> int:
-    """Return how many pods a step should have at a time; of an MPIJob, how many workers."""
-    spec = item.get("spec", {})
-    if item["kind"] == "TrainJob":
-        return int(spec.get("trainer", {}).get("numNodes") or 1)
-    if item["kind"] == "MPIJob":
-        return int(spec.get("mpiReplicaSpecs", {}).get("Worker", {}).get("replicas") or 0)
+def _missing_pods(cluster: Cluster, item: Json, pods: Sequence[Json]) -> Iterator[Problem]:
+    """Why the cluster makes no pods, or fewer than `item` wants (of an MPIJob, workers): its last warning about the maker.
+
+    The pods that a Job has do its work one after another; those that train together wait for the others.
+    """
+    spec, kind = item.get("spec", {}), item["kind"]
     remaining = int(spec.get("completions") or 1) - int(item.get("status", {}).get("succeeded") or 0)
-    return min(int(spec.get("parallelism") or 1), remaining)
-
-
-def _at_work(item: Json, pods: Sequence[Json]) -> int:
-    """Number of pods that run or wait; of an MPIJob, of workers."""
-    counted = filter(is_worker, pods) if item["kind"] == "MPIJob" else pods
-    return sum(pod.get("status", {}).get("phase") in ("Pending", "Running") for pod in counted)
+    wanted = min(int(spec.get("parallelism") or 1), remaining)
+    if kind == "TrainJob":
+        wanted = int(spec.get("trainer", {}).get("numNodes") or 1)
+    elif kind == "MPIJob":
+        wanted = int(spec.get("mpiReplicaSpecs", {}).get("Worker", {}).get("replicas") or 0)
+    counted = [pod for pod in pods if kind != "MPIJob" or is_worker(pod)]
+    at_work = sum(pod.get("status", {}).get("phase") in ("Pending", "Running") for pod in counted)
+    if pods and at_work >= wanted:
+        return
+    makers = [_name(item), *([f"{_name(item)}-launcher"] if kind == "MPIJob" else [])]
+    words = next(filter(None, (cluster.last_warning(name, _created(item)) for name in reversed(makers))), "")
+    if not words and not pods:
+        yield Problem(State.WAITS, f"{title_of(item)} has no pods", _MAKERS.get(kind, "see `kubectl describe job`"))
+    elif words and (not pods or _REFUSED.search(words)):
+        problem = _in_words(f"{title_of(item)} gets {f'{at_work} of {wanted}' if pods else 'no'} pods", words)
+        works_on = bool(pods) and problem.state is State.WAITS and not trains_together(item)
+        yield Problem(State.GOES_ON, problem.reason, problem.remedy) if works_on else problem
 
 
 # --- what waits for a queue: suspended until it is admitted, and again when others come first
@@ -375,9 +278,7 @@ def _at_work(item: Json, pods: Sequence[Json]) -> int:
 # Kueue suspends whatever carries the label of one of its queues, by itself, and creates a Workload for it, whose
 # conditions say what it waits for. Where Workloads may not be read, the Job's own condition is all that is known.
 
-_OWNER_LABEL = "kueue.x-k8s.io/job-uid"
-# The newest version of the API first.
-_WORKLOADS = ("Workload", "OlderWorkload")
+_HELD_BACK = {"Evicted": "True", "QuotaReserved": "False", "Suspended": "True"}
 
 
 def is_suspended(item: Json) -> bool:
@@ -388,28 +289,15 @@ def is_suspended(item: Json) -> bool:
 
 def describe_suspension(cluster: Cluster, item: Json) -> str:
     """Return what a suspended step waits for, in one line."""
-    workloads: list[Json] = []
-    for kind in _WORKLOADS:
-        label = f"{_OWNER_LABEL}={item['metadata'].get('uid', '')}"
-        workloads = workloads or cluster.find(kind, label, if_allowed=True)
-    own = (item.get("status") or {}).get("conditions") or ()
-    reasons = [_message_of(each) for each in own if each["type"] == "Suspended" and each.get("status") == "True"]
-    reasons = list(_queue_reasons(max(workloads, key=_created))) if workloads else reasons
+    label = f"kueue.x-k8s.io/job-uid={item['metadata'].get('uid', '')}"
+    found = (cluster.find(kind, label, if_allowed=True) for kind in ("Workload", "OlderWorkload"))
+    holder = max(next(filter(None, found), ()), default=item, key=_created)
+    status = holder.get("status") or {}
+    conditions = {condition["type"]: condition for condition in status.get("conditions") or ()}
+    held = [conditions[kind] for kind, value in _HELD_BACK.items() if conditions.get(kind, {}).get("status") == value]
+    reasons = [each.get("message") or _words_of(each) for each in held]
+    checks = [check for check in status.get("admissionChecks") or () if check.get("state") != "Ready"]
+    reasons += [f"admission check {each['name']}: {each.get('message') or each.get('state', 'Pending')}" for each in checks]
     queue = (item["metadata"].get("labels") or {}).get(QUEUE_LABEL)
     waits = f"waits for its queue {queue}" if queue else "is suspended, until somebody resumes it"
-    return f"{title_of(item)} {waits}: {'; '.join(dict.fromkeys(reasons)) or 'not looked at yet'}"
-
-
-def _queue_reasons(workload: Json) -> Iterator[str]:
-    status = workload.get("status") or {}
-    conditions = {condition["type"]: condition for condition in status.get("conditions") or ()}
-    for kind, status_that_waits in (("Evicted", "True"), ("QuotaReserved", "False")):
-        if conditions.get(kind, {}).get("status") == status_that_waits:
-            yield _message_of(conditions[kind])
-    for check in status.get("admissionChecks") or ():
-        if check.get("state") != "Ready":
-            yield f"admission check {check['name']}: {one_line(check.get('message') or '') or check.get('state', 'Pending')}"
-
-
-def _message_of(condition: Json) -> str:
-    return one_line(condition.get("message") or "") or str(condition.get("reason", condition["type"]))
+    return " ".join(f"{title_of(item)} {waits}: {'; '.join(dict.fromkeys(reasons)) or 'not looked at yet'}".split())

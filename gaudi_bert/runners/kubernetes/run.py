@@ -13,10 +13,10 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from gaudi_bert.common.errors import FailedError, InputError
+from gaudi_bert.common.errors import FailedError, GaudiBertError, InputError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.runners.kubernetes.claims import find_work_claim, is_to_be_made_anew
@@ -56,7 +56,9 @@ def run_on_kubernetes(
     manifests = render(settings, cluster.version())
     steps = {step: manifests.steps[step] for step in steps_of(stages)}
     claim = find_work_claim(cluster, settings)
-    _check_objects(cluster, settings, manifests, steps)
+    for _, _, problem in check_objects(cluster, settings, (*manifests.shared, *steps.values())):
+        if problem is not None:
+            raise problem
     _refuse_other_runs(cluster, settings, [_signed(item, manifests, _identity(settings, claim)) for item in steps.values()])
     if claim is not None and _is_own(settings, claim) and is_to_be_made_anew(cluster, settings, claim):
         remove_and_wait(cluster, settings, "PersistentVolumeClaim", claim["metadata"]["name"])
@@ -103,26 +105,35 @@ def refuse_foreign(settings: PipelineSettings, item: Json, kind: str) -> None:
         )
 
 
-def _check_objects(cluster: Cluster, settings: PipelineSettings, manifests: Manifests, steps: dict[str, Manifest]) -> None:
-    """Let the server check all that will be created or replaced, without doing it, and refuse what is somebody else's."""
-    existing = {}
-    for item in (*manifests.shared, *steps.values()):
-        kind, name = item["kind"], item["metadata"]["name"]
-        present = existing[kind] = cluster.read(kind, name)
-        if present is not None:
-            if kind != "PersistentVolumeClaim":  # one that the user created by that name is used as it is
-                refuse_foreign(settings, present, kind)
-            if kind in _REPLACED:
-                _replace(cluster, item, present, dry_run=True)
-        elif kind != "TrainJob" or existing["TrainingRuntime"] is not None:  # which its webhook looks for
-            try:
+def check_objects(
+    cluster: Cluster, settings: PipelineSettings, items: Iterable[Manifest]
+) -> Iterator[tuple[Manifest, Json | None, GaudiBertError | None]]:
+    """Let the server check each object that a run creates or replaces, without doing it.
+
+    Yields the object, the one of that name that is there already, and the error that the run would end with.
+    """
+    has_runtime = True
+    for item in items:
+        kind, present = item["kind"], None
+        problem: GaudiBertError | None = None
+        try:
+            present = cluster.read(kind, item["metadata"]["name"])
+            if present is not None:
+                if kind != "PersistentVolumeClaim":  # one that the user created by that name is used as it is
+                    refuse_foreign(settings, present, kind)
+                if kind in _REPLACED:
+                    _replace(cluster, item, present, dry_run=True)
+            elif kind != "TrainJob" or has_runtime:  # which its webhook looks for
                 cluster.create(item, dry_run=True)
-            except ConflictError:
-                pass  # Somebody creates it at this moment: looked at again when it is created.
-            except NotFoundError as error:
-                if kind not in _OPERATOR_REMEDIES:
-                    raise
-                raise InputError(f"this cluster serves no {kind}s; {_OPERATOR_REMEDIES[kind]}") from error
+        except ConflictError:
+            pass  # Somebody creates it at this moment: looked at again when it is created.
+        except NotFoundError as error:
+            remedy = _OPERATOR_REMEDIES.get(kind)
+            problem = error if remedy is None else InputError(f"this cluster serves no {kind}s; {remedy}")
+        except GaudiBertError as error:
+            problem = error
+        has_runtime &= kind != "TrainingRuntime" or present is not None
+        yield item, present, problem
 
 
 def _refuse_other_runs(cluster: Cluster, settings: PipelineSettings, steps: Sequence[Manifest]) -> None:

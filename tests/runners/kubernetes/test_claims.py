@@ -12,7 +12,7 @@ from gaudi_bert.config.pipeline import load_pipeline
 from gaudi_bert.runners.kubernetes.claims import _shares_volumes, check_access_mode
 from tests.builders.command_line import run_command
 from tests.builders.fake_api_server import FakeApiServer, Run
-from tests.builders.recorded_answers import STORAGE_CLASS, node
+from tests.builders.recorded_answers import STORAGE_CLASS
 
 TWO = "resources.workers=2"
 ONCE = {"accessModes": ["ReadWriteOnce"]}
@@ -43,7 +43,7 @@ def test_several_workers_on_one_nodes_volume_are_refused(options: list[str], rep
 
 def put_cluster(server: FakeApiServer, nodes: int, provisioner: str = "ebs.csi.aws.com") -> None:
     for number in range(nodes):
-        server.put("Node", node(f"node-{number}", cpu="4", memory="16Gi"))
+        server.put("Node", {"metadata": {"name": f"node-{number}"}})
     server.put("StorageClass", {**STORAGE_CLASS, "provisioner": provisioner})
 
 

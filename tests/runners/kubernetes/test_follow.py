@@ -11,7 +11,7 @@ import pytest
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import load_pipeline
-from gaudi_bert.runners.kubernetes import follow, manage
+from gaudi_bert.runners.kubernetes import manage
 from gaudi_bert.runners.kubernetes.client import Cluster
 from gaudi_bert.runners.kubernetes.follow import _Waits
 from gaudi_bert.runners.kubernetes.reasons import Problem, State
@@ -33,8 +33,8 @@ from tests.builders.recorded_answers import (
 
 Json = dict[str, Any]
 
-FULL = Problem(State.WAITS, "pod q is Unschedulable: 1 Insufficient cpu.", "add nodes")
-DISK = Problem(State.GOES_ON, "pod p-1: error: disk full; run it again to resume")
+FULL = Problem(State.WAITS, "pod q: Unschedulable: 1 Insufficient cpu.", "add nodes")
+DISK = Problem(State.GOES_ON, "pod p-1: error: disk full", "run it again to resume")
 
 
 class Told:
@@ -103,7 +103,7 @@ def test_memory_that_is_too_small_ends_the_run_after_the_third_time(server: Fake
     for number, each in enumerate(killed):
         each["metadata"]["creationTimestamp"] = f"2026-01-01T00:0{number}:00Z"
     server.script("demo-train", *[active(*killed[: number + 1]) for number in range(3)], complete())
-    with pytest.raises(InputError, match="pod p-2: OOMKilled: it needed more memory than its limit of 2Gi"):
+    with pytest.raises(InputError, match="pod p-2: OOMKilled"):
         run(["train"])
     assert server.created("Job") == ["demo-train"]
 
@@ -233,26 +233,18 @@ def test_two_pods_train_and_the_first_one_reports(kind: str, server: FakeApiServ
 
 @pytest.mark.parametrize("taken", [DELETED, EVICTED, SAVED], ids=["deleted", "preempted", "saved"])
 def test_pods_that_are_taken_away_save_and_their_successors_go_on(
-    taken: list[Json], kind: str, server: FakeApiServer, said: io.StringIO, run: Run, monkeypatch: pytest.MonkeyPatch
+    taken: list[Json], kind: str, server: FakeApiServer, said: io.StringIO, run: Run
 ) -> None:
-    monkeypatch.setattr(follow, "_RESTART_SECONDS", 60.0)
     server.script("demo-train", Moment(ACTIVE, both()), Moment(ACTIVE, taken), AGAIN, TRAINED)
     assert run(["train"], *options(kind)) == {"train": "done"}
     assert server.created(kind) == ["demo-train"], "the Job itself makes them anew"
     assert "stopped on request after update 174 of 800; retrying" in said.getvalue()
 
 
-def test_pods_that_wait_for_the_backoff_of_their_job_are_submitted_again(kind: str, server: FakeApiServer, run: Run) -> None:
-    again = [Moment(ACTIVE, both()), *[Moment(ACTIVE, SAVED)] * 3]
-    server.script("demo-train", *again, AGAIN, TRAINED)
-    assert run(["train"], *options(kind)) == {"train": "done"}
-    assert server.created(kind) == ["demo-train"] * 2
-
-
 @pytest.mark.parametrize(
     ("pods", "error", "reason"),
     [
-        ([ended(0, 1, LOST), ended(1, 137, reason="OOMKilled")], FailedError, "pod demo-train-1-a: OOMKilled: it needed"),
+        ([ended(0, 1, LOST), ended(1, 137, reason="OOMKilled")], FailedError, "pod demo-train-1-a: OOMKilled"),
         ([ended(0, 1, LOST), ended(1, 1, "error: disk full")], FailedError, "pod demo-train-1-a: error: disk full"),
         ([ended(0, 1, LOST)], FailedError, "pod demo-train-0-a: error: rank 0 aborts: rank 1"),
         ([ended(0, 2, "error: bad"), ended(1, 2, "error: bad")], InputError, "demo-train-.-a: error: bad"),
@@ -267,8 +259,8 @@ def test_a_run_that_cannot_go_on_ends_with_the_reason_of_the_pod_that_failed(
     with pytest.raises(error, match=reason):
         run(["train"], *options(kind))
     status = manage.status(load_pipeline(None, options(kind)), cluster)["train"]
-    assert status.state.startswith("failed: BackoffLimitExceeded")
-    assert reason[:10] in str(status.problem)
+    assert status["state"].startswith("failed: BackoffLimitExceeded")
+    assert reason[:10] in status["problem"]
 
 
 def test_a_quota_that_refuses_one_of_the_pods_ends_the_run(kind: str, server: FakeApiServer, run: Run) -> None:

@@ -62,20 +62,19 @@ def test_a_launcher_is_followed_without_the_tags_of_mpirun(server: FakeApiServer
     server.script("demo-train", State({}, [launcher, worker]), State({}, [launcher, worker]), done)
     assert run(["train"], "resources.workers=2") == {"train": "done"}
     assert server.created("MPIJob") == ["demo-train"]
-    assert "[launcher] update 1\n[launcher] mpirun: all is well\n" in said.getvalue()
+    assert "\nupdate 1\nmpirun: all is well\n" in said.getvalue()
     assert "sshd" not in said.getvalue()
 
 
-def test_the_last_line_of_each_pod_that_shares_a_stage_is_shown_once_a_minute(said: io.StringIO) -> None:
+def test_how_many_parts_are_done_is_shown_once_a_minute(said: io.StringIO) -> None:
+    """Whatever the first pod writes meanwhile."""
     clock = Clock()
     progress = StepProgress(SHARED, Reporter(said), clock)
-    for line in ("--- write", "write: 40 %, 100.0 MB/s, 30 s left"):
-        progress.take("a", "[a] ", line)
-    progress.take("b", "[b] ", "group 3 is there already")
     for clock.now in range(0, 125, 5):
+        progress.take("write: 40 %")
         progress.show({"status": {"succeeded": 3}}, [*pods("a", "b", "c"), succeeded("d", "write")])
-    expected = "demo-write: 3 of 8 parts done, 3 at work; a: write: 40 %, 100.0 MB/s, 30 s left; b: group 3 is there already"
-    assert said.getvalue().splitlines() == [expected, expected]
+    lines = [line for line in said.getvalue().splitlines() if "40 %" not in line]
+    assert lines == [f"demo-write: 3 of 8 parts done, 3 at work, running for {each} min 00 s" for each in (1, 2)]
 
 
 def test_a_pod_that_is_alone_is_shown_line_by_line_or_for_how_long_it_has_been_silent(said: io.StringIO) -> None:
@@ -84,7 +83,7 @@ def test_a_pod_that_is_alone_is_shown_line_by_line_or_for_how_long_it_has_been_s
     for clock.now in (30, 61, 90, 121):
         progress.show({"status": {}}, pods("a"))
         if clock.now == 30:
-            progress.take("a", "", "train: update 50/800 (6%)")
+            progress.take("train: update 50/800 (6%)")
     assert said.getvalue().splitlines() == ["train: update 50/800 (6%)", "demo-train: running for 1 min 30 s"]
 
 
@@ -95,7 +94,7 @@ def test_on_a_terminal_the_passing_line_is_always_there(said: io.StringIO, monke
     progress = StepProgress(SHARED, reporter, Clock())
     for _ in range(3):
         progress.show({}, pods("a"))
-    assert said.getvalue().count("demo-write: 0 of 8 parts done, 1 at work; running for 0.0 s") == 3
+    assert said.getvalue().count("demo-write: 0 of 8 parts done, 1 at work, running for 0.0 s") == 3
 
 
 def test_what_is_waited_for_is_said_at_once_when_it_changes_and_then_every_minute(said: io.StringIO) -> None:
@@ -111,16 +110,13 @@ def test_what_is_waited_for_is_said_at_once_when_it_changes_and_then_every_minut
     ]
 
 
-def test_pods_that_share_a_step_show_no_log(
-    server: FakeApiServer, said: io.StringIO, monkeypatch: pytest.MonkeyPatch, run: Run
-) -> None:
-    monkeypatch.setattr("gaudi_bert.runners.kubernetes.logs._EVERY_SECONDS", 0.0)
-    moment = "2026-01-01T00:00:00Z"
-    for name, share in (("write-0", 20), ("write-1", 40)):
-        server.logs[name] = [f"{moment} --- write", f"{moment} write: {share} %, 10.0 MB/s, 9.0 s left"]
-    at_work: list[State] = [active(*pods("write-0", "write-1"))] * 4
-    server.script("demo-write", *at_work, complete(succeeded("write-0"), succeeded("write-1")))
+def test_of_pods_that_share_a_step_the_first_one_reports(server: FakeApiServer, said: io.StringIO, run: Run) -> None:
+    at_work = pods("write-0", "write-1")
+    for index, pod in enumerate(at_work):
+        pod["metadata"]["annotations"] = {"batch.kubernetes.io/job-completion-index": str(index)}
+        server.logs[f"write-{index}"] = [f"2026-01-01T00:00:00Z write: part {index}"]
+    server.script("demo-write", *[active(*at_work)] * 4, complete(*at_work))
     server.watches.extend(["silence"] * 3)
     run(["write"], "resources.data_workers=2")
-    assert "write-0: write: 20 %, 10.0 MB/s, 9.0 s left; write-1: write: 40 %, 10.0 MB/s, 9.0 s left" in said.getvalue()
-    assert said.getvalue().count("--- write\n") == 0, "that of its pods"
+    assert said.getvalue().count("write: part 0") == 1
+    assert "part 1" not in said.getvalue()

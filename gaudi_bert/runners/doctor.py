@@ -1,0 +1,360 @@
+"""`gaudi-bert doctor`: is this machine, a cluster, or an object store ready for a pipeline, and what is to be fixed?"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal
+
+from gaudi_bert.artefacts.store.objects import Objects
+from gaudi_bert.common.errors import GaudiBertError, InputError, has_tensorflow, install_command
+from gaudi_bert.common.files import url_of
+from gaudi_bert.common.progress import Reporter
+from gaudi_bert.config.pipeline import PipelineSettings
+from gaudi_bert.config.values import EngineName
+from gaudi_bert.runners.kubernetes.claims import find_work_claim
+from gaudi_bert.runners.kubernetes.client import KINDS, Cluster, Connection, title_of
+from gaudi_bert.runners.kubernetes.manifests import Manifests, check_paths, render
+from gaudi_bert.runners.kubernetes.run import check_objects
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """The outcome of one check.
+
+    What has `failed` must be fixed, a `warning` may do; the remedy is empty where all is well.
+    """
+
+    check: str
+    verdict: Literal["ok", "warning", "failed"]
+    found: str
+    remedy: str = ""
+
+    def __str__(self) -> str:
+        remedy = f"; {self.remedy}" if self.remedy else ""
+        return f"{self.verdict:<7}  {self.check}: {self.found}{remedy}"
+
+    def as_json(self) -> dict[str, str]:
+        """The outcome for machines."""
+        return asdict(self)
+
+
+def _passed(check: str, finding: str) -> CheckResult:
+    """Return that all is well."""
+    return CheckResult(check, "ok", finding)
+
+
+def _warning(check: str, finding: str, remedy: str) -> CheckResult:
+    """Return what may do."""
+    return CheckResult(check, "warning", finding, remedy)
+
+
+def _failed(check: str, finding: str, remedy: str) -> CheckResult:
+    """Return what must be fixed."""
+    return CheckResult(check, "failed", finding, remedy)
+
+
+def _refused(check: str, error: GaudiBertError) -> CheckResult:
+    """Return a refusal in the words of its error."""
+    finding, _, remedy = str(error).rpartition("; ")
+    return _failed(check, finding, remedy)
+
+
+# --- an object store
+
+
+def examine_store(url: str, settings: PipelineSettings) -> CheckResult:
+    """Check that one object below `url` can be written, read, listed and removed; the object is removed again."""
+    folder = url_of(url)
+    name, content = f"gaudi-bert-doctor-{os.urandom(8).hex()}", os.urandom(64)
+    # Once or twice, not for as long as a stage would wait.
+    objects = Objects(settings.store.model_copy(update={"attempts": min(settings.store.attempts, 3)}))
+    written = False
+    try:
+        objects.write(f"{folder}/{name}", content)
+        written = True
+        if objects.read(f"{folder}/{name}") != content or name not in objects.list(folder, only_here=True):
+            return _failed("store", f"{folder}: an object is not what was written", "use a store that reads what it wrote")
+        objects.remove(f"{folder}/{name}")
+    except GaudiBertError as error:
+        if written:
+            with suppress(GaudiBertError):
+                objects.remove(f"{folder}/{name}")
+        return _refused("store", error)
+    return _passed("store", f"{folder}: write, read, list and remove")
+
+
+# --- this machine: Python, the engines and extras, the driver of Gaudi cards, the cards, the disk
+#
+# The vendor numbers the parts of the Gaudi software alike: the driver, which is in the kernel of the host, and the bridge by
+# which a framework uses cards, in the image or where the vendor's framework is installed. They must be of one release.
+
+_COMMAND_SECONDS = 20
+# The release of the image of each engine: docker/train-gaudi.Dockerfile, docker/train-gaudi-pytorch.Dockerfile.
+_IMAGE_RELEASES: Mapping[EngineName, str] = {"tensorflow": "1.14.0", "pytorch": "1.24.0"}
+_BRIDGES: Mapping[EngineName, str] = {"tensorflow": "habana-tensorflow", "pytorch": "habana-torch-plugin"}
+_TENSORFLOW = "2.15"
+# A library of each extra that is not an engine.
+_EXTRAS = {
+    "text": "tokenizers",
+    "report": "matplotlib",
+    "docker": "docker",
+    "kubernetes": "kubernetes",
+    "parquet": "pyarrow",
+}
+# Times the largest group of sequences: what a stage that works in an object store keeps here.
+_GROUPS_ON_DISK = 3
+
+
+@dataclass(frozen=True)
+class HostAnswers:
+    """Answers of the machine; an empty text is a command or package that is not there.
+
+    `device_nodes` are the names below /dev/accel and the /dev/hl* of old drivers; `packages` holds the version of each
+    package; `disk` is the space that is free in the current folder.
+    """
+
+    hl_smi: str = ""
+    device_nodes: tuple[str, ...] = ()
+    python: tuple[int, int] = (3, 11)
+    packages: Mapping[str, str] = field(default_factory=dict)
+    missing_extras: tuple[str, ...] = ()
+    disk: int = 2**50
+
+    def version(self, package: str) -> str:
+        """Return the version of a package; an empty text where it is not installed."""
+        return self.packages.get(package, "")
+
+    @property
+    def driver(self) -> str:
+        """The release of the driver, as `1.24.0`; later releases have a line for the driver of the network, too."""
+        return _release(r"^\|?\s*Driver Version:\s*", self.hl_smi)
+
+    @property
+    def cards(self) -> list[str]:
+        """The names of the cards that `hl-smi` lists, as `HL-225`."""
+        return re.findall(r"^\|\s*\d+\s+(HL-\S+)", self.hl_smi, re.MULTILINE)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the answers for programs."""
+        return {**asdict(self), "driver": self.driver, "cards": self.cards}
+
+
+def ask_host() -> HostAnswers:
+    """Ask this machine."""
+    # Besides each device, later drivers have a node that controls it.
+    nodes = [path.name for pattern in ("accel/accel[0-9]*", "hl[0-9]*") for path in sorted(Path("/dev").glob(pattern))]
+    names = ("tensorflow-cpu", "tensorflow", "torch", "transformers", *_BRIDGES.values())
+    try:
+        done = subprocess.run(["hl-smi"], capture_output=True, text=True, timeout=_COMMAND_SECONDS, check=False)
+        hl_smi = done.stdout if done.returncode == 0 else ""
+    except (OSError, subprocess.TimeoutExpired):
+        hl_smi = ""
+    return HostAnswers(
+        hl_smi=hl_smi,
+        device_nodes=tuple(nodes),
+        python=sys.version_info[:2],
+        packages={
+            each.metadata["Name"]: each.version for name in names for each in importlib.metadata.distributions(name=name)
+        },
+        missing_extras=tuple(extra for extra, library in _EXTRAS.items() if find_spec(library) is None),
+        disk=shutil.disk_usage(".").free,
+    )
+
+
+def check_host(answers: HostAnswers, settings: PipelineSettings) -> list[CheckResult]:
+    """One result per check, in an order in which fixing makes sense; without any cards, none of the driver."""
+    here = ", ".join(extra for extra in _EXTRAS if extra not in answers.missing_extras) or "none"
+    missing = ",".join(answers.missing_extras)
+    lacking = f"; not installed: {missing} (to add them: {install_command(missing)})" if missing else ""
+    results = [_check_engines(answers, settings), _passed("extras", f"installed: {here}{lacking}")]
+    if settings.resources.cards or answers.device_nodes or answers.cards:
+        results += [_check_driver(answers, settings), _check_cards(answers, settings)]
+    else:
+        results.append(_passed("cards", "none here, and the pipeline asks for none"))
+    needed = _GROUPS_ON_DISK * settings.packing.group_bytes
+    finding = f"{answers.disk / 2**30:.1f} GiB free in the current folder"
+    if answers.disk < needed:
+        return [*results, _warning("disk", finding, f"free {needed / 2**30:.1f} GiB, or lower packing.group_bytes")]
+    return [*results, _passed("disk", finding)]
+
+
+def _check_engines(answers: HostAnswers, settings: PipelineSettings) -> CheckResult:
+    """Which engine can run here, and why the other cannot: a warning where none can, or not the one that is named."""
+    version = answers.version("tensorflow-cpu") or answers.version("tensorflow")
+    problem = "" if version.startswith(f"{_TENSORFLOW}.") else f"it is {version}, and {_TENSORFLOW} is needed"
+    if not version:
+        problem = "not installed" if has_tensorflow(answers.python) else f"{_TENSORFLOW} has no version for this Python"
+    reasons = {"tensorflow": problem, "pytorch": "" if answers.version("torch") else "not installed"}
+    for engine, package in _BRIDGES.items():
+        if answers.device_nodes and not reasons[engine] and not answers.version(package):
+            reasons[engine] = f"{package} is not installed, which the cards need"
+    states = [f"{engine} does not run ({reason})" if reason else f"{engine} runs" for engine, reason in reasons.items()]
+    finding = f"Python {'.'.join(map(str, answers.python))}: {', '.join(states)}"
+    named = settings.training.engine
+    if all(reasons.values()) or reasons.get(named):
+        engine = "pytorch" if named == "auto" else named  # which runs on every Python
+        bridge = "the vendor's framework of the driver's release"
+        remedy = bridge if answers.device_nodes else install_command(engine)
+        return _warning("engines", finding, f"to train by {engine}: {remedy}; or use --on docker")
+    return _passed("engines", finding)
+
+
+def _release(before: str, text: str) -> str:
+    """The first three numbers after a pattern, as `1.24.0`."""
+    match = re.search(rf"{before}(\d+\.\d+\.\d+)", text, re.MULTILINE)
+    return match[1] if match else ""
+
+
+def _check_driver(answers: HostAnswers, settings: PipelineSettings) -> CheckResult:
+    """Compare the driver with the software that is installed here, or that the image of the engine has."""
+    bridges = {engine: answers.version(package) for engine, package in _BRIDGES.items()}
+    engine = settings.training.engine
+    if engine == "auto":
+        engine = "tensorflow" if bridges["tensorflow"] and not bridges["pytorch"] else "pytorch"
+    software, driver = _release("^", bridges[engine]) or _IMAGE_RELEASES[engine], answers.driver
+    if not driver:
+        remedy = f"install the Gaudi driver {software} (habanalabs-dkms)"
+        return _failed("driver", "hl-smi is missing or does not answer", remedy)
+    if driver == software:
+        return _passed("driver", f"driver and software for {engine} are both {driver}")
+    finding = f"driver {driver}, but software {software} for {engine}"
+    other = next((each for each, release in _IMAGE_RELEASES.items() if release == driver), None)
+    remedy = f"install driver {software} on the host, or build the image on the vendor's of {driver} (BASE_IMAGE)"
+    if other is not None:
+        remedy = f"set training.engine to {other}, whose image has this release, or {remedy}"
+    # Within a release, the last number counts corrections.
+    verdict = _warning if driver.split(".")[:2] == software.split(".")[:2] else _failed
+    return verdict("driver", finding, remedy)
+
+
+def _check_cards(answers: HostAnswers, settings: PipelineSettings) -> CheckResult:
+    """Compare the cards that are here with those that the pipeline requests."""
+    requested, nodes, listed = settings.resources.cards, len(answers.device_nodes), len(answers.cards)
+    kinds = f" ({', '.join(sorted(set(answers.cards)))})" if answers.cards else ""
+    finding = f"{nodes} device nodes, hl-smi lists {listed}{kinds}, the pipeline asks for {requested}"
+    load = "load the driver (modprobe habanalabs), or give the container its devices"
+    if listed and not nodes:
+        return _failed("cards", finding, load)
+    if nodes < requested:
+        return _failed("cards", finding, f"{load}, or set resources.cards to {nodes}")
+    if listed and listed < nodes:
+        return _warning("cards", finding, "see `hl-smi` and `dmesg`: a card that does not start is not listed")
+    return _passed("cards", finding)
+
+
+# --- a cluster: is it reachable, is the namespace there, which rights are missing, and what would the server say to a run?
+#
+# The server answers for its own rules, in its own words, by a dry run of everything: quotas, limits, pod security, missing
+# classes and operators. Nothing is created.
+
+_OLDEST = (1, 24)
+
+
+def examine_cluster(settings: PipelineSettings, reporter: Reporter, cluster: Cluster | None = None) -> list[CheckResult]:
+    """Check the cluster that the kubeconfig file names, in an order in which fixing makes sense."""
+    check_paths(settings)  # what no cluster can run is refused before the first request
+    if cluster is None:
+        cluster = Cluster(settings.kubernetes.namespace, Connection(say=reporter.say))
+    version = cluster.version()
+    results = [_check_version(version, settings), _check_namespace(cluster), _check_rights(cluster, settings)]
+    if any(result.verdict == "failed" for result in results[:2]):
+        return results
+    manifests = render(settings, version)
+    for item, present, problem in check_objects(cluster, settings, (*manifests.shared, *manifests.steps.values())):
+        found = "the server would create it" if present is None else "is there already"
+        results.append(_passed(title_of(item), found) if problem is None else _refused(title_of(item), problem))
+    return [*results, _check_volume(cluster, settings), *_check_pods(cluster, manifests)]
+
+
+def _check_version(version: tuple[int, int], settings: PipelineSettings) -> CheckResult:
+    shown = ".".join(map(str, version))
+    if version < _OLDEST:
+        return _failed("Kubernetes", shown, f"Indexed Jobs need {'.'.join(map(str, _OLDEST))} or later: upgrade the cluster")
+    if version < settings.kubernetes.version_numbers:
+        finding = f"{shown}, older than kubernetes.version: {settings.kubernetes.version}"
+        return _failed("Kubernetes", finding, f"set kubernetes.version to '{shown}'")
+    return _passed("Kubernetes", shown)
+
+
+def _check_namespace(cluster: Cluster) -> CheckResult:
+    try:
+        cluster.check_namespace()
+    except InputError as error:
+        return _refused("namespace", error)
+    return _passed("namespace", cluster.namespace)
+
+
+def needed_rights(*, training: str, queue: bool, network_policy: bool) -> list[tuple[str, str, str]]:
+    """Return what an account must be allowed to do, as group, resource and verb.
+
+    `training` is `job`, `nodes`, `mpijob` or `trainjob`. What a pipeline does not use is not required. What is submitted to
+    a queue has Workloads that show why it waits.
+    """
+    optional = {
+        "Workload": queue,
+        "NetworkPolicy": network_policy,
+        "Service": training == "nodes",
+        "MPIJob": training == "mpijob",
+        "TrainJob": training == "trainjob",
+        "TrainingRuntime": training == "trainjob",
+    }
+    unneeded = {KINDS[kind].plural for kind, needed in optional.items() if not needed}
+    rights = {(kind.group, kind.plural, verb) for kind in KINDS.values() for verb in kind.verbs}
+    return sorted(right for right in {*rights, ("", "pods/log", "get")} if right[1] not in unneeded)
+
+
+def _check_rights(cluster: Cluster, settings: PipelineSettings) -> CheckResult:
+    rights = needed_rights(
+        training="nodes" if settings.needs_service else settings.training_kind,
+        queue=settings.kubernetes.queue is not None,
+        network_policy=settings.has_network_policy,
+    )
+    missing = [f"{verb} {resource}" for group, resource, verb in rights if not cluster.is_allowed(group, resource, verb)]
+    if missing:
+        return _failed("rights", f"may not {', '.join(missing)}", "ask for the Role in k8s/in-cluster")
+    return _passed("rights", f"all {len(rights)} that a run uses")
+
+
+def _check_volume(cluster: Cluster, settings: PipelineSettings) -> CheckResult:
+    """Check the claims of the work folder and of the user's data: one that is not bound shows the last warning about it."""
+    try:
+        claims = [find_work_claim(cluster, settings)]
+        if settings.kubernetes.data_claim:
+            claims.append(cluster.read("PersistentVolumeClaim", settings.kubernetes.data_claim))
+    except GaudiBertError as error:
+        return _refused("volume", error)
+    for claim in claims:
+        phase = (claim or {}).get("status", {}).get("phase", "not bound")
+        if claim is not None and phase != "Bound":
+            name = claim["metadata"]["name"]
+            said = cluster.last_warning(name) or "the cluster says nothing of it"
+            remedy = "if it stays so, correct kubernetes.storage_class or access_mode, and `k8s delete --data`"
+            return _warning("volume", f"claim {name} is {phase}: {said}", remedy)
+    return _passed("volume", "can be used" if any(claims) else "the run makes it")
+
+
+def _check_pods(cluster: Cluster, manifests: Manifests) -> list[CheckResult]:
+    """Let the server check the pods of each step, which it else refuses only when a Job makes them; with the right to."""
+    if not cluster.is_allowed("", "pods", "create"):
+        return []
+    results = []
+    for step in manifests.steps:
+        for number, spec in enumerate(manifests.pod_specs(step)):
+            # The account may not be there yet.
+            own = {key: value for key, value in spec.items() if key not in ("serviceAccountName", "serviceAccount")}
+            try:
+                metadata = {"name": f"doctor-{step}-{number}"}
+                cluster.create({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": own}, dry_run=True)
+            except GaudiBertError as error:
+                results.append(_refused(f"pods of {step}", error))
+    return results or [_passed("pods", "the server would create those of every step")]

@@ -1,1 +1,0 @@
-"""Is this host, or this cluster, ready for what a pipeline asks?"""
