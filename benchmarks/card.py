@@ -42,8 +42,7 @@ from gaudi_bert.model.config import BertConfig
 from gaudi_bert.model.heads import PretrainingHead
 from gaudi_bert.tfrecords.pack import pack
 from gaudi_bert.tfrecords.packed_folder import read_metadata
-from gaudi_bert.training.input.batches import Batch, TrainingOrder, training_batches, value_limits
-from gaudi_bert.training.input.source import DataSource, open_source
+from gaudi_bert.training.input import Batch, DataSource, TrainingOrder, open_source, training_batches
 from gaudi_bert.training.objective import PretrainingObjective, TrainingStep
 
 MINUTES = 8.0
@@ -161,7 +160,7 @@ class Ours:
         updates = card.engine.updates(model, card.settings, card.communicator, 1)
         self._step = TrainingStep(updates, card.communicator, card.settings, PretrainingObjective())
         order = TrainingOrder(seed=1, shuffle_packs=4096, rank=card.communicator.rank, size=card.communicator.size)
-        self._batches = training_batches(source, value_limits(source, config), rows, order)
+        self._batches = training_batches(source, config, rows, order)
         self._update = 0
 
     def run(self, updates: int) -> list[Any]:
@@ -227,8 +226,7 @@ def measure(card: Card, config: BertConfig, records: Records, size: Rehearsal, p
     sequences = {"packed": rows * updates * records.factor, "padded": rows * updates}
     rates = {name: sequences[name] / seconds[name] for name in seconds}
     work = rows * updates * training_flops_a_row(config, records.packed)
-    limits = value_limits(records.padded, config)
-    batches = training_batches(records.padded, limits, rows, TrainingOrder(seed=1, shuffle_packs=4096))
+    batches = training_batches(records.padded, config, rows, TrainingOrder(seed=1, shuffle_packs=4096))
     some = [{name: np.copy(value) for name, value in next(batches).items()} for _ in range(2)]
     theirs: dict[str, Any] = {}
     for implementation, package in IMPLEMENTATIONS.items():

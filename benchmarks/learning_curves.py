@@ -203,8 +203,7 @@ def points_of_run(work: Path, study: Study, arm: Arm, seed: int) -> Iterator[dic
     from gaudi_bert.model.config import BertConfig
     from gaudi_bert.model.heads import PretrainingHead
     from gaudi_bert.training.evaluate import RecordsEvaluation
-    from gaudi_bert.training.input.batches import TrainingOrder, training_batches, value_limits
-    from gaudi_bert.training.input.source import open_source
+    from gaudi_bert.training.input import TrainingOrder, open_source, training_batches
     from gaudi_bert.training.objective import PretrainingObjective, TrainingStep
     from gaudi_bert.training.run_plan import learning_rate_at
 
@@ -219,7 +218,7 @@ def points_of_run(work: Path, study: Study, arm: Arm, seed: int) -> Iterator[dic
     step = TrainingStep(updates, alone, settings, PretrainingObjective(settings.loss))
     held_out = RecordsEvaluation(open_source(work / "short" / "evaluation"), config, 64, study.held_out)
     order = TrainingOrder(seed=seed, shuffle_packs=settings.shuffle_packs)
-    batches = training_batches(source, value_limits(source, config), rows, order)
+    batches = training_batches(source, config, rows, order)
     sequences, sums = 0, np.zeros(8)
     for update in range(1, settings.updates + 1):
         batch = next(batches)

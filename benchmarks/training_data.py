@@ -20,8 +20,7 @@ from gaudi_bert.engines.protocol import Communicator, ModelSpec
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.model.heads import PretrainingHead
 from gaudi_bert.tfrecords.packed_folder import read_metadata
-from gaudi_bert.training.input.batches import Batch, TrainingOrder, training_batches, value_limits
-from gaudi_bert.training.input.source import DataSource, open_source
+from gaudi_bert.training.input import Batch, DataSource, TrainingOrder, open_source, training_batches
 from gaudi_bert.training.objective import PretrainingObjective, TrainingStep
 
 FILES, SEQUENCES_A_FILE, SEED = 4, 1500, 11
@@ -92,9 +91,8 @@ class Trainer:
         self._batches = self._read()
 
     def _read(self) -> Iterator[Batch]:
-        limits = value_limits(self.source, self.config)
         order = TrainingOrder(seed=1, shuffle_packs=4096, rank=self.communicator.rank, size=self.communicator.size)
-        return training_batches(self.source, limits, self.batch_packs, order)
+        return training_batches(self.source, self.config, self.batch_packs, order)
 
     def run(self, updates: int) -> None:
         """Do so many updates and wait until they are done."""
@@ -129,6 +127,5 @@ def training_flops_a_row(config: BertConfig, source: DataSource, reads_all: bool
 
 def some_batches(source: DataSource, batch_packs: int, count: int) -> list[Batch]:
     """The first `count` batches, for those who do not read our records."""
-    limits = value_limits(source, SMALL)
-    batches = training_batches(source, limits, batch_packs, TrainingOrder(seed=1, shuffle_packs=4096))
+    batches = training_batches(source, SMALL, batch_packs, TrainingOrder(seed=1, shuffle_packs=4096))
     return [{name: np.copy(value) for name, value in next(batches).items()} for _ in range(count)]

@@ -160,8 +160,8 @@ STOREYS = {
     ),
     "engines": ("protocol", "watchdog", "tensorflow", "pytorch", "choose"),
     "tasks": (
-        *("kinds", "task_data", "answers", "models"),
-        "predict",
+        *("kinds", "task_data", "task_models", "answers"),
+        *("predict", "export"),
     ),
     "runners": ("docker", "kubernetes", "doctor"),
     "cli": (
@@ -188,7 +188,7 @@ HEAVY: dict[str, tuple[set[str], set[str]]] = {
     "tensorflow": ({"engines/tensorflow"}, set()),
     "horovod": (set(), {"engines/tensorflow/horovod", "runners/launch"}),
     "habana_frameworks": (set(), {"engines"}),
-    "safetensors": ({"training/checkpoint", "tasks/models", "encoders/encoder_weights"}, {"training"}),
+    "safetensors": ({"training/checkpoint", "tasks/task_models", "tasks/export", "encoders/encoder_weights"}, {"training"}),
     "matplotlib": (set(), {"reporting"}),
     "jinja2": (set(), {"reporting/report"}),
     "h5py": (set(), {"tfrecords/wire/hdf5"}),

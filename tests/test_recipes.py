@@ -52,16 +52,8 @@ def recipe(repository: Path, name: str, cards: int) -> PipelineSettings:
 
 
 def plan(settings: PipelineSettings, factor: float) -> RunPlan:
-    each = settings.resources.processes_per_worker
-    processes = settings.resources.workers * each
-    return RunPlan(
-        RunSettings.of_training(settings.training),
-        factor,
-        processes=processes,
-        processes_per_worker=each,
-        slots_per_pack=512,
-        packs=None,
-    )
+    processes = settings.resources.workers * settings.resources.processes_per_worker
+    return RunPlan(RunSettings.of_training(settings.training), factor, processes, slots_per_pack=512, packs=None)
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

@@ -114,7 +114,7 @@ def export(
     json: arguments.Json = False,
 ) -> None:
     """Write a model as a folder that transformers opens."""
-    from gaudi_bert.tasks.models import export
+    from gaudi_bert.tasks import export
 
     result = export.export(checkpoint, out, vocabulary=vocab, reporter=Reporter(), overwrite=overwrite)
     following = "finetune --task classification --data train.jsonl --out tuned/ " + output.words_of("--model", out)

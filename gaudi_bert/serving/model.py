@@ -19,8 +19,8 @@ from gaudi_bert.rows.types import Row, Sequences, TextRow
 from gaudi_bert.serving.settings import ServeSettings
 from gaudi_bert.tasks.answers import PredictOptions
 from gaudi_bert.tasks.kinds.task import Task
-from gaudi_bert.tasks.models.task_models import check_finished, read_task_folder
 from gaudi_bert.tasks.predict import LoadedModel, load_encoder, load_task_model
+from gaudi_bert.tasks.task_models import check_finished, read_task_folder
 from gaudi_bert.training.model_files import SentenceFolder, TaskConfig, read_sentence_folder
 
 if TYPE_CHECKING:  # it loads torch

@@ -52,43 +52,33 @@ class PairedRows(NamedTuple):
 LossOfVectors: TypeAlias = Callable[[FloatArray], LossAndGradient]
 
 
-class _Contrast(NamedTuple):
-    """Numbers of the anchors, and of the candidates: the positives of the anchors first, in their order.
+def forbidden_candidates(anchors_M: IntArray, candidates_C: IntArray) -> NDArray[np.bool_]:
+    """Return which candidates are not negatives of an anchor, [M, C]; texts of one content have the same number.
 
-    `forbidden_MC`: candidates that are not negatives of an anchor: texts equal to it, or to one of its positives.
+    The candidates are the positives of the anchors, in their order, and behind them the negatives. One is forbidden if its
+    content is that of the anchor, or of a positive of an anchor with the same content, but for the anchor's own.
     """
-
-    anchors_M: IntArray
-    candidates_C: IntArray
-    forbidden_MC: NDArray[np.bool_]
-
-
-def contrast_of(anchors_M: IntArray, positives_M: IntArray, negatives: IntArray, content_N: IntArray) -> _Contrast:
-    """Anchors and candidates by the numbers of their texts; texts of one content have the same number.
-
-    A candidate is forbidden if its content is that of the anchor, or of a positive of an anchor with the same content.
-    """
-    candidates_C = np.concatenate([positives_M, negatives])
-    anchor_content_M, positive_content_M, candidate_content_C = (
-        content_N[anchors_M],
-        content_N[positives_M],
-        content_N[candidates_C],
-    )
-    same_MM = anchor_content_M[:, np.newaxis] == anchor_content_M
-    answers_MC = (
-        same_MM.astype(np.float32) @ (positive_content_M[:, np.newaxis] == candidate_content_C).astype(np.float32)
-    ) > 0
-    forbidden_MC = answers_MC | (anchor_content_M[:, np.newaxis] == candidate_content_C)
+    same_MM = anchors_M[:, np.newaxis] == anchors_M
+    positives_M = candidates_C[: len(anchors_M)]
+    answers_MC = (same_MM.astype(np.float32) @ (positives_M[:, np.newaxis] == candidates_C).astype(np.float32)) > 0
+    forbidden_MC: NDArray[np.bool_] = answers_MC | (anchors_M[:, np.newaxis] == candidates_C)
     own = np.arange(len(anchors_M))
     forbidden_MC[own, own] = False
-    return _Contrast(anchors_M, candidates_C, forbidden_MC)
+    return forbidden_MC
 
 
-def in_batch_negatives(vectors_NH: FloatArray, contrast: _Contrast, scale: float, symmetric: bool) -> LossAndGradient:
+def in_batch_negatives(
+    vectors_NH: FloatArray,
+    anchors_M: IntArray,
+    candidates_C: IntArray,
+    forbidden_MC: NDArray[np.bool_],
+    scale: float,
+    symmetric: bool,
+) -> LossAndGradient:
     """The positive of each anchor among all candidates; `symmetric`: and the anchor among all anchors, the mean of both."""
     units_NH, norms_N = _units(vectors_NH)
-    anchors_MH, candidates_CH = units_NH[contrast.anchors_M], units_NH[contrast.candidates_C]
-    scores_MC = np.where(contrast.forbidden_MC, -np.inf, scale * anchors_MH @ candidates_CH.T)
+    anchors_MH, candidates_CH = units_NH[anchors_M], units_NH[candidates_C]
+    scores_MC = np.where(forbidden_MC, -np.inf, scale * anchors_MH @ candidates_CH.T)
     rows = len(anchors_MH)
     own = np.arange(rows)
     is_best_MC = scores_MC == scores_MC.max(axis=1, keepdims=True)
@@ -101,8 +91,8 @@ def in_batch_negatives(vectors_NH: FloatArray, contrast: _Contrast, scale: float
         loss, by_scores_MC = 0.5 * (loss + backward), 0.5 * by_scores_MC
         by_scores_MC[:, :rows] += 0.5 * by_backward_MM.T
     by_units_NH = np.zeros_like(units_NH)
-    np.add.at(by_units_NH, contrast.anchors_M, scale * by_scores_MC @ candidates_CH)
-    np.add.at(by_units_NH, contrast.candidates_C, scale * by_scores_MC.T @ anchors_MH)
+    np.add.at(by_units_NH, anchors_M, scale * by_scores_MC @ candidates_CH)
+    np.add.at(by_units_NH, candidates_C, scale * by_scores_MC.T @ anchors_MH)
     return LossAndGradient(loss, _by_vectors(by_units_NH, units_NH, norms_N), right)
 
 

@@ -45,7 +45,7 @@ from gaudi_bert.tasks.answers import (
     shown_progress,
 )
 from gaudi_bert.tasks.kinds.task import Task, check_settings_apply
-from gaudi_bert.tasks.models.task_models import TaskDescription, check_finished, is_bert, read_task_folder, start_weights
+from gaudi_bert.tasks.task_models import TaskDescription, check_finished, is_bert, read_task_folder, start_weights
 from gaudi_bert.training.model_files import SentenceFolder, read_sentence_folder, tokenizer_length
 
 _ENDINGS = (".npy", ".parquet", ".jsonl")

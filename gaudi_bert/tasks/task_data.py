@@ -29,6 +29,7 @@ from gaudi_bert.common.files import exclusive_lock, write_text
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.sections import TaskName, TaskSettings
 from gaudi_bert.corpus.python_texts import HELD_OUT_OF, LABELS, labelled_docstrings, python_texts, titled_docstrings
+from gaudi_bert.model.heads import TaskHead
 from gaudi_bert.packing.mixture import Packing
 from gaudi_bert.reading.global_order import numbers_of_rank
 from gaudi_bert.rows.answers import TagScheme
@@ -38,10 +39,11 @@ from gaudi_bert.rows.reading import SkippedRows, read_rows, windows
 from gaudi_bert.rows.tokenizer import RowTokenizer
 from gaudi_bert.rows.tokenizing import tokenize_readable, tokenize_rows
 from gaudi_bert.rows.types import TASKS_WITH_LABELS, Row, Sequences, join_sequences
-from gaudi_bert.tasks.kinds.embedding import texts_of_rows
+from gaudi_bert.tasks.kinds.retrieval import texts_of_rows
 from gaudi_bert.tasks.kinds.task import EVALUATION_EPOCH, Draw, Task
 from gaudi_bert.training.evaluate import EvaluationBatch, EvaluationSet
-from gaudi_bert.training.input.batches import Batch, TrainingOrder
+from gaudi_bert.training.input import Batch, TrainingOrder
+from gaudi_bert.training.model_files import SentenceFolder
 from gaudi_bert.training.run_plan import RowPacks, RunPlan
 
 _WINDOW_ROWS = 20_000
@@ -263,18 +265,27 @@ class TaskResult:
 
 @dataclass(frozen=True)
 class TaskEvaluation(EvaluationSet[TaskResult]):
-    """Labelled rows that a model is evaluated on; `seed` is that of masks, where the task draws some."""
+    """Labelled rows that a model is evaluated on; `seed` is that of masks, where the task draws some.
+
+    Texts that are embedded have vectors of `hidden_size` values, of which `folder` may keep the first, and no loss.
+    """
 
     task: Task
     data: TaskData
     batch_packs: int
     seed: int
     best_metric: str
+    hidden_size: int = 0
+    folder: SentenceFolder = field(default_factory=SentenceFolder)
 
     @property
     def sums(self) -> int:
-        """Return how many sums the head has."""
+        """Return how many sums the head of a task has."""
         return 3
+
+    def counted(self, batch: Batch) -> FloatArray:
+        """Nothing; in place of the sums of a head without a loss, zeros."""
+        return np.zeros(0 if isinstance(self.task.head, TaskHead) else 3)
 
     def batches(self, rank: int, size: int) -> Iterator[EvaluationBatch]:
         """Every pack once, of each length by itself; the last batch is filled up."""
@@ -288,20 +299,22 @@ class TaskEvaluation(EvaluationSet[TaskResult]):
                 placed = lay_out_packs(sequences, packs, chosen, shape)
                 targets = self.task.target_features(sequences, placed, draw)
                 scatter = placed.scatter_tokens if self.task.head.per_token else placed.scatter_sequences
-                yield EvaluationBatch({**placed.features(sequences), **cast(Batch, targets)}, scatter)
+                yield {**placed.features(sequences), **cast(Batch, targets)}, scatter
 
     def outputs(self) -> Float32Array | None:
-        """Logits [N, C] or [T, C], of heads that keep them."""
+        """Logits [N, C] or [T, C], of heads that keep them; vectors [N, H] of texts."""
         head, sequences = self.task.head, self.data.sequences
         count = len(sequences.input_ids) if head.per_token else len(sequences)
-        return np.zeros((count, self.task.width), np.float32) if head.keeps_outputs else None
+        width = self.task.width if isinstance(head, TaskHead) else self.hidden_size
+        return np.zeros((count, width), np.float32) if head.keeps_outputs else None
 
     def figures(self, totals: FloatArray, outputs: Float32Array | None) -> TaskResult:
         """The loss, and the metrics of the task."""
         loss, weight, right = totals
         sequences, rows = self.data.sequences, self.data.rows
-        figures = {"loss": loss / max(weight, 1.0)}
+        figures = {"loss": loss / max(weight, 1.0)} if isinstance(self.task.head, TaskHead) else {}
         if outputs is not None:
+            outputs = self.folder.cut(outputs)
             figures.update(self.task.metrics(outputs, sequences, rows))
         else:
             figures.update(accuracy=right / max(weight, 1.0), perplexity=math.exp(min(figures["loss"], 700.0)))

@@ -204,20 +204,14 @@ def _balanced(stream: RowStream, order: IntArray, update: IntArray) -> IntArray:
         by_excess = np.argsort(excess, kind="stable")
         pair = np.empty(len(sizes), np.int64)
         pair[by_excess] = np.minimum(np.arange(len(sizes)), np.arange(len(sizes))[::-1])
-        if not _swap_rows(order, tokens, _unshared(rows, order, pair[update]), starts, by_excess, excess):
+        # Free is a row that has no sequence of another row of its pair of updates.
+        texts, free = np.diff(rows.starts)[order], np.ones(len(order), np.bool_)
+        sequences = np.repeat(pair[update], texts) * len(lengths) + rows.of(order)
+        _, which, uses = np.unique(sequences, return_inverse=True, return_counts=True)
+        free[np.repeat(np.arange(len(order)), texts)[uses[which] > 1]] = False
+        if not _swap_rows(order, tokens, free, starts, by_excess, excess):
             break
     return order
-
-
-def _unshared(rows: GroupedRows, order: IntArray, pair: IntArray) -> NDArray[np.bool_]:
-    """Whether a row, in `order`, has no sequence of another row of its pair of updates."""
-    sizes = np.diff(rows.starts)[order]
-    row_of = np.repeat(np.arange(len(order)), sizes)
-    sequences = np.repeat(pair, sizes) * (int(rows.members.max()) + 1) + rows.of(order)
-    _, which, uses = np.unique(sequences, return_inverse=True, return_counts=True)
-    free = np.ones(len(order), np.bool_)
-    free[row_of[uses[which] > 1]] = False
-    return free
 
 
 @kernel

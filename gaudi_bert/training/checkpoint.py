@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import astuple, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,7 +34,8 @@ _FORMAT_VERSION = 2
 CHECKPOINT_NAMES = "update-*.safetensors"
 _METADATA_KEY = "gaudi_bert"
 _CHECKSUM_DIGITS = 8
-_MAX_HEADER_BYTES = 100 * 2**20
+# The metadata comes first in the header of a safetensors file.
+_FIRST_BYTES = 4096
 # What the names of tensors begin with, and the tensors of a checkpoint that have them.
 _GROUPS = {"model": "variables", "first_moment": "first_moments", "second_moment": "second_moments"}
 
@@ -88,28 +89,14 @@ class _RunSettings(_Stored):
     compiled_kernels: bool = False
 
 
-class _NoPosition(_Stored):
-    """The progress of weights alone: none."""
-
-
 class _State(_Stored):
     """The state in the header: `tensors` are the type, shape and CRC-32 of each."""
 
     format_version: Literal[2]
     update: NonNegativeInt
-    progress: _Position | _NoPosition
+    progress: _Position | Annotated[dict[str, int], Field(max_length=0)]  # empty: weights alone
     settings: _RunSettings
     tensors: dict[str, tuple[str, tuple[NonNegativeInt, ...], NonNegativeInt]]
-
-
-class _Metadata(BaseModel):
-    gaudi_bert: str
-
-
-class _Header(BaseModel):
-    """The header of a safetensors file of ours; `safetensors` itself checks the rest of it."""
-
-    metadata: _Metadata = Field(alias="__metadata__")
 
 
 def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
@@ -158,7 +145,7 @@ def read_checkpoint(path: Path | str) -> Checkpoint:
                 raise ValueError(f"{name} is not as it was written: its checksum does not match")
         return Checkpoint(
             update=state.update,
-            progress=state.progress.model_dump(),
+            progress=dict(state.progress),
             settings=state.settings.model_dump(exclude_unset=True),
             **{
                 members: {name[len(group) + 1 :]: tensor for name, tensor in tensors.items() if name.startswith(f"{group}/")}
@@ -181,7 +168,7 @@ def checkpoint_identity(path: Path) -> str:
 def beginning_of(folder: Path) -> tuple[int, bool] | None:
     """Return how many processes began a run, and whether with compiled kernels, by the newest checkpoint of `folder`."""
     state = _newest_state(folder)
-    if state is None or isinstance(state.progress, _NoPosition):
+    if state is None or not isinstance(state.progress, _Position):
         return None
     return state.progress.processes, state.settings.compiled_kernels
 
@@ -203,22 +190,20 @@ def _newest_state(folder: Path) -> _State | None:
 
 def is_checkpoint(path: Path) -> bool:
     """Whether the file is one of ours, damaged or not, by its header; other safetensors files are not."""
-    return f'"{_METADATA_KEY}":'.encode() in _header_bytes(path)
-
-
-def _header_bytes(path: Path) -> bytes:
-    """The header of a safetensors file, as far as it goes: no tensor is read."""
     with explained_os_errors(path, "read"), open_file(path) as handle:
-        length = int.from_bytes(handle.read(8), "little")
-        return handle.read(min(length, _MAX_HEADER_BYTES))
+        return f'"{_METADATA_KEY}":'.encode() in handle.read(_FIRST_BYTES)
 
 
 def _state_text(path: Path) -> str:
-    """The text in the header of a checkpoint of ours."""
+    """The text in the header of a checkpoint of ours; no tensor is read."""
     try:
-        return _Header.model_validate_json(_header_bytes(path)).metadata.gaudi_bert
-    except ValidationError as error:
-        raise _damaged(path, _first_lie(error)) from error
+        with explained_os_errors(path, "read"), safe_open(regular(path), framework="np") as file:
+            metadata = file.metadata() or {}
+    except SafetensorError as error:
+        raise _damaged(path, " ".join(str(error).split())) from error
+    if _METADATA_KEY not in metadata:
+        raise _damaged(path, "its header is another tool's")
+    return str(metadata[_METADATA_KEY])
 
 
 def _read_state(path: Path) -> _State:
@@ -229,14 +214,9 @@ def _read_state(path: Path) -> _State:
     try:
         return _State.model_validate_json(text)
     except ValidationError as error:
-        raise _damaged(path, _first_lie(error)) from error
-
-
-def _first_lie(error: ValidationError) -> str:
-    """Return what is wrong in JSON, in a line."""
-    first = error.errors(include_url=False, include_input=False)[0]
-    path = ".".join(str(part) for part in first["loc"] if not str(part).startswith("_"))
-    return f"in its header, {path}: {first['msg']}" if path else f"its header: {first['msg']}"
+        first = error.errors(include_url=False, include_input=False)[0]
+        place = ".".join(str(part) for part in first["loc"] if not str(part).startswith("_"))
+        raise _damaged(path, f"in its header, {place or 'JSON'}: {first['msg']}") from error
 
 
 def _checkpoint_files(folder: Path) -> list[Path]:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
 
@@ -31,12 +31,11 @@ from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.config.sections import TrainingSettings
 from gaudi_bert.config.values import Engine as EngineChoice
 from gaudi_bert.engines.choose import choose_engine, load_engine
-from gaudi_bert.engines.protocol import Communicator, Device, Engine, Model, ModelSpec
+from gaudi_bert.engines.protocol import Communicator, Model, ModelSpec
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.model.heads import PretrainingHead
-from gaudi_bert.training.checkpoint import Checkpoint, checkpoint_identity, find_checkpoint, read_checkpoint
-from gaudi_bert.training.input.batches import Batch, evaluation_batches, value_limits
-from gaudi_bert.training.input.source import DataSource, check_fits, open_data
+from gaudi_bert.training.checkpoint import checkpoint_identity, find_checkpoint, read_checkpoint
+from gaudi_bert.training.input import Batch, DataSource, check_fits, evaluation_batches, open_data
 from gaudi_bert.training.objective import Evaluation, PretrainingObjective
 from gaudi_bert.training.weights import local_weights
 
@@ -71,7 +70,7 @@ def evaluate(
 def _evaluate_once(
     file: Path, sources: list[DataSource], out: Path | None, requested: EngineChoice, reporter: Reporter
 ) -> StageOutput[EvaluationResult]:
-    """Evaluate a checkpoint, unless `out` holds its figures on these data already."""
+    """Evaluate a checkpoint on one source, or on two that must agree, unless `out` holds the figures already."""
     chosen = choose_engine(requested, key="--engine")
     engine = load_engine(chosen.name)
     inputs = {"checkpoint": checkpoint_identity(file), "data": [source.identity for source in sources]}
@@ -92,53 +91,38 @@ def _evaluate_once(
         if out is not None and watched.from_first(lambda: begin_artefact(out, out, signature, overwrite=True)):
             reporter.say(f"{shown_path(out)}: already evaluated, nothing to do")
             return StageOutput(watched.from_first(lambda: EvaluationResult.read(out)), skipped=True)
-        result = _evaluate(stored, settings, sources, engine, device, watched, reporter)
+        config = BertConfig.from_json(stored.settings["model"])
+        model = engine.build(ModelSpec(config, PretrainingHead(settings.loss)), device, seed=None)
+        model.load_values(stored.variables)
+        evaluations = []
+        for source in sources:
+            check_fits(source, config)
+            evaluations.append(RecordsEvaluation(source, config, settings.micro_batch_packs).evaluate(model, watched))
+            reporter.say(f"evaluate: {shown_path(source.path)}: {evaluations[-1].line()}")
+        packed, *unpacked = evaluations
+        difference = _difference(packed, unpacked[0], sources) if unpacked else None
+        result = EvaluationResult(
+            update=stored.update,
+            loss_per=settings.loss,
+            **dict(packed),
+            unpacked=unpacked[0] if unpacked else None,
+            largest_difference=difference,
+        )
         if out is not None and watched.is_first:
             result.write(out)
+    if difference is not None:
+        reporter.say(f"evaluate: packed and unpacked figures differ by at most {difference:.1e}")
     return StageOutput(result)
 
 
-def _evaluate(
-    stored: Checkpoint,
-    settings: TrainingSettings,
-    sources: list[DataSource],
-    engine: Engine,
-    device: Device,
-    communicator: Communicator,
-    reporter: Reporter,
-) -> EvaluationResult:
-    """The figures of a checkpoint on one source, or on two that must agree."""
-    config = BertConfig.from_json(stored.settings["model"])
-    model = engine.build(ModelSpec(config, PretrainingHead(settings.loss)), device, seed=None)
-    model.load_values(stored.variables)
-    evaluations = []
-    for source in sources:
-        check_fits(source, config)
-        data = RecordsEvaluation(source, config, settings.micro_batch_packs)
-        evaluations.append(data.evaluate(model, communicator))
-        reporter.say(f"evaluate: {shown_path(source.path)}: {evaluations[-1].line()}")
-    unpacked, difference = None, None
-    if len(evaluations) > 1:
-        unpacked = evaluations[1]
-        difference = _compare(evaluations[0], evaluations[1], f"{sources[0].path} and {sources[1].path}")
-        reporter.say(f"evaluate: packed and unpacked figures differ by at most {difference:.1e}")
-    return EvaluationResult(
-        update=stored.update,
-        loss_per=settings.loss,
-        **dict(evaluations[0]),
-        unpacked=unpacked,
-        largest_difference=difference,
-    )
-
-
-def _compare(one: EvaluationFigures, other: EvaluationFigures, what: str) -> float:
+def _difference(one: EvaluationFigures, other: EvaluationFigures, sources: list[DataSource]) -> float:
     """The largest difference of any figure; counts must be equal, so theirs weighs as it is."""
     values = other.as_json()
     difference: float = max(abs(value - values[name]) for name, value in one.as_json().items())
     if difference > _LARGEST_DIFFERENCE:
         raise FailedError(
-            f"{what}: their figures differ by {difference:g}, rounding is {_LARGEST_DIFFERENCE:g}; "
-            "`gaudi-bert verify` tells whether they are the same sequences"
+            f"{sources[0].path} and {sources[1].path}: their figures differ by {difference:g}, rounding is "
+            f"{_LARGEST_DIFFERENCE:g}; `gaudi-bert verify` tells whether they are the same sequences"
         )
     return difference
 
@@ -149,12 +133,8 @@ def _compare(one: EvaluationFigures, other: EvaluationFigures, what: str) -> flo
 # where a head keeps them, are put back into the order of the data and added up too: all processes but one hold zeros there.
 
 
-class EvaluationBatch(NamedTuple):
-    """A batch, and what puts the outputs of a head into those of the complete set (`EvaluationSet.outputs`)."""
-
-    features: Batch
-    scatter: Callable[[Float32Array, Float32Array], None] | None = None
-
+EvaluationBatch = tuple[Batch, Callable[[Float32Array, Float32Array], None] | None]
+"""A batch, and what puts the outputs of a head into those of the complete set (`EvaluationSet.outputs`)."""
 
 _OUTPUTS_AT_ONCE = 8192
 E = TypeVar("E", bound=Evaluation, covariant=True)
@@ -228,8 +208,8 @@ class RecordsEvaluation(EvaluationSet[EvaluationFigures]):
 
     def batches(self, rank: int, size: int) -> Iterator[EvaluationBatch]:
         """Every record once; the last batch is filled up."""
-        limits = value_limits(self.source, self.config)
-        return map(EvaluationBatch, evaluation_batches(self.source, limits, self.batch_packs, rank, size, self.take_packs))
+        batches = evaluation_batches(self.source, self.config, self.batch_packs, rank, size, self.take_packs)
+        return ((batch, None) for batch in batches)
 
     def counted(self, batch: Batch) -> FloatArray:
         """Count each label."""

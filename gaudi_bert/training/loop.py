@@ -1,10 +1,9 @@
 """The training loop: updates, and between them reports, evaluations, checkpoints and requests to stop.
 
 A report closes the present interval (`objective.py`), which also proves that every loss since the last one was finite;
-it always comes before a checkpoint, so a run that went wrong never overwrites what was good. The position in the data is a
-number of packs, the learning rate, the dropout masks and the order of the data are functions of the update's number: a run
-that is stopped and resumed ends with the same bits as one that never was. A stop saves at once and leaves an evaluation
-that is due to the run that continues.
+it always comes before a checkpoint, so a run that went wrong never overwrites what was good. All but the weights is a
+function of the update's number and of the packs read: a run that is stopped and resumed ends with the same bits as one that
+never was. A stop saves at once and leaves an evaluation that is due to the run that continues.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from gaudi_bert.engines.protocol import Communicator, Device, Engine, Model
 from gaudi_bert.reading.global_order import ORDER
 from gaudi_bert.training.checkpoint import Checkpoint, Progress, remove_old_checkpoints, write_checkpoint
 from gaudi_bert.training.evaluate import EvaluationSet
-from gaudi_bert.training.input.batches import Batch
+from gaudi_bert.training.input import Batch
 from gaudi_bert.training.metrics import MetricsWriter
 from gaudi_bert.training.mlperf import MlperfLog
 from gaudi_bert.training.objective import Evaluation, Interval, IntervalReport, TrainingStep
@@ -96,7 +95,8 @@ class TrainingLoop:
     _is_cold: bool = field(default=True, init=False)
 
     def __post_init__(self) -> None:
-        self._settings, self._stage = self.plan.settings, self.plan.settings.keys.stage
+        self._settings = self.plan.settings
+        self._stage = "train" if self._settings.section == "training" else "finetune"
         self._saved = self.progress.update
         self._interval = self._new_interval()
 
@@ -190,7 +190,7 @@ class TrainingLoop:
             )
 
     def _new_interval(self) -> Interval:
-        return Interval(self.step.objective, self.progress.update + 1, self._is_cold, self._settings.keys)
+        return Interval(self.step.objective, self.progress.update + 1, self._is_cold, self._settings.section)
 
     def _close_interval(self) -> None:
         self.report = report = self._interval.close(self.context.communicator)

@@ -13,7 +13,7 @@ import struct
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from gaudi_bert.artefacts.base import whole_lines
 from gaudi_bert.common.errors import InputError
@@ -22,7 +22,7 @@ from gaudi_bert.tfrecords.wire.framing import frame
 
 
 class MetricsWriter:
-    """Appends to `metrics.jsonl` and to TensorBoard in one folder; use it as a context.
+    """Appends to `metrics.jsonl` and to an event file of its own in one folder; use it as a context.
 
     Lines of updates after `last_update`, written by a run that was stopped, are removed. `evaluated_updates` were evaluated
     already when this was opened.
@@ -40,24 +40,34 @@ class MetricsWriter:
         lines = [line for line in lines if line["update"] <= last_update]
         self.evaluated_updates = {line["update"] for line in lines if line["kind"] == "evaluation"}
         write_text(self.path, "".join(json.dumps(line) + "\n" for line in lines))
+        now, board = time.time(), Path(folder) / "tensorboard"
         with explained_os_errors(self.path, "write"):
-            self._handle = open(self.path, "a", encoding="utf-8")  # noqa: SIM115 - closed by __exit__
-        self._board = _EventWriter(Path(folder) / "tensorboard")
+            board.mkdir(parents=True, exist_ok=True)
+            name = f"events.out.tfevents.{int(now):010d}.{socket.gethostname()}.{os.getpid()}"
+            self._lines, self._events = open(self.path, "ab"), open(board / name, "ab")  # noqa: SIM115 - see __exit__
+        self._append(self._events, frame(_time(now) + _message(3, _VERSION)))
 
     def write(self, kind: str, update: int, values: Mapping[str, float]) -> None:
         """Write one report of `kind` "train" or "evaluation"."""
         line: dict[str, Any] = {"update": update, "kind": kind, **values}
+        self._append(self._lines, json.dumps(line, allow_nan=False).encode() + b"\n")
+        summary = b"".join(
+            _message(1, _message(1, f"{kind}/{name}".encode()) + b"\x15" + struct.pack("<f", value))
+            for name, value in values.items()
+        )
+        self._append(self._events, frame(_time(time.time()) + b"\x10" + _varint(update) + _message(5, summary)))
+
+    def _append(self, handle: BinaryIO, content: bytes) -> None:
         with explained_os_errors(self.path, "write"):
-            self._handle.write(json.dumps(line, allow_nan=False) + "\n")
-            self._handle.flush()
-        self._board.write(update, {f"{kind}/{name}": value for name, value in values.items()})
+            handle.write(content)
+            handle.flush()
 
     def __enter__(self) -> MetricsWriter:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._handle.close()
-        self._board.close()
+        self._lines.close()
+        self._events.close()
 
 
 # --- TensorBoard's event files: a TFRecord for each report, with a protocol buffer `Event` in it
@@ -67,34 +77,6 @@ class MetricsWriter:
 # Value, field 1 is its tag and 2 the number (float).
 
 _VERSION = b"brain.Event:2"
-
-
-class _EventWriter:
-    """Appends scalars to its own event file in `folder`, which is created; each report is flushed at once."""
-
-    def __init__(self, folder: Path) -> None:
-        now = time.time()
-        self._path = folder / f"events.out.tfevents.{int(now):010d}.{socket.gethostname()}.{os.getpid()}"
-        with explained_os_errors(self._path, "write"):
-            folder.mkdir(parents=True, exist_ok=True)
-            self._handle = open(self._path, "ab")  # noqa: SIM115 - closed by close
-        self._append(_time(now) + _message(3, _VERSION))
-
-    def write(self, update: int, values: Mapping[str, float]) -> None:
-        """Write numbers by their tags."""
-        summary = b"".join(
-            _message(1, _message(1, tag.encode()) + b"\x15" + struct.pack("<f", value)) for tag, value in values.items()
-        )
-        self._append(_time(time.time()) + b"\x10" + _varint(update) + _message(5, summary))
-
-    def close(self) -> None:
-        """Close the file."""
-        self._handle.close()
-
-    def _append(self, event: bytes) -> None:
-        with explained_os_errors(self._path, "write"):
-            self._handle.write(frame(event))
-            self._handle.flush()
 
 
 def _time(seconds: float) -> bytes:

@@ -22,7 +22,7 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import explained_os_errors
 from gaudi_bert.config.sections import MlperfSettings
 from gaudi_bert.model.config import BertConfig, parameter_specs
-from gaudi_bert.training.input.source import DataSource
+from gaudi_bert.training.input import DataSource
 from gaudi_bert.training.run_plan import RunPlan
 
 

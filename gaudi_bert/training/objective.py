@@ -26,9 +26,7 @@ from gaudi_bert.config.sections import LoopSettings, TrainingSettings
 from gaudi_bert.engines.protocol import Communicator, Sums, UpdateLoss, Updates, UpdateScalars
 from gaudi_bert.model.heads import Loss
 from gaudi_bert.tfrecords.wire.example import decode_example
-from gaudi_bert.training.input.batches import Batch
-from gaudi_bert.training.input.source import DataSource
-from gaudi_bert.training.run_plan import TRAINING_KEYS, RunKeys
+from gaudi_bert.training.input import Batch, DataSource
 
 
 class _ReportFigures(Protocol):
@@ -212,13 +210,9 @@ class TrainingStep:
 #
 # Every figure is over *real* tokens and sequences, never over slots: a padded row does not count as work.
 #
-# The time is that of the clock, from the first update's wait for its data until the device is done with the last one, so it
-# is right for a device that runs ahead of the host too. Checkpoints, evaluations and what came before a resume lie between
-# intervals. The first update of a process builds the graph: the clock restarts after it, unless it is alone in its
-# interval.
-#
-# Sums stay on the device until the report, so that the host does not wait for the device at every update. Then
-# every update is checked on its own: the first one whose loss or gradient is not finite is named.
+# The time is from the first update's wait for its data until the device is done with the last one; checkpoints and
+# evaluations lie between intervals. The first update of a process builds the graph: the clock restarts after it, unless it
+# is alone. Sums stay on the device until the report, so the host does not wait for it at every update.
 
 
 @dataclass(frozen=True)
@@ -257,14 +251,14 @@ class IntervalReport:
 class Interval:
     """The updates since the last report.
 
-    `has_cold_start`: its first update is the first one of this process. An update gives the sums of the
-    objective, and after them the norm of its gradient.
+    `has_cold_start`: its first update is the first one of this process; `section`: of the settings, for messages. An update
+    gives the sums of the objective, and after them the norm of its gradient.
     """
 
     objective: Objective
     first_update: int
     has_cold_start: bool
-    keys: RunKeys = TRAINING_KEYS
+    section: str = "training"
     clock: Callable[[], float] = time.perf_counter
     _sums: list[Sums] = field(default_factory=list)
     _work: list[tuple[int, int, int, int]] = field(default_factory=list)
@@ -321,5 +315,5 @@ class Interval:
         what = "the loss" if not np.isfinite(sums[number, : self.objective.sums]).all() else "the gradient"
         raise FailedError(
             f"update {self.first_update + number}: {what} is not finite (nan or infinite), nothing was saved after it; "
-            f"lower {self.keys.section}.learning_rate or raise {self.keys.warmup}, then run it again with --overwrite"
+            f"lower {self.section}.learning_rate or lengthen the warm-up, then run it again with --overwrite"
         )

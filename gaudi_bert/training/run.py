@@ -33,7 +33,7 @@ from gaudi_bert.engines.choose import ChosenEngine, choose_engine, load_engine
 from gaudi_bert.engines.protocol import Communicator, Engine, Model, ModelSpec
 from gaudi_bert.training.checkpoint import CHECKPOINT_NAMES, Progress, beginning_of, resume_run, share_state
 from gaudi_bert.training.evaluate import EvaluationSet
-from gaudi_bert.training.input.batches import Batch, TrainingOrder
+from gaudi_bert.training.input import Batch, TrainingOrder
 from gaudi_bert.training.loop import R, RunContext, TrainingLoop
 from gaudi_bert.training.mlperf import MlperfLog
 from gaudi_bert.training.objective import GLOBAL, Evaluation, LossDenominators, Objective, TrainingStep
@@ -136,11 +136,13 @@ def run_job(job: Job[R], settings: PipelineSettings, out: Path, **options: Unpac
         reporter.say(f"{prefix}{chosen.line()}")  # before what takes seconds to load
         prepared = job.prepare(processes, reporter)
         plan, signature, result_path = prepared.plan, prepared.signature, folder / job.result_name
+        if plan.settings.target_masked_lm_accuracy is not None and prepared.evaluation is None:
+            raise InputError("training.target_masked_lm_accuracy: needs evaluation data; pass --evaluation-data")
         # Known before the processes meet: a pod that is lost when others are done is started once more, and meets nobody.
         if not (overwrite or dry_run) and shares_folders() and is_finished(folder, result_path, signature):
             say(_nothing_to_do(folder, signature))
             return StageOutput(job.result_type.read(result_path), skipped=True)
-        for line in (*prepared.lines, *((*plan.table(), *prepared.details()) if dry_run else ())):
+        for line in (*prepared.lines, *((*plan.details(), *prepared.details()) if dry_run else ())):
             reporter.say(f"{prefix}{line}")
         if dry_run:
             return plan

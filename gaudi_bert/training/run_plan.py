@@ -8,9 +8,7 @@ with factor f (Krell et al. 2021, section 3.3 and appendix D):
 
       accumulation steps = max(1, round(global_batch_sequences / (b * f * R)))
 
-  and updates, warm-up and all else stay as they are. The predecessor rounded to 0 when the factor was large, and trained on
-  nothing; and it did not report that rounding had changed the batch. Here a note names a change of more than 2 %, and the
-  remedy.
+  and updates, warm-up and all else stay as they are. A note names a change of more than 2 % by rounding, and the remedy.
 - `packing_correction: betas` keeps as many packs per update as there would be sequences unpacked, which fills devices
   better. An update then holds f times as many sequences, so the same number of sequences takes 1/f of the updates, of the
   warm-up and of the updates between evaluations, checkpoints and reports; and with beta_1 ** f and beta_2 ** f, one update
@@ -25,7 +23,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -42,43 +40,10 @@ _NOTABLE_CHANGE = 0.02
 _LONG_ROWS, _USUAL_SLOTS = 4, 512
 
 
-class RunKeys(NamedTuple):
-    """Names of a run and of its settings, for messages.
-
-    `stage` begins its lines, `section` has its settings; of these, `micro_batch` is None where its packs are not free.
-    `row_lengths` chooses the lengths of rows, where something does.
-    """
-
-    stage: str
-    section: str
-    sequences: str
-    micro_batch: str | None
-    warmup: str
-    row_lengths: str | None = None
-
-
-TRAINING_KEYS = RunKeys(
-    stage="train",
-    section="training",
-    sequences="training.global_batch_sequences",
-    micro_batch="training.micro_batch_packs",
-    warmup="training.warmup_updates",
-)
-TABLE_KEYS = TRAINING_KEYS._replace(row_lengths="`pack --row-lengths auto`")
-FINE_TUNING_KEYS = RunKeys(
-    stage="finetune",
-    section="finetune",
-    sequences="finetune.batch_sequences",
-    micro_batch=None,  # fine-tuning takes the micro-batch that comes nearest already
-    warmup="finetune.warmup_share",
-    row_lengths="finetune.row_lengths = auto",
-)
-
-
 class RunSettings(LoopSettings):
-    """Settings of the loop in updates and packs, and the names of the keys that they came from."""
+    """Settings of the loop in updates and packs; `section` is that of a pipeline file that they came from."""
 
-    keys: RunKeys
+    section: Literal["training", "finetune"] = "training"
     global_batch_sequences: int
     updates: int
     warmup_updates: int
@@ -91,13 +56,13 @@ class RunSettings(LoopSettings):
 
     @property
     def section_name(self) -> str:  # type: ignore[override]
-        """The section of a pipeline file that they came from."""
-        return self.keys.section
+        """The section, for messages."""
+        return self.section
 
     @classmethod
-    def of_training(cls, section: TrainingSettings, keys: RunKeys = TRAINING_KEYS) -> RunSettings:
+    def of_training(cls, section: TrainingSettings) -> RunSettings:
         """Return the settings of a run that `training` describes."""
-        return cls(keys=keys, **{name: getattr(section, name) for name in cls.model_fields if name != "keys"})
+        return cls(**{name: getattr(section, name) for name in cls.model_fields if name != "section"})
 
 
 class RowPacks(NamedTuple):
@@ -144,16 +109,18 @@ class MicroBatch(NamedTuple):
 class RunPlan:
     """A run before it starts.
 
-    `requested` are the settings as they were given, for unpacked data. The packing factor is a mean over the data; there is
-    one process per card, `processes_per_worker` of them in each worker. `packs` is None where their number is unknown,
-    `mean_tokens` (of a sequence) where data is not packed; `rows` are the packs of each length where there are several, else
-    (); `begun_by`: processes that began the run, where these are others.
+    Attributes:
+        requested: the settings as they were given, for unpacked data.
+        packing_factor: sequences of a pack, a mean over the data.
+        packs: None where their number is unknown.
+        mean_tokens: of a sequence; None where data is not packed.
+        rows: the packs of each length where there are several, else ().
+        begun_by: processes that began the run, where these are others.
     """
 
     requested: RunSettings
     packing_factor: float
     processes: int
-    processes_per_worker: int
     slots_per_pack: int
     packs: int | None
     mean_tokens: float | None = None
@@ -249,11 +216,7 @@ class RunPlan:
     @cached_property
     def packs_per_update_and_process(self) -> float:
         """Packs that one process reads for one update, on average."""
-        return self._mean(row.packs for row in self.turns)
-
-    def _mean(self, amounts: Iterable[int]) -> float:
-        """Return the mean of an update, on one process, where a turn of each length has so much; an int where it is one."""
-        total = sum(row.turns * amount for row, amount in zip(self.turns, amounts, strict=True))
+        total = sum(row.turns * row.packs for row in self.turns)
         return int(total // self.processes) if total % self.processes == 0 else float(total / self.processes)
 
     @property
@@ -270,11 +233,6 @@ class RunPlan:
     def change(self) -> float:
         """The distance of the real batch from the requested one: 0.05 is 5 % more."""
         return self.sequences_per_update / self.settings.global_batch_sequences - 1.0
-
-    @property
-    def shares(self) -> dict[str, int]:
-        """The number of processes in one of them, in one worker, and in all."""
-        return {"process": 1, "worker": min(self.processes_per_worker, self.processes), "all": self.processes}
 
     def short_lines(self) -> list[str]:
         """Return the lines that every run prints."""
@@ -299,13 +257,14 @@ class RunPlan:
             lines.append(
                 f"note: rows of {self.slots_per_pack:,} are {times:.1f} times the mean text "
                 f"({self.mean_tokens:,.0f} tokens), and attention costs a row's length squared: shorter rows may be faster"
-                + (f"; {self.requested.keys.row_lengths} chooses them" if self.requested.keys.row_lengths else "")
+                + ("; finetune.row_lengths = auto chooses them" if settings.section == "finetune" else "")
             )
         return lines
 
     def batch_lines(self) -> list[str]:
         """Return how an update is put together, and where that differs from the settings."""
-        settings, keys = self.settings, self.requested.keys
+        settings, in_training = self.settings, self.settings.section == "training"
+        key = "training.global_batch_sequences" if in_training else "finetune.batch_sequences"
         text = f"an update is {self.sequences_per_update:,.1f} sequences on average: "
         if self.rows:
             shared = ((row, *row.shared_by(self.processes)) for row in self.turns)
@@ -323,21 +282,20 @@ class RunPlan:
             text += f" x {self.processes} processes ({each:,.1f} sequences per process)"
         lines = [text]
         if abs(self.change) > _NOTABLE_CHANGE:
-            more, nearest = "more" if self.change > 0 else "fewer", self.nearest_micro_batch()
-            remedy = ""
-            if keys.micro_batch is None:
-                remedy = "; every process takes the same number of packs"
-            elif nearest != settings.micro_batch_packs:
-                remedy = f"; {keys.micro_batch} = {nearest} comes nearest to it"
-            setting = f"{keys.sequences} = {settings.global_batch_sequences:,}"
-            lines.append(f"note: that is {abs(self.change):.1%} {more} than {setting}{remedy}")
+            more, nearest = "more" if self.change > 0 else "fewer", self._nearest_micro_batch()
+            remedy = "" if in_training else "; every process takes the same number of packs"
+            if in_training and nearest != settings.micro_batch_packs:
+                remedy = f"; training.micro_batch_packs = {nearest} comes nearest to it"
+            lines.append(
+                f"note: that is {abs(self.change):.1%} {more} than {key} = {settings.global_batch_sequences:,}{remedy}"
+            )
         if self.packs is not None and self.packs_per_update > self.packs:
             micro_batch = min(settings.micro_batch_packs, max(1, self.packs // self.processes))
             full_steps = max(1, self.packs // (micro_batch * self.processes))
             sequences = int(full_steps * micro_batch * self.processes * self.packing_factor)
-            remedy = f"{keys.sequences} = {sequences:,}"
-            if keys.micro_batch is not None and micro_batch < settings.micro_batch_packs:
-                remedy += f" and {keys.micro_batch} = {micro_batch:,}"
+            remedy = f"{key} = {sequences:,}"
+            if in_training and micro_batch < settings.micro_batch_packs:
+                remedy += f" and training.micro_batch_packs = {micro_batch:,}"
             lines.append(
                 f"note: an update takes {self.packs_per_update:,} packs and the data has {self.packs:,}: sequences repeat "
                 f"within an update; set {remedy}, or give more data"
@@ -349,7 +307,7 @@ class RunPlan:
             1, round(self.settings.global_batch_sequences / (micro_batch_packs * self.packing_factor * self.processes))
         )
 
-    def nearest_micro_batch(self) -> int:
+    def _nearest_micro_batch(self) -> int:
         """The number of packs up to twice the present one whose update is nearest to the requested one."""
         present, requested = self.settings.micro_batch_packs, self.settings.global_batch_sequences
 
@@ -359,27 +317,21 @@ class RunPlan:
 
         return min(range(1, 2 * present + 1), key=distance)
 
-    def table(self) -> list[str]:
-        """Every figure per process, per worker and in all, for people."""
-        title = f"{'':22}" + "".join(f"{name:>16}" for name in ("per process", "per worker", "all together"))
-        lines = [title, f"{'processes':22}" + "".join(f"{count:>16,}" for count in self.shares.values())]
-        for name, one in self._figures().items():
-            values = [one * count for count in self.shares.values()]
-            digits = [0 if value == int(value) else 1 for value in values]  # those of an average tell nothing further on
-            shown = (f"{value:,.{count}f}" for value, count in zip(values, digits, strict=True))
-            lines.append(f"{name.replace('_', ' '):22}" + "".join(f"{text:>16}" for text in shown))
+    def details(self) -> list[str]:
+        """Return what a dry run prints besides."""
         settings = self.settings
+        lines = []
         for what in ("evaluate", "save", "log"):
             updates = getattr(settings, f"{what}_every_updates")
             sequences = updates * self.sequences_per_update
             lines.append(f"{what} every {updates:,} updates, that is every {sequences:,.0f} sequences")
-        lines.append(
+        return [
+            *lines,
             f"{settings.optimizer}, peak learning rate {settings.learning_rate:g}, decay power {settings.decay_power:g} "
             f"counted from the {settings.decay_from}, "
             f"betas {settings.beta_1:.6g} and {settings.beta_2:.6g}, clip norm {settings.clip_norm:g}, "
-            f"losses normalized: {settings.loss_normalization}"
-        )
-        return lines
+            f"losses normalized: {settings.loss_normalization}",
+        ]
 
     def as_json(self) -> dict[str, Any]:
         """Return the plan for machines: the result of a dry run."""
@@ -398,20 +350,6 @@ class RunPlan:
             "sequences_asked_per_update": settings.global_batch_sequences,
             "change": self.change,
             "sequences": self.sequences_per_update * settings.updates,
-            "shares": {
-                share: {"processes": count, **{name: one * count for name, one in self._figures().items()}}
-                for share, count in self.shares.items()
-            },
-        }
-
-    def _figures(self) -> dict[str, float]:
-        """Return the figures of one process."""
-        packs = self.packs_per_update_and_process
-        return {
-            "packs_per_micro_batch": self.settings.micro_batch_packs,
-            "packs_per_update": packs,
-            "slots_per_update": self._mean(row.packs * row.length for row in self.turns),
-            "sequences_per_update": packs * self.packing_factor,
         }
 
 
@@ -423,14 +361,11 @@ class RunPlan:
 #     rate(t) = r * (1 - (t - W) / (N - W + 1)) ** p       for t > W, `decay_from: warmup`
 #     rate(t) = r * (1 - (t - 1) / N) ** p                 for t > W, `decay_from: start`
 #
-# so no update has a rate of zero, and zero would be reached at update N + 1. `warmup` reaches the peak at update W and goes
-# down from there without a step. `start` decays as if there had been no warm-up, so the rate falls at the end of the
-# warm-up: with 2,000 of 7,038 updates and p = 0.5 from r to 0.846 r.
+# so no update has a rate of zero, and zero would be reached at update N + 1. `start` decays as if there had been no warm-up,
+# so the rate falls at the end of the warm-up: with 2,000 of 7,038 updates and p = 0.5 from r to 0.846 r.
 #
-# Who has which: google-research/bert (`optimization.py`, p = 1) decays from the start, for its only optimizer, Adam.
-# NVIDIA's and Habana's reference models raise Adam's curve until the pieces join (`warmup`), and leave that of LAMB
-# (p = 0.5) as it is (`start`); MLPerf's recipe has no warm-up and p = 1. All of them count updates from 0, so that their
-# warm-up is behind ours by one update, whose rate is zero; after the warm-up `start` is theirs, update by update.
+# google-research/bert (p = 1) and the reference models' LAMB (p = 0.5) decay from the start, their Adam from the warm-up.
+# All of them count updates from 0, so their warm-up is behind ours by one update; after it `start` is theirs.
 
 
 def learning_rate_at(update: int, settings: RunSettings) -> float:

@@ -30,16 +30,16 @@ from gaudi_bert.model.config import BertConfig
 from gaudi_bert.model.features import PlacedSequence, Sequence, join_sequences, split_packs
 from gaudi_bert.model.heads import Loss, PretrainingHead
 from gaudi_bert.training.checkpoint import find_checkpoint, read_checkpoint
-from gaudi_bert.training.input.batches import evaluation_batches, value_limits
-from gaudi_bert.training.input.source import DataSource, check_fits, open_data
+from gaudi_bert.training.input import DataSource, check_fits, evaluation_batches, open_data
 from gaudi_bert.training.weights import local_weights
 
-OUTPUT_BOUND = 1e-5
-GRADIENT_BOUND = 1e-5
+_OUTPUT_BOUND = 1e-5
+_GRADIENT_BOUND = 1e-5
 _ZERO_GRADIENT_BOUND = 1e-9
 _RANDOM_LENGTH, _RANDOM_VOCABULARY, _RANDOM_PACKS = 128, 997, 5
 _MOST_JOINED = 8
-_SEARCHED_PACKS = 256  # for some that hold several sequences
+_PACKS, _SEARCHED_PACKS = 8, 256  # the first that hold several sequences, of so many
+_SEED = 12345
 _Dtype = Literal["float32", "float64"]
 # By name: the largest difference, and the largest value; of a gradient the norms of both.
 _Differences = dict[str, tuple[float, float]]
@@ -66,8 +66,6 @@ def verify_model(
     checkpoint: Path | None,
     data: Path | None,
     reporter: Reporter,
-    packs: int = 8,
-    seed: int = 12345,
     engine: EngineChoice = "auto",
 ) -> VerifyModelResult:
     """Prove that packed equals unpacked; unpacked records are joined to packs first.
@@ -97,10 +95,10 @@ def verify_model(
             config, values = BertConfig.from_json(stored.settings["model"]), stored.variables
         if source is not None:
             check_fits(source, config)
-        batch = _random_packs(config, seed) if source is None else _first_packs(source, config, packs)
+        batch = _random_packs(config) if source is None else _first_packs(source, config)
     chosen = choose_engine(engine, key="--engine")
     reporter.say(f"verify-model: {chosen.line()}")
-    model_of = partial(_build, load_engine(chosen.name), config, values, seed)
+    model_of = partial(_build, load_engine(chosen.name), config, values)
     differences = _compare(model_of, batch, "sequence", reporter.say) | _compare(model_of, batch, "token", reporter.say)
     return VerifyModelResult(
         weights="random" if checkpoint is None else str(checkpoint),
@@ -112,9 +110,9 @@ def verify_model(
     )
 
 
-def _build(engine: Engine, config: BertConfig, values: WeightArrays, seed: int, compute_dtype: _Dtype) -> Model:
+def _build(engine: Engine, config: BertConfig, values: WeightArrays, compute_dtype: _Dtype) -> Model:
     """Make what is proven: a model with these weights, random ones where there are none, in float32 or float64."""
-    model = engine.build(ModelSpec(config, PretrainingHead()), seed=seed, compute_dtype=compute_dtype)
+    model = engine.build(ModelSpec(config, PretrainingHead()), seed=_SEED, compute_dtype=compute_dtype)
     model.load_values(values)
     return model
 
@@ -136,24 +134,24 @@ def _random_config(source: DataSource | None) -> BertConfig:
 # --- The packs: the first ones of the data, or random ones
 
 
-def _first_packs(source: DataSource, config: BertConfig, packs: int) -> BatchArrays:
+def _first_packs(source: DataSource, config: BertConfig) -> BatchArrays:
     """The first packs of several sequences in the data, checked; unpacked sequences are joined to packs first.
 
     Where there are too few of them among the first `_SEARCHED_PACKS`, packs of one sequence make up the number.
     """
-    most = _SEARCHED_PACKS if source.is_packed else 3 * packs
-    (batch,) = evaluation_batches(source, value_limits(source, config), most, take_packs=most)
+    most = _SEARCHED_PACKS if source.is_packed else 3 * _PACKS
+    (batch,) = evaluation_batches(source, config, most, take_packs=most)
     sequences = np.count_nonzero(batch["next_sentence_weights"], axis=1)
     if source.is_packed:
-        chosen = np.argsort(sequences < 2, kind="stable")[: min(packs, np.count_nonzero(sequences))]
+        chosen = np.argsort(sequences < 2, kind="stable")[: min(_PACKS, np.count_nonzero(sequences))]
         return {name: values[chosen] for name, values in batch.items()}
     return _join([placed.sequence for placed in split_packs(batch)], source.schema.max_sequence_length)
 
 
-def _random_packs(config: BertConfig, seed: int) -> BatchArrays:
+def _random_packs(config: BertConfig) -> BatchArrays:
     """Packs of random sequences of many lengths, some with padding."""
     length = min(_RANDOM_LENGTH, config.max_position_embeddings)
-    words = iter(random_words(100_000, seed, "verify-model").tolist())
+    words = iter(random_words(100_000, _SEED, "verify-model").tolist())
 
     def below(limit: int) -> int:
         return int(next(words)) % limit
@@ -200,21 +198,21 @@ def _compare(
     outputs, gradients = _compare_packed_with_unpacked(model_of("float32"), batch, loss)
     say(f"verify-model: {count_of(len(batch['input_ids']), 'pack')}, masked-LM loss per {loss}")
     for name, (difference, largest) in outputs.items():
-        bound = OUTPUT_BOUND * max(1.0, largest)
+        bound = _OUTPUT_BOUND * max(1.0, largest)
         say(f"verify-model:   {name}: differs by {difference:.1e} at most (allowed {bound:.1e})")
         if not difference <= bound:
             raise FailedError(f"{name}: packed and unpacked differ by {difference:.1e}, allowed is {bound:.1e}")
     shares = {name: _share(*norms) for name, norms in gradients.items()}
-    unclear = [name for name, share in shares.items() if not share <= GRADIENT_BOUND]
+    unclear = [name for name, share in shares.items() if not share <= _GRADIENT_BOUND]
     if unclear:
         _, exact = _compare_packed_with_unpacked(model_of("float64"), batch, loss)
         shares |= {name: _share(*exact[name]) for name in unclear}
         say(f"verify-model:   gradients that nearly cancel in float32, compared in float64: {', '.join(unclear)}")
     worst = max(shares, key=lambda name: shares[name])
     found = f"gradient of {worst}: packed and unpacked differ by {shares[worst]:.1e} of its norm"
-    say(f"verify-model:   {found} (allowed {GRADIENT_BOUND:.0e}), the most of {len(shares)} variables")
-    if not shares[worst] <= GRADIENT_BOUND:
-        raise FailedError(f"{found}, allowed is {GRADIENT_BOUND:.0e}")
+    say(f"verify-model:   {found} (allowed {_GRADIENT_BOUND:.0e}), the most of {len(shares)} variables")
+    if not shares[worst] <= _GRADIENT_BOUND:
+        raise FailedError(f"{found}, allowed is {_GRADIENT_BOUND:.0e}")
     return {**{name: difference for name, (difference, _) in outputs.items()}, "gradient": shares[worst]}
 
 
@@ -245,11 +243,12 @@ def _compare_packed_with_unpacked(
             difference, largest = outputs.get(name, (0.0, 0.0))
             distance = float(np.abs(mine - theirs).max(initial=0.0))
             outputs[name] = (max(difference, distance), max(largest, float(np.abs(theirs).max(initial=0.0))))
-    return outputs, {name: (_norm(ours.gradients[name] - alone), _norm(alone)) for name, alone in single.gradients.items()}
-
-
-def _norm(values: Float32Array) -> float:
-    return float(np.linalg.norm(values.astype(np.float64).ravel()))
+    norms: _Differences = {}
+    for name, gradient in single.gradients.items():
+        both = (ours.gradients[name] - gradient, gradient)
+        difference, norm = (float(np.linalg.norm(each.astype(np.float64).ravel())) for each in both)
+        norms[name] = (difference, norm)
+    return outputs, norms
 
 
 def _check_leaks(model: Model, vocabulary_size: int, batch: BatchArrays, say: Callable[[str], None]) -> int:

@@ -118,7 +118,7 @@ def read_damaged(good: Path, name: str, seed: int, folder: Path) -> str | None:
     from gaudi_bert.rows.tokenizer import open_tokenizer
     from gaudi_bert.rows.tokenizing import tokenize_rows
     from gaudi_bert.rows.types import RowPosition, TextRow
-    from gaudi_bert.tasks.models.task_models import read_task_folder, start_weights
+    from gaudi_bert.tasks.task_models import read_task_folder, start_weights
     from gaudi_bert.training.model_files import read_sentence_folder
 
     shutil.copytree(good, folder)

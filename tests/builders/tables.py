@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import gzip
+import itertools
 import json
 import random
 from collections.abc import Sequence
@@ -136,3 +138,13 @@ def loss_of_rows(model: Any, rows: Sequence[SingleRow]) -> Any:
         labels[number, : len(row.labels)] = torch.as_tensor(row.labels.astype(np.int64))
     ids[(real := torch.arange(longest) < torch.tensor([[len(row.input_ids)] for row in rows])).logical_not()] = 1  # padding
     return model(input_ids=ids, attention_mask=real.long(), labels=labels).loss
+
+
+def table_batches(source: Any, targets: Any, batch_packs: int, order: Any) -> Any:
+    """Batches of a packed table without end, of so many packs each."""
+    from gaudi_bert.training.input import batches_in_order
+    from gaudi_bert.training.run_plan import MicroBatch
+
+    each = batch_packs * order.size
+    micro_batches = (MicroBatch(0, first, first + each, batch_packs) for first in itertools.count(order.packs_done, each))
+    return batches_in_order(source.stored, functools.partial(source.features, targets), micro_batches, order, source.path)

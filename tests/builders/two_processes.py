@@ -1,7 +1,7 @@
 """What each of two real Horovod processes does for `training/test_two_processes.py`; started by horovodrun.
 
 usage: python -m tests.builders.two_processes DATA ROWS OUT   trains on DATA, and fine-tunes on ROWS;
-writes OUT/rank-<n>.json and, from rank 0, OUT/<case>.npz; then rank 1 falls asleep inside a graph, which ends both
+writes OUT/rank-<n>.json and, from rank 0, OUT/<case>.npz
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import json
 import os
 import signal
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +19,6 @@ from gaudi_bert.artefacts.results import to_json
 from gaudi_bert.common.errors import StoppedError
 from gaudi_bert.config.pipeline import PipelineSettings, pipeline_from_mapping
 from gaudi_bert.config.sections import TrainingSettings
-from gaudi_bert.engines.tensorflow import model as tensorflow_model
 from gaudi_bert.engines.tensorflow.horovod import connect
 from gaudi_bert.training.evaluate import evaluate
 from gaudi_bert.training.jobs.finetune import finetune
@@ -119,42 +117,18 @@ def stopped(data: Path, out: Path, rank: int) -> str:
     return ""
 
 
-def fall_asleep(data: Path, out: Path, rank: int) -> None:
-    """Train; rank 1 sleeps in its fourth forward pass."""
-    right, passes = tensorflow_model.pretraining_sums, []
-
-    def pause() -> None:
-        passes.append(1)
-        if rank == 1 and len(passes) == 4:
-            print("asleep", flush=True)
-            for _ in range(12_000):  # a long sleep can lose a signal
-                time.sleep(0.05)
-
-    def sums_after_a_pause(*arguments):
-        sums = right(*arguments)
-        with tf.control_dependencies([tf.py_function(pause, [], [])]):
-            return tf.identity(sums[0]), *sums[1:]
-
-    tensorflow_model.pretraining_sums = sums_after_a_pause
-    train(settings(stall_seconds=10), data / "train", None, out, reporter=QUIET)
-
-
 def main() -> None:
     data, rows, out = map(Path, sys.argv[1:])
     # As the stage `train` would set them, before TensorFlow is used.
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)
     connected = connect(TrainingSettings(), {})
-    facts = {"rank": connected.rank, "size": connected.size, "local_size": connected.local_size}
+    facts = {}
     with connected.watched(TrainingSettings(stall_seconds=60)) as communicator:
-        facts["sum"] = communicator.sum_array(np.array([1.0, communicator.rank])).tolist()
-        facts["any"] = [communicator.any_true(communicator.rank == 1), communicator.any_true(False)]
         for name, arguments in CASES.items():
             parameters = work.run_updates(communicator, **arguments)
             if communicator.is_first:
                 np.savez(out / f"{name}.npz", **parameters)
-    facts["bits"] = [float(np.sum(values, dtype=np.float64)) for values in parameters.values()]
-
     facts["stopped"] = stopped(data, out / "stopped", connected.rank)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     trained = train(
@@ -168,7 +142,6 @@ def main() -> None:
     facts["evaluated"] = to_json(evaluate(data / "evaluation", out / "trained", reporter=QUIET))
     fine_tuned(rows, out / "tuned", threads=1)
     (out / f"rank-{connected.rank}.json").write_text(json.dumps(facts))
-    fall_asleep(data, out / "asleep", connected.rank)
 
 
 if __name__ == "__main__":

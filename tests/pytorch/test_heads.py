@@ -28,8 +28,11 @@ from gaudi_bert.pytorch import (  # noqa: E402
     update_counts,
     update_loss,
 )
-from gaudi_bert.training.input.batches import TrainingOrder, training_batches, value_limits  # noqa: E402
-from gaudi_bert.training.input.source import open_source  # noqa: E402
+from gaudi_bert.training.input import (  # noqa: E402
+    TrainingOrder,
+    open_source,
+    training_batches,
+)
 from tests.builders.model_packs import pretraining_model  # noqa: E402
 
 SEED, PACKS = 9, 12
@@ -85,7 +88,7 @@ def gradients(model, loss) -> dict:
 def test_loss_and_gradients_are_those_of_our_tensorflow_trainer(packed, ours, theirs) -> None:
     source = open_source(packed)
     order = TrainingOrder(seed=SEED, shuffle_packs=4096)
-    tensorflow_batch = next(training_batches(source, value_limits(source, CONFIG), PACKS, order))
+    tensorflow_batch = next(training_batches(source, CONFIG, PACKS, order))
     torch_batch = next(iter(batches(packed, PACKS, masked_slots=data.MASKED_SLOTS, depth=data.DEPTH)))
     np.testing.assert_array_equal(tensorflow_batch["input_ids"], torch_batch["input_ids"])  # the readers have one order
     outputs, losses, expected = ours.trial(tensorflow_batch, "token")

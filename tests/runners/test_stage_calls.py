@@ -216,7 +216,7 @@ def test_training_goes_on_from_the_bucket(s3: S3Server, on_disk: dict[str, bytes
 
 @pytest.mark.slow
 def test_weights_and_data_in_a_bucket(s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from gaudi_bert.tasks.models.export import export
+    from gaudi_bert.tasks.export import export
     from gaudi_bert.tfrecords.inspect import inspect
     from gaudi_bert.training.jobs.records import train
     from gaudi_bert.training.verify_model import verify_model

@@ -68,10 +68,6 @@ class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
 
-    def seen_last(self) -> str:
-        """What its last line shows."""
-        return self.getvalue().split("\n")[-1].split("\r")[-1]
-
 
 def run(
     out: Path,
@@ -200,7 +196,7 @@ def test_a_row_that_was_fixed_keeps_the_windows_before_it(tmp_path: Path, number
 
 
 @pytest.mark.parametrize("data", ["x.jsonl", "-"])
-def test_a_terminal_shows_how_far_it_is_and_nothing_of_it_stays(tmp_path: Path, data: str) -> None:
+def test_a_terminal_shows_how_far_it_is(tmp_path: Path, data: str) -> None:
     terminal = Terminal()
     reporter = Reporter(terminal)
     signature = Signature("predict", {}, {"data": "x"})
@@ -218,7 +214,6 @@ def test_a_terminal_shows_how_far_it_is_and_nothing_of_it_stays(tmp_path: Path, 
     answers.result()
     assert states == ([] if data == "-" else [(5, 23), (10, 23), (15, 23), (20, 23), (23, 23)])
     assert ("5 rows" in terminal.getvalue()) == (data == "-")
-    assert terminal.seen_last() == ""
 
 
 @pytest.mark.parametrize("windows", [0, 1])

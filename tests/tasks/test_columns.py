@@ -43,8 +43,6 @@ def run(folder: Path, command: str, data: str, out: str, *options: str) -> Done:
         return run_command(command, data, "--tokenizer", "model", "--out", out, *LENGTH, *options, folder=folder)
     if command == "finetune":
         options = (*options, "--task", "regression", "--dry-run", "--set", "finetune.max_sequence_length=32")
-    if command == "estimate":
-        return run_command(command, data, "--model", "model", "--task", "regression", *options, folder=folder)
     options = (*options, *LENGTH) if command in ("embed", "predict") else options
     return run_command(command, "--data", data, "--model", "model", "--out", out, *options, folder=folder)
 
@@ -71,37 +69,16 @@ def test_columns_by_a_header_and_by_names(folder: Path, command: str) -> None:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_what_would_not_be_read_is_refused(folder: Path, command: str) -> None:
-    refused: list[tuple[str, tuple[str, ...], str]] = [
-        (
-            "rows.csv",
-            ("--columns", "id,text,other,label"),
-            "line 1 (row 1): ['id', 'comment', 'other', 'stars'] looks like a header",
-        ),
-        (
-            "rows.csv",
-            ("--text-column", "remark"),
-            "line 1: its header is 'id, comment, other, stars'; it has no column 'remark'",
-        ),
-        (
-            "rows.csv",
-            ("--text-column", "comment", "--text-pair-column", "no"),
-            "it has no column 'no': name one with --text-pair-column",
-        ),
-        ("rows.csv", ("--format", "txt", "--text-column", "comment"), "--text-column (task.text) does not apply"),
-        ("rows.csv", ("--no-header",), "without a header, name the columns too"),
-        ("rows.csv", ("--format", "xml"), "--format xml"),
+    refused: list[tuple[tuple[str, ...], str]] = [
+        (("--text-column", "remark"), "it has no column 'remark'"),
+        (("--format", "txt", "--text-column", "comment"), "--text-column (task.text) does not apply"),
     ]
     if command != "finetune":
-        refused += [
-            ("rows.txt", ("--text-pair-column", "b"), "--text-pair-column (task.text_pair) does not apply"),
-            ("rows.txt", ("--columns", "text"), "--columns is for CSV and TSV"),
-            ("rows.csv", ("--label-column", "stars"), "No such option: --label-column"),
-        ]
-    for data, options, reason in refused:
-        done = run(folder, command, data, "refused.jsonl", *options)
+        refused.append((("--label-column", "stars"), "No such option: --label-column"))
+    for options, reason in refused:
+        done = run(folder, command, "rows.csv", "refused.jsonl", *options)
         assert (done.returncode, done.stdout) == (2, ""), options
         assert reason in done.stderr, options
-        assert done.stderr.splitlines()[-1].startswith("error: ")
         assert not (folder / "refused.jsonl").exists()
 
 
@@ -112,28 +89,19 @@ def test_rows_that_are_too_long_are_cut_and_counted(folder: Path, command: str) 
     done = run(folder, command, "long.jsonl", f"long-{command}.jsonl")
     assert done.returncode == 0, done.stderr
     assert "1 of 2 rows" in done.stderr
-    assert "cut to 32 tokens" in done.stderr
-    assert command != "predict" or "; 1 were longer than 32 tokens;" in done.stdout
     refused = run(folder, command, "long.jsonl", f"no-{command}.jsonl", "--too-long", "error")
-    assert refused.returncode == 2
-    assert "line 2 (row 2): has " in refused.stderr
-    assert "say what becomes of it: --too-long truncate" in refused.stderr
+    assert (refused.returncode, "line 2 (row 2): has " in refused.stderr) == (2, True)
     skipped = run(folder, command, "long.jsonl", f"sk-{command}.jsonl", "--too-long", "error", "--on-bad-row", "skip")
     assert skipped.returncode == 0, skipped.stderr
 
 
 @pytest.mark.parametrize("command", ["tokenize", "embed", "predict"])
-@pytest.mark.parametrize("kind", ["csv", "jsonl"])
-def test_a_pipe(folder: Path, command: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = "".join(json.dumps({"comment": text}) + "\n" for text in TEXTS)
-    content = TABLE if kind == "csv" else lines
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content.encode())))
-    options = ("--format", "csv") if kind == "csv" else ()
-    done = run(folder, command, "-", f"pipe-{command}-{kind}.jsonl", "--text-column", "comment", *options)
+def test_a_pipe(folder: Path, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(TABLE.encode())))
+    done = run(folder, command, "-", f"pipe-{command}.jsonl", "--text-column", "comment", "--format", "csv")
     assert done.returncode == 0, done.stderr
-    assert done.stderr.startswith("standard input: reads ")
     if command != "tokenize":
-        assert len((folder / f"pipe-{command}-{kind}.jsonl").read_text().splitlines()) == len(TEXTS)
+        assert len((folder / f"pipe-{command}.jsonl").read_text().splitlines()) == len(TEXTS)
 
 
 @pytest.mark.parametrize("command", ["embed", "predict"])

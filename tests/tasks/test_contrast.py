@@ -12,9 +12,9 @@ import pytest
 from gaudi_bert.tasks.contrast import (
     LossAndGradient,
     by_dimensions,
-    contrast_of,
     cosent,
     cosine_error,
+    forbidden_candidates,
     in_batch_negatives,
     listwise,
 )
@@ -49,14 +49,18 @@ def library_losses() -> Any:
     return pytest.importorskip("sentence_transformers.sentence_transformer.losses", reason=reason)
 
 
+def by_texts(vectors: Any, anchors: Any, candidates: Any, content: Any = CONTENT, symmetric: bool = False) -> Any:
+    forbidden = forbidden_candidates(content[anchors], content[candidates])
+    assert forbidden.any() == (content is not CONTENT)
+    return in_batch_negatives(vectors, anchors, candidates, forbidden, 20.0, symmetric)
+
+
 @pytest.mark.parametrize("symmetric", [False, True])
 @pytest.mark.parametrize("negatives", [0, 1, 2])
 def test_in_batch_negatives(negatives: int, symmetric: bool) -> None:
     directions = ("query_to_doc", "doc_to_query") if symmetric else ("query_to_doc",)
     library = library_losses().MultipleNegativesRankingLoss(None, directions=directions, partition_mode="per_direction")
-    contrast = contrast_of(COLUMNS[0], COLUMNS[1], COLUMNS[2 : 2 + negatives].ravel(), CONTENT)
-    assert not contrast.forbidden_MC.any()
-    ours = in_batch_negatives(VECTORS, contrast, 20.0, symmetric)
+    ours = by_texts(VECTORS, COLUMNS[0], COLUMNS[1 : 2 + negatives].ravel(), symmetric=symmetric)
     columns = COLUMNS[: 2 + negatives]
     check(ours, lambda vectors: library.compute_loss_from_embeddings([vectors[column] for column in columns], None))
 
@@ -74,8 +78,7 @@ def test_scored_pairs(name: str) -> None:
 
 def test_dimensions() -> None:
     library = library_losses().MultipleNegativesRankingLoss(None)
-    contrast = contrast_of(COLUMNS[0], COLUMNS[1], COLUMNS[2], CONTENT)
-    ours = by_dimensions(VECTORS, lambda vectors: in_batch_negatives(vectors, contrast, 20.0, False), (13, 8, 3))
+    ours = by_dimensions(VECTORS, lambda vectors: by_texts(vectors, COLUMNS[0], COLUMNS[1:3].ravel()), (13, 8, 3))
 
     def theirs(vectors: Any) -> Any:
         return sum(
@@ -84,7 +87,7 @@ def test_dimensions() -> None:
         )
 
     check(ours, theirs)
-    whole = in_batch_negatives(VECTORS, contrast, 20.0, False)
+    whole = by_texts(VECTORS, COLUMNS[0], COLUMNS[1:3].ravel())
     assert by_dimensions(VECTORS, lambda _: whole, ()) is whole
 
 
@@ -106,9 +109,8 @@ def test_equal_texts_are_no_negatives() -> None:
     content = CONTENT.copy()
     content[20] = content[0]  # a negative that says what the anchor of row 0 says
     rows = [(0, 7, [14, 20]), (1, 7, []), (2, 8, [7]), (2, 9, [15, 15]), (3, 10, [8, 16, 17])]
-    anchors, positives = np.array([row[0] for row in rows]), np.array([row[1] for row in rows])
-    contrast = contrast_of(anchors, positives, np.array([text for row in rows for text in row[2]]), content)
-    ours = in_batch_negatives(VECTORS, contrast, 20.0, False)
+    candidates = np.array([*(row[1] for row in rows), *(text for row in rows for text in row[2])])
+    ours = by_texts(VECTORS, np.array([row[0] for row in rows]), candidates, content)
     check(ours, lambda vectors: slow_in_batch_negatives(vectors, rows, content))
 
 

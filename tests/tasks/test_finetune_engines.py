@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 from pathlib import Path
@@ -61,17 +60,8 @@ def write_model(folder: Path, name: str) -> Path:
     return folder
 
 
-def hide_tensorflow(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name, *more: None if name == "tensorflow" else found(name, *more)
-    )
-
-
 @pytest.mark.parametrize("task", sampled(TASKS, 2))
-def test_a_bert_fine_tuned_by_either_engine(
-    task: str, files: dict[str, tuple[Path, Path]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bert_fine_tuned_by_either_engine(task: str, files: dict[str, tuple[Path, Path]], tmp_path: Path) -> None:
     pytest.importorskip("tensorflow", exc_type=ImportError)
     model = write_model(tmp_path / "bert", "bert")
     for engine in ("tensorflow", "pytorch"):
@@ -81,12 +71,7 @@ def test_a_bert_fine_tuned_by_either_engine(
     agree(*(curve[:UPDATES] for curve in curves), 1e-4)
     answers = [lines_of(tmp_path / engine / "predictions.jsonl") for engine in ("pytorch", "tensorflow")]
     agree(answers[0], answers[1], 1e-4, scale=1.0)
-    rows = files[task][1]
-    for answering in ("tensorflow", "pytorch"):  # from what PyTorch left
-        if answering == "pytorch":
-            hide_tensorflow(monkeypatch)
-        predict(tmp_path / "pytorch", str(rows), str(tmp_path / f"{answering}.jsonl"), PredictOptions(), {}, reporter=QUIET)
-        check_answers(tmp_path / "pytorch", task, lines_of(rows), lines_of(tmp_path / f"{answering}.jsonl"))
+    check_answers(tmp_path / "pytorch", task, lines_of(files[task][1]), answers[0])
 
 
 def check_answers(folder: Path, task: str, rows: list[dict[str, Any]], answers: list[dict[str, Any]]) -> None:
@@ -159,21 +144,6 @@ def test_rows_of_several_lengths_are_taken_up_to_the_same_bits(files: Any, model
         assert (tmp_path / "stopped" / name).read_bytes() == (tmp_path / "out" / name).read_bytes()
     predict(tmp_path / "out", str(rows[1]), str(tmp_path / "answers.jsonl"), PredictOptions(), {}, reporter=QUIET)
     agree(lines_of(tmp_path / "answers.jsonl"), lines_of(tmp_path / "out" / "predictions.jsonl"), 1e-5, scale=1.0)
-
-
-def test_one_length_stays_where_several_gain_little(files: Any, model: Path, tmp_path: Path) -> None:
-    listener = Listener()
-    run(
-        "regression",
-        files["regression"][0],
-        None,
-        model,
-        tmp_path / "out",
-        listener,
-        finetune={"row_lengths": "auto"},
-        dry_run=True,
-    )
-    assert "rows of 64: estimated cost" in listener.text
 
 
 # --- what a run leaves, of a BERT and of other encoders
@@ -254,7 +224,12 @@ def test_what_a_model_stores_beside_its_parameters(name: str, changes_them: bool
         ("roberta", "regression", {"max_sequence_length": 65}, "max_sequence_length = 65: the model has 64 positions"),
         ("roberta", "regression", {"row_lengths": [32, 65]}, "row_lengths = 65: the model has 64 positions; set it to no"),
         ("roberta", "regression", {"row_lengths": [8, 16]}, "row_lengths: .* has .* tokens, the longest row 16; give it"),
-        ("roberta", "embedding", {"row_lengths": [8, 16]}, "row_lengths: is not for embedding with one loss of all rows"),
+        (
+            "roberta",
+            "embedding",
+            {"row_lengths": [8, 16]},
+            "row_lengths = .*: is not for embedding",
+        ),
     ],
 )
 def test_what_is_refused(

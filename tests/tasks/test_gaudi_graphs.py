@@ -18,7 +18,7 @@ from gaudi_bert.engines.choose import load_engine
 from gaudi_bert.engines.protocol import Communicator, ModelSpec
 from gaudi_bert.model.features import join_sequences
 from gaudi_bert.model.heads import PretrainingHead
-from gaudi_bert.training.input.batches import TrainingOrder
+from gaudi_bert.training.input import TrainingOrder
 from gaudi_bert.training.jobs.finetune import _job_of
 from gaudi_bert.training.jobs.rows import FineTuneInput
 from gaudi_bert.training.objective import Objective, PretrainingObjective, TrainingStep

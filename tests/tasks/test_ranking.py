@@ -80,53 +80,6 @@ def test_a_long_query_costs_what_it_holds() -> None:
 # --- search by vectors
 
 
-def counted_search(queries: np.ndarray, documents: np.ndarray, answers: list[set[int]]) -> dict[str, float]:
-    """As sentence-transformers' InformationRetrievalEvaluator."""
-    evaluation = pytest.importorskip(
-        "sentence_transformers.sentence_transformer.evaluation", reason="SENTENCE-TRANSFORMERS MISSING: install it --no-deps"
-    )
-    torch = pytest.importorskip("torch")
-    from sentence_transformers.util import cos_sim
-
-    named = [f"{number:06}" for number in range(len(documents))]
-    evaluator = evaluation.InformationRetrievalEvaluator(
-        {str(number): str(number) for number in range(len(queries))},
-        dict(zip(named, named, strict=True)),
-        {str(number): {named[place] for place in own} for number, own in enumerate(answers)},
-        corpus_chunk_size=97,
-        score_functions={"cosine": cos_sim},
-        write_csv=False,
-    )
-
-    def embed(_: object, texts: list[str], **options: object) -> object:
-        of_queries = options["encode_fn_name"] == "query"
-        return torch.tensor((queries if of_queries else documents)[[int(text) for text in texts]])
-
-    evaluator.embed_inputs = embed
-    scores = evaluator.compute_all_metrics(None)["cosine"]
-    return {
-        "ndcg@10": scores["ndcg@k"][10],
-        "mrr@10": scores["mrr@k"][10],
-        "accuracy@1": scores["accuracy@k"][1],
-        "recall@10": scores["recall@k"][10],
-        "map@100": scores["map@k"][100],
-    }
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("documents", [7, 61, 211])
-def test_search_figures_are_those_of_sentence_transformers(documents: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In blocks that do not divide anything."""
-    monkeypatch.setattr(ranking, "_QUERIES_AT_ONCE", 5)
-    monkeypatch.setattr(ranking, "_DOCUMENTS_AT_ONCE", 13)
-    random = np.random.default_rng(documents)
-    found = random.normal(size=(documents, 3)).astype(np.float32)
-    queries = random.normal(size=(17, 3)).astype(np.float32)
-    answers = [set(random.choice(documents, random.integers(1, 5), replace=False).tolist()) for _ in queries]
-    ours = search_figures(queries, found, [np.array(sorted(own)) for own in answers])
-    agree(ours, counted_search(queries, found, answers), 1e-6, scale=1.0)
-
-
 @given(st.integers(1, 40), st.integers(1, 9), st.integers(0, 9))
 def test_nearest(documents: int, count: int, seed: int) -> None:
     random = np.random.default_rng(seed)

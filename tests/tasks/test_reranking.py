@@ -17,7 +17,7 @@ from tests.builders.agree import agree
 from tests.builders.bert_folder import without_dropout as still
 from tests.builders.bert_folder import write_tokenizer
 from tests.builders.json_lines import lines_of, losses_of, write_lines
-from tests.builders.reporters import QUIET, Listener
+from tests.builders.reporters import QUIET
 from tests.tasks.conftest import run
 
 QUERIES = ("the cat", "a hill and the river", "mat")
@@ -143,19 +143,3 @@ def test_losses_that_do_not_fit(loss: str, rows: list[dict[str, Any]], message: 
     data = write_lines(tmp_path / "x.jsonl", rows)
     with pytest.raises(InputError, match=message):
         run("reranking", data, None, model, tmp_path / "o", finetune={"batch_sequences": 2}, task_settings={"loss": loss})
-
-
-@pytest.mark.parametrize("loss", [None, "listwise"])
-def test_pairs_with_several_labels_are_named(loss: str | None, model: Path, tmp_path: Path) -> None:
-    """As one that is a positive and a negative; the same label twice is nothing to speak of."""
-    rows = [{"query": "the cat", "positive": "sat", "negatives": ["mat", "sat", "sat"]}, *scored_rows(), *scored_rows()]
-    said = []
-    for content in (rows, rows[1:]):
-        data, listener = write_lines(tmp_path / "x.jsonl", content), Listener()
-        changes = {"finetune": {"batch_sequences": 2}, "task_settings": {"loss": loss}}
-        run("reranking", data, None, model, tmp_path / "out", reporter=listener, dry_run=True, **changes)
-        said.append([line for line in listener.lines if "had another label before" in line])
-    assert [len(lines) for lines in said] == [1, 0]
-    assert said[0][0].endswith(
-        "note: 2 pairs of a query and a document had another label before, the first in line 1 (row 1): all are learnt"
-    )

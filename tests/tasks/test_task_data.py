@@ -5,67 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from gaudi_bert.config.sections import FineTuneSettings, TaskSettings
-from gaudi_bert.engines.choose import load_engine
-from gaudi_bert.engines.protocol import Communicator, ModelSpec
-from gaudi_bert.packing.algorithms import pack_histogram
-from gaudi_bert.packing.histogram import Histogram
 from gaudi_bert.packing.row_lengths import choose_row_lengths
-from gaudi_bert.rows.tokenizer import open_tokenizer
 from gaudi_bert.rows.types import Sequences
 from gaudi_bert.tasks.kinds.task import task_named
-from gaudi_bert.tasks.models.task_models import read_task_folder, start_weights
-from gaudi_bert.tasks.task_data import TaskData, TaskEvaluation, counts_of, task_batches, tokenized_file
-from gaudi_bert.training.input.batches import Batch, TrainingOrder
+from gaudi_bert.tasks.task_data import TaskData, TaskEvaluation, task_batches
+from gaudi_bert.training.input import Batch, TrainingOrder
 from gaudi_bert.training.jobs.rows import run_settings
 from gaudi_bert.training.run_plan import RunPlan
-from tests.builders.agree import agree
-
-
-class OneOfMany(Communicator):
-    """Any process of any number, one after the other; it keeps what it gives to the sums."""
-
-    def become(self, rank: int, size: int) -> list[np.ndarray]:
-        given: list[np.ndarray] = []
-        for name, value in (("rank", rank), ("size", size), ("given", given)):
-            object.__setattr__(self, name, value)
-        return given
-
-    def sum_array(self, values: Any) -> np.ndarray:
-        self.given.append(np.array(values, np.float64))
-        return self.given[-1]
-
-
-def test_the_shares_of_any_number_of_processes_add_up_to_the_whole(files, finished) -> None:
-    model, path, one = finished("token-classification").out, files["token-classification"][1], OneOfMany()
-    folder = read_task_folder(model)
-    task = folder.make_task()
-    sequences, rows = tokenized_file(path, folder.task, TaskSettings(), open_tokenizer(model), folder.labels, 61)
-    packing = pack_histogram(Histogram(61, counts_of(sequences, 61)), "optimal", 2)
-    data = TaskData(path, "", rows, sequences, (packing,))
-    start = start_weights(model, task, lacks_head=False)
-    bert = load_engine("tensorflow").build(ModelSpec(start.config, task.head), seed=None)
-    bert.load_values(start.variables)
-    held_out = TaskEvaluation(task, data, batch_packs=2, seed=3, best_metric=task.best_metric)
-    whole = one.become(0, 1)
-    expected = held_out.evaluate(bert, one)
-    for size in (3, 7):
-        shares = []
-        for rank in range(size):
-            shares.append(one.become(rank, size))
-            held_out.evaluate(bert, one)
-        sums, logits = (sum(share[number] for share in shares) for number in range(2))
-        agree(sums, whole[0], 1e-9)
-        agree(logits, expected.logits)
-        shared = sum((share[1] != 0).any(axis=1).astype(int) for share in shares)
-        assert shared.max() == 1, "a token that two processes answered"
-        assert any(not share[1].any() for share in shares) == (size > 5)
-
 
 # --- batches of a task: every sequence once an epoch, the same packs whatever the number of processes, and resumed anywhere
 
@@ -88,7 +39,7 @@ def make_data(lengths: tuple[int, ...], depth: int | str = 4) -> TaskData:
 def plan_of(data: TaskData, batch_packs: int, size: int = 1, epochs: int = 3) -> RunPlan:
     """Of four updates, or a few more."""
     settings = run_settings(FineTuneSettings(batch_sequences=epochs * 53 // 4), batch_packs, 4, 1)
-    return RunPlan(settings, data.packing_factor, size, size, 23, data.packs, rows=data.row_packs)
+    return RunPlan(settings, data.packing_factor, size, 23, data.packs, rows=data.row_packs)
 
 
 def batches_of(data: TaskData, plan: RunPlan, epochs: int = 3, **order: int) -> list[Batch]:
@@ -124,6 +75,20 @@ def test_every_epoch_holds_every_sequence_once_in_other_packs(lengths: tuple[int
     for epoch in epochs:
         assert sorted(number for pack in epoch for number in pack) == list(range(53))
     assert {tuple(sorted(pack)) for pack in epochs[0]} != {tuple(sorted(pack)) for pack in epochs[1]}
+
+
+@ROW_LENGTHS
+@pytest.mark.parametrize("size", [1, 3, 7])
+def test_an_evaluation_has_every_sequence_once_whoever_shares_it(size: int, lengths: tuple[int, ...]) -> None:
+    """What a model makes of a sequence comes to its place, here its own number."""
+    held_out, found = TaskEvaluation(task(), make_data(lengths), 2, seed=3, best_metric="accuracy"), np.zeros((53, 1))
+    for rank in range(size):
+        for batch, scatter in held_out.batches(rank, size):
+            assert scatter is not None
+            of_process = np.zeros((53, 1), np.float32)
+            scatter((batch["targets"] + 1.0)[..., np.newaxis].astype(np.float32), of_process)
+            found += of_process
+    assert found[:, 0].tolist() == [number + 1 for number in range(53)]
 
 
 @ROW_LENGTHS

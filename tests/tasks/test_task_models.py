@@ -23,7 +23,7 @@ from gaudi_bert.config.values import EngineName  # noqa: E402
 from gaudi_bert.model.heads import VectorHead  # noqa: E402
 from gaudi_bert.rows.types import Sequences  # noqa: E402
 from gaudi_bert.rows.window_plan import PackRunner, plan_window  # noqa: E402
-from gaudi_bert.tasks.models.task_models import start_weights  # noqa: E402
+from gaudi_bert.tasks.task_models import start_weights  # noqa: E402
 from gaudi_bert.training.weights import read_weights  # noqa: E402
 from tests.builders.agree import agree  # noqa: E402
 from tests.builders.bert_folder import VOCABULARY, write_bert, write_rows  # noqa: E402
@@ -43,21 +43,6 @@ def answered(folder: Path, command: str, out: str, *more: str) -> Done:
 def hidden_of(model: Any, text: str) -> Any:
     with torch.no_grad():
         return model.eval()(input_ids=torch.tensor([TOKENIZER.encode(text).ids]))[0][0]
-
-
-@pytest.mark.parametrize("name", ["roberta", "modernbert"])
-def test_vectors(tmp_path: Path, name: str) -> None:
-    model = write_encoder(tmp_path / "m", name)
-    done = answered(tmp_path, "embed", "vectors.npy")
-    assert done.returncode == 0, done.stderr
-    wanted = np.stack([hidden_of(model, text).mean(0).numpy() for text in TEXTS])
-    agree(np.load(tmp_path / "vectors.npy"), wanted, 1e-5, scale=1.0)
-    again = answered(tmp_path, "embed", "vectors.npy")
-    assert again.returncode == 0, again.stderr
-    unpacked = answered(tmp_path, "embed", "other.npy", "--unpacked", "--pooling", "cls", "--normalize")
-    assert unpacked.returncode == 0, unpacked.stderr
-    first = np.stack([torch.nn.functional.normalize(hidden_of(model, text)[0], dim=-1).numpy() for text in TEXTS])
-    agree(np.load(tmp_path / "other.npy"), first, 1e-5, scale=1.0)
 
 
 @pytest.mark.parametrize(

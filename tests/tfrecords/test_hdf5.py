@@ -22,7 +22,7 @@ from gaudi_bert.tfrecords.pack import pack  # noqa: E402
 from gaudi_bert.tfrecords.verify import verify  # noqa: E402
 from gaudi_bert.tfrecords.wire import hdf5  # noqa: E402
 from gaudi_bert.tfrecords.wire.framing import RecordStream, read_records  # noqa: E402
-from gaudi_bert.training.input.source import open_source  # noqa: E402
+from gaudi_bert.training.input import open_source  # noqa: E402
 from tests.builders.command_line import run_command  # noqa: E402
 from tests.builders.packing_case import (  # noqa: E402
     columns_of,

@@ -19,8 +19,7 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.tfrecords.packed_folder import read_metadata
 from gaudi_bert.tfrecords.shard_cache import ShardCache
-from gaudi_bert.training.input.batches import TrainingOrder, evaluation_batches, training_batches, value_limits
-from gaudi_bert.training.input.source import _packed_source, open_source
+from gaudi_bert.training.input import TrainingOrder, _packed_source, evaluation_batches, open_source, training_batches
 from tests.builders.packing_case import PackingCase, make_case
 from tests.builders.s3_server import S3Server, faulty_proxy, quick, upload
 
@@ -60,7 +59,7 @@ def stored_source(case: PackingCase, endpoint: str, room: int = 1 << 30, url: st
 def trained(source, batches: int) -> list[bytes]:
     """The token ids of each pack of so many batches."""
     order = TrainingOrder(seed=3, shuffle_packs=4)
-    with closing(training_batches(source, value_limits(source, CONFIG), BATCH, order)) as read:
+    with closing(training_batches(source, CONFIG, BATCH, order)) as read:
         return rows(islice(read, batches))
 
 
@@ -77,14 +76,14 @@ def test_a_bucket_is_read_through_the_shards_of_its_streams(case: PackingCase, s
     with stored_source(case, s3.endpoint, room) as stored:
         stored.cache.check_room(1, 1, 4)
         found, most, order = [], 0, TrainingOrder(seed=3, shuffle_packs=4)
-        with closing(training_batches(stored, value_limits(stored, CONFIG), BATCH, order)) as read:
+        with closing(training_batches(stored, CONFIG, BATCH, order)) as read:
             for batch in islice(read, batches):
                 found += rows([batch])
                 most = max(most, sum(sizes.get(name, 0) for name in os.listdir(stored.path)))
         assert found == trained(local, batches)
         assert 0 < most <= room < table.bytes.sum()
-        evaluated = rows(evaluation_batches(stored, value_limits(stored, CONFIG), BATCH))
-        assert evaluated == rows(evaluation_batches(local, value_limits(local, CONFIG), BATCH))
+        evaluated = rows(evaluation_batches(stored, CONFIG, BATCH))
+        assert evaluated == rows(evaluation_batches(local, CONFIG, BATCH))
 
 
 def test_a_shard_is_whole_or_absent_through_a_bad_server(case: PackingCase, s3: S3Server) -> None:

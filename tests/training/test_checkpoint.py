@@ -71,15 +71,13 @@ def test_comes_back_to_the_bit_and_is_a_safetensors_file(tmp_path) -> None:
 # JSON that is not what a checkpoint holds, with the right checksum: at each of these places, each of these values.
 PLACES = [
     *[(), ("update",), ("format_version",), ("progress",), ("settings",), ("tensors",), ("unknown",)],
-    *[("progress", name) for name in ("packs", "order", "processes", "sequences", "tokens", "unknown")],
-    *[("settings", name) for name in ("model", "training", "data", "run", "compiled_kernels", "task")],
+    *[("progress", "packs"), ("progress", "unknown"), ("settings", "model"), ("settings", "compiled_kernels")],
     *[("tensors", "model/a/b"), ("tensors", "model/a/b", 0), ("tensors", "model/a/b", 1), ("tensors", "model/a/b", 2)],
 ]
-LIES = ["5", "-1", "1.5", '"x"', '"\\ud800"', "null", "[]", "[[]]", "true", "1e999", "[" * 10_000, '{"a": 1}', "NaN"]
+LIES = ["5", "-1", "1.5", '"x"', '"\\ud800"', "null", "[[]]", "true", "1e999", "[" * 10_000, '{"a": 1}', "NaN"]
 # What is allowed at such a place, so that it is no lie.
-TRUE = {("update",): {"5"}, ("settings", "compiled_kernels"): {"true"}, ("settings", "task"): {'"x"'}}
-TRUE |= {("progress", name): {"5"} for name in ("packs", "order", "processes", "sequences", "tokens")}
-TRUE |= {("settings", name): {'{"a": 1}'} for name in ("model", "training", "data", "run")}
+TRUE = {("update",): {"5"}, ("settings", "compiled_kernels"): {"true"}, ("progress", "packs"): {"5"}}
+TRUE |= {("settings", "model"): {'{"a": 1}'}}
 
 
 def with_lie(path: Path, place: tuple[str | int, ...], lie: str) -> None:
@@ -203,25 +201,19 @@ def test_model_moments_and_position_come_back(tmp_path) -> None:
     model, updates = make_run(2)
     said: list[str] = []
     assert resume_run(tmp_path, model, updates, SIGNATURE, said.append) == Progress(5, 30, 80, 900)
-    for variables, values in [
-        (model.values(), stored.variables),
-        (updates.moments()[0], stored.first_moments),
-        (updates.moments()[1], stored.second_moments),
-    ]:
-        for name, value in values.items():
-            np.testing.assert_array_equal(variables[name], value)
+    for loaded, values in zip(
+        (model.values(), *updates.moments()), (stored.variables, stored.first_moments, stored.second_moments), strict=True
+    ):
+        identical(loaded, dict(values))
     assert said == []
 
 
-def test_without_checkpoints_a_run_starts_at_the_beginning(tmp_path) -> None:
-    assert resume_run(tmp_path / "none", *make_run(2), SIGNATURE, print) == Progress()
-
-
-@pytest.mark.parametrize("position", [{}, {"packs": 6, "order": 3, "processes": 2, "sequences": 80, "tokens": 900}])
-def test_a_checkpoint_of_another_order_is_refused(tmp_path, position) -> None:
+def test_a_checkpoint_of_another_order_is_refused_and_without_any_a_run_starts_at_the_beginning(tmp_path) -> None:
     model, updates = make_run(1)
+    assert resume_run(tmp_path, model, updates, SIGNATURE, print) == Progress()
+    position = {"packs": 6, "order": 3, "processes": 2, "sequences": 80, "tokens": 900}
     write_checkpoint(tmp_path, Checkpoint(5, model.values(), *updates.moments(), position))
-    with pytest.raises(InputError, match=r"a position in the order (3|None), this edition reads in the order 4;"):
+    with pytest.raises(InputError, match="a position in the order 3, this edition reads in the order 4;"):
         resume_run(tmp_path, model, updates, SIGNATURE, print)
 
 
@@ -229,7 +221,6 @@ def test_a_checkpoint_of_another_order_is_refused(tmp_path, position) -> None:
     ("place", "value", "expected"),
     [
         ("settings", {"training": {"seed": 2, "updates": 9}}, r"settings\.training\.seed is 1 there, 2 here"),
-        ("settings", {"training": {"updates": 9}}, r"settings\.training\.seed is 1 there, None here"),
         ("inputs", {"data": "abd"}, r"inputs\.data is 'abc' there, 'abd' here"),
         ("stage", "finetune", r"stage is 'train' there, 'finetune' here"),
         ("settings", {"training": {"seed": 1, "updates": 90}}, None),
@@ -263,8 +254,7 @@ def test_a_checkpoint_of_another_model_is_refused_and_changes_nothing(tmp_path, 
         resume_run(tmp_path, model, updates, SIGNATURE, print)
     with pytest.raises(InputError, match="of another model"):
         load_weights(path, model, model.spec.config)
-    for name, value in before.items():
-        np.testing.assert_array_equal(model.values()[name], value)
+    identical(model.values(), before)
 
 
 class SecondOfTwo(Communicator):

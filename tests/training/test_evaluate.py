@@ -15,7 +15,7 @@ from gaudi_bert.engines.protocol import Communicator
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.model.heads import Loss
 from gaudi_bert.training.evaluate import RecordsEvaluation, evaluate, majority_share
-from gaudi_bert.training.input.source import open_source
+from gaudi_bert.training.input import open_source
 from tests.builders import training_data as data
 from tests.builders.agree import agree
 from tests.builders.effort import sampled

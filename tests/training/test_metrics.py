@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import json
-import re
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from gaudi_bert.artefacts.training import LossFigures
 from gaudi_bert.common.errors import FailedError, InputError
-from gaudi_bert.config.sections import FineTuneSettings, TrainingSettings
 from gaudi_bert.engines.protocol import Communicator
 from gaudi_bert.training.metrics import MetricsWriter
-from gaudi_bert.training.objective import Interval, IntervalReport, PretrainingObjective
-from gaudi_bert.training.run_plan import FINE_TUNING_KEYS, TRAINING_KEYS
+from gaudi_bert.training.objective import Interval, PretrainingObjective
 from tests.builders.agree import agree
 
 OBJECTIVE = PretrainingObjective("token")
@@ -92,25 +88,3 @@ def test_the_first_update_that_is_not_finite_is_named(slot, value, what) -> None
         interval.add(tf.constant(sums), [BATCH])
     with pytest.raises(FailedError, match=f"update 43: {what} is not finite"):
         interval.close(Communicator())
-
-
-@pytest.mark.parametrize(("keys", "section"), [(TRAINING_KEYS, TrainingSettings), (FINE_TUNING_KEYS, FineTuneSettings)])
-def test_advice_names_settings_of_the_run(keys, section) -> None:
-    interval = Interval(OBJECTIVE, 41, has_cold_start=False, keys=keys)
-    interval.add(tf.constant(np.full(9, np.nan, np.float32)), [BATCH])
-    with pytest.raises(FailedError) as failed:
-        interval.close(Communicator())
-    named = re.findall(r"\b([a-z]+)\.([a-z_]+)\b", str(failed.value))
-    assert len(named) == 2
-    assert all(name == section.section_name and key in section.model_fields for name, key in named)
-
-
-def test_the_line_for_people() -> None:
-    figures = LossFigures(
-        loss=5.8134, masked_lm_loss=5.1234, masked_lm_accuracy=0.2, next_sentence_loss=0.69, next_sentence_accuracy=0.5
-    )
-    report = IntervalReport(figures, 1.0, 9, 12, 2.3456, 95 / 150, 321.0, 12345.6, 1.0)
-    assert report.line(50, 200) == (
-        "update 50/200 (25%), masked-LM loss 5.123 accuracy 0.200, next-sentence loss 0.690 accuracy 0.500, "
-        "12,346 tokens/s, 321 sequences/s (2.35 per pack), 1 min 35 s left"
-    )

@@ -13,7 +13,7 @@ from gaudi_bert.config.values import EngineName
 from gaudi_bert.engines.protocol import Communicator, UpdateScalars
 from gaudi_bert.engines.tensorflow import updates as optimizers
 from gaudi_bert.engines.tensorflow.updates import Optimizer, clip_factor
-from gaudi_bert.training.input.source import open_source
+from gaudi_bert.training.input import open_source
 from gaudi_bert.training.objective import LossDenominators, PretrainingObjective, denominators_for, dropout_seed
 from tests.builders import training_data as data
 from tests.builders import training_updates as work

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +13,6 @@ import yaml
 pytest.importorskip("torch", exc_type=ImportError)
 
 from gaudi_bert.common.errors import InputError, StoppedError
-from gaudi_bert.common.launch import free_port
 from gaudi_bert.config.pipeline import pipeline_from_mapping
 from gaudi_bert.training import run
 from gaudi_bert.training.checkpoint import find_checkpoint, read_checkpoint
@@ -24,7 +20,7 @@ from gaudi_bert.training.evaluate import evaluate
 from gaudi_bert.training.jobs.records import train
 from tests.builders import training_data as data
 from tests.builders.agree import agree, identical
-from tests.builders.launched import ENVIRONMENT, TORCHRUN, finished
+from tests.builders.launched import TORCHRUN, finished
 from tests.builders.reporters import QUIET, Listener, StopAfter
 from tests.training.conftest import settings
 
@@ -119,11 +115,6 @@ def test_a_dry_run_plans_for_the_processes_of_the_settings_and_writes_nothing(pa
     assert not (tmp_path / "run").exists()
 
 
-def test_resume_and_overwrite_exclude_each_other(packed, tmp_path) -> None:
-    with pytest.raises(InputError, match="--resume"):
-        train(settings(**BY_PYTORCH), packed, None, tmp_path, reporter=QUIET, resume=True, overwrite=True)
-
-
 def test_a_finished_run_is_read_before_its_engine_is_loaded(packed, held_out, by_pytorch, monkeypatch) -> None:
     monkeypatch.setattr(run, "load_engine", None)
     result = train(settings(**BY_PYTORCH), packed, held_out, by_pytorch, reporter=QUIET)
@@ -167,24 +158,3 @@ def test_two_processes_are_one_big_batch(records, tmp_path) -> None:
     assert [result["processes"] for result in results] == [1, 2]
     assert results[0]["sequences"] == results[1]["sequences"]
     agree(results[1]["evaluation"], results[0]["evaluation"], 1e-5, scale=1.0)
-
-
-def test_a_process_that_is_lost_ends_the_other(records, tmp_path) -> None:
-    """Of one that is asked to stop, and of runs that go on, see `engines/pytorch/test_nodes.py`."""
-    command = [sys.executable, *train_command(records, tmp_path / "train", updates=100_000, save_every_updates=100_000)]
-    environment = {**ENVIRONMENT, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    printed = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    ranks = [subprocess.Popen(command, env={**environment, "RANK": rank}, **printed) for rank in "01"]
-    said = tmp_path / "train" / "metrics.jsonl"
-    try:
-        while not (said.exists() and said.stat().st_size) and ranks[0].poll() is None:
-            time.sleep(0.01)
-        ranks[1].kill()
-        lines = ranks[0].communicate(timeout=60)[0]
-        assert ranks[0].returncode == 1
-        assert "rank 0 of 2 aborts" in lines.splitlines()[-1]
-        assert "Traceback" not in lines
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()

@@ -56,26 +56,22 @@ def test_random_weights_on_random_sequences():
 def test_checkpoint_on_data(tmp_path, checkpoint, kind):
     write = training_data.write_packed if kind == "packed" else training_data.write_unpacked
     data = write(tmp_path / "data", training_data.make_packs(13))
-    result = verify_model(checkpoint=checkpoint, data=data, reporter=QUIET, packs=6)
+    result = verify_model(checkpoint=checkpoint, data=data, reporter=QUIET)
     assert result.sequences > result.packs > 1
     assert result.differences["masked_lm_logits"] < 1e-4
     assert result.differences["gradient"] < 1e-5
     assert result.leak_comparisons > 0
 
 
-def test_packs_of_several_sequences_are_looked_for(tmp_path, checkpoint):
-    packs = [pack for pack in training_data.make_packs(60) if len(pack) == 1] + training_data.make_packs(7)
+@pytest.mark.parametrize("several", [0, 7])
+def test_packs_of_several_sequences_are_looked_for(tmp_path, checkpoint, several):
+    """Where there is none, nothing is compared."""
+    packs = [pack for pack in training_data.make_packs(60) if len(pack) == 1]
+    packs += training_data.make_packs(several) if several else []
     data = training_data.write_packed(tmp_path / "data", packs, shards=1)
-    result = verify_model(checkpoint=checkpoint, data=data, reporter=QUIET, packs=4)
-    assert result.packs == 4
-    assert result.leak_comparisons > 0
-
-
-def test_where_no_pack_holds_two_sequences_nothing_is_compared(tmp_path, checkpoint):
-    packs = [pack for pack in training_data.make_packs(30) if len(pack) == 1]
-    data = training_data.write_packed(tmp_path / "data", packs, shards=1)
-    result = verify_model(checkpoint=checkpoint, data=data, reporter=QUIET, packs=4)
-    assert result.leak_comparisons == 0
+    result = verify_model(checkpoint=checkpoint, data=data, reporter=QUIET)
+    assert result.packs == 8
+    assert (result.leak_comparisons > 0) == (several > 0)
 
 
 def test_a_leaking_mask_is_found(monkeypatch):

@@ -34,7 +34,7 @@ from gaudi_bert.model.heads import TaskKind
 from gaudi_bert.rows.packs import Placement
 from gaudi_bert.rows.types import Sequences
 from gaudi_bert.tasks.kinds.task import NO_VOCABULARY, Draw, Task, Vocabulary
-from gaudi_bert.training.input.batches import Batch
+from gaudi_bert.training.input import Batch
 
 
 class _LanguageModelling(Task):
@@ -126,19 +126,7 @@ class WordTargets:
             same_BL = np.pad((numbers_BL[:, 1:] == numbers_BL[:, :-1]) & (numbers_BL[:, 1:] > 0), [(0, 0), (0, 1)])
             following_BL = np.pad(ids_BL[:, 1:], [(0, 0), (0, 1)])
             return {**batch, "targets": following_BL * same_BL, "target_weights": same_BL.astype(np.float32)}
-        slots = _masked_slots(length, depth, self.share)
-        return {**batch, **self._masked(packs, ids_BL, numbers_BL > 0, positions_BL, epoch, slots)}
-
-    def _masked(
-        self,
-        packs: Sequence[Mapping[str, AnyArray]],
-        ids_BL: Int32Array,
-        real_BL: BoolArray,
-        positions_BL: Int32Array,
-        epoch: int,
-        slots: int,
-    ) -> Batch:
-        lengths_N = np.concatenate([pack["seq_lens"] for pack in packs]).astype(np.int64)
+        real_BL, lengths_N = numbers_BL > 0, np.concatenate([pack["seq_lens"] for pack in packs]).astype(np.int64)
         if int(lengths_N.sum()) != np.count_nonzero(real_BL):
             raise InputError("seq_lens and sequence_ids of a pack differ; pack the table again")
         rows_N = np.concatenate([pack["indices"] for pack in packs]).astype(np.uint64)
@@ -151,7 +139,8 @@ class WordTargets:
         masks = _draw_masks(ids_BL[real_BL], lengths_N, self.share, self.vocabulary, order_T, lambda masked: kinds_T[masked])
         is_masked_BL, changed_BL = np.zeros_like(real_BL), ids_BL.copy()
         is_masked_BL[real_BL], changed_BL[real_BL] = masks
-        return {**_masked_features(is_masked_BL, ids_BL, slots), "input_ids": changed_BL}
+        slots = _masked_slots(length, depth, self.share)
+        return {**batch, **_masked_features(is_masked_BL, ids_BL, slots), "input_ids": changed_BL}
 
 
 # --- masks: which tokens are predicted, and what the model sees instead

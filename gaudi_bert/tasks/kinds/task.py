@@ -35,8 +35,8 @@ TASKS = {
     "regression": ("classification", "Regression"),
     "token-classification": ("classification", "TokenClassification"),
     "question-answering": ("question_answering", "QuestionAnswering"),
-    "reranking": ("reranking", "Reranking"),
-    "embedding": ("embedding", "Embedding"),
+    "reranking": ("retrieval", "Reranking"),
+    "embedding": ("retrieval", "Embedding"),
     "masked-language-modelling": ("language_modelling", "MaskedLanguageModelling"),
     "causal-language-modelling": ("language_modelling", "CausalLanguageModelling"),
 }

@@ -10,32 +10,31 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gaudi_bert.artefacts.training import BestCheckpoint, FineTuning
-from gaudi_bert.common.arrays import BatchArrays, Float32Array, FloatArray, IntArray
+from gaudi_bert.artefacts.training import BestCheckpoint
+from gaudi_bert.common.arrays import BatchArrays, FloatArray, IntArray
 from gaudi_bert.common.errors import InputError, shown
 from gaudi_bert.common.progress import Reporter, count_of
 from gaudi_bert.config.sections import TaskSettings
-from gaudi_bert.engines.protocol import Communicator, Model, ModelSpec, UpdateLoss
+from gaudi_bert.engines.protocol import Communicator, ModelSpec, UpdateLoss
 from gaudi_bert.rows.packs import Packs, lay_out_packs
 from gaudi_bert.rows.types import Sequences, TupleRow
 from gaudi_bert.tasks.contrast import PairedRows
-from gaudi_bert.tasks.kinds.embedding import CORRELATIONS
+from gaudi_bert.tasks.kinds.retrieval import CORRELATIONS
 from gaudi_bert.tasks.kinds.task import Task, TaskFigures
-from gaudi_bert.tasks.models.task_models import sees_only_before
-from gaudi_bert.tasks.task_data import TaskData, TaskEvaluation, TaskResult
+from gaudi_bert.tasks.task_data import TaskData
+from gaudi_bert.tasks.task_models import sees_only_before
 from gaudi_bert.tasks.update_plan import RowStream, UpdateShape, choose_shape
-from gaudi_bert.training.input.batches import Batch
-from gaudi_bert.training.jobs.rows import FineTuneJob, run_settings
-from gaudi_bert.training.loop import RunContext
+from gaudi_bert.training.input import Batch
+from gaudi_bert.training.jobs.rows import BASELINE_NAME, FineTuneJob, run_settings
 from gaudi_bert.training.model_files import SentenceFolder, read_sentence_folder
-from gaudi_bert.training.objective import Evaluation, Objective
+from gaudi_bert.training.objective import Objective
 from gaudi_bert.training.run import Prepared
 from gaudi_bert.training.run_plan import MicroBatch, RunPlan
 
@@ -82,34 +81,6 @@ class _PairData:
 @lru_cache(maxsize=4)
 def _packs_of(data: _PairData, update: int) -> tuple[Packs, IntArray]:
     return data.stream.packs_of(update, data.shape.batch)
-
-
-@dataclass(frozen=True)
-class _VectorEvaluation(TaskEvaluation):
-    """Rows whose texts are embedded; vectors have `hidden_size` values, of which the model's folder may keep the first."""
-
-    hidden_size: int = 0
-    folder: SentenceFolder = field(default_factory=SentenceFolder)
-
-    @property
-    def sums(self) -> int:
-        """A text alone has no loss."""
-        return 1
-
-    def counted(self, batch: Batch) -> FloatArray:
-        """Packs."""
-        return np.ones(1)
-
-    def outputs(self) -> Float32Array:
-        """Vectors [N, H] of all texts."""
-        return np.zeros((len(self.data.sequences), self.hidden_size), np.float32)
-
-    def figures(self, totals: FloatArray, outputs: Float32Array | None) -> TaskResult:
-        """The metrics of the task."""
-        sequences, rows = self.data.sequences, self.data.rows
-        vectors = self.folder.cut(cast(Float32Array, outputs))
-        figures = self.task.metrics(vectors, sequences, rows)
-        return TaskResult(figures, self.best_metric, len(sequences), len(rows), vectors)
 
 
 @dataclass(frozen=True)
@@ -161,8 +132,6 @@ class _PairPlan(RunPlan):
 
 # --- the job. `finetune.batch_sequences` counts rows here; the model before training is evaluated too: it is the baseline.
 
-_BASELINE_NAME = "best/baseline.json"
-
 
 class PairJob(FineTuneJob):
     """A model of a task on rows that are learnt together."""
@@ -171,16 +140,13 @@ class PairJob(FineTuneJob):
 
     def _read_files(self, reporter: Reporter) -> None:
         """Read the rows and the model, as for other tasks; refuse what cannot be learnt together."""
-        if self.section.row_lengths is not None:
-            raise InputError(
-                f"finetune.row_lengths: is not for {self._settings.task.name} with one loss of all rows of an update, whose "
-                "length of rows is chosen already; leave it out"
-            )
-        if "algorithm" in self.section.model_fields_set:
-            raise InputError(
-                f"finetune.algorithm = {self.section.algorithm}: is not for {self._settings.task.name} with one loss of all "
-                "rows of an update, whose packs are made by best fit; leave it out"
-            )
+        for key in ("row_lengths", "algorithm"):
+            value = getattr(self.section, key)
+            if key in self.section.model_fields_set and value is not None:
+                raise InputError(
+                    f"finetune.{key} = {value}: is not for {self._settings.task.name} with one loss of all rows of an "
+                    "update, which has best fit in rows of one length; leave it out"
+                )
         super()._read_files(reporter)
         data, held_out, section = self._data, self._held_out, self.section
         first = data.rows[0]
@@ -257,21 +223,15 @@ class PairJob(FineTuneJob):
             run_settings(section, shape.batch.packs, stream.updates, an_epoch),
             stream.batch_rows / shape.packs,
             processes=processes,
-            processes_per_worker=self._settings.resources.processes_per_worker,
             slots_per_pack=shape.batch.length,
             packs=None,
             data=pairs,
         )
-        evaluation, held_out = None, self._held_out
-        if held_out is not None:
-            evaluation = TaskEvaluation(task, held_out, section.micro_batch_packs, section.seed, self._best_metric)
-            if task.name == "embedding":
-                evaluation = _VectorEvaluation(**vars(evaluation), hidden_size=sizes.hidden_size, folder=self._sentences)
         return Prepared(
             ModelSpec(self._start.config, task.head),
             _PairObjective(task, pairs),
             plan,
-            evaluation,
+            self._evaluation(),
             lambda _, order: pairs.batches(order.updates_done, order.rank),
             self._lines(plan),
             self._signature(),
@@ -296,19 +256,12 @@ class PairJob(FineTuneJob):
             *filter(None, [self._task.note(self._data.rows)]),
         ]
 
-    def evaluated(self, run: RunContext[FineTuning], model: Model, update: int, evaluation: Evaluation) -> None:
-        """Keep the best weights, and the figures of the model before training."""
-        super().evaluated(run, model, update, evaluation)
-        if update == 0 and run.communicator.is_first:
-            first = BestCheckpoint(update=0, metric=self._best_metric, metrics=evaluation.as_json())
-            first.write(self._out / _BASELINE_NAME)
-
     def _figures(self) -> dict[str, Any]:
         """Packs of the updates of an epoch, no packs hold the tokens in fewer; and the model before training."""
         stream, shape = self._stream, self._shape
         updates = -(-len(stream.rows) // stream.batch_rows)
         texts, packs = len(stream.rows.members), updates * shape.packs
-        stored = BestCheckpoint.read_if_present(self._out / _BASELINE_NAME)
+        stored = BestCheckpoint.read_if_present(self._out / BASELINE_NAME)
         metrics = {} if stored is None else stored.metrics
         return {
             "baseline": {name: metrics[name] for name in self._task.metric_names if name in metrics},

@@ -23,7 +23,6 @@ from gaudi_bert.artefacts.store.mirrored_folder import fetch, mirrored_bucket, s
 from gaudi_bert.artefacts.training import EvaluationFigures, LossFigures, TrainingResult
 from gaudi_bert.artefacts.work_folder import TRAINING_NAME
 from gaudi_bert.common.arrays import BatchArrays
-from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import read_text, write_json, write_text
 from gaudi_bert.common.progress import Reporter, count_of
 from gaudi_bert.config.pipeline import PipelineSettings
@@ -36,8 +35,7 @@ from gaudi_bert.model.config import parameter_count
 from gaudi_bert.model.features import join_sequences, split_packs
 from gaudi_bert.model.heads import PretrainingHead
 from gaudi_bert.training.evaluate import RecordsEvaluation
-from gaudi_bert.training.input.batches import Batch, TrainingOrder, training_batches, value_limits
-from gaudi_bert.training.input.source import DataSource, check_fits, open_data
+from gaudi_bert.training.input import Batch, DataSource, TrainingOrder, check_fits, open_data, training_batches
 from gaudi_bert.training.loop import RunContext, TrainingLoop
 from gaudi_bert.training.mlperf import MlperfLog
 from gaudi_bert.training.model_files import model_config
@@ -77,8 +75,6 @@ class _RecordsJob(Job[TrainingResult]):
         self.section = settings.training
         self._settings, self._data, self._source, self._held_out = settings, data, source, held_out
         self._config = model_config(settings.model, source.vocabulary_size, source.schema.max_sequence_length)
-        if held_out is None and settings.training.target_masked_lm_accuracy is not None:
-            raise InputError("training.target_masked_lm_accuracy: needs evaluation data; pass --evaluation-data")
         for each in (source, held_out):
             if each is not None:
                 check_fits(each, self._config)
@@ -113,7 +109,6 @@ class _RecordsJob(Job[TrainingResult]):
             RunSettings.of_training(settings.training),
             source.packing_factor,
             processes=processes,
-            processes_per_worker=settings.resources.processes_per_worker,
             slots_per_pack=source.schema.max_sequence_length,
             packs=source.packs,
             mean_tokens=source.mean_tokens,
@@ -152,8 +147,7 @@ class _RecordsJob(Job[TrainingResult]):
 
     def _batches(self, plan: RunPlan, order: TrainingOrder) -> Iterator[Batch]:
         """Records, checked, without end."""
-        limits = value_limits(self._source, self._config)
-        return training_batches(self._source, limits, plan.settings.micro_batch_packs, order)
+        return training_batches(self._source, self._config, plan.settings.micro_batch_packs, order)
 
     def begin(self, run: RunContext[TrainingResult], plan: RunPlan, model: Model) -> MlperfLog | None:
         """Put the vocabulary next to the checkpoints; measure the speed-up, and log for MLPerf, where that is requested."""
@@ -240,9 +234,8 @@ def _copy_tokenizer(data: Path, run: Path, lower_case: bool, positions: int, sto
 #     realized speed-up = f * s_unpacked / s_packed
 #
 # which falls short of f by what block masks, gathered positions and the larger heads cost (Krell et al. 2021, table 2).
-# It is the median over alternating pairs of passes. On a CPU the seconds are those of its cores, which other processes on
-# the machine change little; on a card they are by the clock. f is the limit: a result well above it was disturbed, and is
-# not reported as a speed-up. No variable is changed. It takes two more graphs, so it has to be requested.
+# It is the median over alternating pairs of passes. f is the limit: a result well above it was disturbed, and is not
+# reported. No variable is changed. It takes two more graphs, so it has to be requested.
 
 _PAIRS = 5
 _TOLERANCE = 1.05

@@ -34,7 +34,6 @@ from gaudi_bert.rows.tokenizer import RowTokenizer, open_tokenizer
 from gaudi_bert.rows.tokenizing import policy_of
 from gaudi_bert.rows.types import QuestionRow
 from gaudi_bert.tasks.kinds.task import NO_VOCABULARY, TaskObjective, check_settings_apply, task_named
-from gaudi_bert.tasks.models.task_models import is_bert, start_weights, vocabulary_of, write_task_folder
 from gaudi_bert.tasks.task_data import (
     TaskData,
     TaskEvaluation,
@@ -44,14 +43,15 @@ from gaudi_bert.tasks.task_data import (
     task_batches,
     tokenized_file,
 )
+from gaudi_bert.tasks.task_models import is_bert, start_weights, vocabulary_of, write_task_folder
 from gaudi_bert.training.checkpoint import Checkpoint, find_checkpoint, read_checkpoint, write_checkpoint
 from gaudi_bert.training.loop import RunContext, TrainingLoop
 from gaudi_bert.training.model_files import SentenceFolder, write_sentence_folder
 from gaudi_bert.training.objective import Evaluation
 from gaudi_bert.training.run import Job, Prepared
-from gaudi_bert.training.run_plan import FINE_TUNING_KEYS, RunPlan, RunSettings
+from gaudi_bert.training.run_plan import RunPlan, RunSettings
 
-PREDICTIONS_NAME, BEST_NAME = "predictions.jsonl", "best/best.json"
+PREDICTIONS_NAME, BEST_NAME, BASELINE_NAME = "predictions.jsonl", "best/best.json", "best/baseline.json"
 
 # What a dry run compares.
 _USUAL_ROWS, _USUAL_DEPTHS = (128, 256, 384, 512), (3, 6, 12, "max")
@@ -101,21 +101,23 @@ class FineTuneJob(Job[FineTuning]):
     def _prepared(self, processes: int) -> Prepared:
         """Decide on updates and batches of the files that were read."""
         section, task, data = self.section, self._task, self._data
-        plan = _plan_run(section, data, processes, self._settings.resources.processes_per_worker)
-        evaluation = None
-        if self._held_out is not None:
-            packs, seed = section.micro_batch_packs, plan.settings.seed
-            evaluation = TaskEvaluation(task, self._held_out, packs, seed, self._best_metric)
+        plan = _plan_run(section, data, processes)
         return Prepared(
             ModelSpec(self._start.config, task.head),
             TaskObjective(task),
             plan,
-            evaluation,
+            self._evaluation(),
             lambda plan, order: task_batches(data, task, plan, section.epochs, order),
             self._lines(plan),
             self._signature(),
             details=self._details,
         )
+
+    def _evaluation(self) -> TaskEvaluation | None:
+        if self._held_out is None:
+            return None
+        packs, seed, hidden_size = self.section.micro_batch_packs, self.section.seed, self._start.sizes.hidden_size
+        return TaskEvaluation(self._task, self._held_out, packs, seed, self._best_metric, hidden_size, self._sentences)
 
     def _read_files(self, reporter: Reporter) -> None:
         """Read and tokenize the rows, plan their packs, open the weights; refuse what does not fit."""
@@ -290,10 +292,15 @@ class FineTuneJob(Job[FineTuning]):
         model.load_values(self._start.variables)
 
     def evaluated(self, run: RunContext[FineTuning], model: Model, update: int, evaluation: Evaluation) -> None:
-        """Keep the weights where no evaluation before was better. The weights come first, so best.json is never wrong."""
+        """Keep the weights where no evaluation before was better. The weights come first, so best.json is never wrong.
+
+        The figures of the model before training stay, where it is evaluated.
+        """
         if not run.communicator.is_first:
             return
         path, figures = self._out / BEST_NAME, evaluation.as_json()
+        if update == 0:
+            BestCheckpoint(update=0, metric=self._best_metric, metrics=figures).write(self._out / BASELINE_NAME)
         before = BestCheckpoint.read_if_present(path)
         rank = partial(self._task.rank, best_metric=self._best_metric)
         is_best = before is None or rank(figures) >= rank(before.metrics)  # of equal ones the later one
@@ -351,7 +358,7 @@ class FineTuneJob(Job[FineTuning]):
         }
 
 
-def _plan_run(section: FineTuneSettings, data: TaskData, processes: int, processes_per_worker: int) -> RunPlan:
+def _plan_run(section: FineTuneSettings, data: TaskData, processes: int) -> RunPlan:
     """Updates and batches, from epochs and sequences."""
     factor, micro_batch, rows = data.packing_factor, section.micro_batch_packs, data.row_packs
     if not rows:
@@ -360,7 +367,6 @@ def _plan_run(section: FineTuneSettings, data: TaskData, processes: int, process
         run_settings(section, micro_batch, 1, 1),
         factor,
         processes=processes,
-        processes_per_worker=processes_per_worker,
         slots_per_pack=data.lengths[-1],
         packs=data.packs,
         mean_tokens=None if rows else float(data.sequences.lengths.mean()),
@@ -374,7 +380,7 @@ def run_settings(section: FineTuneSettings, micro_batch_packs: int, updates: int
     """Return the settings of a run whose epochs have so many updates."""
     of_the_loop = {name: getattr(section, name) for name in LoopSettings.model_fields}
     return RunSettings(
-        keys=FINE_TUNING_KEYS,
+        section="finetune",
         **{**of_the_loop, "micro_batch_packs": micro_batch_packs},
         global_batch_sequences=section.batch_sequences,
         updates=updates,

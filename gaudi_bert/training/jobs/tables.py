@@ -9,11 +9,10 @@ from __future__ import annotations
 import glob
 import math
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Literal, cast
 
@@ -45,13 +44,13 @@ from gaudi_bert.tables.packed_parquet import TableFiles, open_tables
 from gaudi_bert.tables.sources import is_table
 from gaudi_bert.tasks.kinds.language_modelling import WordTargets
 from gaudi_bert.tasks.kinds.task import EVALUATION_EPOCH, TaskObjective
-from gaudi_bert.tasks.models.task_models import start_of_words, write_task_folder
+from gaudi_bert.tasks.task_models import start_of_words, write_task_folder
 from gaudi_bert.training.evaluate import EvaluationBatch, EvaluationSet, count_values, majority_share
-from gaudi_bert.training.input.batches import Batch, TrainingOrder, batches_in_order, each_pack_once
+from gaudi_bert.training.input import Batch, TrainingOrder, batches_in_order, each_pack_once
 from gaudi_bert.training.loop import TrainingLoop
 from gaudi_bert.training.objective import LossDenominators
 from gaudi_bert.training.run import Job, Prepared, RunOptions, run_job
-from gaudi_bert.training.run_plan import TABLE_KEYS, MicroBatch, RowPacks, RunPlan, RunSettings
+from gaudi_bert.training.run_plan import RowPacks, RunPlan, RunSettings
 
 _MASKED: TaskKind = "masked-language-modelling"
 
@@ -89,8 +88,6 @@ def train_on_table(
         evaluation_data: another packed table of the same tokenizer; None for none.
     """
     training = settings.training
-    if training.target_masked_lm_accuracy is not None and evaluation_data is None:
-        raise InputError("training.target_masked_lm_accuracy: needs evaluation data; pass --evaluation-data")
     if training.init_checkpoint is not None:
         raise InputError("training.init_checkpoint: for packed records; on a packed table, give its folder with --model")
     for name, usual in (("loss", "token"), ("measure_speedup", False)):
@@ -139,14 +136,17 @@ class _TableJob(Job[TableTraining]):
             evaluation = _TableEvaluation(self._held_out, targets, start.sizes.vocab_size, packs, training.evaluate_packs)
         packs, sequences, tokens = (source.total(figure) for figure in ("packs", "sequences", "tokens"))
         words = targets.share * tokens if targets.kind == _MASKED else tokens - sequences
+
+        def batches(plan: RunPlan, order: TrainingOrder) -> Iterator[Batch]:
+            micro_batches = plan.micro_batches(order.updates_done, order.packs_done)
+            return batches_in_order(source.stored, partial(source.features, targets), micro_batches, order, source.path)
+
         return Prepared(
             ModelSpec(start.config, task.head),
             TaskObjective(task),
             plan,
             evaluation,
-            lambda plan, order: _table_batches(
-                source, targets, plan.micro_batches(order.updates_done, order.packs_done), order
-            ),
+            batches,
             self._lines(plan),
             self._signature(),
             LossDenominators(training.loss_normalization, (words / packs, 1.0)),
@@ -158,10 +158,9 @@ class _TableJob(Job[TableTraining]):
         if source.row_packs and self._settings.training.loss_normalization == "balanced":
             raise InputError("training.loss_normalization = balanced: for rows of one length; set it to global or local")
         return RunPlan(
-            RunSettings.of_training(self._settings.training, TABLE_KEYS),
+            RunSettings.of_training(self._settings.training),
             source.total("sequences") / source.total("packs"),
             processes=processes,
-            processes_per_worker=self._settings.resources.processes_per_worker,
             slots_per_pack=source.length,
             packs=source.total("packs"),
             mean_tokens=None if source.row_packs else source.total("tokens") / source.total("sequences"),
@@ -171,14 +170,13 @@ class _TableJob(Job[TableTraining]):
     def _lines(self, plan: RunPlan) -> list[str]:
         """The model, the table, the batches."""
         start, training = self._start, plan.settings
-        tables = [(table.path, table.metadata) for table in self._source.tables]
         return [
             f"{start.architecture} ({start.path.name}, {start.kind}): {count_of(start.sizes.layers, 'layer')}, hidden size "
             f"{start.sizes.hidden_size}, vocabulary {start.sizes.vocab_size:,}; {self._task.name}",
             *(
-                f"{path}: {packed.packs:,} packs of {packed.max_sequence_length}, {packed.packing_factor:.3f} sequences per "
-                f"pack, {packed.efficiency:.2%} real tokens"
-                for path, packed in tables
+                f"{self._source.path}: {packed.packs:,} packs of {packed.max_sequence_length}, "
+                f"{packed.packing_factor:.3f} sequences per pack, {packed.efficiency:.2%} real tokens"
+                for packed in self._source.tables
             ),
             f"{training.optimizer}, learning rate {training.learning_rate:g}",
             *plan.short_lines(),
@@ -222,7 +220,10 @@ def _figures(loss: float, accuracy: float) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class _TableEvaluation(EvaluationSet[WordEvaluation]):
-    """A packed table: every sequence once, each with the same masks whatever its pack; `take_packs` limits it."""
+    """A packed table: every sequence once, each with the same masks whatever its pack.
+
+    `batch_packs` are of the longest rows, and of shorter ones as many slots; of `take_packs`, each length has its share.
+    """
 
     source: _PackedTable
     targets: WordTargets
@@ -236,9 +237,14 @@ class _TableEvaluation(EvaluationSet[WordEvaluation]):
         return 3 + 1 + self.vocabulary
 
     def batches(self, rank: int, size: int) -> Iterator[EvaluationBatch]:
-        """Every pack once; the last batch is filled up."""
-        batches = _evaluation_table_batches(self.source, self.targets, self.batch_packs, rank, size, self.take_packs)
-        return map(EvaluationBatch, batches)
+        """Every pack once, of each length in turn; the last batch is filled up."""
+        source, take = self.source, self.take_packs
+        for which, (table, stored) in enumerate(zip(source.tables, source.stored, strict=True)):
+            read = partial(source.features, self.targets, which, epoch=EVALUATION_EPOCH)
+            share = None if take is None else math.ceil(take * table.packs / source.total("packs"))
+            batch_packs = self.batch_packs * source.length // table.max_sequence_length
+            for batch in each_pack_once(stored.files, read, batch_packs, rank, size, share):
+                yield batch, None
 
     def counted(self, batch: Batch) -> FloatArray:
         """Sequences, and how often each word is to be predicted."""
@@ -263,55 +269,50 @@ class _TableEvaluation(EvaluationSet[WordEvaluation]):
 
 
 @dataclass(frozen=True)
-class _TableSource:
-    """A packed table of rows of one length, with its tokenizer."""
-
-    path: Path
-    metadata: TableMetadata
-    packs: StoredPacks = field(repr=False)
-    tokenizer: RowTokenizer
-
-    @property
-    def length(self) -> int:
-        """Positions of a pack."""
-        return self.metadata.max_sequence_length
-
-    @property
-    def identity(self) -> str:
-        """The identity of this table, for the settings of a run."""
-        return f"{self.metadata.identity()} {self.tokenizer.sha256}"
-
-
-@dataclass(frozen=True)
 class _PackedTable:
-    """A packed table, or those of rows of several lengths, ascending."""
+    """Packed tables of rows of one length each, ascending, and the tokenizer of their tokens.
+
+    `stored` has the packs of each of the `tables`.
+    """
 
     path: Path
-    tables: tuple[_TableSource, ...]
-
-    @property
-    def tokenizer(self) -> RowTokenizer:
-        """The tokenizer of all tables."""
-        return self.tables[0].tokenizer
+    tokenizer: RowTokenizer
+    tables: tuple[TableMetadata, ...]
+    stored: tuple[StoredPacks, ...] = field(repr=False)
 
     @property
     def length(self) -> int:
         """Positions of the longest pack."""
-        return self.tables[-1].length
+        return self.tables[-1].max_sequence_length
 
     @property
     def row_packs(self) -> tuple[RowPacks, ...]:
         """The packs of each length where there are several, as `RunPlan.rows`."""
-        return tuple(RowPacks(table.length, table.metadata.packs) for table in self.tables) if len(self.tables) > 1 else ()
+        rows = tuple(RowPacks(table.max_sequence_length, table.packs) for table in self.tables)
+        return rows if len(rows) > 1 else ()
 
     @property
     def identity(self) -> str:
         """The identity of all tables, for the settings of a run."""
-        return " ".join(table.identity for table in self.tables)
+        return " ".join(f"{table.identity()} {self.tokenizer.sha256}" for table in self.tables)
 
     def total(self, figure: Literal["packs", "sequences", "tokens"]) -> int:
         """Add up a figure over all lengths."""
-        return sum(getattr(table.metadata, figure) for table in self.tables)
+        return sum(getattr(table, figure) for table in self.tables)
+
+    def features(self, targets: WordTargets, which: int, shards: IntArray, records: IntArray, epoch: int) -> Batch:
+        """Some packs of one of the lengths, their token numbers checked."""
+        files: TableFiles = self.stored[which].files
+        packs, length = files.read(shards, records), self.tables[which].max_sequence_length
+        for shard, record, pack in zip(shards.tolist(), records.tolist(), packs, strict=True):
+            ids = pack["input_ids"]
+            if len(ids) != length or ids.min() < 0 or ids.max() >= self.tokenizer.vocabulary_size:
+                wrong = f"{len(ids)} tokens" if len(ids) != length else f"the tokens {ids.min()} to {ids.max()}"
+                raise InputError(
+                    f"{files.paths[shard]}: row {record} holds {wrong}; allowed are {length} tokens from 0 to "
+                    f"{self.tokenizer.vocabulary_size - 1:,}; pack the table again, or give the tokenizer of its tokens"
+                )
+        return targets.of_packs(packs, epoch, length, self.tables[which].deepest_pack)
 
 
 def _open_packed_table(path: Path) -> _PackedTable:
@@ -322,18 +323,15 @@ def _open_packed_table(path: Path) -> _PackedTable:
     """
     several = RowTables.read_if_present(path)
     folders = [path] if several is None else [row_table_path(path, length) for length in several.row_lengths]
-    return _PackedTable(path, tuple(map(_open_table, folders)))
-
-
-def _open_table(path: Path) -> _TableSource:
-    metadata = TableMetadata.read(path)
-    if not (path / NOTES_NAME / TOKENIZER_NAME).is_file():
+    tables = tuple(map(TableMetadata.read, folders))
+    notes = folders[0] / NOTES_NAME
+    if not (notes / TOKENIZER_NAME).is_file():
         raise InputError(
-            f"{path}: packed without its tokenizer; tokenize the texts with `gaudi-bert tokenize`, which leaves it with the "
-            f"table, or copy the tokenizer.json of its tokens to {path / NOTES_NAME}"
+            f"{folders[0]}: packed without its tokenizer; tokenize the texts with `gaudi-bert tokenize`, which leaves it "
+            f"with the table, or copy the tokenizer.json of its tokens to {notes}"
         )
-    packs = open_tables(path, sorted(path.glob("packed-*.parquet")))
-    return _TableSource(path, metadata, packs, open_tokenizer(path / NOTES_NAME))
+    stored = tuple(open_tables(folder, sorted(folder.glob("packed-*.parquet"))) for folder in folders)
+    return _PackedTable(path, open_tokenizer(notes), tables, stored)
 
 
 def _check_table_fits(source: _PackedTable, sizes: ModelSizes) -> None:
@@ -355,46 +353,3 @@ def _check_same_tokens(source: _PackedTable, other: RowTokenizer) -> None:
             f"{other.file}: has {token!r} as {theirs.get(token, 'no token')}, {source.path} as {ours[token]}; tokenize both "
             "with one tokenizer, that of the model"
         )
-
-
-def _table_batches(
-    source: _PackedTable, targets: WordTargets, micro_batches: Iterable[MicroBatch], order: TrainingOrder
-) -> Iterator[Batch]:
-    """The share of a process in these micro-batches of packs, without end."""
-    tables = source.tables
-
-    def features(which: int, shards: IntArray, records: IntArray, epoch: int) -> Batch:
-        return _features(tables[which], targets, shards, records, epoch)
-
-    return batches_in_order([table.packs for table in tables], features, micro_batches, order, source.path)
-
-
-def _evaluation_table_batches(
-    source: _PackedTable, targets: WordTargets, batch_packs: int, rank: int, size: int, take_packs: int | None
-) -> Iterator[Batch]:
-    """Every pack once, always with the same masks; as `each_pack_once`, of each length in turn.
-
-    `batch_packs` are of the longest rows, and of shorter ones as many slots; of `take_packs`, each length has its share.
-    """
-
-    def batches_of(table: _TableSource) -> Iterator[Batch]:
-        read = partial(_features, table, targets, epoch=EVALUATION_EPOCH)
-        take = None if take_packs is None else math.ceil(take_packs * table.metadata.packs / source.total("packs"))
-        return each_pack_once(table.packs.files, read, batch_packs * source.length // table.length, rank, size, take)
-
-    return chain.from_iterable(map(batches_of, source.tables))
-
-
-def _features(source: _TableSource, targets: WordTargets, shards: IntArray, records: IntArray, epoch: int) -> Batch:
-    """Some packs, their token numbers checked."""
-    files: TableFiles = source.packs.files
-    packs = files.read(shards, records)
-    for shard, record, pack in zip(shards.tolist(), records.tolist(), packs, strict=True):
-        ids = pack["input_ids"]
-        if len(ids) != source.length or ids.min() < 0 or ids.max() >= source.tokenizer.vocabulary_size:
-            wrong = f"{len(ids)} tokens" if len(ids) != source.length else f"the tokens {ids.min()} to {ids.max()}"
-            raise InputError(
-                f"{files.paths[shard]}: row {record} holds {wrong}; allowed are {source.length} tokens from 0 to "
-                f"{source.tokenizer.vocabulary_size - 1:,}; pack the table again, or give the tokenizer of its tokens"
-            )
-    return targets.of_packs(packs, epoch, source.length, source.metadata.deepest_pack)

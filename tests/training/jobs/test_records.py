@@ -7,11 +7,9 @@ import json
 import shutil
 import sys
 import types
-from contextlib import nullcontext
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 
-import numpy as np
 import pytest
 import tensorflow as tf
 import yaml
@@ -20,10 +18,7 @@ from gaudi_bert.artefacts.results import to_json
 from gaudi_bert.artefacts.training import TrainingResult
 from gaudi_bert.common.errors import FailedError, InputError, StoppedError
 from gaudi_bert.common.progress import Reporter
-from gaudi_bert.config.pipeline import PipelineSettings, load_pipeline
-from gaudi_bert.config.shipped import model_overrides
-from gaudi_bert.engines.tensorflow.horovod import HorovodCommunicator
-from gaudi_bert.engines.tensorflow.model import TensorFlowModel
+from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.rows.tokenizer import open_tokenizer
 from gaudi_bert.training.checkpoint import find_checkpoint, newest_settings, read_checkpoint
 from gaudi_bert.training.jobs.records import _realized_speedup, train
@@ -181,24 +176,6 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(packed, held_out, tmp_path
     agree(plan["sequences_per_update"], 8 * plan["packing_factor"])
     assert "2 x 4 packs" in listener.text
     assert list(tmp_path.iterdir()) == []
-    engine, model = listener.text.splitlines()[:2]
-    assert engine == "engine tensorflow: TensorFlow is installed, and the model is a BERT"
-    assert "parameters; as requested" in model
-
-
-def test_the_first_line_says_what_is_trained_and_why(packed, tmp_path) -> None:
-    def first_lines(*overrides: str) -> list[str]:
-        listener = Listener()
-        train(load_pipeline(None, overrides), packed, None, tmp_path / "train", reporter=listener, dry_run=True)
-        return listener.text.splitlines()[1:]
-
-    default = first_lines()
-    assert default[0].startswith("tiny: 2 layers, hidden size 128, 0.4 million parameters; the default, for first tries")
-    assert "published" not in default[2]
-    base = first_lines(*model_overrides("bert-base"))
-    assert base[0].startswith("bert-base: 12 layers, hidden size 768, 8")
-    assert base[0].endswith("million parameters; as requested")
-    assert "BERT was published with 1e-4" in base[2]
 
 
 def test_the_target_ends_the_run_at_an_evaluation(packed, held_out, tmp_path) -> None:
@@ -224,11 +201,6 @@ def test_training_on_unpacked_records_and_from_weights(packed, whole_run, tmp_pa
     assert "starts from the weights" in listener.text
     assert summary.content.packing_factor == 1.0
     assert summary.content.sequences == 2 * 16
-    assert "sequences repeat" not in listener.text
-    large = settings(global_batch_sequences=100, micro_batch_packs=10)
-    train(large, unpacked, None, tmp_path / "three", reporter=listener, dry_run=True)
-    count = sum(len(pack) for pack in data.make_packs(29))
-    assert f"an update takes 100 packs and the data has {count}: sequences repeat within an update" in listener.text
 
 
 # --- with stand-ins for Gaudi's and Horovod's packages: the order of the calls, and taking up runs elsewhere
@@ -236,10 +208,6 @@ def test_training_on_unpacked_records_and_from_weights(packed, whole_run, tmp_pa
 
 def on_device(device: str, updates: int = 3) -> PipelineSettings:
     return settings(device=device, updates=updates, warmup_updates=0, log_every_updates=1)
-
-
-class EnoughError(Exception):
-    """What was to be seen has been seen."""
 
 
 @pytest.fixture
@@ -256,31 +224,6 @@ def calls(monkeypatch) -> list[str]:
     physical = tf.config.list_physical_devices
     monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind=None: ["card"] if kind == "HPU" else physical(kind))
     return made
-
-
-def test_processes_are_connected_then_the_card_is_loaded_then_the_model_is_made(
-    monkeypatch, calls, packed, tmp_path
-) -> None:
-    horovod = types.ModuleType("horovod.tensorflow")
-    horovod.init = lambda: calls.append("hvd.init")
-    horovod.rank, horovod.size, horovod.local_size = (lambda: 0), (lambda: 2), (lambda: 2)
-    horovod.Sum = "sum"
-    horovod.allreduce = lambda values, **_: tf.convert_to_tensor(values)
-    monkeypatch.setitem(sys.modules, "horovod", types.ModuleType("horovod"))
-    monkeypatch.setitem(sys.modules, "horovod.tensorflow", horovod)
-    monkeypatch.setenv("HOROVOD_RANK", "0")
-    monkeypatch.setenv("HOROVOD_SIZE", "2")
-    monkeypatch.setattr(HorovodCommunicator, "watched", lambda self, _: nullcontext(self))
-    monkeypatch.setattr(HorovodCommunicator, "sum_array", lambda self, values: np.asarray(values, np.float64))
-
-    def make(self, *_, **options) -> None:
-        calls.append(f"the model, compiled={options['compiled']}, {options['compute_dtype']}")
-        raise EnoughError
-
-    monkeypatch.setattr(TensorFlowModel, "__init__", make)
-    with pytest.raises(EnoughError):
-        train(on_device("hpu"), packed, None, tmp_path / "run", reporter=QUIET)
-    assert calls == ["hvd.init", "load_habana_module", "the model, compiled=False, float32"]
 
 
 @pytest.mark.slow
@@ -311,17 +254,10 @@ def test_a_run_that_goes_from_a_cpu_to_gaudi_and_back(calls, packed, tmp_path) -
     [
         # The machine slowed down in the middle: each pair saw one speed.
         (2.0, (1.0, 1.0, 5.0, 5.0, 5.0), (0.9, 0.9, 4.5, 4.5, 4.5), 1.8),
-        (2.03, (1.0,) * 5, (1.0,) * 5, 2.03),
         (2.03, (1.0,) * 5, (1.04,) * 5, 2.03 * 1.04),  # a little above the limit is noise
         (2.03, (1.0,) * 5, (1.06,) * 5, None),
-        (2.03, (1.0,) * 5, (1.7,) * 5, None),
     ],
 )
 def test_the_realized_speedup(factor: float, packed, unpacked, realized: float | None) -> None:
-    speedup, line = _realized_speedup(factor, packed, unpacked)
-    if realized is None:
-        assert speedup is None
-        assert f"{factor * unpacked[0]:.2f} measured" in line
-        return
-    agree(speedup, realized)
-    assert f"{realized:.3f} at {factor:.3f} sequences per pack ({realized / factor:.1%} of it)" in line
+    speedup, _ = _realized_speedup(factor, packed, unpacked)
+    assert speedup is None if realized is None else abs(speedup - realized) < 1e-9

@@ -9,22 +9,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
 
 from gaudi_bert.artefacts.training import FineTuning
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.pipeline import pipeline_from_mapping
 from gaudi_bert.config.sections import TaskSettings
 from gaudi_bert.tasks.kinds.task import task_named
-from gaudi_bert.tasks.models.task_models import start_weights
+from gaudi_bert.tasks.task_models import start_weights
 from gaudi_bert.training.jobs.finetune import finetune
-from gaudi_bert.training.jobs.rows import FineTuneInput
-from gaudi_bert.training.run_plan import RunPlan
+from gaudi_bert.training.jobs.rows import FineTuneInput, _micro_batch_of
 from tests.builders.agree import agree
 from tests.builders.bert_folder import write_bert
 from tests.builders.command_line import run_command
 from tests.builders.effort import LONG
-from tests.builders.json_lines import lines_of, losses_of, write_lines
+from tests.builders.json_lines import lines_of, write_lines
 from tests.builders.launched import kill_at
 from tests.builders.reporters import Listener
 from tests.tasks.conftest import SETTINGS, run
@@ -50,46 +48,6 @@ def test_the_best_checkpoint_is_kept_and_nothing_is_done_twice(files, model, tmp
         run("classification", data, evaluation, model, tmp_path / "out", finetune={**changes, "epochs": 4})
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("changes", "near"),
-    [({"precision": "bfloat16"}, 0.05), *([({"optimizer": "lamb", "learning_rate": 0.02}, 0.5)] if LONG else [])],
-)
-@pytest.mark.repeated
-def test_a_run_may_compute_with_anything(changes, near, files, model, finished, tmp_path) -> None:
-    """Of regression, whose step is the smallest."""
-    usual = finished("regression")
-    result = run("regression", *files["regression"], model, tmp_path / "out", finetune=changes).content
-    losses = losses_of(tmp_path / "out")
-    assert result.updates == len(losses)
-    assert np.isfinite(losses).all()
-    weights = [load_file(folder / "model.safetensors") for folder in (usual.out, tmp_path / "out")]
-    assert any(not np.array_equal(value, weights[1][name]) for name, value in weights[0].items())
-    agree(result.metrics["loss"], usual.result.metrics["loss"], near)
-    assert {value.dtype for value in weights[1].values()} == {np.dtype(np.float32)}
-
-
-def test_the_plan_says_how_far_its_batch_is_from_what_was_asked(files, model, tmp_path) -> None:
-    """Whole packs of five sequences: seven are asked for, five are what comes nearest."""
-    data, evaluation = files["classification"]
-    listener = Listener()
-    asked = {"batch_sequences": 7}
-    result = run("classification", data, evaluation, model, tmp_path / "out", listener, dry_run=True, finetune=asked)
-    assert isinstance(result, RunPlan)
-    factor, real = result.packing_factor, result.sequences_per_update
-    agree(real, factor * round(7 / factor))
-    assert result.as_json()["sequences_asked_per_update"] == 7
-    agree(result.change, real / 7 - 1)
-    off = f"{abs(real / 7 - 1):.1%} {'more' if real > 7 else 'fewer'}"
-    note = f"note: that is {off} than finetune.batch_sequences = 7; every process takes the same number of packs"
-    assert [line for line in listener.lines if "batch_sequences = 7;" in line] == [note]
-    asked = {"batch_sequences": 500}
-    run("classification", data, evaluation, model, tmp_path / "out", listener, dry_run=True, finetune=asked)
-    repeats = next(line for line in listener.lines if "repeat within an update" in line)
-    assert f"set finetune.batch_sequences = {int(result.packs * factor)}, or give more data" in repeats
-    assert not (tmp_path / "out").exists()
-
-
 def test_a_finished_model_is_fine_tuned_further(files, finished, tmp_path) -> None:
     """Its head is kept; and a decoder goes on as one."""
     listener = Listener()
@@ -100,6 +58,11 @@ def test_a_finished_model_is_fine_tuned_further(files, finished, tmp_path) -> No
     assert json.loads((decoder / "config.json").read_text())["is_decoder"]
     start = start_weights(decoder, task_named("causal-language-modelling")(TaskSettings(name="causal-language-modelling")))
     assert start.config.attention == "causal"
+
+
+def test_a_micro_batch_comes_as_near_to_the_batch_as_whole_packs_allow() -> None:
+    """Of at most eight packs of five sequences: one for 7, eight for 40, twice seven for 70."""
+    assert [_micro_batch_of(sequences, 5.0, 8) for sequences in (7, 40, 70)] == [1, 8, 7]
 
 
 GOOD = ({"text": "the cat", "label": "a"}, {"text": "the dog", "label": "b"})

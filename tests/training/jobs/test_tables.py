@@ -8,6 +8,7 @@ import re
 import shutil
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +22,11 @@ import torch
 import transformers
 
 from gaudi_bert.artefacts.base import NOTES_NAME
-from gaudi_bert.common.errors import StoppedError
+from gaudi_bert.common.errors import InputError, StoppedError
 from gaudi_bert.config.pipeline import PipelineSettings, pipeline_from_mapping
 from gaudi_bert.training.checkpoint import find_checkpoint, read_checkpoint
-from gaudi_bert.training.input.batches import TrainingOrder, _even_micro_batches
-from gaudi_bert.training.jobs.tables import (
-    WordTargets,
-    _evaluation_table_batches,
-    _open_packed_table,
-    _table_batches,
-    train_on_table,
-)
+from gaudi_bert.training.input import TrainingOrder
+from gaudi_bert.training.jobs.tables import WordTargets, _open_packed_table, _TableEvaluation, train_on_table
 from gaudi_bert.training.run_plan import learning_rate_at
 from tests.builders.agree import agree, identical
 from tests.builders.command_line import refusal, run_command, succeed
@@ -40,7 +35,7 @@ from tests.builders.encoders import CONFIGS, SIZES, TOKENIZER
 from tests.builders.json_lines import lines_of, losses_of
 from tests.builders.launched import MPIRUN, TORCHRUN, finished, kill_at
 from tests.builders.reporters import QUIET, Listener, StopAfter
-from tests.builders.tables import LENGTH, loss_of_rows, single_rows, write_table
+from tests.builders.tables import LENGTH, loss_of_rows, single_rows, table_batches, write_table
 
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 UPDATES = {
@@ -98,7 +93,7 @@ def trained(files: Path, model: str, out: Path, reporter: Any = QUIET, packs: st
 
 def of_table(files: Path, name: str, data: str) -> tuple[Any, WordTargets]:
     """A table, and what is predicted of it."""
-    from gaudi_bert.tasks.models.task_models import vocabulary_of
+    from gaudi_bert.tasks.task_models import vocabulary_of
 
     source = _open_packed_table(files / data / "packed")
     if name == "gpt2":
@@ -122,7 +117,7 @@ def losses_of_the_twin(files: Path, name: str, steps: int) -> list[float]:
     )
     source, targets = of_table(files, name, "train")
     order = TrainingOrder(training.seed, 4096)
-    batches = _table_batches(source, targets, _even_micro_batches(training.micro_batch_packs, order), order)
+    batches = table_batches(source, targets, training.micro_batch_packs, order)
     losses = []
     for update in range(1, training.updates + 1):
         rows = [row for batch in itertools.islice(batches, steps) for row in single_rows(batch)]
@@ -160,7 +155,8 @@ def test_losses_are_those_of_transformers_on_single_rows(files: Path, name: str,
     assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     assert type(model).__name__ == result.model
     source, targets = of_table(files, name, "evaluation")
-    rows = [row for batch in _evaluation_table_batches(source, targets, 3, 0, 1, None) for row in single_rows(batch)]
+    held_out = _TableEvaluation(source, targets, 300, 3, None)
+    rows = [row for batch, _ in held_out.batches(0, 1) for row in single_rows(batch)]
     with torch.no_grad():
         agree(result.evaluation.loss, loss_of_rows(model.eval(), rows).item(), 1e-5)
     assert result.evaluation.sequences == len(rows) == source.total("sequences")
@@ -171,6 +167,28 @@ def test_losses_are_those_of_transformers_on_single_rows(files: Path, name: str,
     again = train_on_table(settings(), data, files / name, files / "evaluation" / "packed", out, reporter=QUIET)
     assert again.skipped
     assert again.content == result
+
+
+def test_an_evaluation_has_every_pack_once_and_the_same_masks_by_any_number_of_processes(files: Path) -> None:
+    table, targets = of_table(files, "roberta", "train")
+
+    def evaluated(batch_packs: int, size: int, take: int | None = None) -> list[tuple[bytes, ...]]:
+        found = []
+        for rank in range(size):
+            for batch, _ in _TableEvaluation(table, targets, 300, batch_packs, take).batches(rank, size):
+                assert len(batch["targets"]) == batch_packs
+                real = batch["sequence_weights"].any(axis=1)
+                assert not batch["target_weights"][~real].any()
+                found += [tuple(batch[name][row].tobytes() for name in sorted(batch)) for row in np.flatnonzero(real)]
+        return sorted(found)
+
+    one = evaluated(1, 1)
+    assert len(one) == table.total("packs")
+    assert evaluated(5, 1) == evaluated(4, 3) == one
+    assert len(evaluated(4, 1, take=6)) == 6
+    short = replace(table, tables=(table.tables[0].model_copy(update={"max_sequence_length": 47}),))
+    with pytest.raises(InputError, match=r"packed-00000-.*: row \d+ holds 48 tokens; allowed are 47 tokens from 0 to 290; "):
+        next(_TableEvaluation(short, targets, 300, 1, None).batches(0, 1))
 
 
 @pytest.mark.slow
@@ -187,23 +205,6 @@ def test_rows_of_several_lengths_learn_what_rows_of_one_do(files: Path, tmp_path
     agree(losses[1], losses[0], 1e-5, scale=1.0)
     agree(several.evaluation.loss, one.evaluation.loss, 1e-5)
     assert (several.sequences, several.evaluation.words) == (one.sequences, one.evaluation.words)
-
-
-@pytest.mark.slow
-def test_fresh_weights_of_a_bert_are_those_of_either_engine_and_of_the_seed(files: Path, tmp_path: Path) -> None:
-    pytest.importorskip("tensorflow", exc_type=ImportError)
-    few = {"updates": 2, "warmup_updates": 1, "save_every_updates": 9, "threads": None}
-    model = {**{name: SIZES[name] for name in SIZES if name != "vocab_size"}, **NO_DROPOUT}
-    curves = {}
-    for engine, seed in (("tensorflow", 7), ("pytorch", 7), ("pytorch", 8)):
-        values = pipeline_from_mapping(
-            {"training": {**UPDATES, **few, "engine": engine, "seed": seed}, "model": model}, "test"
-        )
-        out = tmp_path / f"{engine}-{seed}"
-        train_on_table(values, files / "train" / "packed", None, None, out, reporter=QUIET)
-        curves[engine, seed] = losses_of(out)
-    agree(curves["pytorch", 7], curves["tensorflow", 7], 1e-5)
-    assert curves["pytorch", 8][0] != curves["pytorch", 7][0]
 
 
 def test_a_run_of_fresh_weights_is_taken_by_finetune_and_embed(files: Path, tmp_path: Path) -> None:
@@ -302,8 +303,6 @@ def refused(files: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "gpt2" / "tokenizer.json").write_text(json.dumps(other))
     for name, changes in {
         "short": {"max_position_embeddings": 40},
-        "few": {"vocab_size": 200},
-        "deberta": {"model_type": "deberta-v2", "relative_attention": True, "pos_att_type": ["p2c", "c2p"]},
         "clip": {"model_type": "clip"},
         "list": {"model_type": ["roberta"]},
     }.items():
@@ -316,26 +315,16 @@ def refused(files: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         ("--data without", r"without: packed without its tokenizer; tokenize the texts with `gaudi-bert tokenize`, .*"),
         ("--data tokens", "tokens: is a table that is not packed; run `gaudi-bert pack tokens --out packed/` first"),
-        ("--data packed --evaluation-data tokens", r"tokens/.*metadata.json: missing, so the folder is not packed.*"),
         ("--data packed --evaluation-data other/packed", r"other/packed/.*: has '<mask>' as no token, packed as 3; .*"),
         ("--data packed --model gpt2", r"gpt2/tokenizer.json: has '<mask>' as no token, packed as 3; .*"),
         ("--data other/packed --model roberta", r"other/packed/.*: has no token like \[MASK\]; give the tokenizer .*"),
         ("--data packed --model short.json", "packed: its packs have 48 positions, the model has 38; pack the table to .*"),
-        ("--data packed --model few.json", r"packed/.*: has 291 tokens, the model has 200; give the tokenizer .*"),
-        ("--data packed --model deberta.json", "model type 'deberta-v2': no mask is right for it .*choose another model"),
         ("--data packed --model clip.json", "model type 'clip': transformers has no head of words for it; choose .*"),
         ("--data packed --model list.json", "list.json: names no model_type; give the config.json of a model .*"),
-        ("--data packed --model nothing.json", "nothing.json: cannot read: No such file or directory"),
         ("--data packed --model robreta", "--model robreta: did you mean roberta?"),
-        ("--data packed --model bert", "--model bert: did you mean bert-base?"),
         ("--data packed --model no/folder", "--model no/folder: not a folder; give one, a config.json, or a type of .*"),
-        (
-            "--data packed --model roberta --engine tensorflow",
-            r".*engine.* = tensorflow: TensorFlow runs BERT .*",
-        ),
         ("--data packed --set training.loss=sequence", "training.loss = sequence: for packed records only; .* needs token"),
         ("--data packed --set training.init_checkpoint=x", "training.init_checkpoint: for packed records; .* --model"),
-        ("--data packed --set training.target_masked_lm_accuracy=0.5", "training.target_.*: needs evaluation data; .*"),
         ("--data packed --resume --overwrite", "--resume and --overwrite exclude each other; give the one you mean"),
     ],
 )

@@ -1,12 +1,12 @@
-"""Embedding: what is written of held-out rows whose texts are equally near."""
+"""Retrieval: what is written of held-out rows whose texts are equally near, and pairs that have two labels."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from gaudi_bert.config.sections import TaskSettings
-from gaudi_bert.rows.types import RowPosition, TupleRow
-from gaudi_bert.tasks.kinds.embedding import Embedding
+from gaudi_bert.rows.types import RowPosition, TextRow, TupleRow
+from gaudi_bert.tasks.kinds.retrieval import Embedding, Reranking
 
 
 def test_equally_near_texts_rank_in_the_order_of_the_file_and_count_by_their_mean() -> None:
@@ -19,3 +19,14 @@ def test_equally_near_texts_rank_in_the_order_of_the_file_and_count_by_their_mea
     assert [line["rank"] for line in lines] == [1, 3]
     assert [line["nearest"] for line in lines] == [["p", "q", "r"]] * 2
     assert abs(task.metrics(vectors, None, rows)["mrr@10"] - (1 + 1 / 2 + 1 / 3) / 3) < 1e-12
+
+
+def test_pairs_with_several_labels_are_named() -> None:
+    """The same label twice is nothing to speak of."""
+    rows = [TextRow(RowPosition(number), "q", text, label=label) for number, (text, label) in enumerate(PAIRS, 1)]
+    task = Reranking(TaskSettings(name="reranking"))
+    assert task.note(rows[:3]) is None
+    assert "1 pair " in (task.note(rows) or "")
+
+
+PAIRS = (("a", 1.0), ("b", 0.0), ("b", 0.0), ("a", 0.0))

@@ -19,7 +19,7 @@ from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import load_pipeline
 from gaudi_bert.model.config import BertConfig, parameter_count
 from gaudi_bert.model.huggingface import to_hugging_face
-from gaudi_bert.tasks.models.task_models import check_finished
+from gaudi_bert.tasks.task_models import check_finished
 from gaudi_bert.training.weights import Weights, local_weights, read_weights
 
 

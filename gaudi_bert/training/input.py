@@ -1,0 +1,404 @@
+"""Records to batches: where training and evaluation data comes from, and a seeded order that can be resumed anywhere.
+
+A source is a packed folder, whose sizes are in its metadata, or plain unpacked records, whose first one tells them. An
+unpacked sequence is fed to the model as a pack of one, so both kinds go through the same graph. What does not fit the model
+is refused before anything is built. Of an object store, packed shards are fetched ahead of the reader, all else before.
+
+The order of an epoch is that of `reading/global_order.py`. Packs are counted on from epoch to epoch: pack number g is
+pack g mod N of epoch g div N, where N is the packs of an epoch, and process r of W reads those whose number mod W is r. So a
+batch may hold the last packs of one epoch and the first of the next, nothing is dropped where they join, and what a run has
+read is one number of packs, with which any number of processes continues. Of rows of several lengths, the packs of each are
+counted by themselves (`training/run_plan.py`).
+
+Batches are decoded a few ahead by a thread. Values are checked on the host (`_check_values`); an error names the file and
+the record.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Protocol, cast
+
+import numpy as np
+
+from gaudi_bert.artefacts.base import METADATA_NAME
+from gaudi_bert.artefacts.packed import Metadata, pack_kind
+from gaudi_bert.artefacts.store.mirrored_folder import fetch, mirrored
+from gaudi_bert.common.arrays import AnyArray, BatchArrays, Float32Array, Int32Array, IntArray
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.files import in_store, open_file
+from gaudi_bert.config.places import StoreSettings
+from gaudi_bert.model.config import BertConfig
+from gaudi_bert.model.features import as_packed
+from gaudi_bert.reading.global_order import MOST_STREAMS, numbers_of_rank, streams_of
+from gaudi_bert.reading.streams import StoredPacks
+from gaudi_bert.tfrecords.files import find_vocabulary, list_record_files, open_inputs
+from gaudi_bert.tfrecords.packed_folder import ShardPaths, check_before_reading, open_packs, read_metadata
+from gaudi_bert.tfrecords.random_access import RecordFiles
+from gaudi_bert.tfrecords.shard_cache import ShardCache
+from gaudi_bert.tfrecords.wire.example import decode_example
+from gaudi_bert.tfrecords.wire.framing import read_records
+from gaudi_bert.tfrecords.wire.schema import PackedSchema, RecordError, UnpackedSchema, check_features, unpacked_schema_of
+from gaudi_bert.training.run_plan import MicroBatch
+
+Batch = dict[str, Int32Array | Float32Array]
+
+_BATCHES_AHEAD = 4
+
+
+@dataclass(frozen=True)
+class DataSource:
+    """Records and their sizes.
+
+    Attributes:
+        files: the shards, in the order of the metadata or by name; built on access.
+        packing_factor: sequences per record on average; 1 when unpacked.
+        identity: what distinguishes these records from others, for the settings of a run.
+        cache: of shards in an object store; `path` and `files` are then those of their copies.
+    """
+
+    path: Path
+    schema: PackedSchema | UnpackedSchema
+    files: Sequence[Path]
+    packing_factor: float
+    vocabulary_size: int | None
+    identity: str
+    metadata: Metadata | None = None
+    cache: ShardCache | None = None
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether records are packs; otherwise each is one sequence."""
+        return isinstance(self.schema, PackedSchema)
+
+    @property
+    def depth(self) -> int:
+        """Most sequences of a record; 1 when unpacked."""
+        return self.schema.depth if isinstance(self.schema, PackedSchema) else 1
+
+    @property
+    def packs(self) -> int | None:
+        """Records in all files; None where unknown."""
+        return self.metadata.packs if self.metadata is not None else None
+
+    @property
+    def mean_tokens(self) -> float | None:
+        """Tokens of a sequence, on average; None where unknown."""
+        return self.metadata.tokens / self.metadata.sequences if self.metadata is not None else None
+
+    @property
+    def streams(self) -> int:
+        """The number of shards that are read at once."""
+        return streams_of(self.metadata.shard_multiple if self.metadata is not None else 1)
+
+    def reading_cost(self, processes: int) -> str | None:
+        """Return a note on what so many processes cost that have no streams of their own; None where each has."""
+        readers = processes // math.gcd(self.streams, processes)
+        if readers == 1 or self.metadata is None:
+            return None
+        multiple = -(-self.streams // processes) * processes
+        multiple, gain = (multiple, "once") if multiple <= MOST_STREAMS else (MOST_STREAMS, "less often")
+        return (
+            f"note: each shard is read by {readers} of the {processes} processes, so that about {readers} times the bytes "
+            f"of the packs are read (of a bucket, fetched); `pack --set packing.shard_multiple={multiple}` makes it {gain}"
+        )
+
+    def open_packs(self) -> StoredPacks:
+        """The records as they are read, by their files and numbers."""
+        if self.metadata is None:
+            return StoredPacks(RecordFiles(self.files, self.schema), self.streams)
+        return open_packs(self.path, self.metadata, self.cache)
+
+    def records_of(self, number: int) -> Iterator[bytes]:
+        """The records of one of the files."""
+        if self.cache is None:
+            yield from read_records(self.files[number])
+            return
+        self.cache.bring(number)
+        try:
+            yield from read_records(self.files[number])
+        finally:
+            self.cache.release(number)
+
+    def count_packs(self, limit: int) -> int:
+        """Records in all files, counted by reading them, but no further than `limit`."""
+        records = (record for file in self.files for record in read_records(file))
+        return sum(1 for _ in itertools.islice(records, limit))
+
+
+@contextmanager
+def open_data(path: Path | str, store: StoreSettings | None = None) -> Iterator[DataSource]:
+    """A packed folder, or unpacked records, on a disk or in an object store; as `open_source`."""
+    if not in_store(path):
+        yield open_source(path)
+        return
+    settings = store or StoreSettings()
+    with mirrored(Path(path), settings) as folder:
+        fetch(folder / METADATA_NAME)
+        if (folder / METADATA_NAME).exists():
+            metadata = read_metadata(folder)
+            cache = ShardCache(folder, metadata.shard_table, settings.cache_bytes, settings.connections)
+            yield _packed_source(folder, metadata, cache)
+            return
+    with open_inputs(path, settings) as inputs:
+        fetch(*inputs.paths)
+        yield open_source(inputs.folder)
+
+
+def open_source(path: Path | str) -> DataSource:
+    """Return what `path` is: a packed folder, or unpacked records (a folder, a file or a glob)."""
+    path = Path(path)
+    if path.is_dir() and pack_kind(path) is not None:
+        metadata = read_metadata(path)
+        check_before_reading(path, metadata.shard_table)
+        return _packed_source(path, metadata)
+    return _unpacked_source(path)
+
+
+def _packed_source(path: Path, metadata: Metadata, cache: ShardCache | None = None) -> DataSource:
+    """A packed folder; `cache` fetches its shards as they are read, if the folder mirrors one of an object store."""
+    return DataSource(
+        path=path,
+        schema=PackedSchema.of(metadata),
+        files=ShardPaths(path, metadata.shard_table),
+        packing_factor=metadata.packing_factor,
+        vocabulary_size=metadata.vocabulary.size if metadata.vocabulary is not None else None,
+        identity=metadata.identity(),
+        metadata=metadata,
+        cache=cache,
+    )
+
+
+def _unpacked_source(path: Path) -> DataSource:
+    sizes = list_record_files(path)
+    files = tuple(sizes)
+    first = next(read_records(files[0]), None)
+    if first is None:
+        raise InputError(f"{files[0]}: holds no records; remove it, or give the right folder")
+    try:
+        features = decode_example(first)
+        if "next_sentence_positions" in features:
+            raise RecordError(f"holds packs, but {METADATA_NAME} is missing next to it; finish writing the packed data")
+        schema = unpacked_schema_of(features)
+        check_features(features, schema)
+    except RecordError as error:
+        raise InputError(f"{files[0]}: record 0: {error}") from error
+    vocabulary = find_vocabulary(path)
+    return DataSource(
+        path=path,
+        schema=schema,
+        files=files,
+        packing_factor=1.0,
+        vocabulary_size=sum(1 for _ in open_file(vocabulary)) if vocabulary is not None else None,
+        identity=hashlib.sha256(json.dumps([[file.name, size] for file, size in sizes.items()]).encode("utf-8")).hexdigest(),
+    )
+
+
+def check_fits(source: DataSource, config: BertConfig) -> None:
+    """Refuse data that the model cannot take."""
+    if source.schema.max_sequence_length > config.max_position_embeddings:
+        raise InputError(
+            f"{source.path}: its sequences have up to {source.schema.max_sequence_length} positions, the model has "
+            f"model.max_position_embeddings = {config.max_position_embeddings}; give the model at least as many"
+        )
+    if source.vocabulary_size is not None and source.vocabulary_size > config.vocab_size:
+        raise InputError(
+            f"{source.path}: its vocabulary has {source.vocabulary_size:,} tokens, the model has "
+            f"model.vocab_size = {config.vocab_size:,}; give the model at least as many, or the data of its vocabulary"
+        )
+
+
+# --- Batches
+
+
+@dataclass(frozen=True)
+class TrainingOrder:
+    """Which packs this process reads, and in which order.
+
+    Packs of a file are shuffled within a window of `shuffle_packs`; `packs_done` were read already by all processes
+    together, in `updates_done` updates.
+    """
+
+    seed: int
+    shuffle_packs: int
+    rank: int = 0
+    size: int = 1
+    packs_done: int = 0
+    updates_done: int = 0
+
+
+_Features = Callable[[int, IntArray, IntArray, int], Batch]
+"""Packs of rows of one of the lengths by their shards, their numbers there, and the epoch."""
+
+
+def training_batches(source: DataSource, config: BertConfig, batch_packs: int, order: TrainingOrder) -> Iterator[Batch]:
+    """Batches of packed features without end, each int32 or float32 [batch_packs, ...]; values are checked for a model."""
+    packs, limits = source.open_packs(), _value_limits(source, config)
+
+    def features(which: int, shards: IntArray, records: IntArray, epoch: int) -> Batch:
+        return _checked(source, packs.files, limits, shards, records)
+
+    together = batch_packs * order.size
+    even = (MicroBatch(0, first, first + together, batch_packs) for first in itertools.count(order.packs_done, together))
+    return batches_in_order([packs], features, even, order, source.path)
+
+
+def batches_in_order(
+    lengths: Sequence[StoredPacks],
+    features: _Features,
+    micro_batches: Iterable[MicroBatch],
+    order: TrainingOrder,
+    path: Path,
+) -> Iterator[Batch]:
+    """The share of one process in these micro-batches, the packs of each length of rows in the one global order."""
+    orders = [packs.order(order.seed, order.shuffle_packs) for packs in lengths]
+    readers = [packs.reader(each, order.rank, order.size) for packs, each in zip(lengths, orders, strict=True)]
+    if not all(each.packs for each in orders):
+        raise InputError(f"{path}: no records in it; give data that has some")
+
+    def close() -> None:
+        for reader in readers:
+            reader.close()
+
+    def batches() -> Iterator[Batch]:
+        for which, begin, end, batch_packs in micro_batches:
+            # At least one pack, which is emptied if it is of the next micro-batch.
+            of_rank = numbers_of_rank(begin, max(end, begin + order.size), order.rank, order.size)
+            epochs, numbers = np.divmod(of_rank, orders[which].packs)
+            parts = [
+                features(which, *readers[which].locate(epoch, numbers[epochs == epoch]), epoch)
+                for epoch in np.unique(epochs).tolist()
+            ]
+            batch = (
+                parts[0] if len(parts) == 1 else {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+            )
+            yield _filled(batch, int(np.count_nonzero(of_rank < end)), batch_packs)
+
+    return _ahead(batches(), close)
+
+
+def _filled(batch: Batch, packs: int, batch_packs: int) -> Batch:
+    """The first packs of a batch, filled up with empty ones."""
+    missing = batch_packs - packs
+    if not missing:
+        return batch
+    return cast(Batch, {name: np.pad(values[:packs], [(0, missing), (0, 0)]) for name, values in batch.items()})
+
+
+class _NumberedFiles(Protocol):
+    """Files whose records are read by their numbers; `sizes`: records of each."""
+
+    @property
+    def sizes(self) -> IntArray: ...
+
+    def close_except(self, numbers: Iterable[int]) -> None: ...
+
+
+def evaluation_batches(
+    source: DataSource, config: BertConfig, batch_packs: int, rank: int = 0, size: int = 1, take_packs: int | None = None
+) -> Iterator[Batch]:
+    """Every record of a source once; its values are checked for a model."""
+    files = source.open_packs().files
+    read = partial(_checked, source, files, _value_limits(source, config))
+    return each_pack_once(files, read, batch_packs, rank, size, take_packs)
+
+
+def each_pack_once(
+    files: _NumberedFiles,
+    read: Callable[[IntArray, IntArray], Batch],
+    batch_packs: int,
+    rank: int,
+    size: int,
+    take_packs: int | None,
+) -> Iterator[Batch]:
+    """Every pack once, in the order of the files; the last batch is filled up with empty packs.
+
+    `read` gives packs by file and number. Process `rank` gets the batches whose number mod `size` is `rank`; shapes are the
+    same for all. `take_packs` limits it to the first packs. The files of one batch are open at a time.
+    """
+    ends = np.cumsum(files.sizes)
+    packs = int(ends[-1]) if take_packs is None else min(int(ends[-1]), take_packs)
+
+    def batches() -> Iterator[Batch]:
+        for first in range(rank * batch_packs, packs, size * batch_packs):
+            numbers = np.arange(first, min(first + batch_packs, packs))
+            shards = np.searchsorted(ends, numbers, side="right")
+            files.close_except(shards.tolist())
+            yield _filled(read(shards, numbers - (ends - files.sizes)[shards]), len(numbers), batch_packs)
+
+    return _ahead(batches(), lambda: files.close_except(()))
+
+
+def _checked(source: DataSource, files: RecordFiles, limits: dict[str, int], shards: IntArray, records: IntArray) -> Batch:
+    """Records as packs, their values checked."""
+    batch: dict[str, AnyArray] = files.read(shards, records)
+    if not source.is_packed:
+        batch = as_packed(batch)
+    _check_values(batch, limits, lambda row: files.location(int(shards[row]), int(records[row])))
+    return batch
+
+
+def _ahead(batches: Iterator[Batch], close: Callable[[], None]) -> Iterator[Batch]:
+    """Yield the batches, a few of them decoded ahead by a thread; at the end, or when nobody wants more, close all files."""
+    with ExitStack() as stack:
+        stack.callback(close)
+        pool = stack.enter_context(ThreadPoolExecutor(1))
+        waiting: deque[Future[Batch | None]] = deque(pool.submit(next, batches, None) for _ in range(_BATCHES_AHEAD))
+        while (batch := waiting.popleft().result()) is not None:
+            waiting.append(pool.submit(next, batches, None))
+            yield batch
+
+
+# --- The check of every batch as it is read, before the model sees it
+#
+# A token id beyond the vocabulary is silently read as zeros by some devices, and a wrong position gathers another token: the
+# run would continue on garbage. The check costs a few minima and maxima over small integers on the host.
+
+
+def _value_limits(source: DataSource, config: BertConfig) -> dict[str, int]:
+    """The largest value of each feature that the data's sizes and the model allow; the smallest is 0."""
+    last = source.schema.max_sequence_length - 1
+    return {
+        "input_ids": config.vocab_size - 1,
+        "input_mask": source.depth,
+        "segment_ids": config.type_vocab_size - 1,
+        "positions": last,
+        "masked_lm_positions": last,
+        "masked_lm_ids": config.vocab_size - 1,
+        "masked_lm_weights": source.depth,
+        "next_sentence_positions": last,
+        "next_sentence_labels": 1,
+        "next_sentence_weights": 1,
+    }
+
+
+def _check_values(batch: BatchArrays, limits: dict[str, int], name_of: Callable[[int], str]) -> None:
+    """Check one packed batch, whose rows `name_of` names in errors."""
+    for name, largest in limits.items():
+        values = batch[name]
+        if values.min() < 0 or values.max() > largest or not np.isfinite(values).all():
+            row, slot = np.argwhere(~((values >= 0) & (values <= largest)))[0]
+            raise InputError(
+                f"{name_of(row)}: {name}[{slot}] = {values[row, slot]:g}, allowed are 0 .. {largest}; "
+                "the records do not belong to this model, or are damaged"
+            )
+    mask_BL = batch["input_mask"]
+    before, after = mask_BL[:, :-1], mask_BL[:, 1:]
+    allowed = (after == before) | (after == 0) | ((after == before + 1) & (before > 0))
+    allowed[:, 0] &= mask_BL[:, 0] == 1
+    if not allowed.all():
+        row, slot = np.argwhere(~allowed)[0]
+        raise InputError(
+            f"{name_of(row)}: input_mask is {mask_BL[row, slot]} at {slot} and {mask_BL[row, slot + 1]} at {slot + 1}; "
+            "it must be 1..1, then 2..2 and so on, then 0..0; write the records again"
+        )
