@@ -52,7 +52,8 @@ class CountedFile(InputFile):
         rows = self.counts.tolist()  # Python's integers cannot overflow
         sequences, tokens = sum(row[2] for row in rows), sum(row[0] * row[2] for row in rows)
         if (sequences, tokens) != (self.sequences, self.tokens):
-            raise ValueError(f"{shortened(self.name)}: counts of {sequences} sequences, {tokens} tokens; it states others")
+            stated = f"{self.sequences} sequences, {self.tokens} tokens"
+            raise ValueError(f"the counts of {shortened(self.name)} do not add up to its {stated}")
         return self
 
 
