@@ -45,7 +45,10 @@ def model_overrides(name: str) -> list[str]:
     if name in MODELS:
         return [f"model.{key}={value}" for key, value in MODELS[name].items()]
     if Path(name).is_dir():
-        raise InputError(f"--model {shortened(name)}: a folder needs a packed table as --data; or {', '.join(MODELS)}")
+        raise InputError(
+            f"--model {shortened(name)}: a model's folder is trained on a packed table, and --data is not one; make it by "
+            f"`gaudi-bert tokenize` and `gaudi-bert pack`, or choose {', '.join(MODELS)} for records"
+        )
     if not name.endswith(".json"):
         near = difflib.get_close_matches(name, MODELS, n=1, cutoff=0.4)
         hint = (

@@ -195,7 +195,7 @@ def tokenizer_of(given: Any) -> RowTokenizer:
         return given
     library = getattr(given, "backend_tokenizer", given)
     if not isinstance(library, Tokenizer):
-        raise InputError(f"{type(given).__name__}: is not of the library tokenizers; open the model's with AutoTokenizer")
+        raise InputError(f"{type(given).__name__}: is not a tokenizer of the library tokenizers; use AutoTokenizer")
     content = library.to_str()
     copy = Tokenizer.from_str(content)
     copy.no_truncation()
