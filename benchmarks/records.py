@@ -84,25 +84,25 @@ class Engine:
         from gaudi_bert.artefacts.plan import WritablePlan
         from gaudi_bert.common.dealing import deal_sequences
         from gaudi_bert.tfrecords.files import list_record_files
-        from gaudi_bert.tfrecords.packed_shards import PackEncoder, output_buffer
-        from gaudi_bert.tfrecords.scanning.scan import IndexedSequences, empty_index
+        from gaudi_bert.tfrecords.packed_shards import PackEncoder
+        from gaudi_bert.tfrecords.scanning.scan import IndexedSequences
         from gaudi_bert.tfrecords.wire.schema import PackedSchema
-        from gaudi_bert.tfrecords.write import buffer_bytes, match_files, read_group
+        from gaudi_bert.tfrecords.write import match_files, read_group
 
         self.plan = WritablePlan.read(planned)
         self.schema, self.unpacked_schema = PackedSchema.of(self.plan), PackedSchema.of(self.plan).unpacked
         matched = match_files(records, list_record_files(records), self.plan)
         files = self.plan.groups[0].files
         self.files = [matched[file.name] for file in files]
-        self.buffer = np.zeros(buffer_bytes(self.files), np.uint8)
-        self.group = read_group(self.files, files, self.unpacked_schema, self.buffer, 1, lambda _bytes: None)
+        room = lambda size: np.zeros(size, np.uint8)  # noqa: E731
+        self.group = read_group(self.files, files, self.unpacked_schema, room, 1, lambda _bytes: None)
         dealt = deal_sequences(self.group.lengths, self.plan.groups[0].strategies, SEED, 0)
         self.assignment = dealt
         self.encoder = PackEncoder(self.schema, self.group, dealt)
-        self.out = output_buffer(self.schema)
+        self.out = self.encoder.output_buffer()
         self.record_sizes = np.zeros(self.assignment.packs, np.uint32)
         self.raw = [np.fromfile(path, np.uint8) for path in self.files]
-        rows = empty_index(self.buffer, max(file.sequences for file in files)).rows
+        rows = IndexedSequences.empty(self.group.buffer, max(file.sequences for file in files)).rows
         self.indexes = [
             IndexedSequences(raw, np.empty(file.sequences, np.int64), rows[: file.sequences])
             for raw, file in zip(self.raw, files, strict=True)

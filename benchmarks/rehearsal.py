@@ -32,10 +32,10 @@ from measuring import processor  # noqa: E402
 from records_data import MASKED_SHARE, MAX_PREDICTIONS, VOCABULARY, draw_lengths  # noqa: E402
 from watched import Watched, watch  # noqa: E402
 
-from gaudi_bert.tfrecords.wire.schema import UnpackedSchema  # noqa: E402
-from gaudi_bert.tfrecords.wire.unpacked_encoder import SequenceArrays, UnpackedEncoder  # noqa: E402
+from gaudi_bert.tfrecords.wire.unpacked_encoder import UnpackedRows, encode_rows  # noqa: E402
 
 LENGTH, FILE_SEQUENCES, SEED = 512, 50_000, 22
+ROWS_AT_ONCE = 1000
 OPEN_FILES = 1024
 GAUDI_BERT = [sys.executable, "-m", "gaudi_bert"]
 MPIRUN = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-np", "2"]
@@ -53,23 +53,18 @@ UPDATES, KILLED_AFTER = 30, 10
 # --- records
 
 
-def make_sequences(lengths: np.ndarray, rng: np.random.Generator) -> SequenceArrays:
+def make_rows(lengths: np.ndarray, rng: np.random.Generator) -> UnpackedRows:
     """Random sequences of these lengths, 15 % of their tokens masked at places spread over each."""
     masked = np.clip(np.rint(lengths * MASKED_SHARE).astype(np.int64), 1, np.minimum(MAX_PREDICTIONS, lengths - 1))
-    starts, masked_starts = (np.cumsum(counts) - counts for counts in (lengths, masked))
-    step = np.repeat((lengths - 1) / masked, masked)
-    number = np.arange(masked.sum()) - np.repeat(masked_starts, masked)
-    positions = 1 + np.floor(number * step + rng.random(masked.sum()) * (step - 1)).astype(np.int64)
-    return SequenceArrays(
+    step = ((lengths - 1) / masked)[:, None]
+    spread = np.arange(MAX_PREDICTIONS) * step + rng.random((len(lengths), MAX_PREDICTIONS)) * (step - 1)
+    return UnpackedRows(
         lengths,
-        rng.integers(1000, VOCABULARY, lengths.sum()),
-        starts,
-        np.zeros(0, np.int64),
-        starts,
         masked,
-        positions,
-        rng.integers(1000, VOCABULARY, masked.sum()),
-        masked_starts,
+        rng.integers(1000, VOCABULARY, (len(lengths), LENGTH)),
+        np.zeros((len(lengths), LENGTH), np.int64),
+        1 + np.floor(spread).astype(np.int64),
+        rng.integers(1000, VOCABULARY, spread.shape),
         rng.integers(0, 2, len(lengths)),
     )
 
@@ -81,13 +76,11 @@ def make_file(folder: Path, sequences: int, number: int) -> None:
     if path.exists():
         return
     lengths = np.maximum(draw_lengths(count, SEED * 1_000_003 + number), 2).astype(np.int64)
-    made, encoder, first = make_sequences(lengths, np.random.default_rng([SEED, number])), None, 0
-    encoder = UnpackedEncoder(UnpackedSchema(LENGTH, MAX_PREDICTIONS))
+    rng = np.random.default_rng([SEED, number])
     temporary = path.with_name(f".{path.name}.tmp")
     with temporary.open("wb") as handle:
-        while first < count:
-            data, first = encoder.encode(made, first)
-            handle.write(data)
+        for first in range(0, count, ROWS_AT_ONCE):
+            handle.write(encode_rows(make_rows(lengths[first : first + ROWS_AT_ONCE], rng))[0].data)
     temporary.rename(path)
 
 

@@ -148,12 +148,9 @@ STOREYS = {
         *("wire", "files", "scanning", "arrays", "random_access", "packed_folder", "packed_shards"),
         *("histogram", "write", "verify", "inspect", "pack", "convert"),
     ),
-    "packs": ("folder", "plan", "write", "verify"),
+    "packs": ("plan", "write", "verify"),
     "rows": ("reading", "tokenizer", "tokenizing", "packs", "window_plan", "answers"),
-    "tables": (
-        *("rows", "write_packs", "groups", "packed_parquet"),
-        *("verify", "pack", "tokenize"),
-    ),
+    "tables": ("groups", "packed_parquet", "verify", "pack", "tokenize"),
     "training": (
         *("run_plan", "input", "objective", "metrics", "checkpoint", "model_files", "weights", "mlperf"),
         *("evaluate", "loop", "run", "verify_model"),

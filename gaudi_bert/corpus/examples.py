@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from gaudi_bert.common.arrays import BoolArray, Int32Array, IntArray, philox
 from gaudi_bert.config.sections import PrepareSettings
 from gaudi_bert.corpus.vocabulary import TokenBlock, Vocabulary, tokenize_documents
-from gaudi_bert.tfrecords.wire.unpacked_encoder import encode_rows
+from gaudi_bert.tfrecords.wire.unpacked_encoder import UnpackedRows, encode_rows
 
 Keys: TypeAlias = NDArray[np.uint64]
 
@@ -97,15 +97,15 @@ def _examples_of_duplicate(
     masked = _mask_pairs(block, pairs, lengths, job, philox(settings.seed, f"masks of {job.split}", *indices))
     slots = np.arange(settings.max_sequence_length)
     frames, frame_lengths = encode_rows(
-        {
-            "input_ids": masked.input_ids,
-            "input_mask": slots < lengths[:, None],
-            "segment_ids": (slots >= (first_lengths + 2)[:, None]) & (slots < lengths[:, None]),
-            "masked_lm_positions": masked.positions,
-            "masked_lm_ids": masked.ids,
-            "masked_lm_weights": (np.arange(settings.max_predictions) < masked.counts[:, None]).astype(np.float32),
-            "next_sentence_labels": pairs.labels[:, None],
-        }
+        UnpackedRows(
+            lengths.astype(np.int64),
+            masked.counts.astype(np.int64),
+            masked.input_ids.astype(np.int64),
+            (slots >= (first_lengths + 2)[:, None]).astype(np.int64),
+            masked.positions.astype(np.int64),
+            masked.ids.astype(np.int64),
+            pairs.labels.astype(np.int64),
+        )
     )
     counts = ExampleCounts(
         sequences=len(pairs), tokens=int(lengths.sum()), random_next=int(pairs.labels.sum()), masked=int(masked.counts.sum())

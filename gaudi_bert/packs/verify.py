@@ -12,21 +12,122 @@ is verified each time that somebody asks for it.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
-from gaudi_bert.artefacts.base import VERIFICATION_NAME, complete_parts, manifest_path, part_path
+from gaudi_bert.artefacts.base import VERIFICATION_NAME, Artefact, InputFile, complete_parts, manifest_path, part_path
+from gaudi_bert.artefacts.completion import Signature, first_difference
 from gaudi_bert.artefacts.packed import GroupManifest, Metadata, PackedMetadata, PackedSums, TableMetadata, Verification
 from gaudi_bert.artefacts.results import PlainResult, StageOutput, result_of_part
+from gaudi_bert.artefacts.shards import check_shards, index_path, sizes_in
 from gaudi_bert.artefacts.stage_run import StageRun
-from gaudi_bert.artefacts.store.mirrored_folder import fetch, is_mirrored, names_in, remove, shown_path
+from gaudi_bert.artefacts.store.mirrored_folder import fetch, is_mirrored, names_in, release, remove, shown_path
 from gaudi_bert.common.arrays import IntArray
+from gaudi_bert.common.crc32c import crc32c
 from gaudi_bert.common.errors import FailedError, InputError
+from gaudi_bert.common.files import read_file
 from gaudi_bert.packing.certificate import simple_certificate
-from gaudi_bert.packs.folder import PackedFolder, check_same
+
+_Metadata = TypeVar("_Metadata", bound=PackedMetadata)
+
+
+@dataclass(frozen=True)
+class PackedFolder(Generic[_Metadata]):
+    """A packed folder by its files: the one way to read all of it, to verify or to convert it.
+
+    metadata.json, as it was read, knows the manifests by their CRC-32C, and each manifest its shards. What one file states
+    about another is checked here, before any record is read.
+    """
+
+    path: Path
+    metadata: _Metadata
+
+    @property
+    def notes(self) -> Path:
+        """Folder of its JSON files."""
+        return self.metadata.path_in(self.path).parent
+
+    @property
+    def groups(self) -> range:
+        """The numbers of its groups."""
+        return range(len(self.metadata.groups))
+
+    def shards_of(self, group: int) -> list[Path]:
+        """Return the shards of a group, in order."""
+        table = self.metadata.shard_table
+        first = int(table.group_firsts[group])
+        return [self.path / table.name(shard) for shard in range(first, first + int(table.group_sizes[group]))]
+
+    def check_files(self) -> None:
+        """Check that the shards of metadata.json are there, with their sizes and in their number, and no others."""
+        metadata, table = self.metadata, self.metadata.shard_table
+        try:
+            check_shards(self.path, table, metadata.remedy)
+        except InputError as error:
+            raise FailedError(str(error)) from error
+        foreign = [name for name, _ in sizes_in(self.path) if name.startswith("packed-") and table.number(name) is None]
+        if foreign:
+            raise FailedError(f"{self.path / min(foreign)}: is not in metadata.json; remove it, or {metadata.remedy}")
+        for number, shards in enumerate(table.group_sizes.tolist()):
+            fewer = isinstance(metadata, TableMetadata) and shards and metadata.shard_multiple % shards == 0
+            if shards % metadata.shard_multiple and not fewer:
+                raise FailedError(
+                    f"{metadata.path_in(self.path)}: shard_multiple is {metadata.shard_multiple}, but group {number} has"
+                    f" {shards} shards; {metadata.remedy}"
+                )
+        known = {path(self.notes, number).name for number in self.groups for path in (manifest_path, index_path)}
+        for name in names_in(self.notes):
+            if re.fullmatch(r"group-.*\.(json|index)", name) and name not in known:
+                raise FailedError(f"{self.notes / name}: is of a group that metadata.json does not have; {metadata.remedy}")
+
+    def manifest(self, number: int) -> GroupManifest:
+        """Read the manifest of a group, which is the one that metadata.json lists."""
+        path = manifest_path(self.notes, number)
+        fetch(path)
+        try:
+            manifest, crc = GroupManifest.read(path), crc32c(read_file(path))
+        except InputError as error:
+            raise FailedError(str(error)) from error
+        finally:
+            release(path)
+        if crc != self.metadata.groups[number].manifest_crc32c or manifest.group != number:
+            raise FailedError(f"{path}: is not the manifest that metadata.json lists; {self.metadata.remedy}")
+        return manifest
+
+    def manifests(self, numbers: Iterable[int] | None = None) -> Iterator[GroupManifest]:
+        """Yield the manifests of these groups, or of all, one at a time."""
+        return map(self.manifest, self.groups if numbers is None else numbers)
+
+    def check_metadata(self, right: PackedMetadata) -> None:
+        """Check that metadata.json states what is right."""
+        check_same(self.metadata.path_in(self.path), self.metadata, right, self.metadata.remedy)
+
+
+def check_same(
+    path: Path, stored: Artefact | Signature, right: Artefact | Signature, remedy: str, source: str = "the data"
+) -> None:
+    """Check that a stored file agrees with what `source` says is right."""
+    difference = first_difference(stored.as_json(), right.as_json(), f"by {source}")
+    if difference is not None:
+        raise FailedError(f"{path}: {difference}; {remedy}")
+
+
+def check_inputs(packed: Path, packed_files: Iterable[InputFile], present: Iterable[InputFile], remedy: str) -> None:
+    """Check that the inputs are those that were packed; otherwise the first that is new, missing or changed is named."""
+    known, now = ({file.name: (file.identity, file.sequences) for file in files} for files in (packed_files, present))
+    for name in [*now, *known]:
+        if now.get(name) != known.get(name):
+            gone = "was packed but is missing now" if name not in now else "has changed since it was packed"
+            problem = gone if name in known else "is not among those that were packed"
+            raise FailedError(f"{packed}: input file {name} {problem}; {remedy}")
+
+
+# --- the flow, for groups of any kind
 
 
 class ReadGroup(NamedTuple):
@@ -49,7 +150,7 @@ class GroupReader(Protocol):
     """Reads groups of packs again, and compares each with its source."""
 
     @property
-    def folder(self) -> PackedFolder:
+    def folder(self) -> PackedFolder[Any]:
         """The packed folder."""
         ...
 
@@ -85,7 +186,7 @@ def verify(reader: GroupReader, run: StageRun) -> StageOutput[Verification] | Pl
         proof.write(part_path(path, run.part))
         return result_of_part(proof.groups, proof.groups, proof)
     sums = PackedSums()
-    for manifest in folder.manifests(folder.groups):
+    for manifest in folder.manifests():
         sums.add(manifest, folder.metadata.groups[manifest.group].manifest_crc32c)
     folder.check_metadata(reader.metadata(sums))
     metadata = folder.metadata
@@ -93,7 +194,7 @@ def verify(reader: GroupReader, run: StageRun) -> StageOutput[Verification] | Pl
         depth = metadata.depth or metadata.max_sequence_length
 
         def counts() -> Iterable[IntArray]:
-            return (np.array(manifest.counts, np.int64) for manifest in folder.manifests(folder.groups))
+            return (np.array(manifest.counts, np.int64) for manifest in folder.manifests())
 
         check_bound(metadata.path_in(folder.path), metadata.lower_bound, metadata.packs, counts, depth, metadata.remedy)
     if writable:
@@ -108,7 +209,7 @@ def _prove(reader: GroupReader, numbers: Sequence[int]) -> Verification:
     """Read groups, and check the manifest of each; what was proven of them together."""
     folder, sums, bound, fingerprint, shards = reader.folder, PackedSums(), 0, 0, 0
     for stored, right, lower_bound, of_group in reader.read(folder.manifests(numbers)):
-        check_same(manifest_path(folder.notes, stored.group), stored, right)
+        check_same(manifest_path(folder.notes, stored.group), stored, right, stored.remedy)
         sums.add(right)
         bound, fingerprint, shards = bound + lower_bound, fingerprint + of_group, shards + len(right.shards)
     metadata = folder.metadata
@@ -130,7 +231,7 @@ def _prove(reader: GroupReader, numbers: Sequence[int]) -> Verification:
     return proof.model_copy(update={"fingerprint": f"{fingerprint % 2**64:016x}"})
 
 
-def _sums_of_parts(folder: PackedFolder, path: Path, parts: Sequence[Path]) -> Verification:
+def _sums_of_parts(folder: PackedFolder[Any], path: Path, parts: Sequence[Path]) -> Verification:
     """Return what all parts proved together; without parts, what was proven of these packs before."""
     fetch(path, *parts)
     if not parts and path.exists():
@@ -155,7 +256,7 @@ def _sums_of_parts(folder: PackedFolder, path: Path, parts: Sequence[Path]) -> V
 # --- the bound: how few packs any packing needs
 
 
-def group_bound(folder: PackedFolder, counts: Sequence[int], packs: int) -> int:
+def group_bound(folder: PackedFolder[Any], counts: Sequence[int], packs: int) -> int:
     """Return packs that are proven to be necessary for a group with these sequences of length 1, 2, ...
 
     By simple sums; by a solver where they miss more than the group's share of the gap of the folder.

@@ -37,7 +37,7 @@ from gaudi_bert.packing.mixture import estimate_limit
 from gaudi_bert.packs.plan import lengths_of
 from gaudi_bert.reporting import packing_pictures
 from gaudi_bert.reporting.given_lengths import LENGTH_ENDINGS, holds_lengths, read_lengths
-from gaudi_bert.tables.rows import table_lengths
+from gaudi_bert.tables.groups import table_lengths
 from gaudi_bert.tables.sources import TOKENS_COLUMN, is_table, table_files
 from gaudi_bert.tfrecords.histogram import histogram as count_records
 

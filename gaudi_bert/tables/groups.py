@@ -1,39 +1,37 @@
-"""The groups of a table: parts of its files that are read, packed and held in memory together.
+"""The rows of a table in groups: parts of its files that are read, checked, packed and held in memory together.
 
 As with TFRecords, a group has at most `group_sequences` rows and `group_bytes` bytes, and is a function of the files and the
 settings; here it consists of the parts that the formats have (row groups, record batches, blocks of lines), dealt by a
 seeded permutation, so that each group mixes all regions of the table. A larger part is a separate group.
+
+No value becomes a Python object. What is checked of every row: it is there and not empty, its aligned columns are as long as
+its `input_ids`, no value is missing, no token id is negative, no token is masked out as padding. The first wrong
+row is named.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from gaudi_bert.artefacts.base import InputTable, TooLongRows
-from gaudi_bert.artefacts.packed import GroupManifest, PackedSums, TableMetadata, of_counts
-from gaudi_bert.artefacts.shards import Shard, count_shards, shard_bounds, shard_name
-from gaudi_bert.common.arrow import explained_values
-from gaudi_bert.common.dealing import deal_sequences
+from gaudi_bert.artefacts.base import InputTable, TooLong, TooLongRows
+from gaudi_bert.artefacts.packed import PackedSums, TableMetadata, of_counts
+from gaudi_bert.common.arrays import MOST_TOKEN_ID, AnyArray, BoolArray, Int32Array, IntArray, first_not_whole
+from gaudi_bert.common.arrow import require_pyarrow
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import Reporter
-from gaudi_bert.common.threads import map_in_threads
 from gaudi_bert.config.sections import TableSettings
-from gaudi_bert.packing.algorithms import pack_histogram
-from gaudi_bert.packing.histogram import Histogram, form_groups, too_large_files
-from gaudi_bert.packing.mixture import Packing
-from gaudi_bert.tables.parts import TablePart, list_parts
-from gaudi_bert.tables.rows import GroupRows, RowSequences, cut_rows, read_rows
-from gaudi_bert.tables.sources import TableColumns, check_same_columns, columns_of, table_files
-from gaudi_bert.tables.write_packs import PackLayout, PackSequences, write_table_shard
+from gaudi_bert.packing.histogram import form_groups, too_large_files
+from gaudi_bert.tables.parts import TablePart, list_parts, read_parts, table_schema
+from gaudi_bert.tables.sources import MASK_COLUMN, TOKENS_COLUMN, TableColumns, columns_of, table_files
 
-_PACKS_OF_A_SHARD = 1024
-"""A group that fits into fewer shards of so many packs than `shard_multiple` has as many as a divisor of that: 151 packs are
-one file. Readers deal packs to processes, not shards."""
+_LARGEST_LENGTH = 2**31 - 1
+_ROWS_AT_ONCE, _BYTES_AT_ONCE = 2**17, 2**26
 
 
 @dataclass(frozen=True)
@@ -54,8 +52,7 @@ class GroupedTable:
 def open_table(source: str | Path, settings: TableSettings, reporter: Reporter) -> GroupedTable:
     """List the parts of a table and form its groups."""
     files = table_files(source, reporter)
-    columns = columns_of(files[0], settings.columns, settings.input_column)
-    check_same_columns(files, columns)
+    columns = columns_of(files, settings.columns, settings.input_column)
     columns.check_storable(files[0])
     limits = settings.group_sequences, settings.group_bytes
     parts: list[TablePart] = []
@@ -77,42 +74,205 @@ def open_table(source: str | Path, settings: TableSettings, reporter: Reporter) 
     return GroupedTable(files, file_rows, columns, form_groups(parts, *limits, settings.seed))
 
 
-# --- one group: read, cut, packed, written; a pure function of its rows and the settings
+# --- the rows of some parts
 
 
-def layout_of(table: GroupedTable, settings: TableSettings) -> PackLayout:
-    """Return what the shards of the packed folder hold."""
-    with_starts = settings.too_long == "split"
-    return PackLayout(table.columns, settings.max_sequence_length, with_starts)
+class ListValues(NamedTuple):
+    """A column of lists as numpy arrays: row i holds `values[offsets[i] : offsets[i + 1]]`; booleans are uint8."""
+
+    values: AnyArray
+    offsets: AnyArray
+
+    @property
+    def used(self) -> AnyArray:
+        """The values of all rows, and no others."""
+        return self.values[self.offsets[0] : self.offsets[-1]]
 
 
-def write_table_group(
-    out: Path,
-    table: GroupedTable,
-    number: int,
-    settings: TableSettings,
-    signature_sha256: str,
-    workers: int | None,
-    progress: Callable[[float], None],
-) -> GroupManifest:
-    """Write the shards of one group; `progress` gets half of its rows when they are read, half when they are written."""
-    rows = read_rows(table.groups[number], table.columns, threads=workers != 1)
-    sequences, too_long = sequences_of(table, rows, settings)
-    progress(rows.lengths.size / 2)
-    packs, packing = _deal(sequences, settings, number)
-    with explained_values(table.files[0]):
-        shards = _write_shards(out, table, number, settings, rows, packs, workers)
-    progress(rows.lengths.size / 2)
-    return GroupManifest(
-        **row_figures(rows, sequences, too_long, settings.max_sequence_length),
-        source_sha256=signature_sha256,
-        group=number,
-        packs=packs.packs,
-        lower_bound=packing.lower_bound,
-        deepest_pack=int(np.diff(packs.offsets).max(initial=0)),
-        algorithm_used=packing.algorithm_used,
-        shards=tuple(shards),
+class GroupRows(NamedTuple):
+    """Rows that are packed together.
+
+    Attributes:
+        lengths: int32 [rows].
+        numbers: int64 [rows], their numbers in the table, from 0.
+        values: of each aligned column, if they are read: the values of all rows, one after the other.
+        scalars: a pyarrow table of the scalar columns.
+    """
+
+    lengths: Int32Array
+    numbers: IntArray
+    values: dict[str, AnyArray]
+    scalars: Any
+
+    def tokens_of(self, rows: IntArray, starts: Int32Array, lengths: Int32Array) -> IntArray:
+        """Return which of `values` are in these runs of tokens, int64: of which row, from where on, how many."""
+        begins = (np.cumsum(self.lengths, dtype=np.int64) - self.lengths)[rows] + starts
+        ends = np.cumsum(lengths, dtype=np.int64)
+        tokens: IntArray = np.repeat(begins - ends + lengths, lengths)
+        tokens += np.arange(tokens.size)
+        return tokens
+
+
+def read_sequences(
+    table: GroupedTable, number: int, settings: TableSettings, *, lengths_only: bool = False, threads: bool = True
+) -> tuple[GroupRows, RowSequences, TooLongRows]:
+    """Read and check the rows of a group.
+
+    Returns:
+        The rows; those of their sequences that are in these packs; what the policy for rows that are too long did to all.
+    """
+    columns = table.columns.tokens_only() if lengths_only else table.columns
+    most = settings.most_tokens if settings.too_long == "error" else _LARGEST_LENGTH
+    rows = _read_rows(table.groups[number], columns, most, keep_values=not lengths_only, threads=threads)
+    sequences, too_long = _cut_rows(rows.lengths, settings.most_tokens, settings.too_long)
+    return rows, sequences.of_lengths(settings.sequence_lengths), too_long
+
+
+def _read_rows(
+    parts: Sequence[TablePart], columns: TableColumns, most_tokens: int, *, keep_values: bool, threads: bool = True
+) -> GroupRows:
+    """The rows of these parts, those of a file adjacent and in order, of at most so many tokens.
+
+    Without `keep_values` only lengths are read: values are dropped at once.
+    """
+    lengths, numbers, scalars = [], [], []
+    values: dict[str, list[AnyArray]] = {name: [] for name in columns.aligned if keep_values}
+    for _, of_file in itertools.groupby(parts, key=lambda part: part.path):
+        listed = list(of_file)
+        for part, stored in zip(listed, read_parts(listed, columns.stored_names, columns.schema, threads), strict=True):
+            table = stored.rename_columns(columns.names)
+            lists = _checked_lists(part, table, columns, most_tokens)
+            lengths.append(np.diff(lists[TOKENS_COLUMN].offsets).astype(np.int32))
+            numbers.append(np.arange(table.num_rows) + part.table_row)
+            scalars.append(table.select(list(columns.scalars)))
+            for name, of_parts in values.items():
+                of_parts.append(lists[name].used)
+    return GroupRows(
+        np.concatenate(lengths),
+        np.concatenate(numbers),
+        {name: np.concatenate(of_parts) for name, of_parts in values.items()},
+        require_pyarrow().concat_tables(scalars) if columns.scalars else None,
     )
+
+
+def table_lengths(files: Sequence[Path], tokens: str = TOKENS_COLUMN) -> Int32Array:
+    """Tokens of each row of a table, int32 [rows], in its order; `tokens` is what `input_ids` is called there."""
+    mask = {MASK_COLUMN} & set(table_schema(files[0]).names)
+    columns = columns_of(files, [*mask], tokens).tokens_only()
+    lengths = [np.zeros(0, np.int32)]
+    for file in files:
+        for part in list_parts(file, columns.stored_names, _ROWS_AT_ONCE, _BYTES_AT_ONCE):
+            lengths.append(_read_rows([part], columns, _LARGEST_LENGTH, keep_values=False).lengths)
+    return np.concatenate(lengths)
+
+
+def _checked_lists(part: TablePart, table: Any, columns: TableColumns, most_tokens: int) -> dict[str, ListValues]:
+    lists = {name: list_values(part.path, part.first_row, name, table.column(name)) for name in columns.aligned}
+    tokens = lists[TOKENS_COLUMN]
+    lengths = np.diff(tokens.offsets)
+    _refuse_rows(part, lengths == 0, "has no token; leave empty rows out")
+    too_long = lengths > most_tokens
+    remedy = "raise --max-sequence-length, or pass --too-long truncate, split or drop"
+    _refuse_rows(part, too_long, f"has {lengths[np.argmax(too_long)]} tokens, allowed are 1 to {most_tokens}; {remedy}")
+    wrong = first_not_whole(tokens.used, 0, MOST_TOKEN_ID)
+    if wrong >= 0:
+        row = int(np.searchsorted(tokens.offsets[1:] - tokens.offsets[0], wrong, side="right"))
+        reason = f"input_ids holds {tokens.used[wrong]}; token ids are 0 to {MOST_TOKEN_ID}"
+        _refuse_rows(part, np.arange(lengths.size) == row, reason)
+    for name, others in lists.items():
+        row = int(np.argmax(np.diff(others.offsets) != lengths))
+        reason = f"{name} has {others.offsets[row + 1] - others.offsets[row]} values for {lengths[row]} input_ids"
+        remedy = "give as many, or leave the column out with --columns"
+        _refuse_rows(part, np.diff(others.offsets) != lengths, f"{reason}; {remedy}")
+    if MASK_COLUMN in lists:
+        mask = lists[MASK_COLUMN]
+        if mask.used.size and mask.used.min() == 0:  # the row would be packed with its padding, as if that were tokens
+            reason = "attention_mask holds a 0, so the row is padded; tokenise without padding, or cut the padding off"
+            _refuse_rows(part, np.logical_or.reduceat(mask.used == 0, mask.offsets[:-1] - mask.offsets[0]), reason)
+    return lists
+
+
+def _refuse_rows(part: TablePart, wrong: BoolArray, reason: str) -> None:
+    """Refuse the first of the rows that are wrong."""
+    if wrong.any():
+        raise InputError(f"{part.path}: row {part.first_row + int(np.argmax(wrong))}: {reason}")
+
+
+def list_values(path: Path, first_row: int, name: str, column: Any) -> ListValues:
+    """A validated pyarrow column of lists of numbers or booleans; `path`, `first_row`, `name` are how errors call it."""
+    pyarrow = require_pyarrow()
+    if isinstance(column, pyarrow.ChunkedArray):
+        column = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+        if isinstance(column, pyarrow.ChunkedArray):
+            raise InputError(f"{path}: from row {first_row}: more than 2**31 values at once; write smaller row groups")
+    if column.null_count:
+        row = first_row + int(np.argmax(column.is_null().to_numpy(zero_copy_only=False)))
+        raise InputError(f"{path}: row {row}: {name} is null; fill it, or leave the row out")
+    if pyarrow.types.is_fixed_size_list(column.type):
+        size = column.type.list_size
+        offsets = np.arange(column.offset, column.offset + len(column) + 1) * size
+    else:
+        offsets = column.offsets.to_numpy()
+    values = column.values
+    if values.null_count:
+        used = values.slice(int(offsets[0]), int(offsets[-1] - offsets[0])).is_null().to_numpy(zero_copy_only=False)
+        if used.any():
+            row = first_row + int(np.searchsorted(offsets - offsets[0], int(np.argmax(used)), side="right")) - 1
+            raise InputError(f"{path}: row {row}: {name} holds a null; fill it, or leave the row out")
+        values = values.fill_null(0)
+    if pyarrow.types.is_boolean(values.type):
+        values = values.cast(pyarrow.uint8())
+    return ListValues(values.to_numpy(), offsets)
+
+
+# --- sequences: what becomes of rows that are too long
+#
+# A sequence is a run of tokens of one row. Rows of at most L tokens are one sequence each; a longer one is refused, cut to
+# its first L tokens, split into pieces of L (the last is shorter), or dropped.
+
+
+class RowSequences(NamedTuple):
+    """Runs of tokens, in the order of their rows.
+
+    Attributes:
+        rows: int64 [sequences], the row of the group that each is of.
+        starts: int32 [sequences], its first token in the row.
+        lengths: int32 [sequences], 1 .. L.
+    """
+
+    rows: IntArray
+    starts: Int32Array
+    lengths: Int32Array
+
+    def of_lengths(self, lengths: range) -> RowSequences:
+        """Return those that have one of these lengths."""
+        chosen = (self.lengths >= lengths.start) & (self.lengths < lengths.stop)
+        return self if chosen.all() else RowSequences(self.rows[chosen], self.starts[chosen], self.lengths[chosen])
+
+
+def _cut_rows(lengths: Int32Array, max_sequence_length: int, policy: TooLong) -> tuple[RowSequences, TooLongRows]:
+    """The sequences of rows of these lengths, and what the policy did; under "error" none may be too long."""
+    too_long = lengths > max_sequence_length
+    pieces = np.ones(lengths.size, np.int64)
+    if policy == "split":
+        pieces = -(-lengths.astype(np.int64) // max_sequence_length)
+    elif policy == "drop":
+        pieces[too_long] = 0
+    rows = np.repeat(np.arange(lengths.size), pieces)
+    number = np.arange(rows.size) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+    starts = (number * max_sequence_length).astype(np.int32)
+    stored = np.minimum(lengths[rows] - starts, np.int32(max_sequence_length))
+    dropped = np.count_nonzero(pieces == 0)
+    return RowSequences(rows, starts, stored), TooLongRows(
+        policy=policy,
+        rows=np.count_nonzero(too_long),
+        dropped_rows=dropped,
+        dropped_tokens=int(lengths.sum(dtype=np.int64) - stored.sum(dtype=np.int64)),
+        added_sequences=rows.size - lengths.size + dropped,
+    )
+
+
+# --- what a manifest and metadata.json state of them
 
 
 def row_figures(rows: GroupRows, sequences: RowSequences, too_long: TooLongRows, max_sequence_length: int) -> dict[str, Any]:
@@ -147,77 +307,4 @@ def table_metadata(
             InputTable(name=file.name, rows=rows, **inputs[file.name])
             for file, rows in zip(table.files, table.file_rows, strict=True)
         ),
-    )
-
-
-def sequences_of(table: GroupedTable, rows: GroupRows, settings: TableSettings) -> tuple[RowSequences, TooLongRows]:
-    """The sequences of the rows of a group that are in these packs, and what the policy for too long rows did to all."""
-    if settings.too_long == "error" and (rows.lengths > settings.most_tokens).any():
-        _refuse_too_long(table, settings)
-    sequences, too_long = cut_rows(rows.lengths, settings.most_tokens, settings.too_long)
-    return sequences.of_lengths(settings.sequence_lengths), too_long
-
-
-def _refuse_too_long(table: GroupedTable, settings: TableSettings) -> None:
-    """Say how many rows of the table are too long, and which is the first."""
-    columns, most, lengths = table.columns.tokens_only(), settings.most_tokens, []
-    parts = sorted((part for group in table.groups for part in group), key=lambda part: part.name)
-    first = ""
-    for part in parts:
-        lengths.append(read_rows([part], columns, keep_values=False).lengths)
-        too_long = np.flatnonzero(lengths[-1] > most)
-        if too_long.size and not first:
-            first = f"{part.path}: row {part.first_row + too_long[0]}: has {lengths[-1][too_long[0]]} tokens"
-    sizes = np.concatenate(lengths)
-    raise InputError(
-        f"{first}, allowed are 1 to {most}; {np.count_nonzero(sizes > most):,} of {table.rows:,} rows are longer, the "
-        f"longest has {sizes.max()}: raise --max-sequence-length, or pass --too-long truncate, split or drop"
-    )
-
-
-def _deal(sequences: RowSequences, settings: TableSettings, group: int) -> tuple[PackSequences, Packing]:
-    """Pack the sequences, and put them in the order in which they are written."""
-    slots = settings.max_sequence_length
-    packing = pack_histogram(
-        Histogram(slots, np.bincount(sequences.lengths, minlength=slots + 1)[1:]),
-        settings.algorithm,
-        settings.depth,
-        seed=settings.seed,
-        effort=settings.effort,
-        quick_bound=settings.depth == "max",  # the tokens give nearly the complete bound
-    )
-    dealt = deal_sequences(sequences.lengths, list(packing.mixture.items()), settings.seed, group)
-    order = dealt.members.astype(np.int64)
-    packs = PackSequences(dealt.starts, sequences.rows[order], sequences.starts[order], sequences.lengths[order])
-    return packs, packing
-
-
-def _write_shards(
-    out: Path,
-    table: GroupedTable,
-    number: int,
-    settings: TableSettings,
-    rows: GroupRows,
-    packs: PackSequences,
-    workers: int | None,
-) -> Sequence[Shard]:
-    layout = layout_of(table, settings)
-    size = packs.packs * layout.pack_bytes + (0 if rows.scalars is None else rows.scalars.nbytes)
-    shards = count_shards(
-        packs.packs, size, settings.shard_multiple, settings.shard_bytes, packs_of_a_shard=_PACKS_OF_A_SHARD
-    )
-    bounds = shard_bounds(packs.packs, shards, 0)
-    scalars = rows.scalars.take(packs.rows) if layout.columns.scalars else None
-    return map_in_threads(
-        lambda shard, _: write_table_shard(
-            out / shard_name(number, shard, TableMetadata.shard_ending),
-            layout,
-            rows,
-            packs,
-            scalars,
-            (int(bounds[shard]), int(bounds[shard + 1])),
-        ),
-        range(shards),
-        workers,
-        lambda: np.zeros(0, np.uint8),
     )

@@ -23,24 +23,43 @@ from gaudi_bert.artefacts.base import NOTES_NAME, manifest_path
 from gaudi_bert.artefacts.completion import GroupedOutput, Signature
 from gaudi_bert.artefacts.packed import GroupManifest, PackedSums, RowTables, TableMetadata, row_table_path
 from gaudi_bert.artefacts.results import ByRowLength, PackResult, PlainResult, require_complete
+from gaudi_bert.artefacts.shards import Shard, count_shards, shard_bounds, shard_name
 from gaudi_bert.artefacts.stage_run import StageRun
 from gaudi_bert.artefacts.store.mirrored_folder import local_copy, mirrored, release
-from gaudi_bert.common.arrow import require_pyarrow
+from gaudi_bert.common.arrays import ByteArray
+from gaudi_bert.common.arrow import explained_values, require_pyarrow
+from gaudi_bert.common.dealing import deal_sequences
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.files import check_name, followed
 from gaudi_bert.common.progress import Reporter, Task
+from gaudi_bert.common.threads import map_in_threads
 from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.config.sections import TableSettings
+from gaudi_bert.packing.algorithms import pack_histogram
+from gaudi_bert.packing.histogram import Histogram
+from gaudi_bert.packing.mixture import Packing
 from gaudi_bert.packing.row_lengths import USUAL_HIDDEN_SIZE, choose_row_lengths, row_cost
 from gaudi_bert.packs.write import PackedOutput, write
 from gaudi_bert.rows.tokenizer import TOKENIZER_NAME, copy_tokenizer, open_tokenizer
-from gaudi_bert.tables.groups import GroupedTable, open_table, sequences_of, table_metadata, write_table_group
-from gaudi_bert.tables.rows import read_rows
+from gaudi_bert.tables.groups import (
+    GroupedTable,
+    GroupRows,
+    RowSequences,
+    open_table,
+    read_sequences,
+    row_figures,
+    table_metadata,
+)
+from gaudi_bert.tables.packed_parquet import PackLayout, PackSequences, write_table_shard
 from gaudi_bert.tables.sources import table_files
 from gaudi_bert.tables.verify import verify_rows
 from gaudi_bert.tfrecords.files import input_file
 
 _PackedTable: TypeAlias = PackResult | PlainResult
+
+_PACKS_OF_A_SHARD = 1024
+"""A group that fits into fewer shards of so many packs than `shard_multiple` has as many as a divisor of that: 151 packs are
+one file. Readers deal packs to processes, not shards."""
 
 
 def pack_table(
@@ -110,11 +129,39 @@ class _TableWriter:
         return [()] * len(numbers), sum(part.rows for number in numbers for part in self.table.groups[number])
 
     def write_group(self, number: int, task: Task) -> GroupManifest:
-        """Read, pack and write one group."""
-        folder, source = self.output.folder, self.output.source_sha256
-        manifest = write_table_group(folder, self.table, number, self.settings, source, self.workers, task.advance)
-        release(*(folder / shard.name for shard in manifest.shards))
-        return manifest
+        """Read, pack and write one group, a pure function of its rows and the settings."""
+        rows, sequences, too_long = read_sequences(self.table, number, self.settings, threads=self.workers != 1)
+        task.advance(rows.lengths.size / 2)
+        packs, packing = _deal(sequences, self.settings, number)
+        with explained_values(self.table.files[0]):
+            shards = self._write_shards(number, rows, packs)
+        release(*(self.output.folder / shard.name for shard in shards))
+        task.advance(rows.lengths.size / 2)
+        return GroupManifest(
+            **row_figures(rows, sequences, too_long, self.settings.max_sequence_length),
+            source_sha256=self.output.source_sha256,
+            group=number,
+            packs=packs.packs,
+            lower_bound=packing.lower_bound,
+            deepest_pack=int(np.diff(packs.offsets).max(initial=0)),
+            algorithm_used=packing.algorithm_used,
+            shards=tuple(shards),
+        )
+
+    def _write_shards(self, number: int, rows: GroupRows, packs: PackSequences) -> Sequence[Shard]:
+        settings, layout = self.settings, PackLayout.of(self.table.columns, self.settings)
+        size = packs.packs * layout.pack_bytes + (0 if rows.scalars is None else rows.scalars.nbytes)
+        shards = count_shards(
+            packs.packs, size, settings.shard_multiple, settings.shard_bytes, packs_of_a_shard=_PACKS_OF_A_SHARD
+        )
+        bounds = shard_bounds(packs.packs, shards, 0).tolist()
+        scalars = rows.scalars.take(packs.rows) if layout.columns.scalars else None
+
+        def write_shard(shard: int, _: ByteArray) -> Shard:
+            path = self.output.folder / shard_name(number, shard, TableMetadata.shard_ending)
+            return write_table_shard(path, layout, rows, packs, scalars, (bounds[shard], bounds[shard + 1]))
+
+        return map_in_threads(write_shard, range(shards), self.workers, lambda: np.zeros(0, np.uint8))
 
     def check_manifest(self, manifest: GroupManifest) -> None:
         """Nothing was planned before the rows were read."""
@@ -137,6 +184,23 @@ class _TableWriter:
         if (notes / TOKENIZER_NAME).is_file():
             copy_tokenizer(open_tokenizer(notes), self.output.final.parent, {})
         return table_metadata(table, settings, sums, self.output.signature.inputs, __version__)
+
+
+def _deal(sequences: RowSequences, settings: TableSettings, group: int) -> tuple[PackSequences, Packing]:
+    """Pack the sequences, and put them in the order in which they are written."""
+    slots = settings.max_sequence_length
+    packing = pack_histogram(
+        Histogram(slots, np.bincount(sequences.lengths, minlength=slots + 1)[1:]),
+        settings.algorithm,
+        settings.depth,
+        seed=settings.seed,
+        effort=settings.effort,
+        quick_bound=settings.depth == "max",  # the tokens give nearly the complete bound
+    )
+    dealt = deal_sequences(sequences.lengths, list(packing.mixture.items()), settings.seed, group)
+    order = dealt.members.astype(np.int64)
+    packs = PackSequences(dealt.starts, sequences.rows[order], sequences.starts[order], sequences.lengths[order])
+    return packs, packing
 
 
 @contextmanager
@@ -198,9 +262,8 @@ def _choose_lengths(table: str | Path, settings: TableSettings, reporter: Report
     opened, most = open_table(table, settings, reporter), settings.most_tokens
     counts = np.zeros(most, np.int64)
     whole = settings.model_copy(update={"row_lengths": None, "max_sequence_length": most})
-    columns = opened.columns.tokens_only()
-    for group in opened.groups:
-        sequences, _ = sequences_of(opened, read_rows(group, columns, keep_values=False), whole)
+    for group in range(len(opened.groups)):
+        _, sequences, _ = read_sequences(opened, group, whole, lengths_only=True)
         counts += np.bincount(sequences.lengths, minlength=most + 1)[1:]
     if not counts.any():
         raise InputError(f"{table}: every row is longer than {most} tokens, so no row remains; give longer --row-lengths")

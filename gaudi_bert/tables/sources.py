@@ -209,8 +209,9 @@ def same_type(one: Any, other: Any) -> bool:
     return bool(one.value_type == other.value_type if is_list(one) and is_list(other) else one == other)
 
 
-def columns_of(path: Path, chosen: Sequence[str] | None = None, tokens: str = TOKENS_COLUMN) -> TableColumns:
-    """The columns of a table, as its first file has them: `chosen`, or all; `tokens` is its name of `input_ids`."""
+def columns_of(files: Sequence[Path], chosen: Sequence[str] | None = None, tokens: str = TOKENS_COLUMN) -> TableColumns:
+    """The columns of a table, which all its files must have: `chosen`, or all; `tokens` is its name of `input_ids`."""
+    path = files[0]
     schema = table_schema(path)
     names = list(schema.names)
     if tokens not in names:
@@ -244,14 +245,16 @@ def columns_of(path: Path, chosen: Sequence[str] | None = None, tokens: str = TO
             raise InputError(f"{path}: column {name} holds {kind}, whose lists are not packed; cast it to a list")
         else:
             scalars[name] = kind
-    return TableColumns(schema, aligned, scalars, tokens)
+    columns = TableColumns(schema, aligned, scalars, tokens)
+    _check_same_columns(files, columns)
+    return columns
 
 
 def _leave_out(name: str) -> str:
     return f"rename it, or name the columns to pack without {name}: --columns input_ids,..."
 
 
-def check_same_columns(files: Sequence[Path], columns: TableColumns) -> None:
+def _check_same_columns(files: Sequence[Path], columns: TableColumns) -> None:
     """Every file must have the columns of the first, with their types."""
     for path in files[1:]:
         schema = table_schema(path)

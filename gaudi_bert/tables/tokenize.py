@@ -16,7 +16,6 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from shutil import copyfileobj
 from tempfile import TemporaryDirectory
@@ -110,7 +109,7 @@ def _tokenize(
     settings: TokenizeSettings,
     run: StageRun,
 ) -> StageOutput[TokenisedTexts] | PlainResult:
-    encoder = _encoder(tokenizer, settings)
+    encoder = _Encoder(tokenizer, settings)
     identities = [source_identity(source) for source in sources]
     inputs = {"text": identities, "tokenizer": {"sha256": tokenizer.sha256}}
     signature = Signature("tokenize", settings.model_dump(mode="json", exclude_none=True), inputs)
@@ -230,37 +229,50 @@ def _ahead(
 # --- one batch
 
 
-@dataclass(frozen=True)
 class _Encoder:
-    """A tokenizer that is set up to cut at the longest row.
+    """A tokenizer with its special tokens, or without, that cuts at the longest row."""
 
-    Attributes:
-        encode_uncut: the same without cutting, to count the tokens of pairs.
-        added: special tokens of a row of one text, and of a pair.
-        segments: of one text: those of the special tokens before it, of its tokens, and of those after it; None where all
-            are 0, which is what models take without any. The library gives them to the first piece of a text only.
-        pair_segments: whether a pair has any other than 0.
-    """
+    def __init__(self, tokenizer: RowTokenizer, settings: TokenizeSettings) -> None:
+        library, special = tokenizer.tokenizer, settings.special_tokens
+        with_pairs = settings.text_pair_column is not None
+        self.settings = settings
+        # Special tokens of a row of one text, and of a pair.
+        self._added = [library.num_special_tokens_to_add(is_pair=pair) if special else 0 for pair in (False, True)]
+        least = self._added[with_pairs] + 1
+        if settings.max_sequence_length < least:
+            raise InputError(
+                f"--max-sequence-length {settings.max_sequence_length}: the tokenizer adds {least - 1} special tokens to "
+                f"each row; allowed is {least} and more"
+            )
+        # The segments of one text: of the special tokens before it, of its tokens, and of those after it; None where all are
+        # 0, which is what models take without any. The library gives them to the first piece of a text only.
+        self._segments: tuple[list[int], int, list[int]] | None = None
+        for letter in "aA1":  # whichever the vocabulary has
+            encoding = library.encode(letter, add_special_tokens=special)
+            types, of_text = encoding.type_ids, [at for at, added in enumerate(encoding.special_tokens_mask) if not added]
+            if of_text and any(types):
+                self._segments = types[: of_text[0]], types[of_text[0]], types[of_text[-1] + 1 :]
+                break
+        # The same without cutting, to count the tokens of pairs.
+        self._uncut = type(library).from_str(library.to_str()) if with_pairs else library
+        self._library = library
+        library.enable_truncation(settings.max_sequence_length)
+        of_pairs = with_pairs and any(self._encode(self._uncut, [("a", "a")])[0].type_ids)
+        with_segments = self._segments is not None or of_pairs
+        self.columns = (TOKENS_COLUMN, _SEGMENTS_COLUMN) if with_segments else (TOKENS_COLUMN,)
 
-    encode: Callable[[list[_Text]], Sequence[Encoding]]
-    encode_uncut: Callable[[list[_Text]], Sequence[Encoding]]
-    settings: TokenizeSettings
-    added: tuple[int, int]
-    segments: tuple[list[int], int, list[int]] | None
-    pair_segments: bool
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """Columns of the tables."""
-        with_segments = self.segments is not None or self.pair_segments
-        return (TOKENS_COLUMN, _SEGMENTS_COLUMN) if with_segments else (TOKENS_COLUMN,)
+    def _encode(self, library: Tokenizer, texts: list[_Text]) -> Sequence[Encoding]:
+        # Without positions in the text, where the library can leave them out, it is faster.
+        encode = getattr(library, "encode_batch_fast", library.encode_batch)
+        encoded: Sequence[Encoding] = encode(texts, add_special_tokens=self.settings.special_tokens)
+        return encoded
 
     def rows(self, batch: Sequence[TextRow], part: RowPart) -> tuple[list[list[list[int]]], Counter[str]]:
         """Return the lists of all rows of a batch, column by column; and what was counted."""
         texts = [text for text in batch if not text.text.isspace() and text.text]
         encoded: list[tuple[TextRow, Encoding]] = []
         counts = Counter(texts=len(batch), empty_texts=len(batch) - len(texts))
-        for text, encoding in zip(texts, self.encode([text.input for text in texts]), strict=True):
+        for text, encoding in zip(texts, self._encode(self._library, [text.input for text in texts]), strict=True):
             if not encoding.ids:
                 counts["empty_texts"] += 1
             elif not encoding.overflowing:
@@ -269,22 +281,22 @@ class _Encoder:
                 encoded += [(text, piece) for piece in self._pieces(text, encoding, part, counts)]
         columns = [[encoding.ids for _, encoding in encoded]]
         if len(self.columns) > 1:
-            columns.append([self._segments(text, encoding) for text, encoding in encoded])
+            columns.append([self._segments_of(text, encoding) for text, encoding in encoded])
         counts.update(rows=len(encoded), tokens=sum(map(len, columns[0])))
         return columns, counts
 
-    def _segments(self, text: TextRow, encoding: Encoding) -> list[int]:
-        if text.text_pair is not None or self.segments is None:
+    def _segments_of(self, text: TextRow, encoding: Encoding) -> list[int]:
+        if text.text_pair is not None or self._segments is None:
             return list(encoding.type_ids)
-        before, of_text, after = self.segments
+        before, of_text, after = self._segments
         return [*before, *[of_text] * (len(encoding) - len(before) - len(after)), *after]
 
     def _pieces(self, text: TextRow, encoding: Encoding, part: RowPart, counts: Counter[str]) -> list[Encoding]:
         """Return what remains of a text that is too long."""
         rest, is_pair, policy = encoding.overflowing, text.text_pair is not None, self.settings.too_long
-        added = self.added[is_pair]
+        added = self._added[is_pair]
         if is_pair:
-            tokens = len(self.encode_uncut([text.input])[0])
+            tokens = len(self._encode(self._uncut, [text.input])[0])
         else:
             tokens = len(encoding) + sum(len(piece) - added for piece in rest)
         if policy == "error" or (is_pair and policy == "split"):
@@ -303,37 +315,6 @@ class _Encoder:
         counts["dropped_tokens"] += tokens - added
         counts["dropped_rows"] += 1
         return []
-
-
-def _encoder(tokenizer: RowTokenizer, settings: TokenizeSettings) -> _Encoder:
-    """The tokenizer with its special tokens, or without, cutting at the longest row."""
-    library, special = tokenizer.tokenizer, settings.special_tokens
-    with_pairs = settings.text_pair_column is not None
-    added = tuple(library.num_special_tokens_to_add(is_pair=pair) if special else 0 for pair in (False, True))
-    least = added[with_pairs] + 1
-    if settings.max_sequence_length < least:
-        raise InputError(
-            f"--max-sequence-length {settings.max_sequence_length}: the tokenizer adds {least - 1} special tokens to each "
-            f"row; allowed is {least} and more"
-        )
-    segments = None
-    for letter in "aA1":  # whichever the vocabulary has
-        encoding = library.encode(letter, add_special_tokens=special)
-        types, of_text = encoding.type_ids, [at for at, added in enumerate(encoding.special_tokens_mask) if not added]
-        if of_text and any(types):
-            segments = types[: of_text[0]], types[of_text[0]], types[of_text[-1] + 1 :]
-            break
-    uncut = type(library).from_str(library.to_str()) if with_pairs else library
-    library.enable_truncation(settings.max_sequence_length)
-
-    def encode_with(one: Tokenizer) -> Callable[[list[_Text]], Sequence[Encoding]]:
-        # Without positions in the text, where the library can leave them out, it is faster.
-        batch = getattr(one, "encode_batch_fast", one.encode_batch)
-        return lambda texts: batch(texts, add_special_tokens=special)
-
-    encode_uncut = encode_with(uncut)
-    pair_segments = with_pairs and any(encode_uncut([("a", "a")])[0].type_ids)
-    return _Encoder(encode_with(library), encode_uncut, settings, (added[0], added[1]), segments, pair_segments)
 
 
 # --- the table of a part

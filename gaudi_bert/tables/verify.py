@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from gaudi_bert.artefacts.base import NOTES_NAME, manifest_path
-from gaudi_bert.artefacts.completion import Signature, first_difference, read_signature, settings_path
+from gaudi_bert.artefacts.completion import Signature, read_signature, settings_path
 from gaudi_bert.artefacts.packed import GroupManifest, PackedSums, RowTables, TableMetadata, Verification, row_table_path
 from gaudi_bert.artefacts.results import ByRowLength, PlainResult, StageOutput
 from gaudi_bert.artefacts.shards import Shard
@@ -28,12 +28,19 @@ from gaudi_bert.common.files import in_store, regular, shown_location
 from gaudi_bert.config.pipeline import section_from_mapping
 from gaudi_bert.config.sections import TableSettings
 from gaudi_bert.packing.algorithms import depth_of
-from gaudi_bert.packs.folder import PackedFolder, check_inputs
-from gaudi_bert.packs.verify import ReadGroup, check_bound, verify
-from gaudi_bert.tables.groups import GroupedTable, layout_of, open_table, row_figures, sequences_of, table_metadata
-from gaudi_bert.tables.rows import GroupRows, RowSequences, list_values, read_rows
+from gaudi_bert.packs.verify import PackedFolder, ReadGroup, check_bound, check_inputs, check_same, verify
+from gaudi_bert.tables.groups import (
+    GroupedTable,
+    GroupRows,
+    RowSequences,
+    list_values,
+    open_table,
+    read_sequences,
+    row_figures,
+    table_metadata,
+)
+from gaudi_bert.tables.packed_parquet import PackLayout, pad_value
 from gaudi_bert.tables.sources import same_type, table_files
-from gaudi_bert.tables.write_packs import PackLayout, pad_value
 from gaudi_bert.tfrecords.files import input_file
 
 _VerifiedTable: TypeAlias = StageOutput[Verification] | PlainResult
@@ -61,7 +68,7 @@ def verify_rows(source: str | Path, packed: Path, run: StageRun) -> _VerifiedTab
     with local_copy(source, run.store) as table, mirrored(packed, run.store) as here:
         fetch(*(here / name for name in names_in(here)))
         metadata = TableMetadata.read(here)
-        return verify(_TableReader(table, here, metadata, run), run)
+        return verify(_TableReader(table, PackedFolder(here, metadata), run), run)
 
 
 def _checked_lengths(folder: Path) -> tuple[int, ...]:
@@ -72,20 +79,15 @@ def _checked_lengths(folder: Path) -> tuple[int, ...]:
     lengths, common = RowTables.read(folder).row_lengths, read_signature(packing)
     known = {row_table_path(folder, length): length for length in lengths}
     settings = {**common.settings, "row_lengths": lengths, "max_sequence_length": max(lengths)}
-    _check_signature(packing, Signature("pack-rows", settings, common.inputs), path)
+    check_same(packing, common, Signature("pack-rows", settings, common.inputs), RowTables.remedy, str(path))
     foreign = {folder / name.split("/")[0] for name in names_in(folder) if name.startswith("rows-")} - known.keys()
     if foreign:
         raise FailedError(f"{min(foreign)}: is not in {path}; remove it, or {RowTables.remedy}")
     for table, length in known.items():
         right = Signature("pack-table", {**settings, "max_sequence_length": length}, common.inputs)
-        _check_signature(settings_path(table, TableMetadata.path_in(table)), right, packing)
+        own = settings_path(table, TableMetadata.path_in(table))
+        check_same(own, read_signature(own), right, RowTables.remedy, str(packing))
     return lengths
-
-
-def _check_signature(path: Path, right: Signature, source: Path) -> None:
-    difference = first_difference(read_signature(path).as_json(), right.as_json(), f"by {source}")
-    if difference is not None:
-        raise FailedError(f"{path}: {difference}; {RowTables.remedy}")
 
 
 @dataclass(frozen=True)
@@ -93,37 +95,33 @@ class _TableReader:
     """Reads the rows of a table and the shards of its packs; a `GroupReader`."""
 
     source: str | Path
-    packed: Path
-    packed_metadata: TableMetadata
+    folder: PackedFolder[TableMetadata]
     run: StageRun
-
-    @property
-    def folder(self) -> PackedFolder:
-        """The packed folder."""
-        return PackedFolder(self.packed, self.packed_metadata)
 
     @cached_property
     def _signature(self) -> Signature:
         """The settings and inputs by which it was packed; the inputs are those that are there."""
-        path = settings_path(self.packed, TableMetadata.path_in(self.packed))
-        signature, metadata = read_signature(path), self.packed_metadata
+        packed, metadata, signature = self.folder.path, self.folder.metadata, read_signature(self._settings_path)
         present = [input_file(file) for file in table_files(self.source)]
-        check_inputs(self.packed, metadata.inputs, present, metadata.remedy)
+        check_inputs(packed, metadata.inputs, present, metadata.remedy)
         if signature.inputs != {file.name: file.identity for file in present}:
-            raise FailedError(f"{path}: its inputs are not those of metadata.json; {metadata.remedy}")
+            raise FailedError(f"{self._settings_path}: its inputs are not those of metadata.json; {metadata.remedy}")
         return signature
+
+    @property
+    def _settings_path(self) -> Path:
+        return settings_path(self.folder.path, TableMetadata.path_in(self.folder.path))
 
     @cached_property
     def _settings(self) -> TableSettings:
-        path = settings_path(self.packed, TableMetadata.path_in(self.packed))
-        return section_from_mapping(TableSettings, self._signature.settings, str(path))
+        return section_from_mapping(TableSettings, self._signature.settings, str(self._settings_path))
 
     @cached_property
     def _table(self) -> GroupedTable:
         table, groups = open_table(self.source, self._settings, self.run.reporter), len(self.folder.groups)
         if groups != len(table.groups):
             raise FailedError(
-                f"{self.packed}: {groups} groups, the table gives {len(table.groups)}; {self.packed_metadata.remedy}"
+                f"{self.folder.path}: {groups} groups, the table gives {len(table.groups)}; {self.folder.metadata.remedy}"
             )
         return table
 
@@ -133,14 +131,14 @@ class _TableReader:
         rows = sum(part.rows for group in self.run.share_of(table.groups) for part in group)
         with self.run.reporter.task("verify", rows, "rows") as task:
             for stored in manifests:
-                names = [path.name for path in self.folder.shards_of(stored.group)]
-                right = _prove_group(self.packed, table, stored, names, settings, sha256, self.run.workers)
+                paths = self.folder.shards_of(stored.group)
+                right = _prove_group(paths, table, stored, settings, sha256, self.run.workers)
                 yield ReadGroup(stored, right, right.lower_bound)
                 task.advance(right.rows)
 
     def metadata(self, sums: PackedSums) -> TableMetadata:
         """Return what metadata.json must state by the manifests of all groups."""
-        inputs, version = self._signature.inputs, self.packed_metadata.tool_version
+        inputs, version = self._signature.inputs, self.folder.metadata.tool_version
         return table_metadata(self._table, self._settings, sums, inputs, version)
 
 
@@ -151,26 +149,23 @@ class _TableReader:
 
 
 def _prove_group(
-    packed: Path,
+    shards: Sequence[Path],
     table: GroupedTable,
     claimed: GroupManifest,
-    shards: Sequence[str],
     settings: TableSettings,
     signature_sha256: str,
     workers: int | None,
 ) -> GroupManifest:
     """Compare the shards of a group with its rows; its manifest, computed again, with what only the stored one claims."""
-    rows = read_rows(table.groups[claimed.group], table.columns, threads=workers != 1)
-    sequences, too_long = sequences_of(table, rows, settings)
-    layout = layout_of(table, settings)
+    rows, sequences, too_long = read_sequences(table, claimed.group, settings, threads=workers != 1)
+    layout = PackLayout.of(table.columns, settings)
     positions = np.full(sequences.rows.size, -1, np.int64)
     of_pack = np.full(sequences.rows.size, -1, np.int64)
     packs = seen = 0
     present = []
-    for name in shards:
-        path, before = packed / name, packs
-        identity = input_file(path).identity
-        claims = [shard for shard in claimed.shards if shard.name == name]
+    for path in shards:
+        before, identity = packs, input_file(path).identity
+        claims = [shard for shard in claimed.shards if shard.name == path.name]
         if claims and claims[0].crc32c != identity["crc32c"]:
             raise FailedError(f"{path}: its CRC-32C differs from the manifest of its group; {TableMetadata.remedy}")
         for stored in _stored_packs(path, layout):
@@ -185,7 +180,8 @@ def _prove_group(
                 )
             _check_tokens(stored, layout, rows, sequences.rows[members])
             _check_scalars(stored, layout, rows, sequences.rows[members])
-        present.append(Shard(name=name, packs=packs - before, **identity))
+        present.append(Shard(name=path.name, packs=packs - before, **identity))
+    packed = shards[0].parent
     if (positions < 0).any():
         row = int(rows.numbers[sequences.rows[np.argmax(positions < 0)]])
         raise FailedError(f"{packed}: row {row} of the table is in no pack; pack the table again")

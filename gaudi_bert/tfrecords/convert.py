@@ -27,7 +27,7 @@ from gaudi_bert.common.features import Axis, PackedFeature
 from gaudi_bert.common.files import atomic_file, exclusive_lock, followed, in_store, url_of, write_json
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.common.threads import map_in_threads
-from gaudi_bert.packs.folder import PackedFolder
+from gaudi_bert.packs.verify import PackedFolder
 from gaudi_bert.tfrecords.arrays import pack_rows
 from gaudi_bert.tfrecords.files import input_file
 from gaudi_bert.tfrecords.packed_folder import ShardPaths
@@ -150,7 +150,7 @@ def _survey(
     masked, lock = [0], threading.Lock()
     folder, sums, shards = PackedFolder(packed, metadata), PackedSums(), list[Shard]()
     folder.check_files()
-    for manifest in folder.manifests(folder.groups):
+    for manifest in folder.manifests():
         sums.add(manifest, metadata.groups[manifest.group].manifest_crc32c)
         shards += manifest.shards
     stated = sums.stored(metadata.max_sequence_length, metadata.lower_bound)

@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gaudi_bert.artefacts.packed import pack_kind
 from gaudi_bert.artefacts.store.mirrored_folder import local_copies
+from gaudi_bert.common.arrays import AnyArray
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.features import PackedFeature, UnpackedFeature
 from gaudi_bert.common.files import read_text
@@ -35,12 +35,9 @@ from gaudi_bert.tfrecords.wire.schema import (
     unpacked_schema_of,
 )
 
-UNPACKED_KEYS = tuple(feature.key for feature in UnpackedFeature)
-_ADDED_KEYS = tuple(feature.key for feature in PackedFeature if feature.key not in UNPACKED_KEYS)
+_UNPACKED_KEYS = tuple(feature.key for feature in UnpackedFeature)
+_ADDED_KEYS = tuple(feature.key for feature in PackedFeature if feature.key not in _UNPACKED_KEYS)
 """What only packing adds."""
-
-
-Features = Mapping[str, NDArray[np.generic]]
 
 
 @dataclass(frozen=True)
@@ -110,7 +107,7 @@ def _view(path: Path, record: int, vocabulary: Path | None) -> RecordView:
         features = decode_example(payload)
     except RecordError as error:
         raise InputError(f"{path}: record {record}: {error}; inspect shows tf.train.Example records") from error
-    missing = [key for key in UNPACKED_KEYS if key not in features]
+    missing = [key for key in _UNPACKED_KEYS if key not in features]
     if missing:
         raise InputError(
             f"{path}: record {record}: has no feature {', '.join(missing)} "
@@ -132,7 +129,7 @@ def _view(path: Path, record: int, vocabulary: Path | None) -> RecordView:
     if vocabulary is not None:
         sequences = _with_tokens(sequences, vocabulary, problems)
     slots, tokens = int(features["input_ids"].size), sum(sequence.length for sequence in sequences)
-    known = UNPACKED_KEYS + (_ADDED_KEYS if packed else ())
+    known = _UNPACKED_KEYS + (_ADDED_KEYS if packed else ())
     return RecordView(
         file=path.name,
         record=record,
@@ -159,7 +156,7 @@ def _payload(path: Path, record: int) -> bytes:
     raise InputError(f"{path}: has {count} records, record {record} does not exist; the first is --record 0")
 
 
-def _sequences(features: Features) -> Iterator[SequenceView]:
+def _sequences(features: Mapping[str, AnyArray]) -> Iterator[SequenceView]:
     """Yield the sequences of a record whose lists have their lengths, as far as `input_mask` is 1..1 2..2 and so on."""
     mask, labels = features["input_mask"].astype(np.int64), features["next_sentence_labels"]
     start = 0

@@ -20,8 +20,7 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import explained_os_errors
 from gaudi_bert.reading.global_order import MOST_SETS, regions_of_groups, streams_of
 from gaudi_bert.reading.streams import StoredPacks
-from gaudi_bert.tfrecords.random_access import RecordFiles
-from gaudi_bert.tfrecords.shard_cache import ShardCache
+from gaudi_bert.tfrecords.random_access import RecordFiles, ShardCache
 from gaudi_bert.tfrecords.wire.schema import PackedSchema
 
 

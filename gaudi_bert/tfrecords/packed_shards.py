@@ -326,13 +326,36 @@ def largest_record(schema: PackedSchema) -> int:
     )
 
 
+_BUFFER_BYTES = 256 << 10  # larger writes make the kernel look for large pages, which can cost more than the copy
+_REFUSALS = {
+    _EncodeStatus.TOO_MANY_TOKENS: "its sequences are longer than a row",
+    _EncodeStatus.TOO_MANY_MASKED: "its sequences have more masked positions than masked_slots",
+    _EncodeStatus.TOO_DEEP: "it has more sequences than the depth",
+}
+
+
 class PackEncoder:
     """Encodes packs of one group into buffers; several threads may use one instance, each with its own output."""
 
     def __init__(self, schema: PackedSchema, group: IndexedSequences, assignment: Assignment) -> None:
-        self._group, self._assignment = group, assignment
+        self._schema, self._group, self._assignment = schema, group, assignment
         keys = key_rows(schema.features)
         self._layout = _Layout(schema.max_sequence_length, schema.masked_slots, schema.depth, keys, position_table())
+
+    def count_shards(self, shard_multiple: int, shard_bytes: int) -> int:
+        """Return how many shards the group gets, by a bound on its packed bytes (two for each masked position)."""
+        schema, rows, packs = self._schema, self._group.rows, self._assignment.packs
+        lengths, masked, ids, masked_ids = (
+            int(rows[name].sum(dtype=np.int64)) for name in ("length", "masked", "ids_bytes", "masked_ids_bytes")
+        )
+        more_than_one_byte = (ids - lengths) + (masked_ids - masked) + masked + lengths + 2 * rows.size
+        plain = 4 * schema.max_sequence_length + 6 * schema.masked_slots + 6 * schema.depth + 512
+        more_than_one_byte += lengths if schema.depth > 127 else 0
+        return count_shards(packs, packs * plain + more_than_one_byte, shard_multiple, shard_bytes)
+
+    def output_buffer(self) -> ByteArray:
+        """Return a buffer for encoded packs: one per thread."""
+        return np.zeros(max(_BUFFER_BYTES, 2 * largest_record(self._schema)), np.uint8)
 
     def encode(self, first: int, last: int, out: ByteArray, record_sizes: SizeArray) -> tuple[_EncodeStatus, int, int]:
         """Write packs `first` .. `last` - 1 to `out` as far as it has room: (status, next pack, bytes written).
@@ -343,62 +366,33 @@ class PackEncoder:
         status, pack, size = _encode(self._group, self._assignment, first, last, self._layout, measured, out, record_sizes)
         return _EncodeStatus(status), pack, size
 
+    def write_shard(
+        self,
+        path: Path,
+        first: int,
+        last: int,
+        out: ByteArray,
+        slots: threading.Semaphore,
+        progress: Callable[[int], None],
+    ) -> tuple[Shard, SizeArray]:
+        """Write packs `first` .. `last` - 1 to `path`, atomically; the shard, and the bytes of each record, uint32 [packs].
 
-# --- shards: packs encoded into a buffer and appended to a file that is written atomically
-
-_BUFFER_BYTES = 256 << 10  # larger writes make the kernel look for large pages, which can cost more than the copy
-_REFUSALS = {
-    _EncodeStatus.TOO_MANY_TOKENS: "its sequences are longer than a row",
-    _EncodeStatus.TOO_MANY_MASKED: "its sequences have more masked positions than masked_slots",
-    _EncodeStatus.TOO_DEEP: "it has more sequences than the depth",
-}
-
-
-def output_buffer(schema: PackedSchema) -> ByteArray:
-    """A buffer for encoded packs: one per thread."""
-    return np.zeros(max(_BUFFER_BYTES, 2 * largest_record(schema)), np.uint8)
-
-
-def count_group_shards(
-    schema: PackedSchema, group: IndexedSequences, assignment: Assignment, shard_multiple: int, shard_bytes: int
-) -> int:
-    """Return how many shards a group gets, by a bound on its packed bytes (masked positions count as two bytes each)."""
-    lengths, masked, ids, masked_ids = (
-        int(group.rows[name].sum(dtype=np.int64)) for name in ("length", "masked", "ids_bytes", "masked_ids_bytes")
-    )
-    more_than_one_byte = (ids - lengths) + (masked_ids - masked) + masked + lengths + 2 * group.rows.size
-    plain = 4 * schema.max_sequence_length + 6 * schema.masked_slots + 6 * schema.depth + 512
-    more_than_one_byte += lengths if schema.depth > 127 else 0
-    return count_shards(assignment.packs, assignment.packs * plain + more_than_one_byte, shard_multiple, shard_bytes)
-
-
-def write_packs(
-    path: Path,
-    encoder: PackEncoder,
-    first: int,
-    last: int,
-    out: ByteArray,
-    slots: threading.Semaphore,
-    progress: Callable[[int], None],
-) -> tuple[Shard, SizeArray]:
-    """Write packs `first` .. `last` - 1 to `path`; the shard, and the bytes of each record, uint32 [packs].
-
-    Args:
-        out: from `output_buffer`.
-        slots: held while there is something to compute, and not while the disk is waited for: so a few more threads than
-            cores keep both busy.
-        progress: called with the number of packs that were written.
-    """
-    pack, size, crc = first, 0, 0
-    record_sizes = np.zeros(last - first, np.uint32)
-    with atomic_file(path) as handle, slots:
-        while pack < last:
-            status, following, count = encoder.encode(pack, last, out, record_sizes[pack - first :])
-            if status in _REFUSALS:
-                raise InputError(f"{path.name}: pack {following - first}: {_REFUSALS[status]}; plan again")
-            handle.write(out[:count].data)
-            crc, size = crc32c(out[:count], crc), size + count
-            progress(following - pack)
-            pack = following
-        handle.flush()
-    return Shard(name=path.name, packs=last - first, bytes=size, crc32c=crc), record_sizes
+        Args:
+            out: from `output_buffer`.
+            slots: held while there is something to compute, and not while the disk is waited for: so a few more threads
+                than cores keep both busy.
+            progress: called with the number of packs that were written.
+        """
+        pack, size, crc = first, 0, 0
+        record_sizes = np.zeros(last - first, np.uint32)
+        with atomic_file(path) as handle, slots:
+            while pack < last:
+                status, following, count = self.encode(pack, last, out, record_sizes[pack - first :])
+                if status in _REFUSALS:
+                    raise InputError(f"{path.name}: pack {following - first}: {_REFUSALS[status]}; plan again")
+                handle.write(out[:count].data)
+                crc, size = crc32c(out[:count], crc), size + count
+                progress(following - pack)
+                pack = following
+            handle.flush()
+        return Shard(name=path.name, packs=last - first, bytes=size, crc32c=crc), record_sizes

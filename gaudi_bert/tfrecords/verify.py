@@ -9,7 +9,6 @@ differ, a second pass compares the sequences one by one and names them.
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gaudi_bert.artefacts.base import METADATA_NAME, InputFile, VocabularyInfo
-from gaudi_bert.artefacts.completion import first_difference, read_signature, settings_path
+from gaudi_bert.artefacts.completion import Signature, read_signature, settings_path
 from gaudi_bert.artefacts.packed import GroupManifest, Metadata, PackedSums, Verification, of_counts
 from gaudi_bert.artefacts.results import PlainResult, StageOutput
 from gaudi_bert.artefacts.shards import Shard, SizeArray, index_path
@@ -27,26 +26,18 @@ from gaudi_bert.artefacts.stage_run import StageRun
 from gaudi_bert.artefacts.store.mirrored_folder import fetch, mirrored, read_ahead, release, shown_path
 from gaudi_bert.common.arrays import ByteArray
 from gaudi_bert.common.crc32c import crc32c
-from gaudi_bert.common.errors import FailedError, InputError, shown
+from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.files import read_file
 from gaudi_bert.common.progress import Task, count_of
 from gaudi_bert.common.threads import each_in_threads, worker_count
 from gaudi_bert.packs import verify as packs
-from gaudi_bert.packs.folder import PackedFolder, check_inputs
+from gaudi_bert.packs.verify import PackedFolder, check_inputs, check_same
 from gaudi_bert.tfrecords.files import RecordInputs, bad_file, open_inputs
 from gaudi_bert.tfrecords.histogram import why_bad
 from gaudi_bert.tfrecords.packed_folder import read_metadata
-from gaudi_bert.tfrecords.scanning.file_contents import (
-    Pieces,
-    SequenceSums,
-    describe_difference,
-    packed_pieces,
-    sum_pieces,
-    unpacked_pieces,
-)
+from gaudi_bert.tfrecords.scanning.file_contents import SequenceSums, describe_difference, pieces_of, sum_pieces
 from gaudi_bert.tfrecords.scanning.scan import scan_buffer
-from gaudi_bert.tfrecords.wire.framing import read_records
-from gaudi_bert.tfrecords.wire.schema import FRAME_BYTES, PackedSchema
+from gaudi_bert.tfrecords.wire.schema import PackedSchema
 
 _NAMED = 3
 # Their files are listed together: a list of all would grow with the data.
@@ -57,15 +48,15 @@ def verify(records: str | Path, packed: Path, run: StageRun) -> StageOutput[Veri
     """Verify a packed folder against its records."""
     with mirrored(packed, run.store) as here, open_inputs(records, run.store) as inputs:
         fetch(here / METADATA_NAME)
-        return packs.verify(_RecordsReader(inputs, here, read_metadata(here), run), run)
+        return packs.verify(_RecordsReader(inputs, PackedFolder(here, read_metadata(here)), run), run)
 
 
-class _FileToRead(NamedTuple):
-    """A file of a group: an input file, or a shard."""
+class _ReadFile(NamedTuple):
+    """An input file of a group, or a shard, and what it holds."""
 
     path: Path
-    group: int
     is_input: bool
+    sums: SequenceSums
 
 
 @dataclass(frozen=True)
@@ -73,14 +64,8 @@ class _RecordsReader:
     """Reads the records and the shards of groups; a `GroupReader`."""
 
     inputs: RecordInputs
-    packed: Path
-    packed_metadata: Metadata
+    folder: PackedFolder[Metadata]
     run: StageRun
-
-    @property
-    def folder(self) -> PackedFolder:
-        """The packed folder."""
-        return PackedFolder(self.packed, self.packed_metadata)
 
     @cached_property
     def _paths(self) -> Mapping[str, Path]:
@@ -90,76 +75,67 @@ class _RecordsReader:
         """Read the files of groups ahead of the group that is compared, some groups at a time."""
         plan_sha256 = self._plan_sha256()
         rest = iter(manifests)
-        total = int(self.packed_metadata.shard_table.bytes.sum()) + sum(self.inputs.sizes.values())
+        total = int(self.folder.metadata.shard_table.bytes.sum()) + sum(self.inputs.sizes.values())
         total //= 1 if self.run.part is None else self.run.part[1]
         with self.run.reporter.task("verify", total, "bytes") as task:
             while some := list(itertools.islice(rest, _GROUPS_AT_ONCE)):
-                files = [file for manifest in some for file in self._files_of(manifest)]
-                results = self._read_files(files, task)
-                for manifest in some:
-                    of_group = list(itertools.islice(results, len(manifest.inputs) + len(manifest.shards)))
-                    yield self._compare(manifest, plan_sha256, of_group)
+                files = [self._files_of(manifest) for manifest in some]
+                results = self._read_files([file for of_group in files for file in of_group], task)
+                for manifest, of_group in zip(some, files, strict=True):
+                    yield self._compare(manifest, plan_sha256, list(itertools.islice(results, len(of_group))))
 
-    def _files_of(self, manifest: GroupManifest) -> Iterator[_FileToRead]:
+    def _files_of(self, manifest: GroupManifest) -> list[tuple[Path, bool]]:
+        """Return the input files of a group, and then its shards; and of each whether it is an input file."""
         names = [file.name for file in manifest.inputs]
         missing = [name for name in names if name not in self._paths]
         if missing:
             raise FailedError(
-                f"{self.packed}: {len(missing):,} of {len(names):,} input files of group {manifest.group} are missing from"
-                f" the records: {', '.join(missing[:_NAMED])}; verify with the files that were packed"
+                f"{self.folder.path}: {len(missing):,} of {len(names):,} input files of group {manifest.group} are missing"
+                f" from the records: {', '.join(missing[:_NAMED])}; verify with the files that were packed"
             )
         shards = self.folder.shards_of(manifest.group)
-        if [path.name for path in shards] != [shard.name for shard in manifest.shards]:
-            raise FailedError(
-                f"{self.packed}: the manifest of group {manifest.group} names other shards than metadata.json;"
-                f" {manifest.remedy}"
-            )
-        yield from (_FileToRead(self._paths[name], manifest.group, True) for name in names)
-        yield from (_FileToRead(path, manifest.group, False) for path in shards)
+        return [*((self._paths[name], True) for name in names), *((path, False) for path in shards)]
 
-    def _read_files(self, files: Sequence[_FileToRead], task: Task) -> Iterator[tuple[_FileToRead, SequenceSums, SizeArray]]:
-        """Read files, each with the sizes of its records; those of a store are fetched shortly before."""
-        ahead, schema = worker_count(self.run.workers, len(files)), PackedSchema.of(self.packed_metadata)
-        with read_ahead([file.path for file in files], ahead) as batches:
+    def _read_files(self, files: Sequence[tuple[Path, bool]], task: Task) -> Iterator[_ReadFile]:
+        """Read files; those of a store are fetched shortly before."""
+        ahead, schema = worker_count(self.run.workers, len(files)), PackedSchema.of(self.folder.metadata)
+        with read_ahead([path for path, _ in files], ahead) as batches:
 
-            def read(number: int, buffer: ByteArray) -> tuple[_FileToRead, SequenceSums, SizeArray]:
-                file = files[number]
+            def read(number: int, buffer: ByteArray) -> _ReadFile:
+                path, is_input = files[number]
                 with batches.batch(number):
-                    is_empty = not file.path.stat().st_size
-                    sums = sum_pieces(iter(()) if is_empty else _pieces(file, schema, task, buffer))
-                    sizes = sums.record_sizes
-                    if not file.is_input and int(sizes.sum(dtype=np.int64)) != sums.file_bytes:
-                        # The scan knows the canonical size of records that another program encoded.
-                        sizes = np.array([len(payload) + FRAME_BYTES for payload in read_records(file.path)], np.uint32)
-                    return file, sums, sizes
+                    try:
+                        pieces = pieces_of(path, schema.unpacked if is_input else schema, buffer, task.advance)
+                        return _ReadFile(path, is_input, sum_pieces(pieces))
+                    except InputError as error:
+                        if is_input:
+                            raise
+                        raise FailedError(str(error)) from error
 
             yield from each_in_threads(read, range(len(files)), self.run.workers, scan_buffer)
 
-    def _compare(
-        self, stored: GroupManifest, plan_sha256: str, files: Sequence[tuple[_FileToRead, SequenceSums, SizeArray]]
-    ) -> packs.ReadGroup:
+    def _compare(self, stored: GroupManifest, plan_sha256: str, files: Sequence[_ReadFile]) -> packs.ReadGroup:
         """Compare the shards of a group with its input files, and compute its manifest again."""
-        metadata, unpacked, repacked = self.packed_metadata, SequenceSums(), SequenceSums()
-        inputs, shards, record_sizes = [], [], []
-        for file, sums, sizes in files:
-            name, known = file.path.name, {"bytes": sums.file_bytes, "crc32c": sums.file_crc32c}
-            if file.is_input:
-                unpacked.add(sums)
-                inputs.append(InputFile(name=name, **known))
+        packed, metadata, unpacked, repacked = self.folder.path, self.folder.metadata, SequenceSums(), SequenceSums()
+        inputs, shards = [], []
+        for path, is_input, sums in files:
+            (unpacked if is_input else repacked).add(sums)
+            identity = InputFile(name=path.name, bytes=sums.file_bytes, crc32c=sums.file_crc32c)
+            if is_input:
+                inputs.append(identity)
             else:
-                repacked.add(sums)
-                record_sizes.append(sizes)
-                shards.append(Shard(name=name, packs=sums.record_sizes.size, **known))
+                shards.append(Shard(name=path.name, packs=sums.record_sizes.size, **identity.identity))
         if not unpacked.is_same(repacked):
-            records, packed = ([each.path for each, *_ in files if each.is_input == side] for side in (True, False))
-            difference = describe_difference(records, packed, PackedSchema.of(metadata), self.run.workers)
-            raise FailedError(f"{self.packed}: group {stored.group}: {difference}")
-        for one, other in zip(stored.shards, shards, strict=True):
+            records, written = ([file.path for file in files if file.is_input == side] for side in (True, False))
+            difference = describe_difference(records, written, PackedSchema.of(metadata), self.run.workers)
+            raise FailedError(f"{packed}: group {stored.group}: {difference}")
+        for one, other in zip(stored.shards, shards, strict=False):
             if one.crc32c != other.crc32c:
                 raise FailedError(
-                    f"{self.packed / one.name}: its CRC-32C differs from the manifest of its group; {metadata.remedy}"
+                    f"{packed / one.name}: its CRC-32C differs from the manifest of its group; {metadata.remedy}"
                 )
-        check_inputs(self.packed, stored.inputs, inputs, metadata.remedy)
+        check_inputs(packed, stored.inputs, inputs, metadata.remedy)
+        sizes = [file.sums.record_sizes for file in files if not file.is_input]
         right = GroupManifest(
             format_version=2,
             source_sha256=plan_sha256,
@@ -167,7 +143,7 @@ class _RecordsReader:
             packs=sum(shard.packs for shard in shards),
             **of_counts(repacked.lengths[1 : metadata.max_sequence_length + 1].tolist()),
             inputs=tuple(inputs),
-            index_crc32c=_check_index(index_path(self.packed, stored.group), record_sizes, stored.remedy),
+            index_crc32c=_check_index(index_path(packed, stored.group), sizes, stored.remedy),
             shards=tuple(shards),
         )
         bound = packs.group_bound(self.folder, right.counts, right.packs)
@@ -175,13 +151,15 @@ class _RecordsReader:
 
     def metadata(self, sums: PackedSums) -> Metadata:
         """Check that each file of the records is that of one manifest; return what metadata.json must state."""
-        names, metadata = sums.input_names, self.packed_metadata
+        names, metadata = sums.input_names, self.folder.metadata
         if len(set(names)) != len(names):
-            raise FailedError(f"{self.packed}: two manifests name the same input file; {metadata.remedy}")
+            raise FailedError(f"{self.folder.path}: two manifests name the same input file; {metadata.remedy}")
         known = {*names, *(file.name for file in metadata.bad_files)}
         for name in self._paths:
             if name not in known:
-                raise FailedError(f"{self.packed}: input file {name} is not among those that were packed; {metadata.remedy}")
+                raise FailedError(
+                    f"{self.folder.path}: input file {name} is not among those that were packed; {metadata.remedy}"
+                )
         self._check_bad_files(names)
         vocabulary = self.inputs.vocabulary
         return Metadata(
@@ -196,12 +174,12 @@ class _RecordsReader:
 
     def _check_bad_files(self, names: Sequence[str]) -> None:
         """Check that files that were skipped as bad are in no manifest, are there as they were, and cannot be read."""
-        bad_files, remedy = self.packed_metadata.bad_files, self.packed_metadata.remedy
+        bad_files, remedy = self.folder.metadata.bad_files, self.folder.metadata.remedy
         for bad in bad_files:
             path = self._paths.get(bad.name)
             if path is None or bad.name in names:
                 problem = "is missing now" if path is None else "is in a manifest"
-                raise FailedError(f"{self.packed}: input file {bad.name} was skipped as bad, and {problem}; {remedy}")
+                raise FailedError(f"{self.folder.path}: input file {bad.name} was skipped as bad, and {problem}; {remedy}")
             with read_ahead([path]) as files, files.batch(0):
                 if bad_file(path) != bad:
                     raise FailedError(f"{path}: was skipped as bad, and has changed since; {remedy}")
@@ -210,37 +188,16 @@ class _RecordsReader:
         if bad_files:
             named = ", ".join(file.name for file in bad_files[:_NAMED])
             count = count_of(len(bad_files), "bad file")
-            self.run.reporter.say(f"{shown_path(self.packed)}: {count} of the records skipped: {named}")
+            self.run.reporter.say(f"{shown_path(self.folder.path)}: {count} of the records skipped: {named}")
 
     def _plan_sha256(self) -> str:
-        """Return the plan by which all groups were written: of the folder's settings, or of the first group without them.
-
-        The settings have the keys of the plan, which metadata.json must repeat.
-        """
-        path, metadata = settings_path(self.packed, self.packed / METADATA_NAME), self.packed_metadata
+        """Return the plan by which the first group was written; the settings must have it, and the keys of metadata.json."""
+        metadata, sha256 = self.folder.metadata, self.folder.manifest(0).source_sha256
+        path = settings_path(self.folder.path, self.folder.path / METADATA_NAME)
         fetch(path)
-        if not path.exists():
-            return self.folder.manifest(0).source_sha256
-        signature = read_signature(path)
-        planned = {key: getattr(metadata, key) for key in Metadata.planned}
-        difference = first_difference(dict(signature.settings), planned, "in metadata.json")
-        sha256 = signature.inputs.get("plan_sha256")
-        if difference is None and not (isinstance(sha256, str) and re.fullmatch(r"[0-9a-f]{64}", sha256)):
-            difference = f"inputs.plan_sha256 is {shown(sha256)}, it must be 64 hexadecimal digits"
-        if difference is not None:
-            raise FailedError(f"{path}: {difference}; {metadata.remedy}")
-        return str(sha256)
-
-
-def _pieces(file: _FileToRead, schema: PackedSchema, task: Task, buffer: ByteArray) -> Pieces:
-    """Yield the pieces of a file; a damaged input file is an InputError, a damaged shard a FailedError."""
-    if file.is_input:
-        yield from unpacked_pieces(file.path, schema.unpacked, buffer, task.advance)
-        return
-    try:
-        yield from packed_pieces(file.path, schema, buffer, task.advance)
-    except InputError as error:
-        raise FailedError(str(error)) from error
+        right = Signature("write", {key: getattr(metadata, key) for key in Metadata.planned}, {"plan_sha256": sha256})
+        check_same(path, read_signature(path), right, metadata.remedy, "metadata.json and its manifests")
+        return sha256
 
 
 def _check_index(path: Path, record_sizes: Sequence[SizeArray], remedy: str) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import mmap
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -35,8 +35,8 @@ from gaudi_bert.packing.certificate import Certificate, check_certificate, simpl
 from gaudi_bert.packs import write as packs
 from gaudi_bert.packs.write import PackedOutput
 from gaudi_bert.tfrecords.files import RecordInputs, open_inputs, records_folder
-from gaudi_bert.tfrecords.packed_shards import PackEncoder, count_group_shards, output_buffer, write_packs
-from gaudi_bert.tfrecords.scanning.scan import CompactedFormat, IndexedSequences, RecordScan, empty_index, map_files
+from gaudi_bert.tfrecords.packed_shards import PackEncoder
+from gaudi_bert.tfrecords.scanning.scan import CompactedFormat, IndexedSequences, RecordScan, map_files
 from gaudi_bert.tfrecords.wire.framing import RecordStream
 from gaudi_bert.tfrecords.wire.schema import PackedSchema, UnpackedSchema
 
@@ -131,18 +131,20 @@ class _RecordsWriter:
 
     def write_group(self, number: int, task: Task) -> GroupManifest:
         """Read, pack and write one group; half of its bytes count as progress when read, half when packed."""
-        plan, planned, paths = self.plan, self.plan.groups[number], self._paths(number)
-        size = buffer_bytes(paths)
-        if self.buffer.size < size:
-            self.buffer = _group_buffer(size)
-        schema = PackedSchema.of(plan)
+        plan, planned, schema = self.plan, self.plan.groups[number], PackedSchema.of(self.plan)
+
+        def room(size: int) -> ByteArray:
+            if self.buffer.size < size:
+                self.buffer = _group_buffer(size)
+            return self.buffer
+
         group = read_group(
-            paths, planned.files, schema.unpacked, self.buffer, self.workers, lambda count: task.advance(count / 2)
+            self._paths(number), planned.files, schema.unpacked, room, self.workers, lambda count: task.advance(count / 2)
         )
         assignment = deal_sequences(group.lengths, planned.strategies, plan.seed, number)
-        shards = count_group_shards(schema, group, assignment, plan.shard_multiple, plan.shard_bytes)
-        bounds = shard_bounds(planned.packs, shards, int(self._packs_before[number]))
         encoder = PackEncoder(schema, group, assignment)
+        shards = encoder.count_shards(plan.shard_multiple, plan.shard_bytes)
+        bounds = shard_bounds(planned.packs, shards, int(self._packs_before[number]))
         share = planned.input_bytes / planned.packs / 2
         cores = worker_count(self.workers, shards)
         slots = threading.Semaphore(cores)
@@ -150,11 +152,11 @@ class _RecordsWriter:
         def make(shard: int, output: ByteArray) -> tuple[Shard, SizeArray]:
             path = self.out / shard_name(number, shard, Metadata.shard_ending)
             first, last = int(bounds[shard]), int(bounds[shard + 1])
-            written = write_packs(path, encoder, first, last, output, slots, lambda packs: task.advance(packs * share))
+            written = encoder.write_shard(path, first, last, output, slots, lambda packs: task.advance(packs * share))
             release(path)
             return written
 
-        written = map_in_threads(make, range(shards), _WRITERS_PER_CORE * cores, lambda: output_buffer(schema))
+        written = map_in_threads(make, range(shards), _WRITERS_PER_CORE * cores, encoder.output_buffer)
         index = index_path(self.out, number)
         index_crc32c = write_index(index, [sizes for _, sizes in written])
         release(index)
@@ -239,11 +241,6 @@ def match_files(records: str | Path, sizes: Mapping[Path, int], plan: WritablePl
     return paths
 
 
-def buffer_bytes(paths: Iterable[Path]) -> int:
-    """A bound on the bytes of a buffer for these files; what is not needed of it is never touched, so it costs nothing."""
-    return sum(map(_uncompressed_bytes, paths))
-
-
 def _uncompressed_bytes(path: Path) -> int:
     """A bound on the bytes of a file without its compression; a compressed one is read to its end to know them."""
     with RecordStream(path) as stream:
@@ -259,15 +256,19 @@ def read_group(
     paths: Sequence[Path],
     files: Sequence[InputFile],
     schema: UnpackedSchema,
-    buffer: ByteArray,
+    room: Callable[[int], ByteArray],
     workers: int | None,
     progress: Callable[[int], None],
 ) -> IndexedSequences:
-    """Read the files of a group, index them, and keep their real values in `buffer`, of at least `buffer_bytes(paths)`."""
-    group = empty_index(buffer, sum(file.sequences for file in files))
+    """Read the files of a group, index them, and keep their real values in what `room` gives for so many bytes or more.
+
+    What is not needed of it is never touched, so it costs nothing.
+    """
+    sizes = list(map(_uncompressed_bytes, paths))
+    buffer = room(sum(sizes))
+    group = IndexedSequences.empty(buffer, sum(file.sequences for file in files))
     tasks, start, row = [], 0, 0
-    for path, file in zip(paths, files, strict=True):
-        size = _uncompressed_bytes(path)
+    for path, file, size in zip(paths, files, sizes, strict=True):
         tasks.append((path, file, (start, start + size), slice(row, row + file.sequences)))
         start, row = start + size, row + file.sequences
 
@@ -300,11 +301,6 @@ _BYTES_OF_A_SEQUENCE = 68
 """Its row of the index with an offset, and what it takes to deal it to a pack."""
 
 
-def _group_memory_bytes(group: PlannedGroup) -> int:
-    """Return what a group takes in memory at least, for data as BERT has it."""
-    return _BYTES_OF_A_TOKEN * group.tokens + _BYTES_OF_A_SEQUENCE * group.sequences
-
-
 def _available_bytes(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/cgroup")) -> int | None:
     """Memory that this process may still take: what the machine has available, and what its container may have.
 
@@ -321,7 +317,7 @@ def _available_bytes(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path(
 
 
 def _check_group_memory(number: int, group: PlannedGroup, paths: Sequence[Path], available: int | None) -> None:
-    needed = _group_memory_bytes(group)
+    needed = _BYTES_OF_A_TOKEN * group.tokens + _BYTES_OF_A_SEQUENCE * group.sequences  # for data as BERT has it
     if available is None or needed <= available:
         return
     largest = max(paths, key=lambda path: path.stat().st_size if path.exists() else 0)

@@ -64,18 +64,16 @@ def test_a_plan_holds_what_the_contract_says(tmp_path: Path) -> None:
     assert "seconds" not in (tmp_path / "plan.json").read_text()
 
 
-def test_finished_is_skipped_and_other_settings_are_refused(tmp_path: Path) -> None:
+def test_finished_is_skipped_and_other_settings_and_histograms_are_refused(tmp_path: Path) -> None:
     source, out = write(tmp_path / "histogram.json", histogram(2, 100)), tmp_path / "plan.json"
     first = plan([source], out, settings(), a_run())
     again = plan([source], out, settings(), a_run())
-    assert again.skipped
-    assert again.content == first.content
+    assert (again.skipped, again.content) == (True, first.content)
     with pytest.raises(InputError, match=r"depth: 3 there, 4 now"):
         plan([source], out, settings(depth=4), a_run())
-    assert plan([source], out, settings(depth=4), a_run(overwrite=True)).content.packs <= first.content.packs
     write(source, histogram(3, 100))
     with pytest.raises(InputError, match="histogram_sha256"):
-        plan([source], out, settings(depth=4), a_run())
+        plan([source], out, settings(), a_run())
 
 
 def test_counts_alone_are_planned_and_said_not_to_be_writable(tmp_path: Path) -> None:

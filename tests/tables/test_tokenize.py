@@ -147,30 +147,25 @@ def test_shards_and_what_was_killed_give_the_same_bytes(tmp_path: Path, monkeypa
     write_tokenizer(tmp_path / "tokenizer.json", "roberta")
     files, settings = [write_lines(tmp_path / "t.jsonl")], TokenizeSettings(max_sequence_length=L, part_bytes=3000)
 
-    def run(name: str, shard: tuple[int, int] | None = None) -> object:
+    def run(name: str, shard: tuple[int, int] | None = None) -> StageOutput | PlainResult:
         return tokenize_texts(files, tmp_path, tmp_path / name, settings, a_run(part=shard))
 
-    created = run("whole")
-    assert isinstance(created, StageOutput)
-    whole = contents(tmp_path / "whole")
+    names = [file.name for file in run("whole").content.files]
+    whole, out = contents(tmp_path / "whole"), tmp_path / "shards"
     assert [type(run("shards", (number, 3))) for number in (2, 0)] == [PlainResult, PlainResult]
-    assert not (tmp_path / "shards" / NOTES_NAME / "tokens.json").exists()
+    assert not (out / NOTES_NAME / "tokens.json").exists()
     assert isinstance(run("shards", (1, 3)), StageOutput)
-    assert contents(tmp_path / "shards") == whole
+    assert contents(out) == whole
     # Killed: the table of one part is not named yet, that of another is there without its summary, a third is gone.
-    out, names = tmp_path / "shards", [file.name for file in created.content.files]
     (out / names[1]).rename(out / f".{names[1]}.tmp")
     (out / names[4]).unlink()
     for gone in ("tokens.json", *(Path(names[n]).with_suffix(".json") for n in (1, 2))):
         (out / NOTES_NAME / gone).unlink()
-    assert isinstance(run("shards"), StageOutput)
-    assert contents(out) == whole
-    again = run("shards")
-    assert isinstance(again, StageOutput)
-    assert again.skipped
+    assert (run("shards").skipped, contents(out)) == (False, whole)
+    assert run("shards").skipped
     # Batches and threads change nothing but the row groups.
     monkeypatch.setattr(stage, "_BATCH_CHARACTERS", 50)
-    assert isinstance(run("batches"), StageOutput)
+    run("batches")
     assert rows_of(tmp_path / "batches") == rows_of(tmp_path / "whole")
 
 
@@ -221,7 +216,7 @@ def test_the_command_and_what_comes_after_it(tmp_path: Path) -> None:
     assert 'too_long: "split" there, "drop" now' in other.stderr
     shard = run_command(*command, "parts", "--shard", "1/2", folder=tmp_path)
     assert shard.stdout == "1 of 1 part to be done by other shards\n"
-    sizes = ("--max-sequence-length", "32", "--verify", "--json")
-    packed = run_command("pack", "tokens", "--out", "packed", *sizes, folder=tmp_path)
+    packed = run_command("pack", "tokens", "--out", "packed", "--verify", "--json", folder=tmp_path)
     assert packed.returncode == 0, packed.stderr
-    assert json.loads(packed.stdout)["rows"] == len(rows_of(tmp_path / "tokens"))
+    figures = json.loads(packed.stdout)
+    assert (figures["max_sequence_length"], figures["rows"]) == (32, len(rows_of(tmp_path / "tokens")))

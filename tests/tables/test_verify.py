@@ -22,12 +22,11 @@ from gaudi_bert.artefacts.store.objects import Objects
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.config.sections import TableSettings
 from gaudi_bert.tables.pack import pack_table
-from gaudi_bert.tables.sources import is_table
 from gaudi_bert.tables.verify import verify_table
 from tests.builders import tables
 from tests.builders.folders import contents as local_contents
 from tests.builders.reporters import a_run
-from tests.builders.s3_server import S3Server, contents, faulty_proxy, quick, upload
+from tests.builders.s3_server import S3Server, contents, quick, upload
 from tests.builders.shards import mend_sums
 
 DAY_MS = 86_400_000
@@ -253,22 +252,6 @@ def test_rows_of_several_lengths_from_and_to_a_bucket(local: Path, s3: S3Server,
     assert all(table.written.skipped for table in again.tables.values())
 
 
-def test_what_a_killed_run_left_is_gone_on_from(local: Path, s3: S3Server) -> None:
-    objects = Objects(quick(s3.endpoint))
-    lacking = [f"{NOTES_NAME}/{name}.json" for name in ("metadata", "verification", "group-00002")]
-    for name, content in local_contents(local / "packed").items():
-        if name not in lacking:
-            objects.write(f"s3://bucket/tables/killed/{name}", content)
-    with faulty_proxy(s3.port) as counting:
-        store = quick(counting.endpoint)
-        pack_table(SOURCE, Path("s3://bucket/tables/killed"), SETTINGS, a_run(store=store))
-        shards = len([name for name in local_contents(local / "packed") if name.startswith("packed-00002-")])
-        assert counting.requests["PUT"] == shards + 3, "settings aside, only the group without manifest is written"
-    expected = {name: content for name, content in local_contents(local / "packed").items() if "verification" not in name}
-    created = contents("s3://bucket/tables/killed", objects)
-    assert {name: content for name, content in created.items() if "verification" not in name} == expected
-
-
 def test_a_row_at_fault_leaves_nothing_and_names_the_object(s3: S3Server, tmp_path: Path) -> None:
     objects = Objects(quick(s3.endpoint))
     objects.write("s3://bucket/tables/bad.jsonl", b'{"input_ids": [1, 2]}\n{"input_ids": "no"}\n')
@@ -278,11 +261,3 @@ def test_a_row_at_fault_leaves_nothing_and_names_the_object(s3: S3Server, tmp_pa
     assert contents("s3://bucket/tables/never", objects) == {}
     with pytest.raises(InputError, match=r"s3://bucket/tables/none.parquet: no objects there, or no such bucket"):
         pack_table("s3://bucket/tables/none.parquet", out, SETTINGS, a_run(store=objects.settings))
-
-
-def test_a_folder_of_tables_is_known_by_what_is_in_it(local: Path, s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AWS_ENDPOINT_URL", s3.endpoint)
-    Objects().write("s3://bucket/tables/records/part-0", b"x")
-    assert is_table(SOURCE)
-    assert is_table("s3://bucket/tables/none.parquet")
-    assert not is_table("s3://bucket/tables/records")

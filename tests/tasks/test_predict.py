@@ -310,7 +310,7 @@ def test_prompts_precede_each_text_before_it_is_cut(folder: Path, data: Path, pr
     assert sum(result.cut_rows for result in found) == same.cut_rows
     vectors = np.concatenate([np.load(tmp_path / f"{number}.npy") for number in range(4)])
     agree(vectors, np.load(tmp_path / "plain.npy"), 1e-6, scale=1.0)
-    with pytest.raises(InputError, match="written with prompt = THE dog: , not prompt = nothing"):
+    with pytest.raises(InputError, match=r"prompt: .THE dog: . there"):
         embedded(prompted, data, tmp_path / "0.npy", EmbedOptions(prompt=""))
 
 

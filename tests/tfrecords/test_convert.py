@@ -12,15 +12,14 @@ from hypothesis import strategies as st
 
 pytest.importorskip("h5py", exc_type=ImportError)
 
+from gaudi_bert.artefacts.packed import conversion_path
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.config.sections import PackingSettings
-from gaudi_bert.tfrecords import convert as convert_module
-from gaudi_bert.tfrecords.convert import _write_hdf5_shard, convert
+from gaudi_bert.tfrecords.convert import convert
 from gaudi_bert.tfrecords.pack import pack
 from gaudi_bert.tfrecords.packed_folder import read_metadata
-from tests.builders.command_line import run_command
 from tests.builders.folders import contents
-from tests.builders.packing_case import make_case, sequences_for_hdf5, unpacked_key, write_hdf5, write_tfrecord
+from tests.builders.packing_case import make_case, sequences_for_hdf5, unpacked_key, write_hdf5
 from tests.builders.reporters import QUIET, a_run
 from tests.oracles.packed_record import read_packs, sequences_of
 
@@ -89,48 +88,21 @@ def test_the_same_packs_give_the_same_bytes_and_a_finished_folder_is_left_alone(
     for name, workers in (("a", 1), ("b", 3)):
         assert not convert(packed, tmp_path / name, reporter=QUIET, workers=workers).skipped
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
-    times = [path.stat().st_mtime_ns for path in (tmp_path / "a").iterdir()]
     assert convert(packed, tmp_path / "a", reporter=QUIET).skipped
-    assert [path.stat().st_mtime_ns for path in (tmp_path / "a").iterdir()] == times
     assert all(path.is_file() and not path.name.startswith(".") for path in (tmp_path / "a").iterdir())
 
 
-def test_a_run_that_failed_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    packed = packs_of(tmp_path, sequences_for_hdf5(200, 29, 5, seed=1))
-    convert(packed, tmp_path / "complete", reporter=QUIET)
-    written: list[Path] = []
-    write_hdf5_shard = _write_hdf5_shard
-
-    def failing(metadata, slots, shard, target) -> None:
-        if len(written) == 4:
-            raise InputError("the disk is gone")
-        write_hdf5_shard(metadata, slots, shard, target)
-        written.append(target)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(convert_module, "_write_hdf5_shard", failing)
-        with pytest.raises(InputError, match="the disk is gone"):
-            convert(packed, tmp_path / "out", reporter=QUIET, workers=1)
-    assert len(contents(tmp_path / "out")) == 4
-    assert not (tmp_path / "out_metadata.json").exists()
-    times = [path.stat().st_mtime_ns for path in written]
-    convert(packed, tmp_path / "out", reporter=QUIET)
-    assert [path.stat().st_mtime_ns for path in written] == times
-    assert contents(tmp_path / "out") == contents(tmp_path / "complete")
-    assert (tmp_path / "out_metadata.json").read_bytes() == (tmp_path / "complete_metadata.json").read_bytes()
-
-
-def test_other_packs_are_refused_until_told_to_overwrite(tmp_path: Path) -> None:
-    packed = packs_of(tmp_path, sequences_for_hdf5(90, 29, 5, seed=1))
-    out = tmp_path / "out"
+def test_a_run_that_was_killed_continues(tmp_path: Path) -> None:
+    packed, out = packs_of(tmp_path, sequences_for_hdf5(200, 29, 5, seed=1)), tmp_path / "out"
     convert(packed, out, reporter=QUIET)
-    before = contents(out)
-    other = packs_of(tmp_path / "other", sequences_for_hdf5(80, 29, 5, seed=2))
-    with pytest.raises(InputError, match=r"out was written otherwise \(inputs.packs: .*--overwrite"):
-        convert(other, out, reporter=QUIET)
-    assert contents(out) == before
-    assert convert(other, out, reporter=QUIET, overwrite=True).content.sequences == 80
-    assert contents(out) != before
+    before, beside = contents(out), (tmp_path / "out_metadata.json").read_bytes()
+    lost, *kept = sorted(out.iterdir())
+    times = [path.stat().st_mtime_ns for path in kept]
+    for path in (lost, tmp_path / "out_metadata.json", conversion_path(out)):
+        path.unlink()
+    assert not convert(packed, out, reporter=QUIET).skipped
+    assert (contents(out), (tmp_path / "out_metadata.json").read_bytes()) == (before, beside)
+    assert [path.stat().st_mtime_ns for path in kept] == times
 
 
 def test_what_is_not_ours_is_never_taken_over(tmp_path: Path) -> None:
@@ -139,14 +111,11 @@ def test_what_is_not_ours_is_never_taken_over(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"out_metadata.json: exists, and is not of .*out; .*--overwrite"):
         convert(packed, tmp_path / "out", reporter=QUIET)
     assert (tmp_path / "out_metadata.json").read_text() == "{}"
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "thesis.tex").write_text("years of work")
-    with pytest.raises(InputError, match=r"is not ours"):
-        convert(packed, tmp_path / "mine", reporter=QUIET)
     for out in (packed, tmp_path):
         with pytest.raises(InputError, match="holds the packs that are to be converted"):
             convert(packed, out, reporter=QUIET, overwrite=True)
-    assert len(read_metadata(packed).shard_table)
+    with pytest.raises(InputError, match="s3://bucket/packed: folders of this machine are converted"):
+        convert(Path("s3://bucket/packed"), tmp_path / "other", reporter=QUIET)
 
 
 def test_packs_that_a_format_cannot_hold_are_refused_and_nothing_is_written(tmp_path: Path) -> None:
@@ -193,18 +162,4 @@ def test_a_folder_that_is_not_as_it_was_packed_is_refused(tmp_path: Path, damage
     damage(packed)
     with pytest.raises(FailedError):
         convert(packed, tmp_path / "out", reporter=QUIET)
-    assert not (tmp_path / "out").exists()
-
-
-def test_the_command_refuses_in_one_line(tmp_path: Path) -> None:
-    write_tfrecord(tmp_path / "records" / "a", sequences_for_hdf5(20, 11, 3, seed=1))
-    for arguments, message in {
-        ("packed", "--to", "csv"): "--to csv: unknown format; write hdf5",
-        ("nowhere", "--to", "hdf5"): "nowhere",
-        ("records", "--to", "hdf5"): "so the folder is not packed",
-        ("s3://bucket/packed", "--to", "hdf5"): "folders of this machine are converted",
-    }.items():
-        done = run_command("convert", *arguments, "--out", "out", folder=tmp_path)
-        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-        assert message in done.stderr
     assert not (tmp_path / "out").exists()

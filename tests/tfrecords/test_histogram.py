@@ -23,11 +23,12 @@ from gaudi_bert.artefacts.histogram import HistogramFile
 from gaudi_bert.artefacts.results import PlainResult
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.progress import Reporter
+from gaudi_bert.config.sections import PackingSettings
 from gaudi_bert.tfrecords.files import find_vocabulary, list_record_files
 from gaudi_bert.tfrecords.histogram import histogram
+from gaudi_bert.tfrecords.pack import pack
 from gaudi_bert.tfrecords.verify import verify
 from gaudi_bert.tfrecords.write import write
-from tests.builders.command_line import run_command
 from tests.builders.packing_case import make_case
 from tests.builders.reporters import Listener, a_run
 from tests.builders.unreadable import open_folder, unreadable
@@ -79,47 +80,31 @@ def test_every_sequence_is_counted(
 
 
 def test_shards_merge_to_the_whole_and_threads_do_not_matter(tmp_path: Path) -> None:
-    write_files(tmp_path / "records", [11, 12, 13, 14, 15, 16, 17], 32, 5)
-    histogram(tmp_path / "records", tmp_path / "whole.json", a_run(workers=1))
-    histogram(tmp_path / "records", tmp_path / "threads.json", a_run(workers=3))
-    assert (tmp_path / "whole.json").read_bytes() == (tmp_path / "threads.json").read_bytes()
+    records, out = tmp_path / "records", tmp_path / "whole.json"
+    write_files(records, [11, 12, 13, 14, 15, 16, 17], 32, 5)
+    histogram(records, out, a_run(workers=1))
+    histogram(records, tmp_path / "threads.json", a_run(workers=3))
+    assert out.read_bytes() == (tmp_path / "threads.json").read_bytes()
     parts = [tmp_path / f"part-{number}.json" for number in range(3)]
     for number, part in enumerate(parts):
-        histogram(tmp_path / "records", part, a_run(part=(number, 3)))
-    assert HistogramFile.read_all(parts).sha256 == HistogramFile.read_all([tmp_path / "whole.json"]).sha256
-    assert isinstance(histogram(tmp_path / "records", tmp_path / "none.json", a_run(part=(7, 8))), PlainResult)
+        histogram(records, part, a_run(part=(number, 3)))
+    assert HistogramFile.read_all(parts).sha256 == HistogramFile.read_all([out]).sha256
+    assert isinstance(histogram(records, tmp_path / "none.json", a_run(part=(7, 8))), PlainResult)
     assert not (tmp_path / "none.json").exists()
+    assert histogram(records, out, a_run()).skipped
+    write_files(records, [9] * 8, 32, 5)
+    with pytest.raises(InputError, match=r"files\.part-000: .*--overwrite"):
+        histogram(records, out, a_run())
 
 
-def test_a_finished_histogram_is_left_alone_and_another_is_refused(tmp_path: Path) -> None:
-    write_files(tmp_path / "records", [9, 8], 16, 3)
-    out = tmp_path / "histogram.json"
-    first = histogram(tmp_path / "records", out, a_run())
-    before = out.stat().st_mtime_ns
-    again = histogram(tmp_path / "records", out, a_run())
-    assert again.skipped
-    assert again.content.as_json() == first.content.as_json()
-    assert out.stat().st_mtime_ns == before
-    write_files(tmp_path / "records", [9, 8, 7], 16, 3)
-    with pytest.raises(InputError, match=r"part-002.*--overwrite"):
-        histogram(tmp_path / "records", out, a_run())
-    assert histogram(tmp_path / "records", out, a_run(overwrite=True)).content.sequences == 24
-
-
-def test_the_vocabulary_beside_the_records_is_noted(tmp_path: Path) -> None:
+def test_the_vocabulary_beside_the_records_is_noted_and_one_of_other_records_refused(tmp_path: Path) -> None:
     write_files(tmp_path / "train", [5], 16, 3)
     (tmp_path / "vocab.txt").write_text("wo\u2028rd\x85\n" * 30522, encoding="utf-8", newline="\n")
-    histogram(tmp_path / "train", tmp_path / "histogram.json", a_run())
-    vocabulary = json.loads((tmp_path / "histogram.json").read_text())["vocabulary"]
-    assert vocabulary["size"] == 30522
-    assert len(vocabulary["sha256"]) == 64
-
-
-def test_a_vocabulary_of_other_records_is_refused_by_its_name(tmp_path: Path) -> None:
-    write_files(tmp_path / "train", [5], 16, 3)
+    vocabulary = histogram(tmp_path / "train", tmp_path / "histogram.json", a_run()).content.vocabulary
+    assert (vocabulary.size, len(vocabulary.sha256)) == (30522, 64)
     (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n")
     with pytest.raises(InputError, match=r"vocab\.txt: has 2 tokens, but .*part-000 holds the token id"):
-        histogram(tmp_path / "train", tmp_path / "histogram.json", a_run())
+        histogram(tmp_path / "train", tmp_path / "other.json", a_run())
 
 
 def test_other_features_are_said_to_be_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -312,20 +297,13 @@ def test_what_is_not_there_or_no_tfrecord_is_refused(tmp_path: Path) -> None:
         refused_by_histogram(tmp_path / name, tmp_path / "histogram.json", str(tmp_path / name), reason)
 
 
-def test_every_stage_refuses_a_file_that_changed_since_it_was_counted(tmp_path: Path) -> None:
-    """The same size, legal records, but not those of the plan."""
+def test_write_refuses_a_file_that_changed_since_it_was_counted(tmp_path: Path) -> None:
+    """The same size, legal records, but not those of the plan; or damaged."""
     case = make_case(tmp_path, files=3, sequences_per_file=5)
-    target = case.records / "part-1"
+    target, out = case.records / "part-1", tmp_path / "again"
     original = target.read_bytes()
-    payload_size = struct.unpack_from("<Q", original)[0]
-    first, rest = original[: payload_size + 16], original[payload_size + 16 :]
-    out = tmp_path / "again"
-    for data, reason in (
-        (rest + first, "crc32c"),
-        (original + first, "in the plan"),
-        (rest, "in the plan"),
-        (flip(original, len(original) // 2), "damaged"),
-    ):
+    end = struct.unpack_from("<Q", original)[0] + 16
+    for data, reason in ((original[end:] + original[:end], "crc32c"), (flip(original, len(original) // 2), "damaged")):
         target.write_bytes(data)
         with pytest.raises(InputError, match=f"^{target}: .*{reason}"):
             write(case.records, case.plan, out, a_run(workers=1))
@@ -361,34 +339,24 @@ FOREIGN = {
 
 @pytest.mark.parametrize("name", FOREIGN)
 def test_what_is_foreign_is_named(tmp_path: Path, name: str) -> None:
-    content, reason = FOREIGN[name]
     (tmp_path / "records").mkdir()
-    (tmp_path / "records" / name).write_bytes(content)
-    if name == "data.bin":
-        (tmp_path / "records" / "data.idx").write_bytes(FOREIGN["data.idx"][0])
-    refused_by_histogram(tmp_path / "records", tmp_path / "histogram.json", f"{name}: ", reason, "`gaudi-bert pack`")
+    for file in (name, "data.idx") if name == "data.bin" else (name,):
+        (tmp_path / "records" / file).write_bytes(FOREIGN[file][0])
+    refused_by_histogram(
+        tmp_path / "records", tmp_path / "histogram.json", f"{name}: ", FOREIGN[name][1], "`gaudi-bert pack`"
+    )
 
 
-@pytest.mark.parametrize(
-    ("names", "pattern"),
-    [
-        (["part-0", "part-1"], "part-*"),
-        (["part-00000-of-00012.tfrecord", "part-00001-of-00012.tfrecord"], "part-*-of-*.tfrecord"),
-        (["a[1].gz", "a[22].gz", "vocab.txt"], "a[[]*].gz"),
-    ],
-)
-def test_a_foreign_file_is_refused_with_the_pattern_of_the_others(tmp_path: Path, names: list[str], pattern: str) -> None:
-    case = make_case(tmp_path, files=1)
+def test_a_foreign_file_is_refused_with_the_pattern_of_the_others(tmp_path: Path) -> None:
     folder = tmp_path / "mixed"
-    folder.mkdir()
-    for name in names:
-        shutil.copy(case.records / "part-0", folder / name)
+    write_files(folder, [3, 4], 16, 3)
+    for number, name in enumerate(("a[1]-of-2.gz", "a[22]-of-2.gz")):
+        (folder / f"part-{number:03d}").rename(folder / name)
     (folder / "notes.txt").write_text("These are notes of some length.\n")
-    offered = f"'{folder / pattern}'"
-    with pytest.raises(InputError, match=rf"notes\.txt: not a TFRecord .* by a pattern: {re.escape(offered)}, or leave"):
-        histogram(folder, tmp_path / "again.json", a_run())
-    made = histogram(offered.strip("'"), tmp_path / "again.json", a_run())
-    assert len(made.content.files) == 2
+    pattern = folder / "a[[]*]-of-*.gz"
+    with pytest.raises(InputError, match=rf"notes\.txt: not a TFRecord .* by a pattern: '{re.escape(str(pattern))}'"):
+        histogram(folder, tmp_path / "histogram.json", a_run())
+    assert histogram(pattern, tmp_path / "histogram.json", a_run()).content.sequences == 7
 
 
 def damage(folder: Path, numbers: list[int]) -> None:
@@ -402,10 +370,7 @@ def damage(folder: Path, numbers: list[int]) -> None:
 
 def test_one_pass_names_all_bad_files(tmp_path: Path) -> None:
     write_files(tmp_path / "records", [3] * 40, 16, 3)
-    damage(tmp_path / "records", [0, 5, 7])
-    with pytest.raises(InputError, match=r"of 40 files, 3 files \(part-000, part-005, part-007\) .*--on-bad-file skip$"):
-        histogram(tmp_path / "records", tmp_path / "histogram.json", a_run())
-    damage(tmp_path / "records", list(range(10, 40)))
+    damage(tmp_path / "records", [0, 5, 7, *range(10, 40)])
     told = Listener()
     with pytest.raises(InputError, match=r"of 40 files, 33 files \(part-000, .*, part-026 and 13 more\) cannot be read"):
         histogram(tmp_path / "records", tmp_path / "histogram.json", a_run(reporter=told))
@@ -417,39 +382,31 @@ def test_one_pass_names_all_bad_files(tmp_path: Path) -> None:
 
 
 def test_bad_files_are_left_out_on_request_and_kept_in_mind(tmp_path: Path) -> None:
-    records, out, packed = tmp_path / "records", tmp_path / "histogram.json", tmp_path / "packed"
-    good = write_files(records, [9] * 7, 16, 3)
+    records, packed, names = tmp_path / "records", tmp_path / "packed", ["part-000", "part-001", "part-005"]
+    write_files(records, [9] * 7, 16, 3)
     damage(records, [0, 1, 5])
-    made = run_command("pack", records, "--out", packed, "--on-bad-file", "skip", "--verify")
-    assert made.returncode == 0, made.stderr
-    assert "of 7 files, 3 files (part-000, part-001, part-005) cannot be read" in made.stderr
-    names = ["part-000", "part-001", "part-005"]
+    made = pack(records, packed, PackingSettings(), a_run(), on_bad_file="skip", verified=True)
+    assert (made.written.content.sequences, made.verified.content.bad_files) == (9 * 4, 3)
     for name in ("packed/metadata.json", "packed-plan/plan.json", "packed-plan/histogram.json"):
         stored = json.loads((tmp_path / name).read_text())["bad_files"]
         known = [(each["name"], each["bytes"], each["crc32c"]) for each in stored]
         assert known == [(name, len(data), crc32c(data)) for name in names for data in [(records / name).read_bytes()]]
-    assert json.loads((packed / "metadata.json").read_text())["sequences"] == 9 * 4
-    assert json.loads((packed / "verification.json").read_text())["bad_files"] == 3
-    del good["part-001"]
-    parts = [run_command("verify", records, packed, "--shard", f"{part}/2") for part in range(2)]
-    assert [part.returncode for part in parts] == [0, 0]
-    assert "3 bad files of the records skipped: part-000" in run_command("verify", records, packed, "--finish").stderr
+    for part in range(2):
+        verify(records, packed, a_run(part=(part, 2)))
+    verify(records, packed, a_run(finish=True))
     damaged = (records / "part-001").read_bytes()
     (records / "part-001").unlink()
     refused_by_verify(records, packed, "part-001 was skipped as bad, and is missing now")
     (records / "part-001").write_bytes(damaged[:-1])
     refused_by_verify(records, packed, "part-001: was skipped as bad, and has changed since")
-    write_files(records, [9] * 2, 16, 3, seed=2)
-    refused_by_verify(records, packed, "part-00. was packed but|was skipped as bad, and has changed since")
     shutil.copy(records / "part-002", records / "part-001")
     stored = json.loads((packed / "metadata.json").read_text())
     data = (records / "part-001").read_bytes()
     stored["bad_files"][1] |= {"bytes": len(data), "crc32c": crc32c(data)}
     (packed / "metadata.json").write_text(json.dumps(stored))
-    (records / "part-000").write_bytes(b"")
     refused_by_verify(records, packed, "part-001: was skipped as bad, but can be read")
     with pytest.raises(InputError, match="nothing remains to pack"):
-        histogram(records / "part-00[05]", out, a_run(), on_bad_file="skip")
+        histogram(records / "part-00[05]", tmp_path / "histogram.json", a_run(), on_bad_file="skip")
 
 
 def test_a_file_without_permission_is_a_bad_file(tmp_path: Path) -> None:

@@ -244,23 +244,18 @@ def outcome(payload: bytes, memory: np.ndarray) -> str:
     return "read"
 
 
-def test_of_very_many_shards_only_the_names_are_looked_up_and_sizes_when_a_shard_is_opened(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_very_many_shards_only_the_names_are_looked_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     case = make_case(tmp_path, files=3)
     metadata = read_metadata(case.packed)
-    table = metadata.shard_table
-    shard = case.packed / table.name(1)
-    whole = shard.read_bytes()
-    shard.write_bytes(whole[:-1])
-    wrong_size = rf"{shard.name}: has {len(whole) - 1:,} bytes, but {len(whole):,} in the metadata"
-    with pytest.raises(InputError, match=wrong_size):
-        packed_folder.check_before_reading(case.packed, table)
+    shard = case.packed / metadata.shard_table.name(1)
+    shard.write_bytes(shard.read_bytes()[:-1])
+    with pytest.raises(InputError, match=f"{shard.name}: has .* bytes, but .* in the metadata"):
+        packed_folder.check_before_reading(case.packed, metadata.shard_table)
     monkeypatch.setattr(packed_folder, "_MOST_SIZES", 2)
-    packed_folder.check_before_reading(case.packed, table)
-    files = packed_folder.open_shards(case.packed, metadata)
-    with pytest.raises(InputError, match=rf"{shard.name}: has {len(whole) - 1:,} bytes now, {len(whole):,} before"):
+    packed_folder.check_before_reading(case.packed, metadata.shard_table)
+    files = open_shards(case.packed, metadata)
+    with pytest.raises(InputError, match=f"{shard.name}: has .* bytes now, .* before"):
         files.open(1, files.prepare(1))
     shard.unlink()
-    with pytest.raises(InputError, match=rf"{shard.name}: the shard is missing, the metadata names it"):
-        packed_folder.check_before_reading(case.packed, table)
+    with pytest.raises(InputError, match=f"{shard.name}: the shard is missing"):
+        packed_folder.check_before_reading(case.packed, metadata.shard_table)

@@ -18,7 +18,7 @@ from gaudi_bert.artefacts.store.objects import Objects
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.tfrecords.packed_folder import read_metadata
-from gaudi_bert.tfrecords.shard_cache import ShardCache
+from gaudi_bert.tfrecords.random_access import ShardCache
 from gaudi_bert.training.input import TrainingOrder, _packed_source, evaluation_batches, open_source, training_batches
 from tests.builders.packing_case import PackingCase, make_case
 from tests.builders.s3_server import S3Server, faulty_proxy, quick, upload

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gaudi_bert.common.errors import FailedError, InputError
+from gaudi_bert.common.errors import FailedError
 from gaudi_bert.config.sections import PackingSettings
 from gaudi_bert.tfrecords.pack import pack
 from gaudi_bert.tfrecords.packed_folder import read_metadata
@@ -108,46 +108,12 @@ def test_every_mutation_is_found_and_named(case: PackingCase, tmp_path: Path, na
     assert " record " in text
 
 
-def break_padding(packs: Packs) -> None:
-    row = next(row for row in packs if row["input_mask"][-1] == 0)
-    row["input_ids"][-1] = 9
-
-
-def break_starts(packs: Packs) -> None:
-    row = next(row for row in packs if np.any(row["input_mask"] == 2))
-    row["next_sentence_positions"][1] += 1
-
-
-def break_masked_position(packs: Packs) -> None:
-    row = next(row for row in packs if row["masked_lm_weights"][0] == 1 and np.any(row["input_mask"] == 2))
-    row["masked_lm_positions"][0] = row["next_sentence_positions"][1]
-
-
-BREAKS: dict[str, tuple[Callable[[Packs], None], str]] = {
-    "mask": (set_first("input_mask", lambda value: 2), "`input_mask` holds 2 at 0, 1 is right"),
-    "positions": (set_first("positions", lambda value: 1), "`positions` holds 1 at 0, 0 is right"),
-    "padding": (break_padding, "`input_ids` holds 9 at 28, 0 to 0 is allowed"),
-    "starts": (break_starts, "is right there|ascend"),
-    "weight": (set_first("next_sentence_weights", lambda value: 0.5), "`next_sentence_weights` holds 0.5 at 0, 1 is right"),
-    "masked position": (break_masked_position, "outside of sequence 1"),
-}
-
-
-@pytest.mark.parametrize("name", BREAKS)
-def test_a_pack_that_breaks_the_contract_is_refused(case: PackingCase, tmp_path: Path, name: str) -> None:
-    change, reason = BREAKS[name]
-    packed = mutate(case, tmp_path / "packed", change)
-    with pytest.raises(FailedError, match=f"packed-.* record .*({reason})"):
-        verify(case.records, packed, a_run())
-
-
 def test_damage_to_files_is_found(case: PackingCase, tmp_path: Path) -> None:
     packed = Path(shutil.copytree(case.packed, tmp_path / "packed"))
     shard = packed / max(shards_of(case.packed), key=lambda shard: shard.bytes).name
     data = shard.read_bytes()
     size = int.from_bytes(data[:8], "little") + 16
     for changed, reason in (
-        (data[:-1], "in the metadata"),
         (data[:40] + bytes([data[40] ^ 1]) + data[41:], "record 0 at byte 0: its bytes are damaged"),
         (data[size:] + data[:size], "its CRC-32C differs"),
     ):
@@ -157,13 +123,6 @@ def test_damage_to_files_is_found(case: PackingCase, tmp_path: Path) -> None:
     shard.unlink()
     with pytest.raises(FailedError, match=f"{shard.name}: the shard is missing"):
         verify(case.records, packed, a_run())
-    shard.write_bytes(data)
-    shutil.copy(shard, packed / "packed-00009-00000.tfrecord")
-    with pytest.raises(FailedError, match="is not in metadata"):
-        verify(case.records, packed, a_run())
-    (tmp_path / "nothing").mkdir()
-    with pytest.raises(InputError, match="not packed; run"):
-        verify(case.records, tmp_path / "nothing", a_run())
 
 
 def test_inputs_that_changed_are_found(case: PackingCase, tmp_path: Path) -> None:
@@ -189,7 +148,7 @@ def test_real_data_is_well_packed_and_verified(tmp_path: Path, shared_data: Path
         assert np.ptp(packed.written.content.shard_table.packs) <= 1
 
 
-def test_the_indexes_and_manifests_are_those_of_the_groups(case: PackingCase, tmp_path: Path) -> None:
+def test_a_wrong_or_missing_index_is_found(case: PackingCase, tmp_path: Path) -> None:
     packed = Path(shutil.copytree(case.packed, tmp_path / "packed"))
     index = packed / "group-00001.index"
     data = index.read_bytes()
@@ -200,15 +159,18 @@ def test_the_indexes_and_manifests_are_those_of_the_groups(case: PackingCase, tm
     index.unlink()
     with pytest.raises(FailedError, match=r"group-00001\.index: the index is missing"):
         verify(case.records, packed, a_run())
-    index.write_bytes(data)
-    shutil.copy(index, packed / "group-00002.index")
-    with pytest.raises(FailedError, match=r"group-00002\.index: is of a group that metadata\.json does not have"):
-        verify(case.records, packed, a_run())
-    (packed / "group-00002.index").unlink()
-    shutil.copy(packed / "group-00001.json", packed / "group-00002.json")
-    with pytest.raises(FailedError, match=r"group-00002\.json: is of a group that metadata\.json does not have"):
-        verify(case.records, packed, a_run())
-    (packed / "group-00002.json").unlink()
-    (packed / "group-00000.json").unlink()
-    with pytest.raises(FailedError, match=r"group-00000\.json: cannot read"):
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("group-00001.index", "group-00002.index"),
+        ("group-00001.json", "group-00002.json"),
+        ("packed-00001-00000.tfrecord", "packed-00009-00000.tfrecord"),
+    ],
+)
+def test_files_that_metadata_does_not_have_are_found(case: PackingCase, tmp_path: Path, source: str, name: str) -> None:
+    packed = Path(shutil.copytree(case.packed, tmp_path / "packed"))
+    shutil.copy(packed / source, packed / name)
+    with pytest.raises(FailedError, match=rf"{name}: is .*metadata\.json"):
         verify(case.records, packed, a_run())

@@ -114,28 +114,24 @@ class _PackedFormat:
         return ScanStatus(status), position
 
 
-def unpacked_pieces(
-    path: Path, schema: UnpackedSchema, buffer: ByteArray, progress: Callable[[int], None] | None = None
+def pieces_of(
+    path: Path, schema: UnpackedSchema | PackedSchema, buffer: ByteArray, progress: Callable[[int], None] | None = None
 ) -> Pieces:
-    """The sequences of an input file, piece by piece; the scan knows the file's size and CRC at the end."""
-    indexed = UnpackedFormat.for_pieces(schema, buffer)
-    hashes = np.empty(indexed.index.offsets.size, np.int64)
-    scan = RecordScan(path, indexed, buffer, progress=progress)
-    for _ in scan.pieces():
-        hash_unpacked(indexed.index, indexed.rows, hashes)
-        yield scan, _Piece(hashes[: indexed.rows], indexed.index.lengths[: indexed.rows])
-
-
-def packed_pieces(
-    path: Path, schema: PackedSchema, buffer: ByteArray, progress: Callable[[int], None] | None = None
-) -> Pieces:
-    """The sequences of a shard, piece by piece."""
-    checked = _PackedFormat(schema, buffer)
-    scan = RecordScan(path, checked, buffer, progress=progress)
-    for _ in scan.pieces():
-        scanned, (packs, sequences) = checked.scanned, checked.scanned.done.tolist()
-        of_packs = scanned.sequences[:packs], scanned.record_sizes[:packs]
-        yield scan, _Piece(scanned.hashes[:sequences], scanned.lengths[:sequences], *of_packs)
+    """The sequences of an input file, or of a shard, piece by piece; the scan knows the file's size and CRC at the end."""
+    if isinstance(schema, UnpackedSchema):
+        indexed = UnpackedFormat.for_pieces(schema, buffer)
+        hashes = np.empty(indexed.index.offsets.size, np.int64)
+        scan = RecordScan(path, indexed, buffer, progress)
+        for _ in scan.pieces():
+            hash_unpacked(indexed.index, indexed.rows, hashes)
+            yield scan, _Piece(hashes[: indexed.rows], indexed.index.lengths[: indexed.rows])
+    elif path.stat().st_size:  # a shard may be empty
+        checked = _PackedFormat(schema, buffer)
+        scan = RecordScan(path, checked, buffer, progress)
+        for _ in scan.pieces():
+            scanned, (packs, sequences) = checked.scanned, checked.scanned.done.tolist()
+            of_packs = scanned.sequences[:packs], scanned.record_sizes[:packs]
+            yield scan, _Piece(scanned.hashes[:sequences], scanned.lengths[:sequences], *of_packs)
 
 
 def sum_pieces(pieces: Pieces) -> SequenceSums:
@@ -165,9 +161,7 @@ def describe_difference(files: Sequence[Path], shards: Sequence[Path], schema: P
     In memory are 32 bytes for each sequence, half of what it takes to pack it.
     """
     with read_ahead([[*files, *shards]]) as batches, batches.batch(0):
-        expected = _collect(files, lambda path, buffer: unpacked_pieces(path, schema.unpacked, buffer), workers)
-        shards = [path for path in shards if path.stat().st_size]
-        stored = _collect(shards, lambda path, buffer: packed_pieces(path, schema, buffer), workers)
+        expected, stored = _collect(files, schema.unpacked, workers), _collect(shards, schema, workers)
     parts = []
     for what, surplus, paths in (
         ("sequences of the records are missing", _surplus(expected, stored), files),
@@ -182,12 +176,12 @@ def describe_difference(files: Sequence[Path], shards: Sequence[Path], schema: P
     return "; ".join([*parts, "write the folder again"])
 
 
-def _collect(files: Sequence[Path], open_pieces: Callable[[Path, ByteArray], Pieces], workers: int | None) -> IntArray:
+def _collect(files: Sequence[Path], schema: UnpackedSchema | PackedSchema, workers: int | None) -> IntArray:
     """int64 [sequences, 4]: hash, number of the file, number of the record, number of the sequence in it (from 1)."""
 
     def read(number: int, buffer: ByteArray) -> IntArray:
         rows, record = [np.zeros((0, 4), np.int64)], 0
-        for _, piece in open_pieces(files[number], buffer):
+        for _, piece in pieces_of(files[number], schema, buffer):
             sizes = np.ones(piece.hashes.size, np.int64) if piece.pack_sizes is None else piece.pack_sizes.astype(np.int64)
             owners = np.repeat(np.arange(sizes.size), sizes)
             numbers = np.arange(piece.hashes.size) - np.repeat(np.cumsum(sizes) - sizes, sizes) + 1

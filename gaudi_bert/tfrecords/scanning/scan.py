@@ -76,15 +76,15 @@ class IndexedSequences(NamedTuple):
     offsets: IntArray
     rows: RowArray
 
+    @classmethod
+    def empty(cls, buffer: ByteArray, sequences: int) -> IndexedSequences:
+        """Room for the index of `sequences` sequences of `buffer`."""
+        return cls(buffer, np.empty(sequences, np.int64), np.empty(sequences, _INDEX_ROW))
+
     @property
     def lengths(self) -> Int32Array:
         """int32 [sequences]."""
         return self.rows["length"]
-
-
-def empty_index(buffer: ByteArray, sequences: int) -> IndexedSequences:
-    """Room for the index of `sequences` sequences of `buffer`."""
-    return IndexedSequences(buffer, np.empty(sequences, np.int64), np.empty(sequences, _INDEX_ROW))
 
 
 @inlined_kernel
@@ -243,7 +243,7 @@ class UnpackedFormat:
     def for_pieces(cls, schema: UnpackedSchema, buffer: ByteArray) -> UnpackedFormat:
         """With room for the records of one piece in `buffer`."""
         rows = (PIECE_BYTES + MAX_RECORD_BYTES) // (3 * schema.max_sequence_length + 16) + 1
-        return cls(schema, empty_index(buffer, rows))
+        return cls(schema, IndexedSequences.empty(buffer, rows))
 
     def start_piece(self) -> None:
         """Forget the rows of the last piece."""

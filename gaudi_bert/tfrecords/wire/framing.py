@@ -75,10 +75,10 @@ class RecordStream:
 
     Attributes:
         compression: "", "GZIP", "ZLIB" or "HDF5", seen from the first bytes.
-        file_bytes, file_crc32c: of what has been read from the disk so far; the CRC only with `checksum`, or if compressed.
+        file_bytes, file_crc32c: of what has been read from the disk so far; the CRC only if compressed.
     """
 
-    def __init__(self, path: Path, checksum: bool = False) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
         self.file_bytes = 0
         self.file_crc32c = 0
@@ -86,7 +86,6 @@ class RecordStream:
             self._handle = open(regular(path), "rb", buffering=0)  # noqa: SIM115 (closed by __exit__)
             self.compression = _compression_of(path, self._handle.read(12))
             self._handle.seek(0)
-        self._checksum = checksum or bool(self.compression)
         window = {"GZIP": zlib.MAX_WBITS + 16, "ZLIB": zlib.MAX_WBITS}
         self._window = window.get(self.compression, 0)
         self._inflater = zlib.decompressobj(self._window) if self._window else None
@@ -124,7 +123,7 @@ class RecordStream:
 
     def _account(self, data: memoryview | bytes) -> None:
         self.file_bytes += len(data)
-        if self._checksum:
+        if self.compression:
             self.file_crc32c = crc32c(data, self.file_crc32c)
 
     def _encode_rows(self, rows: Hdf5Rows, most: int) -> memoryview | bytes:

@@ -31,7 +31,7 @@ from gaudi_bert.common.errors import InputError, install_command, shortened
 from gaudi_bert.common.files import open_file
 from gaudi_bert.tfrecords.wire.example import encode_example
 from gaudi_bert.tfrecords.wire.schema import MAX_SEGMENT_ID, MAX_TOKEN_ID, UnpackedSchema
-from gaudi_bert.tfrecords.wire.unpacked_encoder import UnpackedEncoder, largest_record, sequences_of_rows
+from gaudi_bert.tfrecords.wire.unpacked_encoder import UnpackedRows, encode_rows, largest_record
 
 HDF5 = "HDF5"
 HDF5_ENDINGS = (".hdf5", ".h5")
@@ -105,7 +105,6 @@ class Hdf5Rows:
             self.schema = self._checked_schema()
             self._check_size()
         self.count = int(self._columns[0].dataset.shape[0])
-        self._encoder = UnpackedEncoder(self.schema)
         self._most_rows = max(1, _PIECE_BYTES // largest_record(self.schema))
 
     def close(self) -> None:
@@ -125,15 +124,15 @@ class Hdf5Rows:
         rows = _Rows(*(np.ascontiguousarray(part[:count], np.int64) for part in parts))
         lengths, masked = np.empty(count, np.int64), np.empty(count, np.int64)
         usual = _measure_rows(rows, lengths, masked)
-        flat = {name: values[:usual].reshape(-1) for name, values in zip(_Rows._fields, rows, strict=True)}
-        # The records are valid until the next call.
-        records, _ = self._encoder.encode(sequences_of_rows(self.schema, flat, lengths[:usual], masked[:usual]), 0)
+        columns = (rows.input_ids, rows.segment_ids, rows.masked_lm_positions, rows.masked_lm_ids)
+        labels = rows.next_sentence_labels.reshape(-1)
+        records, _ = encode_rows(UnpackedRows(*(values[:usual] for values in (lengths, masked, *columns, labels))))
         payload = b""
         if usual < count:
             features = {name: values[usual] for name, values in zip(_Rows._fields, rows, strict=True)}
             payload = encode_example({**features, "masked_lm_weights": (features["masked_lm_ids"] != 0).astype(np.float32)})
         self.done += min(usual + 1, count)
-        return records, payload
+        return records.data, payload
 
     def _dataset(self, name: str) -> Any:
         """A dataset of integers that this file itself holds."""

@@ -40,13 +40,13 @@ def test_compression_is_seen_and_members_follow_each_other(tmp_path: Path) -> No
     for compression, content in variants.items():
         path = tmp_path / f"file{compression}"
         path.write_bytes(content)
-        with RecordStream(path, checksum=True) as stream:
+        with RecordStream(path) as stream:
             assert stream.compression == compression
             view, total = memoryview(bytearray(977)), 0
             while count := stream.read_into(view):
                 total += count
             assert total == len(data)
-            assert (stream.file_bytes, stream.file_crc32c) == (len(content), naive.crc32c(content))
+            assert (stream.file_bytes, stream.file_crc32c) == (len(content), naive.crc32c(content) if compression else 0)
         assert list(read_records(path)) == PAYLOADS
 
 

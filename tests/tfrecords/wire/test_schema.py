@@ -1,0 +1,114 @@
+"""What an unpacked and a packed example may hold: what breaks the contract is refused with its reason."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.tfrecords.wire.schema import (
+    PackedSchema,
+    RecordError,
+    UnpackedSchema,
+    check_features,
+    check_packed,
+    check_unpacked,
+)
+from tests.oracles.packed_record import pack_sequences
+from tests.oracles.wire import FLOAT_KEYS
+
+
+def check(features: Mapping[str, list], schema: UnpackedSchema | PackedSchema) -> None:
+    floats = (*FLOAT_KEYS, "next_sentence_weights")
+    arrays = {name: np.array(values, np.float32 if name in floats else np.int64) for name, values in features.items()}
+    check_features(arrays, schema)
+    if isinstance(schema, PackedSchema):
+        check_packed(arrays, schema)
+    else:
+        check_unpacked(arrays)
+
+
+def broken(**changes) -> dict:
+    """A sequence of 6 tokens with 2 masked positions, and one thing wrong."""
+    features = {
+        "input_ids": [7, 8, 9, 10, 11, 12] + [0] * 7,
+        "input_mask": [1] * 6 + [0] * 7,
+        "segment_ids": [0] * 3 + [1] * 3 + [0] * 7,
+        "masked_lm_positions": [1, 4, 0, 0, 0],
+        "masked_lm_ids": [20, 21, 0, 0, 0],
+        "masked_lm_weights": [1.0, 1.0, 0.0, 0.0, 0.0],
+        "next_sentence_labels": [1],
+    }
+    for key, (place, value) in changes.items():
+        features[key][place] = value
+    return features
+
+
+@pytest.mark.parametrize(
+    ("features", "reason"),
+    [
+        (broken(input_mask=(2, 0)), "`input_mask` is not 1..1 0..0: it holds 0 at 2"),
+        (broken(input_mask=(0, 0)), "it holds 0 at 0"),
+        (broken(input_mask=(3, 2)), "`input_mask` holds 2 at 3, only 0 and 1"),
+        (broken(input_mask=(3, -1)), "`input_mask` holds -1 at 3"),
+        ({**broken(), "input_mask": [0] * 13}, "the sequence is empty"),
+        (broken(input_ids=(9, 5)), "`input_ids` holds 5 at 9, 0 to 0"),
+        (broken(input_ids=(2, -5)), "`input_ids` holds -5 at 2, 0 to"),
+        (broken(input_ids=(2, 2**40)), "`input_ids` holds 1099511627776 at 2"),
+        (broken(segment_ids=(12, 1)), "`segment_ids` holds 1 at 12, 0 to 0"),
+        (broken(segment_ids=(1, 128)), "`segment_ids` holds 128 at 1, 0 to 127"),
+        (broken(masked_lm_positions=(1, 6)), "`masked_lm_positions` holds 6 at 1, 0 to 5"),
+        (broken(masked_lm_positions=(4, 2)), "`masked_lm_positions` holds 2 at 4, 0 to 0"),
+        (broken(masked_lm_ids=(3, 2)), "`masked_lm_ids` holds 2 at 3, 0 to 0"),
+        (broken(masked_lm_weights=(1, 0.5)), "`masked_lm_weights` holds 0.5 at 1"),
+        (broken(masked_lm_weights=(0, 0.0)), "`masked_lm_weights` is not 1..1 0..0"),
+        (broken(masked_lm_weights=(1, float("nan"))), "`masked_lm_weights` holds nan at 1"),
+        (broken(next_sentence_labels=(0, 2)), "`next_sentence_labels` is 2"),
+        ({**broken(), "input_ids": [1] * 12}, "`input_ids` has 12 values, 13 are needed"),
+        ({**broken(), "masked_lm_ids": [20] * 3}, "`masked_lm_ids` has 3 values, 5 are needed"),
+        ({**broken(), "next_sentence_labels": [0, 1]}, "`next_sentence_labels` has 2 values"),
+        ({key: value for key, value in broken().items() if key != "segment_ids"}, "`segment_ids` is missing"),
+    ],
+)
+def test_what_is_ambiguous_is_refused_with_its_reason(features: dict, reason: str) -> None:
+    with pytest.raises(RecordError, match=re.escape(reason)):
+        check(features, UnpackedSchema(13, 5))
+
+
+@pytest.mark.parametrize(
+    ("name", "place", "value", "reason"),
+    [
+        ("input_mask", 0, 2, "`input_mask` holds 2 at 0, 1 is right there"),
+        ("positions", 13, 1, "`positions` holds 1 at 13, 0 is right there"),
+        ("positions", 0, 1, "`positions` holds 1 at 0, 0 is right there"),
+        ("input_ids", 13, 9, "`input_ids` holds 9 at 13, 0 to 0 is allowed"),
+        ("segment_ids", 1, 128, "`segment_ids` holds 128 at 1, 0 to 127"),
+        ("next_sentence_positions", 1, 7, "is right there"),
+        ("next_sentence_positions", 1, 0, "do not ascend from 0"),
+        ("next_sentence_weights", 0, 0.5, "`next_sentence_weights` holds 0.5 at 0, 1 is right there"),
+        ("next_sentence_labels", 1, 2, "`next_sentence_labels` holds 2 at 1"),
+        ("masked_lm_positions", 0, 6, "holds 6 at 0, outside of sequence 1, which is 0 to 5"),
+        ("masked_lm_positions", 4, 1, "`masked_lm_positions` holds 1 at 4, 0 to 0"),
+        ("masked_lm_weights", 1, 3, "`masked_lm_weights` are not the numbers of the pack's sequences"),
+    ],
+)
+def test_a_pack_that_breaks_the_contract_is_refused(name: str, place: int, value: float, reason: str) -> None:
+    schema, pack = PackedSchema(14, 5, 3, 2), pack_sequences([broken(), broken()], 13, 5, 3)
+    pack = {key: [*values, 0] if len(values) == 13 else values for key, values in pack.items()}
+    check(pack, schema)
+    with pytest.raises(RecordError, match="a sequence has 2 masked positions, at most 1"):
+        check(pack, PackedSchema(14, 5, 3, 1))
+    pack[name][place] = value
+    with pytest.raises(RecordError, match=re.escape(reason)):
+        check(pack, schema)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "said"), [((8193, 10, 3, 7), "max_sequence_length = 8193"), ((128, 10, 0, 7), "depth = 0")]
+)
+def test_sizes_out_of_range_are_refused(sizes: tuple[int, int, int, int], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        PackedSchema(*sizes)
