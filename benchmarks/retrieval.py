@@ -58,7 +58,7 @@ GOALS = {"docstrings": {"longest": ">= 2.8", "256": ">= 5.5"}, "xquad": {"longes
 def read_pairs(name: str) -> list[Pair]:
     """All pairs of a data set."""
     if name == "docstrings":
-        return [(row.title, row.body) for row in titled_docstrings(python_texts("python-docstrings"))]
+        return [(row["anchor"], row["positive"]) for row, _ in titled_docstrings(python_texts("python-docstrings"))]
     articles = json.loads((SHARED / "data/tasks/xquad/xquad.en.json").read_text())["data"]
     paragraphs = [paragraph for article in articles for paragraph in article["paragraphs"]]
     return [(question["question"], paragraph["context"]) for paragraph in paragraphs for question in paragraph["qas"]]

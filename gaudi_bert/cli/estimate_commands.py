@@ -94,7 +94,7 @@ def describe_details(result: EstimateResult) -> list[str]:
     lines += ["", "speed-up by number of accelerators: un-padding (paper E) / ideal un-padding of these data / packing:"]
     lines += [
         f"  {row.accelerators:>6}: {row.unpadding:.3f} / {row.ideal_unpadding:.3f} / {row.packing:.3f}"
-        for row in result.unpadding.rows
+        for row in result.unpadding
     ]
     return lines
 

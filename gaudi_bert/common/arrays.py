@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gaudi_bert.common.errors import InputError, shown
+from gaudi_bert.common.errors import ArgumentError, shown
 
 BoolArray = NDArray[np.bool_]
 ByteArray = NDArray[np.uint8]
@@ -88,12 +88,12 @@ def mixed_words(words: NDArray[np.uint64], counts: NDArray[np.uint64]) -> NDArra
 def whole_number(name: str, value: object, least: int | None = None, most: int | None = None) -> int:
     """`value` as an int; refused, by `name`, where it is something else (a truth value too) or out of range."""
     if isinstance(value, bool) or not isinstance(value, Integral):
-        raise InputError(f"{name} = {shown(value)}: an integer is needed")
+        raise ArgumentError(f"{name} = {shown(value)}: an integer is needed")
     number = int(value)
     if least is not None and most is not None and not least <= number <= most:
-        raise InputError(f"{name} = {shown(number)}: {least} to {most} is allowed")
+        raise ArgumentError(f"{name} = {shown(number)}: {least} to {most} is allowed")
     if least is not None and number < least:
-        raise InputError(f"{name} = {shown(number)}: at least {least} is needed")
+        raise ArgumentError(f"{name} = {shown(number)}: at least {least} is needed")
     return number
 
 

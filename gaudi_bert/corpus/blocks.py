@@ -16,12 +16,12 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Literal, TypeAlias, TypeVar
 
@@ -32,7 +32,7 @@ from gaudi_bert.common.arrays import BoolArray, IntArray, permutation
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.files import atomic_file
 from gaudi_bert.corpus.documents import Source, TextFormat, detect_format, read_documents
-from gaudi_bert.corpus.examples import BlockExamples, ExampleCounts
+from gaudi_bert.corpus.examples import BlockExamples
 
 BLOCK_CHARACTERS = 2 << 20
 _PARTS_OF_SECTION = 4
@@ -173,7 +173,7 @@ def write_section(
     section: Section, examples: Iterable[BlockExamples], folder: Path, parts: int, seed: int
 ) -> PreparedSection:
     """Write the files of `section` into `folder`, that of its split, which has `parts` files; each appears atomically."""
-    counts = ExampleCounts()
+    counts: Counter[str] = Counter()
     names = [f"part-{part:05d}-of-{parts:05d}.tfrecord" for part in section.parts]
     dealt = np.zeros((len(names), 2), dtype=np.int64)
     with ExitStack() as stack:
@@ -181,7 +181,7 @@ def write_section(
         buffer: list[BlockExamples] = []
         flushes = 0
         for block in examples:
-            counts += block.counts
+            counts.update(block.counts)
             buffer.append(block)
             if sum(len(held.frames) for held in buffer) >= SHUFFLE_BYTES:
                 _deal(buffer, handles, dealt, seed, section, flushes)
@@ -200,7 +200,7 @@ def write_section(
             )
     sizes = zip(names, dealt.tolist(), strict=True)
     files = tuple(PreparedFile(name=name, sequences=count, bytes=size) for name, (count, size) in sizes)
-    return PreparedSection(**asdict(counts), files=files)
+    return PreparedSection(**counts, files=files)
 
 
 def _deal(

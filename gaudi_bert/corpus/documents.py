@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, NamedTuple
+from typing import Any, BinaryIO, Literal
 
 from gaudi_bert.common.arrow import require_pyarrow
 from gaudi_bert.common.errors import InputError, shortened
@@ -138,9 +138,8 @@ class TextFormat:
         return description + warning if self.ends_no_sentence else description
 
 
-class _Line(NamedTuple):
-    number: int
-    text: str
+_Line = tuple[int, str]
+"""The number and the stripped text of a line."""
 
 
 def detect_format(source: Source) -> TextFormat:
@@ -154,11 +153,11 @@ def detect_format(source: Source) -> TextFormat:
             raise InputError(f"{source.path}: compressed with {compression}; unpack it, or compress it with gzip")
     gzipped = beginning.startswith(_GZIP_MAGIC)
     name: _FormatName = "plain text"
-    for line in _read_lines(source.path, gzipped):
-        if line.text:
-            if line.text.startswith("<doc "):
+    for _, text in _read_lines(source.path, gzipped):
+        if text:
+            if text.startswith("<doc "):
                 name = "WikiExtractor"
-            elif is_json_line(line.text.encode("utf-8"), source.path):
+            elif is_json_line(text.encode("utf-8"), source.path):
                 name = "JSON lines"
             break
     lines = itertools.islice(_lines_of_documents(source.path, name, gzipped), _SAMPLE_LINES)
@@ -216,9 +215,9 @@ def _lines_of_documents(path: Path, name: _FormatName, gzipped: bool) -> Iterato
 
 def _plain_text(path: Path, lines: Iterator[_Line]) -> Iterator[_DocumentLine]:
     document = 0
-    for line in lines:
-        if line.text:
-            yield document, line.text
+    for _, text in lines:
+        if text:
+            yield document, text
         else:
             document += 1
 
@@ -227,36 +226,34 @@ def _wikiextractor(path: Path, lines: Iterator[_Line]) -> Iterator[_DocumentLine
     title: str | None = None  # until the first other line of a document
     is_inside = False
     document = 0
-    for line in lines:
-        if line.text.startswith("<doc "):
+    for number, text in lines:
+        if text.startswith("<doc "):
             if is_inside:
-                raise InputError(f"{path}: line {line.number}: <doc> inside a <doc>; the </doc> before it is missing")
-            title_match = _TITLE.search(line.text)
+                raise InputError(f"{path}: line {number}: <doc> inside a <doc>; the </doc> before it is missing")
+            title_match = _TITLE.search(text)
             title = html.unescape(title_match[1]) if title_match else ""
             is_inside, document = True, document + 1
-        elif line.text == "</doc>":
+        elif text == "</doc>":
             is_inside = False
-        elif line.text and not is_inside:
-            raise InputError(f"{path}: line {line.number}: text outside <doc ...> and </doc>; extract the file again")
-        elif line.text and (title is None or html.unescape(line.text) != title):
+        elif text and not is_inside:
+            raise InputError(f"{path}: line {number}: text outside <doc ...> and </doc>; extract the file again")
+        elif text and (title is None or html.unescape(text) != title):
             title = None
-            yield document, line.text
+            yield document, text
 
 
 def _json_lines(path: Path, lines: Iterator[_Line]) -> Iterator[_DocumentLine]:
-    for line in lines:
-        if not line.text:
+    for number, line in lines:
+        if not line:
             continue
         try:
-            value = json.loads(line.text)
+            value = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise InputError(
-                f"{path}: line {line.number}: not JSON ({shortened(str(error))}); fix or remove the line"
-            ) from error
+            raise InputError(f"{path}: line {number}: not JSON ({shortened(str(error))}); fix or remove the line") from error
         text = value.get("text") if isinstance(value, dict) else None
         if not isinstance(text, str):
-            raise InputError(f"{path}: line {line.number}: no field `text` with a string in it; fix or remove the line")
-        yield from ((line.number, part.strip()) for part in text.splitlines() if part.strip())
+            raise InputError(f"{path}: line {number}: no field `text` with a string in it; fix or remove the line")
+        yield from ((number, part.strip()) for part in text.splitlines() if part.strip())
 
 
 @contextmanager
@@ -299,4 +296,4 @@ def _read_lines(path: Path, gzipped: bool) -> Iterator[_Line]:
                     f"{path}: not UTF-8 at {position}; convert the file, for example with iconv -t UTF-8"
                 ) from error
             offset += len(line)
-            yield _Line(number, text.strip())
+            yield number, text.strip()

@@ -14,9 +14,9 @@ Letters of shapes: N sequences, L slots, P masked positions.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
-from operator import add
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
@@ -34,29 +34,15 @@ _MASK_SHARE, _KEEP_SHARE = 0.8, 0.1
 
 
 @dataclass(frozen=True)
-class ExampleCounts:
-    """Counts on the way from text to examples; those of several blocks are added with `+`."""
-
-    text_documents: int = 0
-    text_sentences: int = 0
-    text_tokens: int = 0
-    unknown_tokens: int = 0
-    sequences: int = 0
-    tokens: int = 0
-    random_next: int = 0
-    masked: int = 0
-
-    def __add__(self, other: ExampleCounts) -> ExampleCounts:
-        return ExampleCounts(*map(add, astuple(self), astuple(other)))
-
-
-@dataclass(frozen=True)
 class BlockExamples:
-    """The records of one block, framed, one after the other, and the bytes of each, int64 [records]."""
+    """The records of one block, framed, one after the other, and the bytes of each, int64 [records].
+
+    `counts` are those of `PreparedSection`, by name.
+    """
 
     frames: bytes
     lengths: IntArray
-    counts: ExampleCounts
+    counts: Counter[str]
 
 
 @dataclass(frozen=True)
@@ -75,23 +61,29 @@ def make_examples(job: BlockJob) -> BlockExamples:
     settings = job.settings
     block = tokenize_documents(job.documents, job.vocabulary, settings.lower_case)
     unknown = int(np.count_nonzero(block.tokens == job.vocabulary.number("[UNK]")))
-    counts = ExampleCounts(block.documents, block.sentences, len(block.tokens), unknown)
+    counts = Counter(
+        text_documents=block.documents,
+        text_sentences=block.sentences,
+        text_tokens=len(block.tokens),
+        unknown_tokens=unknown,
+        **dict.fromkeys(("sequences", "tokens", "random_next", "masked"), 0),
+    )
     frames = [np.zeros(0, dtype=np.uint8)]
     lengths = [np.zeros(0, dtype=np.int64)]
     for duplicate in range(settings.duplicates if block.documents else 0):
         records, record_lengths, duplicate_counts = _examples_of_duplicate(block, job, duplicate)
         frames.append(records)
         lengths.append(record_lengths)
-        counts += duplicate_counts
+        counts.update(duplicate_counts)
     return BlockExamples(np.concatenate(frames).tobytes(), np.concatenate(lengths), counts)
 
 
 def _examples_of_duplicate(
     block: TokenBlock, job: BlockJob, duplicate: int
-) -> tuple[NDArray[np.uint8], IntArray, ExampleCounts]:
+) -> tuple[NDArray[np.uint8], IntArray, dict[str, int]]:
     settings, indices = job.settings, (job.block_number, duplicate)
-    random = RandomStream(settings.seed, f"pairs of {job.split}", *indices)
-    pairs = choose_pairs(block, settings.max_sequence_length, settings.short_sequence_probability, random)
+    random = _RandomStream(settings.seed, f"pairs of {job.split}", *indices)
+    pairs = _choose_pairs(block, settings.max_sequence_length, settings.short_sequence_probability, random)
     first_lengths = pairs.first_stop - pairs.first_start
     lengths = first_lengths + (pairs.second_stop - pairs.second_start) + _SPECIAL_TOKENS_IN_PAIR
     masked = _mask_pairs(block, pairs, lengths, job, philox(settings.seed, f"masks of {job.split}", *indices))
@@ -107,10 +99,8 @@ def _examples_of_duplicate(
             pairs.labels.astype(np.int64),
         )
     )
-    counts = ExampleCounts(
-        sequences=len(pairs), tokens=int(lengths.sum()), random_next=int(pairs.labels.sum()), masked=int(masked.counts.sum())
-    )
-    return frames, frame_lengths, counts
+    sums = {"tokens": lengths, "random_next": pairs.labels, "masked": masked.counts}
+    return frames, frame_lengths, {"sequences": len(pairs), **{name: int(each.sum()) for name, each in sums.items()}}
 
 
 def _mask_pairs(
@@ -130,10 +120,12 @@ def _mask_pairs(
     if settings.whole_word_masking:
         word_starts_NL = ~vocabulary.continuations()[input_ids_NL]
         word_starts_NL[rows, 1] = word_starts_NL[rows, first_lengths + 2] = True
-    return mask_sequences(
+    # Halves are rounded to even, as in Python.
+    wanted = np.rint(lengths * settings.masked_lm_probability).astype(np.int64)
+    return _mask_sequences(
         input_ids_NL,
         candidates_NL,
-        prediction_counts(lengths, settings.masked_lm_probability, settings.max_predictions),
+        np.minimum(np.clip(wanted, 1, settings.max_predictions), lengths - _SPECIAL_TOKENS_IN_PAIR),
         settings.max_predictions,
         vocabulary.number("[MASK]"),
         len(vocabulary),
@@ -176,7 +168,7 @@ _RANDOM_NEXT_PROBABILITY = 0.5
 _WORDS_AT_ONCE = 1024
 
 
-class RandomStream:
+class _RandomStream:
     """Random numbers for loops that draw one at a time, fixed for ever by `seed`, `purpose` and `indices`.
 
     The words are the raw 64-bit outputs of Philox (see `gaudi_bert.common.arrays`). From a word w, an integer below n
@@ -234,8 +226,8 @@ class _SegmentPairs:
         return len(self.labels)
 
 
-def choose_pairs(
-    block: TokenBlock, max_sequence_length: int, short_sequence_probability: float, random: RandomStream
+def _choose_pairs(
+    block: TokenBlock, max_sequence_length: int, short_sequence_probability: float, random: _RandomStream
 ) -> _SegmentPairs:
     """The pairs of one pass over all documents of `block`."""
     most_tokens = max_sequence_length - _SPECIAL_TOKENS_IN_PAIR
@@ -258,7 +250,7 @@ def _pairs_of_document(
     document: int,
     target: int,
     most_tokens: int,
-    random: RandomStream,
+    random: _RandomStream,
 ) -> None:
     first, end = documents[document], documents[document + 1]
     while first < end:
@@ -295,7 +287,7 @@ def _random_segment(
     first: int,
     cut: int,
     least_tokens: int,
-    random: RandomStream,
+    random: _RandomStream,
 ) -> tuple[int, int]:
     """From a random sentence of another document: at least one sentence, and at least `least_tokens` tokens if it has them.
 
@@ -346,14 +338,7 @@ class _MaskedSequences:
     counts: IntArray
 
 
-def prediction_counts(lengths: IntArray, probability: float, max_predictions: int) -> IntArray:
-    """Count the tokens to predict in sequences of `lengths` tokens (int64 [N]); halves are rounded to even, as in Python."""
-    rounded = np.rint(lengths * probability).astype(np.int64)
-    candidates = np.maximum(lengths - _SPECIAL_TOKENS_IN_PAIR, 0)
-    return np.minimum(np.minimum(np.maximum(rounded, 1), max_predictions), candidates)
-
-
-def mask_sequences(
+def _mask_sequences(
     input_ids_NL: Int32Array,
     candidates_NL: BoolArray,
     counts: IntArray,

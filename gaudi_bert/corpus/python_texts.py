@@ -20,7 +20,6 @@ import sys
 import sysconfig
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
@@ -70,7 +69,7 @@ def _standard_docstrings(library: Path) -> dict[str, str]:
     gc.disable()
     try:
         for module, path in _modules(library):
-            for name, text in docstrings_of_source(path.read_bytes(), module):
+            for name, text in _docstrings(ast.parse(path.read_bytes()), module):
                 texts.setdefault(name, text)
     finally:
         if was_enabled:
@@ -89,12 +88,8 @@ def _modules(library: Path) -> Iterator[tuple[str, Path]]:
                 yield ".".join(parts).removesuffix(".__init__"), path
 
 
-def docstrings_of_source(source: bytes, module: str) -> Iterator[tuple[str, str]]:
-    """Qualified name and docstring (dedented) of the module and of the classes and functions in it, in their order."""
-    yield from _docstrings(ast.parse(source), module)
-
-
 def _docstrings(node: ast.AST, name: str) -> Iterator[tuple[str, str]]:
+    """Qualified name and docstring (dedented) of a module and of the classes and functions in it, in their order."""
     if isinstance(node, _Documented):
         text = ast.get_docstring(node)
         if text:
@@ -151,23 +146,15 @@ def _sentences_of_text(text: str, seen: set[str]) -> list[str]:
     return sentences
 
 
-# --- labelled rows
+# --- rows of a task, as its files have them, and whether each is held out, which depends on the name of the text alone
+
+HeldOutRows = list[tuple[dict[str, str], bool]]
 
 
-@dataclass(frozen=True)
-class _LabelledText:
-    """A row: what is documented, its text, the package as its label, and whether the row is held out."""
-
-    name: str
-    text: str
-    label: str
-    held_out: bool
-
-
-def labelled_docstrings(texts: Mapping[str, str], labels: int = LABELS) -> list[_LabelledText]:
+def labelled_docstrings(texts: Mapping[str, str], labels: int = LABELS) -> HeldOutRows:
     """Docstrings (by qualified name, from `python_texts`) of the `labels` packages with the most, in the order of the names.
 
-    A text appears once, so no held-out row is also among the others. Whether a row is held out depends on its name alone.
+    The label is the package. A text appears once, so no held-out row is also among the others.
     """
     by_text: dict[str, str] = {}
     for name, sentences in _named_documents(texts).items():
@@ -175,25 +162,16 @@ def labelled_docstrings(texts: Mapping[str, str], labels: int = LABELS) -> list[
     counts = Counter(map(_package, by_text.values()))
     chosen = set(sorted(counts, key=lambda label: (-counts[label], label))[:labels])
     return [
-        _LabelledText(name, text, _package(name), _is_held_out(name))
+        ({"text": text, "label": _package(name)}, _is_held_out(name))
         for text, name in sorted(by_text.items(), key=lambda item: item[1])
         if _package(name) in chosen
     ]
 
 
-@dataclass(frozen=True)
-class _TitledText:
-    """A docstring's first line, and the rest of it; whether the row is held out."""
-
-    title: str
-    body: str
-    held_out: bool
-
-
-def titled_docstrings(texts: Mapping[str, str]) -> list[_TitledText]:
+def titled_docstrings(texts: Mapping[str, str]) -> HeldOutRows:
     """Docstrings (by qualified name, from `python_texts`) that have a first line and more, in the order of the names.
 
-    A title and a body appear once each.
+    The anchor is the first line, the positive the rest; each appears once.
     """
     titles: set[str] = set()
     bodies: set[str] = set()
@@ -204,7 +182,7 @@ def titled_docstrings(texts: Mapping[str, str]) -> list[_TitledText]:
         if title and len(body.split()) >= _LEAST_WORDS and title not in titles and body not in bodies:
             titles.add(title)
             bodies.add(body)
-            rows.append(_TitledText(title, body, _is_held_out(name)))
+            rows.append(({"anchor": title, "positive": body}, _is_held_out(name)))
     return rows
 
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, NamedTuple
+from inspect import signature
+from typing import Any
 
 import numpy as np
 
-from gaudi_bert.common.arrays import IntArray
-from gaudi_bert.common.errors import InputError, shortened
+from gaudi_bert.common.arrays import IntArray, whole_number
+from gaudi_bert.common.errors import ArgumentError, InputError, shortened, shown
 from gaudi_bert.packing.certificate import simple_certificate
 from gaudi_bert.packing.exact.bounds import prove_bound
 from gaudi_bert.packing.exact.optimal import solve_optimally
@@ -39,68 +40,53 @@ from gaudi_bert.packing.nnls import pack_by_nnls, pack_ennlshp, pack_nnlshp
 # Q is what the predecessor used, `max_predictions + depth`, or more where the data need it or the settings ask for it.
 
 
-def needed_masked_slots(mixture: Mapping[Strategy, int], histogram: Histogram) -> int | None:
-    """Slots that the fullest strategy needs; None where the data did not say how many positions are masked."""
-    if histogram.max_masked is None:
-        return None
-    return max((sum(map(histogram.masked_of, strategy)) for strategy in mixture), default=0)
-
-
-def choose_masked_slots(
-    max_predictions: int | None, depth: int, needed: int | None, requested: int | None = None
-) -> int | None:
-    """Return Q: `max_predictions + depth`, or more where the data need or the settings request it; None if unknown."""
+def _masked_slots(
+    mixture: Mapping[Strategy, int], histogram: Histogram, max_predictions: int | None, depth: int, requested: int | None
+) -> tuple[int | None, int | None]:
+    """Slots that the fullest strategy needs, and Q; None where the data did not say how many positions are masked."""
+    needed = None
+    if histogram.max_masked is not None:
+        needed = max((sum(map(histogram.masked_of, strategy)) for strategy in mixture), default=0)
     least = needed if max_predictions is None else max(max_predictions + depth, needed or 0)
-    if requested is None or least is None:
-        return requested or least
-    if requested < least:
+    if requested is not None and least is not None and requested < least:
         raise InputError(f"packing.masked_slots is {requested}, these packs need {least}; give as many, or leave it out")
-    return requested
+    return needed, requested or least
 
 
 # --- every algorithm by name
 
 
-class _Algorithm(NamedTuple):
-    """An algorithm, and what it takes besides the counts, int64 [L], and the depth.
-
-    Attributes:
-        pack: returns a mixture or a `Solved`.
-        needs: of `leftovers` (what `nnls` does with the last sequences), `seed`, `work` (a limit of effort) and `effort`.
-    """
-
-    pack: Callable[..., Mixture | Solved]
-    needs: tuple[str, ...] = ()
-
-
 MOST_DIFFERENT = 2**20
 """Different lengths: a plan lists them all, at worst each in a separate strategy, which then takes two gigabytes."""
 
-ALGORITHMS = {
-    "nnls": _Algorithm(pack_by_nnls, needs=("leftovers", "work")),
-    "optimal": _Algorithm(solve_optimally, needs=("work", "effort")),
-    "nnlshp": _Algorithm(pack_nnlshp),
-    "ennlshp": _Algorithm(pack_ennlshp),
-    "spfhp": _Algorithm(pack_shortest_first),
-    "lpfhp": _Algorithm(pack_longest_first),
-    "greedy": _Algorithm(pack_greedily, needs=("seed",)),
-    "ffd": _Algorithm(pack_first_fit),
-    "none": _Algorithm(pack_none),
+ALGORITHMS: dict[str, Callable[..., Mixture | Solved]] = {
+    "nnls": pack_by_nnls,
+    "optimal": solve_optimally,
+    "nnlshp": pack_nnlshp,
+    "ennlshp": pack_ennlshp,
+    "spfhp": pack_shortest_first,
+    "lpfhp": pack_longest_first,
+    "greedy": pack_greedily,
+    "ffd": pack_first_fit,
+    "none": pack_none,
 }
+"""Functions of the counts, int64 [L], the depth, and what else of `solve` they name."""
 
 
 def depth_of(depth: int | str, max_sequence_length: int) -> int:
     """The depth as a number; "max" is the maximum sequence length, which limits nothing."""
-    if depth == "max":
+    if isinstance(depth, str) and depth == "max":
         return max_sequence_length
-    if isinstance(depth, bool) or not isinstance(depth, int) or depth < 1:
-        raise InputError(f"depth is {depth!r}; it must be an integer from 1, or `max`")
-    return min(depth, max_sequence_length)
+    try:
+        return min(whole_number("depth", depth, 1), max_sequence_length)
+    except ArgumentError as error:
+        raise ArgumentError(f'{error}, or "max" for no limit') from None
 
 
 def check_known(algorithm: str, known: Collection[str]) -> None:
     """Refuse the name of no algorithm."""
-    if algorithm not in known:
+    if not isinstance(algorithm, str) or algorithm not in known:
+        algorithm = algorithm if isinstance(algorithm, str) else shown(algorithm)
         near = difflib.get_close_matches(algorithm, known, n=1, cutoff=0.5)
         hint = f"did you mean `{near[0]}`?" if near else f"known: {', '.join(known)}"
         raise InputError(f"algorithm `{shortened(algorithm)}` is unknown; {hint}")
@@ -124,9 +110,9 @@ def solve(
             f"there are {different:,} different lengths; at most {MOST_DIFFERENT:,} can be planned: give a"
             f" max_sequence_length of at most {MOST_DIFFERENT:,}, or round the lengths up"
         )
-    known = ALGORITHMS[algorithm]
+    pack = ALGORITHMS[algorithm]
     offered: dict[str, Any] = {"leftovers": leftovers, "seed": seed, "work": work, "effort": effort}
-    result = known.pack(counts, depth, **{name: offered[name] for name in known.needs})
+    result = pack(counts, depth, **{name: offered[name] for name in offered.keys() & signature(pack).parameters.keys()})
     return result if isinstance(result, Solved) else Solved(result, algorithm)
 
 
@@ -159,8 +145,8 @@ def pack_histogram(
     most = depth_of(depth, histogram.max_sequence_length)
     solved = solve(histogram.counts, algorithm, most, leftovers=leftovers, seed=seed, work=work, effort=effort)
     mixture = sorted_mixture(solved.mixture)
-    needed = needed_masked_slots(mixture, histogram)
     deepest = max(map(len, mixture), default=1) if depth == "max" else most
+    needed, slots = _masked_slots(mixture, histogram, max_predictions, deepest, masked_slots)
     packs = packs_of(mixture)
     certificate = solved.certificate or simple_certificate(histogram.counts, most)
     if solved.certificate is None and not quick_bound and certificate.bound < packs:
@@ -177,6 +163,6 @@ def pack_histogram(
         algorithm_used=solved.algorithm_used,
         mixture=mixture,
         certificate=certificate,
-        masked_slots=choose_masked_slots(max_predictions, deepest, needed, masked_slots),
+        masked_slots=slots,
         masked_slots_needed=needed,
     )

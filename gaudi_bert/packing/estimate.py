@@ -132,7 +132,7 @@ def scan_lengths(histogram: Histogram, depth: int | str) -> list[LengthEstimate]
 # --- why packing scales and un-padding does not (paper 4.4 and appendix E)
 #
 # Un-padding processes only real tokens, so a batch takes as long as it has tokens, and all accelerators wait for the
-# slowest. The paper takes the speed-ups measured on 8 GPUs with 32 sequences each, finds them Gumbel distributed (location
+# slowest. The paper takes the speed-ups measured on 8 GPUs with 32 sequences each, finds them _Gumbel distributed (location
 # 1.6038, scale 0.1288), and derives one device's distribution from 1 - P_8(s) = (1 - P_1(s))^8 at the median and at the
 # mode. Its listing solves these two equations by Nelder-Mead; both are linear in location and scale, so here they are solved
 # directly: location 1.94 as printed, scale 0.318 (printed: 0.108, which fits neither equation; the paper's 50 % at 32
@@ -145,40 +145,56 @@ QUANTILES = 200_000
 
 
 @dataclass(frozen=True)
-class Gumbel:
-    """The Gumbel distribution P(s) = exp(-exp(-(s - location) / scale))."""
+class UnpaddingEstimate:
+    """Expected speed-up on some accelerators: un-padding as the paper measured it, an ideal one of these data, packing."""
 
-    location: float
-    scale: float
-
-    def quantile(self, share: FloatArray | float) -> FloatArray:
-        """The value that `share` (0 < share < 1) of all draws stay below."""
-        value: FloatArray = self.location - self.scale * np.log(-np.log(share))
-        return value
+    accelerators: int
+    unpadding: float
+    ideal_unpadding: float
+    packing: float
 
 
-MEASURED_ON_8 = Gumbel(1.6038, 0.1288)
+def compare_unpadding(histogram: Histogram, packing_factor: float) -> list[UnpaddingEstimate]:
+    """Compare packing, whose speed-up is its factor on any number of accelerators, with un-padding."""
+    one_device = fit_one_device()
+    return [
+        UnpaddingEstimate(count, unpadding_speed_up(one_device, count), _linear_speed_up(histogram, count), packing_factor)
+        for count in ACCELERATORS
+    ]
+
+
+_Gumbel = tuple[float, float]
+"""Location and scale of the Gumbel distribution P(s) = exp(-exp(-(s - location) / scale))."""
+
+MEASURED_ON_8: _Gumbel = (1.6038, 0.1288)
 """Speed-up of un-padding over padding on 8 GPUs, BERT pretraining on Wikipedia, 32 sequences each (paper E)."""
 
 
-def fit_one_device() -> Gumbel:
+def quantile(distribution: _Gumbel, share: FloatArray) -> FloatArray:
+    """The value that `share` (0 < share < 1) of all draws stay below."""
+    location, scale = distribution
+    value: FloatArray = location - scale * np.log(-np.log(share))
+    return value
+
+
+def fit_one_device() -> _Gumbel:
     """The distribution of one device: the slowest of 8 has the measured median and mode (equations 13, 14)."""
     shares = np.array([0.5, np.exp(-1.0)])
-    values = MEASURED_ON_8.quantile(shares)  # median and mode
-    scores = Gumbel(0.0, 1.0).quantile(1 - (1 - shares) ** (1 / 8))
+    values = quantile(MEASURED_ON_8, shares)  # median and mode
+    scores = quantile((0.0, 1.0), 1 - (1 - shares) ** (1 / 8))
     scale = float((values[0] - values[1]) / (scores[0] - scores[1]))
-    return Gumbel(float(values[1] - scale * scores[1]), scale)
+    return float(values[1] - scale * scores[1]), scale
 
 
-def unpadding_speed_up(one_device: Gumbel, accelerators: int) -> float:
+def unpadding_speed_up(one_device: _Gumbel, accelerators: int) -> float:
     """Expected speed-up of un-padding on so many accelerators: that of the slowest."""
     shares = (np.arange(QUANTILES) + 0.5) / QUANTILES
     # The slowest of n is below s with probability 1 - (1 - P(s))^n; expm1 and log1p keep the small tail exact.
     slowest = -np.expm1(np.log1p(-shares) / accelerators)
-    return float(one_device.quantile(slowest).mean())
+    return float(quantile(one_device, slowest).mean())
 
 
-def linear_speed_up(histogram: Histogram, accelerators: int) -> float:
+def _linear_speed_up(histogram: Histogram, accelerators: int) -> float:
     """Expected speed-up of an ideal un-padding on these data, whose time is exactly the tokens of the largest batch.
 
     The tokens of a device's batch are taken as normally distributed; `accelerators` devices wait for each other.

@@ -8,7 +8,6 @@ sequences per pack, from 1, and L or more means no limit.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from typing import NamedTuple
 
 import numpy as np
 
@@ -171,122 +170,39 @@ def best_fit_into(mixture: Mixture, counts: IntArray, depth: int) -> Mixture:
 
 
 # --- FFD, first-fit decreasing: the classical heuristic that the paper compares its own with (4.1, F.2)
-#
-# Packs that were treated alike so far are one run (count, room, free slots), in order of opening; a length
-# changes a complete run, and splits at most one. So the result is that of the sequence-by-sequence algorithm, which took
-# the paper 87 to 120 s.
-
-END = -1
-HEAD = 0
-
-
-class _Runs(NamedTuple):
-    """Runs of equal packs, a linked list in order of opening, in arrays int64 [R]; run 0 is the head and holds none."""
-
-    packs: IntArray  # how many
-    room: IntArray  # tokens still free in each
-    depth_remaining: IntArray  # sequences that each may still take
-    addition: IntArray  # what was added last; END for nothing
-    following: IntArray  # the next run; END for none
-
-
-class _Additions(NamedTuple):
-    """Content of packs: `copies` sequences of `length` on top of the addition `below`; arrays int64 [A]."""
-
-    below: IntArray
-    length: IntArray
-    copies: IntArray
 
 
 def pack_first_fit(counts: IntArray, depth: int) -> Mixture:
-    """FFD: from longest to shortest, each sequence goes into the first pack, in order of opening, that has room."""
-    # A length adds at most two runs by splitting and opens at most two.
-    size = 4 * np.count_nonzero(counts) + 1
-    runs = _Runs(*(np.zeros(size, dtype=np.int64) for _ in _Runs._fields))
-    used_runs, additions = _first_fit(np.ascontiguousarray(counts), depth, runs)
-    mixture: Mixture = {}
-    for run in range(HEAD + 1, used_runs):
-        lengths: list[int] = []
-        top = int(runs.addition[run])
-        while top != END:
-            lengths += [int(additions.length[top])] * int(additions.copies[top])
-            top = int(additions.below[top])
-        add_packs(mixture, tuple(lengths), int(runs.packs[run]))
-    return mixture
+    """FFD: from longest to shortest, each sequence goes into the first pack, in order of opening, that has room.
 
-
-@kernel
-def _append(runs: _Runs, used: IntArray, before: int, count: int, room: int, depth_remaining: int, addition: int) -> int:
-    """Insert a run after `before`; returns its index."""
-    run: int = used[0]
-    used[0] += 1
-    runs.packs[run], runs.room[run], runs.depth_remaining[run], runs.addition[run] = count, room, depth_remaining, addition
-    runs.following[run] = runs.following[before]
-    runs.following[before] = run
-    return run
-
-
-@kernel
-def _split(runs: _Runs, used: IntArray, run: int, staying: int) -> None:
-    """Leave `staying` packs in `run` and move the others to a run of their own behind it."""
-    moved = runs.packs[run] - staying
-    if moved > 0:
-        _append(runs, used, run, moved, runs.room[run], runs.depth_remaining[run], runs.addition[run])
-        runs.packs[run] = staying
-
-
-@kernel
-def _put(runs: _Runs, additions: _Additions, used: IntArray, run: int, length: int, copies: int) -> None:
-    """Add `copies` sequences of `length` to each pack of `run`."""
-    top = used[1]
-    used[1] += 1
-    additions.below[top], additions.length[top], additions.copies[top] = runs.addition[run], length, copies
-    runs.addition[run] = top
-    runs.room[run] -= copies * length
-    runs.depth_remaining[run] -= copies
-
-
-@kernel
-def _with_space(additions: _Additions, needed: int) -> _Additions:
-    """Copy the additions to arrays of at least `needed` entries."""
-    size = len(additions.below)
-    if needed <= size:
-        return additions
-    larger = _Additions(np.zeros(2 * needed, np.int64), np.zeros(2 * needed, np.int64), np.zeros(2 * needed, np.int64))
-    for index in range(size):
-        larger.below[index] = additions.below[index]
-        larger.length[index] = additions.length[index]
-        larger.copies[index] = additions.copies[index]
-    return larger
-
-
-@kernel
-def _first_fit(counts: IntArray, depth: int, runs: _Runs) -> tuple[int, _Additions]:
-    """Fill `runs`; returns how many are used, and the additions that say what they hold."""
-    capacity = len(counts)
-    additions = _Additions(np.zeros(64, np.int64), np.zeros(64, np.int64), np.zeros(64, np.int64))
-    used = np.array([1, 0])  # runs, additions
-    runs.following[HEAD] = END
-    for length in range(capacity, 0, -1):
-        waiting = counts[length - 1]
-        if waiting > 0:
-            additions = _with_space(additions, used[1] + used[0] + 4)
-        before = HEAD
-        while waiting > 0 and runs.following[before] != END:
-            before = runs.following[before]
-            copies = min(runs.room[before] // length, runs.depth_remaining[before], waiting)
-            if copies > 0:
-                filled = min(waiting // copies, runs.packs[before])
-                _split(runs, used, before, filled)
-                _put(runs, additions, used, before, length, copies)
+    Packs that were treated alike so far are one run; a length changes complete runs, and splits at most one, twice. So the
+    result is that of the sequence-by-sequence algorithm, which took the paper 87 to 120 s.
+    """
+    # Packs, and the tokens and sequences that each still takes: int64 [3, runs]. The last run are packs to be opened.
+    runs = np.array([[int(counts.sum())], [len(counts)], [depth]])
+    held: list[Strategy] = [()]
+    for length in (np.flatnonzero(counts)[::-1] + 1).tolist():
+        waiting = int(counts[length - 1])
+        for first in np.flatnonzero((runs[1] >= length) & (runs[2] > 0)).tolist():
+            for run in range(first, first + 3):
+                packs, room, slots = runs[:, run].tolist()
+                copies = min(room // length, slots, waiting)
+                filled = min(waiting // copies, packs)
+                if filled < packs:
+                    runs = np.insert(runs, run + 1, (packs - filled, room, slots), axis=1)
+                    held.insert(run + 1, held[run])
+                runs[:, run] = filled, room - copies * length, slots - copies
+                held[run] += (length,) * copies
                 waiting -= filled * copies
-        while waiting > 0:  # `before` is the last run
-            copies = min(capacity // length, depth, waiting)
-            opened = waiting // copies
-            before = _append(runs, used, before, opened, capacity, depth, END)
-            _put(runs, additions, used, before, length, copies)
-            waiting -= opened * copies
-    return used[0], additions
+                if filled == packs or not waiting:
+                    break
+            if not waiting:
+                break
+    mixture: Mixture = {}
+    for strategy, count in zip(held, runs[0].tolist(), strict=True):
+        if strategy:
+            add_packs(mixture, strategy, count)
+    return mixture
 
 
 # --- GREEDY, the packing of T5 (paper H): next fit

@@ -10,14 +10,14 @@ value before anything is packed: 3.0 may be a length, but an array of floats is 
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable, Mapping, Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from gaudi_bert.common.arrays import AnyArray, IntArray, first_not_whole, permutation
+from gaudi_bert.common.arrays import AnyArray, IntArray, first_not_whole, permutation, whole_number
 from gaudi_bert.common.errors import ArgumentError, InputError, shown
 
 _MOST_INT64 = 2**63 - 1
@@ -39,12 +39,15 @@ class Histogram:
     max_masked: IntArray | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.max_sequence_length, bool) or not isinstance(self.max_sequence_length, (int, np.integer)):
-            raise InputError(f"max_sequence_length is {shown(self.max_sequence_length)}; it must be an integer from 1")
-        if self.max_sequence_length < 1:
-            raise InputError(f"max_sequence_length is {self.max_sequence_length}; it must be at least 1")
+        whole_number("max_sequence_length", self.max_sequence_length, 1)
         for name in ("counts",) if self.max_masked is None else ("counts", "max_masked"):
-            array = _whole_numbers(getattr(self, name), name)
+            given = _as_array(getattr(self, name), name)
+            wrong = first_not_whole(given, 0, _MOST_INT64) if _holds_integers(given) else 0
+            if wrong >= 0:
+                raise InputError(
+                    f"{name} holds {_shown_at(given, wrong)} at length {wrong + 1}; it must be an integer from 0"
+                )
+            array = given.astype(np.int64)  # a copy
             if len(array) != self.max_sequence_length:
                 raise InputError(
                     f"{name} has {len(array)} entries; it must have one for each length 1 .. {self.max_sequence_length}"
@@ -74,48 +77,33 @@ class Histogram:
         return 0 if self.max_masked is None else int(self.max_masked[length - 1])
 
 
-def _whole_numbers(values: Any, name: str) -> IntArray:
-    """`values` as a new int64 array without fractions, negative numbers or what does not fit; entry 0 is length 1."""
+def _as_array(values: Any, name: str) -> AnyArray:
+    """`values` as an array of one dimension, of the type they have; of objects, where numpy's choice would change one."""
+    if isinstance(values, np.ma.MaskedArray) and np.any(values.mask):  # numpy forgets the mask where it converts the array
+        first = int(np.flatnonzero(values.mask)[0])
+        raise ArgumentError(f"{name}[{first}] is masked; leave masked entries out: `{name}.compressed()`")
+    if hasattr(values, "__array__"):
+        array = np.asarray(values)
+        if array.ndim != 1:
+            raise ArgumentError(f"{name} has the shape {array.shape}; one dimension is needed, of integers")
+        return array
     if isinstance(values, (str, bytes, Mapping, Set)) or not isinstance(values, Iterable):
-        raise InputError(f"{name} must be a list of integers, one for each length")
-    _refuse_masked(values, name)
-    array = np.asarray(values) if hasattr(values, "__array__") else np.fromiter(values, object)
-    if array.ndim != 1:
-        raise InputError(f"{name} must be a list of integers, one for each length")
-    wrong = first_not_whole(array, 0, _MOST_INT64) if array.dtype.kind in "iuO" or not array.size else 0
-    if wrong >= 0:
-        raise InputError(f"{name} holds {_shown_at(array, wrong)} at length {wrong + 1}; it must be an integer from 0")
-    return array.astype(np.int64)
+        raise ArgumentError(f"{name} is {shown(values)}; it must be a list or an array of integers")
+    listed = list(values)
+    if all(issubclass(kind, (int, np.integer)) and kind is not bool for kind in set(map(type, listed))):
+        with suppress(OverflowError):
+            return np.array(listed, np.int64)
+    return np.fromiter(listed, object, len(listed))
+
+
+def _holds_integers(array: AnyArray) -> bool:
+    return array.dtype.kind in "iuO" or not array.size
 
 
 def _shown_at(values: AnyArray, index: int) -> str:
     """One entry, as Python writes it."""
     value = values[index]
     return shown(value.item() if isinstance(value, np.generic) else value)
-
-
-def _refuse_masked(values: Any, name: str) -> None:
-    """Refuse a masked array that masks something: numpy forgets the mask where it converts the array."""
-    masked = np.asarray(values.mask) if isinstance(values, np.ma.MaskedArray) else np.zeros(1, np.bool_)
-    if masked.any():
-        index = int(np.argmax(masked))
-        raise ArgumentError(f"{name}[{index}] is masked; leave masked entries out: `{name}.compressed()`")
-
-
-def merge_histograms(histograms: Iterable[Histogram]) -> Histogram:
-    """The histogram of all the sequences together."""
-    parts = list(histograms)
-    if not parts:
-        raise InputError("no histogram to merge was given; give at least one")
-    lengths = sorted({part.max_sequence_length for part in parts})
-    if len(lengths) > 1:
-        raise InputError(f"histograms of different max_sequence_length cannot be merged: {', '.join(map(str, lengths))}")
-    masked = [part.max_masked for part in parts if part.max_masked is not None]
-    return Histogram(
-        lengths[0],
-        np.sum([part.counts for part in parts], axis=0, dtype=np.int64),
-        np.max(masked, axis=0) if len(masked) == len(parts) else None,
-    )
 
 
 def rescaled(histogram: Histogram, max_sequence_length: int) -> Histogram:
@@ -140,33 +128,18 @@ MOST_SLOTS = 2**24
 """The longest row: a histogram has a counter for each length."""
 
 
-def whole_number(value: Any, name: str, least: int, most: int | None = None) -> int:
-    """`value` as an integer of `least` .. `most`; an ArgumentError where it is not one."""
-    try:
-        number = None if isinstance(value, (bool, np.bool_)) else operator.index(value)
-    except TypeError:
-        number = None
-    if number is None or number < least or (most is not None and number > most):
-        limits = f"from {least}" + (f" to {most}" if most is not None else "")
-        raise ArgumentError(f"{name} is {shown(value if number is None else number)}; it must be an integer {limits}")
-    return number
-
-
 def checked_lengths(lengths: Any, max_sequence_length: int) -> AnyArray:
     """The lengths as uint16 or int32 [sequences], whichever holds the longest; given as anything that holds numbers."""
-    longest = whole_number(max_sequence_length, "max_sequence_length", 1, MOST_SLOTS)
-    values = _as_array(lengths, longest)
-    if values.ndim != 1:
+    longest = whole_number("max_sequence_length", max_sequence_length, 1, MOST_SLOTS)
+    values = _as_array(lengths, "lengths")
+    wrong, is_integer = first_not_whole(values, 1, longest), _holds_integers(values)
+    if wrong >= 0 or not is_integer:
+        index = max(wrong, 0)
+        remedy = "cut or split longer ones, leave empty ones out" if is_integer else "such as `lengths.astype(int)`"
+        value = _shown_at(values, index) + ("" if is_integer else f", of type {values.dtype}")
         raise ArgumentError(
-            f"lengths has {values.ndim} dimensions, shape {values.shape}; it must have one, with an integer per sequence"
+            f"lengths[{index}] is {value}; a length must be an integer from 1 to max_sequence_length, {longest}: {remedy}"
         )
-    if values.size == 0:
-        return np.zeros(0, np.uint16 if longest < 2**16 else np.int32)
-    if values.dtype.kind not in "iu":
-        raise _not_whole(values, longest)
-    index = first_not_whole(values, 1, longest)
-    if index >= 0:
-        raise _outside(int(values[index]), index, longest)
     return values.astype(np.uint16 if longest < 2**16 else np.int32)
 
 
@@ -174,52 +147,6 @@ def histogram_of(lengths: AnyArray, max_sequence_length: int) -> Histogram:
     """Count the checked lengths of each value."""
     counts: IntArray = np.bincount(lengths, minlength=max_sequence_length + 1)[1:]
     return Histogram(max_sequence_length, counts)
-
-
-def _as_array(lengths: Any, longest: int) -> AnyArray:
-    """`lengths` as an array of whatever type they have."""
-    _refuse_masked(lengths, "lengths")
-    if hasattr(lengths, "__array__"):
-        array = np.asarray(lengths)
-        if array.dtype.kind != "O":
-            return array
-        lengths = array.tolist()
-    if isinstance(lengths, (str, bytes, Mapping)) or not isinstance(lengths, Iterable):
-        raise ArgumentError(f"lengths is {shown(lengths)}; it must be a list or an array with an integer per sequence")
-    values = list(lengths)
-    for kind in set(map(type, values)):
-        if issubclass(kind, bool) or not issubclass(kind, (int, np.integer)):
-            index = list(map(type, values)).index(kind)
-            raise ArgumentError(f"lengths[{index}] is {shown(values[index])}; {_allowed(longest)}")
-    if values and (min(values) < 1 or max(values) > longest):
-        index = next(index for index, value in enumerate(values) if not 1 <= value <= longest)
-        raise _outside(int(values[index]), index, longest)
-    return np.array(values, dtype=np.int64)
-
-
-def _not_whole(values: AnyArray, longest: int) -> ArgumentError:
-    """The error for an array of floats, booleans, texts or dates."""
-    index, remedy = 0, _allowed(longest)
-    if values.dtype.kind == "f":
-        broken = np.flatnonzero(~np.isfinite(values) | (values != np.floor(values)))
-        if broken.size:
-            index = int(broken[0])
-        else:
-            remedy += ", in an integer type: `lengths.astype(int)`"
-    return ArgumentError(f"lengths[{index}] is {_shown_at(values, index)}, of type {values.dtype}; {remedy}")
-
-
-def _outside(value: int, index: int, longest: int) -> ArgumentError:
-    if value < 1:
-        return ArgumentError(f"lengths[{index}] is {shown(value)}; {_allowed(longest)}: leave empty sequences out")
-    return ArgumentError(
-        f"lengths[{index}] is {shown(value)}, longer than max_sequence_length {longest}; cut it, split it or leave it out,"
-        " or give longer rows"
-    )
-
-
-def _allowed(longest: int) -> str:
-    return f"a length must be an integer from 1 to {longest}"
 
 
 # --- groups of files: what is read once, held in memory, and packed within itself

@@ -165,11 +165,8 @@ def fill_slots(mixture: Mapping[Strategy, int], counts: IntArray) -> Mixture:
         remaining, copies = count, Counter(strategy)
         while remaining:
             part = min(remaining, *(shares[length][-1][1] // number for length, number in copies.items()))
-            if part:
-                sequences = [shares[length][-1][0] for length in strategy]
-                _take(shares, strategy, part)
-            else:
-                part, sequences = 1, _take_mixed(shares, strategy)
+            part = max(part, 1)  # where a share ends within a pack, its equal slots hold different sequences
+            sequences = _take(shares, strategy, part)
             add_packs(result, tuple(sequence for sequence in sequences if sequence), part)
             remaining -= part
     result.pop((), None)
@@ -200,21 +197,14 @@ def _share_slots(slots: IntArray, counts: IntArray) -> dict[int, list[_Share]]:
     return shares
 
 
-def _take(shares: dict[int, list[_Share]], strategy: Strategy, count: int) -> None:
-    for length in strategy:
-        shares[length][-1][1] -= count
-    for length in set(strategy):
-        if not shares[length][-1][1]:
-            shares[length].pop()
-
-
-def _take_mixed(shares: dict[int, list[_Share]], strategy: Strategy) -> list[int]:
-    """One pack whose equal slots hold different sequences, because a share ends within it."""
+def _take(shares: dict[int, list[_Share]], strategy: Strategy, count: int) -> list[int]:
+    """Fill the slots of so many packs; returns the sequence in each."""
     sequences = []
     for length in strategy:
-        sequences.append(shares[length][-1][0])
-        shares[length][-1][1] -= 1
-        if not shares[length][-1][1]:
+        share = shares[length][-1]
+        sequences.append(share[0])
+        share[1] -= count
+        if not share[1]:
             shares[length].pop()
     return sequences
 

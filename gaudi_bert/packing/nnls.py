@@ -36,31 +36,28 @@ SHORT_LENGTH = 8
 SHORT_WEIGHT = 0.09
 
 
-def paper_weights(
-    max_sequence_length: int, short_length: int = SHORT_LENGTH, short_weight: float = SHORT_WEIGHT
-) -> FloatArray:
-    """float64 [L]: `short_weight` for lengths up to `short_length`, 1 for the rest (paper F.4.5 and F.5)."""
+def paper_weights(max_sequence_length: int) -> FloatArray:
+    """float64 [L]: `SHORT_WEIGHT` for lengths up to `SHORT_LENGTH`, 1 for the rest (paper F.4.5 and F.5)."""
     weights = np.ones(max_sequence_length)
-    weights[:short_length] = short_weight
+    weights[:SHORT_LENGTH] = SHORT_WEIGHT
     return weights
 
 
-def pack_nnlshp(counts: IntArray, depth: int, weights: FloatArray | None = None) -> Mixture:
-    """NNLSHP with residual weights (float64 [L], positive); None for those of the paper.
+def pack_nnlshp(counts: IntArray, depth: int) -> Mixture:
+    """NNLSHP with the residual weights of the paper.
 
     x is rounded to the nearest integers; where b - A x is negative, that is padding, and a sequence where it is positive
     becomes a pack alone, padded up. The paper solves this with 22,102 columns at depth 3 and length 512, and runs out
     of memory beyond. Least squares is not the number of packs: this is 0.14 % above the optimum there.
     """
-    weights = paper_weights(len(counts)) if weights is None else weights
-    solution = solve_nnls(counts, weights, depth)
+    solution = solve_nnls(counts, paper_weights(len(counts)), depth)
     mixture: Mixture = {}
     for strategy, usage in zip(solution.strategies, np.rint(solution.usage).astype(np.int64).tolist(), strict=True):
         add_packs(mixture, strategy, usage)
-    return complete_by_complements(mixture, counts, depth)
+    return _complete_by_complements(mixture, counts, depth)
 
 
-def complete_by_complements(mixture: Mixture, counts: IntArray, depth: int) -> Mixture:
+def _complete_by_complements(mixture: Mixture, counts: IntArray, depth: int) -> Mixture:
     """Give each sequence without a slot a pack (length, L - length), and give up the slots that no sequence fills.
 
     The complement of such a pack stands for padding, unless a sequence of that length lacks a slot as well. A sequence of
@@ -93,84 +90,70 @@ LINE_SEARCH_HALVINGS = 60
 SMALL_GAIN = 1e-6
 
 
-class ExtendedProblem:
-    """The objective of equation 23 with the best r put in, as a function of the residual b - A x, where b are the counts.
+def _extended_weights(residual: FloatArray, shortage_weight: float = SHORTAGE_WEIGHT) -> FloatArray:
+    """The weight of each row of equation 23, with the best r put in, where the residual b - A x has these signs.
 
-    `shortage_weight` is v, the cost of a sequence that is not packed, relative to a token of padding.
+    `shortage_weight` is v, the cost of a sequence that is not packed, relative to a token of padding; float64 [L] both.
     """
-
-    def __init__(self, counts: IntArray, shortage_weight: float = SHORTAGE_WEIGHT) -> None:
-        self.counts = np.asarray(counts, dtype=np.float64)
-        self.padding_weights = np.arange(1, len(counts) + 1, dtype=np.float64)
-        self.shortage_weight = shortage_weight
-
-    def row_weights(self, residual: FloatArray) -> FloatArray:
-        """float64 [L], the weight of each row where the residual has these signs."""
-        weights: FloatArray = np.sqrt(self.padding_weights**2 + np.where(residual > 0, self.shortage_weight**2, 0.0))
-        return weights
-
-    def objective(self, residual: FloatArray) -> float:
-        """The value of equation 23."""
-        return float(np.sum((self.row_weights(residual) * residual) ** 2))
-
-    def slope(self, residual: FloatArray, change: FloatArray) -> float:
-        """Half the derivative of the objective where the residual moves by `change`."""
-        return float(np.sum(self.row_weights(residual) ** 2 * residual * change))
-
-    def best_step(self, residual: FloatArray, change: FloatArray) -> float:
-        """The share of `change`, 0 .. 1, after which the objective is least; its slope grows along the way."""
-        if self.slope(residual + change, change) <= 0:
-            return 1.0
-        low, high = 0.0, 1.0
-        for _ in range(LINE_SEARCH_HALVINGS):
-            middle = (low + high) / 2
-            if self.slope(residual + middle * change, change) <= 0:
-                low = middle
-            else:
-                high = middle
-        return low
+    padding = np.arange(1, len(residual) + 1, dtype=np.float64) ** 2
+    weights: FloatArray = np.sqrt(padding + np.where(residual > 0, shortage_weight**2, 0.0))
+    return weights
 
 
-def solve_ennls(counts: IntArray, depth: int) -> tuple[dict[Strategy, float], FloatArray]:
+def _extended_objective(residual: FloatArray, shortage_weight: float = SHORTAGE_WEIGHT) -> float:
+    """The value of equation 23."""
+    return float(np.sum((_extended_weights(residual, shortage_weight) * residual) ** 2))
+
+
+def _solve_ennls(counts: IntArray, depth: int) -> tuple[dict[Strategy, float], FloatArray]:
     """Minimise equation 23 over all strategies of at most `depth` sequences.
+
+    At each weight it goes down until the signs are those that were assumed, or a step gains nothing; never up.
 
     Returns:
         Usages (x) of the strategies, and the residual b - A x, float64 [L].
     """
     usage: dict[Strategy, float] = {}
-    residual = np.asarray(counts, dtype=np.float64)
+    residual = target = np.asarray(counts, dtype=np.float64)
     for shortage_weight in (*EASY_WEIGHTS, SHORTAGE_WEIGHT):
-        problem = ExtendedProblem(counts, shortage_weight)
-        usage, residual = _newton_steps(problem, usage, residual, depth)
+        for _ in range(STEPS_AT_A_WEIGHT):
+            value = _extended_objective(residual, shortage_weight)
+            solution = solve_nnls(target, _extended_weights(residual, shortage_weight), depth)
+            change = solution.residual - residual
+            step = _best_step(residual, change, shortage_weight)
+            usage = {strategy: (1 - step) * count for strategy, count in usage.items() if step < 1.0}
+            for strategy, count in zip(solution.strategies, solution.usage.tolist(), strict=True):
+                usage[strategy] = usage.get(strategy, 0.0) + step * count
+            residual = residual + step * change
+            reached = _extended_objective(residual, shortage_weight)
+            if min(reached - solution.objective**2, value - reached) <= SMALL_GAIN * reached:
+                break
     return usage, residual
 
 
-def _newton_steps(
-    problem: ExtendedProblem, usage: dict[Strategy, float], residual: FloatArray, depth: int
-) -> tuple[dict[Strategy, float], FloatArray]:
-    """Go down from `usage` until the signs are those that were assumed, or a step gains nothing; never up."""
-    for _ in range(STEPS_AT_A_WEIGHT):
-        value = problem.objective(residual)
-        target = solve_nnls(problem.counts, problem.row_weights(residual), depth)
-        change = target.residual - residual
-        step = problem.best_step(residual, change)
-        usage = {strategy: (1 - step) * count for strategy, count in usage.items() if step < 1.0}
-        for strategy, count in zip(target.strategies, target.usage.tolist(), strict=True):
-            usage[strategy] = usage.get(strategy, 0.0) + step * count
-        residual = residual + step * change
-        reached = problem.objective(residual)
-        if min(reached - target.objective**2, value - reached) <= SMALL_GAIN * reached:
-            break
-    return usage, residual
+def _best_step(residual: FloatArray, change: FloatArray, shortage_weight: float) -> float:
+    """The share of `change`, 0 .. 1, after which the objective is least; its slope grows along the way."""
+
+    def rises(step: float) -> bool:
+        moved = residual + step * change
+        return bool(np.sum(_extended_weights(moved, shortage_weight) ** 2 * moved * change) > 0)
+
+    if not rises(1.0):
+        return 1.0
+    low, high = 0.0, 1.0
+    for _ in range(LINE_SEARCH_HALVINGS):
+        middle = (low + high) / 2
+        low, high = (low, middle) if rises(middle) else (middle, high)
+    return low
 
 
 def pack_ennlshp(counts: IntArray, depth: int) -> Mixture:
     """ENNLSHP: usages are rounded to the nearest integer, and what is then not packed is padded up."""
-    usage, _ = solve_ennls(counts, depth)
+    usage, _ = _solve_ennls(counts, depth)
     mixture: Mixture = {}
     for strategy, count in usage.items():
         add_packs(mixture, strategy, round(count))
-    return complete_by_complements(mixture, counts, depth)
+    return _complete_by_complements(mixture, counts, depth)
 
 
 # --- the iterative loop with padding feedback, as Habana Labs published it ("Data Packing Process for MLPERF BERT")
@@ -260,7 +243,7 @@ def iterative_nnls(
             if _is_near(best, counts, depth):
                 break
     if leftovers == "complement":
-        return complete_by_complements(mixture, counts, depth)
+        return _complete_by_complements(mixture, counts, depth)
     return best_fit_into({}, counts, depth) if best is None else best
 
 

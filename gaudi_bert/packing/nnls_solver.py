@@ -26,7 +26,13 @@ from gaudi_bert.common.arrays import AnyArray, BoolArray, FloatArray, IntArray
 from gaudi_bert.common.compiled import borrowing_kernel, inlined_kernel, inner_kernel
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.packing.mixture import Work
-from gaudi_bert.packing.pricing import MINUS_INFINITY, compiled_completion_values, power_chain, unwind
+from gaudi_bert.packing.pricing import (
+    MINUS_INFINITY,
+    OPERATIONS_PER_PRODUCT,
+    compiled_completion_values,
+    power_chain,
+    unwind,
+)
 
 LONGEST_WHOLE = 4096
 """Packs of more tokens are not solved length by length: the factor has that many rows and columns."""
@@ -34,11 +40,11 @@ LONGEST_WHOLE = 4096
 GRADIENT_TOLERANCE = 1e-12
 """A column may enter if its gradient exceeds this share of the largest w^2 b."""
 
-OPERATIONS_PER_PRODUCT = 0.2
-"""Of a max-plus product, for each pair of totals."""
-
 STALLED_ROUNDS = 20
 """Rounds without any gain after which only rounding errors can remain."""
+
+ADDITIONS = 2
+"""Columns that may enter in one round; more of them save pricing and cost exchanges."""
 
 DEEPER = 1
 """Sequences by which packs may be deeper than the mean; deeper ones are hardly ever needed, and cost time."""
@@ -94,7 +100,6 @@ def solve_nnls(
     weights: FloatArray,
     depth: int,
     *,
-    additions: int = 2,
     max_rounds: int | None = None,
     work: Work | None = None,
 ) -> _NnlsSolution:
@@ -105,7 +110,6 @@ def solve_nnls(
         target: counts per length, [L] (index 0 is length 1), any numeric dtype.
         weights: float64 [L], positive residual weights.
         depth: most sequences in a pack, >= 1; L or more means no limit.
-        additions: columns that may enter in one round; more of them save pricing and cost exchanges.
         max_rounds: stop after so many rounds, short of the optimum; None for no limit.
         work: what may be done before it stops short of the optimum; None for no limit.
     """
@@ -124,7 +128,7 @@ def solve_nnls(
     residual = np.empty(max_length + 1)
     most_rounds = np.iinfo(np.int64).max if max_rounds is None else max_rounds
     scratch = _make_scratch(max_length, len(chain))
-    limits = additions, most_rounds, max(work.remaining, 0.0)
+    limits = most_rounds, max(work.remaining, 0.0)
     size, rounds = _run(counts, squared_weights, chain, state, scratch, residual, *limits)
     work.spend(float(state.operations[0]))
     strategies = []
@@ -176,7 +180,6 @@ def _run(
     state: _ActiveSet,
     scratch: _Scratch,
     residual: FloatArray,
-    additions: int,
     max_rounds: int,
     most_operations: float,
 ) -> tuple[int, int]:
@@ -203,7 +206,7 @@ def _run(
         completion = compiled_completion_values(chain, scratch.table, scratch.every_length)
         for length in range(1, top + 1):
             values[length] = prices[length] + completion[top - length]
-        entered = _enter_columns(threshold, chain, counts, squared_weights, state, scratch, size, additions)
+        entered = _enter_columns(threshold, chain, counts, squared_weights, state, scratch, size)
         if entered == size:
             break
         size = _restore_feasibility(state, scratch.products, entered)
@@ -219,10 +222,9 @@ def _enter_columns(
     state: _ActiveSet,
     scratch: _Scratch,
     size: int,
-    additions: int,
 ) -> int:
     """Append the best columns with disjoint lengths, dearest first; returns the new number of columns."""
-    limit = min(size + additions, state.usage.size - 1)
+    limit = min(size + ADDITIONS, state.usage.size - 1)
     values, taken = scratch.values, scratch.taken
     for length in range(taken.size):
         taken[length] = False
@@ -288,7 +290,7 @@ def _append(counts: FloatArray, squared_weights: FloatArray, state: _ActiveSet, 
         for entry in range(state.distinct[other]):
             product += state.copies[other, entry] * weighted[state.lengths[other, entry]]
         products[other] = product
-    return append_column(state.factor, size, products, diagonal, state.projected, moment)
+    return _append_column(state.factor, size, products, diagonal, state.projected, moment)
 
 
 @inner_kernel
@@ -298,7 +300,7 @@ def _restore_feasibility(state: _ActiveSet, scratch: FloatArray, size: int) -> i
     blocking = 0
     while size > 0 and blocking >= 0:
         state.operations[0] += 0.5 * size * size
-        solve_factor(state.factor, size, state.projected, solution)
+        _solve_factor(state.factor, size, state.projected, solution)
         step, blocking = 1.0, -1
         for column in range(size):
             if solution[column] <= 0.0:
@@ -315,7 +317,7 @@ def _restore_feasibility(state: _ActiveSet, scratch: FloatArray, size: int) -> i
             for column in range(size - 1, -1, -1):
                 if solution[column] <= 0.0 and usage[column] <= 1e-15:
                     state.operations[0] += 1.5 * (size - column) * (size - column)
-                    remove_column(state.factor, size, column, state.projected, scratch)
+                    _remove_column(state.factor, size, column, state.projected, scratch)
                     size -= 1
                     _move_down(state, column, size)
     return size
@@ -363,7 +365,7 @@ SMALLEST_PIVOT = 1e-11
 
 
 @inlined_kernel
-def append_column(
+def _append_column(
     factor: FloatArray, size: int, products: FloatArray, diagonal: float, projected: FloatArray, moment: float
 ) -> bool:
     """Extend the factor, in use up to [size, size], by one column; False (and no change) if it depends on those there.
@@ -423,7 +425,7 @@ def _subtract_rows(
 
 
 @inlined_kernel
-def remove_column(factor: FloatArray, size: int, gone: int, projected: FloatArray, carried: FloatArray) -> None:
+def _remove_column(factor: FloatArray, size: int, gone: int, projected: FloatArray, carried: FloatArray) -> None:
     """Take column `gone` out of the leading [size, size] block; `carried` is scratch, float64 [>= size]."""
     for row in range(gone):
         _shift_left(factor[row, gone:size])
@@ -457,7 +459,7 @@ def _rotate(result: FloatArray, carried: FloatArray, lower: FloatArray, cosine: 
 
 
 @inlined_kernel
-def solve_factor(factor: FloatArray, size: int, projected: FloatArray, solution: FloatArray) -> None:
+def _solve_factor(factor: FloatArray, size: int, projected: FloatArray, solution: FloatArray) -> None:
     """Back substitution: solution[:size] = R^-1 projected[:size], four rows of R at a time, the last ones alone."""
     whole = size - size % 4
     for row in range(size - 1, whole - 1, -1):

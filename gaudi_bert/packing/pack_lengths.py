@@ -19,13 +19,13 @@ from typing import Any, Literal, cast, get_args, overload
 import numpy as np
 from numpy.typing import ArrayLike
 
-from gaudi_bert.common.arrays import IntArray
+from gaudi_bert.common.arrays import IntArray, whole_number
 from gaudi_bert.common.dealing import deal_sequences
 from gaudi_bert.common.errors import ArgumentError, InputError, shown
 from gaudi_bert.common.features import PackingFigures
 from gaudi_bert.common.progress import Reporter, human_seconds
 from gaudi_bert.packing.algorithms import pack_histogram as pack_counts
-from gaudi_bert.packing.histogram import MOST_SLOTS, Histogram, checked_lengths, histogram_of, rescaled, whole_number
+from gaudi_bert.packing.histogram import MOST_SLOTS, Histogram, checked_lengths, histogram_of, rescaled
 from gaudi_bert.packing.mixture import Effort, Packing, Work
 
 Algorithm = Literal["nnls", "optimal", "nnlshp", "ennlshp", "spfhp", "lpfhp", "greedy", "ffd", "none"]
@@ -89,8 +89,8 @@ class Packs:
         Raises:
             ArgumentError: `rank` is not in 0 .. size - 1.
         """
-        size = whole_number(size, "size", 1)
-        rank = whole_number(rank, "rank", 0, size - 1)
+        size = whole_number("size", size, 1)
+        rank = whole_number("rank", rank, 0, size - 1)
         return self._some(slice(rank, None, size))
 
 
@@ -167,7 +167,7 @@ def pack_lengths(
     Raises:
         ArgumentError: a ValueError, which names the index and the wrong value.
     """
-    seed = whole_number(seed, "seed", 0)
+    seed = whole_number("seed", seed, 0)
     checked = checked_lengths(lengths, max_sequence_length)
     packing = _pack(histogram_of(checked, int(max_sequence_length)), depth, algorithm, seed, effort)
     offsets, indices = deal_sequences(checked, list(packing.mixture.items()), seed, 0, np.int64)
@@ -202,13 +202,13 @@ def pack_histogram(
     Raises:
         ArgumentError: a ValueError, which names the length and the wrong value.
     """
-    seed = whole_number(seed, "seed", 0)
+    seed = whole_number("seed", seed, 0)
     try:
         given: Any = counts
         size = given.size if isinstance(given, np.ndarray) else len(given) if hasattr(given, "__len__") else 0
         histogram = Histogram(size, given)
         if max_sequence_length is not None:
-            histogram = rescaled(histogram, whole_number(max_sequence_length, "max_sequence_length", 1, MOST_SLOTS))
+            histogram = rescaled(histogram, whole_number("max_sequence_length", max_sequence_length, 1, MOST_SLOTS))
     except InputError as error:
         raise ArgumentError(str(error)) from None
     if histogram.sequences == 0:
@@ -225,15 +225,8 @@ def pack_histogram(
 
 def _pack(histogram: Histogram, depth: int | str, algorithm: str, seed: int, effort: str) -> Packing:
     """The packing of a histogram, checked and proven; what it rejects is an argument of the caller."""
-    if not isinstance(algorithm, str):
-        raise ArgumentError(f"algorithm is {shown(algorithm)}; it must be the name of one, such as optimal")
     if effort not in get_args(Effort):
         raise ArgumentError(f"effort is {shown(effort)}; it must be one of {', '.join(get_args(Effort))}")
-    if not isinstance(depth, str) or depth != "max":
-        try:
-            depth = whole_number(depth, "depth", 1)
-        except ArgumentError as error:
-            raise ArgumentError(f'{error}, or "max" for no limit') from None
     try:
         with _said_if_long(f"packing {histogram.sequences:,} sequences by {algorithm}") as work:
             return pack_counts(histogram, algorithm, depth, seed=seed, effort=cast(Effort, effort), work=work)

@@ -32,6 +32,9 @@ MINUS_INFINITY = -1e300
 Worths = TypeVar("Worths", IntArray, FloatArray)
 """Prices and what is worth them: integers or floating point numbers, but never both."""
 
+OPERATIONS_PER_PRODUCT = 0.2
+"""Of a max-plus product, for each pair of totals."""
+
 NOTHING = -2
 CLOSURE = -1
 

@@ -11,7 +11,7 @@ optimally are as many as their bound, or a few thousandths more, so the bound co
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import combinations, pairwise
 
@@ -91,7 +91,6 @@ def choose_row_lengths(
     cost: Cost,
     *,
     lengths: tuple[int, ...] | None = None,
-    most_lengths: int = MOST_LENGTHS,
     multiple: int = 64,
     longest: int | None = None,
     depth: int | str = "max",
@@ -104,7 +103,6 @@ def choose_row_lengths(
         counts: int64 [longest sequence], sequences of length 1, 2, ...; at least one sequence.
         cost: of a row.
         lengths: those of rows, ascending, where they are given; a length that no sequence needs is omitted.
-        most_lengths: different lengths at most.
         multiple: every length is a multiple of this, or `longest`.
         longest: no row may be longer, such as the positions of a model; None for no limit.
         depth, algorithm: of each packing, as `pack_histogram`.
@@ -113,22 +111,20 @@ def choose_row_lengths(
     Raises:
         InputError: a sequence is longer than the longest row, or an argument is out of its range.
     """
-    if min(most_lengths, multiple, batch_sequences) < 1:
-        raise InputError("most_lengths, multiple and batch_sequences must be 1 or more")
+    if min(multiple, batch_sequences) < 1:
+        raise InputError(f"multiple is {multiple}, batch_sequences {batch_sequences}; both must be 1 or more")
     if not counts.any():
         raise InputError("there is no sequence to choose the lengths of rows for")
     needed = int(np.flatnonzero(counts)[-1]) + 1
     if longest is not None and needed > longest:
         raise InputError(f"the longest sequence has {needed} tokens, the longest row {longest}; cut it or leave it out")
-
     if lengths is not None and needed > lengths[-1]:
         raise InputError(f"the longest sequence has {needed} tokens, the longest row {lengths[-1]}; give it a longer one")
-
     rows = _Rows(counts, cost, depth, algorithm)
     last = -(-needed // multiple)
     steps = range(1, last + 1) if last <= _MOST_CANDIDATES else np.geomspace(1, last, _MOST_CANDIDATES).round().astype(int)
     candidates = sorted({min(int(step) * multiple, longest or last * multiple) for step in steps})
-    best = lengths or _cheapest(rows, candidates, most_lengths)
+    best = lengths or _cheapest(rows, candidates)
     return RowLengths(
         lengths=tuple(length for _, length in rows.intervals(best)),
         cost=rows.cost(best),
@@ -138,11 +134,13 @@ def choose_row_lengths(
     )
 
 
-def _cheapest(rows: _Rows, candidates: list[int], most_lengths: int) -> tuple[int, ...]:
+def _cheapest(rows: _Rows, candidates: list[int]) -> tuple[int, ...]:
     """One length, or several that save enough."""
-    best: tuple[int, ...] = (candidates[-1],)
+    *shorter, longest = candidates
+    choices = [(*some, longest) for number in range(1, MOST_LENGTHS) for some in combinations(shorter, number)]
+    best: tuple[int, ...] = (longest,)
     best_cost = rows.cost(best) * (1.0 - LEAST_GAIN)
-    least = sorted((rows.least_cost(choice), choice) for choice in _choices(candidates, most_lengths))
+    least = sorted((rows.cost(choice, rows.bound), choice) for choice in choices)
     for least_cost, choice in least[:_MOST_PLANNED]:
         if least_cost >= best_cost:
             break
@@ -170,19 +168,17 @@ class _Rows:
             self._packings[above, length] = pack_histogram(histogram, self._algorithm, self._depth)
         return self._packings[above, length]
 
-    def cost(self, choice: tuple[int, ...]) -> float:
-        """Return the cost of all rows."""
-        return sum(self._packs(*interval) * self._cost(interval[1]) for interval in self.intervals(choice))
+    def cost(self, choice: tuple[int, ...], packs: Callable[[int, int], int] | None = None) -> float:
+        """Return the cost of all rows; by `bound`, a bound of it, without a plan."""
+        count = packs or self._packs
+        return sum(count(*interval) * self._cost(interval[1]) for interval in self.intervals(choice))
 
     def _packs(self, above: int, length: int) -> int:
-        bound = self._bound(above, length)
+        bound = self.bound(above, length)
         return bound if self._algorithm == "optimal" and bound >= _MANY_PACKS else self.packing(above, length).packs
 
-    def least_cost(self, choice: tuple[int, ...]) -> float:
-        """Return a bound on the cost of all rows, without a plan."""
-        return sum(self._bound(*interval) * self._cost(interval[1]) for interval in self.intervals(choice))
-
-    def _bound(self, above: int, length: int) -> int:
+    def bound(self, above: int, length: int) -> int:
+        """Return how many rows are needed at least."""
         if (above, length) not in self._bounds:
             part, depth = self._part(above, length), depth_of(self._depth, length)
             proofs = simple_certificate(part, depth), threshold_certificate(part, depth)
@@ -194,13 +190,6 @@ class _Rows:
         own = self._counts[above:length]
         part[above : above + len(own)] = own
         return part
-
-
-def _choices(candidates: list[int], most_lengths: int) -> Iterable[tuple[int, ...]]:
-    """Two or more candidates, with the last, ascending."""
-    for shorter in range(1, most_lengths):
-        for choice in combinations(candidates[:-1], shorter):
-            yield (*choice, candidates[-1])
 
 
 def padded_cost(counts: IntArray, cost: Cost, batch_sequences: int) -> float:

@@ -58,7 +58,7 @@ def regions_of_groups(group_sizes: IntArray, input_files: int, seed: int) -> Int
     return np.repeat(regions, group_sizes)
 
 
-def deal_shards(sizes: IntArray, regions: IntArray, streams: int, sets: int, seed: int, epoch: int) -> list[IntArray]:
+def _deal_shards(sizes: IntArray, regions: IntArray, streams: int, sets: int, seed: int, epoch: int) -> list[IntArray]:
     """The shards of each stream in the order in which it reads them; the streams of one set after those of the other.
 
     Args:
@@ -211,21 +211,26 @@ class GlobalOrder:
         begins = np.cumsum(lasts - firsts) - (lasts - firsts)
         return ShardOrder(records, np.stack([begins, firsts, lasts], axis=1))
 
-    def visits(self, epoch: int, done: int, rank: int, world_size: int) -> Iterator[Visit]:
-        """The shards that a process reads once `done` packs of an epoch are read, as it reads them, each once a turn."""
-        last_turn, seen = -1, set[int]()
+    def visits(self, epoch: int, done: int, rank: int, world_size: int) -> Iterator[tuple[int, Visit]]:
+        """The shards that a process reads once `done` packs of an epoch are read, and in the next epoch, as it reads them.
+
+        Each comes once a turn, with its epoch.
+        """
+        last_turn, seen = (epoch, -1), set[int]()
         step = _NUMBERS_AT_ONCE * world_size
-        for begin in range(done, self.packs, step):
-            located = self.locate(epoch, numbers_of_rank(begin, min(begin + step, self.packs), rank, world_size))
+        epochs = (epoch, done), (epoch + 1, 0)
+        starts = [(number, begin) for number, first in epochs for begin in range(first, self.packs, step)]
+        for now, begin in starts:
+            located = self.locate(now, numbers_of_rank(begin, min(begin + step, self.packs), rank, world_size))
             _, firsts = np.unique(located.turns * len(self.sizes) + located.shards, return_index=True)
             firsts.sort()
             columns = (located.turns, located.shards, located.streams, located.rounds, located.ends)
             for visit in map(Visit._make, zip(*(values[firsts].tolist() for values in columns), strict=True)):
-                if visit.turn != last_turn:
-                    last_turn, seen = visit.turn, set()
+                if (now, visit.turn) != last_turn:
+                    last_turn, seen = (now, visit.turn), set()
                 if visit.shard not in seen:
                     seen.add(visit.shard)
-                    yield visit
+                    yield now, visit
 
     def shards_at_once(self, world_size: int) -> int:
         """Count the shards that one of so many processes reads at once, until the first stream ends."""
@@ -240,7 +245,7 @@ class GlobalOrder:
             if len(self._schedules) == 2:  # one that is read, and the next one, whose first shards are opened ahead
                 del self._schedules[min(self._schedules)]
             regions = np.arange(len(self.sizes)) if self._regions is None else self._regions
-            dealt = deal_shards(self.sizes, regions, self.streams, self.sets, self.seed, epoch)
+            dealt = _deal_shards(self.sizes, regions, self.streams, self.sets, self.seed, epoch)
             self._schedules[epoch] = _ShardSchedule.of(self.sizes, dealt, self.streams)
         return self._schedules[epoch]
 

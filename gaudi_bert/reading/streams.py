@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -135,7 +136,7 @@ class StreamReader(Generic[Prepared]):
         if epoch != self._epoch or now < self._now:
             self._close(list(self._open))
             self._earlier.clear()
-            self._visits = _all_visits(self._order, epoch, number, *self._share)
+            self._visits = self._order.visits(epoch, number, *self._share)
             self._settles_at = number + _FIRST_PACKS * self._share[1] if self._epoch < 0 else number
             self._is_settled, self._epoch, self._soon = False, epoch, []
         ended = []
@@ -241,16 +242,6 @@ class StreamReader(Generic[Prepared]):
         self._prefetch_at[shard] = next_middle if position >= middle else middle
 
 
-def _all_visits(order: GlobalOrder, epoch: int, done: int, rank: int, world_size: int) -> Iterator[_Coming]:
-    """Yield what a process reads from a position on, and in the next epoch.
-
-    It does not know the reader: a circle of the two would keep files open that nobody reads.
-    """
-    for number, first in ((epoch, done), (epoch + 1, 0)):
-        for visit in order.visits(number, first, rank, world_size):
-            yield number, visit
-
-
 def _window_at(order: ShardOrder, position: int) -> int:
     return int(np.searchsorted(order.windows[:, 0], position, side="right")) - 1
 
@@ -259,12 +250,12 @@ class _Ahead(Generic[Prepared]):
     """Shards and their orders, prepared by threads in the order in which they are needed."""
 
     def __init__(self, files: ShardFiles[Prepared], order: GlobalOrder) -> None:
-        self._files, self._order = files, order
+        self._files = files
+        # A shard of several sets is opened again in later turns.
+        self._shard_order = lru_cache((order.sets + 1) * order.streams)(order.shard_order)
         self._pool = ThreadPoolExecutor(files.threads, thread_name_prefix="shards-ahead")
         self._waiting: list[_Key] = []
         self._begun: dict[_Key, Future[tuple[Prepared, ShardOrder]]] = {}
-        self._orders: dict[_Key, ShardOrder] = {}
-        self._most_orders = (order.sets + 1) * order.streams
         self.waited_seconds = 0.0
 
     def prepare(self, keys: Sequence[_Key]) -> None:
@@ -295,17 +286,11 @@ class _Ahead(Generic[Prepared]):
             if future is None:
                 self._waiting.remove((epoch, shard))
             prepared[shard] = self._prepare(epoch, shard) if future is None or future.cancel() else future.result()
-        for key in list(self._orders)[: max(0, len(self._orders) - self._most_orders)]:
-            self._orders.pop(key, None)
         self.waited_seconds += time.perf_counter() - start
         return prepared
 
     def _prepare(self, epoch: int, shard: int) -> tuple[Prepared, ShardOrder]:
-        content, order = self._files.prepare(shard), self._orders.get((epoch, shard))
-        if order is None:
-            order = self._order.shard_order(epoch, shard)
-        self._orders[epoch, shard] = order
-        return content, order
+        return self._files.prepare(shard), self._shard_order(epoch, shard)
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import csv
 import difflib
 import glob
+import io
+import json
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -14,29 +17,26 @@ import numpy as np
 from gaudi_bert.artefacts.histogram import HistogramFile
 from gaudi_bert.artefacts.stage_run import StageRun
 from gaudi_bert.artefacts.store.mirrored_folder import local_copy
-from gaudi_bert.common.arrays import IntArray
-from gaudi_bert.common.errors import InputError, require
+from gaudi_bert.common.arrays import AnyArray, IntArray, first_not_whole
+from gaudi_bert.common.errors import InputError, require, shortened
+from gaudi_bert.common.files import read_file
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.sections import PackingSettings
 from gaudi_bert.packing.algorithms import check_known, depth_of, pack_histogram
 from gaudi_bert.packing.estimate import (
-    ACCELERATORS,
     ESTIMATE_ALGORITHMS,
     Estimate,
-    Gumbel,
     LengthEstimate,
+    UnpaddingEstimate,
+    compare_unpadding,
     estimate_packing,
-    fit_one_device,
-    linear_speed_up,
     scan_lengths,
-    unpadding_speed_up,
 )
 from gaudi_bert.packing.exact.bounds import prove_bound
-from gaudi_bert.packing.histogram import Histogram, histogram_of, rescaled
+from gaudi_bert.packing.histogram import MOST_SLOTS, Histogram, histogram_of, rescaled
 from gaudi_bert.packing.mixture import estimate_limit
 from gaudi_bert.packs.plan import lengths_of
 from gaudi_bert.reporting import packing_pictures
-from gaudi_bert.reporting.given_lengths import LENGTH_ENDINGS, holds_lengths, read_lengths
 from gaudi_bert.tables.groups import table_lengths
 from gaudi_bert.tables.sources import TOKENS_COLUMN, is_table, table_files
 from gaudi_bert.tfrecords.histogram import histogram as count_records
@@ -46,25 +46,6 @@ WITHOUT_DEPTH: dict[str, str | int] = {"none": 1, "sort": 1, "greedy": "max", "g
 
 EstimateRow = Estimate
 """A row of `EstimateResult`."""
-
-
-@dataclass(frozen=True)
-class _UnpaddingRow:
-    """Expected speed-up on some accelerators: un-padding as the paper measured it, an ideal one of these data, packing."""
-
-    accelerators: int
-    unpadding: float
-    ideal_unpadding: float
-    packing: float
-
-
-@dataclass(frozen=True)
-class _UnpaddingEstimate:
-    """Packing compared with un-padding; `one_device` is the distribution of one device's speed-up."""
-
-    one_device: Gumbel
-    packing_factor: float
-    rows: list[_UnpaddingRow]
 
 
 @dataclass(frozen=True)
@@ -78,7 +59,7 @@ class EstimateResult:
     token_bound: int
     rows: list[Estimate]
     length_scan: list[LengthEstimate]
-    unpadding: _UnpaddingEstimate
+    unpadding: list[UnpaddingEstimate]
     pictures: list[str] | None = None
 
 
@@ -111,7 +92,6 @@ def estimate(
     histogram = histogram_of_source(source, reporter, max_sequence_length, input_column)
     rows = _compare(histogram, requested, names, reporter)
     factor = max((row.packing_factor for row in rows if row.algorithm != "sort"), default=1.0)
-    one_device = fit_one_device()
     result = EstimateResult(
         source=str(source),
         max_sequence_length=histogram.max_sequence_length,
@@ -120,14 +100,7 @@ def estimate(
         token_bound=histogram.token_bound,
         rows=rows,
         length_scan=scan_lengths(histogram, requested[-1]),
-        unpadding=_UnpaddingEstimate(
-            one_device,
-            factor,
-            [
-                _UnpaddingRow(count, unpadding_speed_up(one_device, count), linear_speed_up(histogram, count), factor)
-                for count in ACCELERATORS
-            ],
-        ),
+        unpadding=compare_unpadding(histogram, factor),
     )
     if picture is None:
         return result
@@ -180,18 +153,12 @@ def _draw(histogram: Histogram, result: EstimateResult, depth: str | int, pictur
     """Write the pictures; those of a single packing show `nnls` at `depth`. Returns their names."""
     packing = pack_histogram(histogram, "nnls", depth)
     prices = packing.certificate.prices.tolist()
-    scaling = result.unpadding.rows
     over_depth = [asdict(row) for row in result.rows if row.algorithm != "sort"]
     figures = {
         "": packing_pictures.draw_efficiency_over_depth(over_depth),
         "-histogram": packing_pictures.draw_histogram(histogram.counts.tolist(), packing.packs, packing.lower_bound, prices),
         "-mixture": packing_pictures.draw_mixture(packing.mixture, histogram.max_sequence_length),
-        "-scaling": packing_pictures.draw_unpadding(
-            [row.accelerators for row in scaling],
-            [row.unpadding for row in scaling],
-            [row.ideal_unpadding for row in scaling],
-            result.unpadding.packing_factor,
-        ),
+        "-scaling": packing_pictures.draw_unpadding([asdict(row) for row in result.unpadding]),
     }
     paths = [picture.with_name(f"{picture.stem}{suffix}{picture.suffix}") for suffix in figures]
     for path, figure in zip(paths, figures.values(), strict=True):
@@ -210,19 +177,17 @@ _FOLDER = Path(__file__).resolve().parents[1] / "histograms"
 def histogram_of_source(
     source: str | Path, reporter: Reporter, max_sequence_length: int | None = None, input_column: str = TOKENS_COLUMN
 ) -> Histogram:
-    """Count the sequences of each length in a histogram, a shipped one's name, a table or records, for packs of so many
-    slots (of a table, by default its longest row)."""
+    """Count the sequences of each length in a histogram, a shipped one's name, a table, lengths or records, for packs of so
+    many slots (of a table or of lengths, by default the longest)."""
     if is_table(source):
         with local_copy(source) as table:
-            lengths = table_lengths(table_files(table), input_column).astype(np.int64)
-        return histogram_of(lengths, max_sequence_length or int(lengths.max(initial=1)))
-    shipped = _find_shipped_histogram(source)
-    if shipped is None and Path(source).suffix.lower() in (".json", *LENGTH_ENDINGS):
+            return _count(table_lengths(table_files(table), input_column).astype(np.int64), max_sequence_length)
+    shipped, ending = _find_shipped_histogram(source), Path(source).suffix.lower()
+    if shipped is None and ending in _READERS:
         with local_copy(source) as path:
-            given = read_lengths(path) if holds_lengths(path) else None
-        if given is not None:
-            return _counted_lengths(given, max_sequence_length)
-    if shipped is not None or Path(source).suffix == ".json":
+            if path.is_file() and (ending != ".json" or read_file(path)[:_LIST_START_BYTES].lstrip().startswith(b"[")):
+                return _count(_read_lengths(path), max_sequence_length)
+    if shipped is not None or ending == ".json":
         with local_copy(shipped or Path(source)) as path:
             histogram = lengths_of(HistogramFile.read_all([path]))
     else:
@@ -233,9 +198,9 @@ def histogram_of_source(
     return histogram if max_sequence_length is None else rescaled(histogram, max_sequence_length)
 
 
-def _counted_lengths(lengths: IntArray, max_sequence_length: int | None) -> Histogram:
+def _count(lengths: IntArray, max_sequence_length: int | None) -> Histogram:
     """The histogram of lengths that were given; in packs of the longest, where no other length is requested."""
-    longest = int(lengths.max())
+    longest = int(lengths.max(initial=1))
     if max_sequence_length is not None and longest > max_sequence_length:
         raise InputError(
             f"length {int(np.argmax(lengths)) + 1:,} is {longest:,}, more than --max-sequence-length"
@@ -262,3 +227,68 @@ def _find_shipped_histogram(source: str | Path) -> Path | None:
             f"(known: {', '.join(shipped)})"
         )
     return shipped.get(name)
+
+
+# --- lengths that a user has already: a text file, a list of JSON, an array of numpy, or a column of a CSV file
+#
+# One number a sequence, in any order; nothing is known of files or masked positions.
+
+_LENGTH_COLUMNS = ("length", "lengths", "tokens", "num_tokens", "n_tokens", "seq_len", "sequence_length")
+"""Names of the column of a CSV file with several, in any case; the first that there is."""
+
+_LIST_START_BYTES = 4096
+
+
+def _read_lengths(path: Path) -> IntArray:
+    """Int64 [sequences], from 1."""
+    try:
+        values = _READERS[path.suffix.lower()](path)
+    except (ValueError, OverflowError, EOFError, RecursionError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"{path}: no list of lengths ({shortened(str(error))}); give one integer a sequence") from error
+    if values.ndim != 1 or not values.size:
+        raise InputError(f"{path}: holds an array of shape {list(values.shape)}; give one integer for each sequence")
+    wrong = first_not_whole(values, 1, MOST_SLOTS)
+    if wrong >= 0:
+        raise InputError(f"{path}: length {wrong + 1:,} is {values[wrong]!s}; integers from 1 to {MOST_SLOTS:,} are allowed")
+    result: IntArray = values.astype(np.int64)
+    return result
+
+
+def _from_csv(path: Path) -> AnyArray:
+    text = _text(path)
+    separator = max(",;\t", key=text.split("\n", 1)[0].count)
+    rows = [row for row in csv.reader(io.StringIO(text, newline=""), delimiter=separator) if any(map(str.strip, row))]
+    are_numbers = rows and all(cell.strip().lstrip("+-").replace(".", "", 1).isdigit() for cell in rows[0])
+    header = [] if are_numbers or not rows else rows[0]
+    column = 0
+    if header and len(header) > 1:
+        names = [name.strip().lower() for name in header]
+        known = [name for name in _LENGTH_COLUMNS if name in names]
+        if not known:
+            raise InputError(
+                f"{path}: has the columns {', '.join(header)}; name that of the lengths `length`, or give it alone"
+            )
+        column = names.index(known[0])
+    elif rows and len(rows[0]) > 1:
+        raise InputError(f"{path}: has {len(rows[0])} columns without names; give that of the lengths alone")
+    return _numbers([row[column].strip() if column < len(row) else "" for row in rows[bool(header) :]])
+
+
+def _text(path: Path) -> str:
+    return read_file(path).decode("utf-8-sig")
+
+
+def _numbers(words: list[str]) -> AnyArray:
+    """Integers, exactly; a word that is none raises a ValueError that names it."""
+    return np.array([int(word) for word in words], dtype=np.int64 if words else np.float64)
+
+
+_READERS: dict[str, Callable[[Path], AnyArray]] = {
+    ".txt": lambda path: _numbers(_text(path).replace(",", " ").split()),
+    ".json": lambda path: np.asarray(json.loads(_text(path))),
+    ".npy": lambda path: np.load(io.BytesIO(read_file(path)), allow_pickle=False),
+    ".csv": _from_csv,
+    ".tsv": _from_csv,
+}

@@ -33,9 +33,7 @@ _PAGE_FONT = 17
 _MOST_STRATEGIES, _MOST_BARS, _MOST_DECIMALS = 30, 48, 9
 
 
-def draw_histogram(
-    counts: Sequence[int], packs: int | None = None, lower_bound: int | None = None, prices: Sequence[int] | None = None
-) -> Figure:
+def draw_histogram(counts: Sequence[int], packs: int, lower_bound: int, prices: Sequence[int]) -> Figure:
     """Sequences of each length, what packs they need at least, and the price of each length in the proof of that.
 
     `counts` are of lengths 1 .. L; `packs`, those of the plan, and `lower_bound` go into the title. `prices` are the
@@ -49,16 +47,12 @@ def draw_histogram(
     sequences = sum(counts)
     tokens = sum(length * count for length, count in zip(lengths, counts, strict=True))
     title = f"{sequences:,} sequences, {100 * tokens / max(sequences * len(counts), 1):.1f} % of unpacked slots are tokens"
-    if lower_bound is not None:
-        title += f"\nno packing has fewer than {lower_bound:,} packs"
-    if packs is not None:
-        title += f"; this one has {packs:,}"
-    axes.set_title(title)
-    if prices is not None and max(prices, default=0) > 0:
-        right = axes.twinx()
-        right.plot(lengths, [price / max(prices) for price in prices], color=ORANGE, label="price that proves the bound")
-        right.set(ylabel="price, share of the dearest", ylim=(0, 1.05))
-        right.legend(loc="upper left", frameon=False)
+    axes.set_title(f"{title}\nno packing has fewer than {lower_bound:,} packs; this one has {packs:,}")
+    right = axes.twinx()
+    dearest = max(1, *prices)
+    right.plot(lengths, [price / dearest for price in prices], color=ORANGE, label="price that proves the bound")
+    right.set(ylabel="price, share of the dearest", ylim=(0, 1.05))
+    right.legend(loc="upper left", frameon=False)
     return figure
 
 
@@ -153,19 +147,21 @@ def draw_efficiency_over_depth(rows: Sequence[Mapping[str, Any]]) -> Figure:
     return figure
 
 
-def draw_unpadding(
-    accelerators: Sequence[int], unpadding: Sequence[float], ideal: Sequence[float], packing: float
-) -> Figure:
+def draw_unpadding(rows: Sequence[Mapping[str, Any]]) -> Figure:
     """Speed-up over the number of accelerators: packing is the same everywhere, un-padding waits for the slowest.
 
-    Both lists are speed-ups for each number of accelerators: as the paper extrapolates it, and for an ideal un-padding.
+    A row is an `UnpaddingEstimate`: un-padding as the paper extrapolates it, an ideal one of these data, and packing.
     """
     figure, axes = _figure()
-    axes.plot(accelerators, unpadding, marker="o", color=ORANGE, label="un-padding, as measured on 8 GPUs (paper E)")
-    axes.plot(accelerators, ideal, marker=".", color=GREY, label="un-padding of these data, ideal")
-    axes.axhline(packing, color=BLUE, label="packing of these data")
+    accelerators = [row["accelerators"] for row in rows]
+    for key, colour, marker, label in (
+        ("unpadding", ORANGE, "o", "un-padding, as measured on 8 GPUs (paper E)"),
+        ("ideal_unpadding", GREY, ".", "un-padding of these data, ideal"),
+        ("packing", BLUE, "", "packing of these data"),
+    ):
+        axes.plot(accelerators, [row[key] for row in rows], marker=marker, color=colour, label=label)
     axes.set_xscale("log", base=2)
-    axes.set_xticks(list(accelerators), [str(count) for count in accelerators])
+    axes.set_xticks(accelerators, [str(count) for count in accelerators])
     axes.set(xlabel="accelerators", ylabel="speed-up over padding")
     axes.set_ylim(bottom=1.0)
     axes.grid(alpha=0.3)

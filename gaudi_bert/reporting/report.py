@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import quote
 
 import numpy as np
 
+from gaudi_bert.artefacts.completion import Signature, read_signature, settings_path
+from gaudi_bert.artefacts.examples import PreparedExamples
+from gaudi_bert.artefacts.histogram import HistogramFile
+from gaudi_bert.artefacts.packed import Metadata, Verification
+from gaudi_bert.artefacts.plan import Plan, PlanTotals
 from gaudi_bert.artefacts.results import PlainResult
 from gaudi_bert.artefacts.store.mirrored_folder import fetch, mirrored, shown_path
+from gaudi_bert.artefacts.training import EvaluationResult, FineTuning, FineTuningLine, MetricsLine, TrainingResult
 from gaudi_bert.artefacts.work_folder import WorkFolder
-from gaudi_bert.common.files import write_text
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.files import explained_os_errors, open_file, read_text, write_text
 from gaudi_bert.common.progress import human_bytes
-from gaudi_bert.config.pipeline import PipelineSettings
+from gaudi_bert.config.pipeline import PipelineSettings, parse_yaml
 from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.config.sections import SEARCH_TASKS
-from gaudi_bert.reporting.inputs import NAMES, ReportInputs, read_inputs
+from gaudi_bert.packing.histogram import Histogram
 from gaudi_bert.reporting.packing_pictures import (
     adapts_to_dark_pages,
     draw_curves,
@@ -37,16 +46,130 @@ def report(workdir: Path, *, store: StoreSettings | None = None) -> PlainResult:
     """Write report.html into a work folder, as a function of the other files there."""
     with mirrored(Path(workdir), store) as folder:
         fetch(*(folder / name for name in NAMES.values()))
-        inputs = read_inputs(folder)
-        page = render_page(inputs)
+        inputs = _read_inputs(folder)
+        page = _render_page(inputs)
         path = WorkFolder.existing(folder).report
         write_text(path, page)
         name = shown_path(path)
-    figures = {card.name: f"{card.figure} ({card.note})" for card in summary_cards(inputs)}
+    figures = {card.name: f"{card.figure} ({card.note})" for card in _summary_cards(inputs)}
     size = len(page.encode("utf-8"))
     text = [f"{figure}: {value}" for figure, value in figures.items()]
     text.append(f"the page: {name} ({human_bytes(size)}); open it in a browser")
     return PlainResult(text, {"report": name, "bytes": size, **figures})
+
+
+# --- what the report reads: the files of one work folder, each of which may be missing, and is then named on the page
+
+Mixture = dict[tuple[int, ...], int]
+
+
+def _sources(workdir: Path) -> dict[str, tuple[Path, Callable[[Path], Any]]]:
+    """Return the path of each of `_ReportInputs`, and what reads it."""
+    folder = WorkFolder.existing(workdir)
+    train = folder.split("train")
+    return {
+        "examples": (folder.examples_summary, lambda path: PreparedExamples.read(path.parent)),
+        "prepare_settings": (settings_path(folder.examples), read_signature),
+        "histogram_file": (train.histogram, HistogramFile.read),
+        "plan": (train.plan, Plan.read),
+        "plan_settings": (settings_path(train.plan), read_signature),
+        "metadata": (train.metadata, lambda path: Metadata.read(path.parent)),
+        "verification": (train.verification, Verification.read),
+        "metrics": (folder.metrics, MetricsLine.read_lines),
+        "training": (folder.training_result, TrainingResult.read),
+        "evaluation": (folder.evaluation_result, EvaluationResult.read),
+        "pipeline": (folder.train / "settings.yaml", _read_pipeline),
+        "finetuning": (folder.finetuning_result, FineTuning.read),
+        "finetuning_lines": (folder.finetune / "metrics.jsonl", FineTuningLine.read_lines),
+        "finetuning_pipeline": (folder.finetune / "settings.yaml", _read_pipeline),
+        "predictions": (folder.predictions, _count_lines),
+    }
+
+
+def _count_lines(path: Path) -> int:
+    with explained_os_errors(path, "read"), open_file(path) as handle:
+        return sum(block.count(b"\n") for block in iter(lambda: handle.read(2**20), b""))
+
+
+def _read_pipeline(path: Path) -> dict[str, Any] | None:
+    pipeline = parse_yaml(read_text(path), str(path))
+    return pipeline if isinstance(pipeline, dict) else None
+
+
+NAMES = {key: path.as_posix() for key, (path, _) in _sources(Path()).items()}
+"""How the inputs are called on the page: relative to the work folder."""
+
+_ENOUGH = ("examples", "histogram_file", "plan", "metadata", "metrics", "evaluation", "finetuning", "predictions")
+
+
+@dataclass(frozen=True)
+class _ReportInputs:
+    """The contents of a work folder by the keys of `NAMES`; None where a file is missing.
+
+    `predictions` is how many rows were answered.
+    """
+
+    name: str
+    examples: PreparedExamples | None
+    prepare_settings: Signature | None
+    histogram_file: HistogramFile | None
+    plan: Plan | None
+    plan_settings: Signature | None
+    metadata: Metadata | None
+    verification: Verification | None
+    metrics: tuple[MetricsLine, ...] | None
+    training: TrainingResult | None
+    evaluation: EvaluationResult | None
+    pipeline: dict[str, Any] | None
+    finetuning: FineTuning | None
+    finetuning_lines: tuple[FineTuningLine, ...] | None
+    finetuning_pipeline: dict[str, Any] | None
+    predictions: int | None
+
+    @property
+    def histogram(self) -> Histogram | None:
+        """Sequences per length, from the metadata or from histogram.json."""
+        if self.metadata is not None:
+            return Histogram(self.metadata.max_sequence_length, np.array(self.metadata.histogram))
+        if self.histogram_file is not None:
+            return Histogram(self.histogram_file.max_sequence_length, np.array(self.histogram_file.counts))
+        return None
+
+    @property
+    def totals(self) -> Metadata | PlanTotals | None:
+        """The quality of the packing: of what was written, or else of the plan."""
+        if self.metadata is not None:
+            return self.metadata
+        return self.plan.totals if self.plan is not None else None
+
+    @property
+    def mixture(self) -> Mixture | None:
+        """Number of packs of each strategy, over all groups of the plan."""
+        return self.plan.mixture if self.plan is not None else None
+
+
+def _read_inputs(workdir: Path) -> _ReportInputs:
+    """Read what `workdir` holds."""
+    if not workdir.is_dir():
+        raise InputError(f"{workdir}: no such folder; give a work folder, for example work/demo")
+    sources = {key: (path, reader) for key, (path, reader) in _sources(workdir).items() if path.exists()}
+    if not sources.keys() & set(_ENOUGH):
+        names = ", ".join(NAMES[key] for key in _ENOUGH)
+        raise InputError(f"{workdir}: nothing to report on (looked for {names}); run the pipeline first")
+    found = dict.fromkeys(NAMES) | {key: reader(path) for key, (path, reader) in sources.items()}
+    inputs = _ReportInputs(name=workdir.resolve().name, **found)
+    if inputs.metadata is not None and inputs.verification is not None:
+        Verification.read_of(sources["verification"][0], inputs.metadata)  # refuses that of other packs
+    histogram, plan = inputs.histogram, workdir / NAMES["plan"]
+    if histogram is not None and histogram.sequences == 0:
+        raise InputError(f"{plan.parent}: its histogram holds no sequence; make it again from records that hold some")
+    largest = max((sum(strategy) for strategy in inputs.mixture or {}), default=0)
+    if histogram is not None and largest > histogram.max_sequence_length:
+        raise InputError(
+            f"{plan}: a pack of {largest} tokens, the histogram's rows have {histogram.max_sequence_length}; "
+            "plan again from this histogram"
+        )
+    return inputs
 
 
 # --- the report as one self-contained HTML page: no script, no link to anything outside, pictures inline, no date.
@@ -62,7 +185,7 @@ class _Card(NamedTuple):
     note: str
 
 
-def render_page(inputs: ReportInputs) -> str:
+def _render_page(inputs: _ReportInputs) -> str:
     """The page as HTML text, a function of `inputs` alone."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
@@ -74,38 +197,37 @@ def render_page(inputs: ReportInputs) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters |= {"metric": _metric, "cell": _cell}
+    pictures = {}
     with page_style():
-        pictures = {name: Markup(_image(figure, words)) for name, (figure, words) in _figures(inputs).items()}
+        for name, (figure, words) in _figures(inputs).items():
+            svg = b" ".join(adapts_to_dark_pages(picture_bytes(figure, "svg")).split())
+            # Percent-encoded, because SVG is text: base64 would make the page a third larger.
+            source = quote(svg, safe=_PLAIN_IN_URLS)
+            pictures[name] = Markup(f"<img alt='{escape(words)}' src='data:image/svg+xml,{source}'>")
     return environment.get_template("report.html").render(
         inputs=inputs,
-        cards=summary_cards(inputs),
+        names=NAMES,
+        cards=_summary_cards(inputs),
         pictures=pictures,
         missing=_missing(inputs),
-        results=_results(inputs),
-        task=_task(inputs),
+        last=_last_training_line(inputs.metrics),
+        last_of_task=_last_training_line(inputs.finetuning_lines),
         settings=_settings(inputs),
-        files=[(NAMES[key], words) for key, words in _FILES.items() if getattr(inputs, key) is not None],
     )
 
 
-_FILES = {
-    "examples": "the examples: splits, files, vocabulary",
-    "histogram_file": "sequences of each length, per file",
-    "plan": "which lengths share a pack, and the proven bound",
-    "metadata": "the packed training records: sizes, shards, checksums",
-    "verification": "the proof that every sequence is there once",
-    "metrics": "losses and accuracies during training, a line each",
-    "training": "how the run ended, with the speed-up that packing brought",
-    "evaluation": "losses and accuracies of the last checkpoint",
-    "pipeline": "the settings of the pipeline as they were used",
-    "finetuning": "what was learnt of the task, from how many packs",
-    "finetuning_lines": "losses and metrics during fine-tuning, a line each",
-    "finetuning_pipeline": "the settings as fine-tuning used them",
-    "predictions": "an answer for each row, in the order of the rows",
-}
+# What browsers take as it is in a data URL inside single quotes; `#`, `%`, `&` and the quote are not among them.
+_PLAIN_IN_URLS = ' !"$()*+,-./:;<=>?@_~'
+
+_Line = TypeVar("_Line", MetricsLine, FineTuningLine)
 
 
-def summary_cards(inputs: ReportInputs) -> list[_Card]:
+def _last_training_line(lines: Sequence[_Line] | None) -> _Line | None:
+    return next((line for line in reversed(lines or ()) if line.kind == "train"), None)
+
+
+def _summary_cards(inputs: _ReportInputs) -> list[_Card]:
     """The figures at the top of the page, as far as they are known."""
     cards: list[_Card] = []
     histogram, totals = inputs.histogram, inputs.totals
@@ -132,7 +254,7 @@ def summary_cards(inputs: ReportInputs) -> list[_Card]:
     return cards + _learning_cards(inputs) + _task_cards(inputs)
 
 
-def _speedup_card(inputs: ReportInputs, packing_factor: float) -> list[_Card]:
+def _speedup_card(inputs: _ReportInputs, packing_factor: float) -> list[_Card]:
     """The one that was measured on the device that trained, where `training.measure_speedup` is set."""
     speedup = inputs.training.realized_speedup if inputs.training is not None else None
     if speedup is None:
@@ -144,7 +266,7 @@ def _speedup_card(inputs: ReportInputs, packing_factor: float) -> list[_Card]:
     return [_Card("Realized speed-up", f"{speedup:.3f}", note)]
 
 
-def _learning_cards(inputs: ReportInputs) -> list[_Card]:
+def _learning_cards(inputs: _ReportInputs) -> list[_Card]:
     evaluation = inputs.evaluation
     if evaluation is None:
         return []
@@ -160,7 +282,7 @@ def _learning_cards(inputs: ReportInputs) -> list[_Card]:
     ]
 
 
-def _task_cards(inputs: ReportInputs) -> list[_Card]:
+def _task_cards(inputs: _ReportInputs) -> list[_Card]:
     """Return the scores of the task, next to that of always giving the same answer."""
     learnt = inputs.finetuning
     if learnt is None or learnt.best_metric is None:
@@ -169,41 +291,11 @@ def _task_cards(inputs: ReportInputs) -> list[_Card]:
     note = f"{learnt.task}, {learnt.evaluated_rows:,} held-out rows"
     if name in learnt.baseline:
         what = "before training" if learnt.task in SEARCH_TASKS else "always the same answer"
-        note += f"; {what}: {_metric(name, learnt.baseline[name])}"
-    return [_Card(_title(name), _metric(name, learnt.metrics[name]), note)]
+        note += f"; {what}: {_metric(learnt.baseline[name], name)}"
+    return [_Card(name.replace("_", " ").capitalize(), _metric(learnt.metrics[name], name), note)]
 
 
-def _task(inputs: ReportInputs) -> dict[str, Any] | None:
-    """Describe fine-tuning: a sentence, rows (name, value, baseline) of its metrics, and rows (name, value) of its packs."""
-    learnt = inputs.finetuning
-    if learnt is None:
-        return None
-    metrics = [
-        (_title(name), _metric(name, value), _metric(name, learnt.baseline[name]) if name in learnt.baseline else "")
-        for name, value in learnt.metrics.items()
-    ]
-    rows = [
-        ("task", f"{learnt.task}, {len(learnt.labels)} labels" if learnt.labels else learnt.task),
-        ("weights it started from", learnt.model),
-        ("sequences per epoch", f"{learnt.sequences:,}"),
-        ("packs", f"{learnt.packs:,} of depth {learnt.depth} ({learnt.algorithm})"),
-        ("packing factor", f"{learnt.packing_factor:.3f}"),
-        ("above the proven bound", f"{learnt.packs - learnt.lower_bound:,}"),
-        ("epochs, updates", f"{learnt.epochs}, {learnt.updates:,}"),
-    ]
-    last = next((line for line in reversed(inputs.finetuning_lines or ()) if line.kind == "train"), None)
-    if last is not None and last.sequences_per_second is not None:
-        tokens = f" ({last.tokens_per_second:,.0f} real tokens)" if last.tokens_per_second is not None else ""
-        rows.append(("sequences per second", f"{last.sequences_per_second:,.0f}{tokens}"))
-    return {"metrics": metrics, "work": rows, "best_update": f"{learnt.best_update:,}"}
-
-
-def _title(metric: str) -> str:
-    """`f1_macro` as `F1 macro`."""
-    return metric.replace("_", " ").capitalize()
-
-
-def _metric(name: str, value: float) -> str:
+def _metric(value: float, name: str) -> str:
     """A share as percent; SQuAD's scores are percent already, and a loss is not a share."""
     return percent(value) if name == "accuracy" else f"{value:,.4f}"
 
@@ -216,18 +308,7 @@ _CURVES = {
 }
 
 
-# What browsers take as it is in a data URL inside single quotes; `#`, `%`, `&` and the quote are not among them.
-_PLAIN_IN_URLS = ' !"$()*+,-./:;<=>?@_~'
-
-
-def _image(figure: Figure, words: str) -> str:
-    """A picture inside the page; `words` say what it shows, for those who cannot see it."""
-    svg = b" ".join(adapts_to_dark_pages(picture_bytes(figure, "svg")).split())
-    # Percent-encoded, because SVG is text: base64 would make the page a third larger.
-    return f"<img alt='{escape(words)}' src='data:image/svg+xml,{quote(svg, safe=_PLAIN_IN_URLS)}'>"
-
-
-def _figures(inputs: ReportInputs) -> dict[str, tuple[Figure, str]]:
+def _figures(inputs: _ReportInputs) -> dict[str, tuple[Figure, str]]:
     figures: dict[str, tuple[Figure, str]] = {}
     histogram, mixture, totals = inputs.histogram, inputs.mixture, inputs.totals
     if histogram is not None:
@@ -263,7 +344,7 @@ _BASELINES = {
 }
 
 
-def _curves(inputs: ReportInputs, name: str) -> tuple[Figure, str]:
+def _curves(inputs: _ReportInputs, name: str) -> tuple[Figure, str]:
     """The curves of one figure, and where they begin and end in words."""
     is_accuracy = name.endswith("accuracy")
     key, words = _BASELINES.get(name, ("", ""))
@@ -282,7 +363,7 @@ def _curves(inputs: ReportInputs, name: str) -> tuple[Figure, str]:
     return figure, f"{_CURVES[name]} over the sequences seen: {', '.join(spans)}."
 
 
-def _missing(inputs: ReportInputs) -> list[str]:
+def _missing(inputs: _ReportInputs) -> list[str]:
     """List what the page cannot show yet, and the stage that computes it."""
     stages = {"plan": "plan", "metadata": "write", "verification": "verify", "metrics": "train", "evaluation": "evaluate"}
     tasks_alone = inputs.histogram is None and (inputs.finetuning is not None or inputs.predictions is not None)
@@ -292,27 +373,8 @@ def _missing(inputs: ReportInputs) -> list[str]:
     return missing if inputs.histogram is not None else [f"{NAMES['histogram_file']} (stage histogram)", *missing]
 
 
-def _results(inputs: ReportInputs) -> list[tuple[str, str, str]]:
-    """Rows (name, training, held out) of the losses and accuracies at the end."""
-    last = next((line for line in reversed(inputs.metrics or ()) if line.kind == "train"), None)
-    names = {
-        "masked_lm_loss": "masked-LM loss",
-        "masked_lm_accuracy": "masked-LM accuracy",
-        "unigram_baseline": "unigram baseline",
-        "next_sentence_loss": "next-sentence loss",
-        "next_sentence_accuracy": "next-sentence accuracy",
-        "next_sentence_baseline": "next-sentence baseline",
-        "sequences_per_second": "sequences per second",
-        "tokens_per_second": "real tokens per second",
-    }
-    rows = [
-        (shown, _cell(getattr(last, name, None)), _cell(getattr(inputs.evaluation, name, None)))
-        for name, shown in names.items()
-    ]
-    return [row for row in rows if row[1] or row[2]]
-
-
 def _cell(value: float | None) -> str:
+    """A figure of the end of training; empty where it was not measured."""
     if value is None:
         return ""
     return f"{value:,.0f}" if value >= 100 else f"{value:.4f}"
@@ -321,7 +383,7 @@ def _cell(value: float | None) -> str:
 _Tables = list[tuple[str, list[tuple[str, str]]]]
 
 
-def _settings(inputs: ReportInputs) -> tuple[_Tables, _Tables]:
+def _settings(inputs: _ReportInputs) -> tuple[_Tables, _Tables]:
     """Tables (title, rows) of the settings that are not the defaults, and of all others.
 
     They are those of the pipeline where training stored them, else of what there is.

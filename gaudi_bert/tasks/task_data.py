@@ -139,11 +139,7 @@ def make_built_in_rows(
         if begin_artefact(folder, held_out, signature, overwrite):
             return
         texts = python_texts(name)
-        rows: list[tuple[dict[str, str], bool]]
-        if pairs:
-            rows = [({"anchor": row.title, "positive": row.body}, row.held_out) for row in titled_docstrings(texts)]
-        else:
-            rows = [({"text": row.text, "label": row.label}, row.held_out) for row in labelled_docstrings(texts)]
+        rows = titled_docstrings(texts) if pairs else labelled_docstrings(texts)
         for path, is_held_out in ((training, False), (held_out, True)):
             chosen = (row for row, out in rows if out == is_held_out)
             write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in chosen))

@@ -156,15 +156,3 @@ def test_identity_knows_the_bytes_and_no_path(folder: Path) -> None:
     identities = [source_identity(find_sources([str(path)], folder)[0]) for path in (one, same, other)]
     assert identities[0] == identities[1] != identities[2]
     assert identities[0]["bytes"] == 7
-
-
-# --- sentences
-
-
-# --- the documentation of Python
-
-
-# --- sentences
-
-
-# --- labelled rows

@@ -212,12 +212,3 @@ def test_the_same_seed_gives_the_same_examples_in_every_version(
 ) -> None:
     write_text(tmp_path / "text.txt")
     assert prepared(tmp_path / "out", [tmp_path / "text.txt"], **changes) == expected
-
-
-# --- held-out documents, blocks and sections
-
-
-# --- writing a section
-
-
-# --- workers

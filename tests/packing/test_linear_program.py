@@ -28,7 +28,7 @@ def test_the_solver_is_silent_from_its_first_call(monkeypatch: pytest.MonkeyPatc
         original(solver)
 
     monkeypatch.setattr(highspy.Highs, "enableCallbacks", enable_callbacks)
-    linear_program.LinearProgram.unlimited(np.array([0, 5, 3, 7, 0, 2, 0, 1]))
+    linear_program.LinearProgram.limited(np.array([0, 5, 3, 7, 0, 2, 0, 1]), 8)
     assert printing == [False]
 
 
@@ -48,7 +48,8 @@ def test_plans_from_a_list_against_trying_everything(histogram: Histogram, depth
 def test_strategies_that_were_added_make_an_iteration_dearer() -> None:
     """A second of CPU at a nanosecond an operation, whatever was added; two thirds more where only the size counted."""
     lengths = np.clip(np.exp(np.random.default_rng(5).normal(6.75, 0.5, 100_000)).astype(int), 1, 2048)
-    program = linear_program.LinearProgram.unlimited(np.bincount(lengths, minlength=2049)[1:], Work(1e9))
+    counts = np.bincount(lengths, minlength=2049)[1:]
+    program = linear_program.LinearProgram.limited(counts, len(counts), Work(1e9))
     program.generate()
     assert program.work.exhausted
     assert 5_000 < program.master.iterations < 8_500

@@ -1,4 +1,4 @@
-"""Mixtures: a packing that is proven, trimmed or filled; and its masked slots."""
+"""Mixtures: a packing that is proven, trimmed or filled; and how a limit of work is shared."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gaudi_bert.common.errors import FailedError, InputError
-from gaudi_bert.packing.algorithms import choose_masked_slots, needed_masked_slots
 from gaudi_bert.packing.heuristics import pack_longest_first
 from gaudi_bert.packing.histogram import Histogram
 from gaudi_bert.packing.mixture import (
@@ -123,34 +122,6 @@ def test_settled_slots_cover_exactly(seed: int, depth: int) -> None:
     settled = fill_slots(mixture, counts)
     check_mixture(settled, Histogram(17, counts), depth)
     assert packs_of(settled) <= packs_of(mixture)
-
-
-# --- the budget of masked positions
-
-
-# Lengths 1 .. 8; a sequence of 4 has up to 3 masked positions, one of 2 up to 1, one of 8 up to 3.
-MASKED = Histogram(8, [0, 4, 0, 4, 0, 0, 0, 1], [0, 1, 0, 3, 0, 0, 0, 3])
-WITHIN_6 = {(4, 4): 2, (2, 2, 2, 2): 1, (8,): 1}
-
-
-def test_what_is_needed() -> None:
-    assert needed_masked_slots(WITHIN_6, MASKED) == 6
-    assert needed_masked_slots(WITHIN_6, Histogram(8, MASKED.counts)) is None
-
-
-def test_default_budget() -> None:
-    assert choose_masked_slots(20, 3, 21) == 23
-    assert choose_masked_slots(20, 3, 30) == 30
-    assert choose_masked_slots(20, 3, None) == 23
-    assert choose_masked_slots(None, 3, None) is None
-
-
-def test_more_slots_than_the_default_are_taken_and_fewer_refused() -> None:
-    assert choose_masked_slots(20, 3, 21, requested=40) == 40
-    assert choose_masked_slots(None, 3, None, requested=4) == 4
-    for needed, least in ((21, 23), (30, 30)):
-        with pytest.raises(InputError, match=rf"masked_slots is {least - 1}, these packs need {least}"):
-            choose_masked_slots(20, 3, needed, requested=least - 1)
 
 
 def test_a_share_is_spent_from_the_whole() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gaudi_bert.packing.exact.whole_packs import search_packs
+from gaudi_bert.packing.exact.whole_packs import _search_packs
 from gaudi_bert.packing.histogram import Histogram
 from gaudi_bert.packing.mixture import Work, check_mixture, packs_of
 from tests.builders.properties import examples
@@ -20,16 +20,16 @@ def test_search_finds_the_fewest_and_no_fewer(counts: list[int], depth: int) -> 
     fewest = naive.fewest_packs(tuple(counts), depth)
     lengths = np.arange(1, max_length + 1)
     prices = lengths / max_length
-    mixture = search_packs(lengths, np.array(counts), prices, max_length, depth, fewest, 1_000_000, Work()).packs
+    mixture = _search_packs(lengths, np.array(counts), prices, max_length, depth, fewest, 1_000_000, Work())[0]
     assert mixture is not None
     assert packs_of(mixture) <= fewest
     if any(counts):
         check_mixture(mixture, Histogram(max_length, np.array(counts)), depth)
-        fewer = search_packs(lengths, np.array(counts), prices, max_length, depth, fewest - 1, 1_000_000, Work())
+        fewer = _search_packs(lengths, np.array(counts), prices, max_length, depth, fewest - 1, 1_000_000, Work())
         assert fewer == (None, True)
 
 
 def test_search_gives_up() -> None:
     counts = np.ones(40, dtype=np.int64)
     lengths = np.arange(1, 41)
-    assert search_packs(lengths, counts, lengths / 40, 40, 3, 21, 3, Work()) == (None, False)
+    assert _search_packs(lengths, counts, lengths / 40, 40, 3, 21, 3, Work()) == (None, False)

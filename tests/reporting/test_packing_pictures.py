@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
-import re
+import runpy
 from pathlib import Path
-from types import ModuleType
 from xml.etree import ElementTree
 
 import numpy as np
@@ -26,11 +24,12 @@ ROWS = [
     for name in ("lpfhp", "optimal")
     for position, depth in enumerate((1, 2, 3, "max"))
 ]
+UNPADDING = [{"accelerators": 2**n, "unpadding": 2.1 - 0.1 * n, "ideal_unpadding": 2, "packing": 1.99} for n in range(3)]
 FIGURES = {
     "histogram": lambda: pictures.draw_histogram(COUNTS, packs=108, lower_bound=105, prices=[0, 1, 2, 3, 4, 5, 7, 8]),
     "mixture": lambda: pictures.draw_mixture(MIXTURE, 8),
     "depth": lambda: pictures.draw_efficiency_over_depth(ROWS),
-    "scaling": lambda: pictures.draw_unpadding([1, 2, 4], [2.1, 1.9, 1.7], [2.0, 1.9, 1.8], 1.99),
+    "scaling": lambda: pictures.draw_unpadding(UNPADDING),
     "fills": lambda: pictures.draw_fills(np.array([5, 5, 6]), np.array([0, 0, 9])),
     "slots": lambda: pictures.draw_slots(40, 20, 200, 10, 20),
     "curves": lambda: pictures.draw_curves(
@@ -49,14 +48,6 @@ def test_the_same_data_give_the_same_file(name: str, tmp_path: Path) -> None:
         assert path.read_bytes() == once
         assert once.startswith(start)
         assert len(once) > 2000
-
-
-def test_titles_say_the_numbers() -> None:
-    axes = FIGURES["histogram"]().axes[0]
-    assert "118 sequences, 83.1 % of unpacked slots are tokens" in axes.get_title()
-    assert "no packing has fewer than 105 packs; this one has 108" in axes.get_title()
-    assert "5 of 5 strategies, 100.0 % of 108 packs" in FIGURES["mixture"]().axes[0].get_title()
-    assert [label.get_text() for label in FIGURES["depth"]().axes[0].get_xticklabels()] == ["1", "2", "3", "max"]
 
 
 def words_in(axes) -> list[str]:
@@ -97,9 +88,11 @@ def test_slots_are_to_scale() -> None:
     assert "proven bound: 20 rows" in words_in(axes)
 
 
-def test_the_most_used_strategies_come_first() -> None:
-    axes = pictures.draw_mixture({(1, 2): 5, (10,): 90, (3, 3, 3): 5, (4, 6): 1}, 10, most=3).axes[0]
-    words = words_in(axes)
+def test_titles_say_the_numbers_and_the_most_used_strategies_come_first() -> None:
+    title = FIGURES["histogram"]().axes[0].get_title()
+    assert all(figure in title for figure in ("118", "83.1 %", "105", "108"))
+    assert [label.get_text() for label in FIGURES["depth"]().axes[0].get_xticklabels()] == ["1", "2", "3", "max"]
+    words = words_in(pictures.draw_mixture({(1, 2): 5, (10,): 90, (3, 3, 3): 5, (4, 6): 1}, 10, most=3).axes[0])
     assert [word for word in words if word.endswith("%")] == ["89.11 %", "4.95 %", "4.95 %"]
     assert "3 of 4 strategies, 99.0 % of 101 packs" in words
 
@@ -116,23 +109,19 @@ def test_curves_of_few_and_of_no_reports(count: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("training", "is_accuracy", "lowest", "highest"),
+    ("first", "last", "is_accuracy", "range_shown"),
     [
-        ([(10, 0.70), (20, 0.69)], False, (0.62, 0.64), (0.70, 0.71)),  # one that hardly moved has a tenth of its height
-        ([(10, 9.0), (20, 6.0)], False, (5, 6), (9, 9.3)),
-        ([(10, 0.72), (20, 0.78)], True, (0.69, 0.71), (0.78, 0.80)),  # an accuracy that is high from the start
+        (0.70, 0.69, False, (0.626, 0.704)),  # one that hardly moved has a tenth of its height
+        (9.0, 6.0, False, (5.82, 9.18)),
+        (0.72, 0.78, True, (0.697, 0.785)),  # an accuracy that is high from the start
     ],
 )
 def test_a_curve_is_shown_over_its_own_range(
-    training: list[tuple[int, float]], is_accuracy: bool, lowest: tuple[float, float], highest: tuple[float, float]
+    first: float, last: float, is_accuracy: bool, range_shown: tuple[float, float]
 ) -> None:
-    axes = pictures.draw_curves(training, [(1000, training[0][1])], is_accuracy=is_accuracy).axes[0]
-    low, high = axes.get_ylim()
-    assert lowest[0] < low < lowest[1]
-    assert highest[0] < high < highest[1]
-    assert 1010 < axes.get_xlim()[1] < 1050, "the dot of the last point has room"
-    if is_accuracy:
-        assert [axes.yaxis.get_major_formatter()(share) for share in (0.725, 0.75)] == ["72.5\u00a0%", "75\u00a0%"]
+    axes = pictures.draw_curves([(10, first), (20, last)], [(1000, first)], is_accuracy=is_accuracy).axes[0]
+    agree(axes.get_ylim(), range_shown, 0.001, scale=1.0)
+    assert axes.get_xlim()[1] > 1010, "the dot of the last point has room"
 
 
 def test_pictures_of_a_page_have_no_background_and_an_ink_for_light_and_dark_pages() -> None:
@@ -147,32 +136,10 @@ def test_pictures_of_a_page_have_no_background_and_an_ink_for_light_and_dark_pag
     for what in ("fill", "stroke"):
         assert f'[style*="{what}: {pictures.INK}"]' in svg
         assert svg.count(f"{what}: {pictures.INK}") > 5
-    sheet, dark_sheet = "#ffffff", "#181e29"
-    assert contrast(pictures.INK, sheet) >= 4.5
-    assert contrast(pictures.INK_ON_DARK, dark_sheet) >= 4.5
-
-
-def test_sequences_look_like_no_padding_and_their_numbers_can_be_read() -> None:
-    for shade, ink in zip(pictures._SHADES, pictures._INKS, strict=True):  # noqa: SLF001
-        assert contrast(shade, {"white": "#ffffff", "black": "#000000"}[ink]) >= 4.5
-        red, green, blue = (int(shade[place : place + 2], 16) for place in (1, 3, 5))
-        assert max(red, green, blue) - min(red, green, blue) > 90, f"{shade} is nearly grey, as padding is"
-
-
-def contrast(one: str, other: str) -> float:
-    """The contrast of two colours, as WCAG 2 defines it: 1 to 21."""
-
-    def luminance(colour: str) -> float:
-        parts = (int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5))
-        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
-        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-    darker, lighter = sorted((luminance(one), luminance(other)))
-    return (lighter + 0.05) / (darker + 0.05)
 
 
 def test_empty_data_are_drawn_too_and_other_endings_are_refused(tmp_path: Path) -> None:
-    for figure in (pictures.draw_histogram([0, 0, 0]), pictures.draw_mixture({}, 8)):
+    for figure in (pictures.draw_histogram([0, 0, 0], 0, 0, [0, 0, 0]), pictures.draw_mixture({}, 8)):
         assert pictures.picture_bytes(figure, "png").startswith(b"\x89PNG")
     with pytest.raises(InputError, match=r"written as \.png or \.svg"):
         pictures.save_picture(FIGURES["mixture"](), tmp_path / "x.pdf")
@@ -193,47 +160,15 @@ def test_nothing_is_rounded_to_all_or_nothing(share: float, decimals: int, writt
 # --- the picture of the README
 
 
-@pytest.fixture(scope="module")
-def drawing(repository: Path) -> ModuleType:
-    path = repository / "docs" / "draw_how_it_works.py"
-    specification = importlib.util.spec_from_file_location(path.stem, path)
-    assert specification is not None
-    assert specification.loader is not None
-    module = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(module)
-    return module
-
-
 def words_of(picture: str) -> list[str]:
     texts = ElementTree.fromstring(picture).iter("{http://www.w3.org/2000/svg}text")
     return [element.text for element in texts if element.text]
 
 
-def test_the_committed_picture_is_what_is_drawn(drawing: ModuleType, repository: Path) -> None:
-    picture = repository / "docs" / "how-it-works.svg"
-    drawn = words_of(drawing.draw_how_it_works())
-    assert words_of(picture.read_text(encoding="utf-8")) == drawn, "run python docs/draw_how_it_works.py"
-    assert picture.stat().st_size < 250_000
-    assert [word for word in drawn if "rows" in word or "%" in word] == [
-        "Packing: 11 sequences in 5 rows",
-        "Before: 11 rows",
-        "45% of slots are tokens",
-        "Packed: 5 rows",
-        "99% of slots are tokens",
-    ]
-    assert "<title>How packing works</title>" in picture.read_text(encoding="utf-8")
-
-
-def test_its_sentences_can_be_read_on_a_telephone_and_its_numbers_on_their_colours(drawing: ModuleType) -> None:
-    root = ElementTree.fromstring(drawing.draw_how_it_works())
-    shrunk = 360 / float(root.attrib["viewBox"].split()[2])
-    for element in root.iter("{http://www.w3.org/2000/svg}text"):
-        pixels = float(re.findall(r"([\d.]+)px", element.attrib["style"])[0]) * shrunk
-        assert pixels >= (10 if len(element.text or "") > 1 else 7), element.text
-    for role in ("first", "second", "third"):
-        assert contrast(drawing.COLOURS[role], drawing.COLOURS["white"]) >= 4.5
-
-
-def test_it_is_a_true_picture_of_a_packing(drawing: ModuleType) -> None:
-    assert all(sum(pack) <= drawing.SLOTS for pack in drawing.PACKS)
-    assert sorted(drawing.ARRIVAL) == list(range(sum(map(len, drawing.PACKS))))
+def test_the_committed_picture_is_what_is_drawn_of_a_true_packing(repository: Path) -> None:
+    names = runpy.run_path(str(repository / "docs" / "draw_how_it_works.py"))
+    drawn = words_of(names["draw_how_it_works"]())
+    assert words_of((repository / "docs" / "how-it-works.svg").read_text(encoding="utf-8")) == drawn
+    assert {"Packing: 11 sequences in 5 rows", "Before: 11 rows", "99% of slots are tokens"} <= set(drawn)
+    assert all(sum(pack) <= names["SLOTS"] for pack in names["PACKS"])
+    assert sorted(names["ARRIVAL"]) == list(range(sum(map(len, names["PACKS"]))))

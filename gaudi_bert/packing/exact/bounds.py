@@ -22,10 +22,9 @@ from gaudi_bert.packing.certificate import (
     worth_of_listed,
 )
 from gaudi_bert.packing.exact.linear_program import LinearProgram, Relaxation, needs_grid
-from gaudi_bert.packing.exact.pricers import OPERATIONS_PER_PRODUCT
 from gaudi_bert.packing.long_packs import BINS, interpolated_prices, split_counts
 from gaudi_bert.packing.mixture import BOUND_WORK, Work
-from gaudi_bert.packing.pricing import LONGEST_TABLE, best_worth, close_over, power_chain
+from gaudi_bert.packing.pricing import LONGEST_TABLE, OPERATIONS_PER_PRODUCT, best_worth, close_over, power_chain
 
 LARGEST_PRICE = 10**15
 MAX_DENOMINATOR = 4096
@@ -53,7 +52,7 @@ def _proofs_by_programs(counts: IntArray, depth: int, work: Work) -> list[Certif
     if needs_grid(counts, depth):
         coarse = prove_bound(split_counts(counts, BINS), depth, work)
         return [prove(counts, interpolated_prices(coarse.prices, len(counts)), depth, work)]
-    linear_program = LinearProgram.unlimited(counts, work.share(0.5))
+    linear_program = LinearProgram.limited(counts, len(counts), work.share(0.5))
     iterations = max(QUICK_ITERATIONS, QUICK_ITERATIONS_PER_LENGTH * len(linear_program.lengths))
     linear_program.generate(iterations)
     proofs = [certify(linear_program, depth, work)]

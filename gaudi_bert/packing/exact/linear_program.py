@@ -326,11 +326,6 @@ class LinearProgram:
         return linear_program
 
     @classmethod
-    def unlimited(cls, counts: IntArray, work: Work | None = None) -> LinearProgram:
-        """Return the program without a limit on depth; see `limited`."""
-        return cls.limited(counts, len(counts), work)
-
-    @classmethod
     def bounded(cls, whole: LinearProgram, work: Work) -> LinearProgram:
         """The program of the same sequences over those strategies alone that hold no more of a length than there are."""
         linear_program = cls(whole.counts, whole.depth, work)

@@ -16,7 +16,7 @@ known is returned.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -86,35 +86,20 @@ SEARCH_SHARE = 2 / 3
 """What the linear programs and their dives may do of the work at one depth; the rest is for `nnls` and for matching."""
 
 
-@dataclass(frozen=True)
-class _Effort:
-    """When to give up.
-
-    Attributes:
-        attempts: dives, until the gap is 0.
-        bounded: further dives, of few sequences, with no more of a length in a pack than there are.
-        iterations: simplex iterations for each length, with the depth limit and the strategies of the NNLS.
-        near_work: operations that may still be done once the plan is near to its bound.
-    """
-
-    attempts: tuple[DiveSettings, ...]
-    bounded: tuple[DiveSettings, ...] = ()
-    iterations: float = np.inf
-    near_work: float = np.inf
-
-
 FEW_SEQUENCES = 1500
 """So many sequences or fewer may cost seconds for each pack that is saved."""
 
 _SHARES = (0.08, 0.15, 0.25, 0.02)
 _FIRST = (DiveSettings(0.15), DiveSettings(0.25), DiveSettings(0.4), DiveSettings(0.08, 0.6))
-
-THOROUGH = _Effort(
-    attempts=(*_FIRST, *(DiveSettings(_SHARES[seed % 4], seed=seed) for seed in range(1, 9))),
-    bounded=tuple(DiveSettings(_SHARES[seed % 4], max_failures=12 if seed % 2 else 60, seed=seed) for seed in range(1, 41)),
+_DIVES = (*_FIRST, *(DiveSettings(_SHARES[seed % 4], seed=seed) for seed in range(1, 9)))
+"""Until the gap is 0."""
+_BOUNDED_DIVES = tuple(
+    DiveSettings(_SHARES[seed % 4], max_failures=12 if seed % 2 else 60, seed=seed) for seed in range(1, 41)
 )
-QUICK = _Effort((DiveSettings(0.25, max_steps=30),), iterations=60)
-"""For a coarse grid, where a pack or two more do not matter."""
+"""Further ones, of few sequences, with no more of a length in a pack than there are."""
+
+_QUICK_DIVES, _QUICK_ITERATIONS = (DiveSettings(0.25, max_steps=30),), 60
+"""For a coarse grid, where a pack or two more do not matter; and simplex iterations for each length."""
 
 
 @dataclass(frozen=True)
@@ -200,8 +185,8 @@ def _search(first: _Optimum, counts: IntArray, depth: int, work: Work, effort: E
     """Plan by linear programs; what is then far from its bound is packed by `nnls` too, and all packs are matched again."""
     if first.gap == 0 or work.exhausted:
         return first
-    limits = THOROUGH if effort == "unlimited" else replace(THOROUGH, near_work=NEAR_WORK)
-    optimum = pack_optimally(counts, depth, limits, work.share(SEARCH_SHARE), first)
+    near_work = np.inf if effort == "unlimited" else NEAR_WORK
+    optimum = pack_optimally(counts, depth, work.share(SEARCH_SHARE), first, near_work=near_work)
     bound = optimum.certificate.bound
     if optimum.gap > max(1, bound // FAR):
         optimum = _better(optimum, pack_by_nnls(counts, depth, work=work).mixture, optimum.certificate)
@@ -227,13 +212,19 @@ def _matched_again(optimum: _Optimum, max_length: int, depth: int, work: Work) -
 def pack_optimally(
     counts: IntArray,
     depth: int,
-    effort: _Effort = THOROUGH,
     work: Work | None = None,
     known: _Optimum | None = None,
+    *,
+    near_work: float = np.inf,
+    is_quick: bool = False,
 ) -> _Optimum:
     """Pack a histogram, int64 [L], in as few packs as possible, or in nearly as few if it has thousands of lengths.
 
-    `effort` decides when to give up, `work` what may be done in all, None for `FULL_WORK`; `known` is a plan to start from.
+    Args:
+        work: what may be done in all; None for `FULL_WORK`.
+        known: a plan to start from.
+        near_work: operations that may still be done once the plan is near to its bound.
+        is_quick: give up soon, as for a coarse grid.
     """
     work = Work(FULL_WORK) if work is None else work
     if np.count_nonzero(counts) > MOST_LENGTHS:
@@ -258,25 +249,25 @@ def pack_optimally(
         if optimum.gap == 0 or (must_be_coarse and (is_limited or lengths * len(counts) > MOST_CLOSED)):
             return optimum
         work = work.share(LAST_PACK_SHARE) if _near(optimum) else work
-    linear_program = LinearProgram.unlimited(counts, work.share(0.4 if is_limited else 0.7))
+    linear_program = LinearProgram.limited(counts, len(counts), work.share(0.4 if is_limited else 0.7))
     linear_program.generate()
     optimum = _better(optimum, None, certify(linear_program, depth, work))
     if is_limited and optimum.gap:
-        linear_program = _limited(counts, depth, linear_program, effort, work.share(0.6))
+        linear_program = _limited(counts, depth, linear_program, is_quick, work.share(0.6))
         optimum = _better(optimum, None, certify(linear_program, depth, work))
     linear_program.limit_work(work)
     optimum = _with_thresholds(optimum, counts, depth)
-    optimum, is_hopeless = _try_dives(linear_program, optimum, effort.attempts, effort.near_work)
+    optimum, is_hopeless = _try_dives(linear_program, optimum, _QUICK_DIVES if is_quick else _DIVES, near_work)
     if (
         optimum.gap
         and not is_hopeless
-        and effort.bounded
+        and not is_quick
         and counts.sum() <= FEW_SEQUENCES  # so few that their number at each length tells
         and can_be_bounded(linear_program.lengths, len(counts), depth, linear_program.demand)
     ):
         bounded = LinearProgram.bounded(linear_program, linear_program.work)
         if np.ceil(bounded.generate().bound - WHOLE) < packs_of(optimum.mixture):
-            optimum, _ = _try_dives(bounded, optimum, effort.bounded, effort.near_work)
+            optimum, _ = _try_dives(bounded, optimum, _BOUNDED_DIVES, near_work)
     return optimum
 
 
@@ -334,7 +325,7 @@ def _deal_from_grids(counts: IntArray, depth: int, optimum: _Optimum, work: Work
     for bins, slacks in GRIDS:
         if _near(optimum) or work.exhausted:
             break
-        coarse = pack_optimally(split_counts(counts, bins, slack * slacks), depth, QUICK, work.share(0.3))
+        coarse = pack_optimally(split_counts(counts, bins, slack * slacks), depth, work.share(0.3), is_quick=True)
         proof = prove(counts, interpolated_prices(coarse.certificate.prices, len(counts)), depth, work)
         optimum = _better(optimum, None, proof)
         if _near(optimum):
@@ -372,13 +363,14 @@ def _better(optimum: _Optimum, mixture: Mixture | None, certificate: Certificate
     return _Optimum(mixture, certificate)
 
 
-def _limited(counts: IntArray, depth: int, unlimited: LinearProgram, effort: _Effort, work: Work) -> LinearProgram:
+def _limited(counts: IntArray, depth: int, unlimited: LinearProgram, is_quick: bool, work: Work) -> LinearProgram:
     """The program with the depth limit, solved."""
     linear_program = LinearProgram.limited(counts, depth, work)
     linear_program.relaxation = unlimited.relaxation
+    iterations = _QUICK_ITERATIONS * len(linear_program.lengths) if is_quick else np.inf
     relaxation = linear_program.generate(PATIENCE * len(linear_program.lengths))
     if not relaxation.closed and linear_program.max_length > LONGEST_WHOLE:
-        linear_program.generate(effort.iterations * len(linear_program.lengths))
+        linear_program.generate(iterations)
     elif not relaxation.closed:
         solution = solve_nnls(
             counts,
@@ -390,5 +382,5 @@ def _limited(counts: IntArray, depth: int, unlimited: LinearProgram, effort: _Ef
         linear_program = LinearProgram(counts, depth, work)
         linear_program.relaxation = relaxation
         linear_program.add(solution.strategies)
-        linear_program.generate(effort.iterations * len(linear_program.lengths))
+        linear_program.generate(iterations)
     return linear_program

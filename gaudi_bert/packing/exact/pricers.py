@@ -13,10 +13,7 @@ import numpy as np
 from gaudi_bert.common.arrays import FloatArray, IntArray
 from gaudi_bert.common.compiled import borrowing_kernel, inner_kernel
 from gaudi_bert.packing.mixture import Strategy, Work
-from gaudi_bert.packing.pricing import close_over, completion_values, power_chain, unwind
-
-OPERATIONS_PER_PRODUCT = 0.2
-"""Of a max-plus product, for each pair of totals."""
+from gaudi_bert.packing.pricing import OPERATIONS_PER_PRODUCT, close_over, completion_values, power_chain, unwind
 
 UNWINDING_WORK = 4e9
 """What unwinding strategies may do in one round."""

@@ -4,8 +4,8 @@ The integer part of every usage is fixed. What remains is a few hundred sequence
 basis, is still optimal; from there some of the largest fractions are fixed to one more pack and the program is solved again
 with what remains to cover (diving, as in Sadykov et al. 2019). While fixed packs plus the rest's objective stay within the
 target, the known strategies are enough; when they do not, column generation supplies strategies for the rest. After every
-step the rest is searched exhaustively, within a limit of nodes, for packs that meet the target (`search_packs`). A step that
-loses the target is taken back; where no other remains, so is the one before it.
+step the rest is searched exhaustively, within a limit of nodes, for packs that meet the target. A step that loses the target
+is taken back; where no other remains, so is the one before it.
 """
 
 from __future__ import annotations
@@ -64,17 +64,13 @@ class _Placed(NamedTuple):
     free: IntArray  # int64 [packs + 2], what they may fall short of the depth, in sequences
 
 
-class _Searched(NamedTuple):
-    """The packs of the search; without any, whether there are none: no branch was skipped."""
-
-    packs: Mixture | None
-    is_certain: bool
-
+_Searched = tuple[Mixture | None, bool]
+"""Packs, if any were found; and whether that is certain: no branch was skipped."""
 
 _NOTHING, _NONE_EXISTS = 0, -1
 
 
-def search_packs(
+def _search_packs(
     lengths: IntArray,
     counts: IntArray,
     prices: FloatArray,
@@ -103,14 +99,14 @@ def search_packs(
     packs = min(packs, sequences)
     slack = packs - float(prices @ counts)
     if sequences == 0:
-        return _Searched({}, is_certain=True)
+        return {}, True
     if slack < -ROUNDING or sequences > packs * depth or int(lengths @ counts) > packs * max_length:
-        return _Searched(None, is_certain=True)
+        return None, True
     deepest = min(depth, max_length // int(lengths[-1]), sequences)
     levels = min(deepest, MAX_LEVELS)
     table_operations = 2.0 * levels * max_length * len(lengths)
     if table_operations > min(work.remaining, MOST_TABLE_OPERATIONS):
-        return _Searched(None, is_certain=False)
+        return None, False
     work.spend(table_operations)
     best = np.zeros((levels + 1, max_length + 1))
     _complete(lengths, prices, best, levels < deepest)
@@ -128,13 +124,13 @@ def search_packs(
         )
         used = _search(rest, placed, *attempt, max_nodes)
         if used == _NONE_EXISTS and attempt is ATTEMPTS[0]:
-            return _Searched(None, is_certain=True)
+            return None, True
         if used > 0:
             mixture: Mixture = {}
             for kinds in np.split(placed.stack, placed.opening[1:used]):
                 add_packs(mixture, tuple(lengths[kinds].tolist()), 1)
-            return _Searched(mixture, is_certain=True)
-    return _Searched(None, is_certain=False)
+            return mixture, True
+    return None, False
 
 
 @borrowing_kernel
@@ -265,14 +261,13 @@ class DiveSettings:
 
 
 class _Path:
-    """The packs that are fixed so far, and every state on the way."""
+    """The packs that are fixed so far, and what they leave."""
 
     def __init__(self, lengths: IntArray, counts: IntArray) -> None:
         self.lengths = lengths
         self.uncovered = counts.copy()  # may be negative: free slots, which shorter sequences may use
         self.packs = 0
         self.fixed: list[tuple[Strategy, int]] = []
-        self.states: list[tuple[int, int, IntArray]] = []  # length of `fixed`, packs, uncovered
 
     def fix_all(self, strategies: list[Strategy], counts: IntArray) -> None:
         """Fix so many packs of each strategy."""
@@ -282,13 +277,10 @@ class _Path:
             self.packs += count
             np.subtract.at(self.uncovered, np.searchsorted(self.lengths, strategy), count)
 
-    def remember(self) -> None:
-        self.states.append((len(self.fixed), self.packs, self.uncovered.copy()))
-
-    def undo(self) -> None:
-        """Go back to the last state."""
-        number, self.packs, self.uncovered = self.states.pop()
-        del self.fixed[number:]
+    def return_to(self, level: _Level) -> None:
+        """Take back all that was fixed since."""
+        del self.fixed[level.fixed :]
+        self.packs, self.uncovered = level.packs, level.uncovered.copy()
 
     @property
     def waiting(self) -> IntArray:
@@ -306,9 +298,10 @@ class _Path:
 
 
 class _Level:
-    """The program's solution at a state of the path, and which steps from there have lost the target."""
+    """A state of the path, the program's solution there, and which steps from there have lost the target."""
 
-    def __init__(self, usage: FloatArray, share: float) -> None:
+    def __init__(self, path: _Path, usage: FloatArray, share: float) -> None:
+        self.fixed, self.packs, self.uncovered = len(path.fixed), path.packs, path.uncovered.copy()
         self._usage = usage
         self._share = share
         self._barred: list[int] = []
@@ -363,49 +356,41 @@ def dive(linear_program: LinearProgram, target: int, settings: DiveSettings) -> 
     """
     path = _Path(linear_program.lengths, linear_program.demand)
     furthest = _Dived({}, path.waiting)
-    searched = _search_rest(linear_program, path, target, settings)
-    if searched.is_certain and searched.packs is None:
+    packs, is_certain = _search_rest(linear_program, path, target, settings)
+    if is_certain and packs is None:
         return furthest._replace(is_hopeless=True)
     linear_program.set_rest(path.uncovered, path.waiting)
     linear_program.master.solve(dual=True)
-    levels = [_Level(linear_program.master.usage(), settings.share)]
+    levels = [_Level(path, linear_program.master.usage(), settings.share)]
     steps = failures = 0
-    while searched.packs is None and levels and steps < settings.max_steps and failures < settings.max_failures:
+    while packs is None and levels and steps < settings.max_steps and failures < settings.max_failures:
         if linear_program.work.exhausted and path.fixed:
             break
-        path.remember()
         path.fix_all(linear_program.master.strategies, levels[-1].step(settings))
         steps += 1
-        searched = _search_rest(linear_program, path, target, settings)
-        if searched.packs is None and not searched.is_certain and _resolve(linear_program, path, target):
-            levels.append(_Level(linear_program.master.usage(), settings.share))
+        packs, is_certain = _search_rest(linear_program, path, target, settings)
+        if packs is None and not is_certain and _resolve(linear_program, path, target):
+            levels.append(_Level(path, linear_program.master.usage(), settings.share))
             if path.packs > packs_of(furthest.packs):
                 furthest = _Dived(path.mixture(), path.waiting)
-        elif searched.packs is None:
+        elif packs is None:  # take the step back, and those before it for which no other choice remains
             failures += 1
-            _go_back(path, levels)
-    if searched.packs is not None:
-        return _Dived(path.mixture(searched.packs), np.zeros_like(linear_program.demand))
-    return furthest
-
-
-def _go_back(path: _Path, levels: list[_Level]) -> None:
-    """Undo the last step; and those before it for which no other choice remains."""
-    path.undo()
-    levels[-1].fail()
-    while levels and levels[-1].is_spent:
-        levels.pop()
-        if levels:
-            path.undo()
             levels[-1].fail()
+            while levels and levels[-1].is_spent:
+                levels.pop()
+                if levels:
+                    levels[-1].fail()
+            if levels:
+                path.return_to(levels[-1])
+    return furthest if packs is None else _Dived(path.mixture(packs), np.zeros_like(linear_program.demand))
 
 
 def _search_rest(linear_program: LinearProgram, path: _Path, target: int, settings: DiveSettings) -> _Searched:
     """Packs for what is not covered yet that meet the target."""
     waiting = path.waiting
     if waiting.sum() > MOST_SEARCHED:
-        return _Searched(None, is_certain=False)
-    return search_packs(
+        return None, False
+    return _search_packs(
         linear_program.lengths,
         waiting,
         linear_program.prices,
