@@ -169,7 +169,7 @@ class Ours:
         for _ in range(updates):
             self._update += 1
             sums.append(self._step.run([next(self._batches)], self._update, learning_rate=1e-4))
-        sums[-1].numpy()
+        sums[-1]()
         return sums
 
 
@@ -206,7 +206,7 @@ class Theirs:
 
 def losses(card: Card, records: Records, config: BertConfig, rows: int) -> list[float]:
     """After each of some updates, in float32."""
-    sums = [each.numpy() for each in Ours(card, config, records.packed, rows, "float32").run(UPDATES_OF_LOSSES)]
+    sums = [each() for each in Ours(card, config, records.packed, rows, "float32").run(UPDATES_OF_LOSSES)]
     return [float(each[0] / each[1] + each[2] / each[3]) for each in sums]
 
 

@@ -158,5 +158,5 @@ class Tuner:
         for _ in range(updates):
             batches = list(islice(self._batches, self.steps))
             self.update += 1
-            self._step.run(batches, self.update, learning_rate=5e-5).numpy()
+            self._step.run(batches, self.update, learning_rate=5e-5)()
             self.sequences += sum(int(batch["sequence_weights"].sum()) for batch in batches)

@@ -25,7 +25,6 @@ from gaudi_bert.encoders.feeding_trial import feeding_of
 from gaudi_bert.encoders.trial import (
     ALONE_BOUND,
     MODEL_ERRORS,
-    NEIGHBOUR_BOUND,
     Row,
     alone_outputs,
     largest_difference,
@@ -39,6 +38,7 @@ from gaudi_bert.encoders.trial import (
 from gaudi_bert.pytorch.collate import TARGETS, PackCollator, model_inputs
 from tests.builders.torch_models import MODELS, small_model
 
+NEIGHBOUR_BOUND = 1e-6  # of the largest output, or 1: what a changed neighbour may change
 ATTENTIONS = ("sdpa", "eager", "flex_attention")
 LENGTH = 256
 Batch = dict[str, Any]

@@ -1,7 +1,7 @@
 """Learning curves: packed training against unpacked training, and against packing done wrong (the paper's figures 3 and 4).
 
-    python benchmarks/learning_curves.py                 train everything, write docs/learning-curves.json and .svg
-    python benchmarks/learning_curves.py --redraw        draw the picture again from the numbers
+    python benchmarks/learning_curves.py                 train everything, write docs/learning-curves.json
+    python docs/draw_learning_curves.py                  draw its picture
     python benchmarks/learning_curves.py pairs           packed minus unpacked, beyond the noise of seeds, on a smaller model
 
 The text is the documentation that every CPython carries. Its examples are made with at most 40 tokens, half of them shorter
@@ -29,7 +29,6 @@ kept in the work folder, and not done again.
 from __future__ import annotations
 
 import argparse
-import io
 import json
 import os
 import tempfile
@@ -44,7 +43,7 @@ from typing import Any, Literal
 import numpy as np
 
 from gaudi_bert.artefacts.stage_run import StageRun
-from gaudi_bert.common.files import write_json, write_text
+from gaudi_bert.common.files import write_json
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.common.tensorflow_environment import prepare_tensorflow
 from gaudi_bert.config.sections import PackingSettings, PrepareSettings, TrainingSettings
@@ -223,7 +222,7 @@ def points_of_run(work: Path, study: Study, arm: Arm, seed: int) -> Iterator[dic
     for update in range(1, settings.updates + 1):
         batch = next(batches)
         sequences += int(np.count_nonzero(batch["next_sentence_weights"]))
-        sums += step.run([arm.change(batch)], update, learning_rate_at(update, settings)).numpy()[:8]
+        sums += step.run([arm.change(batch)], update, learning_rate_at(update, settings))()[:8]
         if update % (settings.updates // study.evaluations) == 0:
             measured = held_out.evaluate(model, alone).model_dump(include=set(LossFigures.model_fields))
             yield {"sequences": sequences, "training_loss": float(sums[0] / sums[1]), **measured}
@@ -324,81 +323,33 @@ def span(values: np.ndarray) -> str:
     return f"{values.mean():.4f} [{values.min():.4f} to {values.max():.4f}]"
 
 
-# --- the picture: two panels over sequences seen, lines are means of the seeds, bands their range
-
-STYLES = {
-    "unpacked": ("#1f3a5f", "unpacked", "-"),
-    "packed": ("#e07a1f", "packed", "-"),
-    "bfloat16": ("#7a4aa0", "packed, bfloat16", ":"),
-    "no mask": ("#b3261e", "packed without the mask", "-"),
-    "no restart": ("#2f8f6b", "packed without restarted positions", "-"),
-}
-PANELS = {
-    "Packed training is unpacked training": ("unpacked", "packed", "bfloat16"),
-    "What the mask and the positions are for": ("packed", "no mask", "no restart"),
-}
-
-
-def draw(content: dict[str, Any]) -> str:
-    """The picture as SVG text; the same numbers give the same text."""
-    import matplotlib
-
-    matplotlib.use("svg")
-    matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "learning-curves", "font.family": "sans-serif"})
-    from matplotlib import pyplot
-
-    figure, panels = pyplot.subplots(1, 2, figsize=(9.6, 3.9), sharey=True, layout="constrained")
-    for axes, (title, variants) in zip(panels, PANELS.items(), strict=True):
-        for variant in variants:
-            colour, label, line = STYLES[variant]
-            places, values = curves_of(content, variant, "masked_lm_loss")
-            axes.plot(places / 1000, values.mean(axis=0), line, color=colour, label=label, linewidth=1.6)
-            lowest, highest = values.min(axis=0), values.max(axis=0)
-            axes.fill_between(places / 1000, lowest, highest, color=colour, alpha=0.18, linewidth=0)
-        axes.set_title(title, fontsize=11, loc="left")
-        axes.set_xlabel("sequences seen (thousands)")
-        axes.grid(color="#dddddd", linewidth=0.6)
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.legend(frameon=False, fontsize=9, loc="upper right")
-    panels[0].set_ylabel("masked-LM loss, held-out sequences")
-    text = io.StringIO()
-    figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
-    pyplot.close(figure)
-    return text.getvalue()
-
-
 def main() -> None:
-    """Train, or read what was trained; draw and summarise."""
+    """Train and summarise."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", nargs="?", choices=("curves", "pairs"), default="curves")
-    parser.add_argument("--redraw", action="store_true", help="train nothing")
     parser.add_argument("--seeds", type=int, default=12, help="of the pairs with dropout")
     parser.add_argument("--updates", type=int, help="of a run; default: 1,000, and 300 of the pairs")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--work", type=Path, help="keep data and finished runs here; default: a temporary folder")
-    parser.add_argument("--out", type=Path, default=DOCS, help="where the picture and the numbers go")
+    parser.add_argument("--out", type=Path, default=DOCS, help="where the numbers go")
     arguments = parser.parse_args()
     prepare_tensorflow()
     study, arms = (CURVES, VARIANTS) if arguments.what == "curves" else (PAIRED, ARMS)
     arms = {name: replace(arm, seeds=arguments.seeds if arm.seeds == 12 else arm.seeds) for name, arm in arms.items()}
     if arguments.updates is not None:
         study = replace(study, training=study.training.model_copy(update={"updates": arguments.updates}))
-    numbers, picture = arguments.out / "learning-curves.json", arguments.out / "learning-curves.svg"
-    if not arguments.redraw:
-        with tempfile.TemporaryDirectory() as temporary:
-            work = arguments.work or Path(temporary)
-            work.mkdir(parents=True, exist_ok=True)
-            make_data(work)
-            metadata = json.loads((work / "packed" / "metadata.json").read_text(encoding="utf-8"))
-            runs = run_all(work, study, arms, arguments.processes)
-        if arguments.what == "pairs":
-            print_pairs(runs)
-            return
-        write_json(numbers, {"packing_factor": metadata["packing_factor"], "depth": DEPTH, "runs": runs})
-    content = json.loads(numbers.read_text(encoding="utf-8"))
-    write_text(picture, draw(content))
+    with tempfile.TemporaryDirectory() as temporary:
+        work = arguments.work or Path(temporary)
+        work.mkdir(parents=True, exist_ok=True)
+        make_data(work)
+        metadata = json.loads((work / "packed" / "metadata.json").read_text(encoding="utf-8"))
+        runs = run_all(work, study, arms, arguments.processes)
+    if arguments.what == "pairs":
+        print_pairs(runs)
+        return
+    content = {"packing_factor": metadata["packing_factor"], "depth": DEPTH, "runs": runs}
+    write_json(arguments.out / "learning-curves.json", content)
     print_curves(content)
-    print(f"{picture}: {picture.stat().st_size:,} bytes")
 
 
 if __name__ == "__main__":

@@ -116,7 +116,7 @@ class Packed:
             self.planned.tokenized(self.planned.rows_of(update))
             batches = self.data.batches(update, 0)
             chosen = [next(batches) for _ in range(self.data.shape.micro_batches)]
-            sums = self.step.run(chosen, update + 1, RATE).numpy()
+            sums = self.step.run(chosen, update + 1, RATE)()
             print(f"  packed, {count_of(len(chosen), 'micro-batch')}: loss {sums[0] / sums[1]:.4f}", flush=True)
         self.update += updates
 

@@ -141,7 +141,7 @@ class Packed:
     def run(self, updates: int) -> None:
         """Do so many."""
         for update in range(updates):
-            sums = self._step.run(self._batches, update + 1, RATE).numpy()
+            sums = self._step.run(self._batches, update + 1, RATE)()
             print(f"    rows of {self._name}: loss {sums[0] / sums[1]:.6f}", flush=True)
 
 

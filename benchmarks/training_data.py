@@ -101,7 +101,7 @@ class Trainer:
             batch = next(self._batches)
             self.seconds_waited += time.perf_counter() - started
             self.update += 1
-            sums = self._step.run([batch], self.update, learning_rate=1e-4).numpy()
+            sums = self._step.run([batch], self.update, learning_rate=1e-4)()
             self.losses.append(float(sums[0] / sums[1] + sums[2] / sums[3]))
 
 

@@ -164,7 +164,6 @@ STOREYS = {
     "cli": (
         *(
             "data_commands",
-            "estimate_commands",
             "model_commands",
             "pipeline_commands",
             "main",

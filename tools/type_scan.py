@@ -1,5 +1,11 @@
 """Every type of the installed `transformers` with a head that the engine trains: right, or refused in words of ours.
 
+    python -m tools.type_scan [TYPE...]
+
+Without types it tries all that are installed (eight minutes of one core) and writes the table of
+docs/pytorch.md#models-targets-heads; with types it prints their verdicts: *right*, *refused*, *not built* (no small random
+model of the type can be made here), or *WRONG*, which is a defect.
+
 Of each type and head a tiny random model goes through the engine as `train` and `finetune` build it. What it gives
 packed sequences is held to what its own class gives each of them alone.
 """
@@ -7,8 +13,10 @@ packed sequences is held to what its own class gives each of them alone.
 from __future__ import annotations
 
 import re
+import sys
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -37,6 +45,8 @@ WINDOW = 24  # other than the one that the form was found with
 PYTHON = re.compile(r"\w(Error|Exception)\b|Traceback|'\w+' object|index out of range|size of tensor|unexpected keyword")
 """What no refusal may quote."""
 _BOUND, _EXACT_BOUND = 1e-5, 1e-9
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "pytorch.md"
+BLOCK = re.compile(r"(?<=<!-- types -->\n).*?(?=\n<!-- end of types -->)", re.DOTALL)
 
 
 def types() -> list[str]:
@@ -82,12 +92,12 @@ def _verdict(kind: str, name: str) -> str:
         return f"WRONG: it quotes Python: {error}" if quoted else f"refused: {error}"
     torch.manual_seed(11)
     spread_weights(model.module)
-    difference = _difference(model, head)
+    difference = difference_alone(model, head)
     if difference > _BOUND:  # in float64 rounding goes, and defects stay
         model.module.double()
         if hasattr(model.module, "set_experts_implementation"):  # the usual one has no float64
             model.module.set_experts_implementation("eager")
-        difference = _difference(model, head) * _BOUND / _EXACT_BOUND
+        difference = difference_alone(model, head) * _BOUND / _EXACT_BOUND
     return "right" if difference <= _BOUND else f"WRONG: packed and alone differ by {difference:.1e} of the largest output"
 
 
@@ -118,7 +128,7 @@ def _of_layers(value: Any, config: Any) -> Any:
     return {key: own for key, own in value.items() if int(key) < config.get_text_config().num_hidden_layers}
 
 
-def _difference(model: Any, head: TaskHead) -> float:
+def difference_alone(model: Any, head: TaskHead) -> float:
     """The largest difference between packed and alone, of the largest output."""
     tokens = usual_tokens(model.module.config)
     packs = packs_of(head, len(tokens) + 5)
@@ -190,3 +200,18 @@ def _group(verdict: str) -> str:
 
 def _named(kind: str, heads: list[str]) -> str:
     return kind if heads == heads_of(kind) else f"{kind} ({', '.join(heads)})"
+
+
+def main() -> None:
+    """Print verdicts as they come; write the table when all are known."""
+    verdicts = []
+    for verdict in scan(sys.argv[1:] or types()):
+        verdicts.append(verdict)
+        print(*verdict, sep=" | ", flush=True)
+    if not sys.argv[1:]:
+        page = PAGE.read_text(encoding="utf-8")
+        PAGE.write_text(BLOCK.sub(lambda _: table(verdicts), page), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -67,15 +67,9 @@ OnBadFile = Annotated[
     str,
     typer.Option(metavar="[stop|skip]", help="RECORDS: what to do about files that cannot be read; skip leaves them out."),
 ]
-_SET_HELP = "Change a setting (`gaudi-bert settings` lists them): "
-Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help=f"{_SET_HELP}packing.depth=4.")]
-SetTraining = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help=f"{_SET_HELP}training.updates=100.")
-]
-SetFinetune = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help=f"{_SET_HELP}finetune.epochs=5.")]
-SetTask = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help=f"{_SET_HELP}task.stride=64.")]
-SetLocation = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help=f"{_SET_HELP}kubernetes.namespace=mine.")
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Change a setting; `gaudi-bert settings` lists them."),
 ]
 SetPacking = Annotated[
     list[str] | None,

@@ -1,8 +1,7 @@
-"""Commands that pack text or tables: prepare, tokenize, histogram, plan, write, pack, verify, convert, inspect."""
+"""Commands about packing: estimate; prepare, tokenize, histogram, plan, write, pack, verify, convert; inspect."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -17,6 +16,40 @@ from gaudi_bert.common.progress import Reporter
 if TYPE_CHECKING:  # settings take as long to load as everything else, and `--help` needs none
     from gaudi_bert.artefacts.stage_run import StageRun
     from gaudi_bert.config.sections import TableSettings
+
+
+def estimate(
+    source: Annotated[
+        list[str],
+        typer.Argument(
+            help="TFRecords, HDF5, a table, lengths (.txt, .csv, .npy, .json), a histogram.json or wikipedia-512.",
+            show_default=False,
+        ),
+    ],
+    depths: Annotated[str, typer.Option(help="Depths to compare.")] = "1,2,3,4,8,max",
+    algorithms: Annotated[str, typer.Option(help="Algorithms to compare.")] = "none,spfhp,lpfhp,nnls,optimal",
+    max_sequence_length: Annotated[
+        int | None, typer.Option(min=1, help="Slots per pack; default: as in SOURCE.", show_default=False)
+    ] = None,
+    input_column: Annotated[str, typer.Option(metavar="NAME", help="Tables: the column of token ids.")] = "input_ids",
+    picture: Annotated[Path | None, typer.Option(help="Also draw a chart, as PNG or SVG.")] = None,
+    details: Annotated[bool, typer.Option("--details", help="Also print times, other lengths and un-padding.")] = False,
+    json: arguments.Json = False,
+) -> None:
+    """Show what packing would give at each depth and with each algorithm; nothing is written."""
+    from gaudi_bert.reporting import estimate
+
+    data = arguments.one_source(source)
+    result = estimate.estimate(
+        data,
+        depths=depths.split(","),
+        algorithms=algorithms.split(","),
+        picture=picture,
+        reporter=Reporter(),
+        max_sequence_length=max_sequence_length,
+        input_column=input_column,
+    )
+    output.print_result(result, json, result.lines(details=details))
 
 
 @arguments.takes(
@@ -342,7 +375,4 @@ def inspect(
     from gaudi_bert.tfrecords import inspect
 
     result = inspect.inspect(file, record=record, vocabulary=vocab)
-    if json:
-        output.print_result(result, json)
-    else:
-        output.show_record(result, sys.stdout)
+    output.print_result(result, json, output.record_lines(result))

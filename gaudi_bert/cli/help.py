@@ -105,8 +105,7 @@ class Command(TyperCommand):
 
     def get_help(self, ctx: Any) -> str:
         """The help as text."""
-        plain = re.sub(r"default:(\s+)\(([^()]*)\)", r"default:\1\2", super().get_help(ctx))
-        plain = re.sub(r"\{([A-Z_]+)\}", r"\1", plain)
+        plain = re.sub(r"\{([A-Z_]+)\}", r"\1", super().get_help(ctx))
         plain = re.sub(
             r"^(  [A-Z][A-Z_]+(?:\.\.\.)? )(<[^>]+>)", lambda match: match[1] + " " * len(match[2]), plain, flags=re.M
         )

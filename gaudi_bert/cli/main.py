@@ -22,7 +22,6 @@ import typer
 from gaudi_bert import __version__
 from gaudi_bert.cli import (
     data_commands,
-    estimate_commands,
     help,
     model_commands,
     pipeline_commands,
@@ -42,7 +41,7 @@ from gaudi_bert.common.launch import handled_signals
 
 # In the order of `--help`, by purpose.
 GROUPS: dict[str, dict[str, Callable[..., None]]] = {
-    "Before anything is written": {"estimate": estimate_commands.estimate},
+    "Before anything is written": {"estimate": data_commands.estimate},
     "From text or tables to packs": {
         "prepare": data_commands.prepare,
         "tokenize": data_commands.tokenize,

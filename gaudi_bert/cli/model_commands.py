@@ -34,7 +34,7 @@ def train(
         ),
     ] = None,
     pipeline: Annotated[Path | None, typer.Option(help="A pipeline file with model and training settings.")] = None,
-    set_: arguments.SetTraining = None,
+    set_: arguments.Set = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan of the run; do not train.")] = False,
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue a run that had fewer updates, up to training.updates.")
@@ -55,11 +55,11 @@ def train(
     if is_table:
         trained = tables.train_on_table(settings, data, given, evaluation_data, out, **begins)
         following = output.words_of("embed", "--model", out, "--data", "texts.jsonl", "--out", "x.npy")
-        output.print_shared_result(trained, json, next_command=None if dry_run else following)
+        output.print_result(trained, json, next_command=None if dry_run else following, shared=True)
         return
     result = records.train(settings, data, evaluation_data, out, **begins)
     following = output.words_of("export", "--checkpoint", out, "--out", "model/")
-    output.print_shared_result(result, json, next_command=None if dry_run else following)
+    output.print_result(result, json, next_command=None if dry_run else following, shared=True)
 
 
 @arguments.takes(arguments.PIPELINE, engine="training.engine")
@@ -78,7 +78,7 @@ def evaluate(
     result = evaluate.evaluate(
         data=data, checkpoint=checkpoint, unpacked=unpacked, out=out, engine=engine, reporter=Reporter()
     )
-    output.print_shared_result(result, json)
+    output.print_result(result, json, shared=True)
 
 
 def verify_model(
@@ -154,7 +154,7 @@ def finetune(
     evaluation: Annotated[Path | None, typer.Option(help="Held-out rows of the same kind.")] = None,
     vocab: Annotated[Path | None, typer.Option(help="A folder with the tokenizer, if MODEL has none.")] = None,
     pipeline: Annotated[Path | None, typer.Option(help="A pipeline file with task and finetune settings.")] = None,
-    set_: arguments.SetFinetune = None,
+    set_: arguments.Set = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the packs and the plan; do not train.")] = False,
     overwrite: arguments.Overwrite = False,
     json: arguments.Json = False,
@@ -174,7 +174,7 @@ def finetune(
     )
     use, file = ("embed", "vectors.npy") if settings.task.name == "embedding" else ("predict", "answers.jsonl")
     following = output.words_of(use, "--model", out, "--data", "new.jsonl", "--out", file)
-    output.print_shared_result(result, json, next_command=None if dry_run else following)
+    output.print_result(result, json, next_command=None if dry_run else following, shared=True)
 
 
 @arguments.takes(arguments.PIPELINE, **arguments.ROWS)
@@ -192,7 +192,7 @@ def predict(
     group_by: Annotated[
         str | None, typer.Option(metavar="[query]", help="Reranking: query, for a line for each query, ranked.")
     ] = None,
-    set_: arguments.SetTask = None,
+    set_: arguments.Set = None,
     overwrite: arguments.Overwrite = False,
     json: arguments.Json = False,
 ) -> None:
@@ -228,7 +228,7 @@ def embed(
     max_sequence_length: _MaxSequenceLength = None,
     precision: Precision = "float32",
     unpacked: Unpacked = False,
-    set_: arguments.SetTask = None,
+    set_: arguments.Set = None,
     overwrite: arguments.Overwrite = False,
     json: arguments.Json = False,
 ) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -15,16 +16,24 @@ from gaudi_bert.common.launch import is_first_process
 from gaudi_bert.common.progress import RESULT_ALONE, count_of
 
 if TYPE_CHECKING:  # `--help` needs none of them
-    from rich.text import Text
-
-    from gaudi_bert.tfrecords.inspect import RecordView, SequenceView
+    from gaudi_bert.tfrecords.inspect import RecordView
 
 
-def print_result(result: Any, as_json: bool, lines: Sequence[str] | None = None, next_command: str | None = None) -> None:
+def print_result(
+    result: Any,
+    as_json: bool,
+    lines: Sequence[str] | None = None,
+    next_command: str | None = None,
+    *,
+    shared: bool = False,
+) -> None:
     """Print a result of a stage or a runner as one JSON object, or as `lines`: by default its own.
 
-    `next_command` is what most users type then; it goes to people only, and not after `--quiet`.
+    `next_command` is what most users type then; it goes to people only, and not after `--quiet`. What all processes of a
+    launcher did together is `shared`: every process has the same result, and the first prints it.
     """
+    if shared and not is_first_process():
+        return
     if as_json:
         typer.echo(json.dumps(to_json(result), allow_nan=False, default=str))
         return
@@ -32,14 +41,6 @@ def print_result(result: Any, as_json: bool, lines: Sequence[str] | None = None,
         typer.echo(line)
     if next_command is not None and not os.environ.get(RESULT_ALONE):
         typer.echo(f"Next: gaudi-bert {next_command}")
-
-
-def print_shared_result(
-    result: Any, as_json: bool, lines: Sequence[str] | None = None, next_command: str | None = None
-) -> None:
-    """Print what all processes of a launcher did together, once: every process has the same result, the first prints it."""
-    if is_first_process():
-        print_result(result, as_json, lines, next_command)
 
 
 def words_of(*words: object) -> str:
@@ -50,51 +51,27 @@ def words_of(*words: object) -> str:
 # --- one record for people
 
 _NEXT_SENTENCE_LABELS: dict[int | None, str] = {0: "really next", 1: "random next"}
-_COLOURS = ("cyan", "green", "magenta", "yellow", "blue", "red")
 
 
-def show_record(view: RecordView, stream: TextIO) -> None:
-    """Print one paragraph for each sequence, distinguished by number and, on a terminal, by colour.
+def record_lines(view: RecordView) -> list[str]:
+    """Return a record for people: two lines for each sequence.
 
     A masked position shows the token in the row, an arrow, and the token it replaced: `[MASK]→house`.
     """
-    from rich.console import Console
-    from rich.text import Text
-
-    console = Console(file=stream, highlight=False, soft_wrap=not stream.isatty())
     kind = f"packed, {count_of(len(view.sequences), 'sequence')}" if view.packed else "unpacked"
-    console.print(
+    lines = [
         f"{view.file}, record {view.record}: {kind}, {count_of(view.tokens, 'token')} and {view.padding} of padding "
-        f"in a row of {view.max_sequence_length}, {count_of(view.masked_slots, 'masked slot')}, {view.bytes} bytes",
-        markup=False,
-    )
+        f"in a row of {view.max_sequence_length}, {count_of(view.masked_slots, 'masked slot')}, {view.bytes} bytes"
+    ]
     for sequence in view.sequences:
-        colour = _COLOURS[(sequence.number - 1) % len(_COLOURS)]
         label = _NEXT_SENTENCE_LABELS.get(sequence.next_sentence_label, "unknown")
         segments = " + ".join(str(length) for _, length in sequence.segments)
         length = count_of(sequence.length, "token")
+        hidden = {masked.position: f"→{masked.token or masked.id}" for masked in sequence.masked}
+        tokens = sequence.tokens or map(str, sequence.input_ids)
+        words = [f"{token}{hidden.get(position, '')}" for position, token in enumerate(tokens)]
+        text = re.sub(r" ##(?!\S*→)", "", " ".join(words))  # the pieces of a word, joined where none is masked
         head = f"{sequence.number}  {length} ({segments}) from {sequence.start}, {len(sequence.masked)} masked, {label}"
-        console.print(Text(head, style=f"bold {colour}"))
-        console.print(_sentence(sequence, colour))
-    for key, size in view.other_features.items():
-        console.print(f"also holds {key} ({count_of(size, 'value')})", markup=False)
-    for problem in view.problems:
-        console.print(Text(f"PROBLEM: {problem}", style="bold red"))
-
-
-def _sentence(sequence: SequenceView, colour: str) -> Text:
-    """The words of a sequence as styled text: word pieces joined, masked positions underlined."""
-    from rich.text import Text
-
-    words = sequence.tokens or [str(number) for number in sequence.input_ids]
-    hidden = {masked.position: masked.token or str(masked.id) for masked in sequence.masked}
-    text = Text("   ")
-    for position, word in enumerate(words):
-        joined = word.startswith("##") and position not in hidden
-        if position and not joined:
-            text.append(" ")
-        if position in hidden:
-            text.append(f"{word}→{hidden[position]}", style=f"underline {colour}")
-        else:
-            text.append(word.removeprefix("##") if joined else word, style=colour)
-    return text
+        lines += [head, f"   {text}"]
+    lines += [f"also holds {key} ({count_of(size, 'value')})" for key, size in view.other_features.items()]
+    return lines + [f"PROBLEM: {problem}" for problem in view.problems]

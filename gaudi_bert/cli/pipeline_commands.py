@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # settings take as long to load as everything else, and `--he
     from gaudi_bert.artefacts.work_folder import WorkFolder
     from gaudi_bert.config.pipeline import PipelineSettings
     from gaudi_bert.runners.kubernetes.client import Cluster
-    from gaudi_bert.runners.stage_calls import RunRequest, StageResult
+    from gaudi_bert.runners.stage_calls import RunRequest
 
 k8s = typer.Typer(
     cls=help.Commands, name="k8s", help="Look after a pipeline on a Kubernetes cluster.", rich_markup_mode=None
@@ -59,17 +59,6 @@ def _run_kubernetes(run: RunRequest, stages: Sequence[str]) -> dict[str, str]:
     return run_on_kubernetes(run.settings, stages, run.how.reporter)
 
 
-def _describe_stages(results: Mapping[str, StageResult]) -> list[str]:
-    """A few lines per stage, and per split where a stage has two: its result, and whether it had anything to do."""
-    lines = []
-    for stage, result in results.items():
-        splits = result if isinstance(result, Mapping) else {"": result}
-        for split, output_of_split in splits.items():
-            title = f"{stage} {split}".strip()
-            lines += [f"{title}: {line}" for line in output_of_split.lines()]
-    return lines
-
-
 _RUNNERS = ("local", "docker", "kubernetes")
 # What all processes of a launcher do together.
 _STAGES_OF_A_LAUNCHER = ("train", "evaluate", "finetune")
@@ -77,9 +66,7 @@ _STAGES_OF_A_LAUNCHER = ("train", "evaluate", "finetune")
 
 def run(
     pipeline: arguments.Pipeline,
-    stages: Annotated[
-        str | None, typer.Option(help="Which stages, e.g. plan,write.", show_default="all stages of the pipeline")
-    ] = None,
+    stages: Annotated[str | None, typer.Option(help="Which stages, e.g. plan,write; default: all of the pipeline.")] = None,
     on: Annotated[str, typer.Option(metavar=f"[{'|'.join(_RUNNERS)}]", help="Where.")] = "local",
     set_: arguments.Set = None,
     work: arguments.Work = Path("work"),
@@ -130,10 +117,14 @@ def _run(run: RunRequest, stages: Sequence[str], on: str, pipeline: Path, overri
         words = {"done": "done", "skipped": "was complete already, nothing to do"}
         output.print_result(steps, json, [f"{step}: {words[state]}" for step, state in steps.items()])
     else:
-        # With --shard, each process of a launcher does its own part.
-        show = output.print_shared_result if run.how.part is None else output.print_result
         results = run_stages(run, stages)
-        show(results, json, _describe_stages(results))
+        lines = []
+        for stage, result in results.items():
+            splits = result if isinstance(result, Mapping) else {"": result}
+            for split, output_of_split in splits.items():
+                lines += [f"{f'{stage} {split}'.strip()}: {line}" for line in output_of_split.lines()]
+        # With --shard, each process of a launcher does its own part.
+        output.print_result(results, json, lines, shared=run.how.part is None)
 
 
 def _check_launch(on: str, stages: Sequence[str], shard: tuple[int, int] | None) -> None:
@@ -166,11 +157,16 @@ def _show_dry_run(
     finished = [] if on == "kubernetes" else [name for name in stages if not STAGES[name].missing_products(folder)]
     missing = [] if on == "kubernetes" else missing_paths(settings, stages, pipeline.parent)
     root, values = shown_location(folder.root), settings.model_dump(mode="json")
-    lines = _dry_run_lines(root, stages, finished, missing, on)
+    where = {"local": "here", "docker": "in containers here", "kubernetes": "on the cluster"}[on]
+    waiting = [stage for stage in stages if stage not in finished]
+    lines = [f"work folder: {root}"]
+    lines += [f"finished already, repeated only with --overwrite: {', '.join(finished)}"] if finished else []
+    lines += [f"to do {where}: {', '.join(waiting) or 'nothing'}", *(f"MISSING: {path}" for path in missing)]
     if on == "kubernetes":
-        lines += [f"  {stage}" for stage in previews]
+        each = "  {stage}: {containers} x {image} ({cpu} cpu, {memory}, {cards} cards)"
+        lines += [each.format(**preview) for preview in previews]
     elif on == "docker":
-        lines += [f"images: {', '.join(dict.fromkeys(stage.image for stage in previews))}"]
+        lines += [f"images: {', '.join(dict.fromkeys(preview['image'] for preview in previews))}"]
     changed = ", ".join(_flat(settings.model_dump(mode="json", exclude_defaults=True)))
     lines += [f"settings that are not the defaults: {changed or 'none'}"]
     if verbose:
@@ -179,18 +175,7 @@ def _show_dry_run(
     else:
         lines.append("every setting: --verbose")
     planned = {"stages": list(stages), "work": root, "made": finished, "missing": missing}
-    output.print_shared_result({**planned, "outlook": previews, "settings": values}, json, lines)
-
-
-def _dry_run_lines(root: str, stages: Sequence[str], finished: list[str], missing: list[str], on: str) -> list[str]:
-    """Describe where the work goes, which stages there are, and what they lack."""
-    where = {"local": "here", "docker": "in containers here", "kubernetes": "on the cluster"}[on]
-    waiting = [stage for stage in stages if stage not in finished]
-    lines = [f"work folder: {root}"]
-    if finished:
-        lines.append(f"finished already, repeated only with --overwrite: {', '.join(finished)}")
-    lines.append(f"to do {where}: {', '.join(waiting) or 'nothing'}")
-    return lines + [f"MISSING: {path}" for path in missing]
+    output.print_result({**planned, "outlook": previews, "settings": values}, json, lines, shared=True)
 
 
 def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
@@ -278,7 +263,7 @@ def _settings_and_cluster(pipeline: Path, overrides: list[str] | None) -> tuple[
 
 
 @k8s.command(cls=help.Command)
-def status(pipeline: arguments.Pipeline, set_: arguments.SetLocation = None, json: arguments.Json = False) -> None:
+def status(pipeline: arguments.Pipeline, set_: arguments.Set = None, json: arguments.Json = False) -> None:
     """Show the state of each step, and what is wrong with it."""
     from gaudi_bert.runners.kubernetes import manage
 
@@ -290,7 +275,7 @@ def status(pipeline: arguments.Pipeline, set_: arguments.SetLocation = None, jso
 def logs(
     pipeline: arguments.Pipeline,
     step: Annotated[str | None, typer.Option(help="One step only, e.g. train or write-finish.")] = None,
-    set_: arguments.SetLocation = None,
+    set_: arguments.Set = None,
 ) -> None:
     """Show the logs of a pipeline's pods."""
     from gaudi_bert.runners.kubernetes import manage
@@ -305,7 +290,7 @@ def delete(
     data: Annotated[
         bool, typer.Option("--data", help="Also remove the work folder, on its volume or in its store.")
     ] = False,
-    set_: arguments.SetLocation = None,
+    set_: arguments.Set = None,
     json: arguments.Json = False,
 ) -> None:
     """Remove all Jobs of a pipeline; its work folder stays unless you add --data."""
@@ -316,12 +301,12 @@ def delete(
 
 
 @k8s.command("open", cls=help.Command)
-def open_(
+def _open(
     pipeline: arguments.Pipeline,
     out: Annotated[
         Path | None, typer.Option(help="The folder for the files; default: opened/NAME.", show_default=False)
     ] = None,
-    set_: arguments.SetLocation = None,
+    set_: arguments.Set = None,
     json: arguments.Json = False,
 ) -> None:
     """Fetch the report and TensorBoard's files of a run, and open the report in a browser."""
@@ -329,18 +314,19 @@ def open_(
 
     settings, cluster = _settings_and_cluster(pipeline, set_)
     opened = open_results(settings, cluster, out or Path("opened") / settings.name, Reporter())
-    output.print_result(opened, json)
+    curves = [f"curves: tensorboard --logdir {opened['tensorboard']}"] if opened["tensorboard"] else []
+    output.print_result(opened, json, [f"page: {opened['report']}", *curves])
     if sys.stdout.isatty():
         import webbrowser
 
-        webbrowser.open(opened.report.resolve().as_uri())
+        webbrowser.open(Path(str(opened["report"])).resolve().as_uri())
 
 
 def doctor(
     cluster: Annotated[bool, typer.Option("--cluster", help="Check the cluster, not this machine.")] = False,
     pipeline: Annotated[Path | None, typer.Option(help="A pipeline file that must fit; default: all defaults.")] = None,
     store: Annotated[str | None, typer.Option(metavar="URL", help="Check a folder in an object store.")] = None,
-    set_: arguments.SetLocation = None,
+    set_: arguments.Set = None,
     json: arguments.Json = False,
 ) -> None:
     """Check whether everything is ready for Gaudi, and say what to fix."""

@@ -19,7 +19,6 @@ from gaudi_bert.common.files import read_text
 from gaudi_bert.config.places import DockerSettings, ImageSettings, KubernetesSettings, ResourceSettings, StoreSettings
 from gaudi_bert.config.sections import (
     FineTuneSettings,
-    GaudiSettings,
     MlperfSettings,
     ModelSettings,
     PackingSettings,
@@ -53,7 +52,6 @@ class PipelineSettings(Settings):
     task: TaskSettings = Field(default_factory=TaskSettings)
     finetune: FineTuneSettings = Field(default_factory=FineTuneSettings)
     predict: PredictSettings = Field(default_factory=PredictSettings)
-    gaudi: GaudiSettings = Field(default_factory=GaudiSettings)
     mlperf: MlperfSettings = Field(default_factory=MlperfSettings)
     images: ImageSettings = Field(default_factory=ImageSettings)
     resources: ResourceSettings = Field(default_factory=ResourceSettings)

@@ -321,29 +321,6 @@ class FineTuneSettings(LoopSettings):
     save_every_updates: Annotated[int | None, FREE] = Field(None, ge=1, description="default: after each epoch")
 
 
-class GaudiSettings(Settings):
-    """TensorFlow on Gaudi: the runtime's variables, set before its module is loaded; those of the environment win."""
-
-    bfloat16_list: str | None = Field(
-        None, description="TF_BF16_CONVERSION, for precision bfloat16: a JSON list of operations to convert; default: ours"
-    )
-    recipe_cache: str | None = Field(
-        None, description="TF_RECIPE_CACHE_PATH: a folder on a local disk that keeps compiled graphs from run to run"
-    )
-    initial_workspace_MB: int | None = Field(
-        None, ge=1, description="HABANA_INITIAL_WORKSPACE_SIZE_MB: device memory set aside for the graph when it starts"
-    )
-    cluster_size: int | None = Field(
-        None, ge=1, description="TF_PRELIMINARY_CLUSTER_SIZE: operations compiled together; 1000 for BERT-base"
-    )
-    hccl_memory_MB: int = Field(
-        1536, ge=0, description="TF_HCCL_MEMORY_ALLOWANCE_MB: device memory reserved for communication between cards"
-    )
-    cpu_fallback: bool = Field(
-        True, description="false: TF_CPU_RUNTIME_FALLBACK=forbid, an operation that the card cannot run is an error"
-    )
-
-
 class MlperfSettings(Settings):
     """The log of an MLPerf submission; needs the package mlperf-logging."""
 

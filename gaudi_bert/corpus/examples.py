@@ -84,36 +84,36 @@ def _examples_of_duplicate(
     settings, indices = job.settings, (job.block_number, duplicate)
     random = _RandomStream(settings.seed, f"pairs of {job.split}", *indices)
     pairs = _choose_pairs(block, settings.max_sequence_length, settings.short_sequence_probability, random)
-    first_lengths = pairs.first_stop - pairs.first_start
-    lengths = first_lengths + (pairs.second_stop - pairs.second_start) + _SPECIAL_TOKENS_IN_PAIR
-    masked = _mask_pairs(block, pairs, lengths, job, philox(settings.seed, f"masks of {job.split}", *indices))
+    first_start, first_stop, second_start, second_stop, labels = pairs
+    first_lengths = first_stop - first_start
+    lengths = first_lengths + (second_stop - second_start) + _SPECIAL_TOKENS_IN_PAIR
+    masks = philox(settings.seed, f"masks of {job.split}", *indices)
+    input_ids, positions, ids, masked = _mask_pairs(block, pairs, lengths, job, masks)
     slots = np.arange(settings.max_sequence_length)
     frames, frame_lengths = encode_rows(
         UnpackedRows(
             lengths.astype(np.int64),
-            masked.counts.astype(np.int64),
-            masked.input_ids.astype(np.int64),
+            masked.astype(np.int64),
+            input_ids.astype(np.int64),
             (slots >= (first_lengths + 2)[:, None]).astype(np.int64),
-            masked.positions.astype(np.int64),
-            masked.ids.astype(np.int64),
-            pairs.labels.astype(np.int64),
+            positions.astype(np.int64),
+            ids.astype(np.int64),
+            labels.astype(np.int64),
         )
     )
-    sums = {"tokens": lengths, "random_next": pairs.labels, "masked": masked.counts}
-    return frames, frame_lengths, {"sequences": len(pairs), **{name: int(each.sum()) for name, each in sums.items()}}
+    sums = {"tokens": lengths, "random_next": labels, "masked": masked}
+    return frames, frame_lengths, {"sequences": len(labels), **{name: int(each.sum()) for name, each in sums.items()}}
 
 
-def _mask_pairs(
-    block: TokenBlock, pairs: _SegmentPairs, lengths: IntArray, job: BlockJob, generator: np.random.Philox
-) -> _MaskedSequences:
+def _mask_pairs(block: TokenBlock, pairs: _Pairs, lengths: IntArray, job: BlockJob, generator: np.random.Philox) -> _Masked:
     vocabulary, settings = job.vocabulary, job.settings
-    first_lengths = pairs.first_stop - pairs.first_start
-    second_lengths = pairs.second_stop - pairs.second_start
-    rows = np.arange(len(pairs))
-    input_ids_NL = np.full((len(pairs), settings.max_sequence_length), vocabulary.number("[PAD]"), dtype=np.int32)
+    first_start, first_stop, second_start, second_stop, _ = pairs
+    first_lengths, second_lengths = first_stop - first_start, second_stop - second_start
+    rows = np.arange(len(lengths))
+    input_ids_NL = np.full((len(lengths), settings.max_sequence_length), vocabulary.number("[PAD]"), dtype=np.int32)
     candidates_NL = np.zeros(input_ids_NL.shape, dtype=bool)
-    _copy_runs(block.tokens, pairs.first_start, first_lengths, input_ids_NL, candidates_NL, np.ones_like(rows))
-    _copy_runs(block.tokens, pairs.second_start, second_lengths, input_ids_NL, candidates_NL, first_lengths + 2)
+    _copy_runs(block.tokens, first_start, first_lengths, input_ids_NL, candidates_NL, np.ones_like(rows))
+    _copy_runs(block.tokens, second_start, second_lengths, input_ids_NL, candidates_NL, first_lengths + 2)
     input_ids_NL[rows, 0] = vocabulary.number("[CLS]")
     input_ids_NL[rows, first_lengths + 1] = input_ids_NL[rows, lengths - 1] = vocabulary.number("[SEP]")
     word_starts_NL = None
@@ -209,26 +209,16 @@ class _RandomStream:
         return count
 
 
-@dataclass(frozen=True)
-class _SegmentPairs:
-    """n pairs, int64 [n] each: where segments A and B start and stop in the tokens of the block.
+_Pairs = tuple[IntArray, IntArray, IntArray, IntArray, IntArray]
+"""n pairs, int64 [n] each: where segment A starts and stops in the tokens of the block, and segment B; and the labels.
 
-    A label is 0 where B really follows A, 1 where B is from another document.
-    """
-
-    first_start: IntArray
-    first_stop: IntArray
-    second_start: IntArray
-    second_stop: IntArray
-    labels: IntArray
-
-    def __len__(self) -> int:
-        return len(self.labels)
+A label is 0 where B really follows A, 1 where B is from another document.
+"""
 
 
 def _choose_pairs(
     block: TokenBlock, max_sequence_length: int, short_sequence_probability: float, random: _RandomStream
-) -> _SegmentPairs:
+) -> _Pairs:
     """The pairs of one pass over all documents of `block`."""
     most_tokens = max_sequence_length - _SPECIAL_TOKENS_IN_PAIR
     starts = block.sentence_starts.tolist()
@@ -239,8 +229,8 @@ def _choose_pairs(
         if random.chance(short_sequence_probability):
             target = random.between(_SHORTEST_PAIR, most_tokens)
         _pairs_of_document(rows, starts, documents, document, target, most_tokens, random)
-    columns = np.array(rows, dtype=np.int64).reshape(-1, 5)
-    return _SegmentPairs(*np.ascontiguousarray(columns.T))
+    columns = np.ascontiguousarray(np.array(rows, dtype=np.int64).reshape(-1, 5).T)
+    return columns[0], columns[1], columns[2], columns[3], columns[4]
 
 
 def _pairs_of_document(
@@ -322,20 +312,10 @@ def lengths_that_fit(first_length: int, second_length: int, most_tokens: int) ->
 # --- masking
 
 
-@dataclass(frozen=True)
-class _MaskedSequences:
-    """Result of masking N sequences.
-
-    Attributes:
-        input_ids: int32 [N, L] with masks.
-        positions, ids: int32 [N, P], ascending, with the original tokens; 0 where unused.
-        counts: int64 [N], how many positions are used.
-    """
-
-    input_ids: Int32Array
-    positions: Int32Array
-    ids: Int32Array
-    counts: IntArray
+_Masked = tuple[Int32Array, Int32Array, Int32Array, IntArray]
+"""N masked sequences: their ids, int32 [N, L]; the masked positions, ascending, and the original tokens there, int32 [N, P],
+0 where unused; and how many positions are used, int64 [N].
+"""
 
 
 def _mask_sequences(
@@ -347,7 +327,7 @@ def _mask_sequences(
     vocabulary_size: int,
     generator: np.random.Philox,
     word_starts_NL: BoolArray | None = None,
-) -> _MaskedSequences:
+) -> _Masked:
     """Choose and replace tokens.
 
     Args:
@@ -379,7 +359,7 @@ def _mask_sequences(
     is_changed = (choice < _MASK_SHARE) | (choice >= _MASK_SHARE + _KEEP_SHARE)
     replaced = np.where(choice < _MASK_SHARE, mask_id, drawn.astype(np.int64))
     masked_NL[rows[is_changed], columns[is_changed]] = replaced[is_changed]
-    return _MaskedSequences(masked_NL, positions_NP, ids_NP, used)
+    return masked_NL, positions_NP, ids_NP, used
 
 
 def _whole_words(keys_NL: Keys, starts_NL: BoolArray, candidates_NL: BoolArray, counts: IntArray) -> BoolArray:

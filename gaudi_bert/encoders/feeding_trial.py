@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -102,13 +102,6 @@ def _labels_own_token(model: Any) -> bool:
 # --- the model as it will be used
 
 
-class TriedModel(NamedTuple):
-    """The tokens of the longest row that was tried, and how far packed and alone differ, of the largest output."""
-
-    row_tokens: int
-    difference: float
-
-
 def try_model(
     model: Any,
     feeding: Feeding,
@@ -116,7 +109,7 @@ def try_model(
     row_tokens: int | None = None,
     *,
     training: bool,
-) -> TriedModel:
+) -> tuple[int, float]:
     """Refuse a model whose packed sequences are not what each is alone, or which change with their neighbours in training.
 
     Args:
@@ -126,6 +119,9 @@ def try_model(
         training: try it in training mode too, with its dropout; an error there is not one of packs.
 
     It computes 576 tokens and two of the longest rows, and two more in training mode.
+
+    Returns:
+        The tokens of the longest row that was tried, and how far packed and alone differ, of the largest output.
     """
     tried = fed_module(model.base_model if getattr(model, "gathers", False) else model, feeding)
     positions = tokens_of_packs(model.config, feeding.position_offset, _MOST_POSITIONS)
@@ -164,7 +160,7 @@ def try_model(
                     outputs.append(sequences_of(outputs_of(tried, batch_of(rows)), rows))
             moved = moved_neighbours(outputs[0], outputs[1], full) / scale_of(outputs[0])
         check(full, "in training, sequences change their neighbours", moved, bounds[1])
-    return TriedModel(row_tokens, largest)
+    return row_tokens, largest
 
 
 def check_head(model: Any) -> None:

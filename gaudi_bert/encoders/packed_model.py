@@ -12,25 +12,33 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any, Literal, cast
 
 import numpy as np
 import torch
+import transformers
 from torch import Tensor
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from gaudi_bert.common.arrays import BatchArrays
-from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.encoders.cpu import patch_linear_with_onednn
+from gaudi_bert.encoders.encoder_weights import architecture_of, read_model
 from gaudi_bert.encoders.feeding import Feeding, additive_masks, fed_module, fed_positions
-from gaudi_bert.encoders.feeding_trial import TriedModel, packed_batch, try_model
+from gaudi_bert.encoders.feeding_trial import feeding_of, packed_batch, try_model
 from gaudi_bert.encoders.pooling import belongs, gather, vectors_of_sequences, widen
 from gaudi_bert.encoders.trial import (
+    Row,
+    alone_outputs,
     full_pack,
     on_device,
+    outputs_of,
     quiet_transformers,
+    random_packs,
+    sequences_of,
     token_outputs,
     tokens_of_packs,
     trial_of,
@@ -40,9 +48,10 @@ from gaudi_bert.model.config import NO_PACKS
 from gaudi_bert.model.heads import TASK_OF_PROBLEM, TaskHead, VectorHead
 
 Tensors = Mapping[str, Tensor]
-Reads = Literal["first", "last", "all"]
+_Reads = Literal["first", "last", "all"]
 _TRIED_TOKENS, _TRIAL_SEED = 40, 12345
 _BOUND, _HALF_BOUND = 1e-3, 0.05  # of the largest answer; of a model in 16 bits
+_GRADIENT_BOUND = 1e-3  # of its norm
 
 
 class PackedModel:
@@ -59,7 +68,7 @@ class PackedModel:
             raise InputError(_masked_tokens_mix(module))
         self._encoder, self._head = fed_module(module.base_model, feeding), head
         self._stand_in = None if head is None else _with_stand_in(module)
-        self._reads: Reads = self._what_it_reads() if head is not None and head.is_of_text else "first"
+        self._reads: _Reads = self._what_it_reads() if head is not None and head.is_of_text else "first"
 
     def train(self, training: bool) -> None:
         """Turn dropout on or off."""
@@ -144,7 +153,7 @@ class PackedModel:
 
     # --- what is measured before a model is used
 
-    def _what_it_reads(self) -> Reads:
+    def _what_it_reads(self) -> _Reads:
         """Find the token of a text whose hidden states alone give the head's answer; else it reads all of them."""
         size = self.module.config.get_text_config().hidden_size
         with trial_of(self.module), quiet_transformers():
@@ -152,14 +161,14 @@ class PackedModel:
             hidden_RKH = on_device(random_RKH, self.device, self._dtype)
             expected = self._scores(hidden_RKH)
             bound = 1e-4 * float(expected.abs().max())
-            choices: tuple[tuple[Reads, slice], ...] = (("first", slice(0, 1)), ("last", slice(-1, None)))
+            choices: tuple[tuple[_Reads, slice], ...] = (("first", slice(0, 1)), ("last", slice(-1, None)))
             for reads, chosen in choices:
                 if bound and float((self._scores(hidden_RKH[:, chosen]) - expected).abs().max()) <= bound:
                     return reads
         return "all"
 
-    def try_packs(self, row_tokens: int | None = None, *, training: bool) -> TriedModel:
-        """Refuse an encoder that packs are not right for, in rows of so many tokens."""
+    def try_packs(self, row_tokens: int | None = None, *, training: bool) -> tuple[int, float]:
+        """Refuse an encoder that packs are not right for, in rows of so many tokens; as `try_model`."""
         encoder, feeding = self.module.base_model, self.feeding
         return try_model(encoder, feeding, lambda rows: packed_batch(rows, feeding), row_tokens, training=training)
 
@@ -264,3 +273,62 @@ def head_of(model: Any) -> tuple[TaskHead | None, tuple[str, ...]]:
         return TaskHead("token-classification", len(labels)), labels
     usual = "regression" if len(labels) == 1 else "single_label_classification"
     return TaskHead(TASK_OF_PROBLEM[config.problem_type or usual], len(labels)), labels
+
+
+# --- `verify-model` for any model of `transformers`: what `finetune` tries before it trains, with the model's own weights
+#
+# Packs of random tokens go through the model, and each of their sequences alone: outputs, the gradients of all weights, and
+# the answers of its head must agree. The same is tried in rows of 512 to 1,024 tokens, and in training mode a changed
+# sequence may not move its neighbours.
+
+
+def verify_folder(folder: Path, say: Callable[[str], None]) -> tuple[dict[str, float], int, int]:
+    """Try the model of a folder with its own weights and its head, where that is known.
+
+    Returns:
+        The largest differences as shares of the largest output, or of the gradient's norm; packs; their sequences.
+
+    Raises:
+        FailedError: packed sequences are not what each is alone.
+    """
+    kind = getattr(transformers, architecture_of(folder), transformers.AutoModel)
+    model = read_model(folder, kind)
+    head, _ = head_of(model)
+    say(f"verify-model: {type(model).__name__} of transformers {transformers.__version__}")
+    try:
+        feeding = feeding_of(model.base_model)
+        packed = PackedModel(model, feeding, head)
+        row_tokens, difference = packed.try_packs(training=True)
+        differences = {"outputs": difference}
+        if head is not None:
+            differences["answers"] = packed.try_head()
+        length = tokens_of_packs(model.config, feeding.position_offset)
+        rows, _ = random_packs(model.config, length, _TRIAL_SEED, feeding.longest_sequence, feeding.unpacked_token)
+        differences["gradient"] = _gradient_difference(model.base_model, feeding, rows)
+    except InputError as error:
+        raise FailedError(f"{folder}: {error}") from error
+    say(f"verify-model:   in rows of up to {row_tokens:,} tokens, and in training mode, no neighbour is seen")
+    for name, difference in differences.items():
+        say(f"verify-model:   {name}: packed and alone differ by {difference:.1e} of the largest value")
+    return differences, len(rows), sum(len(row["seq_lens"]) for row in rows)
+
+
+def _gradient_difference(encoder: Any, feeding: Feeding, rows: list[Row]) -> float:
+    """Measure how far the gradients of packs and of their sequences alone differ, as a share of their norm.
+
+    The loss is a sum of all outputs of the sequences, each times a random number.
+    """
+    model = fed_module(encoder, feeding)
+    weights = [weight for weight in encoder.parameters() if weight.requires_grad]
+    gradients = []
+    with trial_of(encoder), torch.enable_grad():
+        packed = sequences_of(outputs_of(model, packed_batch(rows, feeding)), rows)
+        for outputs in (packed, alone_outputs(model, feeding, rows)):
+            random = torch.Generator().manual_seed(_TRIAL_SEED)
+            loss = torch.stack([(each * torch.randn(each.shape, generator=random)).sum() for each in outputs]).sum()
+            of_weights = torch.autograd.grad(loss, weights, allow_unused=True, materialize_grads=True)
+            gradients.append(torch.cat([each.flatten().float().cpu() for each in of_weights]))
+    difference = float(torch.linalg.vector_norm(gradients[0] - gradients[1]) / torch.linalg.vector_norm(gradients[1]))
+    if not difference <= _GRADIENT_BOUND:
+        raise InputError(f"gradients of packed sequences and of each alone differ by {difference:.1e} of their norm")
+    return difference

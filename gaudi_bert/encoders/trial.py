@@ -29,9 +29,7 @@ Row = Mapping[str, AnyArray]
 """One pack: its columns by name."""
 ALONE_BOUND = 1e-5
 """Allowed difference between packed and alone, of the largest output or 1, whichever is larger."""
-NEIGHBOUR_BOUND = 1e-6
-"""The same for what a changed neighbour may change."""
-SHARES = ((0.38, 0.31, 0.24), (0.55, 0.4), (0.97,))
+_SHARES = ((0.38, 0.31, 0.24), (0.55, 0.4), (0.97,))
 _SPECIAL_TOKENS = ("bos", "cls", "sep", "eos", "mask", "unk")
 _LARGE = 10_000_000  # weights
 _LOW_IDS = 128  # among which tokenizers have their special tokens: 0 to 4, 50 to 60, 100 to 103, ...
@@ -148,7 +146,7 @@ def random_packs(
 
     No sequence has more tokens than `longest`, and none has the token `without`.
     """
-    lengths = [[min(int(share * length), longest or length) for share in shares] for shares in SHARES]
+    lengths = [[min(int(share * length), longest or length) for share in shares] for shares in _SHARES]
     return _packs(config, length, lengths, seed, without)
 
 

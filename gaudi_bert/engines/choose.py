@@ -6,14 +6,13 @@ import importlib
 import importlib.util
 from typing import NamedTuple, cast
 
-from gaudi_bert.common.errors import InputError, has_tensorflow, install_command
+from gaudi_bert.common.errors import InputError, install_command
 from gaudi_bert.common.tensorflow_environment import without_keras
 from gaudi_bert.config.values import Engine as Choice
 from gaudi_bert.config.values import EngineName
 from gaudi_bert.engines.protocol import Engine
 
 _PACKAGES: dict[EngineName, str] = {"tensorflow": "tensorflow", "pytorch": "torch"}
-_TITLES: dict[EngineName, str] = {"tensorflow": "TensorFlow", "pytorch": "PyTorch"}
 
 
 class ChosenEngine(NamedTuple):
@@ -58,7 +57,9 @@ def choose_engine(
     if chosen.name == "tensorflow" and not is_bert:
         raise InputError(f"{key} = tensorflow: TensorFlow runs BERT only here; set it to pytorch")
     if not is_installed(chosen.name):
-        raise InputError(_missing(chosen, requested, key))
+        other = "pytorch" if chosen.name == "tensorflow" else "tensorflow"
+        remedy = f"run: {install_command(chosen.name)}" + (f"; or set {key} to {other}" if requested != "auto" else "")
+        raise InputError(f"engine {chosen.name} is not installed ({chosen.reason}); {remedy}")
     return chosen
 
 
@@ -68,14 +69,3 @@ def load_engine(name: EngineName) -> Engine:
         with without_keras():
             return cast(Engine, importlib.import_module("gaudi_bert.engines.tensorflow.engine"))
     return cast(Engine, importlib.import_module("gaudi_bert.engines.pytorch.engine"))
-
-
-def _missing(chosen: ChosenEngine, requested: Choice, key: str) -> str:
-    title, remedy = _TITLES[chosen.name], f"run: {install_command(chosen.name)}"
-    if requested == "auto":
-        reason = "" if chosen.name == "pytorch" and chosen.reason.startswith("TensorFlow") else f", and {chosen.reason}"
-        return f"{title} is not installed{reason}; {remedy}"
-    other = "pytorch" if chosen.name == "tensorflow" else "tensorflow"
-    if chosen.name == "tensorflow" and not has_tensorflow():
-        return f"{key} = tensorflow: TensorFlow 2.15 needs Python 3.10 or 3.11; set it to pytorch, or {remedy}"
-    return f"{key} = {chosen.name}: {title} is not installed; {remedy}; or set it to {other}"

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from gaudi_bert.common.arrays import BatchArrays, Float32Array, FloatArray, Int32Array, WeightArrays
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.config.sections import GaudiSettings, LoopSettings
+from gaudi_bert.config.sections import LoopSettings
 from gaudi_bert.config.values import EngineName
 from gaudi_bert.model.config import BertConfig, EncoderConfig, misfit
 from gaudi_bert.model.heads import Head, Loss
@@ -118,8 +118,8 @@ class ModelSpec:
 class Trial(NamedTuple):
     """One forward and backward pass without dropout.
 
-    `outputs`: `hidden_states` [B, L, H], `pooled_output` [B, S, H], `masked_lm_logits` [B, Q, V], `next_sentence_logits`
-    [B, S, 2]. `gradients`, by variable, are those of masked-LM plus next-sentence loss, each divided by its weight.
+    `outputs`: `hidden_states` [B, L, H], `masked_lm_logits` [B, Q, V], `next_sentence_logits` [B, S, 2]. `gradients`, by
+    variable, are those of masked-LM plus next-sentence loss, each divided by its weight.
     """
 
     outputs: dict[str, Float32Array]
@@ -184,11 +184,8 @@ these arrays. Every process calls it at the same time.
 """
 
 
-class Sums(Protocol):
-    """Numbers that the device may not have finished."""
-
-    def numpy(self) -> NDArray[Any]:
-        """Wait for them, float32 [K + 1]."""
+Sums = Callable[[], NDArray[Any]]
+"""Numbers that the device may not have finished: call it to wait for them, float32 [K + 1]."""
 
 
 class Updates(Protocol):
@@ -218,10 +215,6 @@ class Updates(Protocol):
     def load_moments(self, first: WeightArrays, second: WeightArrays) -> None:
         """Set all moments."""
 
-    @property
-    def graphs_built(self) -> int:
-        """The number of graphs of forward and backward passes that have been built."""
-
 
 class Engine(Protocol):
     """A framework. Each is a module, `engines/<name>/engine.py`, with these functions."""
@@ -231,11 +224,11 @@ class Engine(Protocol):
     def connect(self, settings: LoopSettings, facts: Mapping[str, Any]) -> Communicator:
         """The communicator of all processes of this launch; without a launcher, that of this process alone.
 
-        `facts` are what else has to be the same in all: the model, the identity of the data. PyTorch refuses a rank that
-        differs; Horovod compares nothing.
+        `facts` are what else has to be the same in all, the model and the identity of the data: one that differs is refused
+        as soon as they are watched.
         """
 
-    def open_device(self, settings: LoopSettings, gaudi: GaudiSettings | None = None, threads: int | None = None) -> Device:
+    def open_device(self, settings: LoopSettings, threads: int | None = None) -> Device:
         """Open the device of `settings`; after `connect`, and before any model is built."""
 
     def build(

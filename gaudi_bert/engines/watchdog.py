@@ -11,6 +11,7 @@ A process whose launcher has ended asks itself to stop, which saves a checkpoint
 
 from __future__ import annotations
 
+import math
 import os
 import pickle
 import signal
@@ -97,12 +98,12 @@ class Watchdog:
 
 @dataclass(frozen=True)
 class ConnectedProcess(Communicator):
-    """One of several processes; `watchdog` is None until they train. An engine adds how arrays travel.
+    """One of several processes; nothing is watched until they train. An engine adds how arrays travel.
 
     `facts` have to be the same in all: they are compared before the processes train.
     """
 
-    watchdog: Watchdog | None = None
+    watchdog: Watchdog = field(default_factory=lambda: Watchdog("a process", math.inf), repr=False, compare=False)
     facts: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     def __str__(self) -> str:
@@ -123,27 +124,30 @@ class ConnectedProcess(Communicator):
         """Refuse `facts` that are not those of rank 0; all processes raise the same error, about the first that differs."""
         host = socket.gethostname()
         first_host, first = self.from_first(lambda: (host, dict(self.facts)))
-        difference = difference_of(self.facts, first, f"rank {self.rank} ({host})", f"rank 0 ({first_host})")
-        differing = np.zeros(self.size)
-        differing[self.rank] = difference is not None
-        differing = self.sum_array(differing)
-        if differing.any():
-            raise InputError(self._from_rank(int(differing.argmax()), lambda: str(difference)))
+        names = [name for name, value in first.items() if self.facts.get(name) != value]
+        differs = np.zeros(self.size)
+        differs[self.rank] = bool(names)
+        differs = self.sum_array(differs)
+
+        def difference() -> str:
+            own, right = (shortened(str(each.get(names[0]))) for each in (self.facts, first))
+            return f"rank {self.rank} ({host}) has {names[0]} = {own}, rank 0 ({first_host}) has {right}"
+
+        if differs.any():
+            told = self._from_rank(int(differs.argmax()), difference)
+            raise InputError(f"{told}; start all ranks with the same version, settings, model and data")
 
     def note(self, activity: str, *, slow: bool = False) -> None:
         """Tell the watchdog what this process is doing."""
-        if self.watchdog is not None:
-            self.watchdog.note(activity, slow)
+        self.watchdog.note(activity, slow)
 
     def note_saved(self, update: int) -> None:
         """Tell the watchdog which update a checkpoint holds."""
-        if self.watchdog is not None:
-            self.watchdog.note_saved(update)
+        self.watchdog.note_saved(update)
 
     def arrive(self) -> None:
         """Tell the watchdog that this process is about to wait for the others."""
-        if self.watchdog is not None:
-            self.watchdog.moved()
+        self.watchdog.moved()
 
     @contextmanager
     def watched(self, settings: LoopSettings) -> Iterator[Communicator]:
@@ -178,15 +182,3 @@ def shared_facts(settings: LoopSettings, facts: Mapping[str, Any]) -> dict[str, 
     own = settings.model_dump(mode="json", exclude={"device", "threads"})
     keys = {f"{settings.section_name}.{name}": value for name, value in own.items()}
     return {"gaudi-bert": __version__, **keys, **facts}
-
-
-def difference_of(facts: Mapping[str, Any], first: Mapping[str, Any], who: str, first_name: str) -> str | None:
-    """Return what one process, `who`, runs that the first one does not; None if they run the same."""
-    for name, value in first.items():
-        if facts.get(name) != value:
-            own, right = (shortened(str(each)) for each in (facts.get(name), value))
-            return (
-                f"{who} has {name} = {own}, {first_name} has {right}; "
-                "start all ranks with the same version, settings, model and data"
-            )
-    return None

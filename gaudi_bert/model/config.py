@@ -14,7 +14,7 @@ from gaudi_bert.common.arrays import Float32Array, WeightArrays, philox
 from gaudi_bert.common.errors import InputError, shown
 
 _ACTIVATIONS = ("gelu", "gelu_new", "relu")
-ATTENTIONS = ("bidirectional", "causal")
+_ATTENTIONS = ("bidirectional", "causal")
 
 LARGEST_SIZES = {
     "vocab_size": 1 << 24,
@@ -70,7 +70,7 @@ class BertConfig:
             if not 0 < self._number(name) < _LARGEST_NUMBER:
                 value = shown(getattr(self, name))
                 raise InputError(f"model: {name} = {value}; it must be greater than 0 and less than {_LARGEST_NUMBER:,}")
-        for name, allowed in (("hidden_act", _ACTIVATIONS), ("attention", ATTENTIONS)):
+        for name, allowed in (("hidden_act", _ACTIVATIONS), ("attention", _ATTENTIONS)):
             if getattr(self, name) not in allowed:
                 raise InputError(f"model: {name} = {shown(getattr(self, name))}; it must be one of {', '.join(allowed)}")
         if self.hidden_size % self.num_attention_heads:
@@ -191,11 +191,6 @@ def misfit(needed: Mapping[str, tuple[int, ...]], given: WeightArrays, may_lack:
         if there != here and not (there == "absent" and name.startswith(may_lack)):
             return f"{name} is {there} there, {here} here"
     return None
-
-
-def shapes_of(specs: Mapping[str, ParameterSpec]) -> dict[str, tuple[int, ...]]:
-    """The shapes of variables by name."""
-    return {name: spec.shape for name, spec in specs.items()}
 
 
 _LARGEST_DRAW = 1 << 18

@@ -15,34 +15,19 @@ import numpy as np
 
 from gaudi_bert.common.arrays import AnyArray, BatchArrays, Float32Array, Int32Array
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.features import PackedFeature, UnpackedFeature
-from gaudi_bert.model.config import BertConfig
-
-_AXES = {"tokens": "L", "masked": "Q", "sequences": "S"}
-_TYPES = {"int64": "int32", "float32": "float32"}
-
-PACKED_FEATURES: dict[str, tuple[str, str]] = {
-    feature.key: (f"B{_AXES[feature.axis]}", _TYPES[feature.kind]) for feature in PackedFeature
-}
-"""Name of each packed feature, the letters of its shape, its type."""
+from gaudi_bert.common.features import UnpackedFeature
 
 UNPACKED_FEATURES = tuple(feature.key for feature in UnpackedFeature)
 """Names of the features of an unpacked example."""
-
 
 _MOST_LOGITS = 2**31 - 1
 
 
 def as_packed(unpacked: Mapping[str, AnyArray]) -> dict[str, AnyArray]:
-    """A batch of unpacked examples as packs of depth 1; a batch that is packed already is returned as it is.
+    """A batch of unpacked examples as packs of depth 1.
 
     `next_sentence_labels` are [B, 1] or [B]. A row of padding alone counts as no sequence.
     """
-    if "positions" in unpacked:
-        return dict(unpacked)
-    missing = [name for name in UNPACKED_FEATURES if name not in unpacked]
-    if missing:
-        raise InputError(f"batch: the feature {missing[0]} is missing; an unpacked batch has {', '.join(UNPACKED_FEATURES)}")
     mask_BL = unpacked["input_mask"]
     packs, length = mask_BL.shape
     return {
@@ -52,33 +37,6 @@ def as_packed(unpacked: Mapping[str, AnyArray]) -> dict[str, AnyArray]:
         "next_sentence_labels": unpacked["next_sentence_labels"].reshape(packs, 1),
         "next_sentence_weights": mask_BL[:, :1].astype(np.float32),
     }
-
-
-def check_batch(batch: BatchArrays, config: BertConfig) -> tuple[int, int, int, int]:
-    """Return packs, positions, masked slots and depth of a packed batch, checked.
-
-    It holds arrays, or whatever has their `shape` and `dtype.name`.
-    """
-    sizes: dict[str, int] = {}
-    for name, (letters, dtype) in PACKED_FEATURES.items():
-        if name not in batch:
-            raise InputError(f"batch: the feature {name} is missing; a packed batch has {', '.join(PACKED_FEATURES)}")
-        array = batch[name]
-        if array.dtype.name != dtype:
-            raise InputError(f"batch: {name} is {array.dtype.name}, it must be {dtype}; cast it as it is read")
-        shape = tuple(array.shape)
-        if len(shape) != 2 or None in shape:
-            raise InputError(f"batch: {name} has the shape {shape}; it must be [{', '.join(letters)}] with every size known")
-        for letter, size in zip(letters, shape, strict=True):
-            if sizes.setdefault(letter, size) != size:
-                raise InputError(f"batch: {name} has the shape {shape}, but {letter} is {sizes[letter]} in another feature")
-    if sizes["L"] > config.max_position_embeddings:
-        raise InputError(
-            f"batch: packs have {sizes['L']} positions, the model's max_position_embeddings is "
-            f"{config.max_position_embeddings}; give the model at least as many"
-        )
-    check_logits(sizes["B"], sizes["Q"], config.vocab_size)
-    return sizes["B"], sizes["L"], sizes["Q"], sizes["S"]
 
 
 def check_logits(packs: int, slots: int, words: int) -> None:
@@ -157,7 +115,7 @@ def join_sequences(
 ) -> dict[str, Int32Array | Float32Array]:
     """A batch of packs, one for each list of sequences, as the packed features (int32 and float32 arrays).
 
-    A depth of 1 joins nothing: every sequence has its own row.
+    They must fit. A depth of 1 joins nothing: every sequence has its own row.
     """
     rows_BL = np.zeros((4, len(packs), length), np.int32)
     slots_BQ = np.zeros((2, len(packs), masked_slots), np.int32)
@@ -165,13 +123,6 @@ def join_sequences(
     sentences_BS = np.zeros((2, len(packs), depth), np.int32)
     real_BS = np.zeros((len(packs), depth), np.float32)
     for pack, sequences in enumerate(packs):
-        for what, need, room in (
-            ("tokens", sum(sequence.length for sequence in sequences), length),
-            ("masked positions", sum(len(sequence.masked_ids) for sequence in sequences), masked_slots),
-            ("sequences", len(sequences), depth),
-        ):
-            if need > room:
-                raise InputError(f"pack {pack}: {need} {what} do not fit into {room}; make the packs larger")
         start = slot = 0
         for number, sequence in enumerate(sequences, start=1):
             here, used = slice(start, start + sequence.length), slice(slot, slot + len(sequence.masked_ids))

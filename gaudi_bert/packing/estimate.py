@@ -67,12 +67,12 @@ class LengthEstimate:
 
 
 def estimate_packing(
-    histogram: Histogram, algorithm: str, depth: int | str, lower_bound: int | None, seed: int = 0, work: Work | None = None
+    histogram: Histogram, algorithm: str, depth: int | str, lower_bound: int | None, work: Work | None = None
 ) -> Estimate:
     """Pack by one algorithm and say how good it is; the bound proven at this depth is raised where it proves more."""
     length, most = histogram.max_sequence_length, depth_of(depth, histogram.max_sequence_length)
     started = time.perf_counter()
-    slots, solved = _pack(histogram, algorithm, most, seed, work)
+    slots, solved = _pack(histogram, algorithm, most, work)
     seconds = time.perf_counter() - started
     packs = -(-slots // length)
     if algorithm == "sort":
@@ -93,15 +93,15 @@ def estimate_packing(
     )
 
 
-def _pack(histogram: Histogram, algorithm: str, depth: int, seed: int, work: Work | None) -> tuple[int, Solved | None]:
+def _pack(histogram: Histogram, algorithm: str, depth: int, work: Work | None) -> tuple[int, Solved | None]:
     """The slots that are used, and the mixture, if there is one."""
     if algorithm == "sort":
         return count_sorted_tokens(histogram.counts, SORTED_BATCH_SEQUENCES), None
     solved = None
     if algorithm == "greedy" or algorithm in SEPARATORS:
-        packs = count_greedy_packs(histogram.counts, depth, seed=seed, separators=SEPARATORS.get(algorithm, 0))
+        packs = count_greedy_packs(histogram.counts, depth, seed=0, separators=SEPARATORS.get(algorithm, 0))
     else:
-        solved = solve(histogram.counts, algorithm, depth, seed=seed, work=work)
+        solved = solve(histogram.counts, algorithm, depth, work=work)
         packs = packs_of(solved.mixture)
     return packs * histogram.max_sequence_length, solved
 
@@ -170,7 +170,7 @@ MEASURED_ON_8: _Gumbel = (1.6038, 0.1288)
 """Speed-up of un-padding over padding on 8 GPUs, BERT pretraining on Wikipedia, 32 sequences each (paper E)."""
 
 
-def quantile(distribution: _Gumbel, share: FloatArray) -> FloatArray:
+def _quantile(distribution: _Gumbel, share: FloatArray) -> FloatArray:
     """The value that `share` (0 < share < 1) of all draws stay below."""
     location, scale = distribution
     value: FloatArray = location - scale * np.log(-np.log(share))
@@ -180,8 +180,8 @@ def quantile(distribution: _Gumbel, share: FloatArray) -> FloatArray:
 def fit_one_device() -> _Gumbel:
     """The distribution of one device: the slowest of 8 has the measured median and mode (equations 13, 14)."""
     shares = np.array([0.5, np.exp(-1.0)])
-    values = quantile(MEASURED_ON_8, shares)  # median and mode
-    scores = quantile((0.0, 1.0), 1 - (1 - shares) ** (1 / 8))
+    values = _quantile(MEASURED_ON_8, shares)  # median and mode
+    scores = _quantile((0.0, 1.0), 1 - (1 - shares) ** (1 / 8))
     scale = float((values[0] - values[1]) / (scores[0] - scores[1]))
     return float(values[1] - scale * scores[1]), scale
 
@@ -191,7 +191,7 @@ def unpadding_speed_up(one_device: _Gumbel, accelerators: int) -> float:
     shares = (np.arange(QUANTILES) + 0.5) / QUANTILES
     # The slowest of n is below s with probability 1 - (1 - P(s))^n; expm1 and log1p keep the small tail exact.
     slowest = -np.expm1(np.log1p(-shares) / accelerators)
-    return float(quantile(one_device, slowest).mean())
+    return float(_quantile(one_device, slowest).mean())
 
 
 def _linear_speed_up(histogram: Histogram, accelerators: int) -> float:

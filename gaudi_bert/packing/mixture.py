@@ -17,7 +17,7 @@ from typing import Literal
 import numpy as np
 
 from gaudi_bert.common.arrays import Int32Array, IntArray
-from gaudi_bert.common.errors import FailedError, InputError
+from gaudi_bert.common.errors import FailedError
 from gaudi_bert.common.features import PackingFigures
 from gaudi_bert.packing.certificate import Certificate
 from gaudi_bert.packing.histogram import Histogram
@@ -91,12 +91,10 @@ def trim_to_exact(mixture: Mapping[Strategy, int], counts: IntArray, *, whole_pa
     Complete packs are given up first (fewer packs), then single slots, in the order of the strategies.
 
     Args:
+        mixture: at every length, at least as many slots as there are sequences.
         whole_packs: False gives up single slots only, so that the number of packs is that of the published algorithms.
     """
     surplus = coverage(mixture, len(counts)) - counts
-    if surplus.size and int(surplus.min()) < 0:
-        length = int(np.argmin(surplus)) + 1
-        raise InputError(f"length {length} has {-surplus[length - 1]} slots too few; only surplus slots can be trimmed")
     excess = {length: int(surplus[length - 1]) for length in (np.flatnonzero(surplus) + 1).tolist()}
     result = sorted_mixture(mixture)
     if whole_packs:
@@ -184,8 +182,6 @@ def _share_slots(slots: IntArray, counts: IntArray) -> dict[int, list[_Share]]:
             free.append([length, own - waiting])
         waiting -= min(own, waiting)
         while waiting:
-            if not free:
-                raise InputError(f"the mixture has {waiting} slots too few for sequences of length {length} and more")
             moved = min(waiting, free[-1][1])
             shares[free[-1][0]].append([length, moved])
             waiting -= moved

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 import numpy as np
 
 from gaudi_bert.common.arrays import FloatArray, IntArray
-from gaudi_bert.common.errors import InputError
 from gaudi_bert.packing.certificate import simple_certificate
 from gaudi_bert.packing.heuristics import best_fit_into, pack_longest_first
 from gaudi_bert.packing.long_packs import BINS, MOST_DEALT, MOST_LENGTHS, NEAR, deal_into_slots, pack_thinned, split_counts
@@ -193,7 +192,7 @@ def loop_weights(max_sequence_length: int) -> FloatArray:
 
 
 def pack_by_nnls(counts: IntArray, depth: int, leftovers: Leftovers = "best-fit", work: Work | None = None) -> Solved:
-    """Pack by the loop, or by LPFHP where that is better; arguments as `iterative_nnls`.
+    """Pack by the loop, or by LPFHP where that is better; arguments as `_iterative_nnls`.
 
     Least squares wants exact fills, and where there is too little to fill with (wikipedia-128) LPFHP is nearer to the
     optimum. The published way ("complement") is never replaced.
@@ -207,17 +206,17 @@ def pack_by_nnls(counts: IntArray, depth: int, leftovers: Leftovers = "best-fit"
 
         return Solved(pack_thinned(counts, depth, pack, MOST_LENGTHS), solved[0].algorithm_used)
     if leftovers == "complement":
-        return Solved(iterative_nnls(counts, depth, leftovers, work=work), "iterative-nnls-complement")
+        return Solved(_iterative_nnls(counts, depth, leftovers, work=work), "iterative-nnls-complement")
     heuristic = pack_longest_first(counts, depth)
     if _is_near(heuristic, counts, depth):
         return Solved(heuristic, "lpfhp")
-    loop = iterative_nnls(counts, depth, leftovers, enough=packs_of(heuristic), work=work)
+    loop = _iterative_nnls(counts, depth, leftovers, enough=packs_of(heuristic), work=work)
     if packs_of(loop) <= packs_of(heuristic):
         return Solved(loop, "iterative-nnls")
     return Solved(heuristic, "lpfhp")
 
 
-def iterative_nnls(
+def _iterative_nnls(
     counts: IntArray, depth: int, leftovers: Leftovers = "best-fit", enough: int | None = None, work: Work | None = None
 ) -> Mixture:
     """Pack by the published loop; the mixture covers the counts, int64 [L], exactly.
@@ -225,14 +224,12 @@ def iterative_nnls(
     With "best-fit", the loop ends where it cannot get below `enough` packs, which the caller has already; `work` is for all
     rounds, by default `NNLS_WORK`.
     """
-    if leftovers not in ("best-fit", "complement"):
-        raise InputError(f"leftovers is {leftovers!r}; it must be 'best-fit' or 'complement'")
     work = Work(NNLS_WORK) if work is None else work
     if len(counts) > LONGEST_WHOLE:
-        return _pack_coarsely(np.asarray(counts, dtype=np.int64), depth, leftovers, work)
+        return _pack_coarsely(counts, depth, leftovers, work)
     best: Mixture | None = None
     mixture: Mixture = {}
-    for mixture, remaining in _rounds(np.asarray(counts, dtype=np.int64), depth, work, leftovers):
+    for mixture, remaining in _rounds(counts, depth, work, leftovers):
         if leftovers == "best-fit":
             finished = best_fit_into(trim_to_exact(mixture, counts - remaining), remaining, depth)
             if best is not None and packs_of(finished) >= packs_of(best):
@@ -259,7 +256,7 @@ def _pack_coarsely(counts: IntArray, depth: int, leftovers: Leftovers, work: Wor
     """The loop on a coarse grid, into whose slots the sequences are dealt; what remains is packed by best fit."""
     if counts.sum() > MOST_DEALT:
         return pack_thinned(counts, depth, lambda part: _pack_coarsely(part, depth, leftovers, work))
-    coarse = iterative_nnls(split_counts(counts, BINS), depth, leftovers, work=work.share(0.5))
+    coarse = _iterative_nnls(split_counts(counts, BINS), depth, leftovers, work=work.share(0.5))
     mixture, remaining = deal_into_slots(coarse, counts, BINS, depth, work.share(0.5))
     return best_fit_into(mixture, remaining, depth)
 

@@ -111,8 +111,6 @@ def choose_row_lengths(
     Raises:
         InputError: a sequence is longer than the longest row, or an argument is out of its range.
     """
-    if min(multiple, batch_sequences) < 1:
-        raise InputError(f"multiple is {multiple}, batch_sequences {batch_sequences}; both must be 1 or more")
     if not counts.any():
         raise InputError("there is no sequence to choose the lengths of rows for")
     needed = int(np.flatnonzero(counts)[-1]) + 1

@@ -7,7 +7,7 @@ the group before it is packed; to one, every shard goes up as soon as it is comp
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,18 +78,6 @@ class PackedOutput(GroupedOutput[int, GroupManifest]):
             paths.append((index_path(self.folder, summary.group), index_bytes(summary.packs)))
         return all(path.is_file() and path.stat().st_size == size for path, size in paths)
 
-    def manifests(self, groups: Sequence[int]) -> Iterator[tuple[GroupManifest, int]]:
-        """Yield the manifests of all groups, which must be there, and the CRC-32C of each."""
-        missing = set(groups)
-        for group, manifest in self.completed(groups):
-            missing.discard(group)
-            yield manifest, crc32c(read_file(self.summary_path(group)))
-        if missing:
-            raise FailedError(
-                f"{self.folder}: {len(missing)} of {len(groups)} groups are not written, the first is"
-                f" group {min(missing)}; run `{self.command}` for them (without --finish) and then finish again"
-            )
-
 
 def write(
     output: PackedOutput, open_writer: Callable[[], GroupWriter], run: StageRun
@@ -124,10 +112,17 @@ def write(
 
 def _finish(output: PackedOutput, writer: GroupWriter) -> PackedMetadata:
     """Check that all groups are there, and write metadata.json."""
-    sums = PackedSums()
-    for manifest, crc in output.manifests(range(writer.groups)):
+    numbers, sums = range(writer.groups), PackedSums()
+    missing = set(numbers)
+    for number, manifest in output.completed(numbers):
+        missing.discard(number)
         writer.check_manifest(manifest)
-        sums.add(manifest, crc)
+        sums.add(manifest, crc32c(read_file(output.summary_path(number))))
+    if missing:
+        raise FailedError(
+            f"{output.folder}: {len(missing)} of {len(numbers)} groups are not written, the first is"
+            f" group {min(missing)}; run `{output.command}` for them (without --finish) and then finish again"
+        )
     metadata = writer.metadata(sums)
     output.write_final(metadata)
     return metadata

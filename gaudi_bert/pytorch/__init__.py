@@ -9,30 +9,17 @@ from typing import TYPE_CHECKING, Any
 from gaudi_bert.common.errors import InputError, install_command
 
 if TYPE_CHECKING:  # for type checkers; at run time `__getattr__` imports torch when a name is first used
-    from gaudi_bert.pytorch.collate import PackCollator, model_inputs
-    from gaudi_bert.pytorch.dataset import PackedDataset, PackedLoader
-    from gaudi_bert.pytorch.encoder import PackedEncoder
-    from gaudi_bert.pytorch.heads import (
-        PackedBertForPreTraining,
-        PackedBertForSequenceClassification,
-        update_counts,
-        update_loss,
-    )
-    from gaudi_bert.pytorch.training import PackedTrainerMixin, translate_arguments
-
-__all__ = [
-    "PackCollator",
-    "PackedBertForPreTraining",
-    "PackedBertForSequenceClassification",
-    "PackedDataset",
-    "PackedEncoder",
-    "PackedLoader",
-    "PackedTrainerMixin",
-    "model_inputs",
-    "translate_arguments",
-    "update_counts",
-    "update_loss",
-]
+    from gaudi_bert.pytorch.collate import PackCollator as PackCollator
+    from gaudi_bert.pytorch.collate import model_inputs as model_inputs
+    from gaudi_bert.pytorch.dataset import PackedDataset as PackedDataset
+    from gaudi_bert.pytorch.dataset import PackedLoader as PackedLoader
+    from gaudi_bert.pytorch.encoder import PackedEncoder as PackedEncoder
+    from gaudi_bert.pytorch.heads import PackedBertForPreTraining as PackedBertForPreTraining
+    from gaudi_bert.pytorch.heads import PackedBertForSequenceClassification as PackedBertForSequenceClassification
+    from gaudi_bert.pytorch.heads import update_counts as update_counts
+    from gaudi_bert.pytorch.heads import update_loss as update_loss
+    from gaudi_bert.pytorch.training import PackedTrainerMixin as PackedTrainerMixin
+    from gaudi_bert.pytorch.training import translate_arguments as translate_arguments
 
 _NAMES = {
     "collate": ("PackCollator", "model_inputs"),

@@ -20,12 +20,11 @@ import numpy as np
 import torch
 import transformers
 
-from gaudi_bert.common.arrays import NOT_PREDICTED, AnyArray, IntArray
+from gaudi_bert.common.arrays import MOST_TOKEN_ID, NOT_PREDICTED, AnyArray, IntArray, first_not_whole
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.encoders.feeding import Feeding, fed_positions, target_mask
 from gaudi_bert.encoders.feeding_trial import feeding_of, try_model
 from gaudi_bert.encoders.trial import MODEL_ERRORS, Row, small_copy
-from gaudi_bert.pytorch.rows import sequence_matrix, token_matrix
 
 TARGETS = ("transformers-5", "transformers-4", "optimum-habana", "flash", "flex")
 _UNLIMITED = 1 << 62
@@ -119,7 +118,7 @@ class PackCollator:
         is_config = not isinstance(model, Feeding | torch.nn.Module)
         if not isinstance(model, Feeding) and not (is_config and target in _OWN_SOFTWARE):  # which cannot be copied
             tried = small_copy(model, window=_UNLIMITED) if is_config else model
-            self.row_tokens = try_model(tried, self.feeding, self._model_batch, row_tokens, training=True).row_tokens
+            self.row_tokens, _ = try_model(tried, self.feeding, self._model_batch, row_tokens, training=True)
 
     def _model_batch(self, rows: Sequence[Row]) -> Batch:
         """Return what any model, or the encoder below a head that gathers, is given for rows without labels."""
@@ -174,7 +173,13 @@ class PackCollator:
     def _joined(self, rows: Sequence[Row]) -> dict[str, IntArray]:
         """The columns with a value per token, int64 [B, L], as this model takes them."""
         names = [name for name in _TOKEN_COLUMNS if name in rows[0] and name != self.sequence_labels]
-        arrays = {name: token_matrix(rows, name) for name in names}
+        arrays: dict[str, IntArray] = {}
+        for name in names:
+            if len({len(row[name]) for row in rows}) != 1:
+                raise InputError("rows of unequal lengths in one batch: all packs of a batch have the same length")
+            matrix = np.stack([np.asarray(row[name]) for row in rows])
+            _check_whole(matrix.reshape(-1), name)
+            arrays[name] = matrix.astype(np.int64)
         arrays["position_ids"] = fed_positions(arrays["position_ids"], self.feeding)
         if not self.feeding.positions:
             del arrays["position_ids"]
@@ -233,8 +238,9 @@ class PackCollator:
 
     def _per_sequence(self, rows: Sequence[Row], name: str, empty: int) -> torch.Tensor:
         """A column with a value per sequence, int64 [B, S]."""
-        depth = self._slots("depth", self.depth, max(len(row[name]) for row in rows))
-        return torch.from_numpy(sequence_matrix(rows, name, depth, empty))
+        for row in rows:
+            _check_whole(np.asarray(row[name]), name)
+        return self._padded([row[name] for row in rows], empty, np.int64)
 
     @staticmethod
     def _slots(name: str, requested: int | None, needed: int) -> int:
@@ -273,3 +279,10 @@ def _check_software(target: str, model: Any) -> None:
             f"target = {target!r}: needs a model with attn_implementation={_OWN_SOFTWARE.get(target, 'sdpa')!r}, {actual}: "
             "it would ignore where sequences begin; open the model so, or use another target"
         )
+
+
+def _check_whole(values: AnyArray, name: str) -> None:
+    """The user's own numbers must be integers of 32 bits, before they become int64."""
+    wrong = first_not_whole(values, -MOST_TOKEN_ID - 1, MOST_TOKEN_ID)
+    if wrong >= 0:
+        raise InputError(f"{name}: a row holds {values[wrong]}; it must hold integers that fit into 32 bits")

@@ -24,14 +24,14 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from gaudi_bert.artefacts.packed import pack_kind, refuse_row_tables
-from gaudi_bert.common.arrays import whole_number
+from gaudi_bert.common.arrays import AnyArray, whole_number
 from gaudi_bert.common.errors import InputError, shown
 from gaudi_bert.common.files import in_store, shown_location
 from gaudi_bert.encoders.trial import Row
-from gaudi_bert.pytorch.rows import rows_of_packs
 from gaudi_bert.reading.global_order import ORDER, check_rank, first_of_rank
 from gaudi_bert.reading.streams import StoredPacks
 from gaudi_bert.tables.packed_parquet import open_tables
+from gaudi_bert.tfrecords.arrays import pack_rows
 from gaudi_bert.tfrecords.packed_folder import check_before_reading, open_packs, read_metadata
 
 _FIRST_ROWS, _ROWS_AT_ONCE = 16, 128
@@ -103,11 +103,36 @@ def _open(folder: Path) -> tuple[StoredPacks, str, Callable[[Any], Sequence[Row]
     if kind is not None:
         metadata = read_metadata(folder)
         check_before_reading(folder, metadata.shard_table)
-        return open_packs(folder, metadata), metadata.identity(repr)[:_IDENTITY_DIGITS], rows_of_packs
+        return open_packs(folder, metadata), metadata.identity(repr)[:_IDENTITY_DIGITS], _rows_of_packs
     refuse_row_tables(folder)
     if folder.is_dir() and any(folder.iterdir()):
         raise InputError(f"{folder}: holds no packs; pack it with `gaudi-bert pack`")
     raise InputError(f"{folder}: no packed folder; check the path")
+
+
+def _rows_of_packs(packs: Mapping[str, AnyArray]) -> list[Row]:
+    """Rows, views of the ten packed features of B packs, under the names of packed tables.
+
+    input_ids, token_type_ids, position_ids, sequence_ids and labels are [L], seq_lens and next_sentence_labels have one
+    value for each sequence. Positions of trailing pads count from 0, as if they were one more sequence; labels are -100
+    where no token was masked.
+    """
+    columns = pack_rows(packs)
+    of_tokens = {
+        "input_ids": packs["input_ids"],
+        "token_type_ids": packs["segment_ids"],
+        "position_ids": columns["position_ids"],
+        "sequence_ids": packs["input_mask"],
+        "labels": columns["labels"],
+    }
+    of_sequences = {"seq_lens": columns["seq_lens"], "next_sentence_labels": packs["next_sentence_labels"]}
+    return [
+        {
+            **{name: values[number] for name, values in of_tokens.items()},
+            **{name: values[number, :count] for name, values in of_sequences.items()},
+        }
+        for number, count in enumerate(columns["sequences"].tolist())
+    ]
 
 
 # --- data set and loader

@@ -81,7 +81,7 @@ class PackedEncoder:
         """Try packs in rows of so many tokens, or of the next power of 2, if they are longer than before."""
         if tokens > self._tried_tokens:
             tokens = min(self.positions, 1 << (tokens - 1).bit_length())
-            self._tried_tokens = self._packed.try_packs(tokens, training=False).row_tokens
+            self._tried_tokens, _ = self._packed.try_packs(tokens, training=False)
 
     def embed(self, texts: Sequence[Text], pooling: Pooling = "mean", *, normalize: bool = False) -> Float32Array:
         """A vector for each text, float32 [texts, hidden size], in the order of the texts.

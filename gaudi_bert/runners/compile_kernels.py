@@ -92,13 +92,13 @@ def _count_hdf5(folder: Path) -> None:
     histogram(folder / "rows.hdf5", folder / "histogram-hdf5.json", _SILENT)
 
 
-def compile_nnls() -> None:
+def _compile_nnls() -> None:
     """Plan with the defaults of a pipeline."""
     settings = PackingSettings()
     pack_histogram(Histogram(_LENGTH, np.arange(_LENGTH)), settings.algorithm, settings.depth)
 
 
-def compile_solvers() -> None:
+def _compile_solvers() -> None:
     """Plan by every algorithm; by `optimal` also with thousands of lengths, and for long packs."""
     generator = np.random.default_rng(7)
     few, many = Histogram(96, generator.integers(0, 50, 96)), Histogram(2600, generator.integers(1, 3, 2600))
@@ -111,7 +111,7 @@ def compile_solvers() -> None:
         pack_histogram(counted, "optimal", 4)
 
 
-_PARTS = {"records": compile_records, "nnls": compile_nnls, "solvers": compile_solvers}
+_PARTS = {"records": compile_records, "nnls": _compile_nnls, "solvers": _compile_solvers}
 
 
 def compile_kernels(*parts: str) -> None:

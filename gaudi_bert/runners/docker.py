@@ -22,12 +22,13 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from gaudi_bert.common.errors import FailedError, GaudiBertError, InputError, StoppedError, install_command
+from gaudi_bert.common.errors import FailedError, GaudiBertError, InputError, StoppedError
 from gaudi_bert.common.files import explained_os_errors, in_store, scheme_of, shown_location
 from gaudi_bert.common.launch import handled_signals
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.config.places import ImageSettings
+from gaudi_bert.runners.launch import card_variables
 from gaudi_bert.runners.stage_table import STAGES, missing_paths, named_paths, quantity_value, stage_image
 
 _ANSWER_SECONDS = 60
@@ -171,14 +172,7 @@ def _confined(folder: Path, cores: float) -> dict[str, Any]:
 
 def _with_cards(settings: PipelineSettings, cores: float) -> dict[str, Any]:
     docker = settings.docker
-    own = {
-        "HABANA_VISIBLE_DEVICES": docker.visible_devices,
-        "OMPI_MCA_btl_vader_single_copy_mechanism": "none",
-        # Compiled graphs are shared by the processes of the container; each engine reads its own variables.
-        "TF_RECIPE_CACHE_PATH": "/tmp/gaudi-bert-recipes",
-        "PT_HPU_RECIPE_CACHE_CONFIG": "/tmp/gaudi-bert-recipes,false,4096,false",
-        "PT_HPU_LAZY_MODE": "0",
-    }
+    own = {"HABANA_VISIBLE_DEVICES": docker.visible_devices, **card_variables("/tmp/gaudi-bert-recipes")}
     return {
         "environment": {"HOME": "/tmp", **own, **settings.resources.environment},
         "user": "0:0",
@@ -220,13 +214,9 @@ def _store_access(settings: PipelineSettings, urls: Sequence[str]) -> tuple[dict
 
 def _connect() -> Any:
     """A client of the Docker daemon that DOCKER_HOST names, or of this machine's."""
-    try:
-        from docker.client import from_env
-        from docker.errors import DockerException
-    except ImportError as error:
-        raise InputError(
-            f"--on docker: the Python package `docker` is not installed; run: {install_command('docker')}"
-        ) from error
+    from docker.client import from_env
+    from docker.errors import DockerException
+
     try:
         client = from_env(timeout=_ANSWER_SECONDS)
         client.ping()

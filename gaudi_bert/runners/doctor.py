@@ -8,7 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from importlib.util import find_spec
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gaudi_bert.artefacts.store.objects import Objects
-from gaudi_bert.common.errors import GaudiBertError, InputError, has_tensorflow, install_command
+from gaudi_bert.common.errors import GaudiBertError, has_tensorflow, install_command
 from gaudi_bert.common.files import url_of
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import PipelineSettings
@@ -48,28 +48,22 @@ class CheckResult:
         return asdict(self)
 
 
-def _passed(check: str, finding: str) -> CheckResult:
-    """Return that all is well."""
-    return CheckResult(check, "ok", finding)
-
-
-def _warning(check: str, finding: str, remedy: str) -> CheckResult:
-    """Return what may do."""
-    return CheckResult(check, "warning", finding, remedy)
-
-
-def _failed(check: str, finding: str, remedy: str) -> CheckResult:
-    """Return what must be fixed."""
-    return CheckResult(check, "failed", finding, remedy)
-
-
 def _refused(check: str, error: GaudiBertError) -> CheckResult:
     """Return a refusal in the words of its error."""
     finding, _, remedy = str(error).rpartition("; ")
-    return _failed(check, finding, remedy)
+    return CheckResult(check, "failed", finding, remedy)
 
 
 # --- an object store
+
+
+def _tried(check: str, finding: str, attempt: Callable[[], object]) -> CheckResult:
+    """Return `finding` where an attempt succeeds, or else its refusal."""
+    try:
+        attempt()
+    except GaudiBertError as error:
+        return _refused(check, error)
+    return CheckResult(check, "ok", finding)
 
 
 def examine_store(url: str, settings: PipelineSettings) -> CheckResult:
@@ -83,14 +77,16 @@ def examine_store(url: str, settings: PipelineSettings) -> CheckResult:
         objects.write(f"{folder}/{name}", content)
         written = True
         if objects.read(f"{folder}/{name}") != content or name not in objects.list(folder, only_here=True):
-            return _failed("store", f"{folder}: an object is not what was written", "use a store that reads what it wrote")
+            return CheckResult(
+                "store", "failed", f"{folder}: an object is not what was written", "use a store that reads what it wrote"
+            )
         objects.remove(f"{folder}/{name}")
     except GaudiBertError as error:
         if written:
             with suppress(GaudiBertError):
                 objects.remove(f"{folder}/{name}")
         return _refused("store", error)
-    return _passed("store", f"{folder}: write, read, list and remove")
+    return CheckResult("store", "ok", f"{folder}: write, read, list and remove")
 
 
 # --- this machine: Python, the engines and extras, the driver of Gaudi cards, the cards, the disk
@@ -176,16 +172,19 @@ def check_host(answers: HostAnswers, settings: PipelineSettings) -> list[CheckRe
     here = ", ".join(extra for extra in _EXTRAS if extra not in answers.missing_extras) or "none"
     missing = ",".join(answers.missing_extras)
     lacking = f"; not installed: {missing} (to add them: {install_command(missing)})" if missing else ""
-    results = [_check_engines(answers, settings), _passed("extras", f"installed: {here}{lacking}")]
+    results = [_check_engines(answers, settings), CheckResult("extras", "ok", f"installed: {here}{lacking}")]
     if settings.resources.cards or answers.device_nodes or answers.cards:
         results += [_check_driver(answers, settings), _check_cards(answers, settings)]
     else:
-        results.append(_passed("cards", "none here, and the pipeline asks for none"))
+        results.append(CheckResult("cards", "ok", "none here, and the pipeline asks for none"))
     needed = _GROUPS_ON_DISK * settings.packing.group_bytes
     finding = f"{answers.disk / 2**30:.1f} GiB free in the current folder"
     if answers.disk < needed:
-        return [*results, _warning("disk", finding, f"free {needed / 2**30:.1f} GiB, or lower packing.group_bytes")]
-    return [*results, _passed("disk", finding)]
+        return [
+            *results,
+            CheckResult("disk", "warning", finding, f"free {needed / 2**30:.1f} GiB, or lower packing.group_bytes"),
+        ]
+    return [*results, CheckResult("disk", "ok", finding)]
 
 
 def _check_engines(answers: HostAnswers, settings: PipelineSettings) -> CheckResult:
@@ -205,8 +204,8 @@ def _check_engines(answers: HostAnswers, settings: PipelineSettings) -> CheckRes
         engine = "pytorch" if named == "auto" else named  # which runs on every Python
         bridge = "the vendor's framework of the driver's release"
         remedy = bridge if answers.device_nodes else install_command(engine)
-        return _warning("engines", finding, f"to train by {engine}: {remedy}; or use --on docker")
-    return _passed("engines", finding)
+        return CheckResult("engines", "warning", finding, f"to train by {engine}: {remedy}; or use --on docker")
+    return CheckResult("engines", "ok", finding)
 
 
 def _release(before: str, text: str) -> str:
@@ -224,17 +223,17 @@ def _check_driver(answers: HostAnswers, settings: PipelineSettings) -> CheckResu
     software, driver = _release("^", bridges[engine]) or _IMAGE_RELEASES[engine], answers.driver
     if not driver:
         remedy = f"install the Gaudi driver {software} (habanalabs-dkms)"
-        return _failed("driver", "hl-smi is missing or does not answer", remedy)
+        return CheckResult("driver", "failed", "hl-smi is missing or does not answer", remedy)
     if driver == software:
-        return _passed("driver", f"driver and software for {engine} are both {driver}")
+        return CheckResult("driver", "ok", f"driver and software for {engine} are both {driver}")
     finding = f"driver {driver}, but software {software} for {engine}"
     other = next((each for each, release in _IMAGE_RELEASES.items() if release == driver), None)
     remedy = f"install driver {software} on the host, or build the image on the vendor's of {driver} (BASE_IMAGE)"
     if other is not None:
         remedy = f"set training.engine to {other}, whose image has this release, or {remedy}"
     # Within a release, the last number counts corrections.
-    verdict = _warning if driver.split(".")[:2] == software.split(".")[:2] else _failed
-    return verdict("driver", finding, remedy)
+    is_close = driver.split(".")[:2] == software.split(".")[:2]
+    return CheckResult("driver", "warning" if is_close else "failed", finding, remedy)
 
 
 def _check_cards(answers: HostAnswers, settings: PipelineSettings) -> CheckResult:
@@ -244,12 +243,12 @@ def _check_cards(answers: HostAnswers, settings: PipelineSettings) -> CheckResul
     finding = f"{nodes} device nodes, hl-smi lists {listed}{kinds}, the pipeline asks for {requested}"
     load = "load the driver (modprobe habanalabs), or give the container its devices"
     if listed and not nodes:
-        return _failed("cards", finding, load)
+        return CheckResult("cards", "failed", finding, load)
     if nodes < requested:
-        return _failed("cards", finding, f"{load}, or set resources.cards to {nodes}")
+        return CheckResult("cards", "failed", finding, f"{load}, or set resources.cards to {nodes}")
     if listed and listed < nodes:
-        return _warning("cards", finding, "see `hl-smi` and `dmesg`: a card that does not start is not listed")
-    return _passed("cards", finding)
+        return CheckResult("cards", "warning", finding, "see `hl-smi` and `dmesg`: a card that does not start is not listed")
+    return CheckResult("cards", "ok", finding)
 
 
 # --- a cluster: is it reachable, is the namespace there, which rights are missing, and what would the server say to a run?
@@ -266,32 +265,30 @@ def examine_cluster(settings: PipelineSettings, reporter: Reporter, cluster: Clu
     if cluster is None:
         cluster = Cluster(settings.kubernetes.namespace, Connection(say=reporter.say))
     version = cluster.version()
-    results = [_check_version(version, settings), _check_namespace(cluster), _check_rights(cluster, settings)]
+    results = [
+        _check_version(version, settings),
+        _tried("namespace", cluster.namespace, cluster.check_namespace),
+        _check_rights(cluster, settings),
+    ]
     if any(result.verdict == "failed" for result in results[:2]):
         return results
     manifests = render(settings, version)
     for item, present, problem in check_objects(cluster, settings, (*manifests.shared, *manifests.steps.values())):
         found = "the server would create it" if present is None else "is there already"
-        results.append(_passed(title_of(item), found) if problem is None else _refused(title_of(item), problem))
+        results.append(CheckResult(title_of(item), "ok", found) if problem is None else _refused(title_of(item), problem))
     return [*results, _check_volume(cluster, settings), *_check_pods(cluster, manifests)]
 
 
 def _check_version(version: tuple[int, int], settings: PipelineSettings) -> CheckResult:
     shown = ".".join(map(str, version))
     if version < _OLDEST:
-        return _failed("Kubernetes", shown, f"Indexed Jobs need {'.'.join(map(str, _OLDEST))} or later: upgrade the cluster")
+        return CheckResult(
+            "Kubernetes", "failed", shown, f"Indexed Jobs need {'.'.join(map(str, _OLDEST))} or later: upgrade the cluster"
+        )
     if version < settings.kubernetes.version_numbers:
         finding = f"{shown}, older than kubernetes.version: {settings.kubernetes.version}"
-        return _failed("Kubernetes", finding, f"set kubernetes.version to '{shown}'")
-    return _passed("Kubernetes", shown)
-
-
-def _check_namespace(cluster: Cluster) -> CheckResult:
-    try:
-        cluster.check_namespace()
-    except InputError as error:
-        return _refused("namespace", error)
-    return _passed("namespace", cluster.namespace)
+        return CheckResult("Kubernetes", "failed", finding, f"set kubernetes.version to '{shown}'")
+    return CheckResult("Kubernetes", "ok", shown)
 
 
 def needed_rights(*, training: str, queue: bool, network_policy: bool) -> list[tuple[str, str, str]]:
@@ -321,8 +318,8 @@ def _check_rights(cluster: Cluster, settings: PipelineSettings) -> CheckResult:
     )
     missing = [f"{verb} {resource}" for group, resource, verb in rights if not cluster.is_allowed(group, resource, verb)]
     if missing:
-        return _failed("rights", f"may not {', '.join(missing)}", "ask for the Role in k8s/in-cluster")
-    return _passed("rights", f"all {len(rights)} that a run uses")
+        return CheckResult("rights", "failed", f"may not {', '.join(missing)}", "ask for the Role in k8s/in-cluster")
+    return CheckResult("rights", "ok", f"all {len(rights)} that a run uses")
 
 
 def _check_volume(cluster: Cluster, settings: PipelineSettings) -> CheckResult:
@@ -339,8 +336,8 @@ def _check_volume(cluster: Cluster, settings: PipelineSettings) -> CheckResult:
             name = claim["metadata"]["name"]
             said = cluster.last_warning(name) or "the cluster says nothing of it"
             remedy = "if it stays so, correct kubernetes.storage_class or access_mode, and `k8s delete --data`"
-            return _warning("volume", f"claim {name} is {phase}: {said}", remedy)
-    return _passed("volume", "can be used" if any(claims) else "the run makes it")
+            return CheckResult("volume", "warning", f"claim {name} is {phase}: {said}", remedy)
+    return CheckResult("volume", "ok", "can be used" if any(claims) else "the run makes it")
 
 
 def _check_pods(cluster: Cluster, manifests: Manifests) -> list[CheckResult]:
@@ -357,4 +354,4 @@ def _check_pods(cluster: Cluster, manifests: Manifests) -> list[CheckResult]:
                 cluster.create({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": own}, dry_run=True)
             except GaudiBertError as error:
                 results.append(_refused(f"pods of {step}", error))
-    return results or [_passed("pods", "the server would create those of every step")]
+    return results or [CheckResult("pods", "ok", "the server would create those of every step")]

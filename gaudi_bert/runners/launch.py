@@ -100,6 +100,19 @@ def training_command(
     return [*command, *stage_command]
 
 
+def card_variables(recipes: str) -> dict[str, str]:
+    """Return the variables of a container with cards; compiled graphs are kept in the folder `recipes`.
+
+    Each engine reads its own variables (of PyTorch: the folder, whether to empty it, its size in MB, whether it is on NFS).
+    """
+    return {
+        "OMPI_MCA_btl_vader_single_copy_mechanism": "none",
+        "TF_RECIPE_CACHE_PATH": recipes,
+        "PT_HPU_RECIPE_CACHE_CONFIG": f"{recipes},false,4096,false",
+        "PT_HPU_LAZY_MODE": "0",
+    }
+
+
 # `--tag-output` puts job and rank before all that a process writes at once, so in the middle of a line, too.
 RANK_TAG = re.compile(r"\[\d+,\d+\]<std(?:out|err)>: ?")
 
@@ -170,7 +183,16 @@ def _cores_of_processes(resources: ResourceSettings, processes: int) -> list[set
     if count is None:
         return None
     allowed = os.sched_getaffinity(0)
-    threads = sorted({tuple(sorted(_threads_of_core(number) & allowed)) for number in allowed})
+    cores = set()
+    for number in allowed:
+        try:
+            text = Path(f"/sys/devices/system/cpu/cpu{number}/topology/thread_siblings_list").read_text(encoding="ascii")
+        except OSError:
+            text = str(number)
+        ranges = [part.partition("-") for part in text.strip().split(",")]
+        siblings = {each for first, _, last in ranges for each in range(int(first), int(last or first) + 1)}
+        cores.add(tuple(sorted(siblings & allowed)))
+    threads = sorted(cores)
     if processes * count > len(threads):
         raise InputError(
             f"resources.cores_per_process = {count}: {processes} processes need {processes * count} cores, and there are "
@@ -179,15 +201,6 @@ def _cores_of_processes(resources: ResourceSettings, processes: int) -> list[set
     return [
         {each for core in threads[start : start + count] for each in core} for start in range(0, processes * count, count)
     ]
-
-
-def _threads_of_core(number: int) -> set[int]:
-    try:
-        text = Path(f"/sys/devices/system/cpu/cpu{number}/topology/thread_siblings_list").read_text(encoding="ascii")
-    except OSError:
-        return {number}
-    ranges = [part.partition("-") for part in text.strip().split(",")]
-    return {each for first, _, last in ranges for each in range(int(first), int(last or first) + 1)}
 
 
 @contextmanager

@@ -284,38 +284,18 @@ def stage_engine(settings: PipelineSettings, stage: Stage) -> EngineName:
     return settings.container_engine if own == "auto" else own
 
 
-@dataclass(frozen=True)
-class _StagePreview:
-    """Requests of a stage (`--dry-run`).
-
-    Cores, memory and cards are those of each container.
-    """
-
-    stage: str
-    image: str
-    containers: int
-    cpu: str
-    memory: str
-    cards: int
-
-    def __str__(self) -> str:
-        count = f"{self.containers} x " if self.containers > 1 else ""
-        cards = f", {self.cards} card{'s' if self.cards > 1 else ''}" if self.cards else ""
-        return f"{self.stage}: {count}{self.image} ({self.cpu} cpu, {self.memory}{cards})"
-
-
-def preview_stage(settings: PipelineSettings, name: str) -> _StagePreview:
-    """Return the requests of the stage called `name`."""
+def preview_stage(settings: PipelineSettings, name: str) -> dict[str, Any]:
+    """Return what the stage called `name` requests: cores, memory and cards are those of each of its containers."""
     stage, resources = STAGES[name], settings.resources
     pod = resources.training if stage.trains else resources.data
-    return _StagePreview(
-        stage=name,
-        image=stage_image(settings, stage),
-        containers=resources.workers if stage.distributed else resources.data_workers if stage.shared else 1,
-        cpu=pod.cpu,
-        memory=pod.memory_limit or pod.memory,
-        cards=resources.cards if stage.distributed else min(resources.cards, 1) if stage.trains else 0,
-    )
+    return {
+        "stage": name,
+        "image": stage_image(settings, stage),
+        "containers": resources.workers if stage.distributed else resources.data_workers if stage.shared else 1,
+        "cpu": pod.cpu,
+        "memory": pod.memory_limit or pod.memory,
+        "cards": resources.cards if stage.distributed else min(resources.cards, 1) if stage.trains else 0,
+    }
 
 
 # --- cores, memory, cards and huge pages of the containers that a stage runs in, as Kubernetes writes quantities

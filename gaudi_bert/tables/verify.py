@@ -6,7 +6,7 @@ Group by group, the rows of the table are read again and compared with its shard
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,14 +14,14 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from gaudi_bert.artefacts.base import NOTES_NAME, manifest_path
+from gaudi_bert.artefacts.base import manifest_path
 from gaudi_bert.artefacts.completion import Signature, read_signature, settings_path
 from gaudi_bert.artefacts.packed import GroupManifest, PackedSums, RowTables, TableMetadata, Verification, row_table_path
 from gaudi_bert.artefacts.results import ByRowLength, PlainResult, StageOutput
 from gaudi_bert.artefacts.shards import Shard
 from gaudi_bert.artefacts.stage_run import StageRun
 from gaudi_bert.artefacts.store.mirrored_folder import exists, fetch, local_copy, mirrored, names_in
-from gaudi_bert.common.arrays import AnyArray, Int32Array, IntArray
+from gaudi_bert.common.arrays import AnyArray, BoolArray, Int32Array, IntArray
 from gaudi_bert.common.arrow import explained_arrow_errors, named, require_pyarrow, validated
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.files import in_store, regular, shown_location
@@ -127,12 +127,10 @@ class _TableReader:
 
     def read(self, manifests: Iterable[GroupManifest]) -> Iterator[ReadGroup]:
         """Read groups, and compare each with its rows; every group has its own bound."""
-        table, settings, sha256 = self._table, self._settings, self._signature.sha256
-        rows = sum(part.rows for group in self.run.share_of(table.groups) for part in group)
+        rows = sum(part.rows for group in self.run.share_of(self._table.groups) for part in group)
         with self.run.reporter.task("verify", rows, "rows") as task:
             for stored in manifests:
-                paths = self.folder.shards_of(stored.group)
-                right = _prove_group(paths, table, stored, settings, sha256, self.run.workers)
+                right = self._prove(stored)
                 yield ReadGroup(stored, right, right.lower_bound)
                 task.advance(right.rows)
 
@@ -141,67 +139,56 @@ class _TableReader:
         inputs, version = self._signature.inputs, self.folder.metadata.tool_version
         return table_metadata(self._table, self._settings, sums, inputs, version)
 
+    def _prove(self, claimed: GroupManifest) -> GroupManifest:
+        """Compare the shards of a group with its rows; its manifest, computed again, with what only the stored one claims.
 
-# --- one group, compared with the rows of its table; its manifest, computed again
-#
-# Each shard is read, its CRC compared with the manifest, and every slot with the row that it claims to be of, without the
-# code that writes shards. Every sequence must be there exactly once.
-
-
-def _prove_group(
-    shards: Sequence[Path],
-    table: GroupedTable,
-    claimed: GroupManifest,
-    settings: TableSettings,
-    signature_sha256: str,
-    workers: int | None,
-) -> GroupManifest:
-    """Compare the shards of a group with its rows; its manifest, computed again, with what only the stored one claims."""
-    rows, sequences, too_long = read_sequences(table, claimed.group, settings, threads=workers != 1)
-    layout = PackLayout.of(table.columns, settings)
-    positions = np.full(sequences.rows.size, -1, np.int64)
-    of_pack = np.full(sequences.rows.size, -1, np.int64)
-    packs = seen = 0
-    present = []
-    for path in shards:
-        before, identity = packs, input_file(path).identity
-        claims = [shard for shard in claimed.shards if shard.name == path.name]
-        if claims and claims[0].crc32c != identity["crc32c"]:
-            raise FailedError(f"{path}: its CRC-32C differs from the manifest of its group; {TableMetadata.remedy}")
-        for stored in _stored_packs(path, layout):
-            members = _members(stored, rows, sequences, positions)
-            positions[members] = seen + np.arange(members.size)
-            of_pack[members] = packs + np.repeat(np.arange(stored.offsets.size - 1), np.diff(stored.offsets))
-            packs, seen = packs + stored.offsets.size - 1, seen + members.size
-            deepest = int(np.diff(stored.offsets).max(initial=0))
-            if settings.depth != "max" and deepest > settings.depth:
-                raise FailedError(
-                    f"{stored.location}: a pack holds {deepest} sequences, the depth is {settings.depth}; pack again"
-                )
-            _check_tokens(stored, layout, rows, sequences.rows[members])
-            _check_scalars(stored, layout, rows, sequences.rows[members])
-        present.append(Shard(name=path.name, packs=packs - before, **identity))
-    packed = shards[0].parent
-    if (positions < 0).any():
-        row = int(rows.numbers[sequences.rows[np.argmax(positions < 0)]])
-        raise FailedError(f"{packed}: row {row} of the table is in no pack; pack the table again")
-    length = settings.max_sequence_length
-    counts = np.bincount(sequences.lengths, minlength=length + 1)[1:]
-    path, depth = manifest_path(packed / NOTES_NAME, claimed.group), depth_of(settings.depth, length)
-    check_bound(path, claimed.lower_bound, packs, lambda: [counts], depth, TableMetadata.remedy)
-    return GroupManifest(
-        **row_figures(rows, sequences, too_long, settings.max_sequence_length),
-        source_sha256=signature_sha256,
-        group=claimed.group,
-        packs=packs,
-        lower_bound=claimed.lower_bound,
-        deepest_pack=int(np.bincount(of_pack).max(initial=0)),
-        algorithm_used=claimed.algorithm_used,  # nothing else states it
-        shards=tuple(present),
-    )
+        Each shard is read, its CRC compared with the manifest, and every slot with the row that it claims to be of, without
+        the code that writes shards. Every sequence must be there exactly once.
+        """
+        settings, layout = self._settings, PackLayout.of(self._table.columns, self._settings)
+        rows, sequences, too_long = read_sequences(self._table, claimed.group, settings, threads=self.run.workers != 1)
+        is_there = np.zeros(sequences.rows.size, np.bool_)
+        shards, deepest = [], 0
+        for path in self.folder.shards_of(claimed.group):
+            packs, identity = 0, input_file(path).identity
+            claims = [shard for shard in claimed.shards if shard.name == path.name]
+            if claims and claims[0].crc32c != identity["crc32c"]:
+                raise FailedError(f"{path}: its CRC-32C differs from the manifest of its group; {TableMetadata.remedy}")
+            for stored in _stored_packs(path, layout):
+                members = _members(stored, rows, sequences, is_there)
+                is_there[members] = True
+                packs += stored.offsets.size - 1
+                deepest = max(deepest, int(np.diff(stored.offsets).max(initial=0)))
+                if settings.depth != "max" and deepest > settings.depth:
+                    raise FailedError(
+                        f"{stored.location}: a pack holds {deepest} sequences, the depth is {settings.depth}; pack again"
+                    )
+                _check_tokens(stored, layout, rows, sequences.rows[members])
+                _check_scalars(stored, layout, rows, sequences.rows[members])
+            shards.append(Shard(name=path.name, packs=packs, **identity))
+        if not is_there.all():
+            row = int(rows.numbers[sequences.rows[np.argmin(is_there)]])
+            raise FailedError(f"{self.folder.path}: row {row} of the table is in no pack; pack the table again")
+        length, packs = settings.max_sequence_length, sum(shard.packs for shard in shards)
+        counts = np.bincount(sequences.lengths, minlength=length + 1)[1:]
+        path, depth = manifest_path(self.folder.notes, claimed.group), depth_of(settings.depth, length)
+        check_bound(path, claimed.lower_bound, packs, lambda: [counts], depth, TableMetadata.remedy)
+        return GroupManifest(
+            **row_figures(rows, sequences, too_long, length),
+            source_sha256=self._signature.sha256,
+            group=claimed.group,
+            packs=packs,
+            lower_bound=claimed.lower_bound,
+            deepest_pack=deepest,
+            algorithm_used=claimed.algorithm_used,  # nothing else states it
+            shards=tuple(shards),
+        )
 
 
-def _members(stored: _StoredPacks, rows: GroupRows, sequences: RowSequences, positions: IntArray) -> IntArray:
+# --- a row group of a shard, compared with the rows of the table
+
+
+def _members(stored: _StoredPacks, rows: GroupRows, sequences: RowSequences, is_there: BoolArray) -> IntArray:
     """Which sequences of the group these packs hold; each must be new."""
     of_row = np.searchsorted(rows.numbers, stored.indices)
     known = rows.numbers[np.minimum(of_row, rows.numbers.size - 1)] == stored.indices
@@ -215,7 +202,7 @@ def _members(stored: _StoredPacks, rows: GroupRows, sequences: RowSequences, pos
     if not right.all():
         wrong = int(np.argmin(right))
         raise FailedError(f"{stored.location}: row {stored.indices[wrong]} is not what the table has; pack the table again")
-    if (positions[members] >= 0).any() or np.unique(members).size < members.size:
+    if is_there[members].any() or np.unique(members).size < members.size:
         raise FailedError(f"{stored.location}: holds a row that is in another pack too; pack the table again")
     return members
 

@@ -24,7 +24,7 @@ from gaudi_bert.common.files import atomic_file, check_model, file_identity, rea
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.config.sections import TaskName, TaskSettings
 from gaudi_bert.config.shipped import MODELS, name_of_sizes
-from gaudi_bert.model.config import BertConfig, EncoderConfig, ModelSizes, initial_value, misfit, parameter_specs, shapes_of
+from gaudi_bert.model.config import BertConfig, EncoderConfig, ModelSizes, initial_value, misfit, parameter_specs
 from gaudi_bert.model.heads import TASK_OF_PROBLEM, TaskHead, TaskKind, VectorHead, variables_of
 from gaudi_bert.model.huggingface import to_hugging_face
 from gaudi_bert.rows.tokenizer import RowTokenizer, copy_tokenizer
@@ -185,7 +185,8 @@ def start_weights(path: Path, task: Task | None, *, lacks_head: bool = True) -> 
     config = dataclasses.replace(weights.config, attention="causal") if is_causal else weights.config
     specs = variables_of(config, head)
     known = {name: weights.variables[name] for name in specs if name in weights.variables}
-    problem = None if lacks_head or isinstance(head, VectorHead) else misfit(shapes_of(specs), known)
+    shapes = {name: spec.shape for name, spec in specs.items()}
+    problem = None if lacks_head or isinstance(head, VectorHead) else misfit(shapes, known)
     if problem is not None:
         raise InputError(f"{path}: {problem}; fine-tune the model again")
     variables = {name: value for name, value in known.items() if value.shape == specs[name].shape}

@@ -146,14 +146,10 @@ def _view(path: Path, record: int, vocabulary: Path | None) -> RecordView:
 
 
 def _payload(path: Path, record: int) -> bytes:
-    if record < 0:
-        raise InputError(f"{path}: record {record}: records are numbered from 0; pass --record 0 or more")
-    count = 0
-    for payload in itertools.islice(read_records(path), record + 1):
-        if count == record:
-            return payload
-        count += 1
-    raise InputError(f"{path}: has {count} records, record {record} does not exist; the first is --record 0")
+    payload = next(itertools.islice(read_records(path), record, None), None) if record >= 0 else None
+    if payload is None:
+        raise InputError(f"{path}: has no record {record}; the first is --record 0")
+    return payload
 
 
 def _sequences(features: Mapping[str, AnyArray]) -> Iterator[SequenceView]:

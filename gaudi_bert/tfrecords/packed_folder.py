@@ -8,7 +8,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import overload
 
 import numpy as np
 
@@ -62,15 +61,7 @@ class ShardPaths(Sequence[Path]):
     def __len__(self) -> int:
         return len(self.table)
 
-    @overload
-    def __getitem__(self, number: int) -> Path: ...
-
-    @overload
-    def __getitem__(self, number: slice) -> list[Path]: ...
-
-    def __getitem__(self, number: int | slice) -> Path | list[Path]:
-        if isinstance(number, slice):
-            return [self[each] for each in range(*number.indices(len(self)))]
+    def __getitem__(self, number: int) -> Path:  # type: ignore[override]  # nobody takes a slice
         if not -len(self) <= number < len(self):
             raise IndexError(number)
         return self.folder / self.table.name(number % len(self))

@@ -82,9 +82,7 @@ def _evaluate_once(
     settings = section_from_mapping(TrainingSettings, stored.settings["training"], str(file))
     reporter.say(f"evaluate: {chosen.line()}")
     # In float32, whatever it was trained in and on.
-    device = engine.open_device(
-        settings.model_copy(update={"device": "auto", "precision": "float32"}), None, settings.threads
-    )
+    device = engine.open_device(settings.model_copy(update={"device": "auto", "precision": "float32"}), settings.threads)
     with communicator.watched(settings) as watched:
         # An evaluation of another checkpoint or of other data is useless now: it is replaced without --overwrite.
         signature = Signature("evaluate", {}, inputs)

@@ -269,7 +269,7 @@ class Interval:
         if self._began is None:
             self._began = self.clock()
         elif self.has_cold_start and len(self._sums) == 1:
-            self._sums[0].numpy()  # until the device is done with it
+            self._sums[0]()  # until the device is done with it
             self._began = self.clock()
 
     def add(self, sums: Sums, batches: list[Batch]) -> None:
@@ -285,9 +285,16 @@ class Interval:
 
     def close(self, communicator: Communicator) -> IntervalReport:
         """Report; every process must close its interval at the same time."""
-        sums = np.array([each.numpy() for each in self._sums], np.float64)
+        sums = np.array([each() for each in self._sums], np.float64)
         seconds = max(self.clock() - (self._began or 0.0), 1e-9)
-        self._check_finite(sums)
+        is_finite = np.isfinite(sums).all(axis=1)
+        if not is_finite.all():
+            number = int(np.argmin(is_finite))
+            what = "the gradient" if np.isfinite(sums[number, : self.objective.sums]).all() else "the loss"
+            raise FailedError(
+                f"update {self.first_update + number}: {what} is not finite (nan or infinite), nothing was saved after it; "
+                f"lower {self.section}.learning_rate or lengthen the warm-up, then run it again with --overwrite"
+            )
         work = np.array(self._work, np.float64)
         measured = work[1:] if self.has_cold_start and len(work) > 1 else work
         count = self.objective.sums
@@ -305,15 +312,4 @@ class Interval:
             sequences_per_second=float(speed[0]),
             tokens_per_second=float(speed[1]),
             slots_per_second=float(speed[3]),
-        )
-
-    def _check_finite(self, sums: FloatArray) -> None:
-        finite = np.isfinite(sums).all(axis=1)
-        if finite.all():
-            return
-        number = int(np.argmin(finite))
-        what = "the loss" if not np.isfinite(sums[number, : self.objective.sums]).all() else "the gradient"
-        raise FailedError(
-            f"update {self.first_update + number}: {what} is not finite (nan or infinite), nothing was saved after it; "
-            f"lower {self.section}.learning_rate or lengthen the warm-up, then run it again with --overwrite"
         )

@@ -240,7 +240,7 @@ def _run_folder(
     threads = section.threads
     if threads is None and communicator.local_size > 1:  # processes that share a host share its cores
         threads = max(1, usable_cores() // communicator.local_size)
-    device = engine.open_device(section, settings.gaudi, threads)
+    device = engine.open_device(section, threads)
     with communicator.watched(section) as watched, ExitStack() as stack:
         # At first without a lock, so that a finished folder may be read-only.
         is_done = watched.from_first(lambda: not overwrite and is_finished(folder, result_path, signature))

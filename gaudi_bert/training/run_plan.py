@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -116,6 +116,7 @@ class RunPlan:
         mean_tokens: of a sequence; None where data is not packed.
         rows: the packs of each length where there are several, else ().
         begun_by: processes that began the run, where these are others.
+        needed: the micro-batches of an update, where not all need as many.
     """
 
     requested: RunSettings
@@ -126,6 +127,7 @@ class RunPlan:
     mean_tokens: float | None = None
     rows: tuple[RowPacks, ...] = ()
     begun_by: int | None = None
+    needed: Callable[[int], int] | None = None
 
     @cached_property
     def settings(self) -> RunSettings:
@@ -161,7 +163,7 @@ class RunPlan:
                 for first in range(turn * row.packs, turn * row.packs + of_turn * together, together):
                     end = min(first + together, (turn + 1) * row.packs)
                     micro_batches.append(MicroBatch(which, first, end, packs))
-        return micro_batches
+        return micro_batches if self.needed is None else micro_batches[:1] * self.needed(update)
 
     def _turns_after(self, update: int) -> list[int]:
         return [math.ceil(update * row.turns) for row in self.turns]
@@ -195,7 +197,8 @@ class RunPlan:
         settings, processes = self.settings, self.begun_by or self.processes
         most = settings.micro_batch_packs
         if not self.rows:
-            return (_RowTurns(self.slots_per_pack, most * processes, self._steps_with(most), most),)
+            steps = _steps_with(settings.global_batch_sequences, most, self.packing_factor * self.processes)
+            return (_RowTurns(self.slots_per_pack, most * processes, steps, most),)
         sequences = round(self.packing_factor * sum(row.packs for row in self.rows))
         turns = []
         for row in self.rows:
@@ -282,9 +285,11 @@ class RunPlan:
             text += f" x {self.processes} processes ({each:,.1f} sequences per process)"
         lines = [text]
         if abs(self.change) > _NOTABLE_CHANGE:
-            more, nearest = "more" if self.change > 0 else "fewer", self._nearest_micro_batch()
+            more, present = "more" if self.change > 0 else "fewer", settings.micro_batch_packs
+            each = self.packing_factor * self.processes
+            nearest = nearest_micro_batch(settings.global_batch_sequences, each, 2 * present)
             remedy = "" if in_training else "; every process takes the same number of packs"
-            if in_training and nearest != settings.micro_batch_packs:
+            if in_training and nearest != present:
                 remedy = f"; training.micro_batch_packs = {nearest} comes nearest to it"
             lines.append(
                 f"note: that is {abs(self.change):.1%} {more} than {key} = {settings.global_batch_sequences:,}{remedy}"
@@ -301,21 +306,6 @@ class RunPlan:
                 f"within an update; set {remedy}, or give more data"
             )
         return lines
-
-    def _steps_with(self, micro_batch_packs: int) -> int:
-        return max(
-            1, round(self.settings.global_batch_sequences / (micro_batch_packs * self.packing_factor * self.processes))
-        )
-
-    def _nearest_micro_batch(self) -> int:
-        """The number of packs up to twice the present one whose update is nearest to the requested one."""
-        present, requested = self.settings.micro_batch_packs, self.settings.global_batch_sequences
-
-        def distance(packs: int) -> tuple[float, int]:
-            real = self._steps_with(packs) * packs * self.packing_factor * self.processes
-            return round(abs(real / requested - 1.0), 3), abs(packs - present)
-
-        return min(range(1, 2 * present + 1), key=distance)
 
     def details(self) -> list[str]:
         """Return what a dry run prints besides."""
@@ -351,6 +341,23 @@ class RunPlan:
             "change": self.change,
             "sequences": self.sequences_per_update * settings.updates,
         }
+
+
+def nearest_micro_batch(sequences: int, each: float, most: int) -> int:
+    """Packs of a micro-batch, at most so many, with which an update is nearest to so many sequences, in the fewest steps.
+
+    `each` are the sequences that all processes take while each takes one pack.
+    """
+
+    def distance(packs: int) -> tuple[float, int]:
+        steps = _steps_with(sequences, packs, each)
+        return round(abs(steps * packs * each / sequences - 1.0), 2), steps
+
+    return min(range(1, most + 1), key=distance)
+
+
+def _steps_with(sequences: int, packs: int, each: float) -> int:
+    return max(1, round(sequences / (packs * each)))
 
 
 # --- The learning rate: linear warm-up, then polynomial decay to zero

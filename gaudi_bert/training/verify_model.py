@@ -5,7 +5,7 @@ every variable must agree to float32 rounding. Then all tokens of one sequence o
 any other sequence's outputs may change. Without a checkpoint, the weights are seeded random ones; without data, so are the
 sequences.
 
-A folder of `transformers`, whatever its model, is tried as `finetune` tries it (`encoders/verify.py`).
+A folder of `transformers`, whatever its model, is tried as `finetune` tries it (`encoders/packed_model.py`).
 """
 
 from __future__ import annotations
@@ -81,12 +81,21 @@ def verify_model(
         if weights is not None and (weights / "config.json").is_file():  # any model of transformers, with its own weights
             if data is not None:
                 raise InputError(f"{data}: a folder of transformers is tried on packs of random tokens; leave --data out")
-            from gaudi_bert.encoders.verify import verify_folder  # loads torch and transformers
+            from gaudi_bert.encoders.packed_model import verify_folder  # loads torch and transformers
 
             differences, count, sequences = verify_folder(weights, reporter.say)
             return VerifyModelResult(str(weights), "random", count, sequences, differences, sequences - count)
         source = None if data is None else stack.enter_context(open_data(data))
-        config = _random_config(source)
+        vocabulary = _RANDOM_VOCABULARY if source is None else source.vocabulary_size
+        config = BertConfig(  # a small one, with room for the data
+            vocab_size=BertConfig.vocab_size if vocabulary is None else vocabulary,
+            hidden_size=64,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            intermediate_size=256,
+            max_position_embeddings=_RANDOM_LENGTH if source is None else source.schema.max_sequence_length,
+            initializer_range=0.1,
+        )
         values: WeightArrays = {}
         if weights is not None:
             stored = read_checkpoint(find_checkpoint(weights))
@@ -115,20 +124,6 @@ def _build(engine: Engine, config: BertConfig, values: WeightArrays, compute_dty
     model = engine.build(ModelSpec(config, PretrainingHead()), seed=_SEED, compute_dtype=compute_dtype)
     model.load_values(values)
     return model
-
-
-def _random_config(source: DataSource | None) -> BertConfig:
-    """A small BERT, with room for the data."""
-    vocabulary = _RANDOM_VOCABULARY if source is None else source.vocabulary_size
-    return BertConfig(
-        vocab_size=BertConfig.vocab_size if vocabulary is None else vocabulary,
-        hidden_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=256,
-        max_position_embeddings=_RANDOM_LENGTH if source is None else source.schema.max_sequence_length,
-        initializer_range=0.1,
-    )
 
 
 # --- The packs: the first ones of the data, or random ones

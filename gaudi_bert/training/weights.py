@@ -68,7 +68,14 @@ def read_weights(path: Path | str) -> Weights:
     if shards := _hugging_face_files(path):
         weights = _read_hugging_face(path, shards)
     elif prefix := _find_google_checkpoint(path):
-        weights = Weights(prefix, "google", _config_next_to(prefix.parent), _read_google_checkpoint(prefix))
+        if not is_installed("tensorflow"):  # which reads it, whichever engine runs the model
+            raise InputError(
+                f"{prefix}: a TF1 checkpoint, which TensorFlow reads, and it is not installed; convert the checkpoint with "
+                "`gaudi-bert export` on Python 3.10 or 3.11, where TensorFlow is"
+            )
+        from gaudi_bert.engines.tensorflow.model import read_google_checkpoint
+
+        weights = Weights(prefix, "google", _config_next_to(prefix.parent), read_google_checkpoint(prefix))
     else:
         file = find_checkpoint(path)
         stored = read_checkpoint(file)
@@ -184,15 +191,3 @@ def _find_google_checkpoint(path: Path) -> Path | None:
     if len(files) > 1:
         raise InputError(f"{path}: holds {len(files)} TF1 checkpoints; name one, for example {files[-1].with_suffix('')}")
     return files[0].with_suffix("") if files else None
-
-
-def _read_google_checkpoint(prefix: Path) -> dict[str, Float32Array]:
-    """TensorFlow reads it, whichever engine runs the model."""
-    if not is_installed("tensorflow"):
-        raise InputError(
-            f"{prefix}: a TF1 checkpoint, which TensorFlow reads, and it is not installed; convert the checkpoint with "
-            "`gaudi-bert export` on Python 3.10 or 3.11, where TensorFlow is"
-        )
-    from gaudi_bert.engines.tensorflow.stored_models import read_google_checkpoint
-
-    return read_google_checkpoint(prefix)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-import os
-import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -51,46 +49,6 @@ class GuardedBuffer:
     def of(self, size: int, at_the_end: bool) -> np.ndarray:
         """`size` bytes that touch the page after or the page before."""
         return self._inside[MOST_DATA - size :] if at_the_end else self._inside[:size]
-
-
-# --- Pods on a network of their own
-
-_POD = """
-ip link add eth0 netns {pod} type veth peer name port{number} netns {switch}
-ip -n {switch} link set port{number} master bridge up
-ip -n {pod} address add 198.18.0.{address}/24 dev eth0
-ip -n {pod} link set lo up
-"""
-
-
-@contextmanager
-def pod_network(job: str, count: int) -> Iterator[list[list[str]]]:
-    """What puts a command into each pod of an Indexed Job: network, host name and names of all are as kubelet makes them."""
-    switch = f"{job}-{os.getpid()}"
-    pods = [f"{switch}-{number}" for number in range(count)]
-    script = [f"ip netns add {name}" for name in (switch, *pods)]
-    script += [f"ip -n {switch} link add bridge type bridge", f"ip -n {switch} link set bridge up"]
-    script += [f"ip -n {switch} address add 198.18.0.254/24 dev bridge"]
-    script += [_POD.format(pod=pod, number=each, switch=switch, address=each + 1) for each, pod in enumerate(pods)]
-    try:
-        made = subprocess.run(["sh", "-ec", "\n".join(script)], capture_output=True, text=True, check=False)
-        if made.returncode != 0:
-            pytest.skip(f"NOT TESTED HERE: network namespaces need root and iproute2 ({made.stderr.strip()})")
-        for number, pod in enumerate(pods):
-            lines = [f"198.18.0.{each + 1} {job}-{each}.{job}" for each in range(count)]
-            lines[number] += f" {job}-{number}"
-            hosts = Path("/etc/netns", pod, "hosts")
-            hosts.parent.mkdir(parents=True)
-            hosts.write_text("\n".join(["127.0.0.1 localhost", *lines, ""]))
-        start = 'hostname "$0" && ip link set eth0 up && ip route replace default via 198.18.0.254 && exec "$@"'
-        yield [
-            ["ip", "netns", "exec", pod, "unshare", "--uts", "sh", "-ec", start, f"{job}-{number}"]
-            for number, pod in enumerate(pods)
-        ]
-    finally:
-        for name in (switch, *pods):
-            subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False)
-            shutil.rmtree(Path("/etc/netns", name), ignore_errors=True)
 
 
 # --- Gaudi: what hl-smi prints, in the layout that it has had from release 1.4 to 1.24, and a program of that name

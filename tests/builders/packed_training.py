@@ -29,7 +29,6 @@ from gaudi_bert.pytorch import (
     update_counts,
     update_loss,
 )
-from tests.builders.effort import LONG
 
 LENGTH, PACKS, VOCABULARY, LABELS = 24, 24, 50, 3
 UPDATES, PACKS_OF_UPDATE, MICRO_BATCH = 6, 4, 2  # one epoch: each pack once
@@ -51,14 +50,10 @@ HEADS: dict[str, tuple[Callable[[], Any], str | None]] = {
     "causal": (lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(**_LLAMA)), None),
     "sequences": (lambda: PackedBertForSequenceClassification(transformers.BertConfig(**_BERT)), "label"),
 }
-if LONG:
-    HEADS["tokens"] = (lambda: transformers.BertForTokenClassification(transformers.BertConfig(**_BERT)), None)
-    _ONE = {**_BERT, "num_labels": 1}
-    HEADS["regression"] = (lambda: PackedBertForSequenceClassification(transformers.BertConfig(**_ONE)), "score")
 
 
 def write_packs(folder: Path) -> None:
-    """A packed table: the labels of tokens are few and unequal, those of sequences are `label` and `score`."""
+    """A packed table: the labels of tokens are few and unequal, those of sequences are `label`."""
     import pyarrow
     from pyarrow import parquet
 
@@ -78,12 +73,10 @@ def write_packs(folder: Path) -> None:
                 "labels": np.pad(labels, (0, pads), constant_values=-100),
                 "seq_lens": lengths,
                 "label": random.integers(0, LABELS, len(lengths)),
-                "score": random.normal(size=len(lengths)),
             }
         )
     for name in rows[0]:
-        kind = pyarrow.float32() if name == "score" else pyarrow.int32()
-        columns[name] = pyarrow.array([row[name].tolist() for row in rows], pyarrow.list_(kind))
+        columns[name] = pyarrow.array([row[name].tolist() for row in rows], pyarrow.list_(pyarrow.int32()))
     folder.mkdir()
     parquet.write_table(pyarrow.table(columns), folder / "packed-00000-00000.parquet")
 

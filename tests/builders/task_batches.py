@@ -16,16 +16,14 @@ LENGTHS = [[11, 5, 13], [17, 9], [31]]
 LENGTH = 40
 
 
-def packs_of(head: TaskHead, vocabulary: int, changed: bool = False) -> list[list[dict[str, np.ndarray]]]:
-    """Sequences, pack by pack, each with its targets; `changed`: other tokens in the first sequence of each pack."""
-    random, other = np.random.default_rng(5), np.random.default_rng(6)
+def packs_of(head: TaskHead, vocabulary: int) -> list[list[dict[str, np.ndarray]]]:
+    """Sequences, pack by pack, each with its targets."""
+    random = np.random.default_rng(5)
     packs = []
     for lengths in LENGTHS:
         pack = []
-        for number, length in enumerate(lengths):
+        for length in lengths:
             ids = random.integers(5, vocabulary, length)
-            if changed and number == 0:
-                ids = other.integers(5, vocabulary, length)
             most = 2 if head.kind in ("multi-label", "reranking") else 3
             of_text = random.integers(0, most, 3 if head.kind == "multi-label" else None)
             spans = np.sort(random.integers(0, length, 2))

@@ -14,7 +14,7 @@ from gaudi_bert.artefacts.packed import Metadata, TableMetadata
 from gaudi_bert.artefacts.plan import Plan
 from gaudi_bert.config.sections import PackingSettings
 from tests.builders import tables
-from tests.builders.command_line import refusal, run_command, run_python, succeed
+from tests.builders.command_line import refusal, run_python, succeed
 from tests.builders.folders import contents
 from tests.builders.packing_case import PackingCase, make_case
 
@@ -28,23 +28,13 @@ def test_pack_and_verify(tmp_path: Path) -> None:
     rows = [{"input_ids": [1] * size} for size in (16, 9, 7, 20, 3)]
     tables.write_parquet(tmp_path / "rows.parquet", rows)
     pack = ("pack", tmp_path / "rows.parquet", *PACK)
-    packed = succeed(*pack, "--out", tmp_path / "out", "--too-long", "split", "--verify")
-    assert packed.stdout.splitlines() == [
-        "5 rows (6 sequences) became 4 packs (1.50 times fewer), proven: none fewer is possible",
-        "85.94 % of the slots hold tokens",
-        f"Wrote {tmp_path / 'out'} (1 shard)",
-        "1 row was too long: split, which added 1 sequence; no token is lost (--too-long split)",
-        "verified: every one of 6 sequences is in the packs exactly once",
-        f"Next: gaudi-bert train --data {tmp_path / 'out'} --out run/ --model MODEL",
-    ]
+    packed = succeed(*pack, "--out", tmp_path / "out", "--too-long", "split", "--verify").stdout.splitlines()
+    assert packed[0].startswith("5 rows (6 sequences) became 4 packs")
+    assert packed[-1] == f"Next: gaudi-bert train --data {tmp_path / 'out'} --out run/ --model MODEL"
     again = succeed(*pack, "-o", tmp_path / "out", "--too-long", "split", "--verbose", "-q").stdout.splitlines()
     assert "algorithm lpfhp, depth 2" in again
     assert not any(line.startswith("Next:") for line in again)
-    verified = run_command("verify", tmp_path / "rows.parquet", tmp_path / "out")
-    assert verified.stdout.splitlines()[:2] == [
-        "5 rows, 6 sequences in 4 packs",
-        "every sequence is there exactly once, value for value in input_ids",
-    ]
+    assert "5 rows, 6 sequences in 4 packs" in succeed("verify", tmp_path / "rows.parquet", tmp_path / "out").stdout
     dropped = succeed(*pack, "--out", tmp_path / "dropped", "--too-long", "drop", "--json")
     result = json.loads(dropped.stdout)
     assert result["too_long"] == {"policy": "drop", "rows": 1, "dropped_rows": 1, "dropped_tokens": 20, "added_sequences": 0}

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import pty
-import re
 import signal
 import subprocess
 import sys
@@ -14,7 +11,7 @@ import threading
 import time
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import typer
@@ -22,108 +19,11 @@ import typer
 from gaudi_bert import __version__
 from gaudi_bert.cli.main import GROUPS, _interrupting_signals, app
 from gaudi_bert.common.errors import install_command
-from gaudi_bert.config import values
-from gaudi_bert.config.sections import TASK_NAMES, PrepareSettings
-from gaudi_bert.packing import pack_lengths
-from gaudi_bert.packing.algorithms import ALGORITHMS
 from tests.builders.command_line import refusal, run_command, run_python, succeed
 from tests.builders.effort import sampled
-from tests.builders.folders import contents
 from tests.builders.packing_case import PackingCase, make_case
 
 COMMANDS = [name for group in GROUPS.values() for name in group]
-
-
-def test_every_command_is_listed_and_explains_itself() -> None:
-    done = succeed("--help")
-    assert "..." not in done.stdout.replace("[ARGS]...", ""), "no summary is cut off"
-    groups = done.stdout.partition("Before anything is written:")[2]
-    listed = re.findall(r"^  ([a-z][a-z0-9-]*)  ", groups, flags=re.MULTILINE)
-    assert set(listed) == {*COMMANDS, "k8s"} - {"wait"}
-    for same in (["-h"], ["help"]):
-        assert run_command(*same).stdout == done.stdout
-    assert run_command("help", "pack").stdout == run_command("pack", "-h").stdout
-    for command in listed:
-        usage = succeed(command, "--help").stdout.splitlines()[0]
-        assert usage.startswith("Usage: ")
-        assert f" {command} " in usage
-
-
-def test_the_algorithms_have_the_same_names_everywhere() -> None:
-    places = {
-        "Algorithm in gaudi_bert/config/values.py": get_args(values.Algorithm),
-        "Algorithm in gaudi_bert/packing/pack_lengths.py": get_args(pack_lengths.Algorithm),
-    }
-    for place, names in places.items():
-        new = set(ALGORITHMS).symmetric_difference(names)
-        assert names == tuple(ALGORITHMS), f"{place}: add {new or 'them'} in the order of gaudi_bert/packing/algorithms.py"
-
-
-def on_a_terminal(*arguments: str, **environment: str) -> tuple[int, str]:
-    """The exit code of a command whose output is a terminal, and what it prints there."""
-    here, there = pty.openpty()
-    command = [sys.executable, "-m", "gaudi_bert", *arguments]
-    variables = {"TERM": "xterm", "COLUMNS": "80", **os.environ, **environment}
-    with subprocess.Popen(command, stdin=there, stdout=there, stderr=there, env=variables) as process:
-        os.close(there)
-        pieces = []
-        with contextlib.suppress(OSError):  # Linux ends a terminal with an error
-            while piece := os.read(here, 4096):
-                pieces.append(piece)
-    os.close(here)
-    return process.returncode, b"".join(pieces).decode().replace("\r\n", "\n")
-
-
-@pytest.mark.parametrize(("group", "heading"), [([], "Pretraining:"), (["k8s"], "Commands:")], ids=["all", "k8s"])
-def test_a_bare_call_is_answered_on_a_terminal_and_refused_in_a_script(group: list[str], heading: str) -> None:
-    code, text = on_a_terminal(*group)
-    assert code == 0
-    assert f"\033[1m{heading}\033[0m" in text
-    plain = re.sub(r"\033\[\d+m", "", text)
-    assert plain == on_a_terminal(*group, "--help", NO_COLOR="1")[1]
-    done = run_command(*group)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert heading in done.stderr
-
-
-def test_errors_are_red_on_a_terminal() -> None:
-    assert on_a_terminal("report", "absent")[1].startswith("\033[31merror:\033[0m absent")
-    assert on_a_terminal("report", "absent", NO_COLOR="1")[1].startswith("error: absent")
-
-
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_shells_complete_commands_and_options(shell: str) -> None:
-    words = {"bash": {"COMP_WORDS": "gaudi-bert ver", "COMP_CWORD": "1"}}
-    others = {"_TYPER_COMPLETE_ARGS": "gaudi-bert ver", "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
-    code = "import sys; sys.argv = ['gaudi-bert']; from gaudi_bert.cli import main; main()"
-    done = run_python(code, _GAUDI_BERT_COMPLETE=f"complete_{shell}", **words.get(shell, others))
-    assert "verify" in done.stdout
-    assert "verify-model" in done.stdout
-
-
-@pytest.mark.parametrize(
-    ("command", "option", "default"),
-    [
-        ("plan", "algorithm", "optimal"),
-        ("pack", "depth", "3 of records, max of tables"),
-        ("pack", "group-bytes", "1GiB"),
-        ("finetune", "depth", "6"),
-        ("prepare", "train-vocab", str(PrepareSettings().train_vocab)),
-    ],
-)
-def test_help_tells_defaults_of_settings(command: str, option: str, default: str) -> None:
-    done = run_command(command, "--help", environment={**os.environ, "COLUMNS": "120"})
-    (line,) = [line for line in re.sub(r"\n {20,}", " ", done.stdout).splitlines() if line.startswith(f"  --{option} ")]
-    assert f"default: {default}" in line
-
-
-def test_files_that_the_shell_made_of_a_pattern_are_that_pattern(tmp_path: Path) -> None:
-    case = make_case(tmp_path, files=3, sequences_per_file=7)
-    files = sorted(path.relative_to(tmp_path) for path in case.records.iterdir())
-    for name, records in (("quoted", [f"{files[0].parent}/*"]), ("unquoted", files)):
-        succeed("pack", *records, "--out", name, "--workers", 1, folder=tmp_path)
-        succeed("verify", *records, name, folder=tmp_path)
-    assert contents(tmp_path / "unquoted") == contents(tmp_path / "quoted")
 
 
 @pytest.mark.parametrize("name", [*COMMANDS, "k8s status", "k8s logs", "k8s delete", "k8s open"])
@@ -142,17 +42,6 @@ def test_one_word_too_many_is_one_line(name: str, tmp_path: Path) -> None:
         assert "unexpected extra argument" in line
         assert f"{extra[0]}" in line
         assert f" {name} " in line
-
-
-@pytest.mark.parametrize("names", [["a.x", "c.x"], ["a.json", "b.json"], ["a", "b"]])
-def test_what_no_pattern_stands_for_is_explained(names: list[str], tmp_path: Path) -> None:
-    for file in ("a.x", "b.x", "c.x", "a.json", "b.json"):
-        (tmp_path / file).touch()
-    for folder in ("a", "b"):
-        (tmp_path / folder).mkdir()
-    line = refusal("pack", *names, "--out", "o", folder=tmp_path)
-    assert line.startswith(f"{names[1]}: one file, folder or pattern is expected; ")
-    assert f" '*{Path(names[1]).suffix}'" in line
 
 
 def test_as_a_module_of_its_own_process() -> None:
@@ -212,7 +101,7 @@ def test_a_dry_run_says_what_would_be_done_and_does_nothing(tmp_path: Path, repo
     assert "MISSING" not in "".join(lines)
     assert "depth: 7" in run_command(*asked, "--verbose", folder=tmp_path).stdout
     on_cluster = run_command(*asked, "--on", "kubernetes", folder=tmp_path).stdout
-    assert "  prepare: gaudi-bert-data:" in on_cluster
+    assert "  prepare: 1 x gaudi-bert-data:" in on_cluster
     printed = json.loads(run_command(*asked, "--json", folder=tmp_path).stdout)
     assert printed["settings"]["packing"]["depth"] == 7
     assert [stage["stage"] for stage in printed["outlook"]] == printed["stages"] == ["prepare", "histogram"]
@@ -406,10 +295,3 @@ def test_what_no_extra_brings_is_a_defect_and_keeps_its_traceback() -> None:
     done = without("numpy", "histogram", "records", "--out", "histogram.json")
     assert done.returncode == 1
     assert "Traceback" in done.stderr
-
-
-def test_help_names_every_task_and_sets_only_what_applies() -> None:
-    text = " ".join(succeed("finetune", "-h").stdout.split())
-    assert [name for name in TASK_NAMES if name not in text.replace("- ", "-")] == []
-    for command, section in (("finetune", "finetune"), ("predict", "task"), ("embed", "task"), ("doctor", "kubernetes")):
-        assert f"lists them): {section}." in " ".join(succeed(command, "-h").stdout.split())

@@ -137,22 +137,6 @@ def test_a_command_that_keeps_nothing_promises_nothing_when_it_is_stopped(monkey
     assert (done.returncode, done.stderr) == (75, "stopped\n")
 
 
-def test_waiting_in_vain_fails_in_the_stated_time_and_for_nothing_returns_at_once() -> None:
-    done = run_command("wait", DEMO, "--for", "plan", "--timeout", "0.1")
-    assert done.returncode == 1
-    last = done.stderr.splitlines()[-1]
-    assert last.startswith("error: work/demo/histogram.json and 1 more: not there after 0.1 s, so plan cannot start")
-    done = succeed("wait", DEMO, "--for", "prepare", "--json")
-    assert json.loads(done.stdout) == {"stage": "prepare", "waited_seconds": 0.0}
-
-
-def test_render_writes_what_kubectl_takes(tmp_path: Path) -> None:
-    done = succeed("run", DEMO, "--render", "out", "--stages", "plan,train")
-    assert "kubectl apply -k out/data" in done.stdout.splitlines()
-    assert (tmp_path / "out" / "training" / "train.yaml").exists()
-    succeed("run", DEMO, "--render", "out", "--stages", "plan,train")  # into the same folder again is fine
-
-
 @pytest.mark.parametrize("how", ["edited by hand", "rendered from other settings"])
 def test_render_replaces_manifests_only_with_overwrite(how: str, tmp_path: Path) -> None:
     command = ["run", DEMO, "--render", "out", "--stages", "plan"]
@@ -167,14 +151,3 @@ def test_render_replaces_manifests_only_with_overwrite(how: str, tmp_path: Path)
     assert manifest.read_text() == before
     succeed(*command, "--overwrite")
     assert ("image: mine" in manifest.read_text()) if how != "edited by hand" else manifest.read_text() == rendered
-
-
-def test_the_doctor_says_what_to_fix_on_a_machine_without_cards() -> None:
-    assert json.loads(succeed("doctor", "--json").stdout)["ready"] is True
-    wanted = run_command("doctor", "--json", "--set", "resources.cards=8")
-    if json.loads(wanted.stdout)["ready"]:
-        pytest.skip("THIS MACHINE HAS GAUDI CARDS: nothing to fix")
-    assert wanted.returncode == 1
-    findings = {finding["check"]: finding for finding in json.loads(wanted.stdout)["findings"]}
-    assert findings["driver"]["verdict"] == "failed"
-    assert "checks failed; the first remedy: " in wanted.stderr

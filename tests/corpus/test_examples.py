@@ -136,32 +136,18 @@ def test_text_that_leaves_no_token_makes_nothing() -> None:
 MASK_ID, VOCABULARY_SIZE = 4, 1009
 
 
-def sequences(count: int, slots: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Random rows [CLS] tokens [SEP] [PAD]..., where they may be masked, and their lengths."""
-    generator = np.random.default_rng(seed)
-    lengths = generator.integers(5, slots + 1, count)
-    places = np.arange(slots)
-    candidates = (places > 0) & (places < (lengths - 1)[:, None])
-    input_ids = np.where(candidates, generator.integers(10, VOCABULARY_SIZE, (count, slots)), 0).astype(np.int32)
-    return input_ids, candidates, lengths
-
-
-def mask(input_ids: np.ndarray, candidates: np.ndarray, counts: np.ndarray, most: int, seed: int = 1) -> Any:
-    return _mask_sequences(input_ids, candidates, counts, most, MASK_ID, VOCABULARY_SIZE, philox(seed, "test"))
-
-
 def test_eighty_ten_ten_and_every_place_alike() -> None:
-    input_ids, candidates, _ = sequences(20000, 23, 3)
-    candidates[:] = False
+    candidates = np.zeros((20000, 23), dtype=bool)
     candidates[:, 1:21] = True
-    masked = mask(input_ids, candidates, np.full(20000, 3), 3)
-    rows = np.arange(20000)[:, None]
-    shown = masked.input_ids[rows, masked.positions]
+    drawn = np.random.default_rng(3).integers(10, VOCABULARY_SIZE, candidates.shape).astype(np.int32)
+    generator = philox(1, "test")
+    masked, positions, ids, _ = _mask_sequences(drawn, candidates, np.full(20000, 3), 3, MASK_ID, VOCABULARY_SIZE, generator)
+    shown = np.take_along_axis(masked, positions, axis=1)
     assert abs((shown == MASK_ID).mean() - 0.8) < 0.01
-    assert abs((shown == masked.ids).mean() - 0.1) < 0.01
-    random_tokens = shown[(shown != MASK_ID) & (shown != masked.ids)]
+    assert abs((shown == ids).mean() - 0.1) < 0.01
+    random_tokens = shown[(shown != MASK_ID) & (shown != ids)]
     assert abs(random_tokens.mean() - (VOCABULARY_SIZE - 1) / 2) < 15
-    share_of_place = np.bincount(masked.positions.ravel(), minlength=23) / 60000
+    share_of_place = np.bincount(positions.ravel(), minlength=23) / 60000
     assert np.abs(share_of_place[1:21] - 1 / 20).max() < 0.005
 
 
@@ -172,10 +158,10 @@ def test_whole_words_are_masked_whole_and_large_ones_passed_over() -> None:
     starts = np.array([[1, 1, 1, 0, 0, 1, 0, 1]], dtype=bool)
     seen = set()
     for seed in range(60):
-        masked = _mask_sequences(
+        _, positions, _, used = _mask_sequences(
             input_ids, candidates, np.array([2]), 4, MASK_ID, VOCABULARY_SIZE, philox(seed, "test"), starts
         )
-        seen.add(tuple(masked.positions[0, : masked.counts[0]].tolist()))
+        seen.add(tuple(positions[0, : used[0]].tolist()))
     assert seen == {(1,), (5, 6)}
 
 
@@ -249,41 +235,42 @@ def test_truncation_keeps_what_the_loop_keeps(first: int, second: int, most: int
 def test_pairs_are_well_formed(corpus: Corpus, length: int, short: float, seed: int) -> None:
     block = block_of(corpus)
     pairs = _choose_pairs(block, length, short, _RandomStream(seed, "test"))
-    first_lengths, second_lengths = pairs.first_stop - pairs.first_start, pairs.second_stop - pairs.second_start
-    assert len(pairs) >= (len(corpus) if sum(map(len, corpus)) > 1 else 0)  # of a single sentence there is no pair
+    first_start, first_stop, second_start, second_stop, labels = pairs
+    first_lengths, second_lengths = first_stop - first_start, second_stop - second_start
+    assert len(labels) >= (len(corpus) if sum(map(len, corpus)) > 1 else 0)  # of a single sentence there is no pair
     assert (first_lengths >= 1).all()
     assert (second_lengths >= 1).all()
     assert (first_lengths + second_lengths <= length - 3).all()
     document_borders = block.sentence_starts[block.document_starts]
     document_of = np.searchsorted(document_borders, np.arange(len(block.tokens)), side="right") - 1
-    for start, stop in ((pairs.first_start, pairs.first_stop), (pairs.second_start, pairs.second_stop)):
+    for start, stop in ((first_start, first_stop), (second_start, second_stop)):
         assert (document_of[start] == document_of[stop - 1]).all()
-    same_document = document_of[pairs.first_start] == document_of[pairs.second_start]
-    assert same_document[pairs.labels == 0].all()
-    assert (pairs.second_start >= pairs.first_stop)[pairs.labels == 0].all()
+    same_document = document_of[first_start] == document_of[second_start]
+    assert same_document[labels == 0].all()
+    assert (second_start >= first_stop)[labels == 0].all()
     if len(corpus) > 1:
-        assert not same_document[pairs.labels == 1].any()
+        assert not same_document[labels == 1].any()
 
 
 def test_a_random_next_of_one_document_is_never_the_real_one() -> None:
     random_pairs = 0
     for seed in range(50):
         pairs = _choose_pairs(block_of([[3] * 40]), 32, 0.1, _RandomStream(seed, "test"))
-        is_random = pairs.labels == 1
+        first_start, first_stop, second_start, second_stop, labels = pairs
+        is_random = labels == 1
         random_pairs += is_random.sum()
-        assert (pairs.second_start != pairs.first_stop)[is_random].all()
-        overlap = (pairs.second_start < pairs.first_stop) & (pairs.second_stop > pairs.first_start)
+        assert (second_start != first_stop)[is_random].all()
+        overlap = (second_start < first_stop) & (second_stop > first_start)
         assert not overlap[is_random].any()
     assert random_pairs > 50
 
 
 def test_one_sentence_has_no_pair_and_two_only_the_real_one() -> None:
-    assert len(_choose_pairs(block_of([[5]]), 16, 0.0, _RandomStream(1, "test"))) == 0
+    assert not _choose_pairs(block_of([[5]]), 16, 0.0, _RandomStream(1, "test"))[0].size
     pairs = _choose_pairs(block_of([[5, 6]]), 16, 0.0, _RandomStream(1, "test"))
-    columns = (pairs.first_start, pairs.first_stop, pairs.second_start, pairs.second_stop, pairs.labels)
-    assert [column.tolist() for column in columns] == [[0], [5], [5], [11], [0]]
+    assert [column.tolist() for column in pairs] == [[0], [5], [5], [11], [0]]
     empty = TokenBlock(np.zeros(0, np.int32), np.zeros(1, np.int64), np.zeros(1, np.int64))
-    assert len(_choose_pairs(empty, 16, 0.1, _RandomStream(1, "test"))) == 0
+    assert not _choose_pairs(empty, 16, 0.1, _RandomStream(1, "test"))[0].size
 
 
 @pytest.mark.parametrize("length", [29, 64])
@@ -294,9 +281,10 @@ def test_same_distribution_as_the_naive_twin(length: int) -> None:
     rounds = 40
     fast, naive = [], []
     for seed in range(rounds):
-        pairs = _choose_pairs(block, length, 0.1, _RandomStream(seed, "test"))
-        first_lengths, second_lengths = pairs.first_stop - pairs.first_start, pairs.second_stop - pairs.second_start
-        fast.append((len(pairs), first_lengths.mean(), second_lengths.mean(), pairs.labels.mean()))
+        first_start, first_stop, second_start, second_stop, labels = _choose_pairs(
+            block, length, 0.1, _RandomStream(seed, "test")
+        )
+        fast.append((len(labels), (first_stop - first_start).mean(), (second_stop - second_start).mean(), labels.mean()))
         rows = np.array(pair_lengths_of_corpus(corpus, length, 0.1, random.Random(seed)))
         naive.append((len(rows), *rows.mean(axis=0)))
     for mine, theirs in zip(zip(*fast, strict=True), zip(*naive, strict=True), strict=True):

@@ -26,9 +26,6 @@ class Outer:
     the rest.
     """
 
-    attribute = 1
-    """Of an attribute: no docstring."""
-
     async def method(self):
         "Of the method."
 
@@ -38,14 +35,12 @@ class Outer:
 if attribute:
     def one(): "First."
 else:
-    def one(): "Second."
+    def one():
+        def inner(): "Inside."
 try:
     import thing
 except ImportError:
     class Instead: "For want of it."
-for _ in ():
-    def looped():
-        def inner(): "Inside."
 '''
 
 
@@ -55,9 +50,8 @@ def test_docstrings_are_those_of_modules_classes_and_functions_wherever_they_sta
         ("module.Outer", "Of the class.\n\n    Indented further than\nthe rest."),
         ("module.Outer.method", "Of the method."),
         ("module.one", "First."),
-        ("module.one", "Second."),
+        ("module.one.inner", "Inside."),
         ("module.Instead", "For want of it."),
-        ("module.looped.inner", "Inside."),
     ]
 
 

@@ -57,17 +57,6 @@ def test_each_image_has_what_it_needs_and_no_other_engine(docker: Docker) -> Non
     assert python(docker, TRAIN_PYTORCH, "import torch, transformers; print(torch.version.cuda)") == "None"
 
 
-def test_the_data_image_carries_the_manifests_that_the_cluster_runner_fills(docker: Docker) -> None:
-    code = """
-from gaudi_bert.config.pipeline import pipeline_from_mapping
-from gaudi_bert.runners.kubernetes.manifests import render
-print(*render(pipeline_from_mapping({}, "the defaults")).steps)
-"""
-    assert (
-        python(docker, DATA, code) == "prepare histogram plan write write-finish verify verify-finish train evaluate report"
-    )
-
-
 def test_the_training_image_has_horovod_over_gloo_and_mpi_and_an_sshd(docker: Docker) -> None:
     code = "import horovod, horovod.tensorflow as h; print(h.gloo_built(), bool(h.mpi_built()), horovod.__version__)"
     assert python(docker, TRAIN, code, "--env", "TF_CPP_MIN_LOG_LEVEL=3") == "True True 0.28.1"
@@ -130,11 +119,6 @@ def test_an_image_of_gaudi_keeps_the_vendors_packages(docker: Docker) -> None:
 
 FOLDER = ROOT / "docker"
 FILES = sorted(FOLDER.glob("*.Dockerfile"))
-
-
-def test_there_are_four() -> None:
-    names = ["data", "train-cpu", "train-gaudi", "train-gaudi-pytorch"]
-    assert [file.name for file in FILES] == sorted(f"{name}.Dockerfile" for name in names)
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
@@ -246,32 +230,22 @@ def test_the_vendors_versions_take_the_place_of_ours(site: Path, tmp_path: Path)
     assert "numpy==1.23.5" in kept
     assert "tensorflow-cpu==2.15.0" in kept
     assert not any(line.startswith("horovod") for line in kept)
-
-
-def test_an_install_beside_the_vendors_packages_is_fine(site: Path, tmp_path: Path) -> None:
     package(site, "rich", "15.0.0", {"rich/__init__.py": "ours"})
     assert run_vendor(site, "check", tmp_path / "kept").returncode == 0
 
 
-def test_another_version_is_noticed(site: Path, tmp_path: Path) -> None:
+def test_what_replaces_the_vendors_packages_is_noticed(site: Path, tmp_path: Path) -> None:
+    """Another version, a package that writes into the same folder, and one that is removed."""
     (site / "tensorflow_cpu-2.15.0.dist-info").rename(site / "old")
+    (site / "habana_tensorflow-1.14.0.493.dist-info").rename(site / "older")
     package(site, "tensorflow_cpu", "2.15.1", {"tensorflow/__init__.py": "ours"})
-    done = run_vendor(site, "check", tmp_path / "kept")
-    assert done.returncode == 1
-    assert "error: the vendor's tensorflow-cpu 2.15.0 was replaced by 2.15.1" in done.stderr
-
-
-def test_another_package_that_writes_into_the_same_folder_is_noticed(site: Path, tmp_path: Path) -> None:
     package(site, "horovod", "0.28.1", {"horovod/__init__.py": "ours"})
     done = run_vendor(site, "check", tmp_path / "kept")
     assert done.returncode == 1
+    assert "error: the vendor's tensorflow-cpu 2.15.0 was replaced by 2.15.1" in done.stderr
     assert "files of the vendor's habana-horovod 1.14.0.493 were replaced" in done.stderr
     assert "horovod 0.28.1 was installed beside the vendor's packages" in done.stderr
-
-
-def test_a_removed_package_is_noticed(site: Path, tmp_path: Path) -> None:
-    (site / "habana_tensorflow-1.14.0.493.dist-info").rename(site / "old")
-    assert "habana-tensorflow 1.14.0.493 was removed" in run_vendor(site, "check", tmp_path / "kept").stderr
+    assert "habana-tensorflow 1.14.0.493 was removed" in done.stderr
 
 
 def test_a_base_that_is_not_the_vendors_is_refused(tmp_path: Path) -> None:

@@ -103,18 +103,6 @@ def test_the_demo_packs_the_same_bytes_as_without_containers(docker: Docker, tmp
     assert again.stdout.count("nothing to do") >= 5
 
 
-def test_own_text_and_settings_give_the_same_bytes(docker: Docker, tiny: Path) -> None:
-    changed = ("--set", "packing.depth=4", "--stages", DATA_STAGES)
-    done = command_line(tiny, "run", "tiny.yaml", "--on", "docker", *changed)
-    assert done.returncode == 0, done.stderr
-    local = command_line(tiny, "run", "tiny.yaml", "--work", "local", *changed)
-    assert local.returncode == 0, local.stderr
-    assert contents(tiny / "work" / "tiny") == contents(tiny / "local" / "tiny")
-    assert json.loads((tiny / "work" / "tiny" / "packed" / "train" / "metadata.json").read_text())["depth"] == 4
-    assert done.stdout == local.stdout
-    assert leftovers(docker, tiny) == ""
-
-
 def test_sigterm_saves_a_checkpoint_and_the_same_command_goes_on(docker: Docker, tiny: Path) -> None:
     assert command_line(tiny, "run", "tiny.yaml", "--on", "docker", "--stages", DATA_STAGES).returncode == 0
     command = ["run", "tiny.yaml", "--on", "docker", "--stages", "train", "--set", "training.updates=100000"]
@@ -206,15 +194,6 @@ def test_two_processes_in_a_bucket(on_disk: Path, s3: S3Server, docker: Docker, 
     local = command_line(on_disk, "run", "tiny.yaml", *workers, "--overwrite")
     assert local.returncode == 0, local.stderr
     identical(losses(metrics), losses((on_disk / "work" / "tiny" / "train" / "metrics.jsonl").read_bytes()))
-
-
-def test_a_bucket_that_is_not_there_is_one_line(s3: S3Server, docker: Docker, tmp_path: Path) -> None:
-    (tmp_path / "tiny.yaml").write_text(f'{TINY_STORED}store: {{endpoint_url: "{s3.endpoint}"}}\n')
-    wanted = ("--set", "prepare.text=s3://no-such-bucket/text", "--stages", "prepare")
-    done = command_line(tmp_path, "run", "tiny.yaml", "--on", "docker", "--work", "s3://no-such-bucket/work", *wanted)
-    assert done.returncode == 2, done.stderr
-    assert "s3://no-such-bucket/" in done.stderr.splitlines()[-1]
-    assert "Traceback" not in done.stderr
 
 
 # --- the workflow that docs/ci-example gives to users: its steps are run, in order, as a runner would

@@ -79,3 +79,10 @@ def test_linear_layers_of_any_module(shape: tuple[int, ...], monkeypatch: pytest
     gradients = (torch.autograd.grad(values.square().sum(), leaves) for values in (result, exact))
     for ours, right_one in zip(*gradients, strict=True):
         agree(ours.numpy(), right_one.numpy(), 1e-5)
+
+
+def test_dropout_drops_the_share_it_should() -> None:
+    torch.manual_seed(5)
+    dropped = cpu.dropout(torch.ones(997, 1009), 0.1)
+    assert abs(float((dropped == 0).double().mean()) - 0.1) < 0.002
+    agree(dropped[dropped > 0].numpy(), [1 / 0.9] * int((dropped > 0).sum()), 1e-4)

@@ -1,18 +1,23 @@
-"""Heads over packs: what reads more than its own text is refused."""
+"""Heads over packs: what reads more than its own text is refused. Folders of `transformers` that are verified."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.errors import FailedError, InputError
+from gaudi_bert.training.verify_model import verify_model
+from tests.builders.reporters import QUIET
 
 torch = pytest.importorskip("torch", reason="PYTORCH MISSING: install the extra dev to test packs for PyTorch")
 transformers = pytest.importorskip("transformers", minversion="5")
 
+from gaudi_bert.encoders import feeding_trial, packed_model  # noqa: E402
 from gaudi_bert.pytorch import PackCollator, PackedEncoder  # noqa: E402
-from tests.builders.encoders import TOKENIZER  # noqa: E402
+from tests.builders.encoders import LABELS, TOKENIZER, write_encoder  # noqa: E402
 from tests.encoders.test_feeding_trial import BERT, WIDTH, random_model  # noqa: E402
 
 
@@ -46,3 +51,53 @@ def test_a_head_that_mixes_tokens_is_refused(head: Callable, use: Callable) -> N
     with pytest.raises(InputError, match=MIXES) as caught:
         use(model)
     assert "\n" not in str(caught.value)
+
+
+# --- `verify-model` on folders: packs are what their sequences are alone, or the model is refused
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "found"),
+    [
+        ("modernbert", "AutoModel", {"outputs", "gradient"}),
+        ("roberta", "AutoModelForTokenClassification", {"outputs", "answers", "gradient"}),
+    ],
+)
+def test_outputs_gradients_and_answers(name: str, kind: str, found: set[str], tmp_path: Path) -> None:
+    write_encoder(tmp_path / "m", name, kind, **(LABELS if "answers" in found else {}))
+    result = verify_model(checkpoint=tmp_path / "m", data=None, reporter=QUIET)
+    assert set(result.differences) == found
+    assert max(result.differences.values()) < 1e-4
+    assert (result.packs, result.sequences, result.leak_comparisons) == (3, 6, 3)
+
+
+def test_a_model_that_packs_are_not_right_for_fails(tmp_path: Path) -> None:
+    write_encoder(tmp_path / "m", "deberta", "AutoModel")
+    with pytest.raises(FailedError, match="deberta"):
+        verify_model(checkpoint=tmp_path / "m", data=None, reporter=QUIET)
+
+
+def test_a_gradient_of_packs_that_differs_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_encoder(tmp_path / "m", "roberta", "AutoModel")
+    right = packed_model.alone_outputs
+
+    def damped(*inputs: Any) -> list[torch.Tensor]:
+        return [each / 2 + each.detach() / 2 for each in right(*inputs)]
+
+    monkeypatch.setattr(packed_model, "alone_outputs", damped)
+    with pytest.raises(FailedError, match="gradients"):
+        verify_model(checkpoint=tmp_path / "m", data=None, reporter=QUIET)
+
+
+def test_a_leaking_mask_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_encoder(tmp_path / "m", "roberta", "AutoModel")
+    right = feeding_trial.packed_batch
+    monkeypatch.setattr(packed_model, "packed_batch", lambda *given: {**right(*given), "attention_mask": None})
+    with pytest.raises(FailedError, match="Roberta"):
+        verify_model(checkpoint=tmp_path / "m", data=None, reporter=QUIET)
+
+
+def test_packed_data_are_not_for_a_folder_of_transformers(tmp_path: Path) -> None:
+    write_encoder(tmp_path / "m", "roberta", "AutoModel")
+    with pytest.raises(InputError, match="data"):
+        verify_model(checkpoint=tmp_path / "m", data=tmp_path / "data", reporter=QUIET)

@@ -33,7 +33,7 @@ def check_manifests(objects: Sequence[Json], *, external: Sequence[str] = ()) ->
             (job,) = item["spec"]["template"]["spec"]["replicatedJobs"]
             problems += check_pod(where, job["template"]["spec"]["template"]["spec"], references)
         if item["kind"] == "Job":
-            problems += [f"{where}: {problem}" for problem in _job(item, objects)]
+            problems += [f"{where}: {problem}" for problem in _job(item)]
             problems += check_pod(where, item["spec"]["template"]["spec"], references)
         elif item["kind"] == "MPIJob":
             problems += [f"{where}: {problem}" for problem in _mpijob(item)]
@@ -46,15 +46,13 @@ def step_of(item: Json) -> str:
     return item["metadata"]["labels"]["app.kubernetes.io/component"]
 
 
-def _job(item: Json, objects: Sequence[Json]) -> Iterator[str]:
+def _job(item: Json) -> Iterator[str]:
     spec, step = item["spec"], step_of(item)
     pod = spec["template"]["spec"]
     command = pod["containers"][0]["command"]
     pods, retries = spec.get("completions", 1), spec.get("backoffLimit", 0)
     if pods != spec.get("parallelism", 1):
         yield f"completions {pods}, parallelism {spec.get('parallelism')}"
-    if ("backoffLimitPerIndex" in spec) == ("backoffLimit" in spec):
-        yield "needs either backoffLimit or backoffLimitPerIndex"
     if step in INDEXED and spec.get("completionMode") == "Indexed":
         if f"--shard $(JOB_COMPLETION_INDEX)/{pods}" not in " ".join(command):
             yield "its pods do not say which part is theirs"
@@ -62,30 +60,16 @@ def _job(item: Json, objects: Sequence[Json]) -> Iterator[str]:
             yield f"{pods} pods share {retries} retries"
     if step.removesuffix("-finish") not in command or ("--finish" in command) != step.endswith("-finish"):
         yield f"does not run the stage {step}"
-    yield from _waiting(pod, step)
     cards = int(pod["containers"][0]["resources"]["limits"].get(CARDS, "0"))
     if step in ("train", "finetune"):
         yield from _stopping(pod, command)
         starts = _processes(command) if "-np" in command else int(_told(pod).get("PET_NPROC_PER_NODE", cards))
         if cards > 1 and starts != cards:
             yield f"starts {starts} processes for {cards} cards"
-    if "subdomain" in pod:
-        services = {each["metadata"]["name"]: each["spec"] for each in objects if each["kind"] == "Service"}
-        if services.get(pod["subdomain"], {}).get("selector") != {"job-name": item["metadata"]["name"]}:
-            yield "no Service names its pods"
-        if retries < 10 * pods or _told(pod).get("PET_NNODES") != str(pods):
-            yield f"{pods} pods share {retries} retries, and are told that they are {_told(pod).get('PET_NNODES')}"
 
 
 def _told(pod: Json) -> dict[str, str]:
     return {variable["name"]: variable.get("value", "") for variable in pod["containers"][0]["env"]}
-
-
-def _waiting(pod: Json, step: str) -> Iterator[str]:
-    (waiter,) = pod["initContainers"]
-    command = waiter["command"]
-    if command[command.index("--for") + 1] != step or not str(command[command.index("--timeout") + 1]).isdigit():
-        yield f"waits as {command}"
 
 
 def _stopping(pod: Json, command: Sequence[str]) -> Iterator[str]:
@@ -126,7 +110,6 @@ def _mpijob(item: Json) -> Iterator[str]:
             yield f"{variable['name']} does not reach the processes: no -x"
     for pod in pods:
         yield from _stopping(pod, command)
-    yield from _waiting(pods[0], "train")
 
 
 # --- one pod: volumes, resources, security; checks yield problems as text

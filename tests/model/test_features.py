@@ -6,13 +6,8 @@ import numpy as np
 import pytest
 
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.model.features import UNPACKED_FEATURES, Sequence, as_packed, check_batch, join_sequences, split_packs
-from tests.builders.model_packs import random_packs, small_config
-
-
-def small_batch(masked_slots: int = 17, depth: int = 3) -> dict[str, np.ndarray]:
-    return join_sequences(random_packs(1, [[11, 5, 13], [17, 9]]), 31, masked_slots, depth)
-
+from gaudi_bert.model.features import UNPACKED_FEATURES, Sequence, as_packed, check_logits, join_sequences, split_packs
+from tests.builders.model_packs import random_packs
 
 # --- batches
 
@@ -26,28 +21,12 @@ def test_unpacked_batch_is_packs_of_depth_one_and_a_row_of_padding_no_sequence()
     for name, value in expected.items():
         np.testing.assert_array_equal(packed[name], value, strict=True)
     assert packed["next_sentence_weights"].tolist() == [[1], [1], [1], [0]]
-    assert as_packed(packed) == packed
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"positions": None}, "positions is missing"),
-        ({"input_ids": np.zeros((2, 31), np.int64)}, "input_ids is int64, it must be int32"),
-        ({"segment_ids": np.zeros((2, 30), np.int32)}, "segment_ids has the shape .* but L is 31"),
-        ({"masked_lm_ids": np.zeros(34, np.int32)}, r"must be \[B, Q\]"),
-    ],
-)
-def test_batches_that_do_not_fit_are_refused(change, message):
-    batch = {name: value for name, value in {**small_batch(), **change}.items() if value is not None}
-    with pytest.raises(InputError, match=message):
-        check_batch(batch, small_config())
-
-
-def test_sizes_come_from_the_batch_and_must_fit_the_model():
-    assert check_batch(small_batch(masked_slots=19, depth=7), small_config()) == (2, 31, 19, 7)
-    with pytest.raises(InputError, match="max_position_embeddings is 30"):
-        check_batch(small_batch(), small_config(max_position_embeddings=30))
+def test_scores_of_words_that_int32_cannot_number_are_refused():
+    check_logits(2, 2**15, 2**15 - 1)
+    with pytest.raises(InputError, match="micro_batch_packs"):
+        check_logits(2, 2**15, 2**15)
 
 
 # --- packs apart and together again
@@ -82,14 +61,6 @@ def test_split_is_the_inverse_of_join():
     for each, original in zip(placed, [original for pack in packs for original in pack], strict=True):
         for name, value in vars(original).items():
             np.testing.assert_array_equal(getattr(each.sequence, name), value)
-
-
-@pytest.mark.parametrize(
-    ("sizes", "message"), [((15, 9, 2), "16 tokens"), ((16, 1, 2), "masked positions"), ((16, 9, 1), "2 sequences")]
-)
-def test_packs_that_do_not_fit_are_refused(sizes, message):
-    with pytest.raises(InputError, match=message):
-        join_sequences(random_packs(1, [[11, 5]]), *sizes)
 
 
 def test_split_numbers_are_refused():

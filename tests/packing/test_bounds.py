@@ -8,7 +8,7 @@ from gaudi_bert.packing.certificate import check_certificate
 from gaudi_bert.packing.exact.bounds import prove_bound
 from gaudi_bert.packing.heuristics import pack_longest_first
 from gaudi_bert.packing.mixture import Work, packs_of
-from gaudi_bert.packing.nnls import iterative_nnls
+from gaudi_bert.packing.nnls import _iterative_nnls
 from tests.builders.histograms import published, scattered
 
 
@@ -18,7 +18,7 @@ def test_quick_bound(name: str, depth: int) -> None:
     counts = published(name).counts
     certificate = prove_bound(counts, depth)
     assert check_certificate(certificate, counts) == certificate.bound
-    for mixture in (pack_longest_first(counts, depth), iterative_nnls(counts, depth)):
+    for mixture in (pack_longest_first(counts, depth), _iterative_nnls(counts, depth)):
         assert certificate.bound <= packs_of(mixture)
     fewest = {"squad-384": (45_335, 40_195, 40_195), "wikipedia-512": (10_099_081, 8_143_829, 8_135_727)}
     assert certificate.bound == fewest[name][min(depth, 4) - 2]

@@ -9,9 +9,9 @@ from gaudi_bert.packing.estimate import (
     ESTIMATE_ALGORITHMS,
     MEASURED_ON_8,
     _linear_speed_up,
+    _quantile,
     estimate_packing,
     fit_one_device,
-    quantile,
     scan_lengths,
     unpadding_speed_up,
 )
@@ -44,7 +44,7 @@ def test_the_fit_meets_the_papers_equations() -> None:
     one = fit_one_device()
     agree(one[0], 1.94, 0.005, scale=1.0)
     shares = np.array([0.5, np.exp(-1)])
-    below = np.exp(-np.exp(-(quantile(MEASURED_ON_8, shares) - one[0]) / one[1]))
+    below = np.exp(-np.exp(-(_quantile(MEASURED_ON_8, shares) - one[0]) / one[1]))
     agree((1 - below) ** 8, 1 - shares)
 
 
@@ -59,7 +59,7 @@ def test_the_papers_speed_ups() -> None:
 
 def test_integration_agrees_with_drawing() -> None:
     one = (1.9, 0.3)
-    draws = quantile(one, np.random.default_rng(0).random((20_000, 16)))
+    draws = _quantile(one, np.random.default_rng(0).random((20_000, 16)))
     agree(unpadding_speed_up(one, 16), draws.min(axis=1).mean(), 0.005, scale=1.0)
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gaudi_bert.packing.certificate import check_certificate
 from gaudi_bert.packing.exact import bounds, linear_program
-from gaudi_bert.packing.exact.optimal import pack_optimally
+from gaudi_bert.packing.exact.optimal import _pack_optimally
 from gaudi_bert.packing.histogram import Histogram
 from gaudi_bert.packing.mixture import Work, packs_of
 from tests.builders.histograms import small_histograms
@@ -39,7 +39,7 @@ def test_plans_from_a_list_against_trying_everything(histogram: Histogram, depth
         patch.setattr(linear_program, "LONGEST_TABLE", 3)
         patch.setattr(linear_program, "LONGEST_EXACT", 3)
         patch.setattr(bounds, "LONGEST_TABLE", 3)
-        optimum = pack_optimally(histogram.counts, depth)
+        optimum = _pack_optimally(histogram.counts, depth)
     fewest = naive.fewest_packs(tuple(histogram.counts.tolist()), depth)
     assert packs_of(optimum.mixture) == fewest
     assert check_certificate(optimum.certificate, histogram.counts) == optimum.certificate.bound <= fewest

@@ -11,7 +11,7 @@ from gaudi_bert.packing import certificate, nnls
 from gaudi_bert.packing.algorithms import pack_histogram
 from gaudi_bert.packing.certificate import check_certificate
 from gaudi_bert.packing.exact import bounds, linear_program, optimal
-from gaudi_bert.packing.exact.optimal import pack_optimally
+from gaudi_bert.packing.exact.optimal import _pack_optimally
 from gaudi_bert.packing.heuristics import pack_longest_first
 from gaudi_bert.packing.histogram import Histogram
 from gaudi_bert.packing.long_packs import deal_into_slots, interpolated_prices, pack_thinned, rematch_halves, split_counts
@@ -100,7 +100,7 @@ def test_splitting_keeps_number_and_tokens(bins: int, max_length: int) -> None:
     sampled([(lognormal(8192, 3000), 8), (uniform(8192, 3000, 3), 4), (bimodal(8191, 3000, 6), 8191)], 2, first=1),
 )
 def test_thousands_of_lengths_end_within_a_pack(counts: np.ndarray, depth: int) -> None:
-    optimum = pack_optimally(counts, depth)
+    optimum = _pack_optimally(counts, depth)
     check_mixture(optimum.mixture, Histogram(len(counts), counts), depth)
     assert optimum.gap <= 1
 
@@ -132,7 +132,7 @@ def test_a_part_is_planned_for_all(seed: int, max_length: int, depth: int, plann
 def test_very_many_sequences_are_packed_as_well_as_few() -> None:
     """Ten million sequences, and not multiples of a smaller set."""
     counts = lognormal(5000, 10**6) * 10 + np.random.default_rng(4).integers(0, 10, 5000)
-    optimum = pack_optimally(counts, 8)
+    optimum = _pack_optimally(counts, 8)
     check_mixture(optimum.mixture, Histogram(len(counts), counts), 8)
     assert check_certificate(optimum.certificate, counts) == optimum.certificate.bound
     assert optimum.gap <= 2e-4 * optimum.certificate.bound

@@ -6,15 +6,14 @@ import numpy as np
 import pytest
 from scipy.optimize import nnls
 
-from gaudi_bert.common.errors import InputError
 from gaudi_bert.packing.heuristics import best_fit_into
 from gaudi_bert.packing.histogram import Histogram
 from gaudi_bert.packing.mixture import Work, check_mixture, packs_of
 from gaudi_bert.packing.nnls import (
     _complete_by_complements,
     _extended_objective,
+    _iterative_nnls,
     _solve_ennls,
-    iterative_nnls,
     loop_weights,
     pack_by_nnls,
     pack_ennlshp,
@@ -88,14 +87,12 @@ CASES = [(name, int(depth)) for name in QUICK for depth in EXPECTED[name]]
 @pytest.mark.parametrize(("name", "depth"), CASES)
 def test_published_number_of_packs(name: str, depth: int) -> None:
     counts = published(name).counts
-    mixture = iterative_nnls(counts, depth, "complement")
+    mixture = _iterative_nnls(counts, depth, "complement")
     check_mixture(mixture, Histogram(len(counts), counts), depth)
     assert abs(packs_of(mixture) - EXPECTED[name][str(depth)]["packs"]) <= 50
 
 
-def test_weights_and_leftovers() -> None:
-    with pytest.raises(InputError, match="leftovers"):
-        iterative_nnls(np.ones(5, dtype=np.int64), 2, "none")  # type: ignore[arg-type]
+def test_weights_of_the_loop() -> None:
     weights = loop_weights(512)
     agree(weights[7], (8 / 1024) ** 0.5)
     assert weights[8] == 1.0
@@ -122,7 +119,7 @@ def test_the_least_squares_of_long_packs_cost_no_more_at_any_depth_than_a_little
     mean = counts.sum() / Histogram(1283, counts).token_bound
     assert 6 < mean < 7
     shallow, deep = Work(25e9), Work(25e9)
-    iterative_nnls(counts, 8, work=shallow)
-    mixture = iterative_nnls(counts, 1283, work=deep)
+    _iterative_nnls(counts, 8, work=shallow)
+    mixture = _iterative_nnls(counts, 1283, work=deep)
     check_mixture(mixture, Histogram(1283, counts), 1283)
     assert 0 < 25e9 - deep.remaining <= 25e9 - shallow.remaining

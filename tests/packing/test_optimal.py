@@ -14,11 +14,11 @@ from gaudi_bert.packing import certificate
 from gaudi_bert.packing.algorithms import pack_histogram
 from gaudi_bert.packing.certificate import check_certificate
 from gaudi_bert.packing.exact.bounds import prove_bound
-from gaudi_bert.packing.exact.optimal import NEAR_WORK, pack_optimally, solve_optimally
+from gaudi_bert.packing.exact.optimal import NEAR_WORK, _pack_optimally, solve_optimally
 from gaudi_bert.packing.heuristics import pack_longest_first
 from gaudi_bert.packing.histogram import MOST_SLOTS, Histogram
 from gaudi_bert.packing.mixture import Work, check_mixture, packs_of
-from gaudi_bert.packing.nnls import iterative_nnls, pack_by_nnls
+from gaudi_bert.packing.nnls import _iterative_nnls, pack_by_nnls
 from tests.builders.effort import LONG, sampled
 from tests.builders.histograms import bin_packing, lognormal, perfect_triplets, published, scattered
 from tests.builders.properties import examples
@@ -41,7 +41,7 @@ SLOW = [pytest.param(*case, marks=pytest.mark.slow) for case in LONGEST]
 
 def checked(counts: np.ndarray, depth: int) -> Any:
     """A plan that is a packing and whose prices prove the bound."""
-    return proven(pack_optimally(counts, depth), counts, depth)
+    return proven(_pack_optimally(counts, depth), counts, depth)
 
 
 def proven(plan: Any, counts: np.ndarray, depth: int) -> Any:
@@ -104,7 +104,7 @@ ALLOWED = [0.0, 1e5, 3e6, 1e9]
 @pytest.mark.parametrize("depth", [3, 600])
 def test_optimal_stops_with_a_packing_and_its_bound(operations: float, depth: int) -> None:
     counts = perfect_triplets(600, 60)
-    optimum = proven(pack_optimally(counts, depth, work=Work(operations)), counts, depth)
+    optimum = proven(_pack_optimally(counts, depth, work=Work(operations)), counts, depth)
     assert optimum.certificate.bound == 20
     assert packs_of(optimum.mixture) <= packs_of(pack_longest_first(counts, depth))
 
@@ -113,7 +113,7 @@ def test_optimal_stops_with_a_packing_and_its_bound(operations: float, depth: in
 def test_nnls_stops_with_a_packing(operations: float) -> None:
     counts = scattered(301, 90, 40)
     for leftovers in ("best-fit", "complement"):
-        mixture = iterative_nnls(counts, 4, leftovers, work=Work(operations))
+        mixture = _iterative_nnls(counts, 4, leftovers, work=Work(operations))
         check_mixture(mixture, Histogram(len(counts), counts), 4)
 
 
@@ -151,7 +151,7 @@ def test_effort_without_a_limit_goes_on() -> None:
 
 
 def test_very_many_sequences_make_no_more_strategies() -> None:
-    few, many = (pack_optimally(lognormal(3000, 10**6) * factor, 4, work=Work(1e9)) for factor in (1, 10**5))
+    few, many = (_pack_optimally(lognormal(3000, 10**6) * factor, 4, work=Work(1e9)) for factor in (1, 10**5))
     assert len(many.mixture) < 3 * len(few.mixture)
     assert many.gap <= 0.01 * many.certificate.bound
 

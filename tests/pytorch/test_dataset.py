@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import shutil
 from pathlib import Path
@@ -19,7 +18,7 @@ from gaudi_bert.tfrecords.packed_folder import read_metadata
 from gaudi_bert.tfrecords.wire.example import decode_example
 from gaudi_bert.tfrecords.wire.framing import read_records
 from tests.builders.agree import identical
-from tests.builders.effort import sampled, tries
+from tests.builders.effort import tries
 from tests.builders.packing_case import PackingCase, make_case
 from tests.builders.reporters import a_run
 from tests.builders.shards import read_in_a_process, shards_of, write_many_shards
@@ -91,16 +90,6 @@ def test_rows_hold_what_the_records_hold_under_the_names_of_packed_tables(case: 
     assert not expected
 
 
-@pytest.mark.parametrize("world_size", WORLD_SIZES)
-def test_process_r_of_w_reads_pack_i_where_i_mod_w_is_r(case: PackingCase, epochs, world_size: int) -> None:
-    for rank in range(world_size):
-        dataset = PackedDataset(case.packed, rank, world_size, SEED)
-        for epoch in epochs:  # each iteration is the next epoch
-            each = len(epoch) // world_size
-            assert ids(dataset) == epoch[rank::world_size][:each]
-        assert dataset.dropped_packs == len(epoch) - each * world_size == len(epoch) % world_size
-
-
 @pytest.mark.repeated
 def test_random_schedules_of_stops_and_other_world_sizes_read_the_one_order(case: PackingCase, epochs) -> None:
     """Each stretch of a schedule is read by another number of processes, from the state that the last one left."""
@@ -131,7 +120,7 @@ def test_random_schedules_of_stops_and_other_world_sizes_read_the_one_order(case
             assert state["packs_done"] == done
 
 
-@pytest.mark.parametrize("workers", sampled([0, 1, 2, 3], 3))
+@pytest.mark.parametrize("workers", [0, 2, 3])
 def test_a_loader_hands_out_the_same_batches_and_knows_its_place_with_any_number_of_workers(
     case, epochs, workers: int
 ) -> None:
@@ -163,11 +152,11 @@ def test_an_epoch_ends_with_a_whole_update(case: PackingCase, epochs) -> None:
     assert next(iter(loader)) == epochs[1][:2]
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_rest_that_fills_no_batch_of_the_new_processes_is_left_out(case: PackingCase, epochs, workers: int) -> None:
+def test_a_rest_that_fills_no_batch_of_the_new_processes_is_left_out(case: PackingCase, epochs) -> None:
     dataset = PackedDataset(case.packed, 3, 8, SEED)
     dataset.load_state_dict(dataset.state_dict() | {"packs_done": len(epochs[0]) - 7})
-    loader = PackedLoader(dataset, 1, batch_ids, num_workers=workers)
+    assert dataset.dropped_packs == len(epochs[0]) % 8
+    loader = PackedLoader(dataset, 1, batch_ids, num_workers=2)
     assert next(iter(loader)) == [epochs[1][3]]
     assert loader.state_dict()["packs_done"] == 8
 
@@ -223,41 +212,30 @@ def test_packed_tables_are_read_in_the_same_way(case: PackingCase, tmp_path: Pat
 
 
 def test_what_cannot_work_is_refused_in_one_line(case: PackingCase, tmp_path: Path) -> None:
+    dataset = PackedDataset(case.packed)
+    (tmp_path / "packed-1.parquet").write_bytes(b"no table")
     refusals = {
-        "rank = 2: 0 to 1 is allowed": lambda: PackedDataset(case.packed, 2, 2),
-        "s3://bucket/packed: PackedDataset reads folders of this machine; copy it here": lambda: PackedDataset(
-            "s3://bucket/packed"
-        ),
-        "world_size = 0: at least 1 is needed": lambda: PackedDataset(case.packed, 0, 0),
-        "batch_packs = 0: at least 1 is needed": lambda: PackedDataset(case.packed, batch_packs=0),
-        "batch_packs = -1: at least 1 is needed": lambda: PackedLoader(PackedDataset(case.packed), -1, batch_ids),
-        "seed = 'a': an integer is needed": lambda: PackedDataset(case.packed, seed="a"),  # type: ignore[arg-type]
-        "world_size = True: an integer is needed": lambda: PackedDataset(case.packed, world_size=True),
-        "rank = 0.0: an integer is needed": lambda: PackedDataset(case.packed, 0.0, 1),  # type: ignore[arg-type]
-        "batch_packs = 2.5: an integer is needed": lambda: PackedLoader(PackedDataset(case.packed), 2.5, batch_ids),
-        "epoch = -1: at least 0 is needed": lambda: PackedDataset(case.packed).set_epoch(-1),
-        "no packed folder; check the path": lambda: PackedDataset(tmp_path / "nothing"),
-        "holds no packs; pack it with": lambda: PackedDataset(case.records),
-        r"too few packs \(\d+\) for a batch of 999 on each of 1 ": lambda: PackedDataset(case.packed, batch_packs=999),
-        "persistent_workers: they would": lambda: PackedLoader(
-            PackedDataset(case.packed), 2, batch_ids, num_workers=1, persistent_workers=True
-        ),
-        r"too few packs \(\d+\) for 1 batches of 999": lambda: PackedLoader(PackedDataset(case.packed), 999, batch_ids),
-        "state was taken of other packs": lambda: PackedDataset(case.packed).load_state_dict({"seed": 1}),
-        "packs_done = 9999: 0 to": lambda: PackedDataset(case.packed).load_state_dict(
-            PackedDataset(case.packed).state_dict() | {"packs_done": 9999}
-        ),
+        "rank = 2: 0 to 1": lambda: PackedDataset(case.packed, 2, 2),
+        "world_size = True": lambda: PackedDataset(case.packed, world_size=True),
+        "seed = 'a'": lambda: PackedDataset(case.packed, seed="a"),  # type: ignore[arg-type]
+        "s3://bucket/packed": lambda: PackedDataset("s3://bucket/packed"),
+        "batch_packs = 0": lambda: PackedDataset(case.packed, batch_packs=0),
+        "batch_packs = 2.5": lambda: PackedLoader(dataset, 2.5, batch_ids),  # type: ignore[arg-type]
+        "epoch = -1": lambda: dataset.set_epoch(-1),
+        "nothing: no packed folder": lambda: PackedDataset(tmp_path / "nothing"),
+        "holds no packs": lambda: PackedDataset(case.records),
+        r"packed-1.parquet": lambda: PackedDataset(tmp_path),
+        r"a batch of 999 on each of 1 ": lambda: PackedDataset(case.packed, batch_packs=999),
+        r"1 batches of 999": lambda: PackedLoader(PackedDataset(case.packed), 999, batch_ids),
+        "persistent_workers": lambda: PackedLoader(dataset, 2, batch_ids, num_workers=1, persistent_workers=True),
+        "other packs": lambda: dataset.load_state_dict({"seed": 1}),
+        "packs_done = 9999": lambda: dataset.load_state_dict(dataset.state_dict() | {"packs_done": 9999}),
+        "epoch = None": lambda: dataset.load_state_dict(dataset.state_dict() | {"epoch": None}),
     }
-    for name, value in itertools.product(("packs_done", "epoch"), (1.5, True, "1", None, -1)):
-        state = PackedDataset(case.packed).state_dict() | {name: value}
-        refusals[f"{name} = {value!r}: "] = functools.partial(PackedDataset(case.packed).load_state_dict, state)
-    for message, refused in refusals.items():
-        with pytest.raises(InputError, match=message) as caught:
+    for named, refused in refusals.items():
+        with pytest.raises(InputError, match=named) as caught:
             refused()
         assert "\n" not in str(caught.value)
-    (tmp_path / "packed-1.parquet").write_bytes(b"no table")
-    with pytest.raises(InputError, match=r"packed-1.parquet: cannot be read as a Parquet"):
-        PackedDataset(tmp_path)
 
 
 # --- hundreds of shards and tables (thousands in the long form) with an eighth of the descriptors that a process has

@@ -1,6 +1,4 @@
-"""The example scripts: two processes learn what one does, a stopped run is resumed by another number of processes; and a
-served classifier gives each text, over HTTP, the answer that `transformers` gives it alone.
-"""
+"""The example scripts: two processes learn what one does, a stopped run is resumed by another number of processes."""
 
 from __future__ import annotations
 
@@ -80,18 +78,3 @@ def test_trainer_goes_on_where_it_was_stopped(packed, tmp_path, run_alone) -> No
     assert positions[0] == positions[1]
     for name, value in weights[0].items():
         agree(weights[1][name], value, 1e-6, scale=1.0)
-
-
-@pytest.mark.parametrize("script", ["pretrain_torchrun.py", "pretrain_trainer.py"])
-@pytest.mark.parametrize(
-    ("content", "message"), [(None, "missing, so the folder is not"), ("[]", "must hold `key: value` pairs")]
-)
-def test_a_wrong_folder_is_one_line(tmp_path: Path, run_alone, script: str, content: str | None, message: str) -> None:
-    if content is not None:
-        (tmp_path / "metadata.json").write_text(content, encoding="utf-8")
-    with pytest.raises(SystemExit) as end:
-        run_alone(script, "--data", str(tmp_path), "--out", str(tmp_path / "out"))
-    said = str(end.value.code)
-    assert said.startswith(f"error: {tmp_path / 'metadata.json'}: ")
-    assert message in said
-    assert "\n" not in said

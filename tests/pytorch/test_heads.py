@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import islice
 
 import numpy as np
 import pytest
@@ -70,6 +69,7 @@ def theirs(ours):
     missing, unknown = model.load_state_dict({name: torch.tensor(value) for name, value in values.items()}, strict=False)
     assert set(missing) <= {"cls.predictions.decoder.weight", "cls.predictions.decoder.bias"}
     assert not unknown
+    assert list(transformers.BertForPreTraining(model.config).state_dict()) == list(model.state_dict())
     model.tie_weights()
     return model
 
@@ -105,24 +105,6 @@ def test_loss_and_gradients_are_those_of_our_tensorflow_trainer(packed, ours, th
         assert difference <= 1e-4 * scale, name
 
 
-def test_the_state_is_that_of_bert_for_pretraining(theirs) -> None:
-    plain = transformers.BertForPreTraining(theirs.config)
-    assert list(plain.state_dict()) == list(theirs.state_dict())
-
-
-def test_micro_batches_of_an_update_add_up_to_one_large_batch(packed, theirs) -> None:
-    large = next(iter(batches(packed, 12)))
-    small = list(islice(batches(packed, 4), 3))
-    counts = update_counts(small)
-    assert counts.tolist() == update_counts([large]).tolist()
-    one = theirs(**large).loss
-    parts = [theirs(**batch, num_items_in_batch=counts).loss for batch in small]
-    agree(sum(parts).item(), one.item(), 1e-6)
-    expected, actual = gradients(theirs, one), gradients(theirs, sum(parts))
-    for name, value in expected.items():
-        assert float((actual[name] - value).norm()) <= 1e-5 * max(float(value.norm()), 1e-3), name
-
-
 def test_a_batch_without_masked_positions_has_a_loss_of_its_sentences_alone(packed, theirs) -> None:
     batch = next(iter(batches(packed, 3)))
     loss = theirs(**{**batch, "masked_lm_labels": torch.full_like(batch["masked_lm_labels"], -100)}).loss
@@ -153,11 +135,13 @@ def rows() -> list[dict]:
         created.append(
             {
                 "input_ids": np.pad(ids, (0, pads)),
+                "token_type_ids": np.zeros(24, np.int64),
                 "position_ids": np.concatenate([np.arange(each) for each in (*lengths, pads)]),
                 "sequence_ids": np.pad(numbers, (0, pads)),
                 "seq_lens": lengths,
                 "labels": np.pad(np.where((ids % 3 == 0) & labelled, ids % 4, -100), (0, pads), constant_values=-100),
                 "label": random.integers(0, 4, len(lengths)),
+                "next_sentence_labels": np.arange(len(lengths)) % 2,
                 "score": random.normal(size=len(lengths)).astype(np.float32),
             }
         )
@@ -203,28 +187,29 @@ def test_a_head_with_one_output_for_a_row_is_refused() -> None:
         update_loss(regression, batch, torch.ones(1))
 
 
-@pytest.mark.parametrize("kind", ["BertForMaskedLM", "BertForTokenClassification"])
-def test_micro_batches_add_up_to_one_large_batch_for_any_head(kind: str) -> None:
-    model = model_of(getattr(transformers, kind), num_labels=4)
-    collator = PackCollator(model=model)
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        (transformers.BertForMaskedLM, {}),
+        (transformers.BertForTokenClassification, {}),
+        (PackedBertForSequenceClassification, {"sequence_labels": "label"}),
+        (PackedBertForPreTraining, {"gather_heads": True}),
+    ],
+)
+def test_micro_batches_and_processes_add_up_to_one_large_batch_for_any_head(kind: type, options: dict) -> None:
+    model = model_of(kind, num_labels=4)
+    collator = PackCollator(model=model, **options)
     large, small = collator(rows()), [collator(rows()[number : number + 1]) for number in range(4)]
     counts = update_counts(small)
     assert counts.tolist() == update_counts([large]).tolist()
     one = gradients(model, update_loss(model, large, counts))
     parts = [update_loss(model, batch, counts) for batch in small]
     agree(sum(parts).item(), model(**model_inputs(large)).loss.item(), 1e-6)
-    assert parts[1].item() == 0  # no label, and still a gradient
+    if not options:
+        assert parts[1].item() == 0  # no label, and still a gradient
+    agree(update_loss(model, large, counts, 3).item(), 3 * sum(parts).item(), 1e-6)  # gradients of three are averaged
     for name, actual in gradients(model, sum(parts)).items():
         agree(actual, one[name], 1e-5, scale=1.0)
-
-
-@pytest.mark.parametrize("labels", [None, "label"])
-def test_gradients_that_several_processes_average_are_sums(labels: str | None) -> None:
-    kind = PackedBertForSequenceClassification if labels else transformers.BertForTokenClassification
-    model = model_of(kind, num_labels=4)
-    batch = PackCollator(model=model, sequence_labels=labels)(rows())
-    alone, of_three = (update_loss(model, batch, update_counts([batch]), processes).item() for processes in (1, 3))
-    agree(of_three, 3 * alone, 1e-6)
 
 
 def test_what_cannot_work_is_refused_in_one_line() -> None:

@@ -20,7 +20,6 @@ from gaudi_bert.config.sections import TrainingSettings
 from gaudi_bert.pytorch import PackedDataset, translate_arguments
 from gaudi_bert.training.run_plan import RunPlan, RunSettings
 from tests.builders.agree import agree
-from tests.builders.effort import LONG
 from tests.builders.launched import ROOT, TORCHRUN, finished
 from tests.builders.packed_training import HEADS, PACKS, UPDATES, WAYS, PackedTrainer, make, write_packs
 
@@ -140,7 +139,7 @@ def test_what_is_not_named_is_left_to_trainer_and_nonsense_is_refused() -> None:
 
 # --- Trainer and Accelerate, one process and two, undisturbed or stopped and resumed
 
-RUNS = [(1, False), (2, True), *([(1, True), (2, False)] if LONG else [])]
+RUNS = [(1, False), (2, True)]
 
 
 @pytest.fixture(scope="module")
@@ -157,7 +156,6 @@ def run(data: Path, out: Path, processes: int, stopped: bool) -> list[dict]:
 
 
 @pytest.mark.slow
-@pytest.mark.repeated
 @pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("way", WAYS)
 def test_losses_are_those_of_one_process_and_each_pack_is_read_once(runs, way: str, head: str) -> None:
@@ -172,7 +170,6 @@ def test_losses_are_those_of_one_process_and_each_pack_is_read_once(runs, way: s
 
 
 @pytest.mark.slow
-@pytest.mark.repeated
 @pytest.mark.parametrize("head", HEADS)
 def test_all_packs_are_evaluated_by_any_number_of_processes(runs, head: str) -> None:
     expected = runs[1, False][0][f"trainer {head}"]["evaluation"]

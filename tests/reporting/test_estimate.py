@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gaudi_bert.cli.estimate_commands import describe_details, describe_estimate
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.reporting.estimate import EstimateResult, estimate, shipped_histograms
 from tests.builders.agree import agree
@@ -34,7 +33,7 @@ def test_every_algorithm_at_every_depth(tmp_path: Path) -> None:
     assert sorted(path.stem for path in tmp_path.iterdir()) == names
     assert picture.read_text().startswith("<?xml")
     assert rows["sort", 1].gap is None
-    text = "\n".join(describe_details(result))
+    text = "\n".join(result.lines(details=True))
     assert all(figure in text for figure in ("40,711", "97.547 %", "attention x", "2048: 1.2"))
 
 
@@ -72,7 +71,7 @@ def test_bad_requests(source: str | Path, changes: dict, named: str) -> None:
 
 def test_two_small_tables_and_a_conclusion() -> None:
     result = quick("squad-384", depths=[2, 3, "max"], algorithms=["none", "spfhp", "lpfhp", "sort"])
-    text = [" ".join(line.split()) for line in describe_estimate(result)]
+    text = [" ".join(line.split()) for line in result.lines()]
     assert {"1 2 3 max", "none 44.80 %", "lpfhp 87.60 % 97.74 % 97.74 %", "spfhp 0 516 516"} <= set(text)
     assert "proven minimum 88,641 45,335 40,195 40,195" in text
     assert text[-2].startswith("40,631 packs of depth 3 (lpfhp) replace 88,641 rows, 2.182 times fewer")

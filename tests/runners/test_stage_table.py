@@ -246,11 +246,10 @@ def test_each_stage_has_its_image_and_its_resources() -> None:
     servers = ["resources.cards=8", "resources.workers=2", "resources.training={cpu: 95, memory: 409Gi}"]
     settings = load_pipeline(None, [*servers, "resources.data_workers=5", "images.tag=v1"])
     steps = {name: preview_stage(settings, name) for name in STAGES}
-    assert steps["prepare"].image == "gaudi-bert-data:v1"
-    assert [step.containers for step in steps.values()] == [5, 5, 1, 5, 5, 2, 1, 2, 1, 1]
-    assert [step.cards for step in steps.values()] == [0, 0, 0, 0, 0, 8, 1, 8, 1, 0]
-    assert str(steps["train"]) == "train: 2 x gaudi-bert-train-gaudi-pytorch:v1 (95 cpu, 409Gi, 8 cards)"
-    assert "1 card)" in str(steps["evaluate"])
+    assert steps["prepare"]["image"] == "gaudi-bert-data:v1"
+    assert [step["containers"] for step in steps.values()] == [5, 5, 1, 5, 5, 2, 1, 2, 1, 1]
+    assert [step["cards"] for step in steps.values()] == [0, 0, 0, 0, 0, 8, 1, 8, 1, 0]
+    assert (steps["train"]["cpu"], steps["train"]["memory"]) == ("95", "409Gi")
 
 
 @pytest.mark.parametrize(

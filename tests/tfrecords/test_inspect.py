@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import io
-import re
 from pathlib import Path
 
 import pytest
 
-from gaudi_bert.cli.output import show_record
+from gaudi_bert.cli.output import record_lines
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.tfrecords.inspect import RecordView, SequenceView, inspect
 from gaudi_bert.tfrecords.wire.example import decode_example
@@ -37,9 +35,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def shown(view: RecordView) -> str:
-    stream = io.StringIO()
-    show_record(view, stream)
-    return stream.getvalue()
+    return "\n".join(record_lines(view))
 
 
 def test_an_unpacked_record_with_tokens(file: Path) -> None:
@@ -66,7 +62,7 @@ def key_of(sequence: SequenceView) -> tuple:
     return sequence_key(list(sequence.input_ids), segments, masked, sequence.next_sentence_label)
 
 
-def test_packed_records_show_each_sequence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packed_records_show_each_sequence(tmp_path: Path) -> None:
     case = make_case(tmp_path, depth=4, algorithm="lpfhp")
     path = max(case.packed.glob("*.tfrecord"), key=lambda path: path.stat().st_size)
     for number, payload in enumerate(read_records(path)):
@@ -75,12 +71,6 @@ def test_packed_records_show_each_sequence(tmp_path: Path, monkeypatch: pytest.M
         keys = [key_of(sequence) for sequence in view.sequences]
         assert keys == packed_keys({name: values.tolist() for name, values in decode_example(payload).items()})
         assert all(f"\n{number}  " in shown(view) for number in range(1, len(keys) + 1))
-    # On a terminal, colours tell sequences apart.
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setenv("TERM", "xterm-256color")
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    text = "".join(shown(inspect(path, number)) for number, _ in enumerate(read_records(path)))
-    assert {"\x1b[36m", "\x1b[32m"} <= set(re.findall(r"\x1b\[3\dm", text))
 
 
 @pytest.mark.parametrize(
@@ -105,8 +95,8 @@ def test_what_cannot_be_shown(file: Path, tmp_path: Path) -> None:
     (tmp_path / "other").write_bytes(frame(example({"image": [1, 2]})))
     (tmp_path / "rubbish").write_bytes(frame(b"\xff\xff rubbish"))
     for arguments, reason in (
-        ((file, 2), "has 2 records, record 2 does not exist"),
-        ((file, -1), "record -1"),
+        ((file, 2), "has no record 2"),
+        ((file, -1), "has no record -1"),
         ((file, 0, tmp_path / "absent.txt"), "cannot read"),
         ((tmp_path / "other",), "has no feature input_ids.*it has image"),
         ((tmp_path / "rubbish",), "record 0: not a tf.train.Example"),

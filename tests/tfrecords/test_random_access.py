@@ -10,14 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gaudi_bert.artefacts.shards import index_path, write_index
+from gaudi_bert.artefacts.shards import index_path
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.tfrecords import packed_folder
 from gaudi_bert.tfrecords.arrays import decode_columns
 from gaudi_bert.tfrecords.packed_folder import open_shards, read_metadata
 from gaudi_bert.tfrecords.random_access import RecordFiles
 from gaudi_bert.tfrecords.wire.example import decode_example
-from gaudi_bert.tfrecords.wire.framing import frame as framed
 from gaudi_bert.tfrecords.wire.framing import read_records
 from gaudi_bert.tfrecords.wire.schema import UnpackedSchema
 from tests.builders.machines import GuardedBuffer
@@ -98,19 +97,14 @@ def test_damage_is_named(tmp_path: Path, change, message: str) -> None:
 
 
 def indexed_case(folder: Path, change=lambda sizes: sizes) -> tuple[RecordFiles, int]:
-    """A case with an index whose sizes of the largest shard were changed, and the number of this shard."""
+    """A case whose index has other sizes for the largest shard, and the number of this shard."""
     case = make_case(folder)
     table = read_metadata(case.packed).shard_table
-    for path in case.packed.glob("group-*.index"):
-        path.unlink()
     largest = int(np.argmax(table.packs))
-    for group, first in enumerate(table.group_firsts.tolist()):
-        sizes = []
-        for shard in range(first, [*table.group_firsts.tolist(), len(table)][group + 1]):
-            path = case.packed / table.name(shard)
-            own = [len(framed(payload)) for payload in read_records(path)] if table.packs[shard] else []
-            sizes.append(np.array(change(own) if shard == largest else own, np.uint32))
-        write_index(index_path(case.packed, group), sizes)
+    index, first = index_path(case.packed, table.group_and_number(largest)[0]), table.packs_before(largest)
+    sizes, own = np.fromfile(index, "<u4"), slice(first, first + int(table.packs[largest]))
+    sizes[own] = change(sizes[own].tolist())
+    sizes.tofile(index)
     return open_case(case), largest
 
 

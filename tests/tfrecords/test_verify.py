@@ -11,8 +11,6 @@ import numpy as np
 import pytest
 
 from gaudi_bert.common.errors import FailedError
-from gaudi_bert.config.sections import PackingSettings
-from gaudi_bert.tfrecords.pack import pack
 from gaudi_bert.tfrecords.packed_folder import read_metadata
 from gaudi_bert.tfrecords.verify import verify
 from gaudi_bert.tfrecords.wire.example import decode_example, encode_example
@@ -136,16 +134,6 @@ def test_inputs_that_changed_are_found(case: PackingCase, tmp_path: Path) -> Non
     (records / "part-2").write_bytes(data[size:] + data[:size])
     with pytest.raises(FailedError, match="part-2 has changed since it was packed"):
         verify(records, case.packed, a_run())
-
-
-def test_real_data_is_well_packed_and_verified(tmp_path: Path, shared_data: Path) -> None:
-    for length, efficiency in ((128, 0.99), (512, 0.995)):
-        records = shared_data / "wiki-sample" / f"tfrecord-{length}"
-        packed = pack(records, tmp_path / str(length), PackingSettings(), a_run())
-        assert packed.written.content.efficiency > efficiency
-        assert len(packed.written.content.shard_table) == 32
-        verify(records, tmp_path / str(length), a_run())
-        assert np.ptp(packed.written.content.shard_table.packs) <= 1
 
 
 def test_a_wrong_or_missing_index_is_found(case: PackingCase, tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import resource
 import shutil
 from collections import Counter
@@ -28,7 +27,6 @@ from gaudi_bert.tfrecords.write import (
     _BYTES_OF_A_SEQUENCE,
     _BYTES_OF_A_TOKEN,
     _available_bytes,
-    _uncompressed_bytes,
     read_group,
     write,
 )
@@ -216,27 +214,6 @@ def test_a_limit_on_file_sizes_is_said(large_case: PackingCase, tmp_path: Path) 
     assert not list((tmp_path / "out").glob("[gm]*"))
     write(large_case.records, large_case.plan, tmp_path / "out", a_run())
     assert contents(tmp_path / "out") == contents(large_case.packed)
-
-
-def test_a_file_that_vanishes_is_said(large_case: PackingCase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The file is there when the run begins, and gone when its group is read."""
-    from gaudi_bert.tfrecords import write as writing
-
-    records = tmp_path / "records"
-    records.mkdir()
-    for path in large_case.records.iterdir():
-        os.link(path, records / path.name)
-    usual = _uncompressed_bytes
-
-    def vanish(path: Path) -> int:
-        size = usual(path)
-        path.unlink()
-        return size
-
-    monkeypatch.setattr(writing, "_uncompressed_bytes", vanish)
-    with pytest.raises(InputError, match=r"part-\d: cannot read: No such file or directory"):
-        write(records, large_case.plan, tmp_path / "out", a_run())
-    assert not (tmp_path / "out" / "metadata.json").exists()
 
 
 # --- a group that memory cannot hold is refused before it is read; the estimate is what a group that was read does take

@@ -68,16 +68,14 @@ def test_comes_back_to_the_bit_and_is_a_safetensors_file(tmp_path) -> None:
     assert len({checkpoint_identity(write_checkpoint(tmp_path, make(update))) for update in (1, 2, 12)}) == 3
 
 
-# JSON that is not what a checkpoint holds, with the right checksum: at each of these places, each of these values.
-PLACES = [
-    *[(), ("update",), ("format_version",), ("progress",), ("settings",), ("tensors",), ("unknown",)],
-    *[("progress", "packs"), ("progress", "unknown"), ("settings", "model"), ("settings", "compiled_kernels")],
-    *[("tensors", "model/a/b"), ("tensors", "model/a/b", 0), ("tensors", "model/a/b", 1), ("tensors", "model/a/b", 2)],
+# JSON that is not what a checkpoint holds, with the right checksum.
+LIES = [
+    *[((), lie) for lie in ("5", "[[]]", "null", "[" * 10_000)],
+    *[(("update",), lie) for lie in ("-1", "1.5", '"x"', "true", "NaN", "1e999")],
+    *[(("format_version",), "3"), (("unknown",), "5"), (("progress", "packs"), '"5"'), (("progress", "unknown"), "5")],
+    *[(("settings", "model"), '"\\ud800"'), (("settings", "compiled_kernels"), "1"), (("tensors",), "[]")],
+    *[(("tensors", "model/a/b"), "5"), (("tensors", "model/a/b", 1), "[1]"), (("tensors", "model/a/b", 2), "5")],
 ]
-LIES = ["5", "-1", "1.5", '"x"', '"\\ud800"', "null", "[[]]", "true", "1e999", "[" * 10_000, '{"a": 1}', "NaN"]
-# What is allowed at such a place, so that it is no lie.
-TRUE = {("update",): {"5"}, ("settings", "compiled_kernels"): {"true"}, ("progress", "packs"): {"5"}}
-TRUE |= {("settings", "model"): {'{"a": 1}'}}
 
 
 def with_lie(path: Path, place: tuple[str | int, ...], lie: str) -> None:
@@ -94,13 +92,10 @@ def with_lie(path: Path, place: tuple[str | int, ...], lie: str) -> None:
     path.write_bytes(save(tensors, metadata={"gaudi_bert": f"{zlib.crc32(text.encode()):08x} {text}"}))
 
 
-@pytest.mark.parametrize("place", PLACES, ids=lambda place: ".".join(map(str, place)))
-def test_json_that_is_not_that_of_a_checkpoint_is_refused_in_a_line(tmp_path, place) -> None:
+def test_json_that_is_not_that_of_a_checkpoint_is_refused_in_a_line(tmp_path) -> None:
     path = write_checkpoint(tmp_path, make(1))
     whole = path.read_bytes()
-    for lie in LIES:
-        if lie in TRUE.get(place, set()):
-            continue
+    for place, lie in LIES:
         path.write_bytes(whole)
         with_lie(path, place, lie)
         with pytest.raises(InputError, match=r"\A[^\n]*update-00000001\.safetensors: not a complete checkpoint [^\n]*\Z"):

@@ -51,7 +51,7 @@ def test_an_interval_counts_real_work_and_leaves_the_first_update_out_of_the_spe
     sums = tf.constant([30.0, 10, 4, 8, 5, 20, 3, 4, 2.0])
     for batches in ([BATCH], [BATCH, BATCH]):
         interval.begin()
-        interval.add(sums, batches)
+        interval.add(sums.numpy, batches)
     report = interval.close(Communicator())
     assert (report.sequences, report.tokens) == (9, 12)
     assert (report.sequences_per_second, report.tokens_per_second) == (3.0, 4.0)
@@ -73,7 +73,7 @@ def test_time_between_intervals_is_nobodys() -> None:
     interval = Interval(OBJECTIVE, 51, has_cold_start=False, clock=lambda: next(times))
     for _ in range(3):
         interval.begin()
-        interval.add(tf.ones(9), [BATCH])
+        interval.add(tf.ones(9).numpy, [BATCH])
     agree(interval.close(Communicator()).seconds_per_update, 1 / 3)
 
 
@@ -85,6 +85,6 @@ def test_the_first_update_that_is_not_finite_is_named(slot, value, what) -> None
     good, bad = np.ones(9, np.float32), np.ones(9, np.float32)
     bad[slot] = value
     for sums in (good, good, bad, bad):
-        interval.add(tf.constant(sums), [BATCH])
+        interval.add(tf.constant(sums).numpy, [BATCH])
     with pytest.raises(FailedError, match=f"update 43: {what} is not finite"):
         interval.close(Communicator())

@@ -29,7 +29,7 @@ def one_update(micro_batches, loss="token", clip_norm=0.0):
     """Gradients of one update (from the first moments, which are (1 - beta_1) times them), and what `run` returned."""
     settings = TrainingSettings(beta_1=0.5, loss=loss, clip_norm=clip_norm, seed=3)
     step = work.make_step(work.make_model(loss=loss), settings, Communicator(), len(micro_batches))
-    sums = step.run(micro_batches, 1, 1e-3).numpy()
+    sums = step.run(micro_batches, 1, 1e-3)()
     return {name: 2 * moment for name, moment in step.updates.moments()[0].items()}, sums
 
 
@@ -84,9 +84,9 @@ def test_dropout_is_a_function_of_the_update_and_no_sum_has_an_order_that_may_va
     one, again, later = moments
     identical(again, one)
     assert np.abs(later - one).max() > 1e-6
-    assert step.updates.graphs_built == 1
     if engine == "tensorflow":
-        sums = [operation for operation in step.updates.graphs[-1].get_operations() if operation.type == "AddN"]
+        (graph,) = step.updates.graphs
+        sums = [operation for operation in graph.get_operations() if operation.type == "AddN"]
         assert all(len(operation.inputs) == 2 for operation in sums)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +13,7 @@ from safetensors.numpy import load_file
 
 from gaudi_bert.artefacts.results import to_json
 from gaudi_bert.artefacts.training import FineTuning
-from gaudi_bert.common.errors import FailedError, GaudiBertError, InputError
+from gaudi_bert.common.errors import FailedError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import load_pipeline
 from gaudi_bert.engines.protocol import Communicator
@@ -153,10 +152,10 @@ from gaudi_bert.common.errors import GaudiBertError
 from gaudi_bert.config.sections import TrainingSettings
 from gaudi_bert.engines.tensorflow.horovod import connect
 rank = os.environ["HOROVOD_RANK"]
-if sys.argv[1] == "killed" and rank == "1":
+if rank == "1":
     os.kill(os.getpid(), signal.SIGKILL)
 try:
-    settings = TrainingSettings(updates=7 if sys.argv[1] == "settings" and rank == "1" else 8)
+    settings = TrainingSettings()
     with connect(settings, {}).watched(settings):
         pass
 except GaudiBertError as error:
@@ -165,27 +164,14 @@ except GaudiBertError as error:
 """
 
 
-@pytest.mark.parametrize(
-    ("case", "kind", "reason", "printed"),
-    [
-        ("killed", FailedError, "rank 1 of 2 .* was killed by SIGKILL; .*run it again", ["Wait timeout"]),
-        ("settings", InputError, "exit code 2", [r"rank 1 \(.*\) has training.updates = 7, rank 0 \(.*\) has 8; start"]),
-    ],
-)
-def test_a_process_that_is_lost_or_differs_when_they_connect_ends_both(
-    case: str,
-    kind: type[GaudiBertError],
-    reason: str,
-    printed: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+def test_a_process_that_is_lost_when_they_connect_ends_both(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("HOROVOD_GLOO_TIMEOUT_SECONDS", "5")
     settings = load_pipeline(None, ["training.engine=tensorflow", "resources.workers=2"])
-    with pytest.raises(kind, match=reason):
-        run_training_processes(settings, "train", [sys.executable, "-c", CONNECTS, case])
-    output = capfd.readouterr().err
-    assert all(re.search(text, output) for text in printed), output
+    with pytest.raises(FailedError, match=r"rank 1 of 2 .* was killed by SIGKILL"):
+        run_training_processes(settings, "train", [sys.executable, "-c", CONNECTS])
+    assert "Wait timeout" in capfd.readouterr().err
 
 
 # --- a process that is lost or stopped in its fourth update ends the other by one line

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import atexit
 import importlib
-import json
 import os
 import socket
 import time
@@ -32,7 +31,7 @@ from gaudi_bert.common.launch import MASTER_ADDRESS, MASTER_PORT, Launch, find_l
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.sections import LoopSettings
 from gaudi_bert.engines.protocol import Communicator, DeviceKind
-from gaudi_bert.engines.watchdog import SLOW_WORK_FACTOR, ConnectedProcess, Watchdog, difference_of, shared_facts
+from gaudi_bert.engines.watchdog import SLOW_WORK_FACTOR, ConnectedProcess, Watchdog, shared_facts
 
 _BACKENDS = {"cpu": "gloo", "cuda": "nccl", "hpu": "hccl"}
 _FIRST_PORT, _PORTS = 20_000, 12_000
@@ -145,9 +144,8 @@ def connect(device: DeviceKind, settings: LoopSettings, facts: Mapping[str, Any]
     timeout = timedelta(seconds=SLOW_WORK_FACTOR * settings.stall_seconds)
     try:
         if not torch_distributed.is_initialized():
-            shared = {"torch": torch.__version__, "device": device, **shared_facts(settings, facts)}
             with Watchdog(f"rank {launch.rank} of {launch.size}", settings.stall_seconds) as watchdog:
-                store = meet(launch, settings.meeting_seconds, shared, watchdog)
+                store = meet(launch, settings.meeting_seconds, watchdog)
                 torch_distributed.init_process_group(
                     _BACKENDS[device], store=store, rank=launch.rank, world_size=launch.size, timeout=timeout
                 )
@@ -157,7 +155,8 @@ def connect(device: DeviceKind, settings: LoopSettings, facts: Mapping[str, Any]
     except (RuntimeError, ValueError, OSError) as error:
         reason = " ".join(str(error).split())
         raise FailedError(f"{who}: torch.distributed cannot connect ({reason}); start all ranks again") from error
-    return TorchCommunicator(launch.rank, launch.size, local_size, host_group=host_group)
+    facts = {"torch": torch.__version__, "device": device, **shared_facts(settings, facts)}
+    return TorchCommunicator(launch.rank, launch.size, local_size, facts=facts, host_group=host_group)
 
 
 def _part() -> None:
@@ -200,18 +199,15 @@ def _set_address(launch: Launch, local_size: int, who: str) -> None:
     os.environ.setdefault("MASTER_PORT", str(_FIRST_PORT + zlib.crc32(job.encode()) % _PORTS))
 
 
-# --- How the processes of a launch meet before they compute: rank 0 listens, the others find it, and all run the same
+# --- How the processes of a launch meet before they compute: rank 0 listens, and the others find it
 #
 # torch's own meeting hears no signal, and names nobody who does not come. So processes look for one another here, for
-# `meeting_seconds` at most: names may not resolve yet, and pods start at different times. Each sends what it runs, and
-# compares what all of them run, so that all raise the same error.
+# `meeting_seconds` at most: names may not resolve yet, and pods start at different times.
 
 _POLL_SECONDS = 0.2
 # What passes sooner is not reported.
 _QUIET_SECONDS = 5.0
 _CONNECT_SECONDS = 10.0
-# How long rank 0, which has the store, waits until all have read it.
-_FAREWELL_SECONDS = 10.0
 
 
 def _wait(who: str, watchdog: Watchdog, reason: Callable[[], str | None], seconds: float) -> None:
@@ -228,24 +224,26 @@ def _wait(who: str, watchdog: Watchdog, reason: Callable[[], str | None], second
         time.sleep(_POLL_SECONDS)
 
 
-def meet(launch: Launch, seconds: float, facts: Mapping[str, Any], watchdog: Watchdog) -> Any:
-    """Return the store by which all processes of the launch continue, once all are there and have the same `facts`.
+def meet(launch: Launch, seconds: float, watchdog: Watchdog) -> Any:
+    """Return the store by which all processes of the launch continue, once all are there.
 
     Raises:
         FailedError: a process does not come within `seconds`, or is lost.
-        InputError: rank 0 cannot listen, or `facts` differ.
+        InputError: rank 0 cannot listen.
     """
     watchdog.note("the meeting", slow=False)
     who, host, port = f"rank {launch.rank} of {launch.size}", os.environ[MASTER_ADDRESS], int(os.environ[MASTER_PORT])
+
+    def absent() -> str | None:
+        """Which processes have not come."""
+        ranks = [str(rank) for rank in range(launch.size) if not store.check([f"here/{rank}"])]
+        shown = f"{', '.join(ranks[:8])}{', ...' if len(ranks) > 8 else ''}"
+        return f"rank{'s' if len(ranks) > 1 else ''} {shown} did not come" if ranks else None
+
     try:
         store = _open_store(launch, seconds, watchdog, host, port)
-        store.set(f"hello/{launch.rank}", json.dumps([socket.gethostname(), dict(facts)]))
-        _wait(who, watchdog, lambda: _absent(store, launch, "hello"), seconds)
-        received = [json.loads(store.get(f"hello/{rank}")) for rank in range(launch.size)]
-        store.set(f"heard/{launch.rank}", "")
-        if launch.rank == 0:
-            with suppress(FailedError):
-                _wait(who, watchdog, lambda: _absent(store, launch, "heard"), _FAREWELL_SECONDS)
+        store.set(f"here/{launch.rank}", "")
+        _wait(who, watchdog, absent, seconds)
     except (RuntimeError, ValueError, OSError) as error:
         reason = " ".join(str(error).split("\n")[0].split())
         if "EADDRINUSE" in reason:
@@ -253,11 +251,6 @@ def meet(launch: Launch, seconds: float, facts: Mapping[str, Any], watchdog: Wat
         raise FailedError(
             f"{who}: another process was lost while they met at {host}, port {port} ({reason}); the same command tries again"
         ) from error
-    first_host, first = received[0]
-    for rank, (own_host, own) in enumerate(received):
-        difference = difference_of(own, first, f"rank {rank} ({own_host})", f"rank 0 ({first_host})")
-        if difference is not None:
-            raise InputError(difference)
     return store
 
 
@@ -286,10 +279,3 @@ def _open_store(launch: Launch, seconds: float, watchdog: Watchdog, host: str, p
     store = torch_distributed.TCPStore(host, port, launch.size, listens, timeout=limit, wait_for_workers=False)
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     return torch_distributed.PrefixStore(f"gaudi-bert/{attempt}", store)
-
-
-def _absent(store: Any, launch: Launch, what: str) -> str | None:
-    """Which processes have not come."""
-    absent = [str(rank) for rank in range(launch.size) if not store.check([f"{what}/{rank}"])]
-    shown = f"{', '.join(absent[:8])}{', ...' if len(absent) > 8 else ''}"
-    return f"rank{'s' if len(absent) > 1 else ''} {shown} did not come" if absent else None

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -35,11 +36,7 @@ def build_encoder(
     Raises:
         InputError: packs cannot be fed to such a model, or `transformers` has no such head for it.
     """
-    if not isinstance(spec.config, EncoderConfig):
-        raise InputError("a BERT is built by another function")
-    if compute_dtype == "float64":
-        raise InputError("a model of transformers is computed in float32 or bfloat16; leave float64 to BERT")
-    config = config_of(spec.config, spec.head)
+    config = config_of(cast(EncoderConfig, spec.config), spec.head)
     kind = class_of(config, spec.head)
     feeding = feeding_of(config, kind=kind)
     try:

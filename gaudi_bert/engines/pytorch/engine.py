@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.config.sections import GaudiSettings, LoopSettings
+from gaudi_bert.config.sections import LoopSettings
 from gaudi_bert.config.values import EngineName
 from gaudi_bert.engines.protocol import Communicator, ComputeDtype, Device, DeviceKind, ModelSpec
 from gaudi_bert.engines.pytorch import distributed
@@ -70,20 +70,15 @@ _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # of glibc's malloc.h
 _GAUDI = "use the image of docker/train-gaudi-pytorch.Dockerfile, or install the vendor's PyTorch of the driver's release"
 
 
-class _MissingError(Exception):
-    """The software, the driver or the card is missing; the message names it and the remedy."""
-
-
 def _kind_of(settings: LoopSettings) -> DeviceKind:
     """The kind of device of a run; "auto" takes a Gaudi card, else a GPU, else the CPU. Registers Gaudi where it is used."""
     section, kind = settings.section_name, settings.device
     if kind in ("auto", "hpu"):
-        try:
-            _load_gaudi()
+        missing = _load_gaudi()
+        if missing is None:
             return "hpu"
-        except _MissingError as error:
-            if kind == "hpu":
-                raise InputError(f"{section}.device = hpu: {error}; or set {section}.device = cpu") from error
+        if kind == "hpu":
+            raise InputError(f"{section}.device = hpu: {missing}; or set {section}.device = cpu")
     if kind == "cuda" and not torch.cuda.is_available():
         raise InputError(
             f"{section}.device = cuda: PyTorch sees no GPU here; check nvidia-smi and that PyTorch was built for CUDA, "
@@ -92,7 +87,7 @@ def _kind_of(settings: LoopSettings) -> DeviceKind:
     return "cuda" if kind == "cuda" or (kind == "auto" and torch.cuda.is_available()) else "cpu"
 
 
-def open_device(settings: LoopSettings, gaudi: GaudiSettings | None = None, threads: int | None = None) -> Device:
+def open_device(settings: LoopSettings, threads: int | None = None) -> Device:
     """Open the device of `settings`, after the processes are connected; `threads` are those of a CPU's operations."""
     kind = _kind_of(settings)
     device = partial(
@@ -129,23 +124,18 @@ def open_device(settings: LoopSettings, gaudi: GaudiSettings | None = None, thre
         torch.cuda.set_device(card)
         return device(f"cuda:{card}", description=f"GPU {card}, {torch.cuda.get_device_name(card)}", notes=notes)
     notes = (*environment_notes(), f"{_MAY_DIFFER}: the vendor of Gaudi does not promise the same bits twice")
-    if gaudi is not None and gaudi.model_fields_set:
-        names = ", ".join(f"gaudi.{name}" for name in sorted(gaudi.model_fields_set))
-        notes += (f"note: {names}: for TensorFlow only; set the vendor's PT_HPU_ variables in the environment instead",)
     return device("hpu", description="Gaudi card, PyTorch", notes=notes)
 
 
-def _load_gaudi() -> None:
-    """Register the device `hpu`; raises `_MissingError` where it cannot be used."""
+def _load_gaudi() -> str | None:
+    """Register the device `hpu`; return what is missing, the software, the driver or the card, with the remedy."""
     if not has_gaudi():
-        raise _MissingError(f"the package habana_frameworks is not installed; {_GAUDI}")
+        return f"the package habana_frameworks is not installed; {_GAUDI}"
     try:
         importlib.import_module("habana_frameworks.torch.core")
     except (ImportError, OSError, RuntimeError) as error:
-        reason = " ".join(str(error).split())
-        raise _MissingError(f"habana_frameworks.torch.core cannot be loaded ({reason}); {_GAUDI}") from error
+        return f"habana_frameworks.torch.core cannot be loaded ({' '.join(str(error).split())}); {_GAUDI}"
     module = getattr(torch, "hpu", None)
     if module is None or not module.is_available():
-        raise _MissingError(
-            "no Gaudi card is visible; check hl-smi and HABANA_VISIBLE_DEVICES, and that no other process holds the card"
-        )
+        return "no Gaudi card is visible; check hl-smi and HABANA_VISIBLE_DEVICES, and that no other process holds the card"
+    return None

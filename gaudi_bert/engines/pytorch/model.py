@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -36,7 +36,7 @@ from gaudi_bert.engines.pytorch.bert import (
     word_scores,
 )
 from gaudi_bert.model.config import BertConfig, initial_value, is_decayed
-from gaudi_bert.model.features import check_batch, check_logits
+from gaudi_bert.model.features import check_logits
 from gaudi_bert.model.heads import OTHER_SEQUENCE, Loss, PretrainingHead, TaskHead, VectorHead, variables_of
 
 Tensors = Mapping[str, Tensor]
@@ -52,8 +52,6 @@ class TorchModel(ABC):
         self.compute_dtype = compute_dtype or (device.compute_dtype if device is not None else "float32")
         self.recomputes = device is not None and device.recomputes
         self.parameters_by_name: dict[str, torch.nn.Parameter] = {}
-        self.graphs_built = 0
-        self._shapes_seen: set[tuple[Any, ...]] = set()
 
     # --- what a kind of model adds
 
@@ -106,7 +104,7 @@ class TorchModel(ABC):
 
     def trial(self, batch: BatchArrays, loss: Loss) -> Trial:
         """Outputs, losses and gradients of a model of pretraining."""
-        raise InputError("a model with the head of a task: it is tried with the heads of pretraining only")
+        raise InputError("an encoder of transformers: BERT's heads of pretraining are tried only")
 
     def work(self, batch: BatchArrays) -> float:
         """One forward and backward pass with dropout; a number that needs all gradients. For timing."""
@@ -127,10 +125,6 @@ class TorchModel(ABC):
 
     def training_outputs(self, batch: Tensors, dropout_seed: Int32Array) -> Any:
         """Return what the head gives, with dropout drawn from its seed."""
-        shapes = tuple((name, tuple(tensor.shape)) for name, tensor in sorted(batch.items()))
-        if shapes not in self._shapes_seen:
-            self._shapes_seen.add(shapes)
-            self.graphs_built += 1
         number = int(np.ascontiguousarray(dropout_seed).view(np.uint64)[0] & np.uint64((1 << 63) - 1))
         torch.manual_seed(number)
         if self.device.type != "cpu":
@@ -176,9 +170,7 @@ class TorchBert(TorchModel):
         compiler: str | None = None,
     ) -> None:
         super().__init__(spec, device, compute_dtype)
-        if not isinstance(spec.config, BertConfig):
-            raise InputError(f"a model of type {spec.config.model_type} is not a BERT")
-        self.config = spec.config
+        self.config = cast(BertConfig, spec.config)
         for name, variable in variables_of(self.config, spec.head).items():
             value = torch.from_numpy(initial_value(name, variable, self.config.initializer_range, seed))
             self.parameters_by_name[name] = torch.nn.Parameter(value.to(self.device))
@@ -201,13 +193,9 @@ class TorchBert(TorchModel):
 
     def trial(self, batch: BatchArrays, loss: Loss) -> Trial:
         """Outputs, losses and gradients of a model of pretraining."""
-        if not isinstance(self.spec.head, PretrainingHead):
-            return super().trial(batch, loss)
         tensors, network = self.tensors(batch), self._network(self._parameters())
-        packs, length, _, depth = check_batch(batch, self.config)
         with torch.no_grad(), self.autocast():
             hidden_TH = encode_packs(network, tensors)
-            pooled_PH = pool(network, _read(network, tensors)[0])
         with self.autocast():
             words_BQV, sentences_BS2 = pretraining_outputs(network, tensors)
         sums = pretraining_sums(words_BQV, sentences_BS2, tensors, loss)
@@ -216,8 +204,7 @@ class TorchBert(TorchModel):
         gradients = torch.autograd.grad(masked_lm_loss + next_sentence_loss, list(leaves.values()), allow_unused=True)
         return Trial(
             {
-                "hidden_states": to_numpy(widen(hidden_TH)).reshape(packs, length, -1),
-                "pooled_output": to_numpy(pooled_PH).reshape(packs, depth, -1),
+                "hidden_states": to_numpy(widen(hidden_TH)).reshape(*batch["input_ids"].shape, -1),
                 "masked_lm_logits": to_numpy(words_BQV),
                 "next_sentence_logits": to_numpy(sentences_BS2),
             },
@@ -260,18 +247,13 @@ class TorchBert(TorchModel):
 
 def pretraining_outputs(network: Network, batch: Tensors) -> tuple[Tensor, Tensor]:
     """Wide scores of the words at the masked slots, [B, Q, V], and of the next sentences, [B, S, 2]."""
-    packs = len(batch["input_ids"])
-    first_PH, masked_PH = _read(network, batch)
-    words_BQV = word_scores(network, masked_PH).reshape(packs, -1, network.config.vocab_size)
-    return words_BQV, next_sentence_scores(network, pool(network, first_PH)).reshape(packs, -1, 2)
-
-
-def _read(network: Network, batch: Tensors) -> tuple[Tensor, Tensor]:
-    """The hidden states of every [CLS], [B * S, H], and of every masked slot, [B * Q, H]."""
     positions_BP = torch.cat([batch["next_sentence_positions"], batch["masked_lm_positions"]], dim=1)
     packs, depth = batch["next_sentence_positions"].shape
+    check_logits(packs, batch["masked_lm_positions"].shape[1], network.config.vocab_size)
     read_BPH = encode_packs(network, batch, positions_BP).reshape(packs, positions_BP.shape[1], -1)
-    return read_BPH[:, :depth].flatten(0, 1), read_BPH[:, depth:].flatten(0, 1)
+    first_PH, masked_PH = read_BPH[:, :depth].flatten(0, 1), read_BPH[:, depth:].flatten(0, 1)
+    words_BQV = word_scores(network, masked_PH).reshape(packs, -1, network.config.vocab_size)
+    return words_BQV, next_sentence_scores(network, pool(network, first_PH)).reshape(packs, -1, 2)
 
 
 def _on_device(batch: BatchArrays, device: torch.device) -> dict[str, Tensor]:

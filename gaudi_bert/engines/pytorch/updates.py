@@ -6,6 +6,7 @@ Letters: M micro-batches, K sums of a head.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -14,20 +15,9 @@ from gaudi_bert.common.arrays import BatchArrays, Float32Array, FloatArray, Int3
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.sections import LoopSettings
 from gaudi_bert.encoders.pooling import widen
-from gaudi_bert.engines.protocol import Communicator, UpdateLoss, UpdateScalars
+from gaudi_bert.engines.protocol import Communicator, Sums, UpdateLoss, UpdateScalars
 from gaudi_bert.engines.pytorch.distributed import GradientSums, TorchCommunicator
 from gaudi_bert.engines.pytorch.model import TorchModel, ahead_on_device, to_numpy
-
-
-class _TorchSums:
-    """Numbers that the device may not have finished."""
-
-    def __init__(self, tensor: Tensor) -> None:
-        self._tensor = tensor
-
-    def numpy(self) -> Float32Array:
-        """Wait for them, float32 [K + 1]."""
-        return to_numpy(self._tensor)
 
 
 class TorchUpdates:
@@ -39,6 +29,7 @@ class TorchUpdates:
         del accumulation_steps  # any number is one loop here
         self._model, self._settings, self._communicator = model, settings, communicator
         self._lengths: set[int] = set()
+        self._has_run = False  # a compiler has compiled what the first update needs
         self._optimizer = Optimizer(model.parameters_by_name, settings, model.is_decayed)
         self._gradient_sums = None
         if isinstance(communicator, TorchCommunicator):
@@ -52,7 +43,7 @@ class TorchUpdates:
         scalars: UpdateScalars,
         update: int,
         update_loss: UpdateLoss | None = None,
-    ) -> _TorchSums:
+    ) -> Sums:
         """Do one update: float32 [K + 1], the sums, and the gradient's norm over all processes before clipping."""
         model, communicator = self._model, self._communicator
         try:
@@ -82,7 +73,8 @@ class TorchUpdates:
             if communicator.size > 1 and model.buffers():  # which a layer may have changed by what its process read
                 buffers = {name: to_numpy(buffer) for name, buffer in model.buffers().items()}
                 model.load_values(communicator.broadcast(buffers))
-            return _TorchSums(torch.cat([sums, norm.reshape(1)]))
+            self._has_run = True
+            return partial(to_numpy, torch.cat([sums, norm.reshape(1)]))
 
     def _backward(
         self, micro_batches: Sequence[BatchArrays], seeds_M2: Int32Array, factors_M2: FloatArray, update: int
@@ -121,8 +113,9 @@ class TorchUpdates:
 
     def _note(self, number: int, update: int, batch: Mapping[str, Tensor]) -> None:
         length = batch["input_ids"].shape[1]
-        if number:
-            slow = self._model.graphs_built < 2 or length not in self._lengths
+        is_new = length not in self._lengths
+        if number or (is_new and self._lengths):
+            slow = is_new or not self._has_run
             self._communicator.note(f"micro-batch {number + 1} of update {update}", slow=slow)
         self._lengths.add(length)
 
@@ -138,11 +131,6 @@ class TorchUpdates:
         for moments, values in zip(self._optimizer.moments, (first, second), strict=True):
             for name, moment in moments.items():
                 moment.copy_(torch.tensor(values[name]))
-
-    @property
-    def graphs_built(self) -> int:
-        """The number of graphs of forward and backward passes that have been built."""
-        return self._model.graphs_built
 
 
 # --- AdamW and LAMB, by the rules that `engines/tensorflow/updates.py` states, and clipping

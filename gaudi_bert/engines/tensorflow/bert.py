@@ -21,16 +21,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import tensorflow as tf
 
-from gaudi_bert.engines.tensorflow.dropout import ForwardPass, keep_mask, keep_scale
 from gaudi_bert.engines.tensorflow.operations import (
+    ForwardPass,
     activation,
     dense,
     dropout,
     gather_rows,
+    keep_mask,
+    keep_scale,
     kernel,
     layer_norm,
     pick_tokens,
@@ -39,7 +41,7 @@ from gaudi_bert.engines.tensorflow.operations import (
     without_gradient,
 )
 from gaudi_bert.model.config import BertConfig, layer_scope
-from gaudi_bert.model.features import check_batch
+from gaudi_bert.model.features import check_logits
 from gaudi_bert.model.heads import FORBIDDEN_SCORE
 
 # Every dropout of the model has a number.
@@ -262,49 +264,25 @@ def word_scores(network: Network, picked_PH: tf.Tensor) -> tf.Tensor:
     return tf.nn.bias_add(logits_PV, tf.cast(network.parameters["cls/predictions/output_bias"], logits_PV.dtype))
 
 
-class PretrainingOutputs(NamedTuple):
-    """Outputs of the heads, all float32 (float64 where the model computes in that)."""
+def pretraining_outputs(network: Network, batch: Batch) -> tuple[tf.Tensor, tf.Tensor]:
+    """Wide scores of the words at the masked slots, [B, Q, V], and of the next sentences, [B, S, 2].
 
-    pooled_output_BSH: tf.Tensor
-    masked_lm_logits_BQV: tf.Tensor
-    next_sentence_logits_BS2: tf.Tensor
-
-
-def pretraining_outputs(network: Network, batch: Batch) -> PretrainingOutputs:
-    """Both heads of pretraining; the last layer is computed where one of them reads it. `batch`: `PACKED_FEATURES`."""
-    packs, _, slots, depth = check_batch(batch, network.config)
+    The last layer is computed where one of them reads it. `batch` holds packed features.
+    """
+    (packs, depth), slots = batch["next_sentence_positions"].shape, batch["masked_lm_positions"].shape[1]
+    check_logits(packs, slots, network.config.vocab_size)
+    hidden, parameters = network.config.hidden_size, network.parameters
     positions_BP = tf.concat([batch["next_sentence_positions"], batch["masked_lm_positions"]], axis=1)
-    read = encode_packs(network, batch, positions_BP)
-    read_BPH = tf.reshape(read, [packs, depth + slots, network.config.hidden_size])
-    return _both_heads(network, *tf.split(read_BPH, [depth, slots], axis=1))
-
-
-def outputs_of_every_token(network: Network, batch: Batch) -> tuple[tf.Tensor, PretrainingOutputs]:
-    """The hidden state of every token too, wide, [B, L, H]."""
-    (packs, length, _, _), hidden = check_batch(batch, network.config), network.config.hidden_size
-    hidden_TH = encode_packs(network, batch)
-    first_BSH, masked_BQH = (
-        tf.reshape(pick_tokens(hidden_TH, batch[name], length), [*batch[name].shape, hidden])
-        for name in ("next_sentence_positions", "masked_lm_positions")
-    )
-    hidden_BLH = tf.reshape(widen(hidden_TH), [packs, length, hidden])
-    return hidden_BLH, _both_heads(network, first_BSH, masked_BQH)
-
-
-def _both_heads(network: Network, first_BSH: tf.Tensor, masked_BQH: tf.Tensor) -> PretrainingOutputs:
-    """On the hidden states of every [CLS] and of every masked slot."""
-    (packs, depth, hidden), slots = first_BSH.shape, masked_BQH.shape[1]
-    pooled_PH = pool(network, tf.reshape(first_BSH, [packs * depth, hidden]))
+    read_BPH = tf.reshape(encode_packs(network, batch, positions_BP), [packs, depth + slots, hidden])
+    first_BSH, masked_BQH = tf.split(read_BPH, [depth, slots], axis=1)
+    pooled_PH = widen(pool(network, tf.reshape(first_BSH, [packs * depth, hidden])))
     words_PV = word_scores(network, tf.reshape(masked_BQH, [packs * slots, hidden]))
     # Next sentences: 0 = the second text really follows the first, 1 = it is a random one.
-    pooled_PH, scope = widen(pooled_PH), "cls/seq_relationship"
-    weights_2H = tf.cast(network.parameters[f"{scope}/output_weights"], pooled_PH.dtype)
+    weights_2H, bias_2 = (
+        tf.cast(parameters[f"cls/seq_relationship/output_{name}"], pooled_PH.dtype) for name in ("weights", "bias")
+    )
     # Gaudi's conversion to bfloat16 goes by names; those of gradients contain the name of what they are of.
     with tf.name_scope("KEEP_FP32_PRECISION"):
-        logits_P2 = tf.matmul(pooled_PH, weights_2H, transpose_b=True)
-    logits_P2 = tf.nn.bias_add(logits_P2, tf.cast(network.parameters[f"{scope}/output_bias"], logits_P2.dtype))
-    return PretrainingOutputs(
-        pooled_output_BSH=tf.reshape(pooled_PH, [packs, depth, hidden]),
-        masked_lm_logits_BQV=tf.reshape(words_PV, [packs, slots, network.config.vocab_size]),
-        next_sentence_logits_BS2=tf.reshape(logits_P2, [packs, depth, 2]),
-    )
+        sentences_P2 = tf.matmul(pooled_PH, weights_2H, transpose_b=True)
+    sentences_BS2 = tf.reshape(tf.nn.bias_add(sentences_P2, bias_2), [packs, depth, 2])
+    return tf.reshape(words_PV, [packs, slots, network.config.vocab_size]), sentences_BS2

@@ -11,16 +11,13 @@ from __future__ import annotations
 import importlib
 import os
 from pathlib import Path
-from typing import Annotated
 
 import tensorflow as tf
-from pydantic import Field
 
-from gaudi_bert.artefacts.base import Artefact
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.tensorflow_environment import INTRA_OP_THREADS
 from gaudi_bert.common.threads import usable_cores
-from gaudi_bert.config.sections import GaudiSettings, LoopSettings
+from gaudi_bert.config.sections import LoopSettings
 from gaudi_bert.config.values import EngineName, Precision
 from gaudi_bert.engines.protocol import ComputeDtype, Device, ModelSpec
 from gaudi_bert.engines.tensorflow.horovod import connect as connect
@@ -46,7 +43,7 @@ def build(
     return TensorFlowModel(spec, name, seed=seed, compute_dtype=dtype, compiled=compiled)
 
 
-def open_device(settings: LoopSettings, gaudi: GaudiSettings | None = None, threads: int | None = None) -> Device:
+def open_device(settings: LoopSettings, threads: int | None = None) -> Device:
     """Open the device of `settings`; call it after `connect` and before any variable is created.
 
     "auto" takes a Gaudi card if its software and a card are there, else the CPU; `threads` are those of one operation.
@@ -57,13 +54,12 @@ def open_device(settings: LoopSettings, gaudi: GaudiSettings | None = None, thre
     if kind == "cuda":
         raise InputError(f"{section}.device = cuda: TensorFlow runs on a CPU or on Gaudi here; set {section}.engine=pytorch")
     if kind != "cpu":
-        try:
-            notes = _load_gaudi(gaudi if gaudi is not None else GaudiSettings(), settings.precision)
+        missing, notes = _load_gaudi(settings.precision)
+        if missing is None:
             # Gaudi's own compiler fuses chains of elementwise operations, and its software converts to bfloat16.
-            return Device("hpu", "/device:HPU:0", "float32", "Gaudi card HPU:0", compiles=False, notes=tuple(notes))
-        except _GaudiMissingError as error:
-            if kind == "hpu":
-                raise InputError(f"{section}.device = hpu: {error}; or set {section}.device = cpu") from error
+            return Device("hpu", "/device:HPU:0", "float32", "Gaudi card HPU:0", compiles=False, notes=notes)
+        if kind == "hpu":
+            raise InputError(f"{section}.device = hpu: {missing}; or set {section}.device = cpu")
     if threads is not None and tf.config.threading.get_intra_op_parallelism_threads() != threads:
         try:
             tf.config.threading.set_intra_op_parallelism_threads(threads)
@@ -90,68 +86,37 @@ def open_device(settings: LoopSettings, gaudi: GaudiSettings | None = None, thre
 # optimizer. The small product of the next-sentence head is excluded by its name.
 
 BFLOAT16_LIST = Path(__file__).with_name("bfloat16.json")
-_Exception = Annotated[list[str], Field(min_length=2, max_length=2)]
-"""An expression for names, and a type of operation."""
+# Device memory that is reserved for communication between cards.
+_HCCL_MEMORY_MB = 1536
 
 
-class _OperationList(Artefact):
-    """A list for bfloat16, of types of operations; the runtime does not report one that it cannot read."""
+def _load_gaudi(precision: Precision) -> tuple[str | None, tuple[str, ...]]:
+    """Set the runtime's variables and register the device.
 
-    remedy = "write it as bfloat16.json of this package is written"
-
-    allowlist: list[str]
-    conditional_list: list[str]
-    strict_conditional_list: list[str]
-    non_convertible_exceptions: list[_Exception]
-    convertible_exceptions: list[_Exception]
-
-
-class _GaudiMissingError(Exception):
-    """The software, the driver or the card is missing; the message names it and the remedy."""
-
-
-def _load_gaudi(settings: GaudiSettings, precision: Precision) -> list[str]:
-    """Set the runtime's variables and register the device; a note for each that the environment has with another value.
-
-    Raises `_GaudiMissingError` where none can be used.
+    Returns:
+        What is missing, the software, the driver or the card, with the remedy; and a note for each variable that the
+        environment has with another value.
     """
     try:
         habana = importlib.import_module("habana_frameworks.tensorflow")
-    except ImportError as error:
-        raise _GaudiMissingError(
+    except ImportError:
+        return (
             "the package habana_frameworks is not installed; use the Gaudi training image, "
             "or install habana-tensorflow 1.14.0.493 with TensorFlow 2.15 on Python 3.10"
-        ) from error
-    notes = []
-    for name, value in _runtime_variables(settings, precision).items():
-        present = os.environ.setdefault(name, value)
-        if present != value:
-            notes.append(f"note: {name}={present} is set in the environment and stays (the settings say {value})")
+        ), ()
+    variables = {"TF_HCCL_MEMORY_ALLOWANCE_MB": str(_HCCL_MEMORY_MB)}
+    if precision == "bfloat16":
+        variables["TF_BF16_CONVERSION"] = str(BFLOAT16_LIST)
+    present = {name: os.environ.setdefault(name, value) for name, value in variables.items()}
     try:
         habana.load_habana_module()
     except (RuntimeError, OSError, tf.errors.OpError) as error:
         reason = " ".join(str(error).split())
-        raise _GaudiMissingError(
-            f"load_habana_module() failed ({reason}); check the driver with hl-smi, and that this process may see a card"
-        ) from error
+        return f"load_habana_module() failed ({reason}); check the driver with hl-smi, and that a card is visible here", ()
     if not tf.config.list_physical_devices("HPU"):
-        raise _GaudiMissingError(
-            "no Gaudi card is visible; check hl-smi and HABANA_VISIBLE_DEVICES, and that no other process holds the card"
-        )
-    return notes
-
-
-def _runtime_variables(settings: GaudiSettings, precision: Precision) -> dict[str, str]:
-    """The environment variables that `settings` ask for."""
-    values: dict[str, str | int | None] = {
-        "TF_RECIPE_CACHE_PATH": settings.recipe_cache,
-        "HABANA_INITIAL_WORKSPACE_SIZE_MB": settings.initial_workspace_MB,
-        "TF_PRELIMINARY_CLUSTER_SIZE": settings.cluster_size,
-        "TF_HCCL_MEMORY_ALLOWANCE_MB": settings.hccl_memory_MB,
-        "TF_CPU_RUNTIME_FALLBACK": None if settings.cpu_fallback else "forbid",
-    }
-    if precision == "bfloat16":
-        path = Path(settings.bfloat16_list) if settings.bfloat16_list is not None else BFLOAT16_LIST
-        _OperationList.read(path)
-        values["TF_BF16_CONVERSION"] = str(path.resolve())
-    return {name: str(value) for name, value in values.items() if value is not None}
+        return "no Gaudi card is visible; check hl-smi and HABANA_VISIBLE_DEVICES, and that no other process holds it", ()
+    return None, tuple(
+        f"note: {name}={present[name]} is set in the environment and stays (the default here is {value})"
+        for name, value in variables.items()
+        if present[name] != value
+    )

@@ -9,7 +9,8 @@ head, K sums of a head, V vocabulary; R rows and C classes of any logits.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import tensorflow as tf
@@ -19,15 +20,12 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.engines.protocol import ComputeDtype, ModelSpec, Trial, check_weights
 from gaudi_bert.engines.tensorflow.bert import (
     Network,
-    PretrainingOutputs,
     encode_packs,
-    outputs_of_every_token,
     pool,
     pretraining_outputs,
     word_scores,
 )
-from gaudi_bert.engines.tensorflow.dropout import ForwardPass
-from gaudi_bert.engines.tensorflow.operations import as_graph, dense, widen
+from gaudi_bert.engines.tensorflow.operations import ForwardPass, as_graph, dense, widen
 from gaudi_bert.model.config import BertConfig, initial_value
 from gaudi_bert.model.features import check_logits
 from gaudi_bert.model.heads import (
@@ -64,9 +62,7 @@ class TensorFlowModel:
         compute_dtype: ComputeDtype = "float32",
         compiled: bool = False,
     ) -> None:
-        config = spec.config
-        if not isinstance(config, BertConfig):
-            raise InputError(f"a model of type {config.model_type}: TensorFlow runs BERT only; set the engine to pytorch")
+        config = cast(BertConfig, spec.config)
         self.spec, self.config, self.compiled, self._device = spec, config, compiled, device
         self.compute_dtype = tf.as_dtype(compute_dtype)
         self.variables: dict[str, tf.Variable] = {
@@ -109,19 +105,20 @@ class TensorFlowModel:
 
     def trial(self, batch: BatchArrays, loss: Loss) -> Trial:
         """Outputs, losses and gradients of a model of pretraining."""
-        if not isinstance(self.spec.head, PretrainingHead):
-            raise InputError("a model with the head of a task: it is tried with the heads of pretraining only")
         tensors = self._tensors(batch)
-        hidden_BLH, _ = outputs_of_every_token(self.network(), tensors)
+        hidden_TH = encode_packs(self.network(), tensors)
         with tf.GradientTape() as tape:
-            outputs = self.forward(tensors)
+            words_BQV, sentences_BS2 = outputs = self.forward(tensors)
             sums = pretraining_sums(outputs, tensors, loss)
             masked_lm_loss, next_sentence_loss = sums[0] / sums[1], sums[2] / sums[3]
             total = masked_lm_loss + next_sentence_loss
         gradients = tape.gradient(total, list(self.variables.values()))
-        named = {name.rpartition("_")[0]: output.numpy() for name, output in outputs._asdict().items()}
         return Trial(
-            {"hidden_states": hidden_BLH.numpy(), **named},
+            {
+                "hidden_states": widen(hidden_TH).numpy().reshape(*batch["input_ids"].shape, -1),
+                "masked_lm_logits": words_BQV.numpy(),
+                "next_sentence_logits": sentences_BS2.numpy(),
+            },
             {"masked_lm_loss": float(masked_lm_loss), "next_sentence_loss": float(next_sentence_loss)},
             {name: gradient.numpy() for name, gradient in zip(self.variables, gradients, strict=True)},
         )
@@ -143,7 +140,7 @@ class TensorFlowModel:
         return Network(self.config, parameters, self.compute_dtype, ForwardPass(dropout_seed, self.compiled))
 
     def forward(self, batch: Batch, dropout_seed: tf.Tensor | None = None) -> Any:
-        """Return what the head gives, wide; of pretraining `PretrainingOutputs`, of language modelling [P, words]."""
+        """Return what the head gives, wide; of pretraining both scores, of language modelling [P, words]."""
         network, head = self.network(dropout_seed), self.spec.head
         if isinstance(head, PretrainingHead):
             return pretraining_outputs(network, batch)
@@ -160,8 +157,6 @@ class TensorFlowModel:
         self, batch: Batch, dropout_seed: tf.Tensor | None, factors: tf.Tensor
     ) -> tuple[tf.Tensor, Sequence[tf.Tensor]]:
         """The loss that is minimised, its sums multiplied by `factors` [2]; and the K sums."""
-        if isinstance(self.spec.head, VectorHead):
-            raise InputError("a model of vectors has no loss; give it the head of a task")
         sums = self.sums(self.forward(batch, dropout_seed), batch)
         if isinstance(self.spec.head, PretrainingHead):
             return sums[0] * factors[0] + sums[2] * factors[1], sums
@@ -242,9 +237,9 @@ def _pooled(hidden_BLH: tf.Tensor, input_mask_BL: tf.Tensor, depth: int, pooling
 # `masked_lm_weights` holds the number of the sequence that a masked slot belongs to, 0 where it is unused.
 
 
-def pretraining_sums(outputs: PretrainingOutputs, batch: Mapping[str, tf.Tensor], loss: Loss) -> tuple[tf.Tensor, ...]:
+def pretraining_sums(outputs: tuple[tf.Tensor, tf.Tensor], batch: Batch, loss: Loss) -> tuple[tf.Tensor, ...]:
     """Masked-LM loss and weight, next-sentence loss and weight, then correct and count of both: 8 scalars, wide."""
-    words_BQV, sentences_BS2 = outputs.masked_lm_logits_BQV, outputs.next_sentence_logits_BS2
+    words_BQV, sentences_BS2 = outputs
     weights_BQ, masked_weight = _masked_slot_weights(batch, loss, words_BQV.dtype)
     masked_sum, masked_correct = _weighted(words_BQV, batch["masked_lm_ids"], weights_BQ)
     sentence_weights_BS = tf.cast(batch["next_sentence_weights"], words_BQV.dtype)
@@ -254,7 +249,7 @@ def pretraining_sums(outputs: PretrainingOutputs, batch: Mapping[str, tf.Tensor]
     return masked_sum, masked_weight, sentence_sum, sentence_weight, *correct
 
 
-def _masked_slot_weights(batch: Mapping[str, tf.Tensor], loss: str, dtype: tf.DType) -> tuple[tf.Tensor, tf.Tensor]:
+def _masked_slot_weights(batch: Batch, loss: Loss, dtype: tf.DType) -> tuple[tf.Tensor, tf.Tensor]:
     """The weight of every masked slot, [B, Q], and what the weights add up to, an integer.
 
     A used slot weighs 1, or, per sequence, 1 / (masked slots of its sequence); then the total is the number of sequences
@@ -264,8 +259,6 @@ def _masked_slot_weights(batch: Mapping[str, tf.Tensor], loss: str, dtype: tf.DT
     used_BQ = tf.cast(numbers_BQ > 0, dtype)
     if loss == "token":
         return used_BQ, tf.reduce_sum(used_BQ)
-    if loss != "sequence":
-        raise InputError(f"loss = {loss!r}; it must be token or sequence")
     depth = batch["next_sentence_positions"].shape[1]
     belongs_BSQ = _belongs(numbers_BQ, depth, dtype)
     slots_BS1 = tf.reduce_sum(belongs_BSQ, axis=-1, keepdims=True)
@@ -318,7 +311,7 @@ def cross_entropy(logits_RC: tf.Tensor, labels_R: tf.Tensor) -> tuple[tuple[tf.T
     return (losses_R, guesses_R), backward
 
 
-def _task_sums(head: TaskHead, logits: tf.Tensor, batch: Mapping[str, tf.Tensor]) -> tuple[tf.Tensor, ...]:
+def _task_sums(head: TaskHead, logits: tf.Tensor, batch: Batch) -> tuple[tf.Tensor, ...]:
     """The sum of losses of a task, what it is divided by, and right answers: 3 scalars, as `TaskHead` describes them."""
     if head.kind in ("multi-label", "reranking"):
         targets_BSC = tf.reshape(tf.cast(batch["targets"], logits.dtype), logits.shape)
@@ -336,7 +329,7 @@ def _task_sums(head: TaskHead, logits: tf.Tensor, batch: Mapping[str, tf.Tensor]
     return tf.reduce_sum(losses * weights), tf.reduce_sum(weights), tf.reduce_sum(right * weights)
 
 
-def _span_losses(logits_BL2: tf.Tensor, batch: Mapping[str, tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
+def _span_losses(logits_BL2: tf.Tensor, batch: Batch) -> tuple[tf.Tensor, tf.Tensor]:
     """Half the sum of both negative log likelihoods, and whether both are right, flat [B * S].
 
     The scores of tokens of other sequences are lowered: scores of 0 instead would be a different loss.
@@ -346,3 +339,27 @@ def _span_losses(logits_BL2: tf.Tensor, batch: Mapping[str, tf.Tensor]) -> tuple
     own_BS2L = tf.transpose(logits_BL2, [0, 2, 1])[:, tf.newaxis] + forbidden_BS1L
     losses_R, right_R = _likelihoods(own_BS2L, batch["targets"])
     return tf.reduce_mean(tf.reshape(losses_R, [-1, 2]), axis=-1), tf.reduce_min(tf.reshape(right_R, [-1, 2]), axis=-1)
+
+
+# --- Google's TF1 checkpoints: `bert_model.ckpt.index` and `.data-00000-of-00001`
+#
+# Our variables carry the names and the layout of `google-research/bert`, so a checkpoint is a table of them. One written
+# while training holds more (Adam's moments as `<variable>/adam_m`, counters), which is ignored.
+
+
+def read_google_checkpoint(prefix: Path) -> dict[str, Float32Array]:
+    """The variables of BERT in a TF1 checkpoint, by name."""
+    try:
+        reader = tf.train.load_checkpoint(str(prefix))
+        names = reader.get_variable_to_shape_map()
+        # What an optimizer keeps of a variable is stored below its name.
+        weights = [name for name in names if name.startswith(("bert/", "cls/")) and name.rpartition("/")[0] not in names]
+        values = {name: reader.get_tensor(name) for name in weights}
+    except (tf.errors.OpError, RuntimeError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise InputError(
+            f"{prefix}: not a complete TF1 checkpoint ({reason}); copy its .index and .data files again"
+        ) from error
+    if not values:
+        raise InputError(f"{prefix}: holds no variable below bert/; give a checkpoint of google-research/bert")
+    return values

@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from gaudi_bert.common.arrays import BatchArrays, Float32Array, FloatArray, Int32Array, WeightArrays
 from gaudi_bert.config.sections import LoopSettings
-from gaudi_bert.engines.protocol import Communicator, UpdateLoss, UpdateScalars
+from gaudi_bert.engines.protocol import Communicator, Sums, UpdateLoss, UpdateScalars
 from gaudi_bert.engines.tensorflow.horovod import HorovodCommunicator
 from gaudi_bert.engines.tensorflow.model import TensorFlowModel
 from gaudi_bert.engines.tensorflow.operations import as_graph, kernel
@@ -44,9 +44,8 @@ class TensorFlowUpdates:
         self._single_update = as_graph(self._trace_update)
         self._first = as_graph(self._trace_first)
         self._next = as_graph(self._trace_next)
-        self._finish = as_graph(self._trace_finish)
         self._outputs = as_graph(self._trace_outputs)
-        self._finish_two_passes = as_graph(self._update)
+        self._finish = as_graph(self._update)
 
     def run(
         self,
@@ -56,7 +55,7 @@ class TensorFlowUpdates:
         scalars: UpdateScalars,
         update: int,
         update_loss: UpdateLoss | None = None,
-    ) -> tf.Tensor:
+    ) -> Sums:
         """Do one update: float32 [K + 1], the sums, and the gradient's norm over all processes before clipping."""
         inputs = [
             (
@@ -68,10 +67,11 @@ class TensorFlowUpdates:
         ]
         tensors = UpdateScalars(*(tf.constant(value, tf.float32) for value in scalars))
         if update_loss is not None:
-            return self._update_in_two_passes([(batch, seed) for batch, seed, _ in inputs], tensors, update, update_loss)
+            coupled = [(batch, seed) for batch, seed, _ in inputs]
+            return self._update_in_two_passes(coupled, tensors, update, update_loss).numpy
         if self._is_single_graph:
             (only,) = inputs
-            return self._single_update(*only, tensors)
+            return self._single_update(*only, tensors).numpy
         self._note(0, update, inputs[0][0])
         sums = self._first(*inputs[0])
         for number, each in enumerate(inputs[1:], start=1):
@@ -80,7 +80,7 @@ class TensorFlowUpdates:
         if self._communicator.size > 1:
             sums.numpy()  # a device may still be at it
             self._communicator.arrive()
-        return self._finish(sums, tensors)
+        return self._finish(self._accumulated, sums, tensors).numpy
 
     def _update_in_two_passes(
         self,
@@ -103,7 +103,7 @@ class TensorFlowUpdates:
             added = self._gradients_by(*self._taped(*each), gradients[number])
             totals = [total + gradient for total, gradient in zip(totals, added, strict=True)]
         self._communicator.arrive()
-        return self._finish_two_passes(totals, tf.constant(sums, tf.float32), scalars)
+        return self._finish(totals, tf.constant(sums, tf.float32), scalars)
 
     def _taped(self, batch: Mapping[str, tf.Tensor], seed: tf.Tensor) -> tuple[tf.Tensor, tf.GradientTape]:
         with tf.GradientTape(watch_accessed_variables=False) as tape:
@@ -118,8 +118,9 @@ class TensorFlowUpdates:
 
     def _note(self, number: int, update: int, batch: Mapping[str, tf.Tensor]) -> None:
         length = batch["input_ids"].shape[1]
-        if number:
-            slow = self.graphs_built < 2 or length not in self._lengths
+        is_new = length not in self._lengths
+        if number or (is_new and self._lengths):
+            slow = is_new or len(self.graphs) < 2
             self._communicator.note(f"micro-batch {number + 1} of update {update}", slow=slow)
         self._lengths.add(length)
 
@@ -133,11 +134,6 @@ class TensorFlowUpdates:
         for moments, values in zip(self._optimizer.moments, (first, second), strict=True):
             for name, moment in moments.items():
                 moment.assign(values[name])
-
-    @property
-    def graphs_built(self) -> int:
-        """The number of graphs of forward and backward passes that have been built."""
-        return len(self.graphs)
 
     def _gradients(
         self, batch: Mapping[str, tf.Tensor], seed: tf.Tensor, factors: tf.Tensor
@@ -153,6 +149,7 @@ class TensorFlowUpdates:
 
     def _update(self, gradients: Sequence[tf.Tensor], sums: tf.Tensor, scalars: UpdateScalars) -> tf.Tensor:
         """Sum over processes, clip, move the variables."""
+        gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]
         if isinstance(self._communicator, HorovodCommunicator):
             gradients = self._communicator.sum_tensors(gradients)
         factor, norm = clip_factor(gradients, self._settings.clip_norm)
@@ -182,9 +179,6 @@ class TensorFlowUpdates:
     def _trace_outputs(self, batch: Mapping[str, tf.Tensor], seed: tf.Tensor) -> tf.Tensor:
         self.graphs.append(tf.compat.v1.get_default_graph())
         return self._model.forward(batch, seed if self._has_dropout else None)
-
-    def _trace_finish(self, sums: tf.Tensor, scalars: UpdateScalars) -> tf.Tensor:
-        return self._update([tf.convert_to_tensor(accumulated) for accumulated in self._accumulated], sums, scalars)
 
 
 # --- AdamW, LAMB and clipping: on plain variables, in plain TensorFlow operations with static shapes

@@ -116,7 +116,7 @@ class _Optimum:
 
 
 def solve_optimally(counts: IntArray, depth: int, work: Work | None = None, effort: Effort = "bounded") -> Solved:
-    """Pack as `pack_optimally`, in the form of the table of algorithms, with what else may save a pack.
+    """Pack as `_pack_optimally`, in the form of the table of algorithms, with what else may save a pack.
 
     A plan of a smaller depth is one of a larger depth too. So where there is a gap, the smaller depths are planned as well,
     each as if it were requested, until they need too many packs, or less work remains than the last one took.
@@ -186,7 +186,7 @@ def _search(first: _Optimum, counts: IntArray, depth: int, work: Work, effort: E
     if first.gap == 0 or work.exhausted:
         return first
     near_work = np.inf if effort == "unlimited" else NEAR_WORK
-    optimum = pack_optimally(counts, depth, work.share(SEARCH_SHARE), first, near_work=near_work)
+    optimum = _pack_optimally(counts, depth, work.share(SEARCH_SHARE), first, near_work=near_work)
     bound = optimum.certificate.bound
     if optimum.gap > max(1, bound // FAR):
         optimum = _better(optimum, pack_by_nnls(counts, depth, work=work).mixture, optimum.certificate)
@@ -209,7 +209,7 @@ def _matched_again(optimum: _Optimum, max_length: int, depth: int, work: Work) -
     return _Optimum(sorted_mixture({strategy: count for strategy, count in mixture.items() if count}), optimum.certificate)
 
 
-def pack_optimally(
+def _pack_optimally(
     counts: IntArray,
     depth: int,
     work: Work | None = None,
@@ -288,13 +288,13 @@ def _try_dives(
         if least >= packs or (linear_program.work.exhausted and number > 0):
             break
         target = least if number % 2 == 0 else packs - 1
-        dived = dive(linear_program, target, settings)
+        packs_of_dive, waiting, is_hopeless = dive(linear_program, target, settings)
         unpacked = np.zeros_like(linear_program.counts)
-        unpacked[linear_program.lengths - 1] = dived.waiting
-        mixture = best_fit_into(fill_slots(dived.packs, linear_program.counts - unpacked), unpacked, linear_program.depth)
+        unpacked[linear_program.lengths - 1] = waiting
+        mixture = best_fit_into(fill_slots(packs_of_dive, linear_program.counts - unpacked), unpacked, linear_program.depth)
         linear_program.work.spend_on(mixture)
         optimum = _better(optimum, mixture, optimum.certificate)
-        if dived.is_hopeless:
+        if is_hopeless:
             least = target + 1
     return optimum, least >= packs_of(optimum.mixture)
 
@@ -325,7 +325,7 @@ def _deal_from_grids(counts: IntArray, depth: int, optimum: _Optimum, work: Work
     for bins, slacks in GRIDS:
         if _near(optimum) or work.exhausted:
             break
-        coarse = pack_optimally(split_counts(counts, bins, slack * slacks), depth, work.share(0.3), is_quick=True)
+        coarse = _pack_optimally(split_counts(counts, bins, slack * slacks), depth, work.share(0.3), is_quick=True)
         proof = prove(counts, interpolated_prices(coarse.certificate.prices, len(counts)), depth, work)
         optimum = _better(optimum, None, proof)
         if _near(optimum):
@@ -345,7 +345,7 @@ def _pack_many(counts: IntArray, depth: int, most: int, work: Work) -> _Optimum:
     proofs: list[Certificate] = []
 
     def pack(part: IntArray) -> Mixture:
-        planned = pack_optimally(part, depth, work=work)
+        planned = _pack_optimally(part, depth, work=work)
         proofs.append(prove(counts, planned.certificate.prices, depth, work))
         return planned.mixture
 

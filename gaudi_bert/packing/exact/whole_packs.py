@@ -334,31 +334,22 @@ class _Level:
         self.is_spent |= len(self._barred) > MOST_BARRED or not len(self._raised)
 
 
-class _Dived(NamedTuple):
-    """Result of a dive.
-
-    Attributes:
-        packs: slots may hold shorter sequences, see `fill_slots`.
-        waiting: int64 [rows], the sequences that they do not hold.
-        is_hopeless: no packs meet the target, whatever the settings.
-    """
-
-    packs: Mixture
-    waiting: IntArray
-    is_hopeless: bool = False
-
-
-def dive(linear_program: LinearProgram, target: int, settings: DiveSettings) -> _Dived:
+def dive(linear_program: LinearProgram, target: int, settings: DiveSettings) -> tuple[Mixture, IntArray, bool]:
     """Find integer numbers of packs for the program's sequences, in `target` packs if the dive goes well.
 
     Args:
         linear_program: with its relaxation; what its master has to cover is afterwards what the dive did not.
+
+    Returns:
+        Packs, whose slots may hold shorter sequences (see `fill_slots`); the sequences that they do not hold, int64 [rows];
+        and whether it is hopeless: no packs meet the target, whatever the settings.
     """
     path = _Path(linear_program.lengths, linear_program.demand)
-    furthest = _Dived({}, path.waiting)
+    furthest: Mixture = {}
+    not_held = path.waiting
     packs, is_certain = _search_rest(linear_program, path, target, settings)
     if is_certain and packs is None:
-        return furthest._replace(is_hopeless=True)
+        return furthest, not_held, True
     linear_program.set_rest(path.uncovered, path.waiting)
     linear_program.master.solve(dual=True)
     levels = [_Level(path, linear_program.master.usage(), settings.share)]
@@ -371,8 +362,8 @@ def dive(linear_program: LinearProgram, target: int, settings: DiveSettings) -> 
         packs, is_certain = _search_rest(linear_program, path, target, settings)
         if packs is None and not is_certain and _resolve(linear_program, path, target):
             levels.append(_Level(path, linear_program.master.usage(), settings.share))
-            if path.packs > packs_of(furthest.packs):
-                furthest = _Dived(path.mixture(), path.waiting)
+            if path.packs > packs_of(furthest):
+                furthest, not_held = path.mixture(), path.waiting
         elif packs is None:  # take the step back, and those before it for which no other choice remains
             failures += 1
             levels[-1].fail()
@@ -382,7 +373,9 @@ def dive(linear_program: LinearProgram, target: int, settings: DiveSettings) -> 
                     levels[-1].fail()
             if levels:
                 path.return_to(levels[-1])
-    return furthest if packs is None else _Dived(path.mixture(packs), np.zeros_like(linear_program.demand))
+    if packs is None:
+        return furthest, not_held, False
+    return path.mixture(packs), np.zeros_like(linear_program.demand), False
 
 
 def _search_rest(linear_program: LinearProgram, path: _Path, target: int, settings: DiveSettings) -> _Searched:

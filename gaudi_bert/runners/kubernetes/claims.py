@@ -50,7 +50,7 @@ def is_to_be_made_anew(cluster: Cluster, settings: PipelineSettings, claim: Json
         return False
     class_to_use = settings.kubernetes.storage_class
     if class_to_use is None:
-        default = _find_class(cluster.find_everywhere("StorageClass") or (), None)
+        default = _find_class(cluster.find_everywhere("StorageClass"), None)
         class_to_use = default["metadata"]["name"] if default else spec.get("storageClassName")
     return bool(class_to_use != spec.get("storageClassName")) or spec.get("accessModes") != [settings.kubernetes.access_mode]
 
@@ -68,7 +68,7 @@ def _has_several_workers(settings: PipelineSettings) -> bool:
 def check_access_mode(settings: PipelineSettings) -> None:
     """Refuse settings that no cluster of several nodes can run; the modes of a claim that exists are not known here."""
     if _has_several_workers(settings) and settings.kubernetes.access_mode == _ALONE and not settings.kubernetes.work_claim:
-        raise InputError(_refusal(settings, "kubernetes.access_mode", [_ALONE], exists=False))
+        raise _refusal(settings, "kubernetes.access_mode", [_ALONE])
 
 
 def _check_sharing(cluster: Cluster, settings: PipelineSettings, claim: Json | None) -> None:
@@ -76,11 +76,11 @@ def _check_sharing(cluster: Cluster, settings: PipelineSettings, claim: Json | N
     modes = spec.get("accessModes") or [settings.kubernetes.access_mode]
     if not _has_several_workers(settings) or _SHARED in modes:
         return
-    if len(cluster.find_everywhere("Node") or ()) < 2:
+    if len(cluster.find_everywhere("Node")) < 2:
         return  # One node, or an account that may not list them.
-    classes = cluster.find_everywhere("StorageClass") or ()
+    classes = cluster.find_everywhere("StorageClass")
     if not _shares_volumes(_find_class(classes, spec.get("storageClassName") or settings.kubernetes.storage_class)):
-        raise InputError(_refusal(settings, f"volume claim {work_claim_name(settings)}", modes, exists=claim is not None))
+        raise _refusal(settings, f"volume claim {work_claim_name(settings)}", modes)
 
 
 def _find_class(classes: Sequence[Json], name: str | None) -> Json | None:
@@ -96,14 +96,10 @@ def _shares_volumes(storage_class: Json | None) -> bool:
     return storage_class is not None and str(storage_class.get("provisioner")).endswith(_SHARING)
 
 
-def _refusal(settings: PipelineSettings, where: str, modes: Sequence[str], *, exists: bool) -> str:
-    """The message with the remedy: a claim that `exists` has to be removed before it can be another."""
-    remedy = f"set kubernetes.access_mode to {_SHARED} and kubernetes.storage_class to a class that offers it"
-    if settings.kubernetes.work_claim:
-        remedy = f"set kubernetes.work_claim to a claim that has {_SHARED}"
-    elif exists:
-        remedy += ", and remove this claim with its data: gaudi-bert k8s delete PIPELINE --data"
-    else:
-        remedy += ", or kubernetes.work_claim to a claim that all workers can mount"
+def _refusal(settings: PipelineSettings, where: str, modes: Sequence[str]) -> InputError:
+    remedy = (
+        f"set kubernetes.access_mode to {_SHARED} and kubernetes.storage_class to a class that has it (an older claim goes "
+        "with its data: gaudi-bert k8s delete PIPELINE --data), or kubernetes.work_claim to a claim that has it"
+    )
     workers = f"the {settings.resources.workers} workers may run on several nodes"
-    return f"{where}: {', '.join(modes)}, but {workers}; {remedy}"
+    return InputError(f"{where}: {', '.join(modes)}, but {workers}; {remedy}")

@@ -19,7 +19,7 @@ from operator import itemgetter
 from types import MappingProxyType
 from typing import Any
 
-from gaudi_bert.common.errors import FailedError, InputError, install_command
+from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.progress import human_seconds
 
 # --- the kinds of objects, and what a run asks of them: the rights that its account needs
@@ -28,7 +28,7 @@ from gaudi_bert.common.progress import human_seconds
 
 
 @dataclass(frozen=True)
-class Kind:
+class _Kind:
     """One kind of object.
 
     `verbs` are what a run does with objects of this kind; empty for what only `doctor` looks at, as far as it may. The
@@ -46,25 +46,25 @@ class Kind:
 _JOB_VERBS = ("create", "get", "list", "watch", "delete")
 _OWN_VERBS = ("create", "get", "delete")
 _ROWS = (
-    Kind("Job", "jobs", "batch", verbs=_JOB_VERBS),
-    Kind("MPIJob", "mpijobs", "kubeflow.org", "v2beta1", verbs=_JOB_VERBS),
-    Kind("TrainJob", "trainjobs", "trainer.kubeflow.org", "v1alpha1", verbs=_JOB_VERBS),
-    Kind("TrainingRuntime", "trainingruntimes", "trainer.kubeflow.org", "v1alpha1", verbs=(*_OWN_VERBS, "update")),
-    Kind("Service", "services", verbs=_OWN_VERBS),
-    Kind("ConfigMap", "configmaps", verbs=("create", "get", "list", "update", "delete")),
-    Kind("PersistentVolumeClaim", "persistentvolumeclaims", verbs=("create", "get", "delete")),
-    Kind("NetworkPolicy", "networkpolicies", "networking.k8s.io", verbs=("create", "get", "update", "delete")),
-    Kind("ServiceAccount", "serviceaccounts", verbs=("create", "get", "delete")),
-    Kind("Workload", "workloads", "kueue.x-k8s.io", "v1beta2", verbs=("list",)),
-    Kind("OlderWorkload", "workloads", "kueue.x-k8s.io", "v1beta1", verbs=("list",)),
-    Kind("Pod", "pods", verbs=("list",)),
-    Kind("Event", "events", verbs=("list",)),
-    Kind("Namespace", "namespaces", namespaced=False),
-    Kind("Node", "nodes", namespaced=False),
-    Kind("StorageClass", "storageclasses", "storage.k8s.io", namespaced=False),
-    Kind("SelfSubjectAccessReview", "selfsubjectaccessreviews", "authorization.k8s.io", namespaced=False),
+    _Kind("Job", "jobs", "batch", verbs=_JOB_VERBS),
+    _Kind("MPIJob", "mpijobs", "kubeflow.org", "v2beta1", verbs=_JOB_VERBS),
+    _Kind("TrainJob", "trainjobs", "trainer.kubeflow.org", "v1alpha1", verbs=_JOB_VERBS),
+    _Kind("TrainingRuntime", "trainingruntimes", "trainer.kubeflow.org", "v1alpha1", verbs=(*_OWN_VERBS, "update")),
+    _Kind("Service", "services", verbs=_OWN_VERBS),
+    _Kind("ConfigMap", "configmaps", verbs=("create", "get", "list", "update", "delete")),
+    _Kind("PersistentVolumeClaim", "persistentvolumeclaims", verbs=("create", "get", "delete")),
+    _Kind("NetworkPolicy", "networkpolicies", "networking.k8s.io", verbs=("create", "get", "update", "delete")),
+    _Kind("ServiceAccount", "serviceaccounts", verbs=("create", "get", "delete")),
+    _Kind("Workload", "workloads", "kueue.x-k8s.io", "v1beta2", verbs=("list",)),
+    _Kind("OlderWorkload", "workloads", "kueue.x-k8s.io", "v1beta1", verbs=("list",)),
+    _Kind("Pod", "pods", verbs=("list",)),
+    _Kind("Event", "events", verbs=("list",)),
+    _Kind("Namespace", "namespaces", namespaced=False),
+    _Kind("Node", "nodes", namespaced=False),
+    _Kind("StorageClass", "storageclasses", "storage.k8s.io", namespaced=False),
+    _Kind("SelfSubjectAccessReview", "selfsubjectaccessreviews", "authorization.k8s.io", namespaced=False),
 )
-KINDS: Mapping[str, Kind] = MappingProxyType({kind.name: kind for kind in _ROWS})
+KINDS: Mapping[str, _Kind] = MappingProxyType({kind.name: kind for kind in _ROWS})
 
 
 # --- the connection, by the official client's `DynamicClient`: raw JSON answers, one-line errors
@@ -104,7 +104,7 @@ class NotFoundError(ClusterError):
     """The object does not exist, or the cluster does not know its kind."""
 
 
-class ForbiddenError(ClusterError):
+class _ForbiddenError(ClusterError):
     """This account may not do that."""
 
 
@@ -112,7 +112,7 @@ class ConflictError(ClusterError):
     """There is an object of that name already."""
 
 
-_KINDS_OF_ERROR = {403: ForbiddenError, 404: NotFoundError, 409: ConflictError}
+_KINDS_OF_ERROR = {403: _ForbiddenError, 404: NotFoundError, 409: ConflictError}
 
 
 class StreamDroppedError(Exception):
@@ -212,11 +212,9 @@ class Connection:
 
 def _new_client() -> Any:
     """A client with the configuration as it is now."""
-    try:
-        from kubernetes.client import ApiClient, Configuration
-        from kubernetes.dynamic import DynamicClient
-    except ImportError as error:
-        raise InputError(f"kubernetes: the client is not installed; run: {install_command('kubernetes')}") from error
+    from kubernetes.client import ApiClient, Configuration
+    from kubernetes.dynamic import DynamicClient
+
     _load_configuration()
     configuration = Configuration.get_default_copy()
     configuration.retries = False  # those of urllib3 are silent
@@ -323,7 +321,7 @@ class Cluster:
                 f"namespace {self.namespace} does not exist on this cluster; make it with "
                 f"`kubectl create namespace {self.namespace}`, or set kubernetes.namespace"
             ) from error
-        except ForbiddenError:
+        except _ForbiddenError:
             return  # An account may use a namespace that it may not look at.
         if answer["status"].get("phase") == "Terminating":
             raise InputError(
@@ -345,7 +343,7 @@ class Cluster:
             return self._call(f"read {kind} {name}", "get", kind, name=name)
         except NotFoundError:
             return None
-        except ForbiddenError:
+        except _ForbiddenError:
             if not if_allowed:
                 raise
             return None
@@ -367,7 +365,7 @@ class Cluster:
             answer = self._call(f"list {kind}s", "get", kind, label_selector=label_selector)
         except NotFoundError:
             return []
-        except ForbiddenError:
+        except _ForbiddenError:
             if not if_allowed:
                 raise
             return []
@@ -377,7 +375,7 @@ class Cluster:
         """Return all objects of a kind, of all namespaces; none where this account may not see them."""
         try:
             return self.connection.call(f"list all {kind}s", "get", kind).get("items") or []
-        except (ForbiddenError, NotFoundError):
+        except (_ForbiddenError, NotFoundError):
             return []
 
     def is_allowed(self, group: str, resource: str, verb: str) -> bool:

@@ -15,7 +15,6 @@ import re
 import sys
 import tarfile
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from gaudi_bert.common.errors import FailedError, GaudiBertError, InputError
@@ -33,24 +32,11 @@ from gaudi_bert.runners.kubernetes.run import OPEN_COMPONENT, remove_and_wait
 _RETENTION_SECONDS = 600
 
 
-@dataclass(frozen=True)
-class _OpenedResults:
-    """Files on this machine.
+def open_results(settings: PipelineSettings, cluster: Cluster, out: Path, reporter: Reporter) -> dict[str, Path | None]:
+    """Bring the page and TensorBoard's files of a run into the folder `out`.
 
-    `tensorboard` is for `tensorboard --logdir`; None where nothing was trained, or it was too large.
+    The result has `report`, and `tensorboard`, which is None where nothing was trained.
     """
-
-    report: Path
-    tensorboard: Path | None
-
-    def lines(self) -> list[str]:
-        """For people."""
-        curves = [] if self.tensorboard is None else [f"curves: tensorboard --logdir {self.tensorboard}"]
-        return [f"page: {self.report}", *curves]
-
-
-def open_results(settings: PipelineSettings, cluster: Cluster, out: Path, reporter: Reporter) -> _OpenedResults:
-    """Bring the page and TensorBoard's files of a run into the folder `out`."""
     if settings.kubernetes.store:
         page = f"{settings.kubernetes.store}/{settings.name}/report.html"
         raise InputError(f"{page}: the work folder is in a store, not on the cluster; copy it with the store's own tools")
@@ -74,8 +60,8 @@ def open_results(settings: PipelineSettings, cluster: Cluster, out: Path, report
     for path, data in files.items():
         with atomic_file(path) as handle:
             handle.write(data)
-    boards = (out / run / "tensorboard" for run in ("train", "finetune"))
-    return _OpenedResults(out / "report.html", next(filter(Path.is_dir, boards), None))
+    boards = [folder for run in _RUNS if (folder := out / run / "tensorboard").is_dir()]
+    return {"report": out / "report.html", "tensorboard": boards[0] if boards else None}
 
 
 def _sender(settings: PipelineSettings, cluster: Cluster) -> Manifest:

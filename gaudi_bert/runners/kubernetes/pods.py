@@ -12,7 +12,7 @@ from typing import Any
 from gaudi_bert.common.launch import NODE_ADDRESS, NODE_VARIABLES
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.config.places import PodPlacement
-from gaudi_bert.runners.launch import EFA_SSH_PORT, ROOT_SSH_PORT, SSH_KEY, USER_SSH_PORT, training_command
+from gaudi_bert.runners.launch import EFA_SSH_PORT, ROOT_SSH_PORT, SSH_KEY, USER_SSH_PORT, card_variables, training_command
 from gaudi_bert.runners.stage_table import (
     STEPS,
     Stage,
@@ -35,14 +35,8 @@ _IMAGE_USER = 1000
 # Training has so long to save a checkpoint when it is stopped.
 _GRACE_SECONDS = 120
 _RECIPES = "/var/cache/gaudi-bert"
-# Compiled graphs are stored on the node's own disk: their locks do not work on network file systems. Each engine reads its
-# own variables (of PyTorch: the folder, whether to empty it, its size in MB, whether it is on NFS).
-_CARD_VARIABLES = {
-    "OMPI_MCA_btl_vader_single_copy_mechanism": "none",
-    "TF_RECIPE_CACHE_PATH": _RECIPES,
-    "PT_HPU_RECIPE_CACHE_CONFIG": f"{_RECIPES},false,4096,false",
-    "PT_HPU_LAZY_MODE": "0",
-}
+# Compiled graphs are stored on the node's own disk: their locks do not work on network file systems.
+_CARD_VARIABLES = card_variables(_RECIPES)
 _EFA_VARIABLES = {"FI_PROVIDER": "efa", "FI_EFA_USE_DEVICE_RDMA": "1", "HCCL_OVER_OFI": "1", "RDMAV_FORK_SAFE": "1"}
 # What ranks on other pods get of the launcher's environment; `stop_ranks` writes out the names that exist.
 _CREDENTIALS = ("AWS_*", "AZURE_*", "GOOGLE_*")

@@ -137,7 +137,7 @@ def _step_of(item: Json) -> str:
 
 
 def _words_of(said: Mapping[str, str]) -> str:
-    """What a status or a condition says, in one line: its reason, and its message."""
+    """The words of a status or a condition, in one line: its reason, and its message."""
     return " ".join(": ".join(filter(None, (said.get("reason"), said.get("message")))).split())
 
 

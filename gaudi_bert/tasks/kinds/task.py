@@ -224,9 +224,13 @@ class TaskFigures:
 
 @dataclass(frozen=True)
 class TaskObjective(Objective):
-    """The loss of a task; the sums are those of `model.heads.TaskHead`."""
+    """The loss of a task; the sums are those of `model.heads.TaskHead`: the loss, its weight, and what is answered right.
+
+    `has_answers`: whether answers are right or wrong.
+    """
 
     task: Task
+    has_answers: bool = True
 
     def denominators(self, batch: BatchArrays) -> FloatArray:
         """Return what the loss is a mean of, the only loss."""
@@ -235,4 +239,4 @@ class TaskObjective(Objective):
     def figures(self, sums: FloatArray) -> TaskFigures:
         """The loss, and the share of right answers where the task has such."""
         loss, _, right = sums / max(sums[1], 1.0)
-        return TaskFigures(float(loss), float(right) if self.task.best_metric != "pearson" else None)
+        return TaskFigures(float(loss), float(right) if self.has_answers else None)

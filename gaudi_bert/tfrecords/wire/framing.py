@@ -8,13 +8,9 @@ matter. `next_record` walks through the frames in a buffer, inside kernels.
 
 from __future__ import annotations
 
-import fnmatch
-import glob
 import os
-import re
 import struct
 import zlib
-from collections import Counter
 from collections.abc import Iterator
 from enum import IntEnum
 from pathlib import Path
@@ -214,14 +210,8 @@ def _compression_of(path: Path, head: bytes) -> str:
         return "GZIP"
     if len(head) >= 2 and head[0] & 15 == 8 and head[0] >> 4 <= 7 and (head[0] << 8 | head[1]) % 31 == 0:
         return "ZLIB"
-    # A pattern for most of the other files in the folder, whose names differ in numbers only.
-    names = [glob.escape(name) for name in os.listdir(path.parent) if name != path.name]
-    patterns = Counter(re.sub("[0-9]+", "*", name) for name in names if not name.startswith("."))
-    pattern = next((each for each, _ in patterns.most_common(1)), "")
-    is_other = "*" in pattern and not fnmatch.fnmatchcase(path.name, pattern)
-    remedy = f", or give the records by a pattern: '{path.with_name(pattern)}'" if is_other else ""
     problem = "not a TFRecord file (the first length has a wrong CRC), nor GZIP or ZLIB"
-    raise InputError(f"{path}: {problem}; check the path{remedy}")
+    raise InputError(f"{path}: {problem}; check the path, or give the records by a pattern")
 
 
 # --- walking through the frames in a buffer, both CRCs checked (numba kernels)

@@ -27,16 +27,15 @@ from gaudi_bert.rows.packs import Packs, lay_out_packs
 from gaudi_bert.rows.types import Sequences, TupleRow
 from gaudi_bert.tasks.contrast import PairedRows
 from gaudi_bert.tasks.kinds.retrieval import CORRELATIONS
-from gaudi_bert.tasks.kinds.task import Task, TaskFigures
+from gaudi_bert.tasks.kinds.task import TaskObjective
 from gaudi_bert.tasks.task_data import TaskData
 from gaudi_bert.tasks.task_models import sees_only_before
 from gaudi_bert.tasks.update_plan import RowStream, UpdateShape, choose_shape
 from gaudi_bert.training.input import Batch
 from gaudi_bert.training.jobs.rows import BASELINE_NAME, FineTuneJob, run_settings
 from gaudi_bert.training.model_files import SentenceFolder, read_sentence_folder
-from gaudi_bert.training.objective import Objective
 from gaudi_bert.training.run import Prepared
-from gaudi_bert.training.run_plan import MicroBatch, RunPlan
+from gaudi_bert.training.run_plan import RunPlan
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,21 +82,15 @@ def _packs_of(data: _PairData, update: int) -> tuple[Packs, IntArray]:
     return data.stream.packs_of(update, data.shape.batch)
 
 
-@dataclass(frozen=True)
-class _PairObjective(Objective):
-    """One loss of all rows of an update; sums: the loss times the rows, the rows, and those that are answered right."""
+@dataclass(frozen=True, kw_only=True)
+class _PairObjective(TaskObjective):
+    """One loss of all rows of an update, whose weight is the number of rows."""
 
-    task: Task
     data: _PairData
 
     def denominators(self, batch: BatchArrays) -> FloatArray:
         """Nothing is divided."""
         return np.ones(2)
-
-    def figures(self, sums: FloatArray) -> TaskFigures:
-        """The mean loss of a row, and the share of rows that are answered right where rows can be."""
-        loss, _, right = sums / max(sums[1], 1.0)
-        return TaskFigures(float(loss), float(right) if self.data.rows.has_answers else None)
 
     def update_loss(self, micro_batches: Sequence[BatchArrays], update: int, communicator: Communicator) -> UpdateLoss:
         """The loss of an update, counted from 1."""
@@ -116,18 +109,6 @@ class _PairObjective(Objective):
             return sums * communicator.is_first, gradients
 
         return loss_of_outputs
-
-
-@dataclass(frozen=True)
-class _PairPlan(RunPlan):
-    """A run whose updates have as many micro-batches as their packs need."""
-
-    data: _PairData | None = None
-
-    def micro_batches_of(self, update: int) -> list[MicroBatch]:
-        """Return the usual micro-batches, and more for an update that needs them."""
-        usual = super().micro_batches_of(update)
-        return usual if self.data is None else usual[:1] * self.data.micro_batches_of(update - 1)
 
 
 # --- the job. `finetune.batch_sequences` counts rows here; the model before training is evaluated too: it is the baseline.
@@ -219,17 +200,17 @@ class PairJob(FineTuneJob):
         )
         self._shape, pairs = shape, _PairData(self._data.sequences, self._rows, stream, shape)
         an_epoch = -(-len(stream.rows) // stream.batch_rows)
-        plan = _PairPlan(
+        plan = RunPlan(
             run_settings(section, shape.batch.packs, stream.updates, an_epoch),
             stream.batch_rows / shape.packs,
             processes=processes,
             slots_per_pack=shape.batch.length,
             packs=None,
-            data=pairs,
+            needed=lambda update: pairs.micro_batches_of(update - 1),
         )
         return Prepared(
             ModelSpec(self._start.config, task.head),
-            _PairObjective(task, pairs),
+            _PairObjective(task=task, has_answers=self._rows.has_answers, data=pairs),
             plan,
             self._evaluation(),
             lambda _, order: pairs.batches(order.updates_done, order.rank),

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -35,7 +35,7 @@ from gaudi_bert.model.config import parameter_count
 from gaudi_bert.model.features import join_sequences, split_packs
 from gaudi_bert.model.heads import PretrainingHead
 from gaudi_bert.training.evaluate import RecordsEvaluation
-from gaudi_bert.training.input import Batch, DataSource, TrainingOrder, check_fits, open_data, training_batches
+from gaudi_bert.training.input import DataSource, TrainingOrder, check_fits, open_data, training_batches
 from gaudi_bert.training.loop import RunContext, TrainingLoop
 from gaudi_bert.training.mlperf import MlperfLog
 from gaudi_bert.training.model_files import model_config
@@ -93,7 +93,7 @@ class _RecordsJob(Job[TrainingResult]):
             PretrainingObjective(training.loss),
             plan,
             evaluation,
-            self._batches,
+            lambda plan, order: training_batches(source, self._config, plan.settings.micro_batch_packs, order),
             self._lines(plan),
             self._signature(),
             denominators_for(training, source),
@@ -145,10 +145,6 @@ class _RecordsJob(Job[TrainingResult]):
         inputs = {"data": self._source.identity, "evaluation_data": held_out.identity if held_out is not None else None}
         return Signature("train", {"model": self._config.to_json(), "training": section}, inputs)
 
-    def _batches(self, plan: RunPlan, order: TrainingOrder) -> Iterator[Batch]:
-        """Records, checked, without end."""
-        return training_batches(self._source, self._config, plan.settings.micro_batch_packs, order)
-
     def begin(self, run: RunContext[TrainingResult], plan: RunPlan, model: Model) -> MlperfLog | None:
         """Put the vocabulary next to the checkpoints; measure the speed-up, and log for MLPerf, where that is requested."""
         settings, config = self._settings, self._config
@@ -168,7 +164,7 @@ class _RecordsJob(Job[TrainingResult]):
         run.reporter.say("train: measuring how much faster packs are than padded rows")
         settings, communicator = plan.settings, run.communicator
         order = TrainingOrder(settings.seed, settings.shuffle_packs, communicator.rank, communicator.size)
-        packed = next(self._batches(plan, order))
+        packed = next(training_batches(self._source, self._config, settings.micro_batch_packs, order))
         # A card works by itself: only the clock knows how long. On a CPU, the work of other processes is not counted.
         clock = time.process_time if run.device.kind == "cpu" else time.perf_counter
         rows, length = packed["input_ids"].shape

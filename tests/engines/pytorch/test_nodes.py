@@ -1,4 +1,4 @@
-"""Two pods that train together, with the variables, names and network of their Job: lost, stopped, cut off, resumed."""
+"""Two pods that train together, with the variables of their Job: lost, stopped, resumed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -18,9 +17,7 @@ from gaudi_bert.common.launch import free_port
 from gaudi_bert.training.checkpoint import _checkpoint_files, read_checkpoint
 from tests.builders import training_data as data
 from tests.builders.agree import identical
-from tests.builders.effort import LONG
 from tests.builders.json_lines import losses_of
-from tests.builders.machines import pod_network
 
 UPDATES = 8
 SETTINGS = {
@@ -35,9 +32,9 @@ SETTINGS = {
     "meeting_seconds": 20,
     "threads": 1,
 }
-# A command whose pod gets a signal, or loses its network, when it meets the others or has done so many updates.
+# A command whose pod gets a signal when it meets the others or has done so many updates.
 POD = """
-import os, signal, subprocess, sys
+import os, signal, sys
 from gaudi_bert.cli import main
 from gaudi_bert.engines.pytorch import distributed
 from gaudi_bert.training.objective import TrainingStep
@@ -45,10 +42,7 @@ end, at = sys.argv[1:3]
 open_store, step = distributed._open_store, TrainingStep.run
 
 def end_now():
-    if end == "no network":
-        subprocess.run(["ip", "link", "set", "eth0", "down"], check=True)
-    else:
-        os.kill(os.getpid(), signal.Signals[end])
+    os.kill(os.getpid(), signal.Signals[end])
 
 def meet(*arguments):
     store = open_store(*arguments)
@@ -66,68 +60,59 @@ distributed._open_store, TrainingStep.run = meet, run
 main(sys.argv[3:])
 """
 Ends = list[tuple[int, str]]
-# A pod that loses its network is silent, as one is whose node is lost.
-ON_ONE_MACHINE = [
+# One that is stopped is silent, as one is whose node is lost.
+ENDS = [
     *(("SIGKILL", 0, "meeting"), ("SIGSTOP", 0, "meeting")),
     *(("SIGKILL", 1, "3"), ("SIGSTOP", 1, "4"), ("SIGTERM", 1, "5")),
 ]
-IN_NAMESPACES = [
-    *(("no network", 1, "meeting"), ("SIGKILL", 1, "meeting"), ("no network", 1, "4"), ("SIGSTOP", 0, "4")),
-    *ON_ONE_MACHINE,
-]
 
 
-@dataclass
-class Pods:
-    """What runs a command in each pod, and the name of the first one."""
-
-    commands: list[list[str]]
-    first: str
-
-    def run(
-        self,
-        packed: Path,
-        out: Path,
-        end: str = "",
-        pod: int = 1,
-        at: str = "",
-        started: tuple[int, ...] = (0, 1),
-        second: Sequence[str] = (),
-        **changes: object,
-    ) -> Ends:
-        """The exit code and the output of each pod that is started; `pod` meets its `end`, the `second` has more options."""
-        values = [f"training.{name}={value}" for name, value in {**SETTINGS, **changes}.items()]
-        values += [f"model.{name}={value}" for name, value in data.MODEL.items()]
-        command = ["train", "--data", str(packed), "--out", str(out), "--engine", "pytorch"]
-        command += [word for value in values for word in ("--set", value)]
-        shared = {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "1", "PET_MASTER_ADDR": self.first}
-        shared |= {"PET_MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
-        running = []
-        for rank in started:
-            words = [*self.commands[rank], sys.executable, "-c", POD, end, at if rank == pod else "never", *command]
-            words += second if rank == 1 else ()
-            variables = {**os.environ, **shared, "PET_NODE_RANK": str(rank)}
-            pipe = subprocess.PIPE
-            running.append(subprocess.Popen(words, env=variables, stdout=pipe, stderr=subprocess.STDOUT, text=True))
-        if end == "SIGSTOP":  # it ends when the other one has
-            running[1 - pod].wait(240)
-            running[pod].kill()
-        printed = [process.communicate(timeout=240)[0] for process in running]
-        return [(process.returncode, text) for process, text in zip(running, printed, strict=True)]
+def run_pods(
+    packed: Path,
+    out: Path,
+    end: str = "",
+    pod: int = 1,
+    at: str = "",
+    started: tuple[int, ...] = (0, 1),
+    second: Sequence[str] = (),
+    **changes: object,
+) -> Ends:
+    """The exit code and the output of each pod that is started; `pod` meets its `end`, the `second` has more options."""
+    values = [f"training.{name}={value}" for name, value in {**SETTINGS, **changes}.items()]
+    values += [f"model.{name}={value}" for name, value in data.MODEL.items()]
+    command = ["train", "--data", str(packed), "--out", str(out), "--engine", "pytorch"]
+    command += [word for value in values for word in ("--set", value)]
+    shared = {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "1", "PET_MASTER_ADDR": "localhost"}
+    shared |= {"PET_MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
+    running = []
+    for rank in started:
+        words = [sys.executable, "-c", POD, end, at if rank == pod else "never", *command, *(second if rank else ())]
+        variables = {**os.environ, **shared, "PET_NODE_RANK": str(rank)}
+        pipe = subprocess.PIPE
+        running.append(subprocess.Popen(words, env=variables, stdout=pipe, stderr=subprocess.STDOUT, text=True))
+    if end == "SIGSTOP":  # it ends when the other one has
+        running[1 - pod].wait(240)
+        running[pod].kill()
+    printed = [process.communicate(timeout=240)[0] for process in running]
+    return [(process.returncode, text) for process, text in zip(running, printed, strict=True)]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("network", ["one machine", "namespaces"])
-def test_pods_that_are_lost_stopped_and_cut_off_end_with_the_bits_of_those_that_are_not(
-    network: str, tmp_path: Path
-) -> None:
-    if network == "one machine":
-        check_ends(Pods([[], []], "localhost"), tmp_path, ON_ONE_MACHINE)
-        return
-    if not LONG:
-        pytest.skip("NOT TESTED HERE: network namespaces are for make test-long")
-    with pod_network("train", 2) as commands:
-        check_ends(Pods(commands, "train-0.train"), tmp_path, IN_NAMESPACES)
+def test_pods_that_are_lost_and_stopped_end_with_the_bits_of_those_that_are_not(tmp_path: Path) -> None:
+    packed, complete, broken = tmp_path / "packed", tmp_path / "complete", tmp_path / "broken"
+    data.write_packed(packed, data.make_packs(29))
+    done = run_pods(packed, complete, stall_seconds=120)  # which also compiles what is compiled once a machine
+    assert [code for code, _ in done] == [0, 0], done
+    assert done[1][1] == "", "the first pod reports for both"
+    for end, pod, at in ENDS:
+        check_end(run_pods(packed, broken, end, pod, at), end, pod, at)
+    resumed = run_pods(packed, broken)
+    assert [code for code, _ in resumed] == [0, 0], resumed
+    assert "resuming after update 5" in resumed[0][1]
+    check_same_bits(complete, broken)
+    # Lost after the first one has finished: nobody is there to be met.
+    ((code, text),) = run_pods(packed, broken, started=(1,))
+    assert (code, text) == (0, f"{broken}: already trained with these settings, nothing to do\n")
 
 
 @pytest.mark.slow
@@ -147,33 +132,14 @@ def test_a_pod_with_another_model_or_other_data_is_refused_and_named(
     metadata.write_text(metadata.read_text().replace('"manifest_crc32c": 1', '"manifest_crc32c": 2'))
     options = [word.format(other=other) for word in options]
     host = socket.gethostname()
-    for code, text in Pods([[], []], "localhost").run(packed, tmp_path / "out", second=options):
+    for code, text in run_pods(packed, tmp_path / "out", second=options):
         assert code == 2, text
         assert text.splitlines()[-1].startswith(f"error: rank 1 ({host}) has {reason.format(host=host)}"), text
 
 
-def check_ends(pods: Pods, folder: Path, ends: list[tuple[str, int, str]]) -> None:
-    packed, complete, broken = folder / "packed", folder / "complete", folder / "broken"
-    data.write_packed(packed, data.make_packs(29))
-    done = pods.run(packed, complete, stall_seconds=120)  # which also compiles what is compiled once a machine
-    assert [code for code, _ in done] == [0, 0], done
-    assert done[1][1] == "", "the first pod reports for both"
-    for end, pod, at in ends:
-        printed = pods.run(packed, broken, end, pod, at)
-        check_end(printed, end, pod, at)
-    resumed = pods.run(packed, broken)
-    assert [code for code, _ in resumed] == [0, 0], resumed
-    assert "resuming after update 5" in resumed[0][1]
-    check_same_bits(complete, broken)
-    # Lost after the first one has finished: nobody is there to be met.
-    ((code, text),) = pods.run(packed, broken, started=(1,))
-    assert (code, text) == (0, f"{broken}: already trained with these settings, nothing to do\n")
-
-
 def check_end(printed: Ends, end: str, pod: int, at: str) -> None:
     (own, _), (others, text) = printed[pod], printed[1 - pod]
-    codes = {"SIGKILL": (-9, 1), "SIGSTOP": (-9, 1), "SIGTERM": (75, 75), "no network": (1, 1)}
-    assert (own, others) == codes[end], printed
+    assert (own, others) == ((75, 75) if end == "SIGTERM" else (-9, 1)), printed
     for _, each in printed:
         assert "Traceback" not in each
         assert "[c10d]" not in each, "one line of ours, not torch's own"

@@ -25,14 +25,18 @@ LAUNCHERS = {
 
 @pytest.fixture(autouse=True)
 def _no_launcher(monkeypatch) -> None:
-    for names in LAUNCHERS.values():
-        for name in names:
-            monkeypatch.delenv(name, raising=False)
+    for name in (*sum(LAUNCHERS.values(), ()), "HOROVOD_FUSION_THRESHOLD"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
 
 
-def launch(monkeypatch, launcher: str, rank: int, size: int) -> None:
-    for name, value in zip(LAUNCHERS[launcher], (rank, size), strict=True):
+def launch(monkeypatch, launcher: str, number: int, processes: int, **changes) -> None:
+    """Variables of a launcher, and a module like `horovod.tensorflow` that connects to nobody."""
+    for name, value in zip(LAUNCHERS[launcher], (number, processes), strict=True):
         monkeypatch.setenv(name, str(value))
+    module = types.ModuleType("horovod.tensorflow")
+    vars(module).update({"init": lambda: None, "rank": lambda: 0, "size": lambda: 1, "local_size": lambda: 1, **changes})
+    monkeypatch.setitem(sys.modules, "horovod.tensorflow", module)
 
 
 def test_alone_nothing_travels() -> None:
@@ -49,61 +53,38 @@ def test_alone_nothing_travels() -> None:
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_every_launcher_is_known_and_without_horovod_every_rank_of_several_says_so(monkeypatch, launcher: str) -> None:
-    monkeypatch.setitem(sys.modules, "horovod.tensorflow", None)
     launch(monkeypatch, launcher, 0, 1)
     assert connect(SETTINGS, {}) == Communicator()
     for rank in range(2):
         launch(monkeypatch, launcher, rank, 2)
+        monkeypatch.setitem(sys.modules, "horovod.tensorflow", None)
         assert find_launch() == Launch(launcher, rank, 2)
-        message = f"rank {rank} of 2, started by {launcher}: several processes need Horovod.*make setup-horovod"
-        with pytest.raises(InputError, match=message) as raised:
+        with pytest.raises(InputError, match=f"rank {rank} of 2, started by {launcher}: .*make setup-horovod"):
             connect(SETTINGS, {})
-        assert "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize(("rank", "size"), [("2", "2"), ("-1", "2"), ("x", "2"), ("", "")])
 def test_nonsense_in_the_environment_is_named(rank: str, size: str) -> None:
-    with pytest.raises(InputError, match=f"HOROVOD_RANK={rank}, HOROVOD_SIZE={size}: not 0 <= rank < size"):
+    with pytest.raises(InputError, match=f"HOROVOD_RANK={rank}, HOROVOD_SIZE={size}"):
         find_launch({"HOROVOD_RANK": rank, "HOROVOD_SIZE": size})
 
 
-def stand_in(**changes) -> types.ModuleType:
-    """A module like `horovod.tensorflow` that records nothing and connects to nobody."""
-    module = types.ModuleType("horovod.tensorflow")
-    members = {"init": lambda: None, "rank": lambda: 0, "size": lambda: 1, "local_size": lambda: 1, **changes}
-    for name, member in members.items():
-        setattr(module, name, member)
-    return module
-
-
-def test_horovod_without_mpi_under_mpirun_is_told(monkeypatch) -> None:
+def test_horovod_without_mpi_under_mpirun_and_one_that_cannot_connect_are_told(monkeypatch) -> None:
     """Each process would train on its own, and all of them write the same files."""
     launch(monkeypatch, "mpirun", 1, 4)
-    monkeypatch.setitem(sys.modules, "horovod.tensorflow", stand_in())
-    with pytest.raises(InputError, match=r"rank 1 of 4, started by mpirun: Horovod reports rank 0 of 1; .*without MPI"):
+    with pytest.raises(InputError, match="rank 1 of 4, started by mpirun: Horovod reports rank 0 of 1"):
         connect(SETTINGS, {})
 
-
-def test_horovod_that_cannot_connect_is_one_line(monkeypatch) -> None:
     def init() -> None:
         raise RuntimeError("Gloo connectFullMesh failed\nwith timeout")
 
-    launch(monkeypatch, "horovodrun", 0, 2)
-    monkeypatch.setitem(sys.modules, "horovod.tensorflow", stand_in(init=init))
-    with pytest.raises(FailedError, match=r"cannot connect \(Gloo connectFullMesh failed with timeout\); start all ranks"):
+    launch(monkeypatch, "mpirun", 1, 4, init=init)
+    with pytest.raises(FailedError, match=r"\(Gloo connectFullMesh failed with timeout\)"):
         connect(SETTINGS, {})
 
 
 def test_the_fusion_threshold_is_set_before_horovod_starts(monkeypatch) -> None:
-    seen = {}
-    monkeypatch.delenv("HOROVOD_FUSION_THRESHOLD", raising=False)
-
-    def init() -> None:
-        seen["threshold"] = os.environ["HOROVOD_FUSION_THRESHOLD"]
-
-    launch(monkeypatch, "horovodrun", 0, 2)
-    module = stand_in(init=init, size=lambda: 2, Sum=1, allreduce=lambda tensor, **_: tensor)
-    monkeypatch.setitem(sys.modules, "horovod.tensorflow", module)
+    seen = []
+    launch(monkeypatch, "horovodrun", 0, 2, init=lambda: seen.append(os.environ["HOROVOD_FUSION_THRESHOLD"]), size=lambda: 2)
     connect(TrainingSettings(fusion_bytes="16MiB"), {})
-    assert seen["threshold"] == str(16 * 2**20)
-    monkeypatch.delenv("HOROVOD_FUSION_THRESHOLD")
+    assert seen == [str(16 * 2**20)]

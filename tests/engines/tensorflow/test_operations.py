@@ -7,13 +7,15 @@ import pytest
 import tensorflow as tf
 
 from gaudi_bert.engines.tensorflow.bert import attend, attention_bias
-from gaudi_bert.engines.tensorflow.dropout import ForwardPass, keep_mask, keep_scale
 from gaudi_bert.engines.tensorflow.model import cross_entropy
 from gaudi_bert.engines.tensorflow.operations import (
+    ForwardPass,
     activation,
     dense,
     dropout,
     gather_rows,
+    keep_mask,
+    keep_scale,
     layer_norm,
     residual_layer_norm,
     without_gradient,
@@ -153,17 +155,15 @@ def test_dropout_drops_the_asked_share_and_keeps_the_mean(rate, compiled):
     assert abs(np.mean(values == 0) - rate) < 4 * np.sqrt(rate * (1 - rate) / ones.shape.num_elements()) + 1 / 65536
     assert abs(values.mean() - 1) < 0.01
     assert len(np.unique(values)) == 2
-    rows, columns = (values == 0).mean(axis=1), (values == 0).mean(axis=0)
-    assert np.abs(rows - rate).max() < 6 * np.sqrt(rate * (1 - rate) / 1013)
-    assert np.abs(columns - rate).max() < 6 * np.sqrt(rate * (1 - rate) / 101)
+    assert dropped(ones, rate, [3, 4], 5, compiled).tobytes() == values.tobytes(), "a resumed run repeats itself"
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.parametrize("shift", [1, 2, 1013, 50_000, 65_536, 100_000])
-def test_dropped_places_are_independent(shift, compiled):
+def test_dropped_places_are_independent(compiled):
     """Of neighbours, of places a power of two apart, and of the two places that share a random word (plain)."""
     gone = dropped(tf.ones([200_000]), 0.3, [3, 4], 1, compiled) == 0
-    assert abs(np.mean(gone[shift:] & gone[:-shift]) - 0.09) < 0.006
+    for shift in (1, 2, 1013, 50_000, 65_536, 100_000):
+        assert abs(np.mean(gone[shift:] & gone[:-shift]) - 0.09) < 0.006, shift
 
 
 @pytest.mark.parametrize("compiled", [False, True])
@@ -177,12 +177,6 @@ def test_passes_and_sites_are_independent(compiled):
         for other in drawn[first + 1 :]:
             for moved in (0, 1, 2):
                 assert abs(np.mean(one & np.roll(other, moved)) - 0.09) < 0.006
-
-
-@pytest.mark.parametrize("compiled", [False, True])
-def test_dropout_repeats_itself(compiled):
-    first, again = (dropped(tf.ones([31, 7]), 0.5, [1, 2], 3, compiled).tobytes() for _ in range(2))
-    assert first == again
 
 
 def test_no_dropout_without_seed_or_rate():

@@ -53,9 +53,8 @@ def test_a_volume_that_workers_cannot_share_is_refused(exists: bool, server: Fak
     put_cluster(server, 2)
     if exists:
         server.put_own("PersistentVolumeClaim", "demo-work", spec=ONCE)
-    with pytest.raises(InputError, match="volume claim demo-work: ReadWriteOnce, but the 2 workers") as raised:
+    with pytest.raises(InputError, match="volume claim demo-work: ReadWriteOnce, but the 2 workers"):
         run(["prepare", "train"], TWO)
-    assert ("remove this claim with its data" in str(raised.value)) is exists
     assert server.created("Job") + server.created("PersistentVolumeClaim") == []
 
 

@@ -22,7 +22,6 @@ from gaudi_bert.runners.kubernetes import open_results as module
 from gaudi_bert.runners.kubernetes.client import Cluster
 from gaudi_bert.runners.kubernetes.open_results import _received_files, _sent_lines, open_results
 from gaudi_bert.runners.kubernetes.run import run_on_kubernetes
-from tests.builders.command_line import run_command
 from tests.builders.fake_api_server import FakeApiServer
 from tests.builders.plans import write_workdir
 from tests.builders.recorded_answers import active, complete, failed, gave_up, running, succeeded
@@ -54,9 +53,8 @@ def test_the_page_and_the_curves_come_here_and_the_job_goes(
     server: FakeApiServer, open_demo: Open, said: io.StringIO
 ) -> None:
     found = open_demo()
-    assert found.report.read_text() == "<html>a page</html>"
-    assert found.tensorboard is not None
-    assert (found.tensorboard / "events").read_bytes() == b"curves"
+    assert found["report"].read_text() == "<html>a page</html>"
+    assert (found["tensorboard"] / "events").read_bytes() == b"curves"
     assert server.created("Job") == ["demo-open"]
     assert "BEGIN RESULTS" not in said.getvalue()
     assert ("Job", "demo-open") not in server.objects
@@ -82,7 +80,7 @@ def test_the_job_is_a_short_one_that_no_run_takes_for_its_own(
 
 def test_one_that_was_left_over_is_replaced(server: FakeApiServer, open_demo: Open) -> None:
     server.put_own("Job", "demo-open", status={"active": 1})
-    assert open_demo().report.exists()
+    assert open_demo()["report"].exists()
     server.put("Job", {"metadata": {"name": "demo-open"}})
     with pytest.raises(InputError, match="Job demo-open exists in namespace gaudi-bert, and is not of this pipeline"):
         open_demo()
@@ -110,15 +108,6 @@ def test_a_work_folder_in_a_store_is_opened_from_there(cluster: Cluster, tmp_pat
     stored = load_pipeline(None, ["kubernetes.store=s3://bucket/prefix"])
     with pytest.raises(InputError, match=r"s3://bucket/prefix/demo/report\.html: the work folder is in a store"):
         open_results(stored, cluster, tmp_path / "here", reporter)
-
-
-def test_the_command_says_where_the_page_is(work_folder: Path, tmp_path: Path, repository: Path) -> None:
-    done = run_command("k8s", "open", repository / "pipelines" / "demo.yaml", folder=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == [
-        "page: opened/demo/report.html",
-        "curves: tensorboard --logdir opened/demo/train/tensorboard",
-    ]
 
 
 # What a pod's log carries: the same files at the other end, and nothing that was cut short.

@@ -19,6 +19,9 @@ def test_equally_near_texts_rank_in_the_order_of_the_file_and_count_by_their_mea
     assert [line["rank"] for line in lines] == [1, 3]
     assert [line["nearest"] for line in lines] == [["p", "q", "r"]] * 2
     assert abs(task.metrics(vectors, None, rows)["mrr@10"] - (1 + 1 / 2 + 1 / 3) / 3) < 1e-12
+    scored = [TupleRow(position, ("a", "p"), 0.5), TupleRow(position, ("b", "p"), 0.25)]
+    vectors = np.array([[1, 0], [0, 1], [0, -2]], np.float32)
+    assert list(task.predictions(vectors, None, scored)) == [{"cosine": 0.0}, {"cosine": -1.0}]
 
 
 def test_pairs_with_several_labels_are_named() -> None:

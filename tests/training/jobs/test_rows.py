@@ -17,7 +17,7 @@ from gaudi_bert.config.sections import TaskSettings
 from gaudi_bert.tasks.kinds.task import task_named
 from gaudi_bert.tasks.task_models import start_weights
 from gaudi_bert.training.jobs.finetune import finetune
-from gaudi_bert.training.jobs.rows import FineTuneInput, _micro_batch_of
+from gaudi_bert.training.jobs.rows import FineTuneInput
 from tests.builders.agree import agree
 from tests.builders.bert_folder import write_bert
 from tests.builders.command_line import run_command
@@ -60,11 +60,6 @@ def test_a_finished_model_is_fine_tuned_further(files, finished, tmp_path) -> No
     assert start.config.attention == "causal"
 
 
-def test_a_micro_batch_comes_as_near_to_the_batch_as_whole_packs_allow() -> None:
-    """Of at most eight packs of five sequences: one for 7, eight for 40, twice seven for 70."""
-    assert [_micro_batch_of(sequences, 5.0, 8) for sequences in (7, 40, 70)] == [1, 8, 7]
-
-
 GOOD = ({"text": "the cat", "label": "a"}, {"text": "the dog", "label": "b"})
 
 
@@ -79,13 +74,7 @@ GOOD = ({"text": "the cat", "label": "a"}, {"text": "the dog", "label": "b"})
             r"line 3 \(row 3\): has 72 tokens, .* raise finetune\.max_s",
         ),
         ("classification", GOOD[:1], GOOD[:1], r"only the label 'a'"),
-        (
-            "token-classification",
-            ({"tokens": ["a", "b", "c"], "tags": ["B-x", "I-x", "NN"]},),
-            GOOD,
-            r"the tag 'NN' is of another",
-        ),
-        ("classification", (), GOOD, r"has no label|no rows"),
+        ("token-classification", ({"tokens": ["a", "b"], "tags": ["B-x", "NN"]},), GOOD, r"the tag 'NN' is of another"),
     ],
 )
 def test_bad_rows_are_named(task, learnt, measured, message, model, tmp_path) -> None:
