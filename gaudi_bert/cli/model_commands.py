@@ -55,11 +55,11 @@ def train(
     if is_table:
         trained = tables.train_on_table(settings, data, given, evaluation_data, out, **begins)
         following = output.words_of("embed", "--model", out, "--data", "texts.jsonl", "--out", "x.npy")
-        output.print_shared_result(trained, json, next_command=None if dry_run else following)
+        output.print_result(trained, json, next_command=None if dry_run else following, shared=True)
         return
     result = records.train(settings, data, evaluation_data, out, **begins)
     following = output.words_of("export", "--checkpoint", out, "--out", "model/")
-    output.print_shared_result(result, json, next_command=None if dry_run else following)
+    output.print_result(result, json, next_command=None if dry_run else following, shared=True)
 
 
 @arguments.takes(arguments.PIPELINE, engine="training.engine")
@@ -78,7 +78,7 @@ def evaluate(
     result = evaluate.evaluate(
         data=data, checkpoint=checkpoint, unpacked=unpacked, out=out, engine=engine, reporter=Reporter()
     )
-    output.print_shared_result(result, json)
+    output.print_result(result, json, shared=True)
 
 
 def verify_model(
@@ -174,7 +174,7 @@ def finetune(
     )
     use, file = ("embed", "vectors.npy") if settings.task.name == "embedding" else ("predict", "answers.jsonl")
     following = output.words_of(use, "--model", out, "--data", "new.jsonl", "--out", file)
-    output.print_shared_result(result, json, next_command=None if dry_run else following)
+    output.print_result(result, json, next_command=None if dry_run else following, shared=True)
 
 
 @arguments.takes(arguments.PIPELINE, **arguments.ROWS)

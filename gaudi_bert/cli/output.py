@@ -19,11 +19,21 @@ if TYPE_CHECKING:  # `--help` needs none of them
     from gaudi_bert.tfrecords.inspect import RecordView
 
 
-def print_result(result: Any, as_json: bool, lines: Sequence[str] | None = None, next_command: str | None = None) -> None:
+def print_result(
+    result: Any,
+    as_json: bool,
+    lines: Sequence[str] | None = None,
+    next_command: str | None = None,
+    *,
+    shared: bool = False,
+) -> None:
     """Print a result of a stage or a runner as one JSON object, or as `lines`: by default its own.
 
-    `next_command` is what most users type then; it goes to people only, and not after `--quiet`.
+    `next_command` is what most users type then; it goes to people only, and not after `--quiet`. What all processes of a
+    launcher did together is `shared`: every process has the same result, and the first prints it.
     """
+    if shared and not is_first_process():
+        return
     if as_json:
         typer.echo(json.dumps(to_json(result), allow_nan=False, default=str))
         return
@@ -31,14 +41,6 @@ def print_result(result: Any, as_json: bool, lines: Sequence[str] | None = None,
         typer.echo(line)
     if next_command is not None and not os.environ.get(RESULT_ALONE):
         typer.echo(f"Next: gaudi-bert {next_command}")
-
-
-def print_shared_result(
-    result: Any, as_json: bool, lines: Sequence[str] | None = None, next_command: str | None = None
-) -> None:
-    """Print what all processes of a launcher did together, once: every process has the same result, the first prints it."""
-    if is_first_process():
-        print_result(result, as_json, lines, next_command)
 
 
 def words_of(*words: object) -> str:
@@ -66,8 +68,8 @@ def record_lines(view: RecordView) -> list[str]:
         segments = " + ".join(str(length) for _, length in sequence.segments)
         length = count_of(sequence.length, "token")
         hidden = {masked.position: f"→{masked.token or masked.id}" for masked in sequence.masked}
-        words = sequence.tokens or map(str, sequence.input_ids)
-        words = [f"{word}{hidden.get(position, '')}" for position, word in enumerate(words)]
+        tokens = sequence.tokens or map(str, sequence.input_ids)
+        words = [f"{token}{hidden.get(position, '')}" for position, token in enumerate(tokens)]
         text = re.sub(r" ##(?!\S*→)", "", " ".join(words))  # the pieces of a word, joined where none is masked
         head = f"{sequence.number}  {length} ({segments}) from {sequence.start}, {len(sequence.masked)} masked, {label}"
         lines += [head, f"   {text}"]

@@ -117,15 +117,14 @@ def _run(run: RunRequest, stages: Sequence[str], on: str, pipeline: Path, overri
         words = {"done": "done", "skipped": "was complete already, nothing to do"}
         output.print_result(steps, json, [f"{step}: {words[state]}" for step, state in steps.items()])
     else:
-        # With --shard, each process of a launcher does its own part.
-        show = output.print_shared_result if run.how.part is None else output.print_result
         results = run_stages(run, stages)
         lines = []
         for stage, result in results.items():
             splits = result if isinstance(result, Mapping) else {"": result}
             for split, output_of_split in splits.items():
                 lines += [f"{f'{stage} {split}'.strip()}: {line}" for line in output_of_split.lines()]
-        show(results, json, lines)
+        # With --shard, each process of a launcher does its own part.
+        output.print_result(results, json, lines, shared=run.how.part is None)
 
 
 def _check_launch(on: str, stages: Sequence[str], shard: tuple[int, int] | None) -> None:
@@ -176,7 +175,7 @@ def _show_dry_run(
     else:
         lines.append("every setting: --verbose")
     planned = {"stages": list(stages), "work": root, "made": finished, "missing": missing}
-    output.print_shared_result({**planned, "outlook": previews, "settings": values}, json, lines)
+    output.print_result({**planned, "outlook": previews, "settings": values}, json, lines, shared=True)
 
 
 def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[str]:

@@ -67,12 +67,12 @@ class LengthEstimate:
 
 
 def estimate_packing(
-    histogram: Histogram, algorithm: str, depth: int | str, lower_bound: int | None, seed: int = 0, work: Work | None = None
+    histogram: Histogram, algorithm: str, depth: int | str, lower_bound: int | None, work: Work | None = None
 ) -> Estimate:
     """Pack by one algorithm and say how good it is; the bound proven at this depth is raised where it proves more."""
     length, most = histogram.max_sequence_length, depth_of(depth, histogram.max_sequence_length)
     started = time.perf_counter()
-    slots, solved = _pack(histogram, algorithm, most, seed, work)
+    slots, solved = _pack(histogram, algorithm, most, work)
     seconds = time.perf_counter() - started
     packs = -(-slots // length)
     if algorithm == "sort":
@@ -93,15 +93,15 @@ def estimate_packing(
     )
 
 
-def _pack(histogram: Histogram, algorithm: str, depth: int, seed: int, work: Work | None) -> tuple[int, Solved | None]:
+def _pack(histogram: Histogram, algorithm: str, depth: int, work: Work | None) -> tuple[int, Solved | None]:
     """The slots that are used, and the mixture, if there is one."""
     if algorithm == "sort":
         return count_sorted_tokens(histogram.counts, SORTED_BATCH_SEQUENCES), None
     solved = None
     if algorithm == "greedy" or algorithm in SEPARATORS:
-        packs = count_greedy_packs(histogram.counts, depth, seed=seed, separators=SEPARATORS.get(algorithm, 0))
+        packs = count_greedy_packs(histogram.counts, depth, seed=0, separators=SEPARATORS.get(algorithm, 0))
     else:
-        solved = solve(histogram.counts, algorithm, depth, seed=seed, work=work)
+        solved = solve(histogram.counts, algorithm, depth, work=work)
         packs = packs_of(solved.mixture)
     return packs * histogram.max_sequence_length, solved
 

@@ -15,7 +15,6 @@ begins at once.
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -90,11 +89,6 @@ class StreamReader(Generic[Prepared]):
     def __reduce__(self) -> tuple[Any, ...]:
         """For another process, which opens the shards itself."""
         return StreamReader, (self._files, self._order, *self._share)
-
-    @property
-    def waited_seconds(self) -> float:
-        """Total time that `locate` has waited for shards."""
-        return self._ahead.waited_seconds
 
     def locate(self, epoch: int, numbers: IntArray) -> tuple[IntArray, IntArray]:
         """The shards of packs and their records in these, int64 [n] each, for `read` of the files.
@@ -256,7 +250,6 @@ class _Ahead(Generic[Prepared]):
         self._pool = ThreadPoolExecutor(files.threads, thread_name_prefix="shards-ahead")
         self._waiting: list[_Key] = []
         self._begun: dict[_Key, Future[tuple[Prepared, ShardOrder]]] = {}
-        self.waited_seconds = 0.0
 
     def prepare(self, keys: Sequence[_Key]) -> None:
         """Prepare these, each once, and no others."""
@@ -279,14 +272,13 @@ class _Ahead(Generic[Prepared]):
 
     def take(self, keys: Sequence[_Key]) -> dict[int, tuple[Prepared, ShardOrder]]:
         """Return the prepared shards; those that no thread has begun are prepared here, from the last on."""
-        start, prepared = time.perf_counter(), {}
+        prepared = {}
         for epoch, shard in reversed(keys):
             self.submit()
             future = self._begun.pop((epoch, shard), None)
             if future is None:
                 self._waiting.remove((epoch, shard))
             prepared[shard] = self._prepare(epoch, shard) if future is None or future.cancel() else future.result()
-        self.waited_seconds += time.perf_counter() - start
         return prepared
 
     def _prepare(self, epoch: int, shard: int) -> tuple[Prepared, ShardOrder]:

@@ -197,7 +197,8 @@ class RunPlan:
         settings, processes = self.settings, self.begun_by or self.processes
         most = settings.micro_batch_packs
         if not self.rows:
-            return (_RowTurns(self.slots_per_pack, most * processes, self._steps_with(most), most),)
+            steps = _steps_with(settings.global_batch_sequences, most, self.packing_factor * self.processes)
+            return (_RowTurns(self.slots_per_pack, most * processes, steps, most),)
         sequences = round(self.packing_factor * sum(row.packs for row in self.rows))
         turns = []
         for row in self.rows:
@@ -284,9 +285,11 @@ class RunPlan:
             text += f" x {self.processes} processes ({each:,.1f} sequences per process)"
         lines = [text]
         if abs(self.change) > _NOTABLE_CHANGE:
-            more, nearest = "more" if self.change > 0 else "fewer", self._nearest_micro_batch()
+            more, present = "more" if self.change > 0 else "fewer", settings.micro_batch_packs
+            each = self.packing_factor * self.processes
+            nearest = nearest_micro_batch(settings.global_batch_sequences, each, 2 * present)
             remedy = "" if in_training else "; every process takes the same number of packs"
-            if in_training and nearest != settings.micro_batch_packs:
+            if in_training and nearest != present:
                 remedy = f"; training.micro_batch_packs = {nearest} comes nearest to it"
             lines.append(
                 f"note: that is {abs(self.change):.1%} {more} than {key} = {settings.global_batch_sequences:,}{remedy}"
@@ -303,21 +306,6 @@ class RunPlan:
                 f"within an update; set {remedy}, or give more data"
             )
         return lines
-
-    def _steps_with(self, micro_batch_packs: int) -> int:
-        return max(
-            1, round(self.settings.global_batch_sequences / (micro_batch_packs * self.packing_factor * self.processes))
-        )
-
-    def _nearest_micro_batch(self) -> int:
-        """The number of packs up to twice the present one whose update is nearest to the requested one."""
-        present, requested = self.settings.micro_batch_packs, self.settings.global_batch_sequences
-
-        def distance(packs: int) -> tuple[float, int]:
-            real = self._steps_with(packs) * packs * self.packing_factor * self.processes
-            return round(abs(real / requested - 1.0), 3), abs(packs - present)
-
-        return min(range(1, 2 * present + 1), key=distance)
 
     def details(self) -> list[str]:
         """Return what a dry run prints besides."""
@@ -353,6 +341,23 @@ class RunPlan:
             "change": self.change,
             "sequences": self.sequences_per_update * settings.updates,
         }
+
+
+def nearest_micro_batch(sequences: int, each: float, most: int) -> int:
+    """Packs of a micro-batch, at most so many, with which an update is nearest to so many sequences, in the fewest steps.
+
+    `each` are the sequences that all processes take while each takes one pack.
+    """
+
+    def distance(packs: int) -> tuple[float, int]:
+        steps = _steps_with(sequences, packs, each)
+        return round(abs(steps * packs * each / sequences - 1.0), 2), steps
+
+    return min(range(1, most + 1), key=distance)
+
+
+def _steps_with(sequences: int, packs: int, each: float) -> int:
+    return max(1, round(sequences / (packs * each)))
 
 
 # --- The learning rate: linear warm-up, then polynomial decay to zero

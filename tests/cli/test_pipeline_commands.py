@@ -137,15 +137,6 @@ def test_a_command_that_keeps_nothing_promises_nothing_when_it_is_stopped(monkey
     assert (done.returncode, done.stderr) == (75, "stopped\n")
 
 
-def test_waiting_in_vain_fails_in_the_stated_time_and_for_nothing_returns_at_once() -> None:
-    done = run_command("wait", DEMO, "--for", "plan", "--timeout", "0.1")
-    assert done.returncode == 1
-    last = done.stderr.splitlines()[-1]
-    assert last.startswith("error: work/demo/histogram.json and 1 more: not there after 0.1 s, so plan cannot start")
-    done = succeed("wait", DEMO, "--for", "prepare", "--json")
-    assert json.loads(done.stdout) == {"stage": "prepare", "waited_seconds": 0.0}
-
-
 @pytest.mark.parametrize("how", ["edited by hand", "rendered from other settings"])
 def test_render_replaces_manifests_only_with_overwrite(how: str, tmp_path: Path) -> None:
     command = ["run", DEMO, "--render", "out", "--stages", "plan"]

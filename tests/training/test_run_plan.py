@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.sections import TrainingSettings
-from gaudi_bert.training.run_plan import RowPacks, RunPlan, RunSettings, learning_rate_at
+from gaudi_bert.training.run_plan import RowPacks, RunPlan, RunSettings, learning_rate_at, nearest_micro_batch
 from tests.builders.agree import agree
 from tests.oracles import training as naive
 
@@ -111,6 +111,11 @@ def test_never_zero_and_as_near_as_whole_micro_batches_allow(sequences, packs, f
     assert made.accumulation_steps >= 1
     one = packs * factor * processes
     assert made.accumulation_steps == 1 or abs(made.sequences_per_update - sequences) <= one / 2 * (1 + 1e-9)
+
+
+def test_a_micro_batch_comes_as_near_to_the_batch_as_whole_packs_allow() -> None:
+    """Of at most eight packs of five sequences: one for 7, eight for 40, twice seven for 70."""
+    assert [nearest_micro_batch(sequences, 5.0, 8) for sequences in (7, 40, 70)] == [1, 8, 7]
 
 
 def packs_after(made: RunPlan, updates: int) -> list[list[int]]:

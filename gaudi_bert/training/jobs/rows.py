@@ -49,7 +49,7 @@ from gaudi_bert.training.loop import RunContext, TrainingLoop
 from gaudi_bert.training.model_files import SentenceFolder, write_sentence_folder
 from gaudi_bert.training.objective import Evaluation
 from gaudi_bert.training.run import Job, Prepared
-from gaudi_bert.training.run_plan import RunPlan, RunSettings
+from gaudi_bert.training.run_plan import RunPlan, RunSettings, nearest_micro_batch
 
 PREDICTIONS_NAME, BEST_NAME, BASELINE_NAME = "predictions.jsonl", "best/best.json", "best/baseline.json"
 
@@ -362,7 +362,7 @@ def _plan_run(section: FineTuneSettings, data: TaskData, processes: int) -> RunP
     """Updates and batches, from epochs and sequences."""
     factor, micro_batch, rows = data.packing_factor, section.micro_batch_packs, data.row_packs
     if not rows:
-        micro_batch = _micro_batch_of(section.batch_sequences, factor * processes, micro_batch)
+        micro_batch = nearest_micro_batch(section.batch_sequences, factor * processes, micro_batch)
     plan = RunPlan(
         run_settings(section, micro_batch, 1, 1),
         factor,
@@ -388,19 +388,3 @@ def run_settings(section: FineTuneSettings, micro_batch_packs: int, updates: int
         evaluate_every_updates=section.evaluate_every_updates or an_epoch,
         save_every_updates=section.save_every_updates or an_epoch,
     )
-
-
-def _micro_batch_of(batch_sequences: int, sequences_per_pack: float, most_packs: int) -> int:
-    """Packs of a micro-batch with which an update, as `RunPlan` puts it together, is nearest to the requested batch.
-
-    `sequences_per_pack` are those that all processes take while each takes one pack.
-    """
-
-    def steps_with(packs: int) -> int:
-        return max(1, round(batch_sequences / (packs * sequences_per_pack)))
-
-    def distance(packs: int) -> tuple[float, int]:
-        real = steps_with(packs) * packs * sequences_per_pack
-        return round(abs(real / batch_sequences - 1.0), 2), steps_with(packs)
-
-    return min(range(1, most_packs + 1), key=distance)

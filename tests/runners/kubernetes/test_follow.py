@@ -98,16 +98,6 @@ def test_what_is_hopeless_ends_at_once_with_its_remedy_and_code_2(server: FakeAp
         run(["train"], "resources.workers=2", "kubernetes.start_seconds=600")
 
 
-def test_memory_that_is_too_small_ends_the_run_after_the_third_time(server: FakeApiServer, run: Run) -> None:
-    killed = [failed(f"p-{number}", 137, reason="OOMKilled", container="train") for number in range(3)]
-    for number, each in enumerate(killed):
-        each["metadata"]["creationTimestamp"] = f"2026-01-01T00:0{number}:00Z"
-    server.script("demo-train", *[active(*killed[: number + 1]) for number in range(3)], complete())
-    with pytest.raises(InputError, match="pod p-2: OOMKilled"):
-        run(["train"])
-    assert server.created("Job") == ["demo-train"]
-
-
 def test_pods_that_run_well_meanwhile_give_the_next_wait_its_whole_time(server: FakeApiServer, run: Run) -> None:
     stuck = active(unschedulable("p", "0/3 nodes are available: 3 Insufficient cpu."))
     server.script("demo-plan", *[stuck, stuck, active(running("p"))] * 8, complete())
@@ -261,12 +251,3 @@ def test_a_run_that_cannot_go_on_ends_with_the_reason_of_the_pod_that_failed(
     status = manage.status(load_pipeline(None, options(kind)), cluster)["train"]
     assert status["state"].startswith("failed: BackoffLimitExceeded")
     assert reason[:10] in status["problem"]
-
-
-def test_a_quota_that_refuses_one_of_the_pods_ends_the_run(kind: str, server: FakeApiServer, run: Run) -> None:
-    """The other one would wait for it in vain."""
-    words = 'Error creating: pods "demo-train-1-x" is forbidden: exceeded quota: team'
-    server.warn("demo-train", words, "2099-01-01T00:00:00Z")
-    server.script("demo-train", *[Moment(ACTIVE, both()[:1])] * 500, TRAINED)
-    with pytest.raises(FailedError, match=f"{kind} demo-train gets 1 of 2 pods: .*exceeded quota: team"):
-        run(["train"], *options(kind))

@@ -22,7 +22,6 @@ from gaudi_bert.runners.kubernetes import open_results as module
 from gaudi_bert.runners.kubernetes.client import Cluster
 from gaudi_bert.runners.kubernetes.open_results import _received_files, _sent_lines, open_results
 from gaudi_bert.runners.kubernetes.run import run_on_kubernetes
-from tests.builders.command_line import run_command
 from tests.builders.fake_api_server import FakeApiServer
 from tests.builders.plans import write_workdir
 from tests.builders.recorded_answers import active, complete, failed, gave_up, running, succeeded
@@ -109,15 +108,6 @@ def test_a_work_folder_in_a_store_is_opened_from_there(cluster: Cluster, tmp_pat
     stored = load_pipeline(None, ["kubernetes.store=s3://bucket/prefix"])
     with pytest.raises(InputError, match=r"s3://bucket/prefix/demo/report\.html: the work folder is in a store"):
         open_results(stored, cluster, tmp_path / "here", reporter)
-
-
-def test_the_command_says_where_the_page_is(work_folder: Path, tmp_path: Path, repository: Path) -> None:
-    done = run_command("k8s", "open", repository / "pipelines" / "demo.yaml", folder=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == [
-        "page: opened/demo/report.html",
-        "curves: tensorboard --logdir opened/demo/train/tensorboard",
-    ]
 
 
 # What a pod's log carries: the same files at the other end, and nothing that was cut short.

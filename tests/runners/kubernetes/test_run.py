@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -218,11 +217,3 @@ def test_a_job_that_somebody_removes_ends_the_run(server: FakeApiServer, run: Ru
     server.advance = vanish  # type: ignore[method-assign]
     with pytest.raises(FailedError, match="Job demo-plan was removed while it ran"):
         run(PLAN)
-
-
-def test_without_kubeconfig_one_line_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    pytest.importorskip("kubernetes")
-    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "absent"))
-    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
-    with pytest.raises(InputError, match="KUBECONFIG"):
-        Cluster("gaudi-bert")

@@ -17,7 +17,7 @@ from gaudi_bert.config.sections import TaskSettings
 from gaudi_bert.tasks.kinds.task import task_named
 from gaudi_bert.tasks.task_models import start_weights
 from gaudi_bert.training.jobs.finetune import finetune
-from gaudi_bert.training.jobs.rows import FineTuneInput, _micro_batch_of
+from gaudi_bert.training.jobs.rows import FineTuneInput
 from tests.builders.agree import agree
 from tests.builders.bert_folder import write_bert
 from tests.builders.command_line import run_command
@@ -58,11 +58,6 @@ def test_a_finished_model_is_fine_tuned_further(files, finished, tmp_path) -> No
     assert json.loads((decoder / "config.json").read_text())["is_decoder"]
     start = start_weights(decoder, task_named("causal-language-modelling")(TaskSettings(name="causal-language-modelling")))
     assert start.config.attention == "causal"
-
-
-def test_a_micro_batch_comes_as_near_to_the_batch_as_whole_packs_allow() -> None:
-    """Of at most eight packs of five sequences: one for 7, eight for 40, twice seven for 70."""
-    assert [_micro_batch_of(sequences, 5.0, 8) for sequences in (7, 40, 70)] == [1, 8, 7]
 
 
 GOOD = ({"text": "the cat", "label": "a"}, {"text": "the dog", "label": "b"})
