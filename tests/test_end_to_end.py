@@ -106,7 +106,7 @@ def test_elsewhere_are_the_same_bytes_and_other_settings_are_refused_until_told_
     assert refused.returncode == 2
     message = refused.stderr.splitlines()[-1]
     assert message.startswith("error: ")
-    assert "written with --depth 5, not --depth 2" in message
+    assert "depth: 5 there, 2 now" in message
     assert "--overwrite" in message
     assert contents(tmp_path / "other" / "tiny") == before
     succeed(*run, "--set", "packing.depth=2", "--overwrite", folder=tmp_path)

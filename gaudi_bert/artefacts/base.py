@@ -1,9 +1,8 @@
 """What all stored JSON files have in common: a frozen, strictly typed model that reads and writes itself; and what several
 of them refer to: files by their names, input files, rows that are too long, the vocabulary.
 
-A subclass states the file's name (where it has a fixed one) and what to do about a damaged one. Files that others build on
-(plan.json, metadata.json, the manifests) refuse unknown keys; files that hold figures to look at (`Figures`) ignore them, so
-that later versions may add some.
+Files that others build on (plan.json, metadata.json, the manifests) refuse unknown keys; files that hold figures to look at
+(`Figures`) ignore them, so that later versions may add some.
 """
 
 from __future__ import annotations
@@ -58,11 +57,7 @@ class Artefact(BaseModel):
     def read(cls, path: Path | str) -> Self:
         """Read and check a file, or the file of this name in a folder. Errors are one line that names the wrong key."""
         path = cls.path_in(path)
-        try:
-            data = read_file(path)
-        except OSError as error:
-            raise InputError(f"{path}: cannot read: {error.strerror}; check the path") from error
-        return cls.parse(data, str(path), cls.remedy)
+        return cls.parse(read_file(path), str(path), cls.remedy)
 
     @classmethod
     def read_if_present(cls, path: Path) -> Self | None:
@@ -74,7 +69,7 @@ class Artefact(BaseModel):
         """Read and check a file with one object per line; a last line that a killed run cut short is omitted."""
         return tuple(
             cls.parse(line, f"{path}: line {number}", f"remove it, or {cls.remedy} with --overwrite")
-            for number, line in enumerate(whole_lines(path, cls.remedy), start=1)
+            for number, line in enumerate(whole_lines(path), start=1)
         )
 
     @classmethod
@@ -121,12 +116,9 @@ class Figures(Artefact):
     model_config = ConfigDict(extra="ignore")
 
 
-def whole_lines(path: Path, remedy: str) -> list[bytes]:
+def whole_lines(path: Path) -> list[bytes]:
     """The lines of a file with one object per line; a last one that a killed run cut short is omitted."""
-    try:
-        lines = read_file(path).splitlines()
-    except OSError as error:
-        raise InputError(f"{path}: cannot read: {error.strerror}; {remedy}") from error
+    lines = read_file(path).splitlines()
     if lines and not lines[-1].endswith(b"}"):
         lines.pop()
     return lines
@@ -244,9 +236,6 @@ class VocabularyInfo(Artefact):
     @classmethod
     def of(cls, path: Path) -> VocabularyInfo:
         """Read a vocab.txt: one token per line, and only a newline ends it."""
-        try:
-            data = read_file(path)
-        except OSError as error:
-            raise InputError(f"{path}: cannot read the vocabulary: {error.strerror}; check the path") from error
+        data = read_file(path)
         # Tokens may hold other characters that Unicode counts as line breaks.
         return cls(size=len(data.removesuffix(b"\n").split(b"\n")), sha256=hashlib.sha256(data).hexdigest())

@@ -1,26 +1,26 @@
-"""When a stage has nothing to do, and when it must refuse.
+"""When a stage has nothing to do, and when it must refuse; and folders that are written in groups.
 
 Every artefact has a settings file: the stage, its settings and the identity of its inputs. It is written before the
-work starts, so half-done work is only ever resumed with the settings it was begun with; the artefact's final file is written
-last, so its presence means that the artefact is complete. Together: same settings and final file present -> nothing to do;
-same settings, no final file -> resume; other settings -> refuse and say which one differs, unless `overwrite` is set.
-This is decided here, for commands and pipelines alike.
+work starts, so half-done work is only ever resumed with its own settings; the artefact's final file is written last, so its
+presence means that the artefact is complete.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from gaudi_bert.artefacts.store.mirrored_folder import fetch, names_in, remove
-from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.files import check_name, explained_os_errors, read_json, write_json
+from gaudi_bert.artefacts.base import Artefact
+from gaudi_bert.artefacts.store.mirrored_folder import fetch, is_mirrored, names_in, release, remove, shown_path
+from gaudi_bert.common.errors import InputError, shortened
+from gaudi_bert.common.files import check_name, exclusive_lock, explained_os_errors, json_digest, read_json, write_json
+from gaudi_bert.common.progress import Reporter
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Signature:
     @property
     def sha256(self) -> str:
         """The identity of all this."""
-        return hashlib.sha256(json.dumps(self.as_json(), sort_keys=True).encode("utf-8")).hexdigest()
+        return json_digest(self.as_json())
 
 
 def read_signature(path: Path) -> Signature:
@@ -53,9 +53,7 @@ def read_signature(path: Path) -> Signature:
     try:
         return TypeAdapter(Signature).validate_python(read_json(path))
     except ValidationError as error:
-        raise InputError(
-            f"{path}: is not the settings file of an artefact; make the artefact again with --overwrite"
-        ) from error
+        raise InputError(f"{path}: is not an artefact's settings file; make it again with --overwrite") from error
 
 
 def settings_path(artefact: Path, final: Path | None = None) -> Path:
@@ -88,7 +86,7 @@ def begin_artefact(artefact: Path, final: Path, signature: Signature, overwrite:
     check_name(artefact)
     settings = settings_path(artefact, final)
     fetch(settings, final)
-    difference = _other_settings(read_json(settings), signature.as_json()) if settings.exists() else None
+    difference = first_difference(read_json(settings), signature.as_json(), "now") if settings.exists() else None
     holds_something = artefact.exists()
     if artefact.is_dir():
         holds_something = any(not path.name.startswith(".") for path in _others(artefact, settings))
@@ -98,11 +96,9 @@ def begin_artefact(artefact: Path, final: Path, signature: Signature, overwrite:
     elif overwrite or not holds_something:
         remove_artefact(artefact, final)
     elif difference is not None:
-        raise InputError(f"{artefact} was written {difference}: choose another folder, or pass --overwrite")
+        raise InputError(f"{artefact} was written otherwise ({difference}); choose another folder, or pass --overwrite")
     else:
-        raise InputError(
-            f"{artefact}: exists, but {settings.name} does not describe it; choose another folder, or pass --overwrite"
-        )
+        raise InputError(f"{artefact}: exists and is not ours; choose another folder, or pass --overwrite")
     write_json(settings, signature.as_json())
     return False
 
@@ -126,65 +122,108 @@ def _others(artefact: Path, settings: Path) -> list[Path]:
     return [path for path in paths if path not in (settings, *folders)]
 
 
-# Settings that have an option of their own, by which users know them; all others are keys.
-# fmt: off
-OPTIONS = frozenset([
-    "algorithm", "columns", "depth", "duplicates", "evaluation_fraction", "group_bytes", "leftovers",
-    "masked_slots", "max_predictions", "max_sequence_length", "pooling", "seed", "to", "too_long", "train_vocab", "vocab",
-    "whole_word_masking",
-])
-# fmt: on
-
-
-def _other_settings(stored: Any, requested: Any) -> str | None:
-    """The first setting or input in which the stored artefact differs from the requested one."""
-    difference = _first_difference(stored, requested)
-    if difference is None:
-        return None
-    keys, *values = difference
-    kind, *inner = keys or ("settings", "value")
-    before, now = ("nothing" if value is _ABSENT else _short(value).strip('"') for value in values)
-    if kind == "inputs":
-        return f"from other input ({_joined(inner)}: {before} there, {now} now)"
-    if kind == "stage":
-        return f"by `{before}`, not by `{now}`"
-    name = f"--{inner[0].replace('_', '-')} " if len(inner) == 1 and inner[0] in OPTIONS else f"{_joined(inner)} = "
-    return f"with {name}{before}, not {name}{now}"
-
-
-def first_difference(stored: Any, right: Any, expected: str) -> str | None:
+def first_difference(stored: Any, right: Any, expected: str, path: str = "") -> str | None:
     """The first key in which two JSON values differ, with both values; `expected` states where the right one comes from."""
-    difference = _first_difference(stored, right)
-    if difference is None:
+    if isinstance(stored, dict) and isinstance(right, dict):
+        pairs = [(f"{path}.{key}", stored.get(key, _ABSENT), right.get(key, _ABSENT)) for key in {**stored, **right}]
+    elif isinstance(stored, list) and isinstance(right, list) and len(stored) == len(right):
+        pairs = [(f"{path}[{number}]", *values) for number, values in enumerate(zip(stored, right, strict=True))]
+    elif stored == right:
         return None
-    keys, *values = difference
-    before, now = ("absent" if value is _ABSENT else _short(value) for value in values)
-    return f"{_joined(keys) or 'value'}: {before} there, {now} {expected}"
-
-
-def _joined(keys: Sequence[str]) -> str:
-    """A path as messages have it: `shards[2].bytes`."""
-    return "".join(key if key.startswith("[") else f".{key}" for key in keys).removeprefix(".")
+    else:
+        before, now = ("absent" if value is _ABSENT else json.dumps(value) for value in (stored, right))
+        return f"{path.removeprefix('.') or 'value'}: {shortened(before, 60)} there, {shortened(now, 60)} {expected}"
+    return next(filter(None, (first_difference(one, other, expected, key) for key, one, other in pairs)), None)
 
 
 _ABSENT = object()
 
 
-def _first_difference(stored: Any, right: Any) -> tuple[tuple[str, ...], Any, Any] | None:
-    """The path to the first difference of two JSON values, and both values there."""
-    if isinstance(stored, dict) and isinstance(right, dict):
-        pairs = [(str(key), stored.get(key, _ABSENT), right.get(key, _ABSENT)) for key in {**stored, **right}]
-    elif isinstance(stored, list) and isinstance(right, list) and len(stored) == len(right):
-        pairs = [(f"[{number}]", *values) for number, values in enumerate(zip(stored, right, strict=True))]
-    else:
-        return None if stored == right else ((), stored, right)
-    for key, one, other in pairs:
-        difference = _first_difference(one, other)
-        if difference is not None:
-            return (key, *difference[0]), *difference[1:]
-    return None
+# --- folders that are written in groups
+#
+# A group is a pure function of its inputs and the settings. Its files come first and its summary (a manifest) last; the
+# folder's final file comes after all groups. So a killed run is continued by running it again. A kernel lock keeps two
+# writers of one group apart; in an object store locks do not exist, and they put equal bytes.
+
+_FETCHED_TOGETHER = 256
+"""Summaries that are on scratch at once."""
+
+Group = TypeVar("Group")
+Summary = TypeVar("Summary", bound=Artefact)
 
 
-def _short(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+@dataclass(frozen=True)
+class GroupedOutput(Generic[Group, Summary]):
+    """One such folder, whose file `final` is written last."""
+
+    folder: Path
+    final: Path
+    signature: Signature
+    summary: type[Summary]
+    summary_path: Callable[[Group], Path]
+    reporter: Reporter
+
+    def begin(self, overwrite: bool) -> bool:
+        """Make the folder ready; say whether it is finished already, which a read-only folder may be."""
+        finished = is_finished(self.folder, self.final, self.signature)
+        if not finished:
+            with exclusive_lock(settings_path(self.folder, self.final), str(self.folder), wait=True):
+                finished = begin_artefact(self.folder, self.final, self.signature, overwrite)
+        if finished:
+            self.reporter.say(f"{shown_path(self.folder)}: already there, nothing to do")
+        return finished
+
+    @contextmanager
+    def removed_on_bad_input(self) -> Iterator[None]:
+        """Inside the block, bad input leaves nothing half-written: a corrected input has no use for it."""
+        try:
+            yield
+        except InputError:
+            self.remove_all()
+            raise
+
+    def remove_all(self) -> None:
+        """Remove what there is of the folder."""
+        if is_mirrored(self.folder):
+            remove(*(self.folder / name for name in names_in(self.folder)))
+            return
+        remove_artefact(self.folder, self.final)
+        for folder in dict.fromkeys((self.final.parent, self.folder)):
+            for path in folder.glob(".*.lock"):
+                path.unlink(missing_ok=True)
+            if not any(folder.iterdir()):
+                folder.rmdir()
+
+    def completed(self, groups: Sequence[Group]) -> Iterator[tuple[Group, Summary]]:
+        """Yield those of `groups` that are complete with their summaries; a store's are fetched some at a time."""
+        for start in range(0, len(groups), _FETCHED_TOGETHER):
+            some = groups[start : start + _FETCHED_TOGETHER]
+            fetch(*map(self.summary_path, some))
+            yield from ((group, summary) for group in some if (summary := self._read(group)) is not None)
+            release(*map(self.summary_path, some))
+
+    def missing(self, groups: Sequence[Group]) -> list[Group]:
+        """Return those of `groups` that are still to be written."""
+        completed = {group for group, _ in self.completed(groups)}
+        if completed:
+            self.reporter.say(f"{shown_path(self.folder)}: {len(completed)} of {len(groups)} groups are there already")
+        return [group for group in groups if group not in completed]
+
+    @contextmanager
+    def writing(self, group: Group, name: str) -> Iterator[bool]:
+        """Hold the lock of a group; whether it is still to be written: another writer may have ended meanwhile."""
+        with exclusive_lock(self.summary_path(group), name):
+            yield is_mirrored(self.folder) or self._read(group) is None
+
+    def _read(self, group: Group) -> Summary | None:
+        summary = self.summary.read_if_present(self.summary_path(group))
+        return summary if summary is not None and self.is_complete(summary) else None
+
+    def is_complete(self, summary: Summary) -> bool:
+        """Whether a summary is of this output, and what it names is there."""
+        return True
+
+    def write_final(self, content: Artefact) -> None:
+        """Write the final file, under a lock: several may finish at once."""
+        with exclusive_lock(self.final, str(self.folder), wait=True):
+            content.write(self.final)

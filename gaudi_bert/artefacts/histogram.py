@@ -5,9 +5,7 @@ At the least such a file has `max_sequence_length` and `counts`, which is enough
 
 from __future__ import annotations
 
-import hashlib
 import itertools
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -20,6 +18,7 @@ from gaudi_bert.artefacts.base import LARGEST_COUNT, Artefact, Count, InputFile,
 from gaudi_bert.artefacts.packed import of_counts
 from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.errors import InputError, shortened
+from gaudi_bert.common.files import json_digest
 from gaudi_bert.common.progress import count_of, human_bytes
 
 
@@ -49,15 +48,12 @@ class CountedFile(InputFile):
     @model_validator(mode="after")
     def _adds_up(self) -> CountedFile:
         if (self.counts < 0).any():
-            raise ValueError(
-                f"{shortened(self.name)} has a negative count; lengths, masked positions and sequences are from 0"
-            )
+            raise ValueError(f"{shortened(self.name)} has a negative count; lengths, masked and sequences are from 0")
         rows = self.counts.tolist()  # Python's integers cannot overflow
         sequences, tokens = sum(row[2] for row in rows), sum(row[0] * row[2] for row in rows)
         if (sequences, tokens) != (self.sequences, self.tokens):
-            raise ValueError(
-                f"the counts of {shortened(self.name)} do not add up to its {self.sequences} sequences, {self.tokens} tokens"
-            )
+            stated = f"{self.sequences} sequences, {self.tokens} tokens"
+            raise ValueError(f"the counts of {shortened(self.name)} do not add up to its {stated}")
         return self
 
 
@@ -118,7 +114,7 @@ class HistogramFile(Artefact):
     @property
     def sha256(self) -> str:
         """The identity of all this, by which a plan knows it."""
-        return hashlib.sha256(json.dumps(self.as_json(), sort_keys=True).encode("utf-8")).hexdigest()
+        return json_digest(self.as_json())
 
     @model_validator(mode="after")
     def _agrees(self) -> HistogramFile:

@@ -1,8 +1,6 @@
 """The files of a packed folder: metadata.json, a manifest per group and verification.json; of TFRecords and of tables.
 
-metadata.json is written last, so a folder that has it is complete; the trainer takes every size from it. It holds
-totals, and arrays for each group. A manifest is written after the shards of its group. Those of packed tables have the
-same names, in the folder `__gaudi_bert__`.
+A manifest is written after the shards of its group, metadata.json last; those of packed tables are in `__gaudi_bert__`.
 """
 
 from __future__ import annotations
@@ -36,11 +34,10 @@ from gaudi_bert.artefacts.base import (
     VocabularyInfo,
 )
 from gaudi_bert.artefacts.completion import read_signature, settings_path
-from gaudi_bert.artefacts.printed import algorithm_line, packing_lines
 from gaudi_bert.artefacts.shards import GroupShards, Shard, ShardTable
 from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.errors import InputError, enumerated
-from gaudi_bert.common.features import PackingFigures
+from gaudi_bert.common.features import PackingFigures, algorithm_line, packing_lines
 from gaudi_bert.common.progress import count_of, human_bytes
 from gaudi_bert.config.values import matching
 
@@ -93,8 +90,8 @@ class PackedMetadata(Artefact):
         histogram: sequences of each length; the first entry is length 1.
     """
 
+    packs_name: ClassVar[str]
     shard_ending: ClassVar[str]
-    """Of the files of the shards."""
 
     format_version: Literal[2]
     tool_version: str
@@ -113,6 +110,19 @@ class PackedMetadata(Artefact):
     shard_multiple: Length
     groups: tuple[GroupShards, ...]
     histogram: tuple[Count, ...]
+
+    @classmethod
+    def read(cls, path: Path | str) -> Self:
+        """Read the metadata of a folder of such packs; any other folder is refused by what it holds."""
+        path = cls.path_in(path)
+        if not path.is_file():
+            folder = path.parents[cls.file_name.count("/")]
+            refuse_row_tables(folder)
+            for other in (Metadata, TableMetadata):
+                if other.path_in(folder).is_file():
+                    raise InputError(f"{folder}: holds {other.packs_name}, not {cls.packs_name}; give a folder of those")
+            raise InputError(f"{path}: missing, so the folder is not packed; run `gaudi-bert pack` to its end")
+        return super().read(path)
 
     @cached_property
     def shard_table(self) -> ShardTable:
@@ -140,7 +150,7 @@ class Metadata(PackedMetadata):
     remedy = "write the folder again"
     line_per_entry = ("groups",)
     rare = ("bad_files",)
-    shard_ending = ".tfrecord"
+    packs_name, shard_ending = "packed TFRecords", ".tfrecord"
     planned: ClassVar[tuple[str, ...]] = (
         *("max_sequence_length", "max_predictions", "masked_slots", "depth"),
         *("seed", "algorithm", "shard_multiple"),
@@ -153,21 +163,6 @@ class Metadata(PackedMetadata):
     vocabulary: VocabularyInfo | None
     input_files: Count
     bad_files: tuple[InputFile, ...] = ()
-
-    @classmethod
-    def read(cls, path: Path | str) -> Self:
-        """Read the metadata of a folder of packed TFRecords."""
-        path = cls.path_in(path)
-        if not path.exists():
-            refuse_row_tables(path.parent)
-            if TableMetadata.path_in(path.parent).exists():
-                raise InputError(
-                    f"{path.parent}: holds a packed table, not packed TFRecords; gaudi_bert.pytorch reads packed tables"
-                )
-            raise InputError(
-                f"{path}: missing, so the folder is not packed, or packing did not finish; run `gaudi-bert write` to its end"
-            )
-        return super().read(path)
 
     def summary(self) -> dict[str, Any]:
         """Return the totals, without the list of every shard."""
@@ -197,7 +192,7 @@ class TableMetadata(PackedMetadata):
     remedy = "pack the table again"
     line_per_entry = ("inputs", "groups")
     omits_defaults = True
-    shard_ending = ".parquet"
+    packs_name, shard_ending = "a packed table", ".parquet"
 
     format: Literal["table"]
     deepest_pack: Positive
@@ -210,20 +205,6 @@ class TableMetadata(PackedMetadata):
     group_bytes: Positive
     inputs: tuple[InputTable, ...]
     row_lengths: tuple[Length, ...] = ()
-
-    @classmethod
-    def read(cls, path: Path | str) -> Self:
-        """Read the metadata of a packed table."""
-        path = cls.path_in(path)
-        if not path.is_file():
-            folder = path.parent.parent
-            refuse_row_tables(folder)
-            if (folder / METADATA_NAME).is_file():
-                raise InputError(f"{folder}: holds packed TFRecords, not a packed table; give the records that were packed")
-            raise InputError(
-                f"{path}: missing, so the folder is not packed, or packing did not finish; run `gaudi-bert pack` again"
-            )
-        return super().read(path)
 
     def summary(self) -> dict[str, Any]:
         """Return all but the long lists."""

@@ -5,8 +5,6 @@ A plan is read at once: one of 20,000 groups takes 250 MiB.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections import Counter
 from collections.abc import Sequence
 from functools import cached_property
@@ -17,9 +15,9 @@ from pydantic import Field, model_validator
 from typing_extensions import Self
 
 from gaudi_bert.artefacts.base import Artefact, Count, InputFile, Length, Positive, Sha256, Share, VocabularyInfo
-from gaudi_bert.artefacts.printed import algorithm_line, packing_lines
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.features import PackingFigures
+from gaudi_bert.common.features import PackingFigures, algorithm_line, packing_lines
+from gaudi_bert.common.files import json_digest
 from gaudi_bert.common.progress import count_of
 
 _LARGEST_SHARD_MULTIPLE = 4096
@@ -69,13 +67,10 @@ class PlanTotals(Artefact):
 
     def choice_lines(self) -> list[str]:
         """Return how the packs were chosen."""
-        lines = [
-            f"the tokens alone need {count_of(self.token_bound, 'pack')}",
-            algorithm_line(self.algorithm, self.algorithms_used, self.depth_used),
-        ]
-        if self.masked_slots_needed:
-            lines.append(f"{self.masked_slots} masked slots per pack (the data need {self.masked_slots_needed})")
-        return lines
+        tokens = f"the tokens alone need {count_of(self.token_bound, 'pack')}"
+        masked = f"{self.masked_slots} masked slots per pack (the data need {self.masked_slots_needed})"
+        lines = [tokens, algorithm_line(self.algorithm, self.algorithms_used, self.depth_used)]
+        return [*lines, masked] if self.masked_slots_needed else lines
 
 
 class PlannedGroup(Artefact):
@@ -169,7 +164,7 @@ class Plan(Artefact):
     @property
     def sha256(self) -> str:
         """The identity of the plan's content."""
-        return hashlib.sha256(json.dumps(self.as_json(), sort_keys=True).encode("utf-8")).hexdigest()
+        return json_digest(self.as_json())
 
     @cached_property
     def mixture(self) -> dict[tuple[int, ...], int]:

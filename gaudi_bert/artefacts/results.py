@@ -6,20 +6,20 @@ default is one that is not always known (not skipped, not measured): it is omitt
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from gaudi_bert.artefacts.printed import skipped_note
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.progress import count_of, human_bytes
+from gaudi_bert.common.progress import count_of
 
 if TYPE_CHECKING:  # it needs numpy, and `run` starts without it
-    from gaudi_bert.artefacts.packed import PackedMetadata, Verification
+    from gaudi_bert.artefacts.packed import PackedMetadata, PackedSums, Verification
     from gaudi_bert.artefacts.plan import PlanTotals
 
 Content = TypeVar("Content", covariant=True)
+NOTHING_TO_DO = " (already there, nothing to do)"
 
 
 def to_json(result: Any) -> Any:
@@ -61,58 +61,40 @@ class StageOutput(Generic[Content]):
         """Return the lines of the content, the first of which reports where there was nothing to do."""
         content: Any = self.content
         first, *others = content.lines(**how)
-        return [first + skipped_note(self.skipped), *others]
+        return [first + NOTHING_TO_DO * self.skipped, *others]
 
 
 @dataclass(frozen=True)
-class PreparedShard:
-    """One shard of examples that are not finished: the sections of other shards."""
+class PlainResult:
+    """Result of a run without a complete artefact of its own: `text` for people, `facts` for `--json`."""
 
-    missing_sections: tuple[str, ...]
+    text: Sequence[str]
+    facts: Mapping[str, Any]
 
     def as_json(self) -> dict[str, Any]:
-        """The fields, and that it is not all."""
-        return {"finished": False, **_fields_as_json(self)}
-
-    def lines(self) -> list[str]:
-        """Return for people what other parts do."""
-        return [f"this part is done, {count_of(len(self.missing_sections), 'section')} to be done by other parts"]
-
-
-@dataclass(frozen=True)
-class TokenisedShard:
-    """Tokenised texts that are not finished: how many parts belong to other shards."""
-
-    parts: int
-    missing_parts: int
-
-    def lines(self) -> list[str]:
-        """Return for people what other parts do."""
-        return [f"{self.missing_parts} of {count_of(self.parts, 'part')} to be done by other shards"]
-
-
-@dataclass(frozen=True)
-class GroupsResult:
-    """Some groups of a packed folder that is not finished: those of one shard of the work."""
-
-    groups: int
-    groups_written: int
-    sequences: int
-    packs: int
-    tokens: int
+        """The facts alone."""
+        return dict(self.facts)
 
     def lines(self, **how: Any) -> list[str]:
-        """Return the line of a part, which has none of what `how` shows of the complete work."""
-        if not self.groups:
-            return ["nothing to do: there are fewer groups than parts"]
-        there = "" if self.groups_written else skipped_note(skipped=True)
-        counted = f"{count_of(self.sequences, 'sequence')} in {count_of(self.packs, 'pack')}{there}"
-        return [f"{count_of(self.groups, 'group')}: {counted}; --finish completes the work when all parts are done"]
+        """Return the text, which has none of what `how` shows of a complete artefact."""
+        return list(self.text)
 
 
-def of_all(result: StageOutput[Content] | GroupsResult) -> StageOutput[Content]:
+def result_of_part(groups: int, groups_written: int, sums: PackedSums | Verification) -> PlainResult:
+    """The result of a run that wrote or verified some groups of a packed folder, those of one part; `sums` are theirs."""
+    facts = {"groups": groups, "groups_written": groups_written}
+    facts |= {key: getattr(sums, key) for key in ("sequences", "packs", "tokens")}
+    if not groups:
+        return PlainResult(["nothing to do: there are fewer groups than parts"], facts)
+    counted = f"{count_of(sums.sequences, 'sequence')} in {count_of(sums.packs, 'pack')}"
+    there = "" if groups_written else NOTHING_TO_DO
+    line = f"{count_of(groups, 'group')}: {counted}{there}; --finish completes the work when all parts are done"
+    return PlainResult([line], facts)
+
+
+def require_complete(result: StageOutput[Content] | PlainResult) -> StageOutput[Content]:
     """The result of a run that does all parts, or finishes; one of a part is refused."""
-    if isinstance(result, GroupsResult):
+    if isinstance(result, PlainResult):
         raise InputError("only a part of the work is done, and all of it is needed here; leave out --shard")
     return result
 
@@ -155,40 +137,6 @@ class ByRowLength(Generic[Content]):
         where = {} if out is None else {length: {"out": out / f"rows-{length}"} for length in tables}
         lines = {length: each.lines(**how, **where.get(length, {})) for length, each in tables.items()}
         first, *others = lines.values()
-        of_all = [line for line in first if all(line in other for other in others)]
-        own = [f"rows of {length:,}: {line}" for length, each in lines.items() for line in each if line not in of_all]
-        return [*own, *of_all]
-
-
-@dataclass(frozen=True)
-class NothingToDo:
-    """A stage had nothing to do, and why; `facts` are what `--json` prints."""
-
-    reason: str
-    facts: Mapping[str, Any] = field(default_factory=dict)
-
-    def as_json(self) -> dict[str, Any]:
-        """The facts alone."""
-        return dict(self.facts)
-
-    def lines(self) -> list[str]:
-        """Return the reason for people."""
-        return [f"nothing to do: {self.reason}"]
-
-
-@dataclass(frozen=True)
-class ReportResult:
-    """The page, its size, and the figures of its summary by name."""
-
-    report: str
-    bytes: int
-    figures: dict[str, str]
-
-    def as_json(self) -> dict[str, Any]:
-        """The figures next to the other fields."""
-        return {**_fields_as_json(self, "figures"), **self.figures}
-
-    def lines(self) -> list[str]:
-        """Return for people the figures, and where the page is."""
-        figures = [f"{name}: {figure}" for name, figure in self.figures.items()]
-        return [*figures, f"the page: {self.report} ({human_bytes(self.bytes)}); open it in a browser"]
+        common = [line for line in first if all(line in other for other in others)]
+        own = [f"rows of {length:,}: {line}" for length, each in lines.items() for line in each if line not in common]
+        return [*own, *common]

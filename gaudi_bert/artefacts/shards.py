@@ -136,10 +136,8 @@ def count_shards(packs: int, total_bytes: int, shard_multiple: int, shard_bytes:
 def shard_bounds(packs: int, shards: int, packs_before: int) -> IntArray:
     """int64 [shards + 1]: shard s holds packs bounds[s] .. bounds[s + 1] - 1 of the group.
 
-    Shares differ by at most one pack. Where they do, the larger ones continue where the groups before
-    (`packs_before` packs in all) ended, as if all packs of the data set were dealt in turn: so the shares
-    of the ranks, which take every W-th shard, differ by at most one pack over the complete data set and not by
-    one per group.
+    Shares differ by at most one pack, and the larger ones continue where the groups before (`packs_before` packs in all)
+    ended: so those of ranks, which take every W-th shard, differ by one pack over the complete data set, not one per group.
     """
     share, larger = divmod(packs, shards)
     extra = (np.arange(shards) - packs_before) % shards < larger

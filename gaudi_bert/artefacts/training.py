@@ -50,16 +50,6 @@ class EvaluationFigures(LossFigures):
         return self.masked_lm_accuracy
 
     def line(self) -> str:
-        """For people."""
-        times = f", {self.masked_lm_accuracy / self.unigram_baseline:.2f} x" if self.unigram_baseline > 0 else ""
-        return (
-            f"masked-LM accuracy {self.masked_lm_accuracy:.4f} (unigram baseline {self.unigram_baseline:.4f}{times}), "
-            f"loss {self.masked_lm_loss:.4f}; next-sentence accuracy {self.next_sentence_accuracy:.4f} "
-            f"(baseline {self.next_sentence_baseline:.4f}), loss {self.next_sentence_loss:.4f}; "
-            f"over {self.sequences:,} sequences"
-        )
-
-    def summary_line(self) -> str:
         """Return the accuracies of both tasks in percent, each with its baseline of one answer for everything."""
         more = self.next_sentence_baseline
         baseline = "" if more is None else f" (the more frequent answer: {100 * more:.1f} %)"
@@ -118,7 +108,7 @@ class TrainingResult(_RunResult):
         if self.realized_speedup is not None:
             gain, limit = self.realized_speedup, self.packing_factor
             lines.append(f"{gain:.2f} times as fast as unpacked, measured; {limit:.2f} would be the limit")
-        return lines if self.evaluation is None else [*lines, f"held out: {self.evaluation.summary_line()}"]
+        return lines if self.evaluation is None else [*lines, f"held out: {self.evaluation.line()}"]
 
 
 class WordFigures(Figures):
@@ -156,15 +146,11 @@ class TableTraining(_RunResult):
     def lines(self) -> list[str]:
         """Return these of every run, and how well words are predicted."""
         lines = super().lines()
-        if self.evaluation is not None:
-            accuracy, baseline = self.evaluation.accuracy, self.evaluation.unigram_baseline
-            figures = f"accuracy {100 * accuracy:.1f} %, of one word for all {100 * baseline:.1f} %"
-            lines.append(f"held out: {figures}; perplexity {self.evaluation.perplexity:,.1f}")
-        return lines
+        return lines if self.evaluation is None else [*lines, f"held out: {self.evaluation.line()}"]
 
 
 class _EvaluatedCheckpoint(Figures):
-    """An evaluation: the update after which its checkpoint was written, and which mean its loss is."""
+    """The update after which an evaluated checkpoint was written, and which mean its loss is."""
 
     update: Count
     loss_per: Literal["token", "sequence"]
@@ -184,7 +170,7 @@ class EvaluationResult(EvaluationFigures, _EvaluatedCheckpoint):
 
     def lines(self) -> list[str]:
         """Return the figures for people."""
-        lines = [f"after update {self.update:,}: {self.summary_line()}"]
+        lines = [f"after update {self.update:,}: {self.line()}"]
         if self.largest_difference is not None:
             lines.append(f"the same sequences unpacked give the same figures, to {self.largest_difference:.1e}")
         return lines

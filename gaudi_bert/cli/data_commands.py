@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gaudi_bert.artefacts.results import ByRowLength, GroupsResult, PackResult
+from gaudi_bert.artefacts.results import ByRowLength, PackResult, PlainResult
 from gaudi_bert.cli import arguments, output
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import Reporter
@@ -274,7 +274,7 @@ def _pack_table(
     overrides: list[str],
     run: StageRun,
     verified: bool,
-) -> PackResult | GroupsResult | ByRowLength[PackResult | GroupsResult]:
+) -> PackResult | PlainResult | ByRowLength[PackResult | PlainResult]:
     """Pack a table, or a part of it."""
     from gaudi_bert.config.pipeline import section_from_options
     from gaudi_bert.config.sections import TableSettings

@@ -46,13 +46,10 @@ def random_words(count: int, seed: int, purpose: str, *indices: int) -> NDArray[
     return philox(seed, purpose, *indices).random_raw(count)
 
 
-def permutation(count: int, seed: int, purpose: str, *indices: int) -> IntArray:
-    """A permutation of 0 .. count - 1, int64, fixed for ever by its arguments."""
-    return permutation_of_kind(np.int64, count, seed, purpose, *indices)
-
-
-def permutation_of_kind(kind: type[np.signedinteger[Any]], count: int, seed: int, purpose: str, *indices: int) -> AnyArray:
-    """Return them in another integer type: of int32, ten million numbers take 40 MB and not 80."""
+def permutation(
+    count: int, seed: int, purpose: str, *indices: int, kind: type[np.signedinteger[Any]] = np.int64
+) -> AnyArray:
+    """A permutation of 0 .. count - 1, fixed for ever by its arguments; of int32, ten million numbers take 40 MB, not 80."""
     return _order_of_words(random_words(count, seed, purpose, *indices), kind)
 
 

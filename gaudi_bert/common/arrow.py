@@ -21,9 +21,8 @@ def require_pyarrow() -> Any:
         import pyarrow
     except ImportError as error:
         reason = " ".join(str(error).split())
-        raise InputError(
-            f"Parquet, Arrow and JSON lines need pyarrow ({reason}); run: {install_command('parquet')}"
-        ) from error
+        command = install_command("parquet")
+        raise InputError(f"Parquet, Arrow and JSON lines need pyarrow ({reason}); run: {command}") from error
     return pyarrow
 
 

@@ -1,13 +1,12 @@
 """How every numeric kernel is compiled: once per machine, vectorised, without the interpreter lock.
 
 numba keeps the machine code, in a folder that is named by the SHA-256 of the kernel's file, of all files of this package
-that it imports, directly or not, and of the compiler's versions: numba's own check overlooks a callee or a constant that
-changed in another file. The folder is in `NUMBA_CACHE_DIR`, if set (images set it, and compile when they are built), else in
-the user's cache folder, else in the temporary folder. What is in it is executed, so one into which others may write is
-refused; where there is none, or where it cannot be written, each process compiles for itself and reports that in one line.
+that it imports, and of the compiler's versions: numba's own check overlooks a callee or a constant that changed in another
+file. It is in `NUMBA_CACHE_DIR`, if set, as in images, which compile when they are built; else in the user's cache folder,
+else in the temporary folder. A folder into which others may write is refused; without one, each process compiles for itself.
 
-An image compiles for a named type of processor, so that its kernels serve every machine (`NUMBA_CPU_NAME=x86-64-v3`); on a
-processor that lacks the type's instructions, kernels are compiled for that machine alone.
+An image compiles for a named type of processor (`NUMBA_CPU_NAME=x86-64-v3`), so that its kernels serve every machine but
+those that lack its instructions, which compile for themselves.
 """
 
 from __future__ import annotations
@@ -16,18 +15,20 @@ import contextlib
 import fcntl
 import functools
 import hashlib
+import itertools
 import logging
 import os
 import re
 import stat
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 import llvmlite
 import numba
 import numpy
+from llvmlite import binding
 from numba import njit
 from numba.core.caching import CompileResultCacheImpl, FunctionCache
 
@@ -42,12 +43,18 @@ _IMPORT = re.compile(rf"^\s*(?:from|import)\s+({_PACKAGE.name}(?:\.\w+)*)", re.M
 _VERSIONS = f"{numba.__version__} {llvmlite.__version__} {numpy.__version__}"
 
 _IMAGE_PROCESSOR = "x86-64-v3"
-# That type of processor, with the carry-less multiplication that images add to it, in the words of /proc/cpuinfo.
-_IMAGE_PROCESSOR_FLAGS = frozenset(["avx2", "bmi1", "bmi2", "f16c", "fma", "movbe", "pclmulqdq", "popcnt", "sse4_2"])
+# That type of processor, with the carry-less multiplication that images add to it, in LLVM's words.
+_IMAGE_FEATURES = ("avx2", "bmi", "bmi2", "f16c", "fma", "movbe", "pclmul", "popcnt", "sse4.2")
 
-# A maximum may run in vector lanes: no kernel uses infinities or NaN. Sums keep their order and are not fused with products,
-# so that results are the same on every processor.
-_FLOAT_RELAXATIONS = frozenset({"nnan", "ninf", "nsz"})
+_OPTIONS = {
+    "nogil": True,
+    "boundscheck": False,
+    "error_model": "numpy",
+    # A maximum may run in vector lanes: no kernel uses infinities or NaN. Sums keep their order and are not fused with
+    # products, so that results are the same on every processor.
+    "fastmath": {"nnan", "ninf", "nsz"},
+    "no_cfunc_wrapper": True,
+}
 
 
 def kernel(function: Function) -> Function:
@@ -74,15 +81,7 @@ def inner_kernel(function: Function) -> Function:
 
 
 def _compiled(function: Function, **options: Any) -> Function:
-    relaxations = set(_FLOAT_RELAXATIONS)
-    options |= {
-        "nogil": True,
-        "boundscheck": False,
-        "error_model": "numpy",
-        "fastmath": relaxations,
-        "no_cfunc_wrapper": True,
-    }
-    compiled = njit(**options)(function)
+    compiled = njit(**_OPTIONS, **options)(function)
     if not numba.config.DISABLE_JIT:
         if _kernels_folder() is not None:
             compiled._cache = _KernelCache(function)  # noqa: SLF001 - numba has no other way to choose a cache
@@ -106,32 +105,29 @@ def inlined_kernel(function: Function) -> Function:
 
 
 @functools.cache
-def _source(file: Path) -> bytes:
-    return file.read_bytes()
-
-
-def _imported_files(file: Path) -> Iterator[Path]:
-    """Files of this package that `file` imports; all files of a folder where it imports from the folder as such."""
-    for name in _IMPORT.findall(_source(file).decode("utf-8")):
-        path = _PACKAGE.parent.joinpath(*name.split("."))
-        module = path.with_suffix(".py")
-        yield from [module] if module.is_file() else sorted(path.rglob("*.py"))
+def _hash_and_imports(file: Path) -> tuple[bytes, frozenset[Path]]:
+    """The SHA-256 of a source, and the files of this package that it imports, or the folders of which it does."""
+    source = file.read_bytes()
+    paths = (_PACKAGE.parent.joinpath(*name.split(".")) for name in _IMPORT.findall(source.decode("utf-8")))
+    modules = ((path.with_suffix(".py"), path) for path in paths)
+    imported = ([module] if module.is_file() else folder.rglob("*.py") for module, folder in modules)
+    return hashlib.sha256(source).digest(), frozenset(itertools.chain.from_iterable(imported))
 
 
 @functools.cache
-def source_digest(file: Path) -> str:
+def _source_digest(file: Path) -> str:
     """Return the SHA-256 of what the machine code of kernels in `file` depends on.
 
     A digest of the package would be simpler, and compile all kernels again after every edit, which takes minutes.
     """
     files, waiting = {file}, [file]
     while waiting:
-        new = set(_imported_files(waiting.pop())) - files
+        new = _hash_and_imports(waiting.pop())[1] - files
         files |= new
         waiting += new
     digest = hashlib.sha256(_VERSIONS.encode())
     for path in sorted(files):
-        digest.update(path.name.encode() + b"\0" + hashlib.sha256(_source(path)).digest())
+        digest.update(path.name.encode() + b"\0" + _hash_and_imports(path)[0])
     return digest.hexdigest()
 
 
@@ -166,7 +162,7 @@ class _Locator:
     """The folder of a kernel's machine code, under the names by which numba asks for it."""
 
     def __init__(self, function: Callable[..., Any], file: str) -> None:
-        self._line, self._digest = function.__code__.co_firstlineno, source_digest(Path(file).resolve())
+        self._line, self._digest = function.__code__.co_firstlineno, _source_digest(Path(file).resolve())
         self._py_file = file  # numba names it in a warning
         self._folder = Path(_kernels_folder() or "", f"{Path(file).stem}-{self._digest}")
 
@@ -228,25 +224,7 @@ def _say_once(line: str) -> None:
     _LOGGER.warning("gaudi-bert: %s", line)
 
 
-# --- the processor
-
-
-def processor_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
-    """Return what the processor can do, in the words of /proc/cpuinfo; empty where that is unknown."""
-    try:
-        lines = cpuinfo.read_text(encoding="ascii", errors="replace").splitlines()
-    except OSError:
-        return frozenset()
-    return next((frozenset(line.split(":", 1)[1].split()) for line in lines if line.startswith("flags")), frozenset())
-
-
-def fall_back_to_own_processor(flags: frozenset[str]) -> None:
-    """Compile for the machine itself where it lacks instructions of the processor that an image's kernels were built for."""
-    if numba.config.CPU_NAME == _IMAGE_PROCESSOR and not flags >= _IMAGE_PROCESSOR_FLAGS:
-        for name in ("NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES"):
-            os.environ.pop(name, None)
-        numba.config.reload_config()
-
-
-if numba.config.CPU_NAME == _IMAGE_PROCESSOR:
-    fall_back_to_own_processor(processor_flags())
+if numba.config.CPU_NAME == _IMAGE_PROCESSOR and not all(map(binding.get_host_cpu_features().get, _IMAGE_FEATURES)):
+    for name in ("NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES"):  # for this machine, which is older than that processor
+        os.environ.pop(name, None)
+    numba.config.reload_config()

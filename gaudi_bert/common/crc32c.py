@@ -1,21 +1,18 @@
 """CRC-32C (Castagnoli), as TFRecord uses it: by the processor's instructions where it has them, by tables elsewhere.
 
-The CRC instruction has a latency of three cycles and can start every cycle, so three thirds of a run are
-computed side by side and joined. The CRC is linear: appending n zero bytes multiplies the register by x**(8n)
-modulo the polynomial, which is one carry-less multiplication (PCLMULQDQ) by a constant and one CRC
-instruction that reduces the product (V. Gopal et al., "Fast CRC Computation for iSCSI Polynomial Using CRC32
-Instruction", Intel 2011). Bits are reflected: bit 31 of a register is x**0, and the product of two registers,
-taken as eight bytes of data, is reduced with a further factor of x**33; so the constant for n bytes is x**(8n
-- 33). Without these instructions: slicing by eight (M. Kounavis and F. Berry, 2005).
-
-A TFRecord stores a *masked* CRC: rotated right by 15 bits, plus 0xA282EAD8.
+The CRC instruction has a latency of three cycles and can start every cycle, so three thirds of a run are computed side by
+side and joined: appending n zero bytes multiplies the register by x**(8n) modulo the polynomial, one carry-less
+multiplication (PCLMULQDQ) by a constant and one CRC instruction that reduces the product (V. Gopal et al., Intel 2011). Bits
+are reflected: bit 31 of a register is x**0, and the product of two registers, taken as eight bytes of data, is reduced with
+a further factor of x**33; so the constant for n bytes is x**(8n - 33). Without these instructions: slicing by eight (M.
+Kounavis and F. Berry, 2005). A TFRecord stores a *masked* CRC: rotated right by 15 bits, plus 0xA282EAD8.
 """
 
 from __future__ import annotations
 
 import platform
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from llvmlite import binding, ir
@@ -31,32 +28,13 @@ _ALL_ONES = 0xFFFFFFFF
 _MOST_WORDS = 512  # of a third that is joined at once
 
 
-def _has_instructions() -> bool:
-    """Whether compiled code may use the CRC-32C and carry-less multiplication instructions of x86."""
-    if platform.machine().lower() not in ("x86_64", "amd64"):
-        return False
-    if config.CPU_NAME is not None or config.CPU_FEATURES is not None:  # numba compiles for another processor
-        return {"+sse4.2", "+pclmul"} <= set((config.CPU_FEATURES or "").split(","))
-    features = binding.get_host_cpu_features()
-    return bool(features.get("sse4.2")) and bool(features.get("pclmul"))
-
-
-HAS_INSTRUCTIONS = _has_instructions()
-"""Whether CRC instructions are used."""
-
-
-class _CrcKernels(NamedTuple):
-    """One way to compute CRC-32C.
-
-    Attributes:
-        run: of `count` bytes at an address, continuing from a CRC (0 to begin).
-        append: of two runs of bytes, from that of the first, the number of bytes of the second, and that of the second.
-        of_word: of the eight bytes of one word: a record's length.
-    """
-
-    run: Callable[[int, int, int], int]
-    append: Callable[[int, int, int], int]
-    of_word: Callable[[int], int]
+if platform.machine().lower() not in ("x86_64", "amd64"):
+    HAS_INSTRUCTIONS = False
+elif config.CPU_NAME is not None or config.CPU_FEATURES is not None:  # numba compiles for another processor
+    HAS_INSTRUCTIONS = {"+sse4.2", "+pclmul"} <= set((config.CPU_FEATURES or "").split(","))
+else:
+    HAS_INSTRUCTIONS = all(map(binding.get_host_cpu_features().get, ("sse4.2", "pclmul")))
+"""Whether compiled code uses the CRC-32C and carry-less multiplication instructions of x86."""
 
 
 def _call(builder: Any, name: str, result: Any, arguments: list[Any]) -> Any:
@@ -207,11 +185,13 @@ def _table_word(word: int) -> int:
     return crc ^ _ALL_ONES
 
 
-BY_TABLES = _CrcKernels(_table_run, _table_append, _table_word)
-BY_INSTRUCTIONS = _CrcKernels(_hardware_run, _hardware_append, _hardware_word)
+BY_TABLES = (_table_run, _table_append, _table_word)
+BY_INSTRUCTIONS = (_hardware_run, _hardware_append, _hardware_word)
+"""One way to compute CRC-32C: of `count` bytes at an address, continuing from a CRC (0 to begin); of two runs of bytes, from
+that of the first, the number of bytes of the second, and that of the second; of the eight bytes of one word."""
 
 crc32c_at, append_crc, crc_of_word = BY_INSTRUCTIONS if HAS_INSTRUCTIONS else BY_TABLES
-"""The fields of `_CrcKernels` of the way that this processor takes, for use inside other kernels."""
+"""The way that this processor takes, for use inside other kernels."""
 
 
 @inlined_kernel

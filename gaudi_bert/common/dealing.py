@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from gaudi_bert.common.arrays import AnyArray, Int32Array, IntArray, permutation, permutation_of_kind, random_words
+from gaudi_bert.common.arrays import AnyArray, Int32Array, IntArray, permutation, random_words
 from gaudi_bert.common.compiled import kernel
 from gaudi_bert.common.errors import InputError
 
@@ -77,7 +77,7 @@ def _by_length(lengths: AnyArray, firsts: IntArray, seed: int, group: int) -> An
     """The numbers of all sequences by their lengths, those of one length in their random order."""
     number = np.int32 if lengths.size < 1 << 31 else np.int64
     if lengths.size < _COMPILED_FROM:
-        order = permutation_of_kind(number, lengths.size, seed, "sequences", group)
+        order = permutation(lengths.size, seed, "sequences", group, kind=number)
         return order[np.argsort(lengths[order], kind="stable")]
     order = np.empty(lengths.size, number)
     bits = max(1, (lengths.size // 4096).bit_length())  # a shift by all 64 bits is undefined
@@ -89,7 +89,7 @@ def _by_length(lengths: AnyArray, firsts: IntArray, seed: int, group: int) -> An
 
 @kernel
 def _order_words(words: NDArray[np.uint64], bits: int, order: AnyArray) -> None:
-    """The stable argsort of uniform words, as `permutation_of_kind` has it, by their first `bits` bits and then by others.
+    """The stable argsort of uniform words, as `permutation` has it, by their first `bits` bits and then by others.
 
     What has the same first bits stays in the processor's cache; there each word is inserted where few others are.
     """
@@ -161,7 +161,5 @@ def _check_slots(lengths: AnyArray, flat: Int32Array, repeats: IntArray) -> None
     np.add.at(planned, flat, repeats)
     if not np.array_equal(counted, planned):
         length = int(np.flatnonzero(counted != planned)[0])
-        raise InputError(
-            f"the plan has slots for {planned[length]} sequences of length {length}, the records hold {counted[length]};"
-            " make the histogram and the plan again"
-        )
+        slots = f"{planned[length]} sequences of length {length}, the records hold {counted[length]}"
+        raise InputError(f"the plan has slots for {slots}; make the histogram and the plan again")

@@ -6,9 +6,13 @@ A feature's number is its position in the order of the names, which is the order
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Literal
+
+from gaudi_bert.common.errors import enumerated
+from gaudi_bert.common.progress import count_of
 
 Axis = Literal["tokens", "masked", "sequences"]
 """What the values of a feature are counted by: slots of the row, masked slots, or sequences of the row."""
@@ -99,6 +103,28 @@ class PackingFigures:
         """The figures as artefacts store and print them."""
         counted, derived = ("sequences", "packs", "tokens"), ("padding_tokens", "efficiency", "packing_factor")
         return {name: getattr(self, name) for name in (*counted, *derived, "lower_bound", "gap")}
+
+
+def packing_lines(packed: Any, rows: int | None = None) -> list[str]:
+    """Return the lines of packs: of how many sequences (or `rows` of a table), and how full they are.
+
+    `packed` are the totals of a plan, or the metadata of a folder.
+    """
+    proven = f"{packed.gap:,} more than the proven minimum" if packed.gap else "proven: none fewer is possible"
+    sequences = count_of(packed.sequences, "sequence")
+    if rows is not None and rows != packed.sequences:
+        sequences = f"{count_of(rows, 'row')} ({sequences})"
+    return [
+        f"{sequences} became {count_of(packed.packs, 'pack')} ({packed.packing_factor:.2f} times fewer), {proven}",
+        f"{100 * packed.efficiency:.2f} % of the slots hold tokens",
+    ]
+
+
+def algorithm_line(algorithm: str, used: Sequence[str], depth: int | None) -> str:
+    """Return which algorithms packed; `used` are those that `algorithm` chose."""
+    others = [name for name in used if name != algorithm]
+    heuristics = f" (by {enumerated(others)})" if others else ""
+    return f"algorithm {algorithm}{heuristics}, depth {depth}"
 
 
 # --- names that stand for data instead of a file: the documentation that every CPython carries

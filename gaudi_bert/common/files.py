@@ -70,7 +70,10 @@ def regular(path: Path | str) -> Path:
     libraries that call a file without permission missing. An operating system error is raised as it is: the reader knows
     the remedy.
     """
-    kind = _KINDS.get(stat.S_IFMT(os.stat(_possible(path)).st_mode))
+    try:
+        kind = _KINDS.get(stat.S_IFMT(os.stat(path).st_mode))
+    except ValueError as error:  # also a name that cannot be encoded
+        raise InputError(f"{shown(str(path))}: invalid path: it has a NUL or a lone surrogate; correct it") from error
     if kind is not None:
         raise InputError(f"{shortened(str(path), 300)}: is {kind}; give a file, which has an end")
     if not os.access(path, os.R_OK, effective_ids=True):
@@ -84,8 +87,8 @@ def open_file(path: Path | str) -> BinaryIO:
 
 
 def read_file(path: Path | str) -> bytes:
-    """The content of a file."""
-    with open_file(path) as handle:
+    """The content of a file; that it cannot be read is one line."""
+    with explained_os_errors(Path(path), "read"), open_file(path) as handle:
         return handle.read()
 
 
@@ -100,19 +103,11 @@ def file_identity(path: Path) -> str:
 
 def read_text(path: Path | str) -> str:
     """The content of a file of UTF-8; every end of a line is a line feed."""
-    with open(regular(path), encoding="utf-8") as handle:
-        return handle.read()
-
-
-def _possible(path: Path | str) -> Path | str:
-    """`path`, which may be one: the operating system takes no NUL and no half characters."""
-    text = os.fspath(path)
     try:
-        if b"\0" not in os.fsencode(text):
-            return path
-    except UnicodeEncodeError:
-        pass
-    raise InputError(f"{shown(text)}: invalid path: it has a NUL or a lone surrogate; correct it")
+        with explained_os_errors(Path(path), "read"), open(regular(path), encoding="utf-8") as handle:
+            return handle.read()
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: not UTF-8 at byte {error.start}; save it as UTF-8") from error
 
 
 def followed(path: Path) -> Path:
@@ -130,10 +125,8 @@ def check_model(path: Path) -> None:
         return
     if _HUB_NAME.fullmatch(str(path)) is None:
         raise InputError(f"{path}: no such folder; check the path")
-    raise InputError(
-        f"{path}: no folder here; download it first: "
-        f"`hf download {path} --local-dir {path.name}`, then give {path.name}; or check the path"
-    )
+    command = f"`hf download {path} --local-dir {path.name}`"
+    raise InputError(f"{path}: no folder here; download it by {command} and give {path.name}, or check the path")
 
 
 def check_name(path: Path) -> None:
@@ -171,9 +164,7 @@ def url_of(location: str | Path) -> str:
         raise InputError(f"{location}: is not an object-store URL; write for example s3://bucket/prefix")
     scheme, rest = match[1], match[2].rstrip("/")
     if "@" in rest.split("/")[0] and scheme in ("s3", "gs", "http", "https"):
-        raise InputError(
-            f"{scheme}://...: a URL with credentials in it; leave them out, the store's own variables or files give them"
-        )
+        raise InputError(f"{scheme}://...: a URL with credentials in it; leave them to the store's variables or files")
     return f"{scheme}://{rest}"
 
 
@@ -200,13 +191,19 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
     """Open `path` for writing so that it appears complete or not at all.
 
     The temporary name is `.<name>.<8 hexadecimal digits>.tmp`, so listings that skip dot files never see it. On an exception
-    it is removed. Of several processes that write the same file, the last one to finish keeps it.
+    it is removed, and after a kill by the next writer. Of several processes that write the same file, the last one to finish
+    keeps it.
     """
     path = Path(path)
     check_name(path)
     with explained_os_errors(path, "write"):
         path.parent.mkdir(parents=True, exist_ok=True)
-        _remove_abandoned(path)
+        written = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{8}}\.tmp")
+        for abandoned in [path.with_name(each) for each in os.listdir(path.parent) if written.fullmatch(each)]:
+            # An error: its writer still writes or ends at this moment, or the file is not ours.
+            with suppress(OSError), open(os.open(abandoned, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as other:
+                fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                abandoned.unlink()
         temporary, handle = _new_temporary(path)
         with handle:
             try:
@@ -233,16 +230,6 @@ def _new_temporary(path: Path) -> tuple[Path, BinaryIO]:
         if temporary.exists():  # nobody took it for abandoned before it was locked
             return temporary, handle
         handle.close()
-
-
-def _remove_abandoned(path: Path) -> None:
-    """Remove the temporary files of killed writers of `path`: nobody holds their locks."""
-    name = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{8}}\.tmp")
-    for temporary in [path.with_name(each) for each in os.listdir(path.parent) if name.fullmatch(each)]:
-        # An error: its writer still writes or ends at this moment, or the file is not ours.
-        with suppress(OSError), open(os.open(temporary, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as handle:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            temporary.unlink()
 
 
 def move_finished_file(temporary: Path, path: Path) -> None:
@@ -316,12 +303,15 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
 
 
+def json_digest(value: Any) -> str:
+    """The SHA-256 of a JSON value, whatever the order of its keys."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode("utf-8")).hexdigest()
+
+
 def read_json(path: Path) -> Any:
     """Read a JSON file."""
     try:
         return json.loads(read_text(path))
-    except OSError as error:
-        raise InputError(f"{path}: cannot read: {error.strerror}; check the path") from error
     except (ValueError, RecursionError) as error:
         reason = "nested too deep" if isinstance(error, RecursionError) else shortened(str(error), 160)
         raise InputError(f"{path}: not a JSON file ({reason}); make it again with the command that writes it") from error
@@ -343,7 +333,10 @@ def exclusive_lock(path: Path, what: str, wait: bool = False) -> Iterator[None]:
         lock_path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
     try:
-        _check_lock(lock_path, descriptor)
+        # A file that has the name of a lock and holds something else would be lost.
+        content = os.pread(descriptor, _LOCK_BYTES + 1, 0) if stat.S_ISREG(os.fstat(descriptor).st_mode) else b"no file"
+        if len(content) > _LOCK_BYTES or not (content.startswith(b"process ") or content.isspace() or not content):
+            raise InputError(f"{lock_path}: has the name of a lock, but is another file; remove it")
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError as error:
@@ -357,13 +350,6 @@ def exclusive_lock(path: Path, what: str, wait: bool = False) -> Iterator[None]:
             _name_holder(descriptor, "")  # what is finished names no process and no host
     finally:
         os.close(descriptor)
-
-
-def _check_lock(path: Path, descriptor: int) -> None:
-    """Refuse a file that has the name of a lock and holds something else, which would be lost."""
-    content = os.pread(descriptor, _LOCK_BYTES + 1, 0) if stat.S_ISREG(os.fstat(descriptor).st_mode) else b"no file"
-    if len(content) > _LOCK_BYTES or not (content.startswith(b"process ") or content.isspace() or not content):
-        raise InputError(f"{path}: has the name of a lock, but is another file; remove it")
 
 
 def _name_holder(descriptor: int, holder: str) -> None:

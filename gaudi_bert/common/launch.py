@@ -52,9 +52,7 @@ def find_launch(environment: Mapping[str, str] | None = None) -> Launch | None:
             continue  # other programs have variables of these names
         rank, size = variables[rank_name], variables[size_name]
         if not (rank.isdecimal() and size.isdecimal() and int(rank) < int(size)):
-            raise InputError(
-                f"{rank_name}={rank} and {size_name}={size} are not 0 <= rank < size; unset both, or use {launcher}"
-            )
+            raise InputError(f"{rank_name}={rank}, {size_name}={size}: not 0 <= rank < size; unset both, or use {launcher}")
         return Launch(launcher, int(rank), int(size))
     node = find_node(variables)
     return Launch("Kubernetes", node.rank, node.count) if node is not None and node.processes == 1 else None
@@ -179,10 +177,8 @@ def _slurm_part(variables: Mapping[str, str]) -> tuple[int, int]:
     )
     step = _number("auto", variables, _SLURM_STEP, "a Slurm array") if _SLURM_STEP in variables else 1
     if step != 1 or last - first + 1 != count:
-        raise InputError(
-            f"--shard auto: the {count} tasks of this array go from {first} to {last} in steps of {step}; "
-            f"use an array without gaps, --array={first}-{first + count - 1}, or write K/N"
-        )
+        tasks = f"the {count} tasks of this array go from {first} to {last} in steps of {step}"
+        raise InputError(f"--shard auto: {tasks}; use an array without gaps, or write K/N")
     if not first <= task <= last:
         raise InputError(f"--shard auto: {_SLURM_ID} is {task}, and the array goes from {first} to {last}; write K/N")
     return task - first, count

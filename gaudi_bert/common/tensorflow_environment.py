@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
-from gaudi_bert.common.cores import limited_cores
 from gaudi_bert.common.files import explained_os_errors
+from gaudi_bert.common.threads import limited_cores
 
 # TensorFlow reports every step of its graph optimisers, and quotes damaged records; our own errors say it in one line.
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3"}

@@ -1,7 +1,7 @@
 """A pipeline file: its type, how it is read and refused, and the page of all its keys.
 
-A pipeline file is YAML; every key is optional. An unknown key or a wrong value is refused with the path of the key, what is
-allowed and, for a misspelt key, the nearest right one. `--set packing.depth=4` changes one value after the file is read.
+An unknown key or a wrong value is refused with the path of the key, what is allowed and, for a misspelt key, the nearest
+right one. `--set packing.depth=4` changes one value after the file is read.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import date
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
 from pydantic import Field, ValidationError, model_validator
@@ -121,20 +121,11 @@ class PipelineSettings(Settings):
     def _training_fits_the_cluster(self) -> PipelineSettings:
         kind = self.training_kind
         if self.trains_on_nodes and self.container_engine == "tensorflow":
-            raise ValueError(
-                f"kubernetes.training is `{kind}`, but TensorFlow's workers ({self.resources.workers}) need an MPIJob; "
-                "set kubernetes.training to mpijob or auto, or training.engine to pytorch"
-            )
+            raise ValueError(f"kubernetes.training is `{kind}`, but TensorFlow's workers need an MPIJob; set it to auto")
         if self.trains_as_mpijob and self.container_engine == "pytorch" and self.images.train is None:
-            raise ValueError(
-                "kubernetes.training is `mpijob`, but the images of PyTorch have neither sshd nor Open MPI; "
-                "set kubernetes.training to auto, training.engine to tensorflow, or images.train to an image that has them"
-            )
+            raise ValueError("kubernetes.training is `mpijob`, for which PyTorch's images have no sshd; set it to auto")
         if self.kubernetes.efa and not (self.resources.cards and self.trains_as_mpijob):
-            raise ValueError(
-                "kubernetes.efa is for an MPIJob on cards; set resources.cards, resources.workers and training.engine: "
-                "tensorflow, or kubernetes.efa to 0"
-            )
+            raise ValueError("kubernetes.efa is for an MPIJob of TensorFlow on cards; set it to 0")
         return self
 
 
@@ -154,14 +145,8 @@ def load_pipeline(
     source = str(path) if path is not None else "the settings"
     mapping: Any = {}
     if path is not None:
-        try:
-            mapping = parse_yaml(read_text(path), str(path))
-        except OSError as error:
-            raise InputError(f"{path}: cannot read the pipeline file: {error.strerror}; check the path") from error
-        except UnicodeDecodeError as error:
-            raise InputError(f"{path}: not a YAML file: {error}") from error
-        if mapping is None:
-            mapping = {}
+        mapping = parse_yaml(read_text(path), str(path))
+        mapping = {} if mapping is None else mapping
         if not isinstance(mapping, dict):
             raise InputError(f"{path}: a pipeline file holds `key: value` pairs, not a {type(mapping).__name__}")
     typed = {}
@@ -241,38 +226,18 @@ def settings_schema() -> dict[str, Any]:
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **PipelineSettings.model_json_schema()}
 
 
-class _Key(NamedTuple):
-    """A key for people: its values, its default and what it means."""
-
-    name: str
-    allowed: str
-    default: str
-    meaning: str
-
-    def row(self) -> str:
-        """A row of a Markdown table."""
-        default = self.default and f"`{self.default}`"
-        meaning = self.meaning.replace("|", "\\|")
-        return f"| `{self.name}` | {self.allowed} | {default} | {meaning} |"
-
-    def paragraph(self) -> str:
-        """For a terminal."""
-        default = self.default and f"; default {self.default}"
-        return f"{self.name}: {self.allowed.replace('`', '')}{default}" + (self.meaning and f"\n    {self.meaning}")
-
-
 def settings_page(only: str | None = None, *, markdown: bool = True) -> list[str]:
     """The lines of the page, or those of one section or key alone; as Markdown, or for a terminal."""
     defaults = PipelineSettings()
     sections = {"": defaults, **{name: section for name, section in defaults if isinstance(section, Settings)}}
-    keys = {name: list(_keys(section, f"{name}." if name else "")) for name, section in sections.items()}
+    keys = {name: dict(_keys(section, f"{name}." if name else "", markdown)) for name, section in sections.items()}
     lines = []
     if only is None:
         lines += ["# Every key of a pipeline file", ""] * markdown + [*_INTRODUCTION, ""]
     elif only in sections:
         keys = {only: keys[only]}
     else:
-        own = [key for section in keys.values() for key in section if f"{key.name}.".startswith(f"{only}.")]
+        own = {key: line for section in keys.values() for key, line in section.items() if f"{key}.".startswith(f"{only}.")}
         if not own:
             problem = f"no section or key of a pipeline file; {nearest_keys(only, PipelineSettings)}"
             raise InputError(f"{shortened(only)}: {problem}")
@@ -281,7 +246,7 @@ def settings_page(only: str | None = None, *, markdown: bool = True) -> list[str
         if name:
             title = (type(sections[name]).__doc__ or "").splitlines()[0]
             lines += [*([""] if lines else []), *([f"## {name}", "", title, ""] if markdown else [f"{name}: {title}", ""])]
-        lines += _TABLE * markdown + [key.row() if markdown else key.paragraph() for key in section]
+        lines += _TABLE * markdown + list(section.values())
     return lines
 
 
@@ -292,15 +257,21 @@ _INTRODUCTION = (
 )
 
 
-def _keys(defaults: Settings, prefix: str) -> Iterator[_Key]:
-    """Each key, and each of those below it; the sections of a pipeline file have tables of their own."""
+def _keys(defaults: Settings, prefix: str, markdown: bool) -> Iterator[tuple[str, str]]:
+    """Each key with its line, and each of those below it; the sections of a pipeline file have tables of their own."""
     for name, field in type(defaults).model_fields.items():
-        default = getattr(defaults, name)
-        if not isinstance(default, Settings):
-            shown = "" if default is None else yaml.safe_dump(default, default_flow_style=True).splitlines()[0]
-            yield _Key(f"{prefix}{name}", allowed_values(field), shown, field.description or "")
-        elif prefix:
-            yield from _keys(default, f"{prefix}{name}.")
+        default, key, meaning = getattr(defaults, name), f"{prefix}{name}", field.description or ""
+        if isinstance(default, Settings):
+            if prefix:
+                yield from _keys(default, f"{key}.", markdown)
+            continue
+        shown = "" if default is None else yaml.safe_dump(default, default_flow_style=True).splitlines()[0]
+        if markdown:
+            escaped = meaning.replace("|", "\\|")
+            yield key, f"| `{key}` | {allowed_values(field)} | {shown and f'`{shown}`'} | {escaped} |"
+        else:
+            limits = allowed_values(field).replace("`", "") + (shown and f"; default {shown}")
+            yield key, f"{key}: {limits}" + (meaning and f"\n    {meaning}")
 
 
 # --- YAML that people write, with what could take for ever or hide a mistake refused
@@ -362,9 +333,8 @@ def parse_yaml(text: str, source: str) -> Any:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark is not None else ""
-        raise InputError(
-            f"{source}: {where}not valid YAML: {shortened(str(error.problem or error.context), 200)}"
-        ) from error
+        reason = shortened(str(error.problem or error.context), 200)
+        raise InputError(f"{source}: {where}not valid YAML: {reason}") from error
     except (yaml.YAMLError, ValueError) as error:
         # PyYAML raises ValueError for numbers and dates that cannot be.
         raise InputError(f"{source}: not a YAML file: {shortened(str(error), 240)}") from error

@@ -36,11 +36,11 @@ class ImageSettings(Settings):
 
 
 class PodResources(Settings):
-    """Resources of one container; where only `memory` is given, the limit is not that of another memory."""
+    """Resources of a container that prepares, counts, plans, writes or verifies; `memory` alone is the limit, too."""
 
     cpu: Quantity = Field("80m", description="cores; a limit only for training on cards, where request and limit are equal")
     memory: Quantity = "256Mi"
-    memory_limit: Quantity | None
+    memory_limit: Quantity | None = Field("2Gi", description="where `memory` is set: the same by default")
 
     @model_validator(mode="before")
     @classmethod
@@ -48,12 +48,6 @@ class PodResources(Settings):
         if isinstance(values, Mapping) and "memory" in values and "memory_limit" not in values:
             return {**values, "memory_limit": values["memory"]}
         return values
-
-
-class DataPodResources(PodResources):
-    """Resources of a container that prepares, counts, plans, writes or verifies."""
-
-    memory_limit: Quantity | None = Field("2Gi", description="where `memory` is set: the same by default")
 
 
 class TrainingPodResources(PodResources):
@@ -73,7 +67,7 @@ class ResourceSettings(Settings):
     cards: Literal[0, 1, 2, 4, 8] = Field(0, description="Gaudi cards per worker, one process for each; 0: CPU, one process")
     data_workers: int = Field(1, ge=1, le=10_000, description="containers that prepare, count, write and verify at once")
     data_processes: int = Field(2, ge=1, le=1024, description="processes or threads in each of them; each takes memory")
-    data: DataPodResources = Field(default_factory=DataPodResources)
+    data: PodResources = Field(default_factory=PodResources)
     training: TrainingPodResources = Field(default_factory=TrainingPodResources)
     hugepages_2Mi: Quantity = Field("0", description="2 MiB huge pages per training worker, e.g. 95000Mi for 8 Gaudi2 cards")
     shared_memory: Quantity = Field("256Mi", description="/dev/shm of a training worker; part of its memory")
@@ -202,13 +196,9 @@ class KubernetesSettings(Settings):
     @model_validator(mode="after")
     def _has_one_work_folder(self) -> KubernetesSettings:
         if self.store and self.work_claim:
-            raise ValueError(
-                "kubernetes.store and kubernetes.work_claim exclude each other; leave out the one without the work folder"
-            )
+            raise ValueError("kubernetes.store and kubernetes.work_claim exclude each other; leave one of them out")
         if self.store_secret and not self.store:
-            raise ValueError(
-                "kubernetes.store_secret needs a store; set kubernetes.store, for example to s3://bucket/prefix"
-            )
+            raise ValueError("kubernetes.store_secret needs a store; set kubernetes.store, such as to s3://bucket/prefix")
         return self
 
 

@@ -171,10 +171,8 @@ class ModelSettings(Settings):
     @model_validator(mode="after")
     def _heads_divide(self) -> ModelSettings:
         if self.hidden_size % self.num_attention_heads:
-            raise ValueError(
-                f"model.hidden_size {self.hidden_size} is not a multiple of model.num_attention_heads "
-                f"{self.num_attention_heads}; choose a number of heads that divides it"
-            )
+            heads, size = self.num_attention_heads, self.hidden_size
+            raise ValueError(f"model.num_attention_heads {heads} does not divide model.hidden_size {size}; change one")
         return self
 
 

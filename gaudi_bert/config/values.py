@@ -36,7 +36,7 @@ Engine = Literal["auto", "tensorflow", "pytorch"]
 _BYTE_UNITS = {"": 1, "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 
-def parse_bytes(value: object) -> object:
+def _parse_bytes(value: object) -> object:
     """`1GiB`, `128MB` or a plain number of bytes, as an int; pydantic refuses anything else."""
     if not isinstance(value, str):
         return value
@@ -102,7 +102,7 @@ ImageName = Annotated[
 EnvironmentName = Annotated[
     str, matching(r"[A-Za-z_][A-Za-z0-9_]*", "the name of a variable: letters, digits and _, no digit first")
 ]
-Bytes = Annotated[int, BeforeValidator(parse_bytes), Field(gt=0), WithJsonSchema({"type": ["integer", "string"]})]
+Bytes = Annotated[int, BeforeValidator(_parse_bytes), Field(gt=0), WithJsonSchema({"type": ["integer", "string"]})]
 MOST_DEPTH = 1024
 Depth = Annotated[Annotated[int, Field(ge=1, le=MOST_DEPTH)] | Literal["max"], BeforeValidator(_parse_depth)]
 
@@ -130,11 +130,8 @@ RowLengthChoice = Annotated[
 ]
 
 
-class _Free:
-    """The mark of a setting that may change between two runs in one training folder: it changes nothing of the model."""
-
-
-FREE = _Free()
+FREE = "free"
+"""The mark of a setting that may change between two runs in one training folder: it changes nothing of the model."""
 
 
 def free_settings(section: type[BaseModel]) -> set[str]:

@@ -21,10 +21,9 @@ from pathlib import Path
 
 import numpy as np
 
-from gaudi_bert.artefacts.completion import Signature, settings_path
+from gaudi_bert.artefacts.completion import GroupedOutput, Signature, settings_path
 from gaudi_bert.artefacts.examples import PreparedExamples, PreparedSection, PreparedVocabulary, TextSource
-from gaudi_bert.artefacts.grouped_output import GroupedOutput
-from gaudi_bert.artefacts.results import PreparedShard, StageOutput
+from gaudi_bert.artefacts.results import PlainResult, StageOutput
 from gaudi_bert.artefacts.stage_run import StageRun
 from gaudi_bert.artefacts.store.mirrored_folder import fetch, local_copies, mirrored, release, remove, shown_path
 from gaudi_bert.artefacts.work_folder import EXAMPLES_NAME, section_path
@@ -75,7 +74,7 @@ def prepare(
     run: StageRun,
     *,
     pipeline_folder: Path,
-) -> StageOutput[PreparedExamples] | PreparedShard:
+) -> StageOutput[PreparedExamples] | PlainResult:
     """Make the examples; relative paths in `settings` start at `pipeline_folder`.
 
     The result is the content of examples.json and whether there was nothing to do; or the sections of other shards.
@@ -91,7 +90,7 @@ def prepare(
 
 def _prepare(
     settings: PrepareSettings, out: Path, run: StageRun, pipeline_folder: Path
-) -> StageOutput[PreparedExamples] | PreparedShard:
+) -> StageOutput[PreparedExamples] | PlainResult:
     sources = find_sources(list(settings.text or ()), pipeline_folder)
     vocab = settings.vocab
     given = None if vocab is None else read_vocabulary(pipeline_folder / Path(vocab).expanduser())
@@ -214,7 +213,7 @@ def _make_section(
 
 def _finish(
     corpus: _Corpus, vocabulary: Vocabulary, trained: bool, output: GroupedOutput[Section, PreparedSection]
-) -> StageOutput[PreparedExamples] | PreparedShard:
+) -> StageOutput[PreparedExamples] | PlainResult:
     """Write examples.json when all sections are there."""
     completed = dict(output.completed(corpus.sections))
     missing = [section for section in corpus.sections if section not in completed]
@@ -222,7 +221,9 @@ def _finish(
         output.reporter.say(
             f"{shown_path(output.folder)}: {len(missing)} of {len(corpus.sections)} sections remain for other shards"
         )
-        return PreparedShard(tuple(f"{section.split} {section.number}" for section in missing))
+        left = f"this part is done, {count_of(len(missing), 'section')} to be done by other parts"
+        names = tuple(f"{section.split} {section.number}" for section in missing)
+        return PlainResult([left], {"finished": False, "missing_sections": names})
     splits: dict[Split, PreparedSection] = {}
     for split in corpus.blocks:
         done = [summary for section, summary in completed.items() if section.split == split]

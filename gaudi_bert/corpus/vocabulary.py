@@ -73,8 +73,6 @@ def read_vocabulary(path: Path) -> Vocabulary:
     """Read a vocab.txt, one token a line."""
     try:
         lines = read_file(path).decode("utf-8").split("\n")
-    except OSError as error:
-        raise InputError(f"{path}: cannot read the vocabulary: {error.strerror}; check the path (prepare.vocab)") from error
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: not UTF-8 at byte {error.start}; is this a vocab.txt, one token a line?") from error
     if lines and not lines[-1]:

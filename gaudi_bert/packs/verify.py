@@ -23,7 +23,7 @@ import numpy as np
 from gaudi_bert.artefacts.base import VERIFICATION_NAME, Artefact, InputFile, complete_parts, manifest_path, part_path
 from gaudi_bert.artefacts.completion import Signature, first_difference
 from gaudi_bert.artefacts.packed import GroupManifest, Metadata, PackedMetadata, PackedSums, TableMetadata, Verification
-from gaudi_bert.artefacts.results import GroupsResult, StageOutput
+from gaudi_bert.artefacts.results import PlainResult, StageOutput, result_of_part
 from gaudi_bert.artefacts.shards import check_shards, index_path, sizes_in
 from gaudi_bert.artefacts.stage_run import StageRun
 from gaudi_bert.artefacts.store.mirrored_folder import fetch, is_mirrored, names_in, release, remove, shown_path
@@ -163,7 +163,7 @@ class GroupReader(Protocol):
         ...
 
 
-def verify(reader: GroupReader, run: StageRun) -> StageOutput[Verification] | GroupsResult:
+def verify(reader: GroupReader, run: StageRun) -> StageOutput[Verification] | PlainResult:
     """Verify a packed folder: all of it, the groups of a part, or the sums of all parts."""
     folder = reader.folder
     path = folder.notes / VERIFICATION_NAME
@@ -184,7 +184,7 @@ def verify(reader: GroupReader, run: StageRun) -> StageOutput[Verification] | Gr
             raise
     if run.part is not None:
         proof.write(part_path(path, run.part))
-        return GroupsResult(proof.groups, proof.groups, proof.sequences, proof.packs, proof.tokens)
+        return result_of_part(proof.groups, proof.groups, proof)
     sums = PackedSums()
     for manifest in folder.manifests():
         sums.add(manifest, folder.metadata.groups[manifest.group].manifest_crc32c)

@@ -1,6 +1,6 @@
 """Packs are written group by group: shards first, then the manifest of the group; at last metadata.json.
 
-See `artefacts.grouped_output` for kills and several writers. From an object store, the files of a group are fetched while
+See `artefacts.completion` for kills and several writers. From an object store, the files of a group are fetched while
 the group before it is packed; to one, every shard goes up as soon as it is complete.
 """
 
@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from gaudi_bert.artefacts.grouped_output import GroupedOutput
+from gaudi_bert.artefacts.completion import GroupedOutput
 from gaudi_bert.artefacts.packed import GroupManifest, PackedMetadata, PackedSums
-from gaudi_bert.artefacts.results import GroupsResult, StageOutput
+from gaudi_bert.artefacts.results import PlainResult, StageOutput, result_of_part
 from gaudi_bert.artefacts.shards import index_bytes, index_path
 from gaudi_bert.artefacts.stage_run import StageRun
 from gaudi_bert.artefacts.store.mirrored_folder import is_mirrored, read_ahead
@@ -81,7 +81,7 @@ class PackedOutput(GroupedOutput[int, GroupManifest]):
 
 def write(
     output: PackedOutput, open_writer: Callable[[], GroupWriter], run: StageRun
-) -> StageOutput[PackedMetadata] | GroupsResult:
+) -> StageOutput[PackedMetadata] | PlainResult:
     """Write the packed folder of a source, or part K of N, or finish it.
 
     Returns:
@@ -105,7 +105,7 @@ def write(
             sums = PackedSums()
             for _, manifest in output.completed(numbers):
                 sums.add(manifest)
-            return GroupsResult(len(numbers), len(pending), sums.sequences, sums.packs, sums.tokens)
+            return result_of_part(len(numbers), len(pending), sums)
     metadata = _finish(output, writer)
     return StageOutput(metadata, seconds=round(time.monotonic() - started, 3))
 

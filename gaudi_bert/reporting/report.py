@@ -16,12 +16,13 @@ from gaudi_bert.artefacts.examples import PreparedExamples
 from gaudi_bert.artefacts.histogram import HistogramFile
 from gaudi_bert.artefacts.packed import Metadata, Verification
 from gaudi_bert.artefacts.plan import Plan, PlanTotals
-from gaudi_bert.artefacts.results import ReportResult
+from gaudi_bert.artefacts.results import PlainResult
 from gaudi_bert.artefacts.store.mirrored_folder import fetch, mirrored, shown_path
 from gaudi_bert.artefacts.training import EvaluationResult, FineTuning, FineTuningLine, MetricsLine, TrainingResult
 from gaudi_bert.artefacts.work_folder import WorkFolder
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import explained_os_errors, open_file, read_text, write_text
+from gaudi_bert.common.progress import human_bytes
 from gaudi_bert.config.pipeline import PipelineSettings, parse_yaml
 from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.config.sections import SEARCH_TASKS
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def report(workdir: Path, *, store: StoreSettings | None = None) -> ReportResult:
+def report(workdir: Path, *, store: StoreSettings | None = None) -> PlainResult:
     """Write report.html into a work folder, as a function of the other files there."""
     with mirrored(Path(workdir), store) as folder:
         fetch(*(folder / name for name in NAMES.values()))
@@ -51,7 +52,10 @@ def report(workdir: Path, *, store: StoreSettings | None = None) -> ReportResult
         write_text(path, page)
         name = shown_path(path)
     figures = {card.name: f"{card.figure} ({card.note})" for card in _summary_cards(inputs)}
-    return ReportResult(name, len(page.encode("utf-8")), figures)
+    size = len(page.encode("utf-8"))
+    text = [f"{figure}: {value}" for figure, value in figures.items()]
+    text.append(f"the page: {name} ({human_bytes(size)}); open it in a browser")
+    return PlainResult(text, {"report": name, "bytes": size, **figures})
 
 
 # --- what the report reads: the files of one work folder, each of which may be missing, and is then named on the page
@@ -88,11 +92,7 @@ def _count_lines(path: Path) -> int:
 
 
 def _read_pipeline(path: Path) -> dict[str, Any] | None:
-    try:
-        text = read_text(path)
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: cannot read: {error}; make it again with `gaudi-bert train`") from error
-    pipeline = parse_yaml(text, str(path))
+    pipeline = parse_yaml(read_text(path), str(path))
     return pipeline if isinstance(pipeline, dict) else None
 
 

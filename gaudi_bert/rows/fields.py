@@ -1,7 +1,4 @@
-"""One record (a JSON object, a line of a table) as a typed row, every value checked; and the names of labels.
-
-Errors name the file and the row.
-"""
+"""One record (a JSON object, a line of a table) as a typed row, every value checked; and the names of labels."""
 
 from __future__ import annotations
 
@@ -19,7 +16,6 @@ from gaudi_bert.common.arrays import MOST_TOKEN_ID, is_whole
 from gaudi_bert.common.errors import InputError, shortened, shown
 from gaudi_bert.common.files import read_file
 from gaudi_bert.config.sections import TaskName, TaskSettings
-from gaudi_bert.rows.parts import RowPart
 from gaudi_bert.rows.retrieval import negatives_of
 from gaudi_bert.rows.types import (
     LABELLED_TEXTS,
@@ -36,7 +32,7 @@ from gaudi_bert.rows.types import (
     TupleRow,
 )
 
-_OPTIONS = {"text": "--text-column NAME", "text_pair": "--text-pair-column NAME", "label": "--label-column NAME"}
+NAMING_OPTIONS = {"text": "--text-column", "text_pair": "--text-pair-column", "label": "--label-column"}
 _INPUT_IDS = "input_ids"
 # What sentence-transformers reads as a score, wherever it stands.
 _SCORES = ("label", "labels", "score", "scores")
@@ -52,14 +48,13 @@ _LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
 
 @dataclass(frozen=True)
 class RowReader:
-    """Makes rows of records.
+    """Makes rows of records; an error is of the record, and its reader says which one it was.
 
     `task` is None for plain texts, `label_names` are those of labels that are numbers in the records. With `labelled`, a
     record without a label is refused; else labels are ignored. With `named_by_header`, the names of the columns are in the
     first line of the file.
     """
 
-    part: RowPart
     task: TaskName | None
     settings: TaskSettings
     label_names: tuple[str, ...] | None = None
@@ -83,26 +78,21 @@ class RowReader:
             return self._ids_row(position, record)
         return self._text_row(position, record)
 
-    def error(self, position: RowPosition, problem: str, remedy: str) -> InputError:
-        """One line that names file and row."""
-        return InputError(f"{self.part.location(position)}: {shortened(problem, 240)}; {remedy}")
-
     def _column_remedy(self, setting: str, column: str) -> str:
         if self.task == "reranking":
             setting = {"text": "query", "text_pair": "document"}.get(setting, setting)
-        option = _OPTIONS.get(setting, f"--set task.{setting}=NAME")
-        remedy = f"name the column with {option} (now {shortened(column)})"
+        remedy = f"name the column with {naming_option(setting)} (now {shortened(column)})"
         return f"{remedy}; without a header line, name all: --columns text,label,id" if self.named_by_header else remedy
 
     def _text_row(self, position: RowPosition, record: Record) -> TextRow:
         settings = self.settings
-        text = self._text(position, record, settings.text)
+        text = self._text(record, settings.text)
         pair = None
         expected = self.task == "reranking" or "text_pair" in settings.named
         if settings.text_pair != settings.text and (expected or record.get(settings.text_pair) is not None):
             is_none = self.task != "reranking" and settings.text_pair in record and record[settings.text_pair] is None
-            pair = None if is_none else self._text(position, record, settings.text_pair, "text_pair")
-        label = self._label(position, record) if self.labelled and self.task in LABELLED_TEXTS else None
+            pair = None if is_none else self._text(record, settings.text_pair, "text_pair")
+        label = self._label(record) if self.labelled and self.task in LABELLED_TEXTS else None
         return TextRow(position, text, pair, label)
 
     def _tuple_row(self, position: RowPosition, record: Record) -> TupleRow:
@@ -112,60 +102,58 @@ class RowReader:
         names_tuples = settings.named & {"anchor", "positive", "negative"}
         if names_pairs or (not names_tuples and settings.anchor not in record and settings.text in record):
             texts = (
-                self._text(position, record, settings.text),
-                self._text(position, record, settings.text_pair, "text_pair"),
+                self._text(record, settings.text),
+                self._text(record, settings.text_pair, "text_pair"),
             )
-            return TupleRow(position, self._different(position, texts), float(cast(float, self._label(position, record))))
-        anchor = self._text(position, record, settings.anchor, "anchor")
-        positive = self._text(position, record, settings.positive, "positive")
+            return TupleRow(position, self._different(texts), float(cast(float, self._label(record))))
+        anchor = self._text(record, settings.anchor, "anchor")
+        positive = self._text(record, settings.positive, "positive")
         score = next((name for name in (settings.label, *_SCORES) if record.get(name) is not None), None)
         if score is not None:
             columns = f"task.text={settings.anchor} --set task.text_pair={settings.positive} --label-column {score}"
             problem = f"has a {score} beside {settings.anchor} and {settings.positive}, which belong together whatever it is"
-            raise self.error(position, problem, f"leave it out, or learn it as their score: --set {columns}")
-        negatives = negatives_of(self.part, position, record, settings)
-        return TupleRow(position, (*self._different(position, (anchor, positive)), *negatives))
+            raise _wrong(problem, f"leave it out, or learn it as their score: --set {columns}")
+        negatives = negatives_of(record, settings)
+        return TupleRow(position, (*self._different((anchor, positive)), *negatives))
 
-    def _different(self, position: RowPosition, texts: tuple[str, str]) -> tuple[str, str]:
+    def _different(self, texts: tuple[str, str]) -> tuple[str, str]:
         if texts[0] == texts[1]:
-            raise self.error(
-                position, f"both texts are {shown(texts[0])}", "there is nothing to learn from it: leave it out"
-            )
+            raise _wrong(f"both texts are {shown(texts[0])}", "leave it out: it teaches nothing")
         return texts
 
-    def _text(self, position: RowPosition, record: Record, column: str, setting: str = "text") -> str:
+    def _text(self, record: Record, column: str, setting: str = "text") -> str:
         if column not in record:
-            raise self.error(position, f"has no {column!r}, only {_names(record)}", self._column_remedy(setting, column))
+            raise _wrong(f"has no {column!r}, only {_names(record)}", self._column_remedy(setting, column))
         value = record[column]
         if not isinstance(value, str):
-            raise self.error(position, f"{column} is {shown(value)}", "it must be a text")
+            raise _wrong(f"{column} is {shown(value)}", "it must be a text")
         if not value.strip() and (self.labelled or self.task in LANGUAGE_MODELLING):  # there is nothing to learn from it
-            raise self.error(position, f"{column} is empty", "give it a text, or leave the row out")
-        return self._characters(position, column, value)
+            raise _wrong(f"{column} is empty", "give it a text, or leave the row out")
+        return self._characters(column, value)
 
-    def _characters(self, position: RowPosition, column: str, text: str) -> str:
+    def _characters(self, column: str, text: str) -> str:
         half = None if text.isascii() else _LONE_SURROGATE.search(text)
         if half is not None:  # which no tokenizer takes
             problem = f"{column} holds half a character, \\u{ord(half[0]):04x} at {half.start()}"
-            raise self.error(position, problem, "write the other half too, or leave it out")
+            raise _wrong(problem, "write the other half too, or leave it out")
         return text
 
-    def _label(self, position: RowPosition, record: Record) -> str | tuple[str, ...] | float:
+    def _label(self, record: Record) -> str | tuple[str, ...] | float:
         column = self.settings.label
         value = record.get(column)
         if value is None:
             problem = f"has no {column!r}, only {_names(record)}" if column not in record else f"{column} is null"
-            raise self.error(position, problem, self._column_remedy("label", column))
+            raise _wrong(problem, self._column_remedy("label", column))
         if self.task in ("regression", "reranking", "embedding"):
-            return self._number(position, value)
+            return self._number(value)
         if self.task == "multi-label":
             values = [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
             if not isinstance(values, list | tuple):
-                raise self.error(position, f"{column} is {shown(value)}", "it must be a list of names")
-            return tuple(dict.fromkeys(self._name(position, column, each) for each in values))
-        return self._name(position, column, value)
+                raise _wrong(f"{column} is {shown(value)}", "it must be a list of names")
+            return tuple(dict.fromkeys(self._name(column, each) for each in values))
+        return self._name(column, value)
 
-    def _number(self, position: RowPosition, value: object) -> float:
+    def _number(self, value: object) -> float:
         if isinstance(value, str):
             result = float(value) if _DECIMAL.fullmatch(value.strip()) else math.nan
         elif isinstance(value, int) and abs(value) > _LARGEST_FLOAT32:  # which `float` may not take
@@ -175,13 +163,13 @@ class RowReader:
         if not abs(result) <= _LARGEST_FLOAT32:
             result = math.nan
         if self.task == "reranking" and not 0 <= result <= 1:
-            raise self.error(position, f"{self.settings.label} is {shown(value)}", "reranking needs a number of 0 to 1")
+            raise _wrong(f"{self.settings.label} is {shown(value)}", "reranking needs a number of 0 to 1")
         if math.isnan(result):
             remedy = f"{self.task} needs a finite number that fits into float32"
-            raise self.error(position, f"{self.settings.label} is {shown(value)}", remedy)
+            raise _wrong(f"{self.settings.label} is {shown(value)}", remedy)
         return result
 
-    def _name(self, position: RowPosition, column: str, value: object) -> str:
+    def _name(self, column: str, value: object) -> str:
         """A label's name, also where the record holds its number."""
         names = self.label_names
         if isinstance(value, str) and value in self._known_names:
@@ -192,49 +180,43 @@ class RowReader:
             index = int(digits[1] + digits[2][:_MOST_DIGITS])
         if index is not None:
             if names is None:
-                raise self.error(
-                    position,
-                    f"{column} is the number {shown(value)}",
-                    "name the labels in a file, one per line: --labels FILE",
-                )
+                raise _wrong(f"{column} is the number {shown(value)}", "name the labels: --labels FILE")
             if not 0 <= index < len(names):
-                raise self.error(position, f"{column} is {shown(value)}", f"--labels names 0 to {len(names) - 1}")
+                raise _wrong(f"{column} is {shown(value)}", f"--labels names 0 to {len(names) - 1}")
             return names[index]
         if not isinstance(value, str) or not value.strip():
-            raise self.error(position, f"{column} is {shown(value)}", "it must be the name of a label")
+            raise _wrong(f"{column} is {shown(value)}", "it must be the name of a label")
         if names is not None:
-            raise self.error(
-                position, f"{column} is {shown(value)}", "--labels does not name it; add it to that file, or fix the row"
-            )
-        return self._characters(position, column, value.strip())
+            raise _wrong(f"{column} is {shown(value)}", "--labels does not name it; add it, or fix the row")
+        return self._characters(column, value.strip())
 
     def _tagged_row(self, position: RowPosition, record: Record) -> TaggedRow:
         settings = self.settings
         if settings.tokens not in record:
             if self.labelled or settings.text not in record or "tokens" in settings.named:
                 remedy = self._column_remedy("tokens", settings.tokens)
-                raise self.error(position, f"has no {settings.tokens!r}, only {_names(record)}", remedy)
-            return words_of_text(position, self._text(position, record, settings.text))
+                raise _wrong(f"has no {settings.tokens!r}, only {_names(record)}", remedy)
+            return words_of_text(position, self._text(record, settings.text))
         words = record[settings.tokens]
         if not isinstance(words, list | tuple):
-            raise self.error(position, f"{settings.tokens} is {shown(words)}", "it must be a list of words")
+            raise _wrong(f"{settings.tokens} is {shown(words)}", "it must be a list of words")
         for index, word in enumerate(words):
             if not isinstance(word, str) or not word.strip():
-                raise self.error(position, f"{settings.tokens}[{index}] is {shown(word)}", "each must be a word")
-        tokens = tuple(self._characters(position, settings.tokens, word) for word in words)
+                raise _wrong(f"{settings.tokens}[{index}] is {shown(word)}", "each must be a word")
+        tokens = tuple(self._characters(settings.tokens, word) for word in words)
         if not self.labelled:
             return TaggedRow(position, tokens)
         if not tokens:
-            raise self.error(position, f"{settings.tokens} is empty", "give it words, or leave the row out")
+            raise _wrong(f"{settings.tokens} is empty", "give it words, or leave the row out")
         value = record.get(settings.tags)
         if value is None:
             problem = f"has no {settings.tags!r}, only {_names(record)}"
-            raise self.error(position, problem, self._column_remedy("tags", settings.tags))
+            raise _wrong(problem, self._column_remedy("tags", settings.tags))
         if not isinstance(value, list | tuple):
-            raise self.error(position, f"{settings.tags} is {shown(value)}", "it must be a list, a tag for each word")
-        tags = tuple(self._name(position, settings.tags, tag) for tag in value)
+            raise _wrong(f"{settings.tags} is {shown(value)}", "it must be a list, a tag for each word")
+        tags = tuple(self._name(settings.tags, tag) for tag in value)
         if len(tags) != len(tokens):
-            raise self.error(position, f"has {len(tokens)} words and {len(tags)} tags", "give each word a tag")
+            raise _wrong(f"has {len(tokens)} words and {len(tags)} tags", "give each word a tag")
         return TaggedRow(position, tokens, tags)
 
     def _question_row(self, position: RowPosition, record: Record) -> QuestionRow:
@@ -242,51 +224,60 @@ class RowReader:
         for key in ("question", "context"):
             value = record.get(key)
             if not isinstance(value, str) or not value.strip():
-                raise self.error(position, f"{key} is {shown(value)}", "it must be a text that is not empty")
-            self._characters(position, key, value)
+                raise _wrong(f"{key} is {shown(value)}", "it must be a text that is not empty")
+            self._characters(key, value)
         answers: tuple[tuple[str, int], ...] | None = None
         if self.labelled:
             given = [] if record.get("is_impossible") is True else record.get("answers")
             if given is None:
-                raise self.error(position, "has no `answers`", "give some, an empty list where there is none")
-            answers = tuple(self._answer(position, record["context"], answer) for answer in self._answers(position, given))
+                raise _wrong("has no `answers`", "give some, an empty list where there is none")
+            answers = tuple(self._answer(record["context"], answer) for answer in self._answers(given))
         return QuestionRow(position, str(record.get("id", position.number)), record["question"], record["context"], answers)
 
-    def _answers(self, position: RowPosition, answers: object) -> list[Any]:
+    def _answers(self, answers: object) -> list[Any]:
         """A list of `{"text", "answer_start"}`, also of `{"text": [], "answer_start": []}` as in Hugging Face datasets."""
         if isinstance(answers, dict):
             texts, starts = answers.get("text"), answers.get("answer_start")
             if isinstance(texts, list) and isinstance(starts, list) and len(texts) == len(starts):
                 return [{"text": text, "answer_start": start} for text, start in zip(texts, starts, strict=True)]
         if not isinstance(answers, list):
-            raise self.error(position, f"answers is {shown(answers)}", "it must be a list of text and answer_start")
+            raise _wrong(f"answers is {shown(answers)}", "it must be a list of text and answer_start")
         return answers
 
-    def _answer(self, position: RowPosition, context: str, answer: Any) -> tuple[str, int]:
+    def _answer(self, context: str, answer: Any) -> tuple[str, int]:
         text, start = (answer.get(key) if isinstance(answer, dict) else None for key in ("text", "answer_start"))
         if not isinstance(text, str) or not text or isinstance(start, bool) or not isinstance(start, int):
-            raise self.error(position, f"an answer is {shown(answer)}", "it must have a text and answer_start, an integer")
+            raise _wrong(f"an answer is {shown(answer)}", "it must have a text and answer_start, an integer")
         if start < 0 or context[start : start + len(text)] != text:
             actual = context[max(start, 0) : max(start, 0) + len(text)]
             problem = f"the answer {shown(text)} is not at {start}, {shown(actual)} is"
-            raise self.error(position, problem, "correct answer_start")
+            raise _wrong(problem, "correct answer_start")
         return text, start
 
     def _ids_row(self, position: RowPosition, record: Record) -> IdsRow:
         values = record[_INPUT_IDS]
         if not isinstance(values, list | tuple) or not values:
-            raise self.error(position, f"{_INPUT_IDS} is {shown(values)}", "it must be a list of token numbers, not empty")
+            raise _wrong(f"{_INPUT_IDS} is {shown(values)}", "it must be a list of token numbers, not empty")
         for index, value in enumerate(values):
             if not is_whole(value, 0, MOST_TOKEN_ID):
                 problem = f"{_INPUT_IDS}[{index}] is {shown(value)}"
-                raise self.error(position, problem, f"token numbers are integers of 0 to {MOST_TOKEN_ID}")
+                raise _wrong(problem, f"token numbers are integers of 0 to {MOST_TOKEN_ID}")
         return IdsRow(position, tuple(values))
+
+
+def naming_option(setting: str) -> str:
+    """Return how a user names the column of a setting of `task`."""
+    return f"{NAMING_OPTIONS[setting]} NAME" if setting in NAMING_OPTIONS else f"--set task.{setting}=NAME"
 
 
 def words_of_text(position: RowPosition, text: str) -> TaggedRow:
     """The words of a text, with their positions in it."""
     words = list(_WORD.finditer(text))
     return TaggedRow(position, tuple(word[0] for word in words), None, tuple(word.start() for word in words))
+
+
+def _wrong(problem: str, remedy: str) -> InputError:
+    return InputError(f"{shortened(problem, 240)}; {remedy}")
 
 
 def _names(record: Record) -> str:
@@ -300,8 +291,6 @@ def read_label_names(path: Path) -> tuple[str, ...]:
     """The names in a file, one per line; a line's number, from 0, is the label's."""
     try:
         text = read_file(path).decode("utf-8-sig").rstrip()
-    except OSError as error:
-        raise InputError(f"{path}: cannot read: {error.strerror}; --labels needs a file with one label per line") from error
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: not UTF-8 at byte {error.start}; save the file as UTF-8") from error
     if not text:

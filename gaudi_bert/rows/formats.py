@@ -1,9 +1,7 @@
-"""Files that are neither JSON lines nor tables: CSV and TSV as records, and the questions of SQuAD.
+"""Files that are neither JSON lines nor Parquet: CSV and TSV as records, and the questions of SQuAD.
 
-Columns are known by their header, or by the names that settings give.
-
-TSV is split at tabs, with no quoting, as GLUE and GoEmotions are written; CSV is quoted. Spreadsheets write other separators
-where a comma is the decimal sign: such a header is recognised, and refused with the option that names the separator.
+TSV is split at tabs, with no quoting, as GLUE and GoEmotions are written; CSV is quoted. Columns are known by their header,
+or by the names that settings give; a header with another separator is refused with the option that names it.
 """
 
 from __future__ import annotations
@@ -59,11 +57,11 @@ def read_table(
     for number, (line, cells) in enumerate(rows, start=1):
         position = RowPosition(number, line)
         if isinstance(cells, UnicodeDecodeError):
-            yield position, part.not_text(part.location(position), cells)
+            yield position, part.not_text(cells)
         elif len(cells) != len(columns):
             problem = f"has {len(cells):,} cells, the columns are {len(columns):,} ({', '.join(columns[:99])[:80]})"
             remedy = _other_separator(cells, separator, len(columns)) or "fix the row"
-            yield position, InputError(f"{part.location(position)}: {problem}; {remedy}")
+            yield position, InputError(f"{problem}; {remedy}")
         else:
             named = zip(columns, cells, strict=True)
             yield position, {name: cell if cell != "" or name == settings.text else None for name, cell in named}
@@ -149,10 +147,8 @@ def _without_header(
     if isinstance(first, list) and _is_header(first, columns, [cells for _, cells in following if isinstance(cells, list)]):
         if "columns" not in settings.named:
             return None, chain(beginning, rows)
-        raise InputError(
-            f"{part.location(RowPosition(1, line))}: {shown(first)} looks like a header, which --columns replaces; leave "
-            "--columns out and name the column with --text-column, or pass --no-header if it is a row"
-        )
+        where = part.location(RowPosition(1, line))
+        raise InputError(f"{where}: {shown(first)} looks like a header; leave --columns out, or pass --no-header")
     return columns, chain(beginning, rows)
 
 
@@ -209,7 +205,7 @@ class _QuotedLines:
     def _checked(self, numbered: tuple[int, Line]) -> list[str]:
         number, line = numbered
         if isinstance(line, UnicodeDecodeError):
-            raise self._part.not_text(f"{self._part.name}: line {number:,}", line)
+            raise InputError(f"{self._part.name}: line {number:,}: {self._part.not_text(line)}")
         self.row_size += len(line)
         if self.row_size > files.LONGEST_ROW_BYTES:
             problem = f"the row that ends here is longer than {longest_row()}; is a quote missing?"
@@ -270,7 +266,7 @@ def read_squad(part: RowPart) -> Iterator[PlacedRecord]:
                     yield position, {"context": paragraph["context"], **question}
                 else:
                     problem = f"{shown(question)} is not a question; it must be an object"
-                    yield position, InputError(f"{part.location(position)}: {problem}")
+                    yield position, InputError(problem)
 
 
 def _listed(part: RowPart, value: Any, key: str, what: str) -> list[Any]:

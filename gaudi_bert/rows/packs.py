@@ -1,7 +1,6 @@
 """Packs of tokenized sequences as the dense arrays that a model takes, and its answers put back into the order of the rows.
 
-A pack is a few numbers of sequences. Everything is vectorised over the sequences and tokens of a batch: one array gives
-each token of the flat arrays its slot in the batch, and used the other way round it brings the model's outputs back.
+One array gives each token of the flat arrays its slot in the batch; used the other way round, it brings outputs back.
 
 Letters: B packs of a batch, L positions of a pack, S depth (most sequences of a pack), N sequences in all, C values of an
 answer.

@@ -95,12 +95,10 @@ class RowPart:
         with self.opened() as handle:
             yield enumerate(_byte_lines(self, handle) if _has_byte_lines(self.encoding) else _wide_lines(self, handle), 1)
 
-    def not_text(self, where: str, error: UnicodeDecodeError) -> InputError:
-        """The error for a line, `where`, that is not text of the encoding."""
+    def not_text(self, error: UnicodeDecodeError) -> InputError:
+        """The error for a line that is not text of the encoding."""
         encoding = "UTF-8" if self.encoding == "utf-8" else self.encoding
-        return InputError(
-            f"{where}: not {encoding} at its byte {error.start}; {self.encoding_remedy(error).partition(': ')[2]}"
-        )
+        return InputError(f"not {encoding} at its byte {error.start}; {self.encoding_remedy(error).partition(': ')[2]}")
 
     def encoding_remedy(self, error: UnicodeDecodeError) -> str:
         """Return what to do about a line that is not text of the encoding."""

@@ -19,7 +19,7 @@ from gaudi_bert.common.errors import InputError, shortened, shown
 from gaudi_bert.common.progress import count_of
 from gaudi_bert.config.sections import OnBadRow, TaskName, TaskSettings
 from gaudi_bert.corpus.python_texts import documentation_documents, python_texts
-from gaudi_bert.rows.fields import RowReader, read_label_names
+from gaudi_bert.rows.fields import NAMING_OPTIONS, RowReader, naming_option, read_label_names
 from gaudi_bert.rows.formats import JSON, read_squad, read_table
 from gaudi_bert.rows.parts import TABLES, RowPart, complete_file, longest_row
 from gaudi_bert.rows.retrieval import negative_columns, ranked_pairs, reading_settings
@@ -34,8 +34,6 @@ from gaudi_bert.rows.types import (
     Row,
     RowPosition,
     TaggedRow,
-    TextRow,
-    TupleRow,
 )
 
 _Row = TypeVar("_Row")
@@ -44,7 +42,6 @@ _OTHER_COLUMNS = ("input_ids", "question", "context", "answers", "is_impossible"
 _PARQUET_ROWS_AT_ONCE = 256
 _DOCUMENT_LINE = "-DOCSTART-"
 _FORMATS = {"jsonl": "JSON lines", "csv": "CSV", "tsv": "TSV", "parquet": "Parquet", "conll": "CoNLL", "squad": "SQuAD"}
-_OPTIONS = {"text": "--text-column", "text_pair": "--text-pair-column", "label": "--label-column"}
 _PLAIN, _PAIRS = ("text",), ("text", "text_pair", "label")
 _FORMS: dict[TaskName | None, tuple[tuple[str, ...], ...]] = {
     None: (("text", "text_pair"),),
@@ -127,7 +124,7 @@ def rows_of_part(
     _check_applies(part, task, settings, labelled)
     label_names = read_label_names(Path(settings.labels)) if settings.labels is not None else None
     reading = reading_settings(task, settings)
-    reader = RowReader(part, task, reading, label_names, labelled, part.kind in TABLES and settings.columns is None)
+    reader = RowReader(task, reading, label_names, labelled, part.kind in TABLES and settings.columns is None)
     records: Iterator[PlacedRecord]
     if part.kind == "squad":
         records = read_squad(part)
@@ -137,14 +134,14 @@ def rows_of_part(
         records = _read_records(part, settings, task, labelled)
     first = list(islice(records, 1)) if task == "reranking" else []
     if task == "reranking":
-        records = ranked_pairs(part, chain(first, records), settings)
+        records = ranked_pairs(chain(first, records), settings)
     for position, record in records:
         try:
             if isinstance(record, InputError):
                 raise record
             row = reader.row(position, record)
         except InputError as error:
-            yield BadRow(position, str(error))
+            yield BadRow(position, f"{part.location(position)}: {error}")
             continue
         if say is not None:
             whole = first[0][1] if first else record  # of which a pair may be one of several
@@ -220,35 +217,23 @@ def _form_of(task: TaskName | None, settings: TaskSettings, labelled: bool, colu
 
 
 def _setting(key: str) -> str:
-    return f"{_OPTIONS[key]} (task.{key})" if key in _OPTIONS else f"task.{key}"
+    return f"{NAMING_OPTIONS[key]} (task.{key})" if key in NAMING_OPTIONS else f"task.{key}"
 
 
 def _missing_columns(task: TaskName | None, settings: TaskSettings, labelled: bool, columns: Sequence[str]) -> list[str]:
     """Return what to do about columns of a table that are needed, or named, and are not there."""
-    form = _form_of(task, settings, labelled, columns)
-    keys = [key for key in form if key not in _MAY_LACK or key in settings.named]
-    missing = [(key, getattr(settings, key)) for key in keys if getattr(settings, key) not in columns]
     if task in LANGUAGE_MODELLING and "input_ids" in columns:
         return []
-    remedies = []
-    for key, column in missing:
-        option = f"{_OPTIONS[key]} NAME" if key in _OPTIONS else f"--set task.{key}=NAME"
-        remedies.append(f"it has no column {shown(column)}: name one with {option}")
-    return remedies
+    keys = _form_of(task, settings, labelled, columns)
+    needed = {key: getattr(settings, key) for key in keys if key not in _MAY_LACK or key in settings.named}
+    missing = {key: column for key, column in needed.items() if column not in columns}
+    return [f"it has no column {shown(column)}: name one with {naming_option(key)}" for key, column in missing.items()]
 
 
 def _described(part: RowPart, settings: TaskSettings, row: Row, task: TaskName | None, columns: list[str]) -> str:
     """Return what is read of a file, and how its first row begins."""
-    if isinstance(row, TextRow):
-        text = row.text
-    elif isinstance(row, TupleRow):
-        text = row.texts[0]
-    elif isinstance(row, TaggedRow):
-        text = " ".join(row.tokens[:_MOST_SHOWN])
-    elif isinstance(row, QuestionRow):
-        text = row.question
-    else:
-        text = str(list(row.input_ids[:_MOST_SHOWN]))
+    content = row.question if isinstance(row, QuestionRow) else row[1]
+    text = content if isinstance(content, str) else " ".join(map(str, content[:_MOST_SHOWN]))
     begins = " ".join(text[: 4 * _MOST_SHOWN].split())
     begins = begins if len(begins) <= _MOST_SHOWN else f"{begins[:_MOST_SHOWN]}..."
     kind = f"{_FORMATS[part.kind]}, {', '.join(columns)}" if part.kind in _FORMATS else "plain text"
@@ -301,23 +286,21 @@ def _read_records(part: RowPart, settings: TaskSettings, task: TaskName | None, 
                 for number, line in lines:
                     if isinstance(line, UnicodeDecodeError):
                         position = RowPosition(next(row), number)
-                        yield position, part.not_text(part.location(position), line)
+                        yield position, part.not_text(line)
                     elif line.strip():  # an object of JSON, or a text
                         position, text = RowPosition(next(row), number), line.removesuffix("\n").removesuffix("\r")
-                        yield position, _json_record(text, part, position) if part.kind == "jsonl" else {settings.text: text}
+                        yield position, _json_record(text) if part.kind == "jsonl" else {settings.text: text}
 
 
-def _json_record(line: str, part: RowPart, position: RowPosition) -> Record | InputError:
+def _json_record(line: str) -> Record | InputError:
     try:
         record = JSON.decode(line)
     except InputError as error:
-        return InputError(f"{part.location(position)}: {error}")
+        return error
     except (ValueError, RecursionError) as error:
-        return InputError(f"{part.location(position)}: not JSON ({shortened(str(error))}); write one object per line")
+        return InputError(f"not JSON ({shortened(str(error))}); write one object per line")
     if not isinstance(record, dict):
-        return InputError(
-            f'{part.location(position)}: {shortened(line)} is not an object; write for example {{"text": "..."}}'
-        )
+        return InputError(f'{shortened(line)} is not an object; write for example {{"text": "..."}}')
     return record
 
 
@@ -351,7 +334,7 @@ def _read_conll(part: RowPart, settings: TaskSettings, labelled: bool) -> Iterat
     with part.lines() as lines:
         for number, line in chain(lines, [(0, "")]):
             if isinstance(line, UnicodeDecodeError):
-                raise part.not_text(part.location(position._replace(line=number)), line)
+                raise InputError(f"{part.location(position._replace(line=number))}: {part.not_text(line)}")
             text = line.rstrip("\r\n")
             cells = [cell.strip(" ") for cell in text.split("\t")] if "\t" in text else text.strip(" ").split(" ")
             if not any(cells) or cells[0] == _DOCUMENT_LINE:

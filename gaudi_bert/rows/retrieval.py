@@ -11,8 +11,7 @@ import numpy as np
 from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.errors import InputError, shown
 from gaudi_bert.config.sections import TaskName, TaskSettings
-from gaudi_bert.rows.parts import RowPart
-from gaudi_bert.rows.types import PlacedRecord, Record, RowPosition, TextRow, TupleRow
+from gaudi_bert.rows.types import PlacedRecord, Record, TextRow, TupleRow
 
 _NEGATIVE_COLUMNS, _NUMBERED_NEGATIVE = ("negative", "negatives"), re.compile("negative_[0-9]{1,6}")
 
@@ -24,7 +23,7 @@ def reading_settings(task: TaskName | None, settings: TaskSettings) -> TaskSetti
     return settings.model_copy(update={"text": settings.query, "text_pair": settings.document})
 
 
-def ranked_pairs(part: RowPart, records: Iterable[PlacedRecord], settings: TaskSettings) -> Iterator[PlacedRecord]:
+def ranked_pairs(records: Iterable[PlacedRecord], settings: TaskSettings) -> Iterator[PlacedRecord]:
     """Return the records; one with `positive` and `negatives` becomes a record for each of its documents."""
     names_lists, names_pairs = settings.named & {"positive", "negative"}, settings.named & {"document", "label"}
     for position, record in records:
@@ -36,11 +35,9 @@ def ranked_pairs(part: RowPart, records: Iterable[PlacedRecord], settings: TaskS
             continue
         try:
             if settings.positive not in record:
-                raise InputError(
-                    f"{part.location(position)}: has no {settings.positive!r}; name it: --set task.positive=NAME"
-                )
-            documents = [(text, 1.0) for text in _texts_of(part, position, record, settings.positive)]
-            documents += [(text, 0.0) for text in negatives_of(part, position, record, settings)]
+                raise InputError(f"has no {settings.positive!r}; name it: --set task.positive=NAME")
+            documents = [(text, 1.0) for text in _texts_of(record, settings.positive)]
+            documents += [(text, 0.0) for text in negatives_of(record, settings)]
         except InputError as error:
             yield position, error
             continue
@@ -58,29 +55,25 @@ def negative_columns(record: Record, settings: TaskSettings) -> list[str]:
     return [name for name in (*_NEGATIVE_COLUMNS, *ordered) if name in record]
 
 
-def negatives_of(part: RowPart, position: RowPosition, record: Record, settings: TaskSettings) -> list[str]:
+def negatives_of(record: Record, settings: TaskSettings) -> list[str]:
     """Return the texts that do not answer; none without such a column, unless one is named."""
     columns = negative_columns(record, settings)
     if "negative" in settings.named and settings.negative is not None and settings.negative not in record:
         known = ", ".join(shown(name) for name in list(record)[:8])
-        raise InputError(
-            f"{part.location(position)}: has no {settings.negative!r}, only {known}; name the column with --set "
-            "task.negative=NAME (a row without negatives has null there)"
-        )
-    return [
-        text for column in columns if record.get(column) is not None for text in _texts_of(part, position, record, column)
-    ]
+        remedy = "--set task.negative=NAME (a row without negatives has null there)"
+        raise InputError(f"has no {settings.negative!r}, only {known}; name the column: {remedy}")
+    return [text for column in columns if record.get(column) is not None for text in _texts_of(record, column)]
 
 
-def _texts_of(part: RowPart, position: RowPosition, record: Record, column: str) -> list[str]:
+def _texts_of(record: Record, column: str) -> list[str]:
     """The texts of a column that holds one, or a list of them."""
     value = record[column]
     texts = list(value) if isinstance(value, list | tuple) else [value]
     for text in texts:
         if not isinstance(text, str):
-            raise InputError(f"{part.location(position)}: {column} is {shown(text)}; it must be a text, or a list of texts")
+            raise InputError(f"{column} is {shown(text)}; it must be a text, or a list of texts")
         if not text.strip():
-            raise InputError(f"{part.location(position)}: {column} is empty; give it a text, or leave it out")
+            raise InputError(f"{column} is empty; give it a text, or leave it out")
     return texts
 
 

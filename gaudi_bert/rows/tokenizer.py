@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from gaudi_bert.common.errors import InputError, shortened
 from gaudi_bert.common.files import (
@@ -36,23 +35,11 @@ _FILES = (TOKENIZER_NAME, _CASING, "special_tokens_map.json", "added_tokens.json
 _CHECKPOINTS = "checkpoints"
 # As BertTokenizer in transformers has it: a longer word becomes [UNK].
 _LONGEST_WORD_CHARACTERS = 100
-# Steps of a normalizer that follow one another multiply a text.
-_MOST_GROWTH = 1000
 
 
 # Of tokenizers that do not say which of their tokens are special: those of a vocab.txt.
 _ESM_SPECIAL = ("<cls>", "<pad>", "<eos>", "<unk>", "<mask>")
 _SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-
-
-class PairFrame(NamedTuple):
-    """The special tokens of a pair of texts, and the segment of each text."""
-
-    before: list[int]
-    between: list[int]
-    after: list[int]
-    first_segment: int
-    second_segment: int
 
 
 @dataclass(frozen=True)
@@ -93,8 +80,8 @@ class RowTokenizer:
         marks[0]["add_prefix_space"] = True
         return type(self.tokenizer).from_str(json.dumps(content))
 
-    def pair_frame(self) -> PairFrame:
-        """The special tokens around and between the tokens of two texts."""
+    def pair_frame(self) -> tuple[list[int], list[int], list[int], int, int]:
+        """The special tokens before, between and after the tokens of two texts, and the segment of each text."""
         for letter in "aA1":  # whichever the vocabulary has
             one, pair = self.tokenizer.encode(letter), self.tokenizer.encode(letter, letter)
             tokens = len(one.ids) - sum(one.special_tokens_mask)
@@ -102,7 +89,7 @@ class RowTokenizer:
             if tokens and len(text) == 2 * tokens:
                 first, second, end = text[0], text[tokens], text[-1] + 1
                 segments = pair.type_ids[first], pair.type_ids[second]
-                return PairFrame(pair.ids[:first], pair.ids[first + tokens : second], pair.ids[end:], *segments)
+                return pair.ids[:first], pair.ids[first + tokens : second], pair.ids[end:], *segments
         raise InputError(f"{self.file}: makes no pair of two texts; give the tokenizer of a model for text")
 
     @property
@@ -145,18 +132,14 @@ class RowTokenizer:
     def check_fits(self, vocab_size: int, type_vocab_size: int) -> None:
         """Refuse numbers that a model does not have: of tokens, and of the segments that the tokenizer's template gives."""
         if self.vocabulary_size > vocab_size:
-            raise InputError(
-                f"{self.file}: has {self.vocabulary_size:,} tokens, the model has {vocab_size:,}; "
-                "give the tokenizer that it was trained with"
-            )
+            sizes = f"{self.vocabulary_size:,} tokens, the model has {vocab_size:,}"
+            raise InputError(f"{self.file}: has {sizes}; give the tokenizer that it was trained with")
         for encoding in (self.tokenizer.encode("a"), self.tokenizer.encode("a", "a")):
             largest_ids = max(encoding.ids, default=0), max(encoding.type_ids, default=0)
             for what, largest, most in zip(("token", "segment"), largest_ids, (vocab_size, type_vocab_size), strict=True):
                 if largest >= most:
-                    raise InputError(
-                        f"{self.file}: its template gives the {what} {largest}, the model's are 0 to {most - 1:,}; "
-                        "give the tokenizer that it was trained with"
-                    )
+                    number = f"{what} {largest}, the model's are 0 to {most - 1:,}"
+                    raise InputError(f"{self.file}: its template gives the {number}; give the model's own tokenizer")
 
 
 def open_tokenizer(folder: Path) -> RowTokenizer:
@@ -168,10 +151,7 @@ def open_tokenizer(folder: Path) -> RowTokenizer:
         file = folder / name
         if os.path.lexists(file):
             return RowTokenizer(read(file), file, hashlib.sha256(read_file(file)).hexdigest())
-    raise InputError(
-        f"{folder}: holds no tokenizer; put the model's {TOKENIZER_NAME} or {_WORDS} there (finetune takes "
-        "the folder of one by --vocab too)"
-    )
+    raise InputError(f"{folder}: holds no tokenizer; put {TOKENIZER_NAME} or {_WORDS} there, or finetune with --vocab")
 
 
 def has_tokenizer(folder: Path) -> bool:
@@ -215,9 +195,7 @@ def tokenizer_of(given: Any) -> RowTokenizer:
         return given
     library = getattr(given, "backend_tokenizer", given)
     if not isinstance(library, Tokenizer):
-        raise InputError(
-            f"{type(given).__name__}: is not a tokenizer of the library tokenizers; open the model's with AutoTokenizer"
-        )
+        raise InputError(f"{type(given).__name__}: is not a tokenizer of the library tokenizers; use AutoTokenizer")
     content = library.to_str()
     copy = Tokenizer.from_str(content)
     copy.no_truncation()
@@ -231,12 +209,6 @@ def _read_tokenizer(file: Path) -> Tokenizer:
 
     with explained_os_errors(file, "read"), _library_errors(file):
         tokenizer = Tokenizer.from_file(str(regular(file)))
-    growth = 1.0 if tokenizer.normalizer is None else _growth(json.loads(tokenizer.normalizer.__getstate__()))
-    if growth > _MOST_GROWTH:
-        raise InputError(
-            f"{file}: its normalizer may make texts {growth:.3g} times as long, at most {_MOST_GROWTH} is allowed; "
-            "leave out the steps of type Replace that add text"
-        )
     tokenizer.no_truncation()
     tokenizer.no_padding()
     with _library_errors(file):
@@ -255,18 +227,10 @@ def _library_errors(file: Path) -> Iterator[None]:
         raise InputError(f"{file}: not a tokenizer ({shortened(str(error))}); save it again with save_pretrained") from error
 
 
-def _growth(normalizer: dict[str, Any]) -> float:
-    """Return how many times as long the steps that replace text may make one."""
-    if normalizer.get("type") == "Replace":
-        replaced = normalizer["pattern"].get("String")
-        return max(1.0, len(normalizer["content"]) / max(1, len(replaced)) if replaced else len(normalizer["content"]) + 1.0)
-    return math.prod(_growth(step) for step in normalizer.get("normalizers", ()))
-
-
 def _build_tokenizer(vocabulary: Path) -> Tokenizer:
     """Build what the settings next to a vocab.txt mean: BERT's words, or the letters of proteins."""
-    settings_file = vocabulary.parent / _CASING
-    settings: Any = read_json(settings_file) if os.path.lexists(settings_file) else {}
+    file = vocabulary.parent / _CASING
+    settings: Any = read_json(file) if os.path.lexists(file) else None
     settings = settings if isinstance(settings, dict) else {}
     is_of_proteins = settings.get("tokenizer_class") == "EsmTokenizer"
     return _build_esm_tokenizer(vocabulary) if is_of_proteins else _build_bert_tokenizer(vocabulary, settings)

@@ -24,7 +24,7 @@ from gaudi_bert.common.arrays import Float32Array, Int32Array, IntArray
 from gaudi_bert.common.errors import InputError, shown
 from gaudi_bert.config.sections import OnBadRow, TaskName, TaskSettings, TooLong
 from gaudi_bert.rows.reading import sized_batches
-from gaudi_bert.rows.tokenizer import PairFrame, RowTokenizer
+from gaudi_bert.rows.tokenizer import RowTokenizer
 from gaudi_bert.rows.types import (
     IGNORED,
     LABELLED_TEXTS,
@@ -70,10 +70,7 @@ def policy_of(task: TaskName | None, settings: TaskSettings) -> TooLong:
 def check_policy(task: TaskName | None, settings: TaskSettings) -> None:
     """Refuse a `task.too_long` that is not possible for a task."""
     if settings.too_long == "window" and task not in _WITH_WINDOWS:
-        raise InputError(
-            f"task.too_long = window: a row of {task or 'plain text'} has one answer and cannot be taken in windows; "
-            "use truncate, or error"
-        )
+        raise InputError(f"task.too_long = window: {task or 'a text'} cannot be taken in windows; use truncate, or error")
 
 
 def tokenize_rows(
@@ -143,7 +140,7 @@ class _Job:
         return self.tokenizer.frame()
 
     @cached_property
-    def _pair_frame(self) -> PairFrame:
+    def _pair_frame(self) -> tuple[list[int], list[int], list[int], int, int]:
         return self.tokenizer.pair_frame()
 
     def texts(self, rows: Sequence[TextRow]) -> tuple[IntArray, IntArray, Int32Array, NDArray[np.int8]]:
@@ -270,10 +267,8 @@ class _Job:
         framed = np.array([*before, *question.ids, *between], np.int32)
         room = self.most - len(framed) - len(after)
         if room < 1:
-            raise InputError(
-                f"{self.source}: {row.position}: the question has {len(question.ids):,} tokens, which leaves no room for "
-                f"its context in {self.most:,}; shorten it, or raise {self.length_key}"
-            )
+            problem = f"the question has {len(question.ids):,} tokens, and {self.most:,} leave no room for its context"
+            raise InputError(f"{self.source}: {row.position}: {problem}; shorten it, or raise {self.length_key}")
         ids, characters = np.array(context.ids, np.int32), np.array(context.offsets, np.int64).reshape(-1, 2)
         for start, end in self._bounds(row.position, len(ids), room, self.settings.stride, always=True).tolist():
             input_ids = np.concatenate([framed, ids[start:end], after]).astype(np.int32)
@@ -288,10 +283,8 @@ class _Job:
         if isinstance(row, IdsRow):
             ids, room = np.array(row.input_ids, np.int32), self.most
             if ids.max() >= self.tokenizer.vocabulary_size:
-                raise InputError(
-                    f"{self.source}: {row.position}: the token {ids.max()} is not of this vocabulary of "
-                    f"{self.tokenizer.vocabulary_size:,}; tokenize it with the model's own tokenizer"
-                )
+                problem = f"the token {ids.max()} is not of this vocabulary of {self.tokenizer.vocabulary_size:,}"
+                raise InputError(f"{self.source}: {row.position}: {problem}; use the model's own tokenizer")
         else:
             text = row.text if isinstance(row, TextRow) else ""
             added = sum(map(len, self._frame))
@@ -363,10 +356,7 @@ def _label_number(numbers: Mapping[str, int], name: str, position: RowPosition, 
     """The number of the label `name` of a row."""
     if name not in numbers:
         known = ", ".join(list(numbers)[:8]) + (", ..." if len(numbers) > 8 else "")
-        raise InputError(
-            f"{source}: {position}: the label {shown(name)} is unknown, known are {known}; "
-            "fix it, or train with data that has it"
-        )
+        raise InputError(f"{source}: {position}: the label {shown(name)} is unknown, known are {known}; fix it")
     return numbers[name]
 
 
@@ -386,10 +376,8 @@ def _window_bounds(
     if stride is None:
         stride = min(_USUAL_STRIDE, max(room, 0) // 2)
     if stride >= room:
-        raise InputError(
-            f"{row}: has {tokens:,} tokens for windows of {max(room, 0)}, which cannot share task.stride = {stride}; "
-            f"lower task.stride, or raise {length_key}"
-        )
+        windows = f"{tokens:,} tokens for windows of {max(room, 0)}"
+        raise InputError(f"{row}: has {windows}, which cannot share {stride}; lower task.stride, or raise {length_key}")
     count = -(-(tokens - room) // (room - stride)) + 1
     starts = np.arange(count, dtype=np.int64) * (room - stride)
     return np.stack([starts, np.minimum(starts + room, tokens)], axis=1)

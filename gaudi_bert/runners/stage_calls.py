@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from gaudi_bert.artefacts.results import GroupsResult, NothingToDo, PreparedShard, ReportResult, StageOutput
+from gaudi_bert.artefacts.results import PlainResult, StageOutput
 from gaudi_bert.artefacts.stage_run import StageRun
 from gaudi_bert.artefacts.store.mirrored_folder import existing_histograms, local_copy
 from gaudi_bert.artefacts.training import FineTuning, TrainingResult
@@ -31,11 +31,9 @@ if TYPE_CHECKING:  # some need numpy
     from gaudi_bert.tasks.answers import StreamResult
     from gaudi_bert.training.run_plan import RunPlan
 
-    SplitResult = StageOutput[Any] | GroupsResult | NothingToDo
-    StageResult = (
-        # One for each split: `train`, `evaluation`.
-        Mapping[str, SplitResult] | SplitResult | PreparedShard | RunPlan | StreamResult | ReportResult
-    )
+    SplitResult = StageOutput[Any] | PlainResult
+    # One for each split: `train`, `evaluation`.
+    StageResult = Mapping[str, SplitResult] | SplitResult | RunPlan | StreamResult
 
 
 @dataclass(frozen=True)
@@ -82,7 +80,7 @@ class RunRequest:
 
         if self.folder.records is not None:
             records = str(self.settings.prepare.records)
-            return NothingToDo(f"the pipeline names its own records, {records}", {"records": records})
+            return PlainResult([f"nothing to do: the pipeline names its own records, {records}"], {"records": records})
         return prepare(self.settings.prepare, self.folder.examples, self._run, pipeline_folder=self.pipeline_folder)
 
     def histogram(self) -> StageResult:
@@ -146,7 +144,7 @@ class RunRequest:
         folder = self.folder
         if not folder.has_evaluation:
             self.how.reporter.say("evaluate: nothing to do, the pipeline holds no evaluation data out")
-            return NothingToDo("the pipeline holds no evaluation data out")
+            return PlainResult(["nothing to do: the pipeline holds no evaluation data out"], {})
         return evaluate(
             data=folder.split("evaluation").packed,
             checkpoint=folder.train,

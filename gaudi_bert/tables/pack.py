@@ -2,7 +2,7 @@
 
 The tokenizer that `tokenize` stored with the table is copied to the packs: what is trained on them needs it.
 
-See `grouped_output` for groups, kills and several writers; `groups` for what a group is. From an object store the complete
+See `artefacts.completion` for kills and several writers; `groups` for what a group is. From an object store the complete
 table is copied to scratch; to one, each shard is uploaded when it is written. After bad input everything is removed: packs
 that were written before the wrong row are of no use to a corrected table.
 """
@@ -20,10 +20,9 @@ import numpy as np
 
 from gaudi_bert import __version__
 from gaudi_bert.artefacts.base import NOTES_NAME, manifest_path
-from gaudi_bert.artefacts.completion import Signature
-from gaudi_bert.artefacts.grouped_output import GroupedOutput
+from gaudi_bert.artefacts.completion import GroupedOutput, Signature
 from gaudi_bert.artefacts.packed import GroupManifest, PackedSums, RowTables, TableMetadata, row_table_path
-from gaudi_bert.artefacts.results import ByRowLength, GroupsResult, PackResult, of_all
+from gaudi_bert.artefacts.results import ByRowLength, PackResult, PlainResult, require_complete
 from gaudi_bert.artefacts.shards import Shard, count_shards, shard_bounds, shard_name
 from gaudi_bert.artefacts.stage_run import StageRun
 from gaudi_bert.artefacts.store.mirrored_folder import local_copy, mirrored, release
@@ -56,7 +55,7 @@ from gaudi_bert.tables.sources import table_files
 from gaudi_bert.tables.verify import verify_rows
 from gaudi_bert.tfrecords.files import input_file
 
-_PackedTable: TypeAlias = PackResult | GroupsResult
+_PackedTable: TypeAlias = PackResult | PlainResult
 
 _PACKS_OF_A_SHARD = 1024
 """A group that fits into fewer shards of so many packs than `shard_multiple` has as many as a divisor of that: 151 packs are
@@ -104,9 +103,9 @@ def _pack_rows(source: str | Path, out: Path, settings: TableSettings, run: Stag
         written = write(
             output, lambda: _TableWriter(output, open_table(table, settings, run.reporter), settings, run.workers), run
         )
-        if isinstance(written, GroupsResult):
+        if isinstance(written, PlainResult):
             return written
-        proof = of_all(verify_rows(table, out, replace(run, overwrite=False, finish=False))) if verified else None
+        proof = require_complete(verify_rows(table, out, replace(run, overwrite=False, finish=False))) if verified else None
     return PackResult(written, verified=proof)
 
 

@@ -23,16 +23,15 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from gaudi_bert import __version__
 from gaudi_bert.artefacts.base import NOTES_NAME, TooLongRows, VocabularyInfo
-from gaudi_bert.artefacts.completion import Signature
+from gaudi_bert.artefacts.completion import GroupedOutput, Signature
 from gaudi_bert.artefacts.examples import TextInput, TokenisedPart, TokenisedTexts, tokens_path
-from gaudi_bert.artefacts.grouped_output import GroupedOutput
-from gaudi_bert.artefacts.results import StageOutput, TokenisedShard
+from gaudi_bert.artefacts.results import PlainResult, StageOutput
 from gaudi_bert.artefacts.stage_run import StageRun
 from gaudi_bert.artefacts.store.mirrored_folder import is_mirrored, local_copies, mirrored, release, shown_path
 from gaudi_bert.common.arrow import require_pyarrow
 from gaudi_bert.common.errors import InputError, require
 from gaudi_bert.common.files import atomic_file, check_name
-from gaudi_bert.common.progress import Task
+from gaudi_bert.common.progress import Task, count_of
 from gaudi_bert.config.sections import TokenizeSettings
 from gaudi_bert.corpus.documents import Source, find_sources, source_identity
 from gaudi_bert.rows.parts import RowPart, row_parts
@@ -69,7 +68,7 @@ def tokenize_texts(
     out: Path,
     settings: TokenizeSettings,
     run: StageRun,
-) -> StageOutput[TokenisedTexts] | TokenisedShard:
+) -> StageOutput[TokenisedTexts] | PlainResult:
     """Write the tables.
 
     Args:
@@ -109,7 +108,7 @@ def _tokenize(
     out: Path,
     settings: TokenizeSettings,
     run: StageRun,
-) -> StageOutput[TokenisedTexts] | TokenisedShard:
+) -> StageOutput[TokenisedTexts] | PlainResult:
     encoder = _Encoder(tokenizer, settings)
     identities = [source_identity(source) for source in sources]
     inputs = {"text": identities, "tokenizer": {"sha256": tokenizer.sha256}}
@@ -147,13 +146,14 @@ def _finish(
     encoder: _Encoder,
     output: _TokensOutput,
     identities: Sequence[dict[str, Any]],
-) -> StageOutput[TokenisedTexts] | TokenisedShard:
+) -> StageOutput[TokenisedTexts] | PlainResult:
     """Write tokens.json when all parts are there."""
     files = tuple(file for _, file in output.completed(range(parts)))
     missing = parts - len(files)
     if missing:
         output.reporter.say(f"{shown_path(output.folder)}: {missing} of {parts} parts remain for other shards")
-        return TokenisedShard(parts=parts, missing_parts=missing)
+        left = f"{missing} of {count_of(parts, 'part')} to be done by other shards"
+        return PlainResult([left], {"parts": parts, "missing_parts": missing})
     settings = encoder.settings
     if not any(file.rows for file in files):
         raise InputError(f"{shown_path(output.folder)}: no text gives a row; give some that are not empty, nor all too long")

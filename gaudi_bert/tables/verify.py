@@ -17,7 +17,7 @@ import numpy as np
 from gaudi_bert.artefacts.base import manifest_path
 from gaudi_bert.artefacts.completion import Signature, read_signature, settings_path
 from gaudi_bert.artefacts.packed import GroupManifest, PackedSums, RowTables, TableMetadata, Verification, row_table_path
-from gaudi_bert.artefacts.results import ByRowLength, GroupsResult, StageOutput
+from gaudi_bert.artefacts.results import ByRowLength, PlainResult, StageOutput
 from gaudi_bert.artefacts.shards import Shard
 from gaudi_bert.artefacts.stage_run import StageRun
 from gaudi_bert.artefacts.store.mirrored_folder import exists, fetch, local_copy, mirrored, names_in
@@ -43,7 +43,7 @@ from gaudi_bert.tables.packed_parquet import PackLayout, pad_value
 from gaudi_bert.tables.sources import same_type, table_files
 from gaudi_bert.tfrecords.files import input_file
 
-_VerifiedTable: TypeAlias = StageOutput[Verification] | GroupsResult
+_VerifiedTable: TypeAlias = StageOutput[Verification] | PlainResult
 
 
 def verify_table(source: str | Path, packed: Path, run: StageRun) -> _VerifiedTable | ByRowLength[_VerifiedTable]:

@@ -19,7 +19,7 @@ import numpy as np
 from gaudi_bert.artefacts.base import InputFile, VocabularyInfo, part_path
 from gaudi_bert.artefacts.completion import Signature, begin_artefact
 from gaudi_bert.artefacts.histogram import CountedFile, HistogramFile
-from gaudi_bert.artefacts.results import NothingToDo, StageOutput
+from gaudi_bert.artefacts.results import PlainResult, StageOutput
 from gaudi_bert.artefacts.stage_run import StageRun
 from gaudi_bert.artefacts.store.mirrored_folder import mirrored, read_ahead
 from gaudi_bert.common.arrays import ByteArray, Int32Array
@@ -55,7 +55,7 @@ def histogram(
     vocabulary: Path | None = None,
     on_bad_file: OnBadFile = "stop",
     numbered: bool = False,
-) -> StageOutput[HistogramFile] | NothingToDo:
+) -> StageOutput[HistogramFile] | PlainResult:
     """Check RECORDS and count their sequences; the vocabulary is by default `vocab.txt` next to the folder of RECORDS.
 
     There are at most as many parts as files; a part is written to `out`, or with `numbered` to its `part_path`. A file
@@ -69,7 +69,7 @@ def histogram(
             run, out = replace(run, part=part), part_path(out, part) if numbered else out
         sizes = {path: inputs.sizes[path] for path in run.share_of(inputs.paths)}
         if not sizes:
-            return NothingToDo("there are fewer files than parts", {"files": 0, "skipped": True})
+            return PlainResult(["nothing to do: there are fewer files than parts"], {"files": 0, "skipped": True})
         vocabulary = vocabulary if vocabulary is not None else inputs.vocabulary
         info = None if vocabulary is None else VocabularyInfo.of(vocabulary)
         policy = {} if on_bad_file == "stop" else {"on_bad_file": on_bad_file}

@@ -177,12 +177,7 @@ def _sequences(features: Mapping[str, AnyArray]) -> Iterator[SequenceView]:
 
 def _with_tokens(sequences: list[SequenceView], vocabulary: Path, problems: list[str]) -> list[SequenceView]:
     """With the tokens next to the ids; an id outside the vocabulary is a problem and shows as its number."""
-    try:
-        tokens = read_text(vocabulary).removesuffix("\n").split("\n")
-    except OSError as error:
-        raise InputError(f"{vocabulary}: cannot read the vocabulary: {error.strerror}; check the path") from error
-    except UnicodeDecodeError as error:
-        raise InputError(f"{vocabulary}: is not UTF-8 text ({error}); pass a vocab.txt, one token per line") from error
+    tokens = read_text(vocabulary).removesuffix("\n").split("\n")
 
     def token(number: int) -> str:
         return tokens[number] if 0 <= number < len(tokens) else f"<{number}>"

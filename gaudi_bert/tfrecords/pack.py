@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from gaudi_bert.artefacts.results import PackResult, of_all
+from gaudi_bert.artefacts.results import PackResult, require_complete
 from gaudi_bert.artefacts.stage_run import StageRun
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import check_name
@@ -41,6 +41,6 @@ def pack(
     plan_path = histogram_path.with_name("plan.json")
     histogram(records, histogram_path, run, on_bad_file=on_bad_file)
     planned = plan([histogram_path], plan_path, settings, run)
-    written = of_all(write(records, plan_path, out, run))
-    proof = of_all(verify(records, out, replace(run, overwrite=False))) if verified else None
+    written = require_complete(write(records, plan_path, out, run))
+    proof = require_complete(verify(records, out, replace(run, overwrite=False))) if verified else None
     return PackResult(written, planned, proof)

@@ -20,7 +20,7 @@ import numpy as np
 from gaudi_bert.artefacts.base import METADATA_NAME, InputFile, VocabularyInfo
 from gaudi_bert.artefacts.completion import Signature, read_signature, settings_path
 from gaudi_bert.artefacts.packed import GroupManifest, Metadata, PackedSums, Verification, of_counts
-from gaudi_bert.artefacts.results import GroupsResult, StageOutput
+from gaudi_bert.artefacts.results import PlainResult, StageOutput
 from gaudi_bert.artefacts.shards import Shard, SizeArray, index_path
 from gaudi_bert.artefacts.stage_run import StageRun
 from gaudi_bert.artefacts.store.mirrored_folder import fetch, mirrored, read_ahead, release, shown_path
@@ -44,7 +44,7 @@ _NAMED = 3
 _GROUPS_AT_ONCE = 256
 
 
-def verify(records: str | Path, packed: Path, run: StageRun) -> StageOutput[Verification] | GroupsResult:
+def verify(records: str | Path, packed: Path, run: StageRun) -> StageOutput[Verification] | PlainResult:
     """Verify a packed folder against its records."""
     with mirrored(packed, run.store) as here, open_inputs(records, run.store) as inputs:
         fetch(here / METADATA_NAME)

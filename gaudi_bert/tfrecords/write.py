@@ -21,13 +21,13 @@ from gaudi_bert.artefacts.base import METADATA_NAME, InputFile, VocabularyInfo, 
 from gaudi_bert.artefacts.completion import Signature
 from gaudi_bert.artefacts.packed import GroupManifest, Metadata, PackedMetadata, PackedSums, of_counts
 from gaudi_bert.artefacts.plan import PlannedGroup, WritablePlan
-from gaudi_bert.artefacts.results import GroupsResult, StageOutput
+from gaudi_bert.artefacts.results import PlainResult, StageOutput
 from gaudi_bert.artefacts.shards import Shard, SizeArray, index_path, shard_bounds, shard_name, write_index
 from gaudi_bert.artefacts.stage_run import StageRun
 from gaudi_bert.artefacts.store.mirrored_folder import local_copy, mirrored, release
 from gaudi_bert.common.arrays import ByteArray, IntArray
 from gaudi_bert.common.dealing import deal_sequences
-from gaudi_bert.common.errors import FailedError, InputError
+from gaudi_bert.common.errors import FailedError, GaudiBertError, InputError
 from gaudi_bert.common.files import followed, in_store, read_text, shown_location, url_of
 from gaudi_bert.common.progress import Task, count_of, human_bytes
 from gaudi_bert.common.threads import map_in_threads, worker_count
@@ -50,7 +50,7 @@ def write(
     run: StageRun,
     *,
     shards: Mapping[str, int] | None = None,
-) -> StageOutput[PackedMetadata] | GroupsResult:
+) -> StageOutput[PackedMetadata] | PlainResult:
     """Write the packed records of a plan.
 
     A run that does a part returns the totals of its groups; or those of the folder where that is finished already.
@@ -308,7 +308,7 @@ def _available_bytes(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path(
     """
     limits = []
     for path in (cgroup / "memory.max", cgroup / "memory" / "memory.limit_in_bytes", meminfo):
-        with suppress(OSError):
+        with suppress(GaudiBertError):
             text = read_text(path).strip()
             if text.isdecimal():
                 limits.append(int(text))

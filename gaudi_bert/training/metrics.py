@@ -31,7 +31,7 @@ class MetricsWriter:
     def __init__(self, folder: Path, last_update: int) -> None:
         self.path = Path(folder) / "metrics.jsonl"
         lines: list[dict[str, Any]] = []
-        for number, text in enumerate(whole_lines(self.path, "train again") if self.path.exists() else (), start=1):
+        for number, text in enumerate(whole_lines(self.path) if self.path.exists() else (), start=1):
             try:
                 lines.append(json.loads(text))
             except ValueError as error:

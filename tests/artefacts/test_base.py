@@ -87,12 +87,9 @@ def test_results_of_training_leave_out_what_was_not_measured(tmp_path: Path) -> 
     ("content", "reason"),
     [
         (b"", "not a JSON file"),
-        (b"\xff", "not a JSON file"),
         (b"[" * 100_000, "recursion limit"),
-        (b'{"sequences": ' + b"9" * 6_000 + b"}", "not a JSON file"),
         (b'{"sequences": "' + b"9" * 3_000_000 + b'"}', "`sequences` = '99"),
         (b'{"sequences": true}', "`sequences` = True"),
-        (b'{"sequences": 3.0}', "`sequences` = 3.0"),
         (b'{"sequences": NaN}', "`sequences` = nan"),
         (b'{"fingerprint": "\\ud800"}', "not a JSON file"),
         (b"[]", "`its content` = "),

@@ -29,7 +29,7 @@ def test_other_settings_are_refused_by_name_until_told_to_overwrite(tmp_path: Pa
     plan = tmp_path / "plan.json"
     begin_artefact(plan, plan, OLD)
     plan.write_text("{}")
-    with pytest.raises(InputError, match=r"plan.json was written with --depth 3, not --depth 4: .*--overwrite"):
+    with pytest.raises(InputError, match=r"plan.json was written otherwise \(settings.depth: 3 there, 4 now\)"):
         begin_artefact(plan, plan, NEW)
     assert plan.exists()
     assert not begin_artefact(plan, plan, NEW, overwrite=True)
@@ -43,7 +43,7 @@ def test_a_folder_half_done_is_resumed_only_with_its_own_settings(tmp_path: Path
     (folder / "packed-00000-00000.tfrecord").write_text("x")
     assert not begin_artefact(folder, final, OLD)
     assert (folder / "packed-00000-00000.tfrecord").exists()
-    with pytest.raises(InputError, match="was written with --depth"):
+    with pytest.raises(InputError, match="depth: 3 there"):
         begin_artefact(folder, final, NEW)
     begin_artefact(folder, final, NEW, overwrite=True)
     assert [path.name for path in folder.iterdir()] == ["settings.json"]
@@ -67,7 +67,7 @@ def test_what_is_not_ours_is_never_taken_over(tmp_path: Path) -> None:
     folder = tmp_path / "mine"
     folder.mkdir()
     (folder / "thesis.tex").write_text("years of work")
-    with pytest.raises(InputError, match="does not describe it"):
+    with pytest.raises(InputError, match="is not ours"):
         begin_artefact(folder, folder / "metadata.json", OLD)
     assert (folder / "thesis.tex").read_text() == "years of work"
 
@@ -75,9 +75,9 @@ def test_what_is_not_ours_is_never_taken_over(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("stored", "requested", "message"),
     [
-        ({"a": 1}, {"a": 1, "b": 2}, "b = nothing, not b = 2"),
-        ({"a": {"b": [1, 2]}}, {"a": {"b": [1, 3]}}, "a.b[1] = 2, not a.b[1] = 3"),
-        ({"a": [1]}, {"a": [1, 2]}, "a = [1], not a = [1, 2]"),
+        ({"a": 1}, {"a": 1, "b": 2}, "b: absent there, 2 now"),
+        ({"a": {"b": [1, 2]}}, {"a": {"b": [1, 3]}}, "a.b[1]: 2 there, 3 now"),
+        ({"a": [1]}, {"a": [1, 2]}, "a: [1] there, [1, 2] now"),
     ],
 )
 def test_the_first_difference_is_named(
@@ -87,7 +87,7 @@ def test_the_first_difference_is_named(
     begin_artefact(final.parent, final, Signature("stage", stored, {}))
     final.write_text("x")
     assert begin_artefact(final.parent, final, Signature("stage", stored, {}))
-    with pytest.raises(InputError, match=re.escape(f"was written with {message}:")):
+    with pytest.raises(InputError, match=re.escape(f"(settings.{message})")):
         begin_artefact(final.parent, final, Signature("stage", requested, {}))
 
 

@@ -6,18 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from gaudi_bert.artefacts.base import NOTES_NAME
+from gaudi_bert.artefacts.completion import Signature
 from gaudi_bert.artefacts.packed import files_that_tell_kinds, pack_kind
 from gaudi_bert.artefacts.store.mirrored_folder import fetch, mirrored
 from gaudi_bert.artefacts.store.objects import Objects
 from gaudi_bert.common.errors import InputError
-from tests.builders.packing_case import make_case
+from gaudi_bert.common.files import write_json
 from tests.builders.s3_server import S3Server, quick, upload
-
-
-@pytest.fixture(scope="module")
-def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_case(tmp_path_factory.mktemp("kinds"), files=2, sequences_per_file=7).packed
 
 
 def kind_in_bucket(folder: Path, s3: S3Server) -> str | None:
@@ -28,50 +23,29 @@ def kind_in_bucket(folder: Path, s3: S3Server) -> str | None:
         return pack_kind(copy)
 
 
-def test_packed_records(packed: Path, s3: S3Server) -> None:
-    assert pack_kind(packed) == "records"
-    assert kind_in_bucket(packed, s3) == "records"
-
-
-def test_a_packed_table(packed: Path, tmp_path: Path, s3: S3Server) -> None:
-    notes = tmp_path / "table" / NOTES_NAME
-    notes.mkdir(parents=True)
-    (notes / "metadata.json").write_bytes((packed / "metadata.json").read_bytes())
-    assert pack_kind(notes.parent) == "table"
-    assert kind_in_bucket(notes.parent, s3) == "table"
-
-
-def test_packs_that_were_begun_and_not_finished_are_refused(packed: Path, tmp_path: Path, s3: S3Server) -> None:
-    begun = tmp_path / "begun"
-    begun.mkdir()
-    for path in packed.iterdir():
-        if path.name != "metadata.json":
-            (begun / path.name).write_bytes(path.read_bytes())
-    for ask in (pack_kind, lambda folder: kind_in_bucket(folder, s3)):
-        with pytest.raises(InputError, match="gaudi-bert write"):
-            ask(begun)
-
-
-def test_a_folder_without_packs(tmp_path: Path, s3: S3Server) -> None:
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "some.txt").write_text("some text\n")
-    assert pack_kind(tmp_path / "other") is None
-    assert kind_in_bucket(tmp_path / "other", s3) is None
-
-
 @pytest.mark.parametrize(
     ("files", "kind"),
     [
-        (["folder/metadata.json"], "records"),
-        (["folder/__gaudi_bert__/metadata.json"], "table"),
-        (["folder/metadata.json", "folder/__gaudi_bert__/metadata.json"], "table"),
-        (["folder/packed-00000.parquet", "folder/other.json"], None),
-        (["folder/examples.tfrecord", "folder/settings.json"], None),  # the user's own settings
+        (["metadata.json"], "records"),
+        (["__gaudi_bert__/metadata.json"], "table"),
+        (["metadata.json", "__gaudi_bert__/metadata.json"], "table"),
+        (["packed-00000.parquet", "other.json"], None),
+        (["examples.tfrecord", "settings.json"], None),  # the user's own settings
         ([], None),
     ],
 )
-def test_what_packs_a_folder_holds_is_decided_by_its_metadata(tmp_path: Path, files: list[str], kind: str | None) -> None:
+def test_what_packs_a_folder_holds_is_decided_by_its_metadata(
+    tmp_path: Path, s3: S3Server, files: list[str], kind: str | None
+) -> None:
     for name in files:
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text("{}")
+        write_json(tmp_path / "folder" / name, {})
     assert pack_kind(tmp_path / "folder") == kind
+    assert kind_in_bucket(tmp_path / "folder", s3) == kind
+
+
+@pytest.mark.parametrize(("settings", "stage"), [("settings.json", "write"), ("__gaudi_bert__/settings.json", "pack-table")])
+def test_packs_that_were_begun_and_not_finished_are_refused(tmp_path: Path, s3: S3Server, settings: str, stage: str) -> None:
+    write_json(tmp_path / "folder" / settings, Signature(stage, {}, {}).as_json())
+    for ask in (pack_kind, lambda folder: kind_in_bucket(folder, s3)):
+        with pytest.raises(InputError, match="packing has not finished"):
+            ask(tmp_path / "folder")

@@ -76,7 +76,7 @@ WRONG_TURNS = {
     "embed --model nowhere --data new.jsonl --out v.npy": FOLDER,
     "embed --model MODEL --data new.jsonl --out v.bin": "v.bin: vectors are written as .npy, .parquet, .jsonl; give it",
     "run wiki.yaml --on k8s": "--on k8s: choose one of local, docker, kubernetes",
-    "run wiki": "wiki: cannot read the pipeline file",
+    "run wiki": "wiki: cannot read",
 }
 
 

@@ -8,13 +8,12 @@ from typing import Any, get_args
 import pytest
 import typer
 
-from gaudi_bert.artefacts.completion import OPTIONS
 from gaudi_bert.cli import arguments
 from gaudi_bert.cli.main import app
 from gaudi_bert.config import values
 from gaudi_bert.packing import pack_lengths
 from gaudi_bert.packing.algorithms import ALGORITHMS
-from tests.builders.command_line import refusal, run_command, succeed
+from tests.builders.command_line import refusal, succeed
 from tests.builders.folders import contents
 from tests.builders.packing_case import make_case
 
@@ -27,14 +26,6 @@ def test_the_algorithms_have_the_same_names_everywhere() -> None:
     for place, names in places.items():
         new = set(ALGORITHMS).symmetric_difference(names)
         assert names == tuple(ALGORITHMS), f"{place}: add {new or 'them'} in the order of gaudi_bert/packing/algorithms.py"
-
-
-def test_settings_are_named_by_options_that_there_are() -> None:
-    pages = [
-        run_command(command, "--help").stdout for command in ("prepare", "plan", "pack", "tokenize", "embed", "convert")
-    ]
-    known = set(" ".join(pages).split())
-    assert {f"--{name.replace('_', '-')}" for name in OPTIONS} <= known
 
 
 def test_files_that_the_shell_made_of_a_pattern_are_that_pattern(tmp_path: Path) -> None:

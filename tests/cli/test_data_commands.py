@@ -206,7 +206,7 @@ def test_write_takes_what_the_plan_leaves_open(case: PackingCase, tmp_path: Path
     succeed("verify", case.records, tmp_path / "packed")
     for part in (1, 0):
         succeed(*write, "--out", tmp_path / "parts", *changed, "--shard", f"{part}/2")
-    assert "written with shard_multiple = 3, not shard_multiple = 4" in refusal(*write, "--out", tmp_path / "parts")
+    assert "shard_multiple: 3 there, 4 now" in refusal(*write, "--out", tmp_path / "parts")
     succeed(*write, "--out", tmp_path / "parts", *changed, "--finish")
     packs = {name: data for name, data in contents(tmp_path / "packed").items() if "verif" not in name}
     assert contents(tmp_path / "parts") == packs

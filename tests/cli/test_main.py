@@ -287,7 +287,7 @@ def test_the_name_of_a_model_leads_to_its_download(tmp_path: Path, arguments: st
     name = "sentence-transformers/all-MiniLM-L6-v2"
     download = f"`hf download {name} --local-dir all-MiniLM-L6-v2`"
     line = refusal(*arguments.split(), name, folder=tmp_path)
-    assert line.startswith(f"{name}: no folder here; download it first: {download}")
+    assert line.startswith(f"{name}: no folder here; download it by {download}")
     assert [path.name for path in tmp_path.iterdir()] == ["rows.jsonl"]
 
 

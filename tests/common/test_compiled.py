@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 import gaudi_bert
-from gaudi_bert.common import compiled
 from tests.builders.command_line import run_python
 
 PACKAGE = Path(gaudi_bert.__file__).resolve().parent
@@ -78,18 +77,16 @@ def test_a_kernel_is_compiled_once_and_again_when_what_it_uses_has_changed(packa
 
 @pytest.mark.slow
 def test_a_number_that_is_known_in_advance_is_no_type_of_its_own(package: Path) -> None:
-    program = PROGRAM.replace("times(value) + 1", "times(value) + times(0) + 1").replace(
-        "print(program.run(5), sum(program.run.stats.cache_hits.values()))", "print(program.run(5), len(times.signatures))"
+    program = PROGRAM.replace("times(value) + 1", "times(value) + times(0) + 1")
+    (package / "program.py").write_text(
+        program.replace("sum(program.run.stats.cache_hits.values())", "len(times.signatures)")
     )
-    (package / "program.py").write_text(program)
     assert run(package) == ("16 1", "")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("quiet", [True, False])
-def test_the_first_use_says_once_that_it_compiles(package: Path, quiet: bool) -> None:
-    said = run(package, GAUDI_BERT_QUIET="1" if quiet else "")[1]
-    assert said.count("\n") == (not quiet)
+def test_the_first_use_says_once_that_it_compiles(package: Path) -> None:
+    assert run(package, GAUDI_BERT_QUIET="")[1].count("\n") == 1
     assert run(package, GAUDI_BERT_QUIET="") == ("16 1", "")
 
 
@@ -128,15 +125,8 @@ def test_no_kernel_goes_where_others_may_put_machine_code(package: Path, taken: 
         printed, complaint = run(package, XDG_CACHE_HOME="/dev/null")
         assert printed == "16 0"
         assert str(folder) in complaint
-    assert not [*folder.iterdir(), *elsewhere.iterdir()]
-
-
-@pytest.mark.slow
-def test_without_any_place_one_line_says_so(package: Path) -> None:
-    printed, complaint = run(package, NUMBA_CACHE_DIR="/dev/null/kernels")
-    assert printed == "16 0"
-    assert "/dev/null/kernels" in complaint
     assert complaint.count("\n") == 1
+    assert not [*folder.iterdir(), *elsewhere.iterdir()]
 
 
 OF_A_TYPE = """
@@ -172,26 +162,13 @@ def test_processes_that_compile_at_once_for_different_arguments_keep_their_code_
     assert again == [(f"{result} 1", "") for result in values.values()]
 
 
-def test_the_digest_covers_what_is_imported_through_other_files() -> None:
-    pricing, solver = PACKAGE / "packing" / "pricing.py", PACKAGE / "packing" / "nnls_solver.py"
-    assert compiled.source_digest(pricing) != compiled.source_digest(solver)
-    assert len(compiled.source_digest(solver)) == 64
-
-
-CPUINFO = "processor\t: 0\nflags\t\t: avx2 bmi1 bmi2 f16c fma movbe pclmulqdq popcnt sse4_2 more\n"
-
-
-@pytest.mark.parametrize(("lost", "kept"), [("", True), ("avx2 ", False)])
-def test_an_older_processor_than_the_images_compiles_for_itself(lost: str, kept: bool, tmp_path: Path) -> None:
-    (tmp_path / "cpuinfo").write_text(CPUINFO.replace(lost, "") if lost else CPUINFO)
+@pytest.mark.parametrize("has_avx2", [True, False])
+def test_an_older_processor_than_the_images_compiles_for_itself(has_avx2: bool) -> None:
     code = (
-        "import os, numba; from pathlib import Path; from gaudi_bert.common import compiled;"
-        f"compiled.fall_back_to_own_processor(compiled.processor_flags(Path({str(tmp_path / 'cpuinfo')!r})));"
+        "import os, numba; from llvmlite import binding; features = dict.fromkeys(binding.get_host_cpu_features(), True)\n"
+        f"binding.get_host_cpu_features = lambda: {{**features, 'avx2': {has_avx2}}}\n"
+        "from gaudi_bert.common import compiled\n"
         "print('NUMBA_CPU_NAME' in os.environ, numba.config.CPU_NAME, numba.config.CPU_FEATURES)"
     )
     done = run_python(code, NUMBA_CPU_NAME="x86-64-v3", NUMBA_CPU_FEATURES="+sse4.2,+pclmul", PYTHONPATH=str(PACKAGE.parent))
-    assert done.stdout.split() == (["True", "x86-64-v3", "+sse4.2,+pclmul"] if kept else ["False", "None", "None"])
-
-
-def test_no_flags_are_known_of_an_unknown_machine(tmp_path: Path) -> None:
-    assert compiled.processor_flags(tmp_path / "absent") == frozenset()
+    assert done.stdout.split() == (["True", "x86-64-v3", "+sse4.2,+pclmul"] if has_avx2 else ["False", "None", "None"])

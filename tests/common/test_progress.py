@@ -14,8 +14,6 @@ from hypothesis import strategies as st
 
 from gaudi_bert.common.progress import Reporter, human_bytes, human_seconds
 
-# --- progress: plain lines in a log, nothing when quiet, figures that a person can read
-
 
 def test_bytes_and_seconds() -> None:
     sizes = {7: "7 B", 1500: "1.5 kB", 2_300_000: "2.3 MB", 4e12: "4.0 TB", 7e18: "7000.0 PB"}
@@ -75,11 +73,6 @@ def test_what_has_not_begun_in_earnest_has_no_time_left() -> None:
     left = {second: found[0] for second, line in enumerate(lines, 1) if (found := seconds_left([line]))}
     assert min(left) > 10
     assert all(each <= 2 * (34 - second) + 1 for second, each in left.items())
-
-
-def test_the_end_is_not_told_again_and_again_as_no_time_left() -> None:
-    lines = lines_of(lambda second: min(20.000001, 2 * second), 30, total=20)  # a sum of shares
-    assert lines[9:12] == [f"plan: 100 %, {second} s so far, ending" for second in (10, 11, 12)]
 
 
 def test_what_was_done_before_says_nothing_about_the_speed() -> None:

@@ -1,37 +1,120 @@
-"""Work in threads: results in the order of the items, the first error, and no more results in memory than a window."""
+"""The cores that a process may use; results in the order of the items, the first error, and few results in memory."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
-from collections.abc import Iterator, Sequence
+import uuid
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.threads import each_in_threads, map_in_threads, worker_count
+from gaudi_bert.common.tensorflow_environment import prepare_tensorflow
+from gaudi_bert.common.threads import CGROUPS, each_in_threads, map_in_threads, usable_cores, worker_count
+from gaudi_bert.engines.pytorch.gaudi import prepare_torch
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def _a_machine_of_96_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(96)))
+
+
+def cores_with(folder: Path, own: str, **limits: str) -> int:
+    """The cores where /proc/self/cgroup is `own`, and the control groups hold `limits`: each file's path and its text."""
+    for path, text in limits.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(text)
+    (folder / "own").write_text(own)
+    return usable_cores(folder, folder / "own")
+
+
+@pytest.mark.usefixtures("_a_machine_of_96_cores")
+@pytest.mark.parametrize(
+    ("text", "cores"),
+    [("max 100000\n", 96), ("400000 100000\n", 4), ("150000 100000\n", 2), ("1000 100000\n", 1), ("20000000 100000\n", 96),
+     ("nonsense\n", 96), ("100000 0\n", 96)],
+)  # fmt: skip
+def test_a_limit_of_version_2(text: str, cores: int, tmp_path: Path) -> None:
+    assert cores_with(tmp_path, "0::/\n", **{"cpu.max": text}) == cores
+
+
+@pytest.mark.usefixtures("_a_machine_of_96_cores")
+def test_the_smallest_limit_of_a_group_and_those_above_it_counts(tmp_path: Path) -> None:
+    limits = {"pods/cpu.max": "800000 100000", "pods/a/cpu.max": "max 100000", "pods/a/b/cpu.max": "1600000 100000"}
+    assert cores_with(tmp_path, "0::/pods/a/b\n", **limits) == 8
+    assert cores_with(tmp_path, "0::/other\n") == usable_cores(tmp_path, tmp_path / "missing") == 96
+
+
+@pytest.mark.usefixtures("_a_machine_of_96_cores")
+def test_a_limit_of_version_1(tmp_path: Path) -> None:
+    """Inside a container the folder that /proc names is missing: its own group is the root of what it sees."""
+    own = "11:cpuset:/docker/abc\n4:cpuacct,cpu:/docker/abc\n0::/system.slice\n"
+    assert cores_with(tmp_path, own, **{"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}) == 96
+    assert cores_with(tmp_path, own, **{"cpu/cpu.cfs_quota_us": "300000\n"}) == 3
+    below = {"cpu/docker/abc/cpu.cfs_quota_us": "100000\n", "cpu/docker/abc/cpu.cfs_period_us": "50000\n"}
+    assert cores_with(tmp_path, own, **below) == 2
+
+
+@pytest.fixture
+def a_group_of_half_a_core() -> Iterator[Path]:
+    """A control group of this machine, made for this test: its file of members."""
+    if os.cpu_count() == 1:
+        pytest.skip("a limit below one core cannot be seen on one core")
+    version_1 = CGROUPS / "cpu" if (CGROUPS / "cpu").is_dir() else None
+    group = (version_1 or CGROUPS) / f"gaudi-bert-{uuid.uuid4().hex}"
+    try:
+        group.mkdir()
+    except OSError as error:
+        pytest.skip(f"no control groups can be made here: {error}")
+    try:
+        limit = group / ("cpu.cfs_quota_us" if version_1 else "cpu.max")
+        if not limit.exists():
+            pytest.skip("control groups limit no cores here")
+        limit.write_text("50000")
+        yield group / ("tasks" if version_1 else "cgroup.procs")
+    finally:
+        group.rmdir()
+
+
+def test_both_engines_start_as_many_threads_as_a_real_limit_allows(a_group_of_half_a_core: Path) -> None:
+    code = (
+        "import os, sys\n"
+        "from pathlib import Path\n"
+        "Path(sys.argv[1]).write_text(str(os.getpid()))\n"
+        "import gaudi_bert.engines.pytorch, gaudi_bert.engines.tensorflow\n"
+        "print(*map(os.environ.get, ('OMP_NUM_THREADS', 'TF_NUM_INTRAOP_THREADS', 'TF_NUM_INTEROP_THREADS')))\n"
+    )
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "TF_"))}
+    environment["PYTHONPATH"] = str(REPOSITORY)
+    command = [sys.executable, "-c", code, str(a_group_of_half_a_core)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    if "PermissionError" in done.stderr:
+        pytest.skip("this process may not enter a control group")
+    assert done.stdout.split() == ["1", "1", "1"], done.stderr
+
+
+@pytest.mark.usefixtures("_a_machine_of_96_cores")
+def test_what_the_user_has_set_stays() -> None:
+    chosen = {"OMP_NUM_THREADS": "7", "TF_NUM_INTRAOP_THREADS": "5", "TF_NUM_INTEROP_THREADS": "3"}
+    environment = dict(chosen)
+    prepare_tensorflow(environment)
+    prepare_torch(environment)
+    assert environment | chosen == environment
+
+
+# --- work in threads
 
 
 def no_buffer() -> np.ndarray:
     return np.zeros(0, np.uint8)
-
-
-class Taken(Sequence):
-    """The numbers below `count`, and how many of them were asked for."""
-
-    def __init__(self, count: int) -> None:
-        self.count, self.taken = count, 0
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __getitem__(self, index):
-        raise AssertionError("items are taken one after the other")
-
-    def __iter__(self) -> Iterator[int]:
-        for number in range(self.count):
-            self.taken += 1
-            yield number
 
 
 @pytest.mark.parametrize("workers", [1, 2, 5])
@@ -40,16 +123,20 @@ def test_results_come_in_the_order_of_the_items(workers: int) -> None:
 
 
 def test_results_that_wait_behind_a_slow_item_are_few() -> None:
-    items, slow = Taken(10_000), threading.Event()
+    taken, slow = count(), threading.Event()
+
+    class Items(list):
+        def __iter__(self) -> Iterator[int]:
+            return (number for number, _ in zip(super().__iter__(), taken, strict=False))
 
     def work(number: int, _: np.ndarray) -> int:
         if number == 100:
             slow.set()  # item 0 is done only when others, which come after it, are
         return number if number or slow.wait(60) else -1
 
-    results = each_in_threads(work, items, 2, no_buffer)
+    results = each_in_threads(work, Items(range(10_000)), 2, no_buffer)
     assert next(results) == 0
-    assert 100 < items.taken < 200
+    assert 100 < next(taken) < 200
     assert list(results) == list(range(1, 10_000))
 
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gaudi_bert.config.pipeline import (
-    load_pipeline,
-)
+from gaudi_bert.config.pipeline import load_pipeline
 
 
 @pytest.mark.parametrize("tag", ["9.9", "9.90", "1e3", "2024-01-01", "0x10", "017", "20241121", "v1"])

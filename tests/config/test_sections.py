@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.config.pipeline import (
-    section_from_options,
-)
-from gaudi_bert.config.sections import (
-    PrepareSettings,
-)
+from gaudi_bert.config.pipeline import section_from_options
+from gaudi_bert.config.sections import PrepareSettings, TaskSettings, TokenizeSettings
 
 
 def test_options_are_keys_and_those_that_were_not_given_keep_the_default() -> None:
@@ -18,3 +16,12 @@ def test_options_are_keys_and_those_that_were_not_given_keep_the_default() -> No
     assert settings.model_dump(exclude_unset=True) == {"evaluation_fraction": 0.0, "whole_word_masking": False}
     with pytest.raises(InputError, match=r"unknown key `vocabulary`; did you mean `vocab`"):
         section_from_options(PrepareSettings, vocabulary="words.txt")
+
+
+def test_settings_of_tokenize_read_a_pair_only_where_it_is_named() -> None:
+    def reading(**given: Any) -> TaskSettings:
+        return TokenizeSettings(max_sequence_length=9, **given).reading
+
+    assert (reading().text_pair, reading().named) == ("text", set())
+    assert (reading(text_column="a").text_pair, reading(text_column="a").named) == ("a", {"text"})
+    assert reading(text_pair_column="b").named == {"text_pair"}

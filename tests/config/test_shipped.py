@@ -8,12 +8,8 @@ from pathlib import Path
 import pytest
 
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.config.pipeline import (
-    load_pipeline,
-)
-from gaudi_bert.config.sections import (
-    ModelSettings,
-)
+from gaudi_bert.config.pipeline import load_pipeline
+from gaudi_bert.config.sections import ModelSettings
 from gaudi_bert.config.shipped import MODELS, model_overrides, name_of_sizes
 
 

@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 import pytest
+from pydantic import ValidationError
 
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.config.pipeline import (
-    load_pipeline,
-)
-from gaudi_bert.config.sections import (
-    FineTuneSettings,
-    TableSettings,
-    TokenizeSettings,
-    TrainingSettings,
-)
-from gaudi_bert.config.values import allowed_values, free_settings, parse_bytes
+from gaudi_bert.config.pipeline import load_pipeline
+from gaudi_bert.config.sections import FineTuneSettings, TableSettings, TaskSettings, TokenizeSettings, TrainingSettings
+from gaudi_bert.config.values import allowed_values, free_settings
 
 
-@pytest.mark.parametrize(("text", "count"), [("1GiB", 2**30), ("128MB", 128_000_000), ("0.5 kB", 500), ("7", 7), ("3B", 3)])
-def test_sizes_in_bytes(text: str, count: int) -> None:
-    assert parse_bytes(text) == count
+def test_sizes_in_bytes() -> None:
+    sizes = {"1GiB": 2**30, "128MB": 128_000_000, "0.5 kB": 500, "7": 7, "3B": 3}
+    assert {text: load_pipeline(None, [f"packing.group_bytes={text}"]).packing.group_bytes for text in sizes} == sizes
 
 
 def test_of_two_lower_limits_the_higher_one_is_named() -> None:
     assert allowed_values(TableSettings.model_fields["group_bytes"]) == "integer, >= 1,048,576"
     assert allowed_values(TokenizeSettings.model_fields["part_bytes"]) == "integer, >= 1"
+
+
+@pytest.mark.parametrize("given", [{"delimiter": text} for text in ("", ";;", "\n", '"')] + [{"encoding": "hex"}])
+def test_a_separator_is_one_character_and_an_encoding_is_known(given: dict[str, str]) -> None:
+    with pytest.raises(ValidationError, match=r"must be one character|must be an encoding"):
+        TaskSettings(**given)  # type: ignore[arg-type]
+    assert [TaskSettings(delimiter=tab).delimiter for tab in ("\t", "tab", "TAB", "\\t")] == ["\t"] * 4
 
 
 def test_depths_within_the_limits() -> None:

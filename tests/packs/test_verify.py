@@ -12,7 +12,7 @@ import pytest
 
 from gaudi_bert.artefacts.base import part_path
 from gaudi_bert.artefacts.packed import Metadata, Verification
-from gaudi_bert.artefacts.results import GroupsResult, StageOutput
+from gaudi_bert.artefacts.results import PlainResult, StageOutput
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.config.sections import TableSettings
 from gaudi_bert.packing.certificate import simple_certificate
@@ -72,7 +72,7 @@ def copied(case: Case, folder: Path) -> Path:
     return packed
 
 
-def verify_case(case: Case, packed: Path, **how: Any) -> StageOutput | GroupsResult:
+def verify_case(case: Case, packed: Path, **how: Any) -> StageOutput | PlainResult:
     if case.source.suffix != ".parquet":
         return verify(case.source, packed, a_run(**how))
     from gaudi_bert.tables.verify import verify_table
@@ -88,11 +88,11 @@ def test_any_number_of_parts_in_any_order_gives_the_proof_of_one_process(
     packed = copied(each, tmp_path)
     order = random.Random(parts).sample(range(parts), parts)
     done = [verify_case(each, packed, part=(number, parts), workers=1 + number % 2) for number in order]
-    assert [one.groups for one in done] == [len(range(number, GROUPS, parts)) for number in order]
+    assert [one.facts["groups"] for one in done] == [len(range(number, GROUPS, parts)) for number in order]
     assert not (notes_of(packed) / "verification.json").exists()
     finished, plain = verify_case(each, packed, finish=True), verify_case(each, each.packed)
     assert finished.content == plain.content
-    assert sum(one.sequences for one in done) == plain.content.sequences
+    assert sum(one.facts["sequences"] for one in done) == plain.content.sequences
     assert contents(packed) == contents(each.packed), "byte for byte, and no file of a part is left behind"
     assert verify_case(each, packed, finish=True).content == plain.content, "a finish that was killed may come again"
 

@@ -85,8 +85,8 @@ def test_the_page_is_well_formed_self_contained_and_the_same_again(tmp_path: Pat
     metrics.write_text(metrics.read_text() + '{"update": 4, "ki')
     result = report(folder)
     assert (folder / "report.html").read_text(encoding="utf-8") == page
-    assert (result.report, result.bytes) == (str(folder / "report.html"), len(page.encode("utf-8")))
-    assert result.figures["Packing factor"] == "1.452 (45 sequences in 31 packs)"
+    assert (result.facts["report"], result.facts["bytes"]) == (str(folder / "report.html"), len(page.encode("utf-8")))
+    assert result.facts["Packing factor"] == "1.452 (45 sequences in 31 packs)"
 
 
 def test_the_task_is_shown_with_its_baseline_its_packs_and_its_speed(tmp_path: Path) -> None:

@@ -12,15 +12,8 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.sections import TaskSettings
 from gaudi_bert.rows.fields import read_label_names
 from gaudi_bert.rows.reading import read_rows
-from gaudi_bert.rows.types import RowPosition, TaggedRow, TextRow
-from tests.builders.rows import rows_of, write
-
-QUESTIONS = [
-    {"id": "a", "question": "What flows?", "answers": [{"text": "Elbe", "answer_start": 4}]},
-    {"id": "b", "question": "Why?", "answers": [], "is_impossible": True},
-]
-PARAGRAPH = {"context": "The Elbe flows north.", "qas": QUESTIONS}
-SQUAD = {"version": "v2.0", "data": [{"title": "Rivers", "paragraphs": [PARAGRAPH]}]}
+from gaudi_bert.rows.types import RowPosition, TaggedRow
+from tests.builders.rows import SQUAD, rows_of, write
 
 
 def test_words_of_a_text_know_where_they_start(tmp_path: Path) -> None:
@@ -43,18 +36,10 @@ BAD: list[tuple[str, str | bytes, str, str]] = [
     ("x.jsonl", '{"text": "a", "label": 3}', "classification", "line 1 (row 1): label is the number 3; name the labels"),
     ("x.jsonl", '{"text": "a", "label": ["b"]}', "classification", "label is ['b']; it must be the name of a label"),
     ("x.jsonl", '{"text": "a", "label": true}', "multi-label", "label is True; it must be a list of names"),
-    (
-        "x.jsonl",
-        '{"text": "a", "label": "b"}',
-        "regression",
-        "line 1 (row 1): label is 'b'; regression needs a finite number",
-    ),
     ("x.jsonl", '{"text": "a", "label": NaN}', "regression", "label is nan; regression needs a finite number"),
-    ("x.jsonl", '{"text": "a", "label": 1e39}', "regression", "label is 1e+39; regression needs a finite number that"),
     ("x.jsonl", '{"text": "a", "label": -1' + "0" * 400 + "}", "regression", "label is a number of 1,329 bits"),
-    ("x.tsv", "text\tlabel\na\t\u0661", "regression", "regression needs a finite number"),
     ("x.tsv", "text\tlabel\na\t1_000", "regression", "label is '1_000'; regression needs a finite number"),
-    ("x.tsv", "text\tlabel\na\t" + "9" * 5000, "classification", "name the labels in a file"),
+    ("x.tsv", "text\tlabel\na\t" + "9" * 5000, "classification", "name the labels: --labels FILE"),
     ("x.jsonl", '{"text": "a", "label": ' + "9" * 5000 + "}", "classification", "line 1 (row 1): not JSON"),
     (
         "x.jsonl",
@@ -62,29 +47,19 @@ BAD: list[tuple[str, str | bytes, str, str]] = [
         "causal-language-modelling",
         "line 1 (row 1): input_ids[1] is 4294967303",
     ),
-    ("x.jsonl", '{"input_ids": [2, 1099511627776]}', "masked-language-modelling", "input_ids[1] is 1099511627776"),
     ("x.jsonl", '{"input_ids": [2, true]}', "causal-language-modelling", "input_ids[1] is True; token numbers are"),
-    ("x.jsonl", '{"input_ids": [2, 3.0]}', "causal-language-modelling", "input_ids[1] is 3.0"),
     ("x.jsonl", '{"tokens": ["a"], "tags": []}', "token-classification", "line 1 (row 1): has 1 words and 0 tags"),
     ("x.jsonl", '{"tokens": ["a", ""], "tags": ["O", "O"]}', "token-classification", "tokens[1] is ''"),
     ("x.jsonl", '{"text": "a"}', "token-classification", "line 1 (row 1): has no 'tokens', only 'text'"),
     ("x.jsonl", '{"question": "q", "context": "c"}', "question-answering", "line 1 (row 1): has no `answers`"),
     ("x.jsonl", MISPLACED, "question-answering", "line 1 (row 1): the answer 'at' is not at 0, 'ca' is"),
     ("x.json", '{"data": [{}]}', "question-answering", "is not SQuAD's JSON, an article has no list `paragraphs`; it is"),
-    ("x.json", "{}", "question-answering", "is not SQuAD's JSON, it has no list `data`; it is {"),
-    ("x.json", "[]", "question-answering", "is not SQuAD's JSON, it has no list `data`; it is {"),
     ("x.json", '{"data": {}}', "question-answering", "is not SQuAD's JSON, it has no list `data`"),
     ("x.json", '{"data": [{"paragraphs": [{"qas": [1]}]}]}', "question-answering", "a paragraph has no `context`"),
-    ("x.json", '{"data" [', "question-answering", "not JSON ("),
-    ("x.json", '{"data": [1]}', "question-answering", "is not SQuAD's JSON, an article has no list"),
     ("x.json", '{"data": [{"a', "question-answering", "not JSON ("),
-    ("x.json", '{"data": []} {"data": []}', "question-answering", "not JSON (Extra data"),
     ("x.json", '{"data": []} garbage', "question-answering", "not JSON (Extra data"),
     ("x.json", '{"data": [], "version": 1, "data": []}', "question-answering", "has the key 'data' twice"),
-    ("x.json", '{"data": [], "version": {"a": 1, "a": 2}}', "question-answering", "has the key 'a' twice"),
-    ("x.json", '{"data": [{"paragraphs": []} {"paragraphs": []}]}', "question-answering", "not JSON ("),
     ("x.jsonl", '{"text": "a", "label": "b", "text": "c"}', "classification", "has the key 'text' twice; leave one out"),
-    ("x.jsonl", '{"text": "a", "label": "b", "c": {"d": 1, "d": 1}}', "classification", "line 1 (row 1): has the key 'd'"),
     ("x.conll", "a\u00a0b\n", "token-classification", "line 1 (row 1): the word 'a\\xa0b' has no tag"),
     ("x.conll", "a O\n\n\tO\n", "token-classification", "line 3 (row 2): has no word before its tag"),
     ("x.json", json.dumps(SQUAD), "classification", "SQuAD's JSON is for question-answering"),
@@ -113,10 +88,8 @@ RETRIEVAL: list[tuple[str, str, str]] = [
     ("embedding", '{"text": "a", "text_pair": "b", "label": "near"}', "label is 'near'; embedding needs a finite number"),
     ("embedding", '{"text": "a", "text_pair": "b"}', "has no 'label', only"),
     ("reranking", '{"query": "a", "document": "b", "label": 2}', "label is 2; reranking needs a number of 0 to 1"),
-    ("reranking", '{"query": "a", "document": "b", "label": "yes"}', "label is 'yes'; reranking needs a number of 0 to 1"),
     ("reranking", '{"query": "a", "document": "b"}', "has no 'label', only"),
     ("reranking", '{"query": "a", "label": 1}', "has no 'document', only"),
-    ("reranking", '{"document": "a", "label": 1}', "has no 'query', only"),
     ("reranking", '{"query": "a", "document": null, "label": 1}', "document is None; it must be a text"),
     ("reranking", '{"query": " ", "document": "b", "label": 1}', "query is empty"),
     ("reranking", '{"query": "a", "positive": 5}', "positive is 5; it must be a text, or a list of texts"),
@@ -148,19 +121,14 @@ def test_numbers_beyond_the_names_of_labels(tmp_path: Path) -> None:
         rows_of(path, "classification", labels=str(labels))
 
 
-@pytest.mark.parametrize("zeros", [0, 1, 17, 18, 19, 5000])
+@pytest.mark.parametrize("zeros", [0, 18, 5000])
 def test_a_class_number_may_have_leading_zeros(tmp_path: Path, zeros: int) -> None:
-    labels = write(tmp_path / "labels.txt", "no\nyes\n")
-    for number in (-1, 0, 1, 2, 10, 10**18, 10**400):
-        digits = f"{'-' if number < 0 else ''}{'0' * zeros}{abs(number)}"
-        path = write(tmp_path / "x.tsv", f"text\tlabel\na\t{digits}\n")
-        if 0 <= number < 2:
-            (row,) = rows_of(path, "classification", labels=str(labels))
-            assert isinstance(row, TextRow)
-            assert row.label == ("no", "yes")[number]
-        else:
-            with pytest.raises(InputError, match="--labels names 0 to 1"):
-                rows_of(path, "classification", labels=str(labels))
+    labels = str(write(tmp_path / "labels.txt", "no\nyes\n"))
+    (row,) = rows_of(write(tmp_path / "x.tsv", f"text\tlabel\na\t{'0' * zeros}1\n"), "classification", labels=labels)
+    assert row[1:] == ("a", None, "yes")
+    for digits in (f"{'0' * zeros}2", f"-{'0' * zeros}1", f"{10**400}"):
+        with pytest.raises(InputError, match="--labels names 0 to 1"):
+            rows_of(write(tmp_path / "x.tsv", f"text\tlabel\na\t{digits}\n"), "classification", labels=labels)
 
 
 def test_a_hundred_thousand_names_are_looked_up_once_each(tmp_path: Path) -> None:

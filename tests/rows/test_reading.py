@@ -1,29 +1,30 @@
-"""Rows as they come out of each format, and what is said of bad ones."""
+"""Rows as they come out of each format; columns that are named are read or refused; bad rows and bombs."""
 
 from __future__ import annotations
 
+import gzip
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
+import pyarrow
 import pytest
 from pyarrow import parquet
 
+from gaudi_bert.common import files
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.rows.reading import windows
-from gaudi_bert.rows.types import IdsRow, Row, RowPosition, TaggedRow, TextRow
+from gaudi_bert.config.sections import TaskSettings
+from gaudi_bert.rows.reading import SkippedRows, read_rows, windows
+from gaudi_bert.rows.types import TASKS_WITH_LABELS, IdsRow, Row, RowPosition, TaggedRow, TextRow
 from tests.builders.rows import rows_of, write
 
-JSON_LINES = '\ufeff{"text": "a b", "label": "good"}\n\n{"text": "c", "text_pair": "d\\u2028e", "label": "bad"}'
 ROWS: list[tuple[str, str, str | None, dict[str, Any], list[Row]]] = [
-    *(
-        (
-            name,
-            JSON_LINES,
-            "classification",
-            {},
-            [TextRow(RowPosition(1, 1), "a b", None, "good"), TextRow(RowPosition(2, 3), "c", "d\u2028e", "bad")],
-        )
-        for name in ("x.jsonl", "x.jsonl.gz")
+    (
+        "x.jsonl.gz",
+        '\ufeff{"text": "a b", "label": "good"}\n\n{"text": "c", "text_pair": "d\\u2028e", "label": "bad"}',
+        "classification",
+        {},
+        [TextRow(RowPosition(1, 1), "a b", None, "good"), TextRow(RowPosition(2, 3), "c", "d\u2028e", "bad")],
     ),
     (  # a line ends at a line feed only
         "x.tsv",
@@ -75,8 +76,6 @@ def test_rows_of_a_file(
 
 
 def test_parquet(tmp_path: Path) -> None:
-    pyarrow = pytest.importorskip("pyarrow")
-
     parquet.write_table(pyarrow.table({"text": ["a", "b"], "label": [["x"], []]}), tmp_path / "x.parquet")
     rows = rows_of(tmp_path / "x.parquet", "multi-label")
     assert rows == [TextRow(RowPosition(1), "a", None, ("x",)), TextRow(RowPosition(2), "b", None, ())]
@@ -102,18 +101,13 @@ ANCHOR, LIST = '{"anchor": "a", "positive": "b", "negatives": ["c"]}', '{"query"
         ("embedding", ANCHOR, {"negative": "no"}),
         ("embedding", ANCHOR, {"anchor": "no"}),
         ("embedding", ANCHOR, {"positive": "no"}),
-        ("embedding", ANCHOR, {"text": "no"}),
-        ("embedding", ANCHOR, {"label": "no"}),
         ("embedding", '{"text": "a", "text_pair": "b", "label": 1}', {"anchor": "no"}),
         ("embedding", '{"text": "a", "text_pair": "b", "label": 1}', {"negative": "no"}),
         ("reranking", LIST, {"negative": "no"}),
-        ("reranking", LIST, {"positive": "no"}),
         ("reranking", LIST, {"query": "no"}),
-        ("reranking", LIST, {"document": "no"}),
         ("reranking", '{"query": "a", "document": "b", "label": 1}', {"positive": "no"}),
         ("classification", '{"text": "a", "label": "b"}', {"text_pair": "no"}),
         ("classification", '{"text": "a", "label": "b"}', {"label": "no"}),
-        ("classification", '{"text": "a", "label": "b"}', {"text": "no"}),
         ("token-classification", '{"tokens": ["a"], "tags": ["O"]}', {"tokens": "no"}),
         ("token-classification", '{"tokens": ["a"], "tags": ["O"]}', {"tags": "no"}),
         ("masked-language-modelling", '{"text": "a"}', {"text": "no"}),
@@ -140,3 +134,145 @@ def test_a_word_of_conll_may_hold_any_space_but_the_separator(tmp_path: Path, se
     lines = "".join(f"{word}{separator}x{separator}B-n\n" for word in words)
     (row,) = rows_of(write(tmp_path / "x.conll", lines), "token-classification")
     assert row == TaggedRow(RowPosition(1, 1), tuple(words), ("B-n",) * len(words))
+
+
+# --- columns that are named are read or refused, and the first line says which
+
+
+FORMATS = {
+    "jsonl": '{"words": ["a"], "body": "b"}\n',
+    "csv": "words,body\na,b\n",
+    "tsv": "words\tbody\na\tb\n",
+    "txt": "a\n",
+    "conll": "a O\n",
+}
+TEXTS = {"text", "text_pair"}
+APPLY = {
+    None: TEXTS,
+    "classification": TEXTS | {"label"},
+    "multi-label": TEXTS | {"label"},
+    "regression": TEXTS | {"label"},
+    "token-classification": {"tokens", "tags", "text"},
+    "masked-language-modelling": {"text"},
+    "causal-language-modelling": {"text"},
+    "question-answering": set(),
+    "reranking": {"query", "document", "positive", "negative", "label"},
+}
+
+
+@pytest.mark.parametrize("key", ["text", "text_pair", "label", "tokens", "tags"])
+@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("task", APPLY)
+def test_a_column_that_is_named_is_read_or_refused(tmp_path: Path, task: Any, kind: str, key: str) -> None:
+    path = tmp_path / f"x.{kind}"
+    path.write_text(FORMATS[kind])
+    for labelled in (True, False) if task in TASKS_WITH_LABELS else (False,):
+        applies = kind in ("jsonl", "csv", "tsv") and key in APPLY[task] - (set() if labelled else {"label", "tags"})
+        with pytest.raises(InputError) as caught:
+            rows_of(path, task, labelled, **{key: "none"})
+        refused = ("does not apply", "CoNLL is for token-classification")
+        assert any(reason in str(caught.value) for reason in refused) is not applies
+
+
+def test_names_of_columns_are_for_tables(tmp_path: Path) -> None:
+    for kind in ("jsonl", "txt", "conll"):
+        (tmp_path / f"x.{kind}").write_text(FORMATS[kind])
+        for option in ({"columns": ("text", "x")}, {"no_header": True}, {"delimiter": ";"}):
+            with pytest.raises(InputError, match=r"--(columns|no-header|delimiter) is for CSV and TSV"):
+                rows_of(tmp_path / f"x.{kind}", "token-classification", **option)
+
+
+def test_a_second_text_that_is_named_must_be_there(tmp_path: Path) -> None:
+    (tmp_path / "x.jsonl").write_text('{"text": "a", "b": "c"}\n{"text": "a", "b": null}\n{"text": "a"}\n')
+    with pytest.raises(InputError, match=r"line 3 \(row 3\): has no 'b', only 'text'; name the column with --text-pair"):
+        rows_of(tmp_path / "x.jsonl", text_pair="b")
+    (tmp_path / "x.csv").write_text("text,b\na,c\na,\n")
+    assert rows_of(tmp_path / "x.csv", text_pair="b") == [
+        TextRow(RowPosition(1, 2), "a", "c"),
+        TextRow(RowPosition(2, 3), "a"),
+    ]
+
+
+SCORED, NAMED = {"text": "a", "label": "c"}, {"columns": ("text", "label")}
+CAUSAL, ANSWERS = "causal-language-modelling", "question-answering"
+QUESTION = '{"question": "y?", "context": "c", "answers": []}'
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "task", "settings", "line"),
+    [
+        ("x.csv", "a,b,c\nso so,2,3\n", "regression", SCORED, "CSV, a (text), c (label); line 2 (row 1) begins 'so so'"),
+        ("x.tsv", "so\tjoy\n", "classification", NAMED, "TSV, text, label; line 1 (row 1) begins 'so'"),
+        ("x.jsonl", '\n{"text": "a", "text_pair": "b"}', None, {}, "JSON lines, text, text_pair; line 2 (row 1) begins 'a'"),
+        ("x.txt", "a  b" * 50, None, {}, "plain text; line 1 (row 1) begins '" + ("a b" * 50)[:60] + "...'"),
+        ("x.conll", "Bonn O\nis O\n", "token-classification", {}, "CoNLL, tokens, tags; line 1 (row 1) begins 'Bonn is'"),
+        ("x.jsonl", '{"input_ids": [5]}', CAUSAL, {}, "JSON lines, input_ids; line 1 (row 1) begins '5'"),
+        ("x.jsonl", QUESTION, ANSWERS, {}, "JSON lines, question, context, answers; line 1 (row 1) begins 'y?'"),
+    ],
+)
+def test_the_first_line_says_what_is_read(
+    tmp_path: Path, name: str, content: str, task: Any, settings: Any, line: str
+) -> None:
+    path, said = write(tmp_path / name, content), []
+    labelled = task is not None and "language" not in task
+    assert list(read_rows(path, task, TaskSettings(**settings), labelled=labelled, say=said.append))
+    assert said == [f"{path}: reads {line}"]
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "txt", "conll"])
+@pytest.mark.parametrize("encoding", ["cp1252", "utf-16"])
+def test_every_text_has_an_encoding(tmp_path: Path, kind: str, encoding: str) -> None:
+    path = tmp_path / f"x.{kind}"
+    path.write_bytes({"jsonl": '{"text": "süß"}\n', "txt": "süß\n", "conll": "süß O\n"}[kind].encode(encoding))
+    (row,) = rows_of(path, "token-classification" if kind == "conll" else None, encoding=encoding)
+    assert row[1] == (("süß",) if kind == "conll" else "süß")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "kept"),
+    [
+        ("x.jsonl", b'{"text": 3}\n{"text": "a"}\nno\n\xff\n{"text": "b"}\n', ["a", "b"]),
+        ("x.csv", b"id,text\n1,a\n2\n3,b\n", ["a", "b"]),
+        ("x.tsv", b"id\ttext\n1\ta\n2\t\xff\n3\tb\n", ["a", "b"]),
+        ("x.txt", b"a\n\xff\nb\n", ["a", "b"]),
+    ],
+)
+def test_rows_that_cannot_be_read_are_left_out_and_counted(
+    tmp_path: Path, name: str, content: bytes, kept: list[str]
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    skipped = SkippedRows()
+    rows = list(read_rows(tmp_path / name, None, TaskSettings(on_bad_row="skip"), skipped=skipped))
+    assert [row[1] for row in rows] == kept
+    assert skipped.rows == (3 if name == "x.jsonl" else 1)
+    with pytest.raises(InputError) as caught:
+        rows_of(tmp_path / name)
+    assert skipped.first == str(caught.value)
+
+
+BOUND, BOMB = 1 << 18, 1 << 23
+BOMBS = [
+    ("x.jsonl", b'{"text": "' + b"a" * BOMB, None, "a line is longer than 0.25 MiB"),
+    ("x.csv", b'text\n"' + b"a\n" * (BOMB // 2), None, "the row that ends here is longer than"),
+    ("x.csv", b"," * BOMB, None, "a line is longer than"),
+    ("x.tsv", b"\t" * BOMB, None, "a line is longer than"),
+    ("x.txt", b"\xff\xfe" + b"a\0" * BOMB, None, "a line is longer than"),
+    ("x.conll", b"a O\n" * (BOMB // 4), "token-classification", "the sentence is longer than"),
+    ("x.json", b'{"data": ' + b"[" * BOMB, "question-answering", "is longer than 1 MiB"),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "task", "message"), BOMBS, ids=range(len(BOMBS)))
+def test_no_reader_holds_more_than_the_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, content: bytes, task: Any, message: str
+) -> None:
+    monkeypatch.setattr(files, "LONGEST_ROW_BYTES", BOUND)
+    path = tmp_path / f"{name}.gz"
+    path.write_bytes(gzip.compress(content, 1))
+    tracemalloc.start()
+    try:
+        with pytest.raises(InputError, match=message):
+            rows_of(path, task, encoding="utf-16" if content.startswith(b"\xff\xfe") else "utf-8")
+        assert tracemalloc.get_traced_memory()[1] < 8 * BOUND + (4 << 20)
+    finally:
+        tracemalloc.stop()

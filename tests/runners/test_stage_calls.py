@@ -71,7 +71,7 @@ def test_rows_are_learnt_and_answered_and_nothing_is_done_twice(folder: Path, do
     again = run(folder, pipeline(folder), "finetune", "predict", work="whole")
     assert again["finetune"].skipped
     assert again["predict"].skipped
-    with pytest.raises(InputError, match=r"finetune\.epochs = 2, not finetune\.epochs = 3"):
+    with pytest.raises(InputError, match=r"finetune.epochs: 2 there, 3 now"):
         run(folder, pipeline(folder, finetune={"epochs": 3}), "finetune", work="whole")
 
 
@@ -136,7 +136,7 @@ def test_built_in_rows_are_made_once_and_those_of_another_python_are_refused(tmp
     kept = tmp_path / "rows" / "settings.json"
     content = json.loads(kept.read_text())
     kept.write_text(json.dumps({**content, "inputs": {"python-docstrings": "2.7.18"}}))
-    with pytest.raises(InputError, match=r"python-docstrings: 2\.7\.18 there"):
+    with pytest.raises(InputError, match=r"python-docstrings: .2\.7\.18. there"):
         make_built_in_rows(*files, reporter=QUIET)
     make_built_in_rows(*files, reporter=QUIET, overwrite=True)
     assert [path.read_bytes() for path in files] == before

@@ -13,7 +13,7 @@ from pyarrow import parquet  # noqa: E402
 from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers  # noqa: E402
 
 from gaudi_bert.artefacts.base import NOTES_NAME  # noqa: E402
-from gaudi_bert.artefacts.results import StageOutput, TokenisedShard  # noqa: E402
+from gaudi_bert.artefacts.results import PlainResult, StageOutput  # noqa: E402
 from gaudi_bert.common.errors import InputError  # noqa: E402
 from gaudi_bert.config.sections import TokenizeSettings  # noqa: E402
 from gaudi_bert.tables import tokenize as stage  # noqa: E402
@@ -147,12 +147,12 @@ def test_shards_and_what_was_killed_give_the_same_bytes(tmp_path: Path, monkeypa
     write_tokenizer(tmp_path / "tokenizer.json", "roberta")
     files, settings = [write_lines(tmp_path / "t.jsonl")], TokenizeSettings(max_sequence_length=L, part_bytes=3000)
 
-    def run(name: str, shard: tuple[int, int] | None = None) -> StageOutput | TokenisedShard:
+    def run(name: str, shard: tuple[int, int] | None = None) -> StageOutput | PlainResult:
         return tokenize_texts(files, tmp_path, tmp_path / name, settings, a_run(part=shard))
 
     names = [file.name for file in run("whole").content.files]
     whole, out = contents(tmp_path / "whole"), tmp_path / "shards"
-    assert [type(run("shards", (number, 3))) for number in (2, 0)] == [TokenisedShard, TokenisedShard]
+    assert [type(run("shards", (number, 3))) for number in (2, 0)] == [PlainResult, PlainResult]
     assert not (out / NOTES_NAME / "tokens.json").exists()
     assert isinstance(run("shards", (1, 3)), StageOutput)
     assert contents(out) == whole
@@ -213,7 +213,7 @@ def test_the_command_and_what_comes_after_it(tmp_path: Path) -> None:
     assert "too long for 32 tokens" in done.stdout
     other = run_command(*command, "tokens", "--too-long", "drop", folder=tmp_path)
     assert (other.returncode, other.stdout) == (2, "")
-    assert "--too-long split, not --too-long drop" in other.stderr
+    assert 'too_long: "split" there, "drop" now' in other.stderr
     shard = run_command(*command, "parts", "--shard", "1/2", folder=tmp_path)
     assert shard.stdout == "1 of 1 part to be done by other shards\n"
     packed = run_command("pack", "tokens", "--out", "packed", "--verify", "--json", folder=tmp_path)

@@ -197,7 +197,7 @@ def test_another_table_and_a_folder_that_is_not_finished_are_refused(folder: Pat
     with pytest.raises(FailedError, match=r"input file rows\.parquet has changed since it was packed"):
         verify_table(folder / "rows.parquet", folder / "packed", a_run())
     (folder / NOTES / "metadata.json").unlink()
-    with pytest.raises(InputError, match="packing did not finish"):
+    with pytest.raises(InputError, match="not packed; run"):
         verify_table(folder / "rows.parquet", folder / "packed", a_run())
 
 

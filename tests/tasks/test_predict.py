@@ -269,7 +269,7 @@ def test_options_differ_from_the_folder_s_own(folder: Path, data: Path, expected
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     assert abs(lengths - 1).max() > 0.01
     agree(vectors / lengths, expected, 1e-5, scale=1.0)
-    with pytest.raises(InputError, match=r"written with --pooling mean, not --pooling cls"):
+    with pytest.raises(InputError, match=r"pooling: .mean. there, .cls. now"):
         embedded(folder, data, tmp_path / "v.npy", EmbedOptions(pooling="cls", normalize=False, packed=False))
     cut = embedded(folder, data, tmp_path / "w.npy", EmbedOptions(max_sequence_length=5))
     assert cut.cut_rows == 15
@@ -310,7 +310,7 @@ def test_prompts_precede_each_text_before_it_is_cut(folder: Path, data: Path, pr
     assert sum(result.cut_rows for result in found) == same.cut_rows
     vectors = np.concatenate([np.load(tmp_path / f"{number}.npy") for number in range(4)])
     agree(vectors, np.load(tmp_path / "plain.npy"), 1e-6, scale=1.0)
-    with pytest.raises(InputError, match="written with prompt = THE dog: , not prompt = nothing"):
+    with pytest.raises(InputError, match=r"prompt: .THE dog: . there"):
         embedded(prompted, data, tmp_path / "0.npy", EmbedOptions(prompt=""))
 
 

@@ -20,7 +20,7 @@ import pytest
 
 from gaudi_bert.artefacts.base import VocabularyInfo
 from gaudi_bert.artefacts.histogram import HistogramFile
-from gaudi_bert.artefacts.results import NothingToDo
+from gaudi_bert.artefacts.results import PlainResult
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.sections import PackingSettings
@@ -89,7 +89,7 @@ def test_shards_merge_to_the_whole_and_threads_do_not_matter(tmp_path: Path) -> 
     for number, part in enumerate(parts):
         histogram(records, part, a_run(part=(number, 3)))
     assert HistogramFile.read_all(parts).sha256 == HistogramFile.read_all([out]).sha256
-    assert isinstance(histogram(records, tmp_path / "none.json", a_run(part=(7, 8))), NothingToDo)
+    assert isinstance(histogram(records, tmp_path / "none.json", a_run(part=(7, 8))), PlainResult)
     assert not (tmp_path / "none.json").exists()
     assert histogram(records, out, a_run()).skipped
     write_files(records, [9] * 8, 32, 5)

@@ -97,7 +97,7 @@ def test_what_cannot_be_shown(file: Path, tmp_path: Path) -> None:
     for arguments, reason in (
         ((file, 2), "has no record 2"),
         ((file, -1), "has no record -1"),
-        ((file, 0, tmp_path / "absent.txt"), "cannot read the vocabulary"),
+        ((file, 0, tmp_path / "absent.txt"), "cannot read"),
         ((tmp_path / "other",), "has no feature input_ids.*it has image"),
         ((tmp_path / "rubbish",), "record 0: not a tf.train.Example"),
     ):

@@ -113,20 +113,12 @@ def test_weights_that_are_not_finite_are_refused_by_name(folder: Path) -> None:
 # --- tokenizers
 
 
-def with_normalizer(content: Json, steps: list[Json]) -> Json:
-    return {**content, "normalizer": {"type": "Sequence", "normalizers": steps}}
+def test_an_empty_vocabulary_is_refused(folder: Path) -> None:
+    def empty(content: Json) -> Json:
+        return {**content, "model": {**content["model"], "vocab": {}}, "added_tokens": [], "post_processor": None}
 
-
-DOUBLE = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
-
-
-def test_a_normalizer_that_multiplies_text_is_refused_before_it_is_used(folder: Path) -> None:
-    shorten = {"type": "Replace", "pattern": {"Regex": "a+"}, "content": ""}
-    for steps in ([DOUBLE] * 9, [shorten] * 60):
-        rewrite(folder / "tokenizer.json", lambda content, steps=steps: with_normalizer(content, steps))
-        read_all(folder)
-    rewrite(folder / "tokenizer.json", lambda content: with_normalizer(content, [DOUBLE] * 60))
-    with pytest.raises(InputError, match=r"tokenizer\.json: its normalizer may make texts 1\.15e\+18 times as long"):
+    rewrite(folder / "tokenizer.json", empty)
+    with pytest.raises(InputError, match=r"tokenizer\.json: (its vocabulary is empty|not a tokenizer)"):
         read_all(folder)
 
 

@@ -1,13 +1,9 @@
 """The door to object stores: a local folder that mirrors a URL.
 
-`mirrored(path)` gives a stage a local folder to work in: the one it was given, or scratch in front of an object store.
-There a file goes up as soon as it is complete (`common.files` reports it), in the order in which files are completed. So the
-file that marks an artefact as finished goes up last, as it is written last on a disk: all that it names is there by then.
-Files that grow line by line go up when a stage calls `publish`; hidden files stay here.
-The files of an earlier run come down when a stage requests them. Two writers put equal bytes, so they need no lock.
-
-Text, weights and tables are read by libraries that want files, more than once and in any order: `local_copies` fetches them
-before, into a mirrored bucket, so that their relative paths are those of the objects.
+`mirrored(path)` gives a stage the folder to work in: the one it was given, or scratch in front of an object store, where a
+file goes up as soon as it is complete (`common.files` reports it): the file that marks an artefact as finished goes up last,
+as it is written last on a disk. Files that grow go up when a stage calls `publish`; hidden files stay here. The files of an
+earlier run come down when a stage requests them. `local_copies` fetches what libraries read more than once, in any order.
 
 The functions here take local paths. For a path that is in no mirrored folder they do what is right on a disk, mostly
 nothing.

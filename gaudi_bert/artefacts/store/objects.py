@@ -1,11 +1,9 @@
 """Objects in a store: few verbs, each atomic, tried again with growing pauses.
 
-A put is atomic, so it needs neither a hidden name nor a rename. What a server or a network does
-wrong for a moment (500, 503, a reset, a body cut short, silence) costs a pause and another attempt; what will not change
-(no rights, no such bucket, a full disk) is reported at once. Every fetched object has the reported size, and is the
-version that it was before: one that is replaced while it is read is refused.
-
-The libraries are fsspec's: each takes its credentials as its own tools do. Nothing of them is ever in a message.
+What a server or a network does wrong for a moment (500, 503, a reset, a body cut short, silence) costs a pause and another
+attempt; what will not change (no rights, no such bucket, a full disk) is reported at once. Every fetched object has the
+reported size, and is the version that it was before: one that is replaced while it is read is refused. The libraries are
+fsspec's: each takes its credentials as its own tools do, and nothing of them is ever in a message.
 """
 
 from __future__ import annotations
@@ -43,9 +41,7 @@ def _open_filesystem(scheme: str, settings: StoreSettings) -> Any:
         raise InputError(f"{scheme}://: nothing here reads such URLs; {remedy}") from error
     except OSError as error:  # a library that loads another, as that of hdfs:// loads Java's
         first = shortened(str(error).splitlines()[0], 160)
-        raise InputError(
-            f"{scheme}://: {first}; install what reads such URLs, or copy the data to s3://, gs://, az:// or a disk"
-        ) from error
+        raise InputError(f"{scheme}://: {first}; install what reads such URLs, or copy the data elsewhere") from error
     except ValueError as error:
         raise InputError(f"{scheme}://: {error}; use s3://, gs:// or az://, or another that fsspec knows") from error
 
@@ -156,10 +152,8 @@ class Objects:
             filesystem.get_file(url, str(temporary))
             after, size = _info(filesystem.info(url)), temporary.stat().st_size
             if after != before:
-                raise InputError(
-                    f"{url}: changed while it was read ({before.bytes:,} bytes before, {after.bytes:,} now); leave the data "
-                    "alone, and run the same again"
-                )
+                sizes = f"{before.bytes:,} bytes before, {after.bytes:,} now"
+                raise InputError(f"{url}: changed while it was read ({sizes}); leave it alone, and run the same again")
             if size != before.bytes:
                 raise OSError(errno.EIO, f"{size:,} of {before.bytes:,} bytes came")
 
@@ -232,16 +226,12 @@ class Objects:
             except (FileNotFoundError, InputError, FailedError):
                 raise
             except PermissionError as error:
-                raise FailedError(
-                    f"{url}: cannot {action}: {_reason(error)}; give this account the right to it, or check the credentials"
-                ) from error
+                raise FailedError(f"{url}: cannot {action}: {_reason(error)}; give this account the right to it") from error
             except passing as error:
                 self._refuse_what_stays(action, url, error)
                 if attempt == settings.attempts:
-                    raise FailedError(
-                        f"{url}: cannot {action}: {_reason(error)} ({attempt} attempts); check that the store is there and "
-                        "how it is reached (store.endpoint_url, store.ca_file), then run the same again"
-                    ) from error
+                    remedy = "check store.endpoint_url and store.ca_file, then run the same again"
+                    raise FailedError(f"{url}: cannot {action}: {_reason(error)} ({attempt} attempts); {remedy}") from error
                 waited += pause
                 now = time.monotonic()
                 if max(waited, now - start) >= _PATIENCE_SECONDS:
@@ -258,14 +248,9 @@ class Objects:
         """Say at once what another attempt would not fix."""
         number = getattr(error, "errno", None)
         if number in _NO_SPACE:
-            raise FailedError(
-                f"{url}: cannot {action}: {_reason(error)}; free space for scratch, or use another folder (store.scratch)"
-            ) from error
+            raise FailedError(f"{url}: cannot {action}: {_reason(error)}; free space for scratch (store.scratch)") from error
         if not _NO_CREDENTIALS.isdisjoint(kind.__name__ for kind in type(error).__mro__):
-            raise FailedError(
-                f"{url}: cannot {action}: no credentials; give them as the store's own tools take them "
-                "(s3: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or ~/.aws)"
-            ) from error
+            raise FailedError(f"{url}: cannot {action}: no credentials; give them as the store's tools take them") from error
         if number in _FINAL or isinstance(error, ValueError):
             raise InputError(f"{url}: cannot {action}: {_reason(error)}; check the URL and store.endpoint_url") from error
 

@@ -15,7 +15,7 @@ import sys
 from collections.abc import MutableMapping
 from pathlib import Path
 
-from gaudi_bert.common.cores import limited_cores
+from gaudi_bert.common.threads import limited_cores
 
 _FOLDER = Path(__file__).parent
 VARIABLES = {

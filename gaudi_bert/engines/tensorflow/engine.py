@@ -14,9 +14,9 @@ from pathlib import Path
 
 import tensorflow as tf
 
-from gaudi_bert.common.cores import usable_cores
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.tensorflow_environment import INTRA_OP_THREADS
+from gaudi_bert.common.threads import usable_cores
 from gaudi_bert.config.sections import LoopSettings
 from gaudi_bert.config.values import EngineName, Precision
 from gaudi_bert.engines.protocol import ComputeDtype, Device, ModelSpec

@@ -65,7 +65,7 @@ def test_every_launcher_is_known_and_without_horovod_every_rank_of_several_says_
 
 @pytest.mark.parametrize(("rank", "size"), [("2", "2"), ("-1", "2"), ("x", "2"), ("", "")])
 def test_nonsense_in_the_environment_is_named(rank: str, size: str) -> None:
-    with pytest.raises(InputError, match=f"HOROVOD_RANK={rank} and HOROVOD_SIZE={size}"):
+    with pytest.raises(InputError, match=f"HOROVOD_RANK={rank}, HOROVOD_SIZE={size}"):
         find_launch({"HOROVOD_RANK": rank, "HOROVOD_SIZE": size})
 
 

@@ -77,7 +77,7 @@ STORE = ["kubernetes.store=s3://bucket/prefix", "kubernetes.store_secret=mine"]
         (["kubernetes.training=trainjob"], "kubernetes.training is `trainjob`"),
         (["kubernetes.training=mpijob", "training.engine=pytorch"], "kubernetes.training is `mpijob`"),
         (["resources.cards=8", "kubernetes.training=mpijob"], "kubernetes.training is `mpijob`"),
-        (["kubernetes.efa=4"], "kubernetes.efa is for an MPIJob on cards"),
+        (["kubernetes.efa=4"], "kubernetes.efa is for an MPIJob"),
         (["resources.cards=3"], "resources.cards"),
         (["resources.training.memory=lots"], "must be a quantity as Kubernetes writes it, for example 500m, 2 or 16Gi"),
         (["kubernetes.namespace=My Space"], "kubernetes.namespace"),
