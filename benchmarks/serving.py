@@ -1,6 +1,7 @@
 """`gaudi-bert serve` beside other servers of the same model, by turns: CPU time of the server for a text, latency, slots.
 
     python benchmarks/serving.py [--peers infinity sentence-transformers padded] [--clients 32 128] [--rounds 3]
+    python benchmarks/serving.py --overload
     python benchmarks/serving.py --device cuda      # slots, texts a second and latency beside the padded server, in bfloat16
 
 The model is all-MiniLM-L6-v2, two threads; the texts are first lines of docstrings of the standard library (queries of about
@@ -30,6 +31,7 @@ import sysconfig
 import tempfile
 import time
 import urllib.request
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,6 +83,11 @@ class Server:
         """Seconds that the process has computed, all threads."""
         fields = Path(f"/proc/{self.process.pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def memory_mib(self) -> float:
+        """The most memory that the process has had."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text(encoding="utf-8")
+        return int(status.partition("VmHWM:")[2].split()[0]) / 1024
 
     def slots_and_tokens(self) -> tuple[float, float] | None:
         """Slots that were computed and tokens in them; None where the server does not count them."""
@@ -139,8 +146,16 @@ def make_infinity(environment: Path) -> None:
 # --- clients
 
 
-async def ask(server: Server, texts: Sequence[str], connection: tuple[Any, Any]) -> bytes:
-    """Send one request over an open connection, and read its answer."""
+Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+async def connect(server: Server) -> Connection:
+    """Open a connection."""
+    return await connect(server)
+
+
+async def send(server: Server, texts: Sequence[str], connection: Connection) -> tuple[int, bytes]:
+    """Send one request over an open connection; the status and the body of its answer."""
     reader, writer = connection
     single = texts[0] if len(texts) == 1 else list(texts)
     body = json.dumps({server.key: single, "model": "model"}).encode()
@@ -149,10 +164,15 @@ async def ask(server: Server, texts: Sequence[str], connection: tuple[Any, Any])
     )
     writer.write(head.encode() + body)
     headers = (await reader.readuntil(b"\r\n\r\n")).lower()
-    if b" 200 " not in headers.split(b"\r\n")[0]:
-        raise SystemExit(f"{server.name}: {headers.decode()}")
     size = int(headers.partition(b"content-length:")[2].split(b"\r\n")[0])
-    answer: bytes = await reader.readexactly(size)
+    return int(headers.split()[1]), await reader.readexactly(size)
+
+
+async def ask(server: Server, texts: Sequence[str], connection: Connection) -> bytes:
+    """Send one request, and return its answer; anything else ends the benchmark."""
+    status, answer = await send(server, texts, connection)
+    if status != 200:
+        raise SystemExit(f"{server.name}: {status} {answer.decode()}")
     return answer
 
 
@@ -161,7 +181,7 @@ async def closed_loop(server: Server, texts: Sequence[str], clients: int) -> lis
     waiting, seconds = list(texts), []
 
     async def client() -> None:
-        connection = await asyncio.open_connection("127.0.0.1", server.port, limit=1 << 26)
+        connection = await connect(server)
         while waiting:
             text, begun = waiting.pop(), time.perf_counter()
             await ask(server, [text], connection)
@@ -177,14 +197,14 @@ async def open_loop(server: Server, texts: Sequence[str], rate: float, bulk: Seq
     random, seconds, done = np.random.default_rng(3), [], asyncio.Event()
 
     async def one(text: str) -> None:
-        connection = await asyncio.open_connection("127.0.0.1", server.port, limit=1 << 26)
+        connection = await connect(server)
         begun = time.perf_counter()
         await ask(server, [text], connection)
         seconds.append(time.perf_counter() - begun)
         connection[1].close()
 
     async def bulks() -> None:
-        connection = await asyncio.open_connection("127.0.0.1", server.port, limit=1 << 26)
+        connection = await connect(server)
         while bulk and not done.is_set():
             await ask(server, bulk, connection)
         connection[1].close()
@@ -200,11 +220,32 @@ async def open_loop(server: Server, texts: Sequence[str], rate: float, bulk: Seq
     return seconds
 
 
+async def flood(server: Server, texts: Sequence[str], rate: float, seconds: float) -> list[tuple[int, str, bytes, float]]:
+    """Send so many texts a second whatever is answered; status, text, answer and seconds of each."""
+    random, idle = np.random.default_rng(5), list[Connection]()
+    found: list[tuple[int, str, bytes, float]] = []
+
+    async def one(text: str) -> None:
+        connection = idle.pop() if idle else await connect(server)
+        begun = time.perf_counter()
+        status, answer = await send(server, [text], connection)
+        found.append((status, text, answer, time.perf_counter() - begun))
+        idle.append(connection)
+
+    begun, tasks = time.perf_counter(), list[asyncio.Future[None]]()
+    while (now := time.perf_counter()) - begun < seconds:
+        due = int((now - begun) * rate) - len(tasks)
+        tasks += [asyncio.ensure_future(one(texts[random.integers(len(texts))])) for _ in range(due)]
+        await asyncio.sleep(0.01)
+    await asyncio.gather(*tasks)
+    return found
+
+
 def vectors(server: Server, texts: Sequence[str]) -> np.ndarray:
     """The vectors of a few texts."""
 
     async def asked() -> bytes:
-        return await ask(server, texts, await asyncio.open_connection("127.0.0.1", server.port, limit=1 << 26))
+        return await ask(server, texts, await connect(server))
 
     content = json.loads(asyncio.run(asked()))
     listed = content if isinstance(content, list) else [each["embedding"] for each in content["data"]]
@@ -258,6 +299,33 @@ def latencies(servers: Sequence[Server], rate: float, options: argparse.Namespac
             seconds = asyncio.run(open_loop(server, texts, load, beside))
             shares = [1000 * float(np.quantile(seconds, share)) for share in (0.5, 0.99)]
             show(f"{server.name}, {what}: p50 and p99", shares, "ms")
+
+
+def overload(server: Server, options: argparse.Namespace) -> None:
+    """Print what becomes of ten times the highest rate, during a minute, and of the rate afterwards."""
+    texts = texts_of("mix", 300, 11)
+    expected = dict(zip(texts, vectors(server, texts), strict=True))
+    many = texts_of("mix", options.texts, 12)
+    rates = []
+    for _ in range(2):
+        begun = time.perf_counter()
+        asyncio.run(closed_loop(server, many, 128))
+        rates.append(len(many) / (time.perf_counter() - begun))
+        if len(rates) == 2:
+            break
+        begun, before, used = time.perf_counter(), server.memory_mib(), server.cpu_seconds()
+        found = asyncio.run(flood(server, texts, 10 * rates[0], 60.0))
+        taken, used = time.perf_counter() - begun, server.cpu_seconds() - used
+        good = [each for each in found if each[0] == 200]
+        wrong = sum(np.abs(np.array(json.loads(answer)[0]) - expected[text]).max() > 1e-5 for _, text, answer, _ in good)
+        counts = dict(sorted(Counter(status for status, *_ in found).items()))
+        print(f"10 times the highest rate for 60 s: {len(found)} requests, by status {counts}; {wrong} wrong answers")
+        show("good answers / the highest rate", [len(good) / taken / rates[0]], "times", ">= 0.9")
+        show("seconds of an answer, longest", [max(each[3] for each in good)], "s")
+        show("seconds of a refusal, longest", [max(each[3] for each in found if each[0] != 200)], "s")
+        show("cores that the server used", [used / taken], "")
+        show("memory before, and at the most", [before, server.memory_mib()], "MiB")
+    show("rate afterwards / before", [rates[1] / rates[0]], "times")
 
 
 # --- the servers that are written here
@@ -356,6 +424,7 @@ def main() -> None:
     parser.add_argument("--model", type=Path, default=None)
     parser.add_argument("--environment", type=Path, default=Path(tempfile.gettempdir()) / "infinity")
     parser.add_argument("--no-latency", action="store_true")
+    parser.add_argument("--overload", action="store_true", help="ours alone, at ten times its highest rate for a minute")
     parser.add_argument("--serve", choices=[LOOP, PADDED], help=argparse.SUPPRESS)
     parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -365,6 +434,11 @@ def main() -> None:
         return
     show_processor()
     peers = [PADDED] if options.device == "cuda" else options.peers
+    if options.overload:
+        log = Path(tempfile.gettempdir())
+        with started("gaudi-bert", model, options.device, options.environment, log) as server:
+            overload(server, options)
+        return
     if "infinity" in peers:
         make_infinity(options.environment)
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
