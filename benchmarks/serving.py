@@ -226,6 +226,8 @@ async def flood(server: Server, texts: Sequence[str], rate: float, seconds: floa
     found: list[tuple[int, str, bytes, float]] = []
 
     async def one(text: str) -> None:
+        while idle and idle[-1][0].at_eof():  # the server has closed what was not used for a while
+            idle.pop()
         connection = idle.pop() if idle else await connect(server)
         begun = time.perf_counter()
         status, answer = await send(server, [text], connection)
