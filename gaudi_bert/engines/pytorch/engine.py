@@ -118,9 +118,7 @@ def open_device(settings: LoopSettings, threads: int | None = None) -> Device:
             notes = ()
         card, cards = distributed.local_rank(), torch.cuda.device_count()
         if card >= cards:
-            raise InputError(
-                f"this machine has {cards} GPUs, and process {card + 1} of it has none: start at most {cards} on it"
-            )
+            raise InputError(f"this machine has {cards} GPUs, and process {card + 1} has none: start at most {cards} on it")
         torch.cuda.set_device(card)
         return device(f"cuda:{card}", description=f"GPU {card}, {torch.cuda.get_device_name(card)}", notes=notes)
     notes = (*environment_notes(), f"{_MAY_DIFFER}: the vendor of Gaudi does not promise the same bits twice")
