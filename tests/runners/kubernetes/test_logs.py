@@ -108,15 +108,3 @@ def test_what_is_waited_for_is_said_at_once_when_it_changes_and_then_every_minut
         "others first (1 min 30 s so far)",
         "others first (2 min 30 s so far)",
     ]
-
-
-def test_of_pods_that_share_a_step_the_first_one_reports(server: FakeApiServer, said: io.StringIO, run: Run) -> None:
-    at_work = pods("write-0", "write-1")
-    for index, pod in enumerate(at_work):
-        pod["metadata"]["annotations"] = {"batch.kubernetes.io/job-completion-index": str(index)}
-        server.logs[f"write-{index}"] = [f"2026-01-01T00:00:00Z write: part {index}"]
-    server.script("demo-write", *[active(*at_work)] * 4, complete(*at_work))
-    server.watches.extend(["silence"] * 3)
-    run(["write"], "resources.data_workers=2")
-    assert said.getvalue().count("write: part 0") == 1
-    assert "part 1" not in said.getvalue()
