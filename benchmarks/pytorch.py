@@ -41,7 +41,7 @@ from gaudi_bert.encoders.trial import Row
 from gaudi_bert.pytorch import PackCollator, PackedBertForPreTraining, PackedDataset
 from gaudi_bert.tfrecords.arrays import decode_columns
 from gaudi_bert.tfrecords.pack import pack
-from gaudi_bert.tfrecords.packed_folder import read_metadata
+from gaudi_bert.tfrecords.random_access import read_metadata
 from gaudi_bert.tfrecords.wire.example import encode_example
 from gaudi_bert.tfrecords.wire.framing import frame, read_records
 from gaudi_bert.tfrecords.wire.schema import PackedSchema

@@ -19,7 +19,7 @@ from gaudi_bert.engines.choose import load_engine
 from gaudi_bert.engines.protocol import Communicator, ModelSpec
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.model.heads import PretrainingHead
-from gaudi_bert.tfrecords.packed_folder import read_metadata
+from gaudi_bert.tfrecords.random_access import read_metadata
 from gaudi_bert.training.input import Batch, DataSource, TrainingOrder, open_source, training_batches
 from gaudi_bert.training.objective import PretrainingObjective, TrainingStep
 

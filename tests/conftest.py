@@ -5,12 +5,15 @@ from __future__ import annotations
 import gc
 import os
 import re
-from collections.abc import Generator, Iterator
+import shutil
+import subprocess
+from collections.abc import Callable, Generator, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from gaudi_bert.common.tensorflow_environment import prepare_tensorflow
 from tests.builders.properties import register_profiles
@@ -119,3 +122,22 @@ def s3() -> Iterator[S3Server]:
             patch.setenv(name, value)
         server.make_bucket("bucket")
         yield server
+
+
+@pytest.fixture(scope="session")
+def kustomize(repository: Path) -> Callable[[Path], list[Any]]:
+    """Callable[[Path], list[Any]]s a folder with kustomize or kubectl; skips loudly where there is neither."""
+    tools = repository / ".tools" / "usr" / "bin"
+    for command in (["kubectl", "kustomize"], ["kustomize", "build"]):
+        program = shutil.which(command[0]) or shutil.which(command[0], path=str(tools))
+        if program is not None:
+            break
+    else:
+        pytest.skip("KUSTOMIZE MISSING: neither kubectl nor kustomize is there; scripts/install-kustomize.sh brings it")
+
+    def build(folder: Path) -> list[Any]:
+        done = subprocess.run([program, *command[1:], str(folder)], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return list(yaml.load_all(done.stdout, getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
+
+    return build

@@ -23,7 +23,7 @@ from transformers import BertConfig
 
 from gaudi_bert.common.errors import GaudiBertError
 from gaudi_bert.pytorch import PackCollator, PackedBertForPreTraining, PackedDataset, PackedLoader, update_counts
-from gaudi_bert.tfrecords.packed_folder import read_metadata
+from gaudi_bert.tfrecords.random_access import read_metadata
 
 
 def parse_arguments() -> argparse.Namespace:

@@ -27,7 +27,7 @@ from gaudi_bert.pytorch import (
     PackedTrainerMixin,
     translate_arguments,
 )
-from gaudi_bert.tfrecords.packed_folder import read_metadata
+from gaudi_bert.tfrecords.random_access import read_metadata
 
 
 class PackedTrainer(PackedTrainerMixin, Trainer):

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from gaudi_bert.common.arrays import BoolArray, Int32Array, IntArray, philox
 from gaudi_bert.config.sections import PrepareSettings
 from gaudi_bert.corpus.vocabulary import TokenBlock, Vocabulary, tokenize_documents
-from gaudi_bert.tfrecords.wire.unpacked_encoder import UnpackedRows, encode_rows
+from gaudi_bert.tfrecords.wire.example import UnpackedRows, encode_rows
 
 Keys: TypeAlias = NDArray[np.uint64]
 

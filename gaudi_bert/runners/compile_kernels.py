@@ -31,8 +31,7 @@ from gaudi_bert.tables.pack import pack_table
 from gaudi_bert.tfrecords.arrays import pack_rows
 from gaudi_bert.tfrecords.histogram import histogram
 from gaudi_bert.tfrecords.pack import pack
-from gaudi_bert.tfrecords.packed_folder import open_shards, read_metadata
-from gaudi_bert.tfrecords.random_access import RecordFiles
+from gaudi_bert.tfrecords.random_access import RecordFiles, open_shards, read_metadata
 from gaudi_bert.tfrecords.wire.example import decode_example
 from gaudi_bert.tfrecords.wire.framing import read_records
 from gaudi_bert.tfrecords.wire.hdf5 import require_h5py

@@ -30,8 +30,7 @@ from gaudi_bert.common.threads import map_in_threads
 from gaudi_bert.packs.verify import PackedFolder
 from gaudi_bert.tfrecords.arrays import pack_rows
 from gaudi_bert.tfrecords.files import input_file
-from gaudi_bert.tfrecords.packed_folder import ShardPaths
-from gaudi_bert.tfrecords.random_access import RecordFiles
+from gaudi_bert.tfrecords.random_access import RecordFiles, ShardPaths
 from gaudi_bert.tfrecords.wire.hdf5 import require_h5py
 from gaudi_bert.tfrecords.wire.schema import PackedSchema
 

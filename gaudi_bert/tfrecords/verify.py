@@ -34,7 +34,7 @@ from gaudi_bert.packs import verify as packs
 from gaudi_bert.packs.verify import PackedFolder, check_inputs, check_same
 from gaudi_bert.tfrecords.files import RecordInputs, bad_file, open_inputs
 from gaudi_bert.tfrecords.histogram import why_bad
-from gaudi_bert.tfrecords.packed_folder import read_metadata
+from gaudi_bert.tfrecords.random_access import read_metadata
 from gaudi_bert.tfrecords.scanning.file_contents import SequenceSums, describe_difference, pieces_of, sum_pieces
 from gaudi_bert.tfrecords.scanning.scan import scan_buffer
 from gaudi_bert.tfrecords.wire.schema import PackedSchema

@@ -43,8 +43,14 @@ from gaudi_bert.model.features import as_packed
 from gaudi_bert.reading.global_order import MOST_STREAMS, numbers_of_rank, streams_of
 from gaudi_bert.reading.streams import StoredPacks
 from gaudi_bert.tfrecords.files import find_vocabulary, list_record_files, open_inputs
-from gaudi_bert.tfrecords.packed_folder import ShardPaths, check_before_reading, open_packs, read_metadata
-from gaudi_bert.tfrecords.random_access import RecordFiles, ShardCache
+from gaudi_bert.tfrecords.random_access import (
+    RecordFiles,
+    ShardCache,
+    ShardPaths,
+    check_before_reading,
+    open_packs,
+    read_metadata,
+)
 from gaudi_bert.tfrecords.wire.example import decode_example
 from gaudi_bert.tfrecords.wire.framing import read_records
 from gaudi_bert.tfrecords.wire.schema import PackedSchema, RecordError, UnpackedSchema, check_features, unpacked_schema_of

@@ -14,7 +14,7 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.sections import TableSettings
 from gaudi_bert.reading.global_order import WINDOW_PACKS, regions_of_groups
 from gaudi_bert.tables.pack import pack_table
-from gaudi_bert.tfrecords.packed_folder import read_metadata
+from gaudi_bert.tfrecords.random_access import read_metadata
 from gaudi_bert.tfrecords.wire.example import decode_example
 from gaudi_bert.tfrecords.wire.framing import read_records
 from tests.builders.agree import identical

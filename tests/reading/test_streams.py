@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.reading.global_order import WINDOW_PACKS, GlobalOrder, numbers_of_rank
 from gaudi_bert.reading.streams import ShardFiles, StoredPacks, StreamReader
-from gaudi_bert.tfrecords.packed_folder import open_shards, read_metadata
+from gaudi_bert.tfrecords.random_access import open_shards, read_metadata
 from tests.builders.agree import identical
 from tests.builders.packing_case import make_case
 from tests.builders.properties import examples

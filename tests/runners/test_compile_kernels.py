@@ -18,7 +18,7 @@ from gaudi_bert.runners.compile_kernels import compile_records, _prepare, _SILEN
 from gaudi_bert.config.sections import PackingSettings
 from gaudi_bert.tfrecords.arrays import pack_rows
 from gaudi_bert.tfrecords.pack import pack
-from gaudi_bert.tfrecords.packed_folder import open_shards, read_metadata
+from gaudi_bert.tfrecords.random_access import open_shards, read_metadata
 compile_records()
 with tempfile.TemporaryDirectory() as folder, event.install_recorder("numba:compile") as compiled:
     records = _prepare(Path(folder))

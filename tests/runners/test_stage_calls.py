@@ -234,23 +234,3 @@ def test_weights_and_data_in_a_bucket(s3: S3Server, tmp_path: Path, monkeypatch:
         name for name in contents("s3://bucket/work/small/packed/train", Objects(store)) if name.startswith("packed-")
     )
     assert inspect(work / "packed" / "train" / shard, vocabulary=work / "examples" / "vocab.txt").packed
-
-
-@pytest.mark.slow
-def test_a_run_in_the_bucket_is_raised_and_started_anew(s3: S3Server) -> None:
-    from gaudi_bert.training.jobs.records import train
-
-    store = quick(s3.endpoint)
-    data, out = Path("s3://bucket/work/small/packed/train"), Path("s3://bucket/raised")
-
-    def run(updates: int, **options: bool) -> list[str]:
-        settings = stored_pipeline("s3://bucket/text", store.model_dump(), updates=updates, keep_checkpoints=2)
-        train(settings, data, None, out, reporter=QUIET, **options)
-        made = contents("s3://bucket/raised", Objects(store))
-        assert "training.json" in made
-        assert json.loads(made["settings.json"])["settings"]["training"]["updates"] == updates
-        return [name[-13:-12] for name in made if name.startswith("checkpoints/")]
-
-    assert run(2) == ["2"]
-    assert run(6, resume=True) == ["4", "6"]
-    assert run(2, overwrite=True) == ["2"]

@@ -17,7 +17,7 @@ from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.config.sections import PackingSettings
 from gaudi_bert.tfrecords.convert import convert
 from gaudi_bert.tfrecords.pack import pack
-from gaudi_bert.tfrecords.packed_folder import read_metadata
+from gaudi_bert.tfrecords.random_access import read_metadata
 from tests.builders.folders import contents
 from tests.builders.packing_case import make_case, sequences_for_hdf5, unpacked_key, write_hdf5
 from tests.builders.reporters import QUIET, a_run

@@ -12,10 +12,9 @@ import pytest
 
 from gaudi_bert.artefacts.shards import index_path
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.tfrecords import packed_folder
+from gaudi_bert.tfrecords import random_access
 from gaudi_bert.tfrecords.arrays import decode_columns
-from gaudi_bert.tfrecords.packed_folder import open_shards, read_metadata
-from gaudi_bert.tfrecords.random_access import RecordFiles
+from gaudi_bert.tfrecords.random_access import RecordFiles, open_shards, read_metadata
 from gaudi_bert.tfrecords.wire.example import decode_example
 from gaudi_bert.tfrecords.wire.framing import read_records
 from gaudi_bert.tfrecords.wire.schema import UnpackedSchema
@@ -244,12 +243,12 @@ def test_of_very_many_shards_only_the_names_are_looked_up(tmp_path: Path, monkey
     shard = case.packed / metadata.shard_table.name(1)
     shard.write_bytes(shard.read_bytes()[:-1])
     with pytest.raises(InputError, match=f"{shard.name}: has .* bytes, but .* in the metadata"):
-        packed_folder.check_before_reading(case.packed, metadata.shard_table)
-    monkeypatch.setattr(packed_folder, "_MOST_SIZES", 2)
-    packed_folder.check_before_reading(case.packed, metadata.shard_table)
+        random_access.check_before_reading(case.packed, metadata.shard_table)
+    monkeypatch.setattr(random_access, "_MOST_SIZES", 2)
+    random_access.check_before_reading(case.packed, metadata.shard_table)
     files = open_shards(case.packed, metadata)
     with pytest.raises(InputError, match=f"{shard.name}: has .* bytes now, .* before"):
         files.open(1, files.prepare(1))
     shard.unlink()
     with pytest.raises(InputError, match=f"{shard.name}: the shard is missing"):
-        packed_folder.check_before_reading(case.packed, metadata.shard_table)
+        random_access.check_before_reading(case.packed, metadata.shard_table)

@@ -17,8 +17,7 @@ from gaudi_bert.artefacts.store.mirrored_folder import mirrored
 from gaudi_bert.artefacts.store.objects import Objects
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.model.config import BertConfig
-from gaudi_bert.tfrecords.packed_folder import read_metadata
-from gaudi_bert.tfrecords.random_access import ShardCache
+from gaudi_bert.tfrecords.random_access import ShardCache, read_metadata
 from gaudi_bert.training.input import TrainingOrder, _packed_source, evaluation_batches, open_source, training_batches
 from tests.builders.packing_case import PackingCase, make_case
 from tests.builders.s3_server import S3Server, faulty_proxy, quick, upload
@@ -45,7 +44,7 @@ def case(tmp_path_factory: pytest.TempPathFactory, s3: S3Server) -> PackingCase:
 @pytest.fixture(autouse=True)
 def _few(monkeypatch: pytest.MonkeyPatch) -> None:
     """One stream, and the next shards after 12 packs."""
-    monkeypatch.setattr("gaudi_bert.tfrecords.packed_folder.streams_of", lambda _: 1)
+    monkeypatch.setattr("gaudi_bert.tfrecords.random_access.streams_of", lambda _: 1)
     monkeypatch.setattr("gaudi_bert.reading.streams._FIRST_PACKS", 12)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from gaudi_bert.common.errors import FailedError
-from gaudi_bert.tfrecords.packed_folder import read_metadata
+from gaudi_bert.tfrecords.random_access import read_metadata
 from gaudi_bert.tfrecords.verify import verify
 from gaudi_bert.tfrecords.wire.example import decode_example, encode_example
 from gaudi_bert.tfrecords.wire.framing import frame, read_records

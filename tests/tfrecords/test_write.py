@@ -19,7 +19,7 @@ from gaudi_bert.common.files import exclusive_lock
 from gaudi_bert.config.sections import PackingSettings
 from gaudi_bert.packs.plan import plan
 from gaudi_bert.tfrecords.pack import pack
-from gaudi_bert.tfrecords.packed_folder import read_metadata
+from gaudi_bert.tfrecords.random_access import read_metadata
 from gaudi_bert.tfrecords.wire.example import decode_example
 from gaudi_bert.tfrecords.wire.framing import read_records
 from gaudi_bert.tfrecords.wire.schema import PackedSchema

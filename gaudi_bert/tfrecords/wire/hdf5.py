@@ -1,7 +1,7 @@
 """Rows of HDF5 files, the unpacked pretraining data of NVIDIA's and Habana's PyTorch BERT, as the bytes of TFRecords.
 
 A file holds a dataset for each feature, one row for each sequence, and no weights: a masked slot is used where its id is not
-0. Rows become the TFRecords of the same examples as `unpacked_encoder` writes them, so all that reads records reads them. A
+0. Rows become the TFRecords of the same examples as `encode_rows` writes them, so all that reads records reads them. A
 row whose values break the contract is encoded as it is, for the reader to refuse with its reason.
 
 HDF5 decompresses one chunk at a time in a process, whatever the threads. So chunks that are compressed by gzip alone, or
@@ -29,9 +29,8 @@ from gaudi_bert.common.arrays import AnyArray, IntArray
 from gaudi_bert.common.compiled import borrowing_kernel
 from gaudi_bert.common.errors import InputError, install_command, shortened
 from gaudi_bert.common.files import open_file
-from gaudi_bert.tfrecords.wire.example import encode_example
+from gaudi_bert.tfrecords.wire.example import UnpackedRows, encode_example, encode_rows, largest_record
 from gaudi_bert.tfrecords.wire.schema import MAX_SEGMENT_ID, MAX_TOKEN_ID, UnpackedSchema
-from gaudi_bert.tfrecords.wire.unpacked_encoder import UnpackedRows, encode_rows, largest_record
 
 HDF5 = "HDF5"
 HDF5_ENDINGS = (".hdf5", ".h5")
