@@ -14,7 +14,7 @@ import pytest
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.tensorflow_environment import prepare_tensorflow
 from gaudi_bert.common.threads import each_in_threads, map_in_threads, usable_cores, worker_count
-from gaudi_bert.engines.pytorch.gaudi import prepare_torch
+from gaudi_bert.engines.pytorch import _prepare_torch
 from tests.builders.command_line import run_python
 
 
@@ -77,7 +77,7 @@ def test_what_the_user_has_set_stays() -> None:
     chosen = {"OMP_NUM_THREADS": "7", "TF_NUM_INTRAOP_THREADS": "5", "TF_NUM_INTEROP_THREADS": "3"}
     environment = dict(chosen)
     prepare_tensorflow(environment)
-    prepare_torch(environment)
+    _prepare_torch(environment)
     assert environment | chosen == environment
 
 
