@@ -131,9 +131,7 @@ class _RecordsReader:
             raise FailedError(f"{packed}: group {stored.group}: {difference}")
         for one, other in zip(stored.shards, shards, strict=False):
             if one.crc32c != other.crc32c:
-                raise FailedError(
-                    f"{packed / one.name}: its CRC-32C differs from the manifest of its group; {metadata.remedy}"
-                )
+                raise FailedError(f"{packed / one.name}: its CRC-32C differs from its group's manifest; {metadata.remedy}")
         check_inputs(packed, stored.inputs, inputs, metadata.remedy)
         sizes = [file.sums.record_sizes for file in files if not file.is_input]
         right = GroupManifest(
@@ -151,15 +149,13 @@ class _RecordsReader:
 
     def metadata(self, sums: PackedSums) -> Metadata:
         """Check that each file of the records is that of one manifest; return what metadata.json must state."""
-        names, metadata = sums.input_names, self.folder.metadata
+        names, metadata, packed = sums.input_names, self.folder.metadata, self.folder.path
         if len(set(names)) != len(names):
-            raise FailedError(f"{self.folder.path}: two manifests name the same input file; {metadata.remedy}")
+            raise FailedError(f"{packed}: two manifests name the same input file; {metadata.remedy}")
         known = {*names, *(file.name for file in metadata.bad_files)}
         for name in self._paths:
             if name not in known:
-                raise FailedError(
-                    f"{self.folder.path}: input file {name} is not among those that were packed; {metadata.remedy}"
-                )
+                raise FailedError(f"{packed}: input file {name} is not among those that were packed; {metadata.remedy}")
         self._check_bad_files(names)
         vocabulary = self.inputs.vocabulary
         return Metadata(
