@@ -33,7 +33,7 @@ from records_data import DEPTH, HISTOGRAM, QUIET, VOCABULARY, frame, make_exampl
 from training_data import training_flops_a_row
 
 from gaudi_bert import __version__
-from gaudi_bert.artefacts.stage_run import StageRun
+from gaudi_bert.artefacts.results import StageRun
 from gaudi_bert.common.launch import free_port, torch_environment
 from gaudi_bert.config.sections import PackingSettings, TrainingSettings
 from gaudi_bert.engines.choose import load_engine

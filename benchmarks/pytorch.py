@@ -34,7 +34,7 @@ import torch
 import transformers
 from measuring import show, show_processor, timed
 
-from gaudi_bert.artefacts.stage_run import StageRun
+from gaudi_bert.artefacts.results import StageRun
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.sections import PackingSettings
 from gaudi_bert.encoders.trial import Row

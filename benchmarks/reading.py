@@ -41,8 +41,8 @@ import numpy as np  # noqa: E402
 from measuring import show, show_processor  # noqa: E402
 from rehearsal import forget, make_records  # noqa: E402
 
+from gaudi_bert.artefacts.results import StageRun  # noqa: E402
 from gaudi_bert.artefacts.shards import index_path, write_index  # noqa: E402
-from gaudi_bert.artefacts.stage_run import StageRun  # noqa: E402
 from gaudi_bert.common.arrays import IntArray  # noqa: E402
 from gaudi_bert.common.progress import Reporter  # noqa: E402
 from gaudi_bert.config.sections import PackingSettings  # noqa: E402

@@ -12,7 +12,7 @@ import numpy as np
 from records_data import DEPTH, LENGTH, QUIET, VOCABULARY, make_files
 
 from gaudi_bert.artefacts.packed import Metadata
-from gaudi_bert.artefacts.stage_run import StageRun
+from gaudi_bert.artefacts.results import StageRun
 from gaudi_bert.config.sections import PackingSettings, TrainingSettings
 from gaudi_bert.config.values import EngineName
 from gaudi_bert.engines.choose import load_engine

@@ -256,10 +256,10 @@ def wait(
 
 
 def _settings_and_cluster(pipeline: Path, overrides: list[str] | None) -> tuple[PipelineSettings, Cluster]:
-    from gaudi_bert.runners.kubernetes.client import Cluster, Connection
+    from gaudi_bert.runners.kubernetes.client import Cluster
 
     settings = arguments.pipeline_settings(pipeline, overrides)
-    return settings, Cluster(settings.kubernetes.namespace, Connection(say=Reporter().say))
+    return settings, Cluster(settings.kubernetes.namespace, say=Reporter().say)
 
 
 @k8s.command(cls=help.Command)

@@ -22,7 +22,7 @@ from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.config.values import EngineName
 from gaudi_bert.runners.kubernetes.claims import find_work_claim
-from gaudi_bert.runners.kubernetes.client import KINDS, Cluster, Connection, title_of
+from gaudi_bert.runners.kubernetes.client import KINDS, Cluster, title_of
 from gaudi_bert.runners.kubernetes.manifests import Manifests, check_paths, render
 from gaudi_bert.runners.kubernetes.run import check_objects
 
@@ -263,7 +263,7 @@ def examine_cluster(settings: PipelineSettings, reporter: Reporter, cluster: Clu
     """Check the cluster that the kubeconfig file names, in an order in which fixing makes sense."""
     check_paths(settings)  # what no cluster can run is refused before the first request
     if cluster is None:
-        cluster = Cluster(settings.kubernetes.namespace, Connection(say=reporter.say))
+        cluster = Cluster(settings.kubernetes.namespace, say=reporter.say)
     version = cluster.version()
     results = [
         _check_version(version, settings),

@@ -18,9 +18,8 @@ from gaudi_bert.common.files import atomic_file, exclusive_lock, explained_os_er
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import load_pipeline
 from gaudi_bert.model.config import BertConfig, parameter_count
-from gaudi_bert.model.huggingface import to_hugging_face
 from gaudi_bert.tasks.task_models import check_finished
-from gaudi_bert.training.weights import Weights, local_weights, read_weights
+from gaudi_bert.training.weights import Weights, local_weights, read_weights, to_hugging_face
 
 
 @dataclass(frozen=True)

@@ -185,17 +185,12 @@ def test_equals_the_naive_optimizer_after_seven_updates(optimizer: str, changes:
     values = random_values(1)
     values["cls/predictions/output_bias"][:] = 0  # LAMB's ratio is then 1
     gradients = [random_values(10 + number, 0.1) for number in range(7)]
+    gradients[0]["cls/predictions/output_bias"][:] = 0  # neither has a norm
     rates = [0.001 * (number + 1) for number in range(7)]
     ours = run_ours(settings, values, gradients, rates, compiled)
     expected = naive.run(optimizer, values, gradients, rates, settings)
     for name, value in expected.items():
         agree(ours[name], value, 1e-6, scale=1.0)
-
-
-def test_zero_gradients_of_zero_variables_leave_lamb_finite() -> None:
-    values = {name: np.zeros(shape, np.float32) for name, shape in SHAPES.items()}
-    ours = run_ours(TrainingSettings(optimizer="lamb"), values, [values], [0.1])
-    assert all((value == 0).all() for value in ours.values())
 
 
 @pytest.mark.parametrize("largest", [0.0, 0.5, 1e6])

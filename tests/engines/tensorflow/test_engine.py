@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import types
+from importlib.machinery import ModuleSpec
 
 import pytest
 import tensorflow as tf
@@ -34,13 +35,18 @@ def stand_in(monkeypatch, cards: int = 1, error: Exception | None = None) -> lis
         if error is not None:
             raise error
 
-    def list_physical_devices(kind: str) -> list[str]:
-        calls.append(f"list {kind}")
+    physical = tf.config.list_physical_devices
+
+    def list_physical_devices(kind: str | None = None) -> list[str]:
+        if kind != "HPU":
+            return physical(kind)
+        calls.append("list HPU")
         return ["card"] * cards
 
     package, module = types.ModuleType("habana_frameworks"), types.ModuleType("habana_frameworks.tensorflow")
     module.load_habana_module = load_habana_module
     package.tensorflow = module
+    package.__spec__, package.__path__ = ModuleSpec("habana_frameworks", None), []  # as of a package that is there
     monkeypatch.setitem(sys.modules, "habana_frameworks", package)
     monkeypatch.setitem(sys.modules, "habana_frameworks.tensorflow", module)
     monkeypatch.setattr(tf.config, "list_physical_devices", list_physical_devices)
