@@ -33,7 +33,6 @@ from gaudi_bert.packs import verify as packs
 from gaudi_bert.packs.verify import PackedFolder, check_inputs, check_same
 from gaudi_bert.tfrecords.files import RecordInputs, bad_file, open_inputs
 from gaudi_bert.tfrecords.histogram import why_bad
-from gaudi_bert.tfrecords.random_access import read_metadata
 from gaudi_bert.tfrecords.scanning.file_contents import SequenceSums, describe_difference, pieces_of, sum_pieces
 from gaudi_bert.tfrecords.scanning.scan import scan_buffer
 from gaudi_bert.tfrecords.wire.schema import PackedSchema
@@ -47,7 +46,7 @@ def verify(records: str | Path, packed: Path, run: StageRun) -> StageOutput[Veri
     """Verify a packed folder against its records."""
     with mirrored(packed, run.store) as here, open_inputs(records, run.store) as inputs:
         fetch(here / METADATA_NAME)
-        return packs.verify(_RecordsReader(inputs, PackedFolder(here, read_metadata(here)), run), run)
+        return packs.verify(_RecordsReader(inputs, PackedFolder(here, Metadata.read(here)), run), run)
 
 
 class _ReadFile(NamedTuple):

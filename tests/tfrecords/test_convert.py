@@ -12,12 +12,11 @@ from hypothesis import strategies as st
 
 pytest.importorskip("h5py", exc_type=ImportError)
 
-from gaudi_bert.artefacts.packed import conversion_path
+from gaudi_bert.artefacts.packed import Metadata, conversion_path
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.config.sections import PackingSettings
 from gaudi_bert.tfrecords.convert import convert
 from gaudi_bert.tfrecords.pack import pack
-from gaudi_bert.tfrecords.random_access import read_metadata
 from tests.builders.folders import contents
 from tests.builders.packing_case import make_case, sequences_for_hdf5, unpacked_key, write_hdf5
 from tests.builders.reporters import QUIET, a_run
@@ -49,7 +48,7 @@ def test_every_sequence_is_read_back(tmp_path_factory, depth, count, length, pre
     packed = packs_of(folder, sequences, depth=depth)
     result = convert(packed, folder / "out", reporter=QUIET).content
     packs = read_packs(folder / "out", length, predictions)
-    metadata = read_metadata(packed)
+    metadata = Metadata.read(packed)
     assert (result.packs, result.sequences) == (len(packs), count) == (metadata.packs, metadata.sequences)
     back = [key for each in packs for key in sequences_of(each)]
     assert sorted(back) == sorted(map(unpacked_key, sequences))
@@ -68,7 +67,7 @@ def test_a_pack_of_all_masked_slots_ends_in_an_unused_one(tmp_path: Path) -> Non
 def test_the_metadata_beside_it_is_the_vendors(tmp_path: Path) -> None:
     packed = packs_of(tmp_path, sequences_for_hdf5(90, 29, 5, seed=1))
     convert(packed, tmp_path / "training", reporter=QUIET)
-    beside, metadata = json.loads((tmp_path / "training_metadata.json").read_text()), read_metadata(packed)
+    beside, metadata = json.loads((tmp_path / "training_metadata.json").read_text()), Metadata.read(packed)
     strategies: dict[tuple, int] = {}
     for each in read_packs(tmp_path / "training", 29, 5):
         lengths = tuple(sorted(len(ids) for ids, *_ in sequences_of(each)))

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gaudi_bert.artefacts.packed import Metadata
 from gaudi_bert.artefacts.plan import WritablePlan
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.files import exclusive_lock
 from gaudi_bert.config.sections import PackingSettings
 from gaudi_bert.packs.plan import plan
 from gaudi_bert.tfrecords.pack import pack
-from gaudi_bert.tfrecords.random_access import read_metadata
 from gaudi_bert.tfrecords.wire.example import decode_example
 from gaudi_bert.tfrecords.wire.framing import read_records
 from gaudi_bert.tfrecords.wire.schema import PackedSchema
@@ -111,7 +111,7 @@ def test_a_folder_of_another_plan_is_refused(case: PackingCase, tmp_path: Path) 
     with pytest.raises(InputError, match=r"masked_slots: \d+ there, .*--overwrite"):
         write(case.records, tmp_path / "deeper.json", out, a_run())
     write(case.records, tmp_path / "deeper.json", out, a_run(overwrite=True))
-    assert read_metadata(out).depth == 5
+    assert Metadata.read(out).depth == 5
     assert sequences_in(out) == sequences_in(case.packed)
     with pytest.raises(InputError, match="is the folder of the records"):
         write(case.records, case.plan, case.records, a_run())
