@@ -75,10 +75,8 @@ class PackedFolder(Generic[_Metadata]):
         for number, shards in enumerate(table.group_sizes.tolist()):
             fewer = isinstance(metadata, TableMetadata) and shards and metadata.shard_multiple % shards == 0
             if shards % metadata.shard_multiple and not fewer:
-                raise FailedError(
-                    f"{metadata.path_in(self.path)}: shard_multiple is {metadata.shard_multiple}, but group {number} has"
-                    f" {shards} shards; {metadata.remedy}"
-                )
+                problem = f"shard_multiple is {metadata.shard_multiple}, but group {number} has {shards} shards"
+                raise FailedError(f"{metadata.path_in(self.path)}: {problem}; {metadata.remedy}")
         known = {path(self.notes, number).name for number in self.groups for path in (manifest_path, index_path)}
         for name in names_in(self.notes):
             if re.fullmatch(r"group-.*\.(json|index)", name) and name not in known:
