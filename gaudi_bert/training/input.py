@@ -27,7 +27,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Protocol, cast
+from typing import cast
 
 import numpy as np
 
@@ -65,7 +65,6 @@ class DataSource:
     """Records and their sizes.
 
     Attributes:
-        files: the shards, in the order of the metadata or by name; built on access.
         packing_factor: sequences per record on average; 1 when unpacked.
         identity: what distinguishes these records from others, for the settings of a run.
         cache: of shards in an object store; `path` and `files` are then those of their copies.
@@ -299,26 +298,17 @@ def _filled(batch: Batch, packs: int, batch_packs: int) -> Batch:
     return cast(Batch, {name: np.pad(values[:packs], [(0, missing), (0, 0)]) for name, values in batch.items()})
 
 
-class _NumberedFiles(Protocol):
-    """Files whose records are read by their numbers; `sizes`: records of each."""
-
-    @property
-    def sizes(self) -> IntArray: ...
-
-    def close_except(self, numbers: Iterable[int]) -> None: ...
-
-
 def evaluation_batches(
     source: DataSource, config: BertConfig, batch_packs: int, rank: int = 0, size: int = 1, take_packs: int | None = None
 ) -> Iterator[Batch]:
     """Every record of a source once; its values are checked for a model."""
-    files = source.open_packs().files
-    read = partial(_checked, source, files, _value_limits(source, config))
-    return each_pack_once(files, read, batch_packs, rank, size, take_packs)
+    packs = source.open_packs()
+    read = partial(_checked, source, packs.files, _value_limits(source, config))
+    return each_pack_once(packs, read, batch_packs, rank, size, take_packs)
 
 
 def each_pack_once(
-    files: _NumberedFiles,
+    stored: StoredPacks,
     read: Callable[[IntArray, IntArray], Batch],
     batch_packs: int,
     rank: int,
@@ -330,6 +320,7 @@ def each_pack_once(
     `read` gives packs by file and number. Process `rank` gets the batches whose number mod `size` is `rank`; shapes are the
     same for all. `take_packs` limits it to the first packs. The files of one batch are open at a time.
     """
+    files = stored.files
     ends = np.cumsum(files.sizes)
     packs = int(ends[-1]) if take_packs is None else min(int(ends[-1]), take_packs)
 

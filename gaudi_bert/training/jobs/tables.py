@@ -240,7 +240,7 @@ class _TableEvaluation(EvaluationSet[WordEvaluation]):
             read = partial(source.features, self.targets, which, epoch=EVALUATION_EPOCH)
             share = None if take is None else math.ceil(take * table.packs / source.total("packs"))
             batch_packs = self.batch_packs * source.length // table.max_sequence_length
-            for batch in each_pack_once(stored.files, read, batch_packs, rank, size, share):
+            for batch in each_pack_once(stored, read, batch_packs, rank, size, share):
                 yield batch, None
 
     def counted(self, batch: Batch) -> FloatArray:
