@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gaudi_bert.artefacts.store.objects import Objects
-from gaudi_bert.common.errors import GaudiBertError, has_tensorflow, install_command
+from gaudi_bert.common.errors import EXTRAS, GaudiBertError, has_tensorflow, install_command
 from gaudi_bert.common.files import url_of
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import PipelineSettings
@@ -91,13 +91,7 @@ _IMAGE_RELEASES: Mapping[EngineName, str] = {"tensorflow": "1.14.0", "pytorch": 
 _BRIDGES: Mapping[EngineName, str] = {"tensorflow": "habana-tensorflow", "pytorch": "habana-torch-plugin"}
 _TENSORFLOW = "2.15"
 # A library of each extra that is not an engine.
-_EXTRAS = {
-    "text": "tokenizers",
-    "report": "matplotlib",
-    "docker": "docker",
-    "kubernetes": "kubernetes",
-    "parquet": "pyarrow",
-}
+_LIBRARIES = ("tokenizers", "matplotlib", "docker", "kubernetes", "pyarrow")
 # Times the largest group of sequences: what a stage that works in an object store keeps here.
 _GROUPS_ON_DISK = 3
 
@@ -155,14 +149,15 @@ def _ask_host() -> _HostAnswers:
         packages={
             each.metadata["Name"]: each.version for name in names for each in importlib.metadata.distributions(name=name)
         },
-        missing_extras=tuple(extra for extra, library in _EXTRAS.items() if find_spec(library) is None),
+        missing_extras=tuple(EXTRAS[library] for library in _LIBRARIES if find_spec(library) is None),
         disk=shutil.disk_usage(".").free,
     )
 
 
 def _check_host(answers: _HostAnswers, settings: PipelineSettings) -> list[CheckResult]:
     """One result per check; without any cards, none of the driver."""
-    here = ", ".join(extra for extra in _EXTRAS if extra not in answers.missing_extras) or "none"
+    extras = [EXTRAS[library] for library in _LIBRARIES]
+    here = ", ".join(extra for extra in extras if extra not in answers.missing_extras) or "none"
     missing = ",".join(answers.missing_extras)
     lacking = f"; not installed: {missing} (to add them: {install_command(missing)})" if missing else ""
     results = [_check_engines(answers, settings), CheckResult("extras", "ok", f"installed: {here}{lacking}")]

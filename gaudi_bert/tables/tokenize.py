@@ -78,7 +78,7 @@ def tokenize_texts(
     Returns:
         The content of tokens.json and whether there was nothing to do; or the parts that remain for other shards.
     """
-    require({"pyarrow": "parquet", "tokenizers": "text"}, "tokenize")
+    require(["pyarrow", "tokenizers"], "tokenize")
     check_name(out)
     with local_copies([*texts, tokenizer], run.store) as copies, mirrored(out, run.store) as folder:
         *files, model = [str(copy) for copy in copies]
