@@ -42,7 +42,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from gaudi_bert.artefacts.stage_run import StageRun
+from gaudi_bert.artefacts.results import StageRun
 from gaudi_bert.common.files import write_json
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.common.tensorflow_environment import prepare_tensorflow

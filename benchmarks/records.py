@@ -29,7 +29,7 @@ from predecessor import histogram_pass, pack_pass
 from records_data import FILES, LENGTH, MAX_PREDICTIONS, QUIET, SEED, SEQUENCES_PER_FILE, prepared
 from records_scaling import groups, memory, processes
 
-from gaudi_bert.artefacts.stage_run import StageRun
+from gaudi_bert.artefacts.results import StageRun
 from gaudi_bert.common.files import exclusive_lock
 
 PREDECESSOR_RECORDS, PREDECESSOR_PACKS = 3000, 1000

@@ -152,7 +152,7 @@ STOREYS = {
     "rows": ("reading", "tokenizer", "tokenizing", "packs", "window_plan", "answers"),
     "tables": ("groups", "packed_parquet", "verify", "pack", "tokenize"),
     "training": (
-        *("run_plan", "input", "objective", "metrics", "checkpoint", "model_files", "weights", "mlperf"),
+        *("run_plan", "input", "objective", "logs", "checkpoint", "model_files", "weights"),
         *("evaluate", "loop", "run", "verify_model"),
     ),
     "engines": ("protocol", "watchdog", "tensorflow", "pytorch", "choose"),
@@ -182,7 +182,7 @@ HEAVY: dict[str, tuple[set[str], set[str]]] = {
     "highspy": (set(), {"packing/exact/linear_program"}),
     "tokenizers": (set(), {"corpus/vocabulary", "rows/tokenizer"}),
     "tensorflow": ({"engines/tensorflow"}, set()),
-    "horovod": (set(), {"engines/tensorflow/horovod", "runners/launch"}),
+    "horovod": (set(), {"engines/tensorflow/engine", "runners/launch"}),
     "habana_frameworks": (set(), {"engines"}),
     "safetensors": ({"training/checkpoint", "tasks/task_models", "tasks/export", "encoders/encoder_weights"}, {"training"}),
     "matplotlib": (set(), {"reporting"}),
@@ -313,7 +313,7 @@ OTHERWISE = {
     "common/files.py", "common/compiled.py", "common/threads.py", "common/errors.py", "common/progress.py",
     "common/tensorflow_environment.py", "corpus/python_texts.py", "runners/stop_ranks.py",
     "runners/kubernetes/manifests.py", "runners/launch.py", "runners/compile_kernels.py", "artefacts/store/objects.py",
-    "training/metrics.py", "tables/tokenize.py",
+    "training/logs.py", "tables/tokenize.py",
 }  # fmt: skip
 NO_FILES = {"os", "gzip", "self", "webbrowser", "tarfile", "model", "files"}
 

@@ -112,10 +112,8 @@ def train_vocabulary(documents: Callable[[], Iterable[list[str]]], size: int, lo
     alphabet = _alphabet(documents(), tokenizer)
     reserved = [*SPECIAL_TOKENS, *alphabet, *(f"##{character}" for character in alphabet)]
     if size <= len(reserved):
-        raise InputError(
-            f"prepare.train_vocab = {size}: the text has {len(alphabet)} different characters, which need {len(reserved)} "
-            f"tokens before the first word; ask for at least {2 * len(reserved)}"
-        )
+        problem = f"the text has {len(alphabet)} different characters, which need {len(reserved)} tokens"
+        raise InputError(f"prepare.train_vocab = {size}: {problem}; ask for at least {2 * len(reserved)}")
     trainer = trainers.WordPieceTrainer(
         vocab_size=size,
         min_frequency=2,

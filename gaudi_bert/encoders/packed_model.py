@@ -27,9 +27,17 @@ from gaudi_bert.common.arrays import BatchArrays
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.encoders.cpu import patch_linear_with_onednn
 from gaudi_bert.encoders.encoder_weights import architecture_of, read_model
-from gaudi_bert.encoders.feeding import Feeding, additive_masks, fed_module, fed_positions
+from gaudi_bert.encoders.feeding import (
+    Feeding,
+    additive_masks,
+    belongs,
+    fed_module,
+    fed_positions,
+    gather,
+    vectors_of_sequences,
+    widen,
+)
 from gaudi_bert.encoders.feeding_trial import feeding_of, packed_batch, try_model
-from gaudi_bert.encoders.pooling import belongs, gather, vectors_of_sequences, widen
 from gaudi_bert.encoders.trial import (
     Row,
     alone_outputs,

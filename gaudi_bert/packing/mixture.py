@@ -79,10 +79,8 @@ def check_mixture(
     difference = coverage(mixture, histogram.max_sequence_length) - histogram.counts
     if difference.any():
         length = int(np.flatnonzero(difference)[0]) + 1
-        raise FailedError(
-            f"length {length} has {histogram.counts[length - 1] + difference[length - 1]} slots for"
-            f" {histogram.counts[length - 1]} sequences; this is a defect of the packing algorithm"
-        )
+        slots, sequences = difference[length - 1] + histogram.counts[length - 1], histogram.counts[length - 1]
+        raise FailedError(f"length {length} has {slots} slots for {sequences} sequences; this is a defect of the algorithm")
 
 
 def trim_to_exact(mixture: Mapping[Strategy, int], counts: IntArray, *, whole_packs: bool = True) -> Mixture:
@@ -269,11 +267,6 @@ class Packing(PackingFigures):
     def depth_used(self) -> int:
         """Sequences of the deepest strategy."""
         return max(map(len, self.mixture), default=0)
-
-    @property
-    def token_bound(self) -> int:
-        """Packs that the tokens alone need: the theoretical limit without a limit of depth."""
-        return self.histogram.token_bound
 
 
 Leftovers = Literal["best-fit", "complement"]

@@ -115,9 +115,7 @@ def solve_nnls(
     """
     max_length = len(target)
     if max_length > LONGEST_WHOLE:
-        raise InputError(
-            f"least squares takes packs of at most {LONGEST_WHOLE} tokens, not {max_length}; use nnls or optimal"
-        )
+        raise InputError(f"least squares packs at most {LONGEST_WHOLE} tokens, not {max_length}; use nnls or optimal")
     work = Work() if work is None else work
     depth = max(1, min(depth, max_length))
     scale = max(float(np.max(target, initial=0)), 1.0)

@@ -17,7 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
-from gaudi_bert.artefacts.stage_run import StageRun
+from gaudi_bert.artefacts.packed import Metadata
+from gaudi_bert.artefacts.results import StageRun
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.sections import PackingSettings, PrepareSettings, TableSettings
@@ -31,7 +32,7 @@ from gaudi_bert.tables.pack import pack_table
 from gaudi_bert.tfrecords.arrays import pack_rows
 from gaudi_bert.tfrecords.histogram import histogram
 from gaudi_bert.tfrecords.pack import pack
-from gaudi_bert.tfrecords.random_access import RecordFiles, open_shards, read_metadata
+from gaudi_bert.tfrecords.random_access import RecordFiles, open_shards
 from gaudi_bert.tfrecords.wire.example import decode_example
 from gaudi_bert.tfrecords.wire.framing import read_records
 from gaudi_bert.tfrecords.wire.hdf5 import require_h5py
@@ -54,7 +55,7 @@ def _compile_records() -> None:
         RecordFiles([file], UnpackedSchema(_LENGTH, _PREDICTIONS)).read(np.zeros(2, np.int64), np.arange(2))
         packed = folder / "packed"
         pack(records, packed, PackingSettings(shard_multiple=2, algorithm="lpfhp"), _SILENT, verified=True)
-        metadata = read_metadata(packed)
+        metadata = Metadata.read(packed)
         files, order = open_shards(packed, metadata), GlobalOrder(metadata.shard_table.packs, seed=7)
         pack_rows(files.read(*StreamReader(files, order).locate(0, np.zeros(1, np.int64))))
         pack_lengths([5, 9, 17, 30], _LENGTH, algorithm="lpfhp")

@@ -102,9 +102,9 @@ def _is_ignored(name: str) -> bool:
 def _check_one_format(records: str | Path, paths: Iterable[Path]) -> None:
     first = {path.suffix in HDF5_ENDINGS: path.name for path in paths}
     if len(first) > 1:
+        shown = shown_location(records)
         raise InputError(
-            f"{shown_location(records)}: holds both HDF5 files ({first[True]}) and others ({first[False]}), which may be "
-            "TFRecords; give one format, by a pattern"
+            f"{shown}: holds both HDF5 files ({first[True]}) and others ({first[False]}); give one by a pattern"
         )
 
 

@@ -15,14 +15,13 @@ from pathlib import Path
 
 import numpy as np
 
-from gaudi_bert.artefacts.packed import pack_kind
+from gaudi_bert.artefacts.packed import Metadata, pack_kind
 from gaudi_bert.artefacts.store.mirrored_folder import local_copies
 from gaudi_bert.common.arrays import AnyArray
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.features import PackedFeature, UnpackedFeature
 from gaudi_bert.common.files import read_text
 from gaudi_bert.tfrecords.files import list_record_files
-from gaudi_bert.tfrecords.random_access import read_metadata
 from gaudi_bert.tfrecords.wire.example import decode_example
 from gaudi_bert.tfrecords.wire.framing import read_records
 from gaudi_bert.tfrecords.wire.schema import (
@@ -97,7 +96,7 @@ def inspect(file: str | Path, record: int = 0, vocabulary: str | Path | None = N
         path = path or Path(file)
         if path.is_dir():
             is_unpacked = pack_kind(path) is None
-            path = next(iter(list_record_files(path))) if is_unpacked else path / read_metadata(path).shard_table.name(0)
+            path = next(iter(list_record_files(path))) if is_unpacked else path / Metadata.read(path).shard_table.name(0)
         return _view(path, record, words)
 
 

@@ -18,7 +18,6 @@ import os
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -387,14 +386,6 @@ class ShardCache:
 
 
 # --- the shards of a packed folder, of which there may be hundreds of thousands
-
-
-def read_metadata(folder: Path | str) -> Metadata:
-    """Read the metadata of a folder of packed TFRecords."""
-    folder = Path(folder)
-    with explained_os_errors(folder, "read"), suppress(FileNotFoundError):
-        os.stat(folder)
-    return Metadata.read(folder)
 
 
 def open_shards(folder: Path, metadata: Metadata, cache: ShardCache | None = None) -> RecordFiles:

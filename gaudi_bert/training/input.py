@@ -49,7 +49,6 @@ from gaudi_bert.tfrecords.random_access import (
     ShardPaths,
     check_before_reading,
     open_packs,
-    read_metadata,
 )
 from gaudi_bert.tfrecords.wire.example import decode_example
 from gaudi_bert.tfrecords.wire.framing import read_records
@@ -151,7 +150,7 @@ def open_data(path: Path | str, store: StoreSettings | None = None) -> Iterator[
     with mirrored(Path(path), settings) as folder:
         fetch(folder / METADATA_NAME)
         if (folder / METADATA_NAME).exists():
-            metadata = read_metadata(folder)
+            metadata = Metadata.read(folder)
             cache = ShardCache(folder, metadata.shard_table, settings.cache_bytes, settings.connections)
             yield _packed_source(folder, metadata, cache)
             return
@@ -164,7 +163,7 @@ def open_source(path: Path | str) -> DataSource:
     """Return what `path` is: a packed folder, or unpacked records (a folder, a file or a glob)."""
     path = Path(path)
     if path.is_dir() and pack_kind(path) is not None:
-        metadata = read_metadata(path)
+        metadata = Metadata.read(path)
         check_before_reading(path, metadata.shard_table)
         return _packed_source(path, metadata)
     return _unpacked_source(path)

@@ -34,8 +34,8 @@ from gaudi_bert.engines.protocol import Communicator, Engine, Model, ModelSpec
 from gaudi_bert.training.checkpoint import CHECKPOINT_NAMES, Progress, beginning_of, resume_run, share_state
 from gaudi_bert.training.evaluate import EvaluationSet
 from gaudi_bert.training.input import Batch, TrainingOrder
+from gaudi_bert.training.logs import MlperfLog
 from gaudi_bert.training.loop import R, RunContext, TrainingLoop
-from gaudi_bert.training.mlperf import MlperfLog
 from gaudi_bert.training.objective import GLOBAL, Evaluation, LossDenominators, Objective, TrainingStep
 from gaudi_bert.training.run_plan import RunPlan
 

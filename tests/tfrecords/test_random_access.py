@@ -10,11 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from gaudi_bert.artefacts.packed import Metadata
 from gaudi_bert.artefacts.shards import index_path
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.tfrecords import random_access
 from gaudi_bert.tfrecords.arrays import decode_columns
-from gaudi_bert.tfrecords.random_access import RecordFiles, open_shards, read_metadata
+from gaudi_bert.tfrecords.random_access import RecordFiles, open_shards
 from gaudi_bert.tfrecords.wire.example import decode_example
 from gaudi_bert.tfrecords.wire.framing import read_records
 from gaudi_bert.tfrecords.wire.schema import UnpackedSchema
@@ -30,7 +31,7 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> PackingCase:
 
 
 def open_case(case: PackingCase) -> RecordFiles:
-    return open_shards(case.packed, read_metadata(case.packed))
+    return open_shards(case.packed, Metadata.read(case.packed))
 
 
 @pytest.mark.parametrize("depth", [1, 3, 7])
@@ -98,7 +99,7 @@ def test_damage_is_named(tmp_path: Path, change, message: str) -> None:
 def indexed_case(folder: Path, change=lambda sizes: sizes) -> tuple[RecordFiles, int]:
     """A case whose index has other sizes for the largest shard, and the number of this shard."""
     case = make_case(folder)
-    table = read_metadata(case.packed).shard_table
+    table = Metadata.read(case.packed).shard_table
     largest = int(np.argmax(table.packs))
     index, first = index_path(case.packed, table.group_and_number(largest)[0]), table.packs_before(largest)
     sizes, own = np.fromfile(index, "<u4"), slice(first, first + int(table.packs[largest]))
@@ -239,7 +240,7 @@ def outcome(payload: bytes, memory: np.ndarray) -> str:
 
 def test_of_very_many_shards_only_the_names_are_looked_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     case = make_case(tmp_path, files=3)
-    metadata = read_metadata(case.packed)
+    metadata = Metadata.read(case.packed)
     shard = case.packed / metadata.shard_table.name(1)
     shard.write_bytes(shard.read_bytes()[:-1])
     with pytest.raises(InputError, match=f"{shard.name}: has .* bytes, but .* in the metadata"):

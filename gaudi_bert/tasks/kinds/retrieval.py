@@ -200,11 +200,6 @@ class Reranking(TextTask):
     best_metric = "ndcg@10"
     metric_names = ("loss", "ndcg@10", "mrr@10", "map")
 
-    @property
-    def width(self) -> int:
-        """One value."""
-        return 1
-
     def note(self, rows: Sequence[Row]) -> str | None:
         """Note pairs that have several labels."""
         labels: dict[tuple[str, str | None], Any] = {}
@@ -235,13 +230,9 @@ class Reranking(TextTask):
         return score_answers(logits)
 
     def config_json(self) -> dict[str, Any]:
-        """With one unnamed class, as transformers counts it, and what `CrossEncoder` does with it."""
-        return {
-            **super().config_json(),
-            "id2label": {"0": "LABEL_0"},
-            "label2id": {"LABEL_0": 0},
-            "sentence_transformers": {"activation_fn": "torch.nn.modules.activation.Sigmoid", "version": "5.0.0"},
-        }
+        """With what `CrossEncoder` does with the number."""
+        activation = {"activation_fn": "torch.nn.modules.activation.Sigmoid", "version": "5.0.0"}
+        return {**super().config_json(), "sentence_transformers": activation}
 
 
 def _lists(sequences: Sequences, rows: Sequence[Row]) -> PairedRows:

@@ -143,25 +143,21 @@ class Hdf5Rows:
         dataset = self._file.get(name)
         if not isinstance(dataset, h5py.Dataset):
             names = shortened(", ".join(sorted(self._file)), 120) or "none"
-            raise InputError(
-                f"{self.path}: has no dataset {name} (it has {names}); BERT's pretraining data of NVIDIA and Habana are read"
-            )
+            raise InputError(f"{self.path}: has no dataset {name} (it has {names}); give BERT's pretraining data")
         if dataset.external or dataset.is_virtual:
             kind = "in external storage" if dataset.external else "a virtual data set"
             raise InputError(f"{self.path}: {name} is {kind}, with values in other files; put them into this file")
         if dataset.dtype.kind not in "iu" or not dataset.shape:
-            raise InputError(
-                f"{self.path}: dataset {name} is {dataset.dtype} {dataset.shape}; it must hold rows of integers"
-            )
+            raise InputError(f"{self.path}: dataset {name} is {dataset.dtype} {dataset.shape}; give rows of integers")
         return dataset
 
     def _check_size(self) -> None:
         """Refuse rows that are only claimed: values that were never written take no room in a file."""
         claimed, held = sum(column.dataset.nbytes for column in self._columns), self.path.stat().st_size
         if claimed > _MOST_TIMES * held:
+            rows = self._columns[0].dataset.shape[0]
             raise InputError(
-                f"{self.path}: claims {self._columns[0].dataset.shape[0]:,} rows, {claimed:,} bytes, more than its"
-                f" {held:,} bytes can hold; make the file again"
+                f"{self.path}: claims {rows:,} rows, more than its {held:,} bytes can hold; make the file again"
             )
 
     def _checked_schema(self) -> UnpackedSchema:
@@ -178,7 +174,7 @@ class Hdf5Rows:
         for (name, shape), right in zip(shapes.items(), needed, strict=True):
             if shape != right:
                 raise InputError(
-                    f"{self.path}: dataset {name} has the shape {shape}, {right} goes with the others; make the file again"
+                    f"{self.path}: dataset {name} has the shape {shape}, {right} goes with the others; make it again"
                 )
         try:
             return UnpackedSchema(length, predictions)

@@ -36,8 +36,8 @@ from gaudi_bert.model.features import join_sequences, split_packs
 from gaudi_bert.model.heads import PretrainingHead
 from gaudi_bert.training.evaluate import RecordsEvaluation
 from gaudi_bert.training.input import DataSource, TrainingOrder, check_fits, open_data, training_batches
+from gaudi_bert.training.logs import MlperfLog
 from gaudi_bert.training.loop import RunContext, TrainingLoop
-from gaudi_bert.training.mlperf import MlperfLog
 from gaudi_bert.training.model_files import model_config
 from gaudi_bert.training.objective import PretrainingObjective, denominators_for
 from gaudi_bert.training.run import Job, Prepared, RunOptions, run_job
