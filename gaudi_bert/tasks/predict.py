@@ -24,7 +24,7 @@ from gaudi_bert.common.files import check_model, in_store, open_file, url_of
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.config.sections import TaskSettings, TrainingSettings
-from gaudi_bert.engines.choose import choose_engine, load_engine
+from gaudi_bert.engines import choose_engine, load_engine
 from gaudi_bert.engines.protocol import ModelSpec
 from gaudi_bert.model.config import NO_PACKS, BertConfig
 from gaudi_bert.model.heads import Pooling, TaskHead, VectorHead
