@@ -118,9 +118,7 @@ def export(
 
     result = export.export(checkpoint, out, vocabulary=vocab, reporter=Reporter(), overwrite=overwrite)
     following = "finetune --task classification --data train.jsonl --out tuned/ " + output.words_of("--model", out)
-    vocabulary = f", with the vocabulary {result.vocabulary}" if result.vocabulary else ", without a vocabulary"
-    line = f"{count_of(result.parameters, 'parameter')} in {', '.join(result.files)}{vocabulary}"
-    output.print_result(result, json, [line], following)
+    output.print_result(result, json, next_command=following)
 
 
 # --- tasks

@@ -225,7 +225,11 @@ def test_weights_and_data_in_a_bucket(s3: S3Server, tmp_path: Path, monkeypatch:
     work, store = Path("s3://bucket/work/small"), quick(s3.endpoint)
     result = export(work / "train", Path("s3://bucket/exported"), reporter=QUIET)
     made = contents("s3://bucket/exported", Objects(store))
-    assert sorted(made) == sorted(result.files) == ["config.json", "model.safetensors", "tokenizer_config.json", "vocab.txt"]
+    assert (
+        sorted(made)
+        == sorted(result.facts["files"])
+        == ["config.json", "model.safetensors", "tokenizer_config.json", "vocab.txt"]
+    )
     settings = stored_pipeline("s3://bucket/text", store.model_dump(), init_checkpoint="s3://bucket/exported", updates=1)
     train(settings, work / "packed" / "train", None, tmp_path / "second", reporter=QUIET)
     assert "s3://bucket/exported" in (tmp_path / "second" / "settings.yaml").read_text()

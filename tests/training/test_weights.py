@@ -182,7 +182,7 @@ def causal(whole_run, tmp_path) -> Path:
 def test_there_and_back_again_to_the_bit(whole_run, tmp_path) -> None:
     result = export(whole_run, tmp_path / "out", reporter=QUIET)
     assert result.vocabulary.endswith("train/vocab.txt")
-    assert "vocab.txt" in result.files
+    assert "vocab.txt" in result.facts["files"]
     ours, theirs = read_weights(whole_run), read_weights(tmp_path / "out")
     assert (theirs.kind, theirs.config) == ("huggingface", ours.config)
     identical(dict(theirs.variables), dict(ours.variables))
@@ -201,7 +201,7 @@ def test_a_checkpoint_whose_other_settings_have_odd_types_is_exported(whole_run,
     stored = read_checkpoint(find_checkpoint(whole_run))
     settings = {**stored.settings, "data": {"depth": "", "max_sequence_length": None}}
     write_checkpoint(tmp_path / "odd", Checkpoint(1, stored.variables, settings=settings))
-    assert "config.json" in export(tmp_path / "odd", tmp_path / "out", reporter=QUIET).files
+    assert "config.json" in export(tmp_path / "odd", tmp_path / "out", reporter=QUIET).facts["files"]
 
 
 def test_transformers_loads_it(whole_run, tmp_path) -> None:
