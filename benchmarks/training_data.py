@@ -15,7 +15,7 @@ from gaudi_bert.artefacts.packed import Metadata
 from gaudi_bert.artefacts.results import StageRun
 from gaudi_bert.config.sections import PackingSettings, TrainingSettings
 from gaudi_bert.config.values import EngineName
-from gaudi_bert.engines.choose import load_engine
+from gaudi_bert.engines import load_engine
 from gaudi_bert.engines.protocol import Communicator, ModelSpec
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.model.heads import PretrainingHead

@@ -155,7 +155,7 @@ STOREYS = {
         *("run_plan", "input", "objective", "logs", "checkpoint", "model_files", "weights"),
         *("evaluate", "loop", "run", "verify_model"),
     ),
-    "engines": ("protocol", "watchdog", "tensorflow", "pytorch", "choose"),
+    "engines": ("protocol", "watchdog", "tensorflow", "pytorch"),
     "tasks": (
         *("kinds", "task_data", "task_models", "answers"),
         *("predict", "export"),

@@ -86,11 +86,7 @@ def write(
 
 @dataclass
 class _RecordsWriter:
-    """Packs the groups of a plan of TFRecords; a `GroupWriter`.
-
-    Attributes:
-        buffer: of the group that is packed, of the largest so far.
-    """
+    """Packs the groups of a plan of TFRecords; a `GroupWriter`."""
 
     plan_path: Path
     plan: WritablePlan
@@ -98,7 +94,7 @@ class _RecordsWriter:
     inputs: RecordInputs
     out: Path
     workers: int | None
-    buffer: ByteArray = field(default_factory=lambda: _group_buffer(0))
+    buffer: ByteArray = field(default_factory=lambda: _group_buffer(0))  # of the group that is packed, of the largest so far
     unit = "bytes"
 
     @property

@@ -29,7 +29,7 @@ from gaudi_bert.common.tensorflow_environment import native_lines_to
 from gaudi_bert.common.threads import usable_cores
 from gaudi_bert.config.pipeline import PipelineSettings, load_pipeline
 from gaudi_bert.config.sections import LoopSettings, TrainingSettings
-from gaudi_bert.engines.choose import ChosenEngine, choose_engine, load_engine
+from gaudi_bert.engines import ChosenEngine, choose_engine, load_engine
 from gaudi_bert.engines.protocol import Communicator, Engine, Model, ModelSpec
 from gaudi_bert.training.checkpoint import CHECKPOINT_NAMES, Progress, beginning_of, resume_run, share_state
 from gaudi_bert.training.evaluate import EvaluationSet

@@ -23,7 +23,7 @@ from gaudi_bert.common.arrays import Float32Array, WeightArrays
 from gaudi_bert.common.errors import InputError, shortened
 from gaudi_bert.common.files import check_model, explained_os_errors, in_store, regular
 from gaudi_bert.config.places import StoreSettings
-from gaudi_bert.engines.choose import is_installed
+from gaudi_bert.engines import is_installed
 from gaudi_bert.engines.protocol import Model
 from gaudi_bert.model.config import BertConfig, misfit, parameter_specs
 from gaudi_bert.training.checkpoint import CHECKPOINT_NAMES, find_checkpoint, is_checkpoint, read_checkpoint

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from gaudi_bert.config.sections import TASK_NAMES, TaskSettings
 from gaudi_bert.config.values import EngineName
-from gaudi_bert.engines.choose import load_engine
+from gaudi_bert.engines import load_engine
 from gaudi_bert.engines.protocol import Model, ModelSpec
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.rows.packs import BatchShape, Packs, lay_out_packs

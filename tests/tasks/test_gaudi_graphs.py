@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from gaudi_bert.config.pipeline import pipeline_from_mapping
 from gaudi_bert.config.sections import TASK_NAMES, TrainingSettings
-from gaudi_bert.engines.choose import load_engine
+from gaudi_bert.engines import load_engine
 from gaudi_bert.engines.protocol import Communicator, ModelSpec
 from gaudi_bert.model.features import join_sequences
 from gaudi_bert.model.heads import PretrainingHead

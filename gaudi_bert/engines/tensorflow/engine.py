@@ -145,19 +145,16 @@ class _HorovodProcess(ConnectedProcess):
     errors: ClassVar[tuple[type[Exception], ...]] = (tf.errors.OpError, RuntimeError)
 
     def sum_tensors(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
-        """The sums over all processes, inside a graph."""
         hvd = self.horovod
         return [hvd.allreduce(tensor, op=hvd.Sum, name=f"gradient_{index}") for index, tensor in enumerate(tensors)]
 
     def sum_array(self, values: NDArray[Any]) -> FloatArray:
-        """The sum over all processes of a small host array (float64)."""
         self.arrive()
         with tf.device("/CPU:0"):
             array = tf.constant(np.asarray(values, np.float64))
             return self.horovod.allreduce(array, op=self.horovod.Sum, name="host_array").numpy()
 
     def broadcast(self, arrays: WeightArrays) -> WeightArrays:
-        """The arrays of rank 0, in every process; names and shapes are the same in all."""
         self.arrive()
         with tf.device("/CPU:0"):
             return {

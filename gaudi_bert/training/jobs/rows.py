@@ -1,6 +1,6 @@
 """The job of `finetune`: a model of a task on labelled rows, whose packs are those of the complete file.
 
-`training/jobs/pairs.py` adds what rows need whose loss is one of all rows of an update.
+`finetune.py` adds what rows need whose loss is one of all rows of an update.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ import transformers
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.sections import TrainingSettings
-from gaudi_bert.engines.choose import load_engine
+from gaudi_bert.engines import load_engine
 from gaudi_bert.engines.protocol import Communicator, ModelSpec, UpdateScalars
 from gaudi_bert.model.config import EncoderConfig
 from gaudi_bert.model.heads import TaskHead
