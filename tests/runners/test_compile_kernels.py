@@ -14,6 +14,7 @@ import tempfile
 from pathlib import Path
 import numpy as np
 from numba.core import event
+from gaudi_bert.artefacts.packed import Metadata
 from gaudi_bert.runners.compile_kernels import _compile_records, _prepare, _SILENT
 from gaudi_bert.config.sections import PackingSettings
 from gaudi_bert.tfrecords.arrays import pack_rows
