@@ -30,7 +30,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import numpy as np
 import torch
 from finetuning_data import minilm
-from gaudi_bert.training.jobs.finetune import _PairData, _PairObjective
 from measuring import InOwnProcess, show, show_processor
 
 from gaudi_bert.common.progress import count_of
@@ -44,6 +43,7 @@ from gaudi_bert.rows.types import RowPosition, Sequences, TupleRow
 from gaudi_bert.tasks.kinds.retrieval import Embedding, texts_of_rows
 from gaudi_bert.tasks.task_models import start_weights
 from gaudi_bert.tasks.update_plan import RowStream, UpdateShape, choose_shape
+from gaudi_bert.training.jobs.finetune import _PairData, _PairObjective
 from gaudi_bert.training.objective import TrainingStep
 
 SHARED = Path(os.environ.get("GAUDI_BERT_SHARED", "../shared"))
