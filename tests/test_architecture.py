@@ -145,7 +145,7 @@ STOREYS = {
         "row_lengths",
     ),
     "tfrecords": (
-        *("wire", "files", "scanning", "arrays", "random_access", "packed_shards"),
+        *("wire", "files", "scan", "fingerprint", "file_contents", "arrays", "random_access", "packed_shards"),
         *("histogram", "write", "verify", "inspect", "pack", "convert"),
     ),
     "packs": ("plan", "write", "verify"),
