@@ -27,7 +27,7 @@ from gaudi_bert.common.files import shown_location
 from gaudi_bert.common.progress import Reporter, count_of
 from gaudi_bert.common.threads import worker_count
 from gaudi_bert.tfrecords.files import RecordInputs, bad_file, open_inputs
-from gaudi_bert.tfrecords.scanning.scan import (
+from gaudi_bert.tfrecords.scan import (
     RecordScan,
     UnpackedFormat,
     largest_id,

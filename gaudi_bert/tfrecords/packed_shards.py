@@ -36,7 +36,7 @@ from gaudi_bert.common.memory import (
     store_u16,
     store_u32,
 )
-from gaudi_bert.tfrecords.scanning.scan import IndexedSequences
+from gaudi_bert.tfrecords.scan import IndexedSequences
 from gaudi_bert.tfrecords.wire.example import (
     SLACK_BYTES,
     content_size,

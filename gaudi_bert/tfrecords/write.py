@@ -35,7 +35,7 @@ from gaudi_bert.packs import write as packs
 from gaudi_bert.packs.write import PackedOutput
 from gaudi_bert.tfrecords.files import RecordInputs, open_inputs, records_folder
 from gaudi_bert.tfrecords.packed_shards import PackEncoder
-from gaudi_bert.tfrecords.scanning.scan import CompactedFormat, IndexedSequences, RecordScan, map_files
+from gaudi_bert.tfrecords.scan import CompactedFormat, IndexedSequences, RecordScan, map_files
 from gaudi_bert.tfrecords.wire.framing import RecordStream
 from gaudi_bert.tfrecords.wire.schema import PackedSchema, UnpackedSchema
 

@@ -13,14 +13,14 @@ import numpy as np
 from gaudi_bert.artefacts.shards import SizeArray
 from gaudi_bert.artefacts.store.mirrored_folder import read_ahead
 from gaudi_bert.common.arrays import ByteArray, Int32Array, IntArray
-from gaudi_bert.tfrecords.scanning.fingerprint import (
+from gaudi_bert.tfrecords.fingerprint import (
     PackSizes,
     ScannedPacks,
     hash_unpacked,
     scan_packed,
     sum_hashes,
 )
-from gaudi_bert.tfrecords.scanning.scan import PIECE_BYTES, RecordScan, UnpackedFormat, map_files
+from gaudi_bert.tfrecords.scan import PIECE_BYTES, RecordScan, UnpackedFormat, map_files
 from gaudi_bert.tfrecords.wire.example import position_table
 from gaudi_bert.tfrecords.wire.features import feature_table
 from gaudi_bert.tfrecords.wire.framing import ScanStatus

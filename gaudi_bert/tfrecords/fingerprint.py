@@ -20,7 +20,7 @@ from gaudi_bert.common.arrays import ByteArray, Int32Array, IntArray, RowArray
 from gaudi_bert.common.compiled import borrowing_kernel, inlined_kernel
 from gaudi_bert.common.features import PackedFeature
 from gaudi_bert.common.memory import add_words, address_of, as_word, count_bits, load_u8, load_u32, load_word, multiply_mix
-from gaudi_bert.tfrecords.scanning.scan import IndexedSequences
+from gaudi_bert.tfrecords.scan import IndexedSequences
 from gaudi_bert.tfrecords.wire.example import position_bytes
 from gaudi_bert.tfrecords.wire.features import FeatureTable, locate_features
 from gaudi_bert.tfrecords.wire.framing import ScanStatus, next_record
