@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Callable, Generator, Iterator
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -15,16 +16,15 @@ from typing import Any
 import pytest
 import yaml
 
-from gaudi_bert.common.tensorflow_environment import prepare_tensorflow
 from tests.builders.properties import register_profiles
 from tests.builders.s3_server import ENVIRONMENT, PYTHON, S3Server, s3_server
 
 register_profiles()
 gc.set_threshold(100_000, 20, 20)  # as the command does: the libraries of all tests make a million objects that stay
-prepare_tensorflow()  # tests that import TensorFlow themselves run as the product does
 # PyTorch, which tests compare with, computes on one thread: threads of several workers that spin for the same cores took
 # five times as much time of the processors. TensorFlow keeps its own threads, as in the product.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+import_module("gaudi_bert.engines.tensorflow")  # tests that import TensorFlow themselves run as the product does
 os.environ.setdefault("GAUDI_BERT_QUIET", "1")  # whichever test is the first to use a kernel
 os.environ.pop("PYTHONUNBUFFERED", None)  # which hides output that is never flushed, and handlers of signals that print
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # hundreds of processes are started: none compiles the sources again

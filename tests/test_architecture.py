@@ -145,7 +145,7 @@ STOREYS = {
         "row_lengths",
     ),
     "tfrecords": (
-        *("wire", "files", "scanning", "arrays", "random_access", "packed_shards"),
+        *("wire", "files", "scan", "fingerprint", "file_contents", "arrays", "random_access", "packed_shards"),
         *("histogram", "write", "verify", "inspect", "pack", "convert"),
     ),
     "packs": ("plan", "write", "verify"),
@@ -311,7 +311,7 @@ OPENERS = {"open", "read_text", "read_bytes"}
 # Who opens files otherwise, and why: files of this installation and of the system, and what only grows or is locked.
 OTHERWISE = {
     "common/files.py", "common/compiled.py", "common/threads.py", "common/errors.py", "common/progress.py",
-    "common/tensorflow_environment.py", "corpus/python_texts.py", "runners/stop_ranks.py",
+    "corpus/python_texts.py", "runners/stop_ranks.py",
     "runners/kubernetes/manifests.py", "runners/launch.py", "runners/compile_kernels.py", "artefacts/store/objects.py",
     "training/logs.py", "tables/tokenize.py",
 }  # fmt: skip

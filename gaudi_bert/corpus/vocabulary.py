@@ -147,17 +147,11 @@ def _alphabet(documents: Iterable[list[str]], tokenizer: Tokenizer) -> list[str]
 
 @dataclass(frozen=True)
 class TokenBlock:
-    """Token numbers of some documents, one after the other.
+    """Token numbers of some documents, one after the other."""
 
-    Args:
-        tokens: int32 [tokens].
-        sentence_starts: int64 [sentences + 1], where each sentence starts in `tokens`.
-        document_starts: int64 [documents + 1], where each document starts in `sentence_starts`.
-    """
-
-    tokens: Int32Array
-    sentence_starts: IntArray
-    document_starts: IntArray
+    tokens: Int32Array  # int32 [tokens]
+    sentence_starts: IntArray  # int64 [sentences + 1], where each sentence starts in `tokens`
+    document_starts: IntArray  # int64 [documents + 1], where each document starts in `sentence_starts`
 
     @property
     def documents(self) -> int:

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple, cast
 
 from gaudi_bert.common.errors import InputError, install_command
-from gaudi_bert.common.tensorflow_environment import without_keras
 from gaudi_bert.config.values import Engine as Choice
 from gaudi_bert.config.values import EngineName
 from gaudi_bert.engines.protocol import Engine
@@ -67,6 +69,23 @@ def choose_engine(
 def load_engine(name: EngineName) -> Engine:
     """The engine's module; its framework is imported now."""
     if name == "tensorflow":
-        with without_keras():
+        with _without_keras():
             return cast(Engine, importlib.import_module("gaudi_bert.engines.tensorflow.engine"))
     return cast(Engine, importlib.import_module("gaudi_bert.engines.pytorch.engine"))
+
+
+@contextmanager
+def _without_keras() -> Iterator[None]:
+    """Inside the block, TensorFlow is imported without Keras, which it would load for others to use, and pandas with it.
+
+    Nothing of ours uses Keras, and it takes more than a third of the time. TensorFlow does without where there is
+    none, and afterwards Keras can be imported as ever.
+    """
+    if "tensorflow" in sys.modules or "keras" in sys.modules:
+        yield
+        return
+    sys.modules["keras"] = None  # type: ignore[assignment]  # what Python takes for "there is none"
+    try:
+        yield
+    finally:
+        sys.modules.pop("keras", None)

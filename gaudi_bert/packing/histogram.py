@@ -26,17 +26,11 @@ MAX_TOKENS = 2**62  # so that every sum of tokens and every product in the certi
 
 @dataclass(frozen=True, eq=False)
 class Histogram:
-    """Counts per length, checked on creation.
+    """Counts per length, checked on creation."""
 
-    Attributes:
-        max_sequence_length: capacity of a pack in tokens (L).
-        counts: int64 [L], number of sequences of length 1 .. L.
-        max_masked: int64 [L], most masked positions of any sequence of that length, or None if unknown.
-    """
-
-    max_sequence_length: int
-    counts: IntArray
-    max_masked: IntArray | None = None
+    max_sequence_length: int  # capacity of a pack in tokens (L)
+    counts: IntArray  # int64 [L], number of sequences of length 1 .. L
+    max_masked: IntArray | None = None  # int64 [L], most masked positions of any sequence of that length, or None if unknown
 
     def __post_init__(self) -> None:
         whole_number("max_sequence_length", self.max_sequence_length, 1)

@@ -237,24 +237,16 @@ def mixture_of_packs(lengths: Int32Array | IntArray, starts: IntArray) -> Mixtur
 
 @dataclass(frozen=True)
 class Packing(PackingFigures):
-    """Packing of a histogram, and its distance from the best possible one. Checked on creation.
-
-    Attributes:
-        depth: most sequences per pack that was allowed.
-        algorithm_used: what returned the mixture, where `algorithm` chooses between several.
-        certificate: integer prices that prove the bound.
-        masked_slots: most masked positions per pack (Q), or None if unknown.
-        masked_slots_needed: what the fullest strategy needs of them.
-    """
+    """Packing of a histogram, and its distance from the best possible one. Checked on creation."""
 
     histogram: Histogram
-    depth: int
+    depth: int  # most sequences per pack that was allowed
     algorithm: str
-    algorithm_used: str
+    algorithm_used: str  # what returned the mixture, where `algorithm` chooses between several
     mixture: Mapping[Strategy, int]
-    certificate: Certificate
-    masked_slots: int | None = None
-    masked_slots_needed: int | None = None
+    certificate: Certificate  # integer prices that prove the bound
+    masked_slots: int | None = None  # most masked positions per pack (Q), or None if unknown
+    masked_slots_needed: int | None = None  # what the fullest strategy needs of them
 
     def __post_init__(self) -> None:
         check_mixture(self.mixture, self.histogram, self.depth, self.masked_slots)

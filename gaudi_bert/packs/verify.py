@@ -128,19 +128,12 @@ def check_inputs(packed: Path, packed_files: Iterable[InputFile], present: Itera
 
 
 class ReadGroup(NamedTuple):
-    """A group as it was read.
+    """A group as it was read."""
 
-    Attributes:
-        stored: its manifest as it is.
-        right: its manifest, computed again from what was read; a key that cannot be is a copy.
-        lower_bound: packs that are proven to be necessary.
-        fingerprint: the sum of the hashes of its sequences; 0 where values were compared instead.
-    """
-
-    stored: GroupManifest
-    right: GroupManifest
-    lower_bound: int
-    fingerprint: int = 0
+    stored: GroupManifest  # its manifest as it is
+    right: GroupManifest  # its manifest, computed again from what was read; a key that cannot be is a copy
+    lower_bound: int  # packs that are proven to be necessary
+    fingerprint: int = 0  # the sum of the hashes of its sequences; 0 where values were compared instead
 
 
 class GroupReader(Protocol):

@@ -54,17 +54,12 @@ class GroupWriter(Protocol):
 
 @dataclass(frozen=True)
 class PackedOutput(GroupedOutput[int, GroupManifest]):
-    """A packed folder: groups of shards, whose manifests know the identity of their source.
-
-    Attributes:
-        command: what writes the groups, as users type it.
-        keeps_nothing_of_bad_input: remove all packs after bad input: a corrected source has no use for them.
-    """
+    """A packed folder: groups of shards, whose manifests know the identity of their source."""
 
     source_sha256: str
-    command: str
+    command: str  # what writes the groups, as users type it
     metadata: type[PackedMetadata]
-    keeps_nothing_of_bad_input: bool = False
+    keeps_nothing_of_bad_input: bool = False  # remove all packs after bad input: a corrected source has no use for them
 
     def is_complete(self, summary: GroupManifest) -> bool:
         """Whether the manifest is of this source, and its shards have their sizes; in a store it was put after them."""

@@ -68,16 +68,12 @@ def tokenize_texts(
     settings: TokenizeSettings,
     run: StageRun,
 ) -> StageOutput[TokenisedTexts] | PlainResult:
-    """Write the tables.
+    """Write the tables; return the content of tokens.json, or the parts that remain for other shards.
 
-    Args:
-        texts: files, folders or globs of text, or a text that is built in; or `-` alone, standard input.
-        tokenizer: a tokenizer.json, or a folder with one (or with a vocab.txt).
-
-    Returns:
-        The content of tokens.json and whether there was nothing to do; or the parts that remain for other shards.
+    `texts` are files, folders or globs of text, a text that is built in, or `-` alone, standard input; `tokenizer` is a
+    tokenizer.json, or a folder with one (or with a vocab.txt).
     """
-    require({"pyarrow": "parquet", "tokenizers": "text"}, "tokenize")
+    require(["pyarrow", "tokenizers"], "tokenize")
     check_name(out)
     with local_copies([*texts, tokenizer], run.store) as copies, mirrored(out, run.store) as folder:
         *files, model = [str(copy) for copy in copies]

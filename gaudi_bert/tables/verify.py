@@ -207,15 +207,9 @@ def _members(stored: _StoredPacks, rows: GroupRows, sequences: RowSequences, is_
 
 
 class _StoredPacks(NamedTuple):
-    """A row group of a shard.
+    """A row group of a shard, from its pack `first` on; its sequences are as in `PackSequences`.
 
-    Attributes:
-        first: number of its first pack in the shard.
-        offsets: int64 [packs + 1], into the following.
-        indices: int64 [sequences], row numbers in the table.
-        starts: int32 [sequences], first tokens in these rows; 0 where rows are not split.
-        lengths: int32 [sequences].
-        table: all columns, as pyarrow.
+    `indices`, int64 [sequences], are row numbers in the table; `table` has all columns, as pyarrow.
     """
 
     path: Path

@@ -91,14 +91,10 @@ def _check_transformers(what: str) -> None:
 
 @dataclass(frozen=True)
 class _StartWeights:
-    """Stored weights that a model of a task begins with.
+    """Stored weights that a model of a task begins with; `kind` tells people what they are, `identity` which.
 
-    Attributes:
-        kind: what they are, for people.
-        architecture: the class of `transformers` for the task.
-        variables: those that the model has; `fresh` are the ones that keep their initial values.
-        kept: those that `transformers` has besides and the task does not read; they stay as they are.
-        identity: distinguishes them from others.
+    `architecture` is the class of `transformers` for the task. Variables that are `fresh` keep their initial values; those
+    that `transformers` has besides are `kept` as they are.
     """
 
     path: Path

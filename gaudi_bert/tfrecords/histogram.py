@@ -27,7 +27,7 @@ from gaudi_bert.common.files import shown_location
 from gaudi_bert.common.progress import Reporter, count_of
 from gaudi_bert.common.threads import worker_count
 from gaudi_bert.tfrecords.files import RecordInputs, bad_file, open_inputs
-from gaudi_bert.tfrecords.scanning.scan import (
+from gaudi_bert.tfrecords.scan import (
     RecordScan,
     UnpackedFormat,
     largest_id,
@@ -66,7 +66,7 @@ def histogram(
         if run.part is not None:
             part = run.part[0], min(run.part[1], len(inputs.sizes))
             run, out = replace(run, part=part), part_path(out, part) if numbered else out
-        sizes = {path: inputs.sizes[path] for path in run.share_of(inputs.paths)}
+        sizes = {path: inputs.sizes[path] for path in run.share_of(list(inputs.sizes))}
         if not sizes:
             return PlainResult(["nothing to do: there are fewer files than parts"], {"files": 0, "skipped": True})
         vocabulary = vocabulary if vocabulary is not None else inputs.vocabulary

@@ -55,17 +55,11 @@ _READ_AHEAD_BYTES = 128 * 1024
 
 @dataclass(frozen=True)
 class _Prepared:
-    """Facts of a file before it is opened.
+    """Facts of a file before it is opened."""
 
-    Attributes:
-        starts: int64 [records + 1], where the frames of its records begin; the last is the end of the file.
-        is_walked: they were read from the file itself, not in an index.
-        content: of a compressed file, its bytes, uncompressed.
-    """
-
-    starts: IntArray
-    is_walked: bool
-    content: _Mapped | None
+    starts: IntArray  # int64 [records + 1], where the frames of its records begin; the last is the end of the file
+    is_walked: bool  # they were read from the file itself, not in an index
+    content: _Mapped | None  # of a compressed file, its bytes, uncompressed
 
 
 class RecordFiles(ShardFiles["_Prepared"]):

@@ -2,7 +2,7 @@
 
 The shards of a group must hold the sequences of the input files that its manifest names. At the speed of a scan and in
 constant memory, every file is read, checked (both CRCs of every record, every value) and summed into fingerprints (see
-`scanning.fingerprint`): two groups of other sequences have the same sums with probability 2**-64. Only where the sums
+`fingerprint`): two groups of other sequences have the same sums with probability 2**-64. Only where the sums
 differ, a second pass compares the sequences one by one and names them.
 """
 
@@ -31,10 +31,10 @@ from gaudi_bert.common.progress import Task, count_of
 from gaudi_bert.common.threads import each_in_threads, worker_count
 from gaudi_bert.packs import verify as packs
 from gaudi_bert.packs.verify import PackedFolder, check_inputs, check_same
+from gaudi_bert.tfrecords.file_contents import SequenceSums, describe_difference, pieces_of, sum_pieces
 from gaudi_bert.tfrecords.files import RecordInputs, bad_file, open_inputs
 from gaudi_bert.tfrecords.histogram import why_bad
-from gaudi_bert.tfrecords.scanning.file_contents import SequenceSums, describe_difference, pieces_of, sum_pieces
-from gaudi_bert.tfrecords.scanning.scan import scan_buffer
+from gaudi_bert.tfrecords.scan import scan_buffer
 from gaudi_bert.tfrecords.wire.schema import PackedSchema
 
 _NAMED = 3

@@ -35,7 +35,7 @@ from gaudi_bert.packs import write as packs
 from gaudi_bert.packs.write import PackedOutput
 from gaudi_bert.tfrecords.files import RecordInputs, open_inputs, records_folder
 from gaudi_bert.tfrecords.packed_shards import PackEncoder
-from gaudi_bert.tfrecords.scanning.scan import CompactedFormat, IndexedSequences, RecordScan, map_files
+from gaudi_bert.tfrecords.scan import CompactedFormat, IndexedSequences, RecordScan, map_files
 from gaudi_bert.tfrecords.wire.framing import RecordStream
 from gaudi_bert.tfrecords.wire.schema import PackedSchema, UnpackedSchema
 
@@ -86,11 +86,7 @@ def write(
 
 @dataclass
 class _RecordsWriter:
-    """Packs the groups of a plan of TFRecords; a `GroupWriter`.
-
-    Attributes:
-        buffer: of the group that is packed, of the largest so far.
-    """
+    """Packs the groups of a plan of TFRecords; a `GroupWriter`."""
 
     plan_path: Path
     plan: WritablePlan
@@ -98,7 +94,7 @@ class _RecordsWriter:
     inputs: RecordInputs
     out: Path
     workers: int | None
-    buffer: ByteArray = field(default_factory=lambda: _group_buffer(0))
+    buffer: ByteArray = field(default_factory=lambda: _group_buffer(0))  # of the group that is packed, of the largest so far
     unit = "bytes"
 
     @property

@@ -154,7 +154,7 @@ def open_data(path: Path | str, store: StoreSettings | None = None) -> Iterator[
             yield _packed_source(folder, metadata, cache)
             return
     with open_inputs(path, settings) as inputs:
-        fetch(*inputs.paths)
+        fetch(*inputs.sizes)
         yield open_source(inputs.folder)
 
 

@@ -24,8 +24,7 @@ from gaudi_bert.artefacts.store.mirrored_folder import fetch, is_mirrored, mirro
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import exclusive_lock, explained_os_errors, read_json, write_json, write_text
 from gaudi_bert.common.launch import find_launch, is_first_process, shares_folders
-from gaudi_bert.common.progress import Reporter
-from gaudi_bert.common.tensorflow_environment import native_lines_to
+from gaudi_bert.common.progress import Reporter, native_lines_to
 from gaudi_bert.common.threads import usable_cores
 from gaudi_bert.config.pipeline import PipelineSettings, load_pipeline
 from gaudi_bert.config.sections import LoopSettings, TrainingSettings

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.tensorflow_environment import prepare_tensorflow
 from gaudi_bert.common.threads import each_in_threads, map_in_threads, usable_cores, worker_count
 from gaudi_bert.engines.pytorch import _prepare_torch
+from gaudi_bert.engines.tensorflow import prepare_tensorflow
 from tests.builders.command_line import run_python
 
 

@@ -11,7 +11,7 @@ import pytest
 from gaudi_bert.artefacts.base import InputFile
 from gaudi_bert.common.dealing import Assignment
 from gaudi_bert.tfrecords.packed_shards import PackEncoder, _EncodeStatus, largest_record
-from gaudi_bert.tfrecords.scanning.scan import IndexedSequences
+from gaudi_bert.tfrecords.scan import IndexedSequences
 from gaudi_bert.tfrecords.wire.schema import PackedSchema, UnpackedSchema
 from gaudi_bert.tfrecords.write import read_group
 from tests.oracles.packed_record import pack_sequences

@@ -23,11 +23,11 @@ from numpy.typing import NDArray
 from gaudi_bert.common.arrays import FloatArray, WeightArrays
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.launch import find_launch
-from gaudi_bert.common.tensorflow_environment import INTRA_OP_THREADS
 from gaudi_bert.common.threads import usable_cores
 from gaudi_bert.config.sections import LoopSettings
 from gaudi_bert.config.values import EngineName, Precision
 from gaudi_bert.engines.protocol import Communicator, ComputeDtype, Device, ModelSpec
+from gaudi_bert.engines.tensorflow import INTRA_OP_THREADS
 from gaudi_bert.engines.tensorflow.model import TensorFlowModel
 from gaudi_bert.engines.tensorflow.updates import TensorFlowUpdates
 from gaudi_bert.engines.watchdog import SLOW_WORK_FACTOR, ConnectedProcess, shared_facts

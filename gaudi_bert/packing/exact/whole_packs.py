@@ -241,21 +241,13 @@ MOST_SEARCHED, SEARCH_NODES = 2000, 50_000
 
 @dataclass(frozen=True)
 class DiveSettings:
-    """Settings of a dive.
+    """Settings of a dive."""
 
-    Attributes:
-        share: part of the sum of all fractions that is rounded up in one step.
-        threshold: fractions below this are only rounded up if none is larger.
-        max_steps: programs that are solved at most.
-        max_failures: steps that may lose the target before the dive is given up.
-        seed: which of nearly equal fractions are rounded up; 0 for the largest.
-    """
-
-    share: float = 0.15
-    threshold: float = 0.5
-    max_steps: int = 1000
-    max_failures: int = 12
-    seed: int = 0
+    share: float = 0.15  # part of the sum of all fractions that is rounded up in one step
+    threshold: float = 0.5  # fractions below this are only rounded up if none is larger
+    max_steps: int = 1000  # programs that are solved at most
+    max_failures: int = 12  # steps that may lose the target before the dive is given up
+    seed: int = 0  # which of nearly equal fractions are rounded up; 0 for the largest
 
 
 class _Path:

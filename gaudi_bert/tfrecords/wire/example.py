@@ -326,22 +326,15 @@ _ONE_FLOAT = as_word(0x3F800000)
 
 
 class UnpackedRows(NamedTuple):
-    """Unpacked examples, whose values are in their ranges; all int64.
+    """Unpacked examples, whose values are in their ranges; all int64."""
 
-    Attributes:
-        lengths, masked: [N], tokens and masked positions; what is behind them in a row is not read.
-        input_ids, segment_ids: [N, L].
-        masked_lm_positions, masked_lm_ids: [N, P].
-        next_sentence_labels: [N].
-    """
-
-    lengths: IntArray
-    masked: IntArray
-    input_ids: IntArray
-    segment_ids: IntArray
-    masked_lm_positions: IntArray
-    masked_lm_ids: IntArray
-    next_sentence_labels: IntArray
+    lengths: IntArray  # [N], tokens; what is behind them in a row is not read
+    masked: IntArray  # [N], masked positions, likewise
+    input_ids: IntArray  # [N, L]
+    segment_ids: IntArray  # [N, L]
+    masked_lm_positions: IntArray  # [N, P]
+    masked_lm_ids: IntArray  # [N, P]
+    next_sentence_labels: IntArray  # [N]
 
 
 def encode_rows(rows: UnpackedRows) -> tuple[ByteArray, IntArray]:

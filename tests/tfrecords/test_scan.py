@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.tfrecords.scanning.scan import RecordScan, UnpackedFormat, _canonical_example, scan_buffer, unpacked_schema
+from gaudi_bert.tfrecords.scan import RecordScan, UnpackedFormat, _canonical_example, scan_buffer, unpacked_schema
 from gaudi_bert.tfrecords.verify import verify
 from gaudi_bert.tfrecords.wire.schema import UnpackedSchema
 from tests.builders.effort import tries
