@@ -33,15 +33,15 @@ from records_data import DEPTH, HISTOGRAM, QUIET, VOCABULARY, frame, make_exampl
 from training_data import training_flops_a_row
 
 from gaudi_bert import __version__
-from gaudi_bert.artefacts.stage_run import StageRun
+from gaudi_bert.artefacts.packed import Metadata
+from gaudi_bert.artefacts.results import StageRun
 from gaudi_bert.common.launch import free_port, torch_environment
 from gaudi_bert.config.sections import PackingSettings, TrainingSettings
-from gaudi_bert.engines.choose import load_engine
+from gaudi_bert.engines import load_engine
 from gaudi_bert.engines.protocol import Communicator, ModelSpec
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.model.heads import PretrainingHead
 from gaudi_bert.tfrecords.pack import pack
-from gaudi_bert.tfrecords.packed_folder import read_metadata
 from gaudi_bert.training.input import Batch, DataSource, TrainingOrder, open_source, training_batches
 from gaudi_bert.training.objective import PretrainingObjective, TrainingStep
 
@@ -92,7 +92,7 @@ def make_records(folder: Path, length: int, sequences: int) -> Records:
             handle.write(frame(make_example(int(max(each, 8)), length, rng)))
     packed = folder / f"packed-{length}"
     pack(records, packed, PackingSettings(depth=DEPTH), StageRun(QUIET))
-    metadata = read_metadata(packed)
+    metadata = Metadata.read(packed)
     return Records(open_source(packed), open_source(records), metadata.packing_factor, metadata.tokens / metadata.sequences)
 
 

@@ -60,7 +60,7 @@ def set_threads(threads: int | None) -> None:
 
 def measure_speed_up(options: argparse.Namespace) -> None:
     """What of the packing factor arrives: an update of the same number of sequences, packed and unpacked, in turn."""
-    from gaudi_bert.common.tensorflow_environment import prepare_tensorflow
+    from gaudi_bert.engines.tensorflow import prepare_tensorflow
 
     prepare_tensorflow()
     depth, micro_batch = options.depth, options.micro_batch
@@ -99,7 +99,7 @@ class OurTrainer:
     """Our side of `trainer`: an update of about `BATCH` sequences."""
 
     def __init__(self, data: Path, model: Path, rows: int | None, depth: int) -> None:
-        from gaudi_bert.common.tensorflow_environment import prepare_tensorflow
+        from gaudi_bert.engines.tensorflow import prepare_tensorflow
 
         prepare_tensorflow()
         planned_data = planned(data, model, rows, depth)

@@ -42,11 +42,11 @@ from typing import Any, Literal
 
 import numpy as np
 
-from gaudi_bert.artefacts.stage_run import StageRun
+from gaudi_bert.artefacts.results import StageRun
 from gaudi_bert.common.files import write_json
 from gaudi_bert.common.progress import Reporter
-from gaudi_bert.common.tensorflow_environment import prepare_tensorflow
 from gaudi_bert.config.sections import PackingSettings, PrepareSettings, TrainingSettings
+from gaudi_bert.engines.tensorflow import prepare_tensorflow
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 QUIET = Reporter(quiet=True)

@@ -46,7 +46,7 @@ def mixes(seed: int = 1) -> dict[str, np.ndarray]:
 
 def compare_mixes(rounds: int, layers: int) -> None:
     """Packed beside unpacked, each batch of the latter padded to its longest, in order of arrival."""
-    from gaudi_bert.common.tensorflow_environment import prepare_tensorflow
+    from gaudi_bert.engines.tensorflow import prepare_tensorflow
 
     prepare_tensorflow()
     from gaudi_bert.engines.protocol import ModelSpec

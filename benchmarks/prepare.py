@@ -25,8 +25,7 @@ from pathlib import Path
 
 from measuring import show
 
-from gaudi_bert.artefacts.results import to_json
-from gaudi_bert.artefacts.stage_run import StageRun
+from gaudi_bert.artefacts.results import StageRun, to_json
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.sections import PrepareSettings
 from gaudi_bert.corpus.prepare import prepare

@@ -41,14 +41,14 @@ import numpy as np  # noqa: E402
 from measuring import show, show_processor  # noqa: E402
 from rehearsal import forget, make_records  # noqa: E402
 
+from gaudi_bert.artefacts.packed import Metadata  # noqa: E402
+from gaudi_bert.artefacts.results import StageRun  # noqa: E402
 from gaudi_bert.artefacts.shards import index_path, write_index  # noqa: E402
-from gaudi_bert.artefacts.stage_run import StageRun  # noqa: E402
 from gaudi_bert.common.arrays import IntArray  # noqa: E402
 from gaudi_bert.common.progress import Reporter  # noqa: E402
 from gaudi_bert.config.sections import PackingSettings  # noqa: E402
 from gaudi_bert.reading.global_order import GlobalOrder  # noqa: E402
 from gaudi_bert.tfrecords.pack import pack  # noqa: E402
-from gaudi_bert.tfrecords.packed_folder import read_metadata  # noqa: E402
 from gaudi_bert.tfrecords.wire.framing import frame, read_records  # noqa: E402
 
 SAMPLE = Path(os.environ.get("GAUDI_BERT_SHARED", ROOT.parent / "shared")) / "data" / "wiki-sample" / "tfrecord-512"
@@ -175,7 +175,7 @@ def measure_first(folder: Path, sample: Path, rounds: int) -> None:
 
 def measure_processes(folder: Path, sample: Path) -> None:
     """What some of so many processes read from the disk, and how many of the shards."""
-    metadata = read_metadata(folder)
+    metadata = Metadata.read(folder)
     sizes = metadata.shard_table.packs
     of_a_pack = metadata.shard_table.bytes.sum() / metadata.packs / 1e6
     for processes in PROCESSES:

@@ -29,7 +29,7 @@ from predecessor import histogram_pass, pack_pass
 from records_data import FILES, LENGTH, MAX_PREDICTIONS, QUIET, SEED, SEQUENCES_PER_FILE, prepared
 from records_scaling import groups, memory, processes
 
-from gaudi_bert.artefacts.stage_run import StageRun
+from gaudi_bert.artefacts.results import StageRun
 from gaudi_bert.common.files import exclusive_lock
 
 PREDECESSOR_RECORDS, PREDECESSOR_PACKS = 3000, 1000
@@ -85,7 +85,7 @@ class Engine:
         from gaudi_bert.common.dealing import deal_sequences
         from gaudi_bert.tfrecords.files import list_record_files
         from gaudi_bert.tfrecords.packed_shards import PackEncoder
-        from gaudi_bert.tfrecords.scanning.scan import IndexedSequences
+        from gaudi_bert.tfrecords.scan import IndexedSequences
         from gaudi_bert.tfrecords.wire.schema import PackedSchema
         from gaudi_bert.tfrecords.write import match_files, read_group
 
@@ -111,7 +111,7 @@ class Engine:
 
     def read_and_scan(self) -> None:
         """The histogram pass: every file in 1 MiB pieces, both CRCs and every value checked, lengths counted."""
-        from gaudi_bert.tfrecords.scanning.scan import RecordScan, UnpackedFormat, scan_buffer
+        from gaudi_bert.tfrecords.scan import RecordScan, UnpackedFormat, scan_buffer
 
         buffer = scan_buffer()
         for path in self.files:
@@ -122,7 +122,7 @@ class Engine:
 
     def scan_in_memory(self) -> None:
         """The same without reading: the bytes are in memory already."""
-        from gaudi_bert.tfrecords.scanning.scan import UnpackedFormat
+        from gaudi_bert.tfrecords.scan import UnpackedFormat
 
         for index in self.indexes:
             UnpackedFormat(self.unpacked_schema, index).take(0, index.buffer.size)

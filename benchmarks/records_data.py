@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gaudi_bert.artefacts.stage_run import StageRun
+from gaudi_bert.artefacts.results import StageRun
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.sections import PackingSettings
 from gaudi_bert.tfrecords.wire.example import encode_example

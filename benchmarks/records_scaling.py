@@ -48,7 +48,7 @@ class Writer:
     """A process that writes its share of the groups."""
 
     def __init__(self, records: Path, planned: Path, packed: Path, part: tuple[int, int], workers: int) -> None:
-        from gaudi_bert.artefacts.stage_run import StageRun
+        from gaudi_bert.artefacts.results import StageRun
         from gaudi_bert.tfrecords.write import write
 
         self._write = lambda: write(records, planned, packed, StageRun(QUIET, workers=workers, part=part))

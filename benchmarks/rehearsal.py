@@ -32,7 +32,7 @@ from measuring import processor  # noqa: E402
 from records_data import MASKED_SHARE, MAX_PREDICTIONS, VOCABULARY, draw_lengths  # noqa: E402
 from watched import Watched, watch  # noqa: E402
 
-from gaudi_bert.tfrecords.wire.unpacked_encoder import UnpackedRows, encode_rows  # noqa: E402
+from gaudi_bert.tfrecords.wire.example import UnpackedRows, encode_rows  # noqa: E402
 
 LENGTH, FILE_SEQUENCES, SEED = 512, 50_000, 22
 ROWS_AT_ONCE = 1000

@@ -35,7 +35,7 @@ from measuring import InOwnProcess, show, show_processor
 from gaudi_bert.common.progress import count_of
 from gaudi_bert.config.sections import TaskSettings, TrainingSettings
 from gaudi_bert.corpus.python_texts import python_texts, titled_docstrings
-from gaudi_bert.engines.choose import load_engine
+from gaudi_bert.engines import load_engine
 from gaudi_bert.engines.protocol import Communicator, ModelSpec
 from gaudi_bert.rows.tokenizer import open_tokenizer
 from gaudi_bert.rows.tokenizing import tokenize_rows
@@ -43,7 +43,7 @@ from gaudi_bert.rows.types import RowPosition, Sequences, TupleRow
 from gaudi_bert.tasks.kinds.retrieval import Embedding, texts_of_rows
 from gaudi_bert.tasks.task_models import start_weights
 from gaudi_bert.tasks.update_plan import RowStream, UpdateShape, choose_shape
-from gaudi_bert.training.jobs.pairs import _PairData, _PairObjective
+from gaudi_bert.training.jobs.finetune import _PairData, _PairObjective
 from gaudi_bert.training.objective import TrainingStep
 
 SHARED = Path(os.environ.get("GAUDI_BERT_SHARED", "../shared"))

@@ -113,7 +113,7 @@ class Packed:
 
     def __init__(self, model: Path, lengths: IntArray, given: tuple[int, ...] | None) -> None:
         from gaudi_bert.config.sections import FineTuneSettings, TaskSettings
-        from gaudi_bert.engines.choose import load_engine
+        from gaudi_bert.engines import load_engine
         from gaudi_bert.engines.protocol import Communicator, ModelSpec
         from gaudi_bert.tasks.kinds.task import TaskObjective, task_named
         from gaudi_bert.tasks.task_data import TaskData, task_batches

@@ -16,7 +16,7 @@ import pyarrow
 from measuring import show, show_processor, timed
 from pyarrow import parquet
 
-from gaudi_bert.artefacts.stage_run import StageRun
+from gaudi_bert.artefacts.results import StageRun
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.sections import TableSettings
 from gaudi_bert.tables.pack import pack_table

@@ -23,7 +23,7 @@ from measuring import show, show_processor, timed
 from prepare import real_text
 from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 
-from gaudi_bert.artefacts.stage_run import StageRun
+from gaudi_bert.artefacts.results import StageRun
 from gaudi_bert.common.progress import Reporter
 
 LENGTH, VOCABULARY, BATCH = 512, 16_000, 1000

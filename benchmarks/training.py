@@ -30,8 +30,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import numpy as np
 from measuring import InOwnProcess, processor, show, show_processor, timed
 
-from gaudi_bert.common.tensorflow_environment import prepare_tensorflow
 from gaudi_bert.config.values import EngineName
+from gaudi_bert.engines.tensorflow import prepare_tensorflow
 
 SECTIONS = ("speed-up", "transformers", "utilisation", "input")
 PYTORCH_SECTIONS = ("engines", "speed-up", "transformers", "utilisation", "input")

@@ -12,14 +12,13 @@ import numpy as np
 from records_data import DEPTH, LENGTH, QUIET, VOCABULARY, make_files
 
 from gaudi_bert.artefacts.packed import Metadata
-from gaudi_bert.artefacts.stage_run import StageRun
+from gaudi_bert.artefacts.results import StageRun
 from gaudi_bert.config.sections import PackingSettings, TrainingSettings
 from gaudi_bert.config.values import EngineName
-from gaudi_bert.engines.choose import load_engine
+from gaudi_bert.engines import load_engine
 from gaudi_bert.engines.protocol import Communicator, ModelSpec
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.model.heads import PretrainingHead
-from gaudi_bert.tfrecords.packed_folder import read_metadata
 from gaudi_bert.training.input import Batch, DataSource, TrainingOrder, open_source, training_batches
 from gaudi_bert.training.objective import PretrainingObjective, TrainingStep
 
@@ -54,7 +53,7 @@ def make_records(folder: Path) -> Records:
     unpacked, packed = folder / "unpacked", folder / "packed"
     make_files(unpacked, FILES, SEQUENCES_A_FILE, SEED, LENGTH)
     pack(unpacked, packed, PackingSettings(depth=DEPTH), StageRun(QUIET, overwrite=True))
-    return Records(open_source(unpacked), open_source(packed), read_metadata(packed))
+    return Records(open_source(unpacked), open_source(packed), Metadata.read(packed))
 
 
 @dataclass

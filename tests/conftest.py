@@ -5,23 +5,26 @@ from __future__ import annotations
 import gc
 import os
 import re
-from collections.abc import Generator, Iterator
+import shutil
+import subprocess
+from collections.abc import Callable, Generator, Iterator
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
-from gaudi_bert.common.tensorflow_environment import prepare_tensorflow
 from tests.builders.properties import register_profiles
 from tests.builders.s3_server import ENVIRONMENT, PYTHON, S3Server, s3_server
 
 register_profiles()
 gc.set_threshold(100_000, 20, 20)  # as the command does: the libraries of all tests make a million objects that stay
-prepare_tensorflow()  # tests that import TensorFlow themselves run as the product does
 # PyTorch, which tests compare with, computes on one thread: threads of several workers that spin for the same cores took
 # five times as much time of the processors. TensorFlow keeps its own threads, as in the product.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+import_module("gaudi_bert.engines.tensorflow")  # tests that import TensorFlow themselves run as the product does
 os.environ.setdefault("GAUDI_BERT_QUIET", "1")  # whichever test is the first to use a kernel
 os.environ.pop("PYTHONUNBUFFERED", None)  # which hides output that is never flushed, and handlers of signals that print
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # hundreds of processes are started: none compiles the sources again
@@ -119,3 +122,22 @@ def s3() -> Iterator[S3Server]:
             patch.setenv(name, value)
         server.make_bucket("bucket")
         yield server
+
+
+@pytest.fixture(scope="session")
+def kustomize(repository: Path) -> Callable[[Path], list[Any]]:
+    """Callable[[Path], list[Any]]s a folder with kustomize or kubectl; skips loudly where there is neither."""
+    tools = repository / ".tools" / "usr" / "bin"
+    for command in (["kubectl", "kustomize"], ["kustomize", "build"]):
+        program = shutil.which(command[0]) or shutil.which(command[0], path=str(tools))
+        if program is not None:
+            break
+    else:
+        pytest.skip("KUSTOMIZE MISSING: neither kubectl nor kustomize is there; scripts/install-kustomize.sh brings it")
+
+    def build(folder: Path) -> list[Any]:
+        done = subprocess.run([program, *command[1:], str(folder)], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return list(yaml.load_all(done.stdout, getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
+
+    return build

@@ -50,19 +50,6 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_every_artefact_of_the_design_is_there(finished: Path) -> None:
-    work = finished / "work" / "tiny"
-    for name in (
-        *("examples/vocab.txt", "examples/train/part-00000-of-00003.tfrecord", "histogram.json", "plan.json"),
-        *("packed/train/packed-00000-00000.tfrecord", "packed/train/group-00000.json", "packed/train/metadata.json"),
-        *("packed/evaluation/metadata.json", "train/metrics.jsonl", "train/evaluation.json", "train/settings.yaml"),
-        "report.html",
-    ):
-        assert (work / name).is_file(), name
-    assert any((work / "train" / "checkpoints").iterdir())
-    assert any((work / "train" / "tensorboard").iterdir())
-
-
 def test_the_figures_agree_from_stage_to_stage(finished: Path) -> None:
     work = finished / "work" / "tiny"
     names = ("examples/examples.json", "histogram.json", "plan.json", "packed/train/metadata.json", "train/evaluation.json")
@@ -112,17 +99,3 @@ def test_elsewhere_are_the_same_bytes_and_other_settings_are_refused_until_told_
     succeed(*run, "--set", "packing.depth=2", "--overwrite", folder=tmp_path)
     metadata = json.loads((tmp_path / "other" / "tiny" / "packed" / "train" / "metadata.json").read_text())
     assert metadata["depth"] == 2
-
-
-@pytest.mark.slow
-def test_records_that_a_user_has_already_need_no_option_but_the_folder(finished: Path, tmp_path: Path) -> None:
-    records = finished / "work" / "tiny" / "examples" / "train"
-    packed = succeed("pack", records, "--out", "packed", "--verify", "--json", folder=tmp_path)
-    result = json.loads(packed.stdout)
-    assert result["verify"]["sequences"] == result["sequences"] > 0
-    inspected = succeed("inspect", "packed/packed-00000-00000.tfrecord", "--record", "0", "--json", folder=tmp_path)
-    assert json.loads(inspected.stdout)["packed"] is True
-    train = ("train", "--data", "packed", "--out", "run", "--pipeline", finished / "tiny.yaml")
-    succeed(*train, "--set", "training.updates=2", folder=tmp_path)
-    measured = succeed("evaluate", "--data", records, "--checkpoint", "run", "--json", folder=tmp_path)
-    assert 0 <= json.loads(measured.stdout)["masked_lm_accuracy"] <= 1

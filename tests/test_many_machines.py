@@ -26,10 +26,6 @@ EXAMPLES = dict(re.findall(r"^### ([\w ]+)\n(?:(?!^#).)*?^```\w+\n(.*?)^```$", P
 FILES = 7
 # One, fewer than files, more than files.
 PARTS = (1, 2, 3, 7, 16, 64) if LONG else (1, 3, 16)
-TEXT = "\n\n".join(
-    "\n".join(f"Sentence {line} of document {document} says {'word ' * (line * document % 13 + 1)}." for line in range(9))
-    for document in range(40)
-)
 
 
 @pytest.fixture(scope="module")
@@ -75,33 +71,6 @@ def test_any_number_of_parts_gives_the_same_plan_and_packs(
         succeed("write", case.records, "--plan", case.plan, "--out", tmp_path / "packed", "--shard", f"{part}/{parts}")
     succeed("write", case.records, "--plan", case.plan, "--out", tmp_path / "packed", "--finish")
     assert made_in(tmp_path / "packed") == made_in(case.packed)
-
-
-@pytest.mark.repeated
-def test_any_number_of_parts_prepares_the_same_examples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from gaudi_bert.corpus import blocks
-
-    monkeypatch.setattr(blocks, "BLOCK_CHARACTERS", 500)
-    (tmp_path / "text.txt").write_text(TEXT)
-    prepare = ["prepare", tmp_path / "text.txt", "--train-vocab", 150, "--max-sequence-length", 29, "--duplicates", 2]
-    prepare += ["--max-predictions", 5, "--evaluation-fraction", 0.2, "--workers", 1]
-    succeed(*prepare, "--out", tmp_path / "whole")
-    whole = made_in(tmp_path / "whole")
-    assert len(whole) > 8
-    for parts in PARTS:
-        for part in in_any_order(parts):
-            succeed(*prepare, "--out", tmp_path / f"of-{parts}", "--shard", f"{part}/{parts}")
-        assert made_in(tmp_path / f"of-{parts}") == whole
-
-
-def test_the_environment_says_which_part_only_where_it_is_asked(case: PackingCase, tmp_path: Path) -> None:
-    array = {"SLURM_ARRAY_TASK_ID": "5", "SLURM_ARRAY_TASK_MIN": "4", "SLURM_ARRAY_TASK_MAX": "6"}
-    environment = {**os.environ, **array, "SLURM_ARRAY_TASK_COUNT": "3", "JOB_COMPLETION_INDEX": "2"}
-    for name, option in (("all", []), ("auto", ["--shard", "auto"]), ("index", ["--shard", "auto/3"])):
-        succeed("histogram", case.records, "--out", tmp_path / f"{name}.json", *option, environment=environment)
-    for name, files in (("all", range(FILES)), ("auto", (1, 4)), ("index", (2, 5))):
-        counted = yaml.safe_load((tmp_path / f"{name}.json").read_text())["files"]
-        assert [file["name"] for file in counted] == [f"part-{number}" for number in files]
 
 
 SBATCH = """#!/usr/bin/env bash

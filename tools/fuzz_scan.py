@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.tfrecords.scanning.scan import FRONT_BYTES, RecordScan, UnpackedFormat, scan_buffer, unpacked_schema
+from gaudi_bert.tfrecords.scan import FRONT_BYTES, RecordScan, UnpackedFormat, scan_buffer, unpacked_schema
 from gaudi_bert.tfrecords.wire.example import decode_example
 from tests.builders.machines import GuardedBuffer
 from tests.oracles import protobuf_example

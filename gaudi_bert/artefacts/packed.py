@@ -38,6 +38,7 @@ from gaudi_bert.artefacts.shards import GroupShards, Shard, ShardTable
 from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.errors import InputError, enumerated
 from gaudi_bert.common.features import PackingFigures, algorithm_line, packing_lines
+from gaudi_bert.common.files import explained_os_errors
 from gaudi_bert.common.progress import count_of, human_bytes
 from gaudi_bert.config.values import matching
 
@@ -115,7 +116,9 @@ class PackedMetadata(Artefact):
     def read(cls, path: Path | str) -> Self:
         """Read the metadata of a folder of such packs; any other folder is refused by what it holds."""
         path = cls.path_in(path)
-        if not path.is_file():
+        with explained_os_errors(path, "read"):
+            is_packed = path.is_file()
+        if not is_packed:
             folder = path.parents[cls.file_name.count("/")]
             refuse_row_tables(folder)
             for other in (Metadata, TableMetadata):

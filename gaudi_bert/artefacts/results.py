@@ -1,7 +1,11 @@
-"""What stages return: frozen and typed, and the object of each that `--json` prints (`to_json`).
+"""What passes between a stage and its caller: how it runs, and what it returns.
 
-That is an object of its fields, or what its `as_json` makes of them: an artefact is printed as it is stored. A field with a
-default is one that is not always known (not skipped, not measured): it is omitted where it has its default.
+Machine K of N does part (K, N): of the groups that the stage writes (or of the files that it reads) number K, K + N, ...
+Where a last file is written when all groups are there, a run that does nothing else is the one with `finish`.
+
+Results are frozen and typed, and `--json` prints an object of each (`to_json`): of its fields, or what its `as_json` makes
+of them: an artefact is printed as it is stored. A field with a default is one that is not always known (not skipped, not
+measured): it is omitted where it has its default.
 """
 
 from __future__ import annotations
@@ -12,14 +16,54 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.progress import count_of
+from gaudi_bert.common.progress import Reporter, count_of
 
-if TYPE_CHECKING:  # it needs numpy, and `run` starts without it
+if TYPE_CHECKING:  # they are slow to load, and `run` and `--help` start without them
     from gaudi_bert.artefacts.packed import PackedMetadata, PackedSums, Verification
     from gaudi_bert.artefacts.plan import PlanTotals
+    from gaudi_bert.config.places import StoreSettings
 
+_Group = TypeVar("_Group")
 Content = TypeVar("Content", covariant=True)
 NOTHING_TO_DO = " (already there, nothing to do)"
+
+
+@dataclass(frozen=True)
+class StageRun:
+    """One run of a stage; no byte of the result depends on it.
+
+    Attributes:
+        reporter: where progress is reported.
+        overwrite: replace the result of other settings, which is refused otherwise.
+        workers: processes or threads; None for one per core.
+        store: how object stores are reached; None for the defaults.
+        part: (K, N), to do only part K of N; None for all parts.
+        finish: do no part, but check that all are there, and write what is written last.
+    """
+
+    reporter: Reporter
+    overwrite: bool = False
+    workers: int | None = None
+    store: StoreSettings | None = None
+    part: tuple[int, int] | None = None
+    finish: bool = False
+
+    def __post_init__(self) -> None:
+        if self.part is not None and self.finish:
+            raise InputError("--finish and --shard exclude each other; run the shards first, then --finish once")
+
+    @property
+    def does_all(self) -> bool:
+        """Whether it does all parts, and finishes."""
+        return self.part is None and not self.finish
+
+    def share_of(self, groups: Sequence[_Group]) -> Sequence[_Group]:
+        """Return those of `groups` that belong to this part."""
+        number, parts = self.part or (0, 1)
+        return groups[number::parts]
+
+
+# --- results
 
 
 def to_json(result: Any) -> Any:

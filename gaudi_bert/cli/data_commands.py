@@ -14,7 +14,7 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import Reporter
 
 if TYPE_CHECKING:  # settings take as long to load as everything else, and `--help` needs none
-    from gaudi_bert.artefacts.stage_run import StageRun
+    from gaudi_bert.artefacts.results import StageRun
     from gaudi_bert.config.sections import TableSettings
 
 

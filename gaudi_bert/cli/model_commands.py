@@ -118,9 +118,7 @@ def export(
 
     result = export.export(checkpoint, out, vocabulary=vocab, reporter=Reporter(), overwrite=overwrite)
     following = "finetune --task classification --data train.jsonl --out tuned/ " + output.words_of("--model", out)
-    vocabulary = f", with the vocabulary {result.vocabulary}" if result.vocabulary else ", without a vocabulary"
-    line = f"{count_of(result.parameters, 'parameter')} in {', '.join(result.files)}{vocabulary}"
-    output.print_result(result, json, [line], following)
+    output.print_result(result, json, next_command=following)
 
 
 # --- tasks
@@ -253,7 +251,7 @@ def embed(
 @arguments.takes("gaudi_bert.serving.settings:ServeSettings")
 def serve(model: Model, options: arguments.Options) -> None:
     """Answer requests for embeddings, scores, labels or tags over HTTP, packed."""
-    require({"fastapi": "serve", "uvicorn": "serve", "prometheus_client": "serve"}, "serve")
+    require(["fastapi", "uvicorn", "prometheus_client"], "serve")
     from gaudi_bert.config.pipeline import section_from_options
     from gaudi_bert.serving import server
     from gaudi_bert.serving.settings import ServeSettings

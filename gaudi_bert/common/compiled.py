@@ -126,8 +126,9 @@ def _source_digest(file: Path) -> str:
         files |= new
         waiting += new
     digest = hashlib.sha256(_VERSIONS.encode())
-    for path in sorted(files):
-        digest.update(path.name.encode() + b"\0" + _hash_and_imports(path)[0])
+    for path in sorted(files):  # stored code names the module that it is from
+        name = path.relative_to(_PACKAGE).as_posix() if path.is_relative_to(_PACKAGE) else path.name
+        digest.update(name.encode() + b"\0" + _hash_and_imports(path)[0])
     return digest.hexdigest()
 
 

@@ -1,7 +1,7 @@
 """Progress of long work: a live line on a terminal, plain lines in a log, nothing where a machine reads.
 
 A stage gets a `Reporter`; it calls `say` for a line of what was done and `task` for work whose size is known.
-All goes to standard error, so that standard output holds only results.
+All goes to standard error, so that standard output holds only results; what libraries write there goes to a log.
 """
 
 from __future__ import annotations
@@ -14,7 +14,10 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TextIO
+
+from gaudi_bert.common.files import explained_os_errors
 
 RESULT_ALONE = "GAUDI_BERT_RESULT_ALONE"
 """A variable that, if set, silences every reporter, also those of child processes: the option `--quiet`."""
@@ -201,3 +204,37 @@ class Reporter:
             silence = min(max(LOG_LINE_EVERY_SECONDS, (now - task.started) / 60), _LONGEST_SILENCE_SECONDS)
             if self.live or now - max(self._last_line, task.started) >= silence - 0.5:
                 self.show(task.line(now))
+
+
+# --- what libraries write to standard error below Python
+
+_STANDARD_ERROR = 2
+
+
+@contextmanager
+def native_lines_to(log: Path) -> Iterator[None]:
+    """Append to `log` what is written to file descriptor 2; what Python prints to `sys.stderr` goes where it went before.
+
+    A stream that was taken from `sys.stderr` before is on descriptor 2, so take it again inside.
+    """
+    python_stream = sys.stderr
+    with explained_os_errors(log, "write"):
+        file = log.open("ab")
+    with file, os.fdopen(os.dup(_STANDARD_ERROR), "w", buffering=1) as terminal:
+        if _is_on(python_stream, _STANDARD_ERROR):
+            python_stream.flush()
+            sys.stderr = terminal
+        os.dup2(file.fileno(), _STANDARD_ERROR)
+        try:
+            yield
+        finally:
+            os.dup2(terminal.fileno(), _STANDARD_ERROR)
+            sys.stderr = python_stream
+
+
+def _is_on(stream: TextIO | None, descriptor: int) -> bool:
+    """Whether `stream` writes to `descriptor`; one in memory writes to none."""
+    try:
+        return stream is not None and stream.fileno() == descriptor
+    except (OSError, ValueError):
+        return False

@@ -88,10 +88,8 @@ def choose_evaluation(documents: int, fraction: float, seed: int) -> BoolArray:
     if fraction == 0:
         return held_out
     if documents < 2:
-        raise InputError(
-            f"prepare.evaluation_fraction = {fraction}: the text is a single document, so none can be held out; "
-            "separate documents by blank lines, or set it to 0"
-        )
+        remedy = "separate documents by blank lines, or set it to 0"
+        raise InputError(f"prepare.evaluation_fraction = {fraction}: the text is a single document; {remedy}")
     count = min(max(1, round(documents * fraction)), documents - 1)
     held_out[permutation(documents, seed, "evaluation documents")[:count]] = True
     return held_out
@@ -189,15 +187,10 @@ def write_section(
         _deal(buffer, handles, dealt, seed, section, flushes)
         examples_dealt = dealt[:, 0].sum()
         if examples_dealt == 0:
-            raise InputError(
-                f"prepare.text: the text of {section.split} gives no example: it has no character of a word, or it is a"
-                " single sentence; give text of several sentences"
-            )
+            raise InputError(f"prepare.text: the text of {section.split} gives no example; give several sentences of words")
         if not dealt[:, 0].all():
-            raise InputError(
-                f"prepare.shards = {parts}: the text of {section.split} gives only {examples_dealt} examples for "
-                f"{len(names)} files; ask for fewer shards, or give more text"
-            )
+            problem = f"the text of {section.split} gives only {examples_dealt} examples for {len(names)} files"
+            raise InputError(f"prepare.shards = {parts}: {problem}; ask for fewer shards, or give more text")
     sizes = zip(names, dealt.tolist(), strict=True)
     files = tuple(PreparedFile(name=name, sequences=count, bytes=size) for name, (count, size) in sizes)
     return PreparedSection(**counts, files=files)
@@ -258,9 +251,7 @@ def ordered_map(function: Callable[[Item], Result], items: Iterable[Item], worke
             while in_flight:
                 yield in_flight.popleft().result()
         except BrokenProcessPool as error:
-            raise FailedError(
-                "a worker process died (out of memory?); run the same command again, with fewer --workers"
-            ) from error
+            raise FailedError("a worker process died (out of memory?); run again, with fewer --workers") from error
         finally:
             for future in in_flight:
                 future.cancel()

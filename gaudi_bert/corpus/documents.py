@@ -285,15 +285,11 @@ def _read_lines(path: Path, gzipped: bool) -> Iterator[_Line]:
             if not line:
                 return
             if len(line) >= LONGEST_ROW_BYTES:
-                raise InputError(
-                    f"{path}: line {number} is longer than {LONGEST_ROW_BYTES >> 20} MiB; break its lines, if this is text"
-                )
+                raise InputError(f"{path}: line {number} is longer than {LONGEST_ROW_BYTES >> 20} MiB; break its lines")
             try:
                 text = line.decode("utf-8-sig" if number == 1 else "utf-8")
             except UnicodeDecodeError as error:
                 position = f"byte {offset + error.start}{' of the unpacked text' if gzipped else ''} (line {number})"
-                raise InputError(
-                    f"{path}: not UTF-8 at {position}; convert the file, for example with iconv -t UTF-8"
-                ) from error
+                raise InputError(f"{path}: not UTF-8 at {position}; convert it, as with iconv -t UTF-8") from error
             offset += len(line)
             yield number, text.strip()

@@ -112,10 +112,8 @@ def train_vocabulary(documents: Callable[[], Iterable[list[str]]], size: int, lo
     alphabet = _alphabet(documents(), tokenizer)
     reserved = [*SPECIAL_TOKENS, *alphabet, *(f"##{character}" for character in alphabet)]
     if size <= len(reserved):
-        raise InputError(
-            f"prepare.train_vocab = {size}: the text has {len(alphabet)} different characters, which need {len(reserved)} "
-            f"tokens before the first word; ask for at least {2 * len(reserved)}"
-        )
+        problem = f"the text has {len(alphabet)} different characters, which need {len(reserved)} tokens"
+        raise InputError(f"prepare.train_vocab = {size}: {problem}; ask for at least {2 * len(reserved)}")
     trainer = trainers.WordPieceTrainer(
         vocab_size=size,
         min_frequency=2,
@@ -149,17 +147,11 @@ def _alphabet(documents: Iterable[list[str]], tokenizer: Tokenizer) -> list[str]
 
 @dataclass(frozen=True)
 class TokenBlock:
-    """Token numbers of some documents, one after the other.
+    """Token numbers of some documents, one after the other."""
 
-    Args:
-        tokens: int32 [tokens].
-        sentence_starts: int64 [sentences + 1], where each sentence starts in `tokens`.
-        document_starts: int64 [documents + 1], where each document starts in `sentence_starts`.
-    """
-
-    tokens: Int32Array
-    sentence_starts: IntArray
-    document_starts: IntArray
+    tokens: Int32Array  # int32 [tokens]
+    sentence_starts: IntArray  # int64 [sentences + 1], where each sentence starts in `tokens`
+    document_starts: IntArray  # int64 [documents + 1], where each document starts in `sentence_starts`
 
     @property
     def documents(self) -> int:

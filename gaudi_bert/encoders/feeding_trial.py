@@ -29,6 +29,7 @@ from gaudi_bert.encoders.feeding import Feeding, fed_module, fed_positions, targ
 from gaudi_bert.encoders.trial import (
     ALONE_BOUND,
     MODEL_ERRORS,
+    TRIAL_SEED,
     Row,
     alone_outputs,
     full_pack,
@@ -48,7 +49,6 @@ from gaudi_bert.encoders.trial import (
 )
 from gaudi_bert.model.config import NO_PACKS
 
-_SEED = 12345
 _MODEL_BOUND, _HALF_BOUND = 1e-3, 0.05  # of a complete model's outputs: rounding in many layers; and in 16 bits
 _EXACT = (torch.float32, torch.float64)
 _USUAL_ROWS, _FEWEST_POSITIONS, _MOST_POSITIONS = (512, 1024), 16, 1 << 22
@@ -130,8 +130,8 @@ def try_model(
         usual = int(np.clip(positions, *_USUAL_ROWS))
         row_tokens = usual if feeding.positions else min(usual, positions)  # which else count on from row to row
     without = feeding.unpacked_token
-    short, _ = random_packs(model.config, min(longest, 144), _SEED, longest, without)
-    full, changed = full_pack(model.config, row_tokens, _SEED, longest, without)
+    short, _ = random_packs(model.config, min(longest, 144), longest, without)
+    full, changed = full_pack(model.config, row_tokens, longest, without)
     largest, bounds = 0.0, (_MODEL_BOUND, ALONE_BOUND)
     if next(model.parameters()).dtype not in _EXACT:
         bounds = (_HALF_BOUND, _HALF_BOUND)
@@ -156,7 +156,7 @@ def try_model(
             model.train()
             for rows in (full, changed):
                 with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-                    torch.manual_seed(_SEED)  # the same dropout for both
+                    torch.manual_seed(TRIAL_SEED)  # the same dropout for both
                     outputs.append(sequences_of(outputs_of(tried, batch_of(rows)), rows))
             moved = moved_neighbours(outputs[0], outputs[1], full) / scale_of(outputs[0])
         check(full, "in training, sequences change their neighbours", moved, bounds[1])
@@ -221,7 +221,7 @@ def _is_causal(model: Any) -> bool:
     """
     tokens, length = usual_tokens(model.config), tokens_of_packs(model.config, 2)
     half = length // 2
-    numbers = np.random.default_rng(_SEED).integers(0, len(tokens), length)
+    numbers = np.random.default_rng(TRIAL_SEED).integers(0, len(tokens), length)
     later, earlier = (np.where((np.arange(length) < half) == first, numbers + 1, numbers) for first in (False, True))
     usual, with_later, with_earlier = (
         outputs_of(model, {"input_ids": torch.tensor(tokens[each % len(tokens)][None])})[0]
@@ -296,7 +296,7 @@ def _right_form(model: Any, config: Any, feeding: Feeding, target: str) -> tuple
     packed, last = [], ""
     for form in _forms(model, feeding):
         formed = form(model.config)
-        rows, _ = random_packs(model.config, length, _SEED, longest, formed.unpacked_token)
+        rows, _ = random_packs(model.config, length, longest, formed.unpacked_token)
         try:
             outputs = outputs_of(fed_module(model, formed), packed_batch(rows, formed, target))
             packed.append((form, rows, sequences_of(outputs, rows)))

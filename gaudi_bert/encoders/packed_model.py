@@ -27,10 +27,19 @@ from gaudi_bert.common.arrays import BatchArrays
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.encoders.cpu import patch_linear_with_onednn
 from gaudi_bert.encoders.encoder_weights import architecture_of, read_model
-from gaudi_bert.encoders.feeding import Feeding, additive_masks, fed_module, fed_positions
+from gaudi_bert.encoders.feeding import (
+    Feeding,
+    additive_masks,
+    belongs,
+    fed_module,
+    fed_positions,
+    gather,
+    vectors_of_sequences,
+    widen,
+)
 from gaudi_bert.encoders.feeding_trial import feeding_of, packed_batch, try_model
-from gaudi_bert.encoders.pooling import belongs, gather, vectors_of_sequences, widen
 from gaudi_bert.encoders.trial import (
+    TRIAL_SEED,
     Row,
     alone_outputs,
     full_pack,
@@ -49,7 +58,7 @@ from gaudi_bert.model.heads import TASK_OF_PROBLEM, TaskHead, VectorHead
 
 Tensors = Mapping[str, Tensor]
 _Reads = Literal["first", "last", "all"]
-_TRIED_TOKENS, _TRIAL_SEED = 40, 12345
+_TRIED_TOKENS = 40
 _BOUND, _HALF_BOUND = 1e-3, 0.05  # of the largest answer; of a model in 16 bits
 _GRADIENT_BOUND = 1e-3  # of its norm
 
@@ -149,7 +158,7 @@ class PackedModel:
     def _scores(self, hidden: Tensor, mask: Tensor | None = None) -> Tensor:
         """The head's own outputs on hidden states, [.., C]."""
         mask = torch.ones(hidden.shape[:2], dtype=torch.int64, device=hidden.device) if mask is None else mask
-        return logits_of(cast(torch.nn.Module, self._stand_in)(inputs_embeds=hidden, attention_mask=mask))
+        return _logits_of(cast(torch.nn.Module, self._stand_in)(inputs_embeds=hidden, attention_mask=mask))
 
     # --- what is measured before a model is used
 
@@ -157,7 +166,7 @@ class PackedModel:
         """Find the token of a text whose hidden states alone give the head's answer; else it reads all of them."""
         size = self.module.config.get_text_config().hidden_size
         with trial_of(self.module), quiet_transformers():
-            random_RKH = torch.randn((2, 7, size), generator=torch.Generator().manual_seed(_TRIAL_SEED))
+            random_RKH = torch.randn((2, 7, size), generator=torch.Generator().manual_seed(TRIAL_SEED))
             hidden_RKH = on_device(random_RKH, self.device, self._dtype)
             expected = self._scores(hidden_RKH)
             bound = 1e-4 * float(expected.abs().max())
@@ -176,7 +185,7 @@ class PackedModel:
         """Refuse a head whose answers for packed sequences are not those for each alone; return how far they differ."""
         module, feeding = self.module, self.feeding
         length = min(_TRIED_TOKENS, tokens_of_packs(module.config, feeding.position_offset))
-        rows, _ = full_pack(module.config, length, _TRIAL_SEED, feeding.longest_sequence, feeding.unpacked_token)
+        rows, _ = full_pack(module.config, length, feeding.longest_sequence, feeding.unpacked_token)
         row, alone = rows[0], []
         features = {
             "input_ids": row["input_ids"],
@@ -192,7 +201,7 @@ class PackedModel:
             packed = self.answers(on_device(batch, self.device))[0]
             for number in range(1, len(row["seq_lens"]) + 1):
                 inputs = {name: torch.tensor(row[name][row["sequence_ids"] == number][None]) for name in names}
-                alone.append(logits_of(self.module(**on_device(inputs, self.device)))[0])
+                alone.append(_logits_of(self.module(**on_device(inputs, self.device)))[0])
             expected = torch.cat([each if each.ndim == 2 else each[None] for each in alone]).float()
         if packed.shape != expected.shape:
             raise InputError(f"{type(module).__name__}: its head gives {expected.shape}, not {packed.shape}")
@@ -251,7 +260,7 @@ def _with_stand_in(module: Any) -> torch.nn.Module:
     return cast(torch.nn.Module, head)
 
 
-def logits_of(output: Any) -> Tensor:
+def _logits_of(output: Any) -> Tensor:
     """The outputs of a head; of one for spans both, side by side."""
     if "start_logits" in output:
         return torch.stack([output.start_logits, output.end_logits], dim=-1)
@@ -303,7 +312,7 @@ def verify_folder(folder: Path, say: Callable[[str], None]) -> tuple[dict[str, f
         if head is not None:
             differences["answers"] = packed.try_head()
         length = tokens_of_packs(model.config, feeding.position_offset)
-        rows, _ = random_packs(model.config, length, _TRIAL_SEED, feeding.longest_sequence, feeding.unpacked_token)
+        rows, _ = random_packs(model.config, length, feeding.longest_sequence, feeding.unpacked_token)
         differences["gradient"] = _gradient_difference(model.base_model, feeding, rows)
     except InputError as error:
         raise FailedError(f"{folder}: {error}") from error
@@ -324,7 +333,7 @@ def _gradient_difference(encoder: Any, feeding: Feeding, rows: list[Row]) -> flo
     with trial_of(encoder), torch.enable_grad():
         packed = sequences_of(outputs_of(model, packed_batch(rows, feeding)), rows)
         for outputs in (packed, alone_outputs(model, feeding, rows)):
-            random = torch.Generator().manual_seed(_TRIAL_SEED)
+            random = torch.Generator().manual_seed(TRIAL_SEED)
             loss = torch.stack([(each * torch.randn(each.shape, generator=random)).sum() for each in outputs]).sum()
             of_weights = torch.autograd.grad(loss, weights, allow_unused=True, materialize_grads=True)
             gradients.append(torch.cat([each.flatten().float().cpu() for each in of_weights]))

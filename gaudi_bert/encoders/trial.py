@@ -27,6 +27,7 @@ from gaudi_bert.encoders.feeding import Feeding
 
 Row = Mapping[str, AnyArray]
 """One pack: its columns by name."""
+TRIAL_SEED = 12345
 ALONE_BOUND = 1e-5
 """Allowed difference between packed and alone, of the largest output or 1, whichever is larger."""
 _SHARES = ((0.38, 0.31, 0.24), (0.55, 0.4), (0.97,))
@@ -140,18 +141,18 @@ def tokens_of_packs(config: Any, offset: int, most_tokens: int = 144) -> int:
 
 
 def random_packs(
-    config: Any, length: int, seed: int, longest: int | None = None, without: int | None = None
+    config: Any, length: int, longest: int | None = None, without: int | None = None
 ) -> tuple[list[Row], list[Row]]:
     """Packs of random tokens, and the same with all tokens of the first sequence of each changed.
 
     No sequence has more tokens than `longest`, and none has the token `without`.
     """
     lengths = [[min(int(share * length), longest or length) for share in shares] for shares in _SHARES]
-    return _packs(config, length, lengths, seed, without)
+    return _packs(config, length, lengths, without)
 
 
 def full_pack(
-    config: Any, length: int, seed: int, longest: int | None = None, without: int | None = None
+    config: Any, length: int, longest: int | None = None, without: int | None = None
 ) -> tuple[list[Row], list[Row]]:
     """One pack without padding, from long sequences to one of a single token, as `random_packs` has them.
 
@@ -161,11 +162,11 @@ def full_pack(
     while remaining:
         lengths.append(min((remaining + 1) // 2, longest or length))
         remaining -= lengths[-1]
-    return _packs(config, length, [lengths], seed, without)
+    return _packs(config, length, [lengths], without)
 
 
 def _packs(
-    config: Any, length: int, lengths_of_packs: Sequence[Sequence[int]], seed: int, without: int | None
+    config: Any, length: int, lengths_of_packs: Sequence[Sequence[int]], without: int | None
 ) -> tuple[list[Row], list[Row]]:
     # Special tokens are as many as usual ones: models may treat [SEP] or [MASK] apart. Padding is not among them, and no
     # other token that a config names: it stands for an image, for one.
@@ -176,7 +177,7 @@ def _packs(
     low = np.setdiff1d(np.arange(min(_LOW_IDS, text.vocab_size)), [*_named_tokens(config)])
     tokens = np.concatenate([np.tile(np.array(special, int), 8), low, usual[usual >= _LOW_IDS][: len(low)]])
     tokens = np.setdiff1d(tokens, [] if without is None else [without])
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(TRIAL_SEED)
     turns = 1 + length * len(lengths_of_packs) // len(tokens)
     order = np.concatenate([random.permutation(len(tokens)) for _ in range(turns)])  # each token is there, if there is room
     rows: list[Row] = []
@@ -283,7 +284,6 @@ def scale_of(outputs: Sequence[torch.Tensor]) -> float:
 
 # --- a small copy of a model
 
-_SEED = 12345
 _MOST_PARAMETERS = 2e8
 _HEADS = 4
 _WINDOW_NAME = re.compile(r"^(?!.*layer).*(window|local_attention|chunk|block_size|index_\w*topk|topk_blocks)")
@@ -381,9 +381,9 @@ def small_copy(config: Any, kind: Any = None, window: int = 8) -> Any:
                 reasons.append(f"its smallest copy has {size:,} parameters")
                 continue
             with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(_SEED)
+                torch.manual_seed(TRIAL_SEED)
                 model = _built(small, kind).float().eval()
-                spread_weights(model)
+                _spread_weights(model)
         except MODEL_ERRORS as error:
             reasons.append(reason_of(error))
         else:
@@ -403,7 +403,7 @@ def _built(config: Any, kind: Any) -> Any:
     return kind._from_config(config).base_model  # noqa: SLF001 - how transformers makes one of a config
 
 
-def spread_weights(model: Any) -> None:
+def _spread_weights(model: Any) -> None:
     """Random weights everywhere: what begins as zeros would hide what it is multiplied with.
 
     They are wide enough for attention to matter, and keep the size of what they are multiplied with.

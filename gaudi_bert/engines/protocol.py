@@ -53,6 +53,10 @@ class Communicator:
         """The sum over all processes of a small host array (float64)."""
         return np.asarray(values, np.float64)
 
+    def sum_tensors(self, tensors: list[Any]) -> list[Any]:
+        """The sums over all processes, inside a graph of TensorFlow."""
+        return tensors
+
     def any_true(self, value: bool) -> bool:
         """Whether `value` is true in at least one process; the same answer in all."""
         return bool(self.sum_array(np.array([float(value)]))[0] > 0)

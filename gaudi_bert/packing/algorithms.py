@@ -106,10 +106,7 @@ def solve(
     check_known(algorithm, ALGORITHMS)
     different = np.count_nonzero(counts)
     if different > MOST_DIFFERENT:
-        raise InputError(
-            f"there are {different:,} different lengths; at most {MOST_DIFFERENT:,} can be planned: give a"
-            f" max_sequence_length of at most {MOST_DIFFERENT:,}, or round the lengths up"
-        )
+        raise InputError(f"{different:,} different lengths; at most {MOST_DIFFERENT:,} can be planned: round the lengths up")
     pack = ALGORITHMS[algorithm]
     offered: dict[str, Any] = {"leftovers": leftovers, "seed": seed, "work": work, "effort": effort}
     result = pack(counts, depth, **{name: offered[name] for name in offered.keys() & signature(pack).parameters.keys()})

@@ -37,16 +37,11 @@ LARGEST_WORTH = 2**62
 
 @dataclass(frozen=True, eq=False)
 class Certificate:
-    """Integer prices and what they prove.
+    """Integer prices and what they prove."""
 
-    Attributes:
-        prices: int64 [L], the price of a sequence of length 1 .. L, >= 0.
-        bound: fewest packs that any packing of the histogram needs, by these prices.
-    """
-
-    prices: IntArray
+    prices: IntArray  # int64 [L], the price of a sequence of length 1 .. L, >= 0
     depth: int
-    bound: int
+    bound: int  # fewest packs that any packing of the histogram needs, by these prices
 
 
 def simple_certificate(counts: IntArray, depth: int) -> Certificate:

@@ -22,28 +22,18 @@ LENGTH_FACTORS = (1.0, 1.125, 1.25, 4 / 3, 1.5, 2.0)
 
 @dataclass(frozen=True)
 class Estimate:
-    """Quality of one algorithm at one depth, and what it took.
+    """Quality of one algorithm at one depth, and what it took."""
 
-    Attributes:
-        algorithm: a key of `ALGORITHMS`, `greedy+1` and `greedy+2` (separator tokens), or `sort`.
-        algorithm_used: what packed, where `algorithm` chooses.
-        packs: for `sort`, the padded tokens in units of a pack, rounded up.
-        efficiency: real tokens / slots, 0..1.
-        lower_bound, gap: None for `sort`, which has no packs.
-        depth_used: sequences of the fullest pack; None without a mixture.
-        strategies_used: different strategies; None likewise.
-    """
-
-    algorithm: str
-    algorithm_used: str
+    algorithm: str  # a key of `ALGORITHMS`, `greedy+1` and `greedy+2` (separator tokens), or `sort`
+    algorithm_used: str  # what packed, where `algorithm` chooses
     depth: int | str
-    packs: int
-    efficiency: float
+    packs: int  # for `sort`, the padded tokens in units of a pack, rounded up
+    efficiency: float  # real tokens / slots, 0..1
     packing_factor: float
-    lower_bound: int | None
-    depth_used: int | None
-    strategies_used: int | None
-    gap: int | None = field(init=False)
+    lower_bound: int | None  # None for `sort`, which has no packs
+    depth_used: int | None  # sequences of the fullest pack; None without a mixture
+    strategies_used: int | None  # different strategies; None likewise
+    gap: int | None = field(init=False)  # packs above the bound; None for `sort`
     seconds: float
 
     def __post_init__(self) -> None:
@@ -52,18 +42,13 @@ class Estimate:
 
 @dataclass(frozen=True)
 class LengthEstimate:
-    """Packs of another length.
-
-    Attributes:
-        fewer_slots: slots of unpacked rows of the data's own length / slots here: the speed-up of all that is linear.
-        attention_cost: cost of full attention here / unpacked: packs times the squares of their lengths.
-    """
+    """Packs of another length."""
 
     max_sequence_length: int
     packs: int
     efficiency: float
-    fewer_slots: float
-    attention_cost: float
+    fewer_slots: float  # slots of unpacked rows of the data's own length / slots here: the speed-up of all that is linear
+    attention_cost: float  # cost of full attention here / unpacked: packs times the squares of their lengths
 
 
 def estimate_packing(
@@ -156,9 +141,9 @@ class UnpaddingEstimate:
 
 def compare_unpadding(histogram: Histogram, packing_factor: float) -> list[UnpaddingEstimate]:
     """Compare packing, whose speed-up is its factor on any number of accelerators, with un-padding."""
-    one_device = fit_one_device()
+    one_device = _fit_one_device()
     return [
-        UnpaddingEstimate(count, unpadding_speed_up(one_device, count), _linear_speed_up(histogram, count), packing_factor)
+        UnpaddingEstimate(count, _unpadding_speed_up(one_device, count), _linear_speed_up(histogram, count), packing_factor)
         for count in ACCELERATORS
     ]
 
@@ -177,7 +162,7 @@ def _quantile(distribution: _Gumbel, share: FloatArray) -> FloatArray:
     return value
 
 
-def fit_one_device() -> _Gumbel:
+def _fit_one_device() -> _Gumbel:
     """The distribution of one device: the slowest of 8 has the measured median and mode (equations 13, 14)."""
     shares = np.array([0.5, np.exp(-1.0)])
     values = _quantile(MEASURED_ON_8, shares)  # median and mode
@@ -186,7 +171,7 @@ def fit_one_device() -> _Gumbel:
     return float(values[1] - scale * scores[1]), scale
 
 
-def unpadding_speed_up(one_device: _Gumbel, accelerators: int) -> float:
+def _unpadding_speed_up(one_device: _Gumbel, accelerators: int) -> float:
     """Expected speed-up of un-padding on so many accelerators: that of the slowest."""
     shares = (np.arange(QUANTILES) + 0.5) / QUANTILES
     # The slowest of n is below s with probability 1 - (1 - P(s))^n; expm1 and log1p keep the small tail exact.

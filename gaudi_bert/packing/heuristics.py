@@ -53,8 +53,7 @@ class OpenPacks:
         self._listed += len(pack)
         if self._listed > self._most_listed:
             raise InputError(
-                f"the strategies of this plan would list more than {self._most_listed:,} sequences; give a smaller depth"
-                " (8, say) or a smaller max_sequence_length"
+                f"the strategies would list more than {self._most_listed:,} sequences; give a smaller depth, 8 say"
             )
         if room == 0 or len(pack) == self.depth:
             add_packs(self._closed, pack, count)
@@ -241,10 +240,7 @@ def shuffled_lengths(counts: IntArray, seed: int) -> Int32Array:
     """int32 [sequences], the length of each sequence in shuffled order."""
     sequences = int(counts.sum())
     if sequences > MOST_SEQUENCES:
-        raise InputError(
-            f"greedy packs sequence by sequence and takes at most {MOST_SEQUENCES:,} of them, not {sequences:,};"
-            " choose an algorithm that works on the histogram, such as nnls"
-        )
+        raise InputError(f"greedy takes at most {MOST_SEQUENCES:,} sequences, not {sequences:,}; choose nnls, for example")
     lengths = np.repeat(np.arange(1, len(counts) + 1, dtype=np.int32), counts)
     return lengths[permutation(sequences, seed, "greedy")]
 

@@ -26,17 +26,11 @@ MAX_TOKENS = 2**62  # so that every sum of tokens and every product in the certi
 
 @dataclass(frozen=True, eq=False)
 class Histogram:
-    """Counts per length, checked on creation.
+    """Counts per length, checked on creation."""
 
-    Attributes:
-        max_sequence_length: capacity of a pack in tokens (L).
-        counts: int64 [L], number of sequences of length 1 .. L.
-        max_masked: int64 [L], most masked positions of any sequence of that length, or None if unknown.
-    """
-
-    max_sequence_length: int
-    counts: IntArray
-    max_masked: IntArray | None = None
+    max_sequence_length: int  # capacity of a pack in tokens (L)
+    counts: IntArray  # int64 [L], number of sequences of length 1 .. L
+    max_masked: IntArray | None = None  # int64 [L], most masked positions of any sequence of that length, or None if unknown
 
     def __post_init__(self) -> None:
         whole_number("max_sequence_length", self.max_sequence_length, 1)
@@ -44,14 +38,10 @@ class Histogram:
             given = _as_array(getattr(self, name), name)
             wrong = first_not_whole(given, 0, _MOST_INT64) if _holds_integers(given) else 0
             if wrong >= 0:
-                raise InputError(
-                    f"{name} holds {_shown_at(given, wrong)} at length {wrong + 1}; it must be an integer from 0"
-                )
+                raise InputError(f"{name} holds {_shown_at(given, wrong)} at length {wrong + 1}; give integers from 0")
             array = given.astype(np.int64)  # a copy
             if len(array) != self.max_sequence_length:
-                raise InputError(
-                    f"{name} has {len(array)} entries; it must have one for each length 1 .. {self.max_sequence_length}"
-                )
+                raise InputError(f"{name} has {len(array)} entries; {self.max_sequence_length} are needed, one a length")
             array.flags.writeable = False
             object.__setattr__(self, name, array)
         if sum(int(n) * length for length, n in enumerate(self.counts, start=1) if n) > MAX_TOKENS:
@@ -137,9 +127,7 @@ def checked_lengths(lengths: Any, max_sequence_length: int) -> AnyArray:
         index = max(wrong, 0)
         remedy = "cut or split longer ones, leave empty ones out" if is_integer else "such as `lengths.astype(int)`"
         value = _shown_at(values, index) + ("" if is_integer else f", of type {values.dtype}")
-        raise ArgumentError(
-            f"lengths[{index}] is {value}; a length must be an integer from 1 to max_sequence_length, {longest}: {remedy}"
-        )
+        raise ArgumentError(f"lengths[{index}] is {value}; integers from 1 to {longest} (a row) are allowed: {remedy}")
     return values.astype(np.uint16 if longest < 2**16 else np.int32)
 
 

@@ -79,10 +79,8 @@ def check_mixture(
     difference = coverage(mixture, histogram.max_sequence_length) - histogram.counts
     if difference.any():
         length = int(np.flatnonzero(difference)[0]) + 1
-        raise FailedError(
-            f"length {length} has {histogram.counts[length - 1] + difference[length - 1]} slots for"
-            f" {histogram.counts[length - 1]} sequences; this is a defect of the packing algorithm"
-        )
+        slots, sequences = difference[length - 1] + histogram.counts[length - 1], histogram.counts[length - 1]
+        raise FailedError(f"length {length} has {slots} slots for {sequences} sequences; this is a defect of the algorithm")
 
 
 def trim_to_exact(mixture: Mapping[Strategy, int], counts: IntArray, *, whole_packs: bool = True) -> Mixture:
@@ -239,24 +237,16 @@ def mixture_of_packs(lengths: Int32Array | IntArray, starts: IntArray) -> Mixtur
 
 @dataclass(frozen=True)
 class Packing(PackingFigures):
-    """Packing of a histogram, and its distance from the best possible one. Checked on creation.
-
-    Attributes:
-        depth: most sequences per pack that was allowed.
-        algorithm_used: what returned the mixture, where `algorithm` chooses between several.
-        certificate: integer prices that prove the bound.
-        masked_slots: most masked positions per pack (Q), or None if unknown.
-        masked_slots_needed: what the fullest strategy needs of them.
-    """
+    """Packing of a histogram, and its distance from the best possible one. Checked on creation."""
 
     histogram: Histogram
-    depth: int
+    depth: int  # most sequences per pack that was allowed
     algorithm: str
-    algorithm_used: str
+    algorithm_used: str  # what returned the mixture, where `algorithm` chooses between several
     mixture: Mapping[Strategy, int]
-    certificate: Certificate
-    masked_slots: int | None = None
-    masked_slots_needed: int | None = None
+    certificate: Certificate  # integer prices that prove the bound
+    masked_slots: int | None = None  # most masked positions per pack (Q), or None if unknown
+    masked_slots_needed: int | None = None  # what the fullest strategy needs of them
 
     def __post_init__(self) -> None:
         check_mixture(self.mixture, self.histogram, self.depth, self.masked_slots)
@@ -269,11 +259,6 @@ class Packing(PackingFigures):
     def depth_used(self) -> int:
         """Sequences of the deepest strategy."""
         return max(map(len, self.mixture), default=0)
-
-    @property
-    def token_bound(self) -> int:
-        """Packs that the tokens alone need: the theoretical limit without a limit of depth."""
-        return self.histogram.token_bound
 
 
 Leftovers = Literal["best-fit", "complement"]

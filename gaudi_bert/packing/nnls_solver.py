@@ -52,21 +52,13 @@ DEEPER = 1
 
 @dataclass(frozen=True)
 class _NnlsSolution:
-    """Result of `solve_nnls`.
+    """Result of `solve_nnls`."""
 
-    Attributes:
-        strategies: the passive columns, each a tuple of ascending lengths that add up to the maximum sequence length.
-        usage: float64 [strategies], how often each is used, > 0.
-        residual: float64 [L], counts - A x per length (index 0 is length 1).
-        objective: the weighted residual norm.
-        rounds: pricing rounds that were needed.
-    """
-
-    strategies: list[tuple[int, ...]]
-    usage: FloatArray
-    residual: FloatArray
-    objective: float
-    rounds: int
+    strategies: list[tuple[int, ...]]  # the passive columns: ascending lengths that add up to the maximum sequence length
+    usage: FloatArray  # float64 [strategies], how often each is used, > 0
+    residual: FloatArray  # float64 [L], counts - A x per length (index 0 is length 1)
+    objective: float  # the weighted residual norm
+    rounds: int  # pricing rounds that were needed
 
 
 class _ActiveSet(NamedTuple):
@@ -115,9 +107,7 @@ def solve_nnls(
     """
     max_length = len(target)
     if max_length > LONGEST_WHOLE:
-        raise InputError(
-            f"least squares takes packs of at most {LONGEST_WHOLE} tokens, not {max_length}; use nnls or optimal"
-        )
+        raise InputError(f"least squares packs at most {LONGEST_WHOLE} tokens, not {max_length}; use nnls or optimal")
     work = Work() if work is None else work
     depth = max(1, min(depth, max_length))
     scale = max(float(np.max(target, initial=0)), 1.0)

@@ -64,8 +64,8 @@ def power_chain(max_items: int, max_total: int) -> IntArray:
 
 
 @inner_kernel
-def _raise(result: Worths, value: float, values: Worths) -> None:
-    """result = max(result, value + values), elementwise."""
+def raise_by(result: Worths, value: float, values: Worths) -> None:
+    """result = max(result, value + values), elementwise; `values` may be longer."""
     for position in range(result.size):
         result[position] = max(result[position], value + values[position])
 
@@ -117,7 +117,7 @@ def close_over(values: Worths, items: IntArray, result: Worths) -> None:
             continue
         for start in range(item, size, item):
             stop = min(start + item, size)
-            _raise(result[start:stop], values[item], result[start - item : stop - item])
+            raise_by(result[start:stop], values[item], result[start - item : stop - item])
 
 
 def completion_values(chain: IntArray, table: Worths, lengths: IntArray) -> Worths:

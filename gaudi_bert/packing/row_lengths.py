@@ -58,19 +58,12 @@ def row_cost(length: int, hidden_size: int) -> float:
 
 @dataclass(frozen=True)
 class RowLengths:
-    """Rows of one to a few lengths.
+    """Rows of one to a few lengths."""
 
-    Attributes:
-        lengths: ascending; a sequence is in the shortest row that holds it.
-        cost: of all rows, estimated.
-        one_length_cost: of rows of one length, the shortest that holds all sequences.
-        padded_cost: of batches of single sequences, each padded to its longest.
-    """
-
-    lengths: tuple[int, ...]
-    cost: float
-    one_length_cost: float
-    padded_cost: float
+    lengths: tuple[int, ...]  # ascending; a sequence is in the shortest row that holds it
+    cost: float  # of all rows, estimated
+    one_length_cost: float  # of rows of one length, the shortest that holds all sequences
+    padded_cost: float  # of batches of single sequences, each padded to its longest
     _rows: _Rows = field(repr=False)
 
     @property
@@ -127,7 +120,7 @@ def choose_row_lengths(
         lengths=tuple(length for _, length in rows.intervals(best)),
         cost=rows.cost(best),
         one_length_cost=rows.cost((candidates[-1],)),
-        padded_cost=padded_cost(counts, cost, batch_sequences),
+        padded_cost=_cost_of_padding(counts, cost, batch_sequences),
         _rows=rows,
     )
 
@@ -190,7 +183,7 @@ class _Rows:
         return part
 
 
-def padded_cost(counts: IntArray, cost: Cost, batch_sequences: int) -> float:
+def _cost_of_padding(counts: IntArray, cost: Cost, batch_sequences: int) -> float:
     """Expected cost of single sequences in batches of so many, drawn at random, each padded to its longest sequence."""
     lengths = np.flatnonzero(counts) + 1
     sequences = int(counts.sum())

@@ -23,9 +23,8 @@ import numpy as np
 from gaudi_bert.artefacts.base import VERIFICATION_NAME, Artefact, InputFile, complete_parts, manifest_path, part_path
 from gaudi_bert.artefacts.completion import Signature, first_difference
 from gaudi_bert.artefacts.packed import GroupManifest, Metadata, PackedMetadata, PackedSums, TableMetadata, Verification
-from gaudi_bert.artefacts.results import PlainResult, StageOutput, result_of_part
+from gaudi_bert.artefacts.results import PlainResult, StageOutput, StageRun, result_of_part
 from gaudi_bert.artefacts.shards import check_shards, index_path, sizes_in
-from gaudi_bert.artefacts.stage_run import StageRun
 from gaudi_bert.artefacts.store.mirrored_folder import fetch, is_mirrored, names_in, release, remove, shown_path
 from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.crc32c import crc32c
@@ -76,10 +75,8 @@ class PackedFolder(Generic[_Metadata]):
         for number, shards in enumerate(table.group_sizes.tolist()):
             fewer = isinstance(metadata, TableMetadata) and shards and metadata.shard_multiple % shards == 0
             if shards % metadata.shard_multiple and not fewer:
-                raise FailedError(
-                    f"{metadata.path_in(self.path)}: shard_multiple is {metadata.shard_multiple}, but group {number} has"
-                    f" {shards} shards; {metadata.remedy}"
-                )
+                problem = f"shard_multiple is {metadata.shard_multiple}, but group {number} has {shards} shards"
+                raise FailedError(f"{metadata.path_in(self.path)}: {problem}; {metadata.remedy}")
         known = {path(self.notes, number).name for number in self.groups for path in (manifest_path, index_path)}
         for name in names_in(self.notes):
             if re.fullmatch(r"group-.*\.(json|index)", name) and name not in known:
@@ -131,19 +128,12 @@ def check_inputs(packed: Path, packed_files: Iterable[InputFile], present: Itera
 
 
 class ReadGroup(NamedTuple):
-    """A group as it was read.
+    """A group as it was read."""
 
-    Attributes:
-        stored: its manifest as it is.
-        right: its manifest, computed again from what was read; a key that cannot be is a copy.
-        lower_bound: packs that are proven to be necessary.
-        fingerprint: the sum of the hashes of its sequences; 0 where values were compared instead.
-    """
-
-    stored: GroupManifest
-    right: GroupManifest
-    lower_bound: int
-    fingerprint: int = 0
+    stored: GroupManifest  # its manifest as it is
+    right: GroupManifest  # its manifest, computed again from what was read; a key that cannot be is a copy
+    lower_bound: int  # packs that are proven to be necessary
+    fingerprint: int = 0  # the sum of the hashes of its sequences; 0 where values were compared instead
 
 
 class GroupReader(Protocol):

@@ -15,9 +15,8 @@ from typing import Protocol
 
 from gaudi_bert.artefacts.completion import GroupedOutput
 from gaudi_bert.artefacts.packed import GroupManifest, PackedMetadata, PackedSums
-from gaudi_bert.artefacts.results import PlainResult, StageOutput, result_of_part
+from gaudi_bert.artefacts.results import PlainResult, StageOutput, StageRun, result_of_part
 from gaudi_bert.artefacts.shards import index_bytes, index_path
-from gaudi_bert.artefacts.stage_run import StageRun
 from gaudi_bert.artefacts.store.mirrored_folder import is_mirrored, read_ahead
 from gaudi_bert.common.crc32c import crc32c
 from gaudi_bert.common.errors import FailedError
@@ -55,17 +54,12 @@ class GroupWriter(Protocol):
 
 @dataclass(frozen=True)
 class PackedOutput(GroupedOutput[int, GroupManifest]):
-    """A packed folder: groups of shards, whose manifests know the identity of their source.
-
-    Attributes:
-        command: what writes the groups, as users type it.
-        keeps_nothing_of_bad_input: remove all packs after bad input: a corrected source has no use for them.
-    """
+    """A packed folder: groups of shards, whose manifests know the identity of their source."""
 
     source_sha256: str
-    command: str
+    command: str  # what writes the groups, as users type it
     metadata: type[PackedMetadata]
-    keeps_nothing_of_bad_input: bool = False
+    keeps_nothing_of_bad_input: bool = False  # remove all packs after bad input: a corrected source has no use for them
 
     def is_complete(self, summary: GroupManifest) -> bool:
         """Whether the manifest is of this source, and its shards have their sizes; in a store it was put after them."""

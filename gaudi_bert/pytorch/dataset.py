@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from gaudi_bert.artefacts.packed import pack_kind, refuse_row_tables
+from gaudi_bert.artefacts.packed import Metadata, pack_kind, refuse_row_tables
 from gaudi_bert.common.arrays import AnyArray, whole_number
 from gaudi_bert.common.errors import InputError, shown
 from gaudi_bert.common.files import in_store, shown_location
@@ -32,7 +32,7 @@ from gaudi_bert.reading.global_order import ORDER, check_rank, first_of_rank
 from gaudi_bert.reading.streams import StoredPacks
 from gaudi_bert.tables.packed_parquet import open_tables
 from gaudi_bert.tfrecords.arrays import pack_rows
-from gaudi_bert.tfrecords.packed_folder import check_before_reading, open_packs, read_metadata
+from gaudi_bert.tfrecords.random_access import check_before_reading, open_packs
 
 _FIRST_ROWS, _ROWS_AT_ONCE = 16, 128
 _ROWS_OF_SMALL_SHARDS = 32  # all shards of one read are open at once, and each row may be of another shard
@@ -101,7 +101,7 @@ def _open(folder: Path) -> tuple[StoredPacks, str, Callable[[Any], Sequence[Row]
         identity = hashlib.sha256(repr(sizes).encode("utf-8")).hexdigest()[:_IDENTITY_DIGITS]
         return open_tables(folder, tables), identity, list
     if kind is not None:
-        metadata = read_metadata(folder)
+        metadata = Metadata.read(folder)
         check_before_reading(folder, metadata.shard_table)
         return open_packs(folder, metadata), metadata.identity(repr)[:_IDENTITY_DIGITS], _rows_of_packs
     refuse_row_tables(folder)

@@ -157,7 +157,6 @@ class _Outputs(NamedTuple):
     compute: Callable[[dict[str, torch.Tensor]], torch.Tensor]
 
     def outputs(self, batch: BatchArrays) -> Float32Array:
-        """Return the outputs of one batch."""
         self.packed.check_tokens(batch)
         with torch.inference_mode():
             tensors = {name: torch.from_numpy(values) for name, values in batch.items()}

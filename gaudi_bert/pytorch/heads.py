@@ -24,8 +24,8 @@ from transformers.models.bert.modeling_bert import BertForPreTrainingOutput
 
 from gaudi_bert.common.arrays import NOT_PREDICTED
 from gaudi_bert.common.errors import InputError
+from gaudi_bert.encoders.feeding import gather
 from gaudi_bert.encoders.feeding_trial import ONE_FOR_A_ROW, check_head
-from gaudi_bert.encoders.pooling import gather
 from gaudi_bert.encoders.trial import on_device
 from gaudi_bert.pytorch.collate import model_inputs
 

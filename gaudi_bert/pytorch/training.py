@@ -148,7 +148,6 @@ class _KeepPosition(TrainerCallback):
         self._dataset = dataset
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Called after a checkpoint was written."""
         if state.is_world_process_zero:
             write_json(
                 Path(args.output_dir) / f"checkpoint-{state.global_step}" / _POSITION_NAME, self._dataset.state_dict()

@@ -114,23 +114,14 @@ def first_of_rank(done: int, rank: int, world_size: int) -> int:
 
 
 class Located(NamedTuple):
-    """Positions of packs in their shards, int64 [n] each.
+    """Positions of packs in their shards, int64 [n] each."""
 
-    Attributes:
-        turns: in which they are read; one turn for all rounds in which a single set of streams has packs.
-        rounds: of their streams.
-        streams: by number.
-        shards: that hold them.
-        positions: in the order of the shard (`GlobalOrder.shard_order`).
-        ends: the round at which the stream has read the shard.
-    """
-
-    turns: IntArray
-    rounds: IntArray
-    streams: IntArray
-    shards: IntArray
-    positions: IntArray
-    ends: IntArray
+    turns: IntArray  # in which they are read; one turn for all rounds in which a single set of streams has packs
+    rounds: IntArray  # of their streams
+    streams: IntArray  # by number
+    shards: IntArray  # that hold them
+    positions: IntArray  # in the order of the shard (`GlobalOrder.shard_order`)
+    ends: IntArray  # the round at which the stream has read the shard
 
 
 class Visit(NamedTuple):
@@ -144,16 +135,10 @@ class Visit(NamedTuple):
 
 
 class ShardOrder(NamedTuple):
-    """The order of one shard in an epoch.
+    """The order of one shard in an epoch."""
 
-    Attributes:
-        records: int64 [packs], the record at each position.
-        windows: int64 [windows, 3], for each window in this order its first position, its first record and the record
-            behind its last.
-    """
-
-    records: IntArray
-    windows: IntArray
+    records: IntArray  # int64 [packs], the record at each position
+    windows: IntArray  # int64 [windows, 3], in this order: its first position, its first record, the record behind its last
 
 
 class GlobalOrder:
@@ -254,30 +239,19 @@ class _ShardSchedule(NamedTuple):
     """Which stream reads which shard when, in one epoch: the shards stream after stream, each stream in its order.
 
     The epoch falls into segments of rounds; in the rounds of one segment, the same streams have packs.
-
-    Attributes:
-        shards: int64 [shards with packs].
-        first_packs, last_packs: int64 [shards with packs], packs before a shard and up to its end, counted through all
-            streams, one after the other.
-        stream_firsts: int64 [streams], packs of the streams before.
-        numbers, rounds, stream_counts: int64 [segments], the first pack, the first round, and how many streams have packs.
-        ends: int64 [segments], the round at which the first of these streams ends.
-        turns: int64 [segments], the number of the first turn.
-        lengths: int64 [streams], the packs of each.
-        at_once: how many streams are read in a turn.
     """
 
-    shards: IntArray
-    first_packs: IntArray
-    last_packs: IntArray
-    stream_firsts: IntArray
-    numbers: IntArray
-    rounds: IntArray
-    stream_counts: IntArray
-    ends: IntArray
-    turns: IntArray
-    lengths: IntArray
-    at_once: int
+    shards: IntArray  # int64 [shards with packs]
+    first_packs: IntArray  # int64 [shards with packs], packs before each, counted through all streams one after the other
+    last_packs: IntArray  # int64 [shards with packs], the same up to its end
+    stream_firsts: IntArray  # int64 [streams], packs of the streams before
+    numbers: IntArray  # int64 [segments], the first pack
+    rounds: IntArray  # int64 [segments], the first round
+    stream_counts: IntArray  # int64 [segments], how many streams have packs
+    ends: IntArray  # int64 [segments], the round at which the first of these streams ends
+    turns: IntArray  # int64 [segments], the number of the first turn
+    lengths: IntArray  # int64 [streams], the packs of each
+    at_once: int  # how many streams are read in a turn
 
     @classmethod
     def of(cls, sizes: IntArray, streams: Sequence[IntArray], at_once: int) -> _ShardSchedule:

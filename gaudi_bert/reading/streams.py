@@ -65,17 +65,12 @@ _Coming = tuple[int, Visit]
 
 @dataclass
 class _OpenShard:
-    """A shard that is read, in this turn or in others.
+    """A shard that is read, in this turn or in others."""
 
-    Attributes:
-        end: the round at which its stream has read it.
-        prefetched, dropped: the windows before these numbers, in its order, are prefetched or dropped.
-    """
-
-    end: int
+    end: int  # the round at which its stream has read it
     order: ShardOrder
-    prefetched: int
-    dropped: int
+    prefetched: int  # the windows before this number, in its order, are prefetched
+    dropped: int  # and those before this number dropped
 
 
 class StreamReader(Generic[Prepared]):
@@ -287,20 +282,13 @@ class _Ahead(Generic[Prepared]):
 
 @dataclass(frozen=True, eq=False)
 class StoredPacks:
-    """Packs of a folder.
+    """Packs of a folder."""
 
-    Attributes:
-        files: `ShardFiles` with the `sizes` of all shards, which `read` packs by shard and number.
-        streams: how many shards are read at once; `sets` of so many take turns.
-        regions: from which part of the input each shard comes, int64 [shards]; None for the sequence of the shards.
-        window_rows: of a shard, how many packs it takes no more to read than one; None for any number.
-    """
-
-    files: Any
-    streams: int
+    files: Any  # `ShardFiles` with the `sizes` of all shards, which `read` packs by shard and number
+    streams: int  # how many shards are read at once; `sets` of so many take turns
     sets: int = 1
-    regions: IntArray | None = None
-    window_rows: Callable[[int], int] | None = None
+    regions: IntArray | None = None  # int64 [shards], the part of the input each comes from; None for their sequence
+    window_rows: Callable[[int], int] | None = None  # of a shard, packs that cost no more to read than one; None for any
 
     def order(self, seed: int, shuffle_packs: int | None = None) -> GlobalOrder:
         """The one order; packs of a shard move within `shuffle_packs`, by default as far as costs no more."""

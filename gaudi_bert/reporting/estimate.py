@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from gaudi_bert.artefacts.histogram import HistogramFile
-from gaudi_bert.artefacts.stage_run import StageRun
+from gaudi_bert.artefacts.results import StageRun
 from gaudi_bert.artefacts.store.mirrored_folder import local_copy
 from gaudi_bert.common.arrays import AnyArray, IntArray, first_not_whole
 from gaudi_bert.common.errors import InputError, require, shortened
@@ -89,7 +89,7 @@ def estimate(
         check_known(name, ESTIMATE_ALGORITHMS)
     if picture is not None:
         packing_pictures.picture_kind(picture)
-        require({"matplotlib": "report"}, "a picture")
+        require(["matplotlib"], "a picture")
     histogram = histogram_of_source(source, reporter, max_sequence_length, input_column)
     rows = _compare(histogram, requested, names, reporter)
     factor = max((row.packing_factor for row in rows if row.algorithm != "sort"), default=1.0)
@@ -203,9 +203,9 @@ def _count(lengths: IntArray, max_sequence_length: int | None) -> Histogram:
     """The histogram of lengths that were given; in packs of the longest, where no other length is requested."""
     longest = int(lengths.max(initial=1))
     if max_sequence_length is not None and longest > max_sequence_length:
+        place = int(np.argmax(lengths)) + 1
         raise InputError(
-            f"length {int(np.argmax(lengths)) + 1:,} is {longest:,}, more than --max-sequence-length"
-            f" {max_sequence_length:,}; give a larger one"
+            f"length {place:,} is {longest:,}, more than --max-sequence-length {max_sequence_length:,}; raise it"
         )
     return histogram_of(lengths, max_sequence_length or longest)
 
@@ -223,10 +223,7 @@ def _find_shipped_histogram(source: str | Path) -> Path | None:
         return None
     near = difflib.get_close_matches(name, shipped, n=1, cutoff=0.7)
     if name not in shipped and near:
-        raise InputError(
-            f"{name}: no such file or folder; did you mean `{near[0]}`, a histogram that ships with gaudi-bert? "
-            f"(known: {', '.join(shipped)})"
-        )
+        raise InputError(f"{name}: no such file or folder; did you mean `{near[0]}`, one of {', '.join(shipped)}?")
     return shipped.get(name)
 
 
@@ -268,9 +265,7 @@ def _from_csv(path: Path) -> AnyArray:
         names = [name.strip().lower() for name in header]
         known = [name for name in _LENGTH_COLUMNS if name in names]
         if not known:
-            raise InputError(
-                f"{path}: has the columns {', '.join(header)}; name that of the lengths `length`, or give it alone"
-            )
+            raise InputError(f"{path}: has the columns {', '.join(header)}; name that of the lengths `length`")
         column = names.index(known[0])
     elif rows and len(rows[0]) > 1:
         raise InputError(f"{path}: has {len(rows[0])} columns without names; give that of the lengths alone")

@@ -165,10 +165,8 @@ def _read_inputs(workdir: Path) -> _ReportInputs:
         raise InputError(f"{plan.parent}: its histogram holds no sequence; make it again from records that hold some")
     largest = max((sum(strategy) for strategy in inputs.mixture or {}), default=0)
     if histogram is not None and largest > histogram.max_sequence_length:
-        raise InputError(
-            f"{plan}: a pack of {largest} tokens, the histogram's rows have {histogram.max_sequence_length}; "
-            "plan again from this histogram"
-        )
+        slots = histogram.max_sequence_length
+        raise InputError(f"{plan}: a pack of {largest} tokens, rows of {slots} in the histogram; plan again from it")
     return inputs
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,13 +16,13 @@ from gaudi_bert.common.arrays import MOST_TOKEN_ID, is_whole
 from gaudi_bert.common.errors import InputError, shortened, shown
 from gaudi_bert.common.files import read_file
 from gaudi_bert.config.sections import TaskName, TaskSettings
-from gaudi_bert.rows.retrieval import negatives_of
 from gaudi_bert.rows.types import (
     LABELLED_TEXTS,
     LANGUAGE_MODELLING,
     OUTSIDE,
     TASKS_WITH_LABELS,
     IdsRow,
+    PlacedRecord,
     QuestionRow,
     Record,
     Row,
@@ -34,6 +34,7 @@ from gaudi_bert.rows.types import (
 
 NAMING_OPTIONS = {"text": "--text-column", "text_pair": "--text-pair-column", "label": "--label-column"}
 _INPUT_IDS = "input_ids"
+_NEGATIVE_COLUMNS, _NUMBERED_NEGATIVE = ("negative", "negatives"), re.compile("negative_[0-9]{1,6}")
 # What sentence-transformers reads as a score, wherever it stands.
 _SCORES = ("label", "labels", "score", "scores")
 # The words of a plain text: letters and digits together, every other character alone, as BERT's own splitting has it.
@@ -113,7 +114,7 @@ class RowReader:
             columns = f"task.text={settings.anchor} --set task.text_pair={settings.positive} --label-column {score}"
             problem = f"has a {score} beside {settings.anchor} and {settings.positive}, which belong together whatever it is"
             raise _wrong(problem, f"leave it out, or learn it as their score: --set {columns}")
-        negatives = negatives_of(record, settings)
+        negatives = _negatives_of(record, settings)
         return TupleRow(position, (*self._different((anchor, positive)), *negatives))
 
     def _different(self, texts: tuple[str, str]) -> tuple[str, str]:
@@ -282,6 +283,63 @@ def _wrong(problem: str, remedy: str) -> InputError:
 
 def _names(record: Record) -> str:
     return ", ".join(shown(str(name)) for name in list(record)[:8]) or "nothing"
+
+
+# --- the texts of a search
+
+
+def ranked_pairs(records: Iterable[PlacedRecord], settings: TaskSettings) -> Iterator[PlacedRecord]:
+    """Return the records; one with `positive` and `negatives` becomes a record for each of its documents."""
+    names_lists, names_pairs = settings.named & {"positive", "negative"}, settings.named & {"document", "label"}
+    for position, record in records:
+        if isinstance(record, InputError) or names_pairs:
+            yield position, record
+            continue
+        if not names_lists and (settings.document in record or settings.positive not in record):
+            yield position, record
+            continue
+        try:
+            if settings.positive not in record:
+                raise InputError(f"has no {settings.positive!r}; name it: --set task.positive=NAME")
+            documents = [(text, 1.0) for text in _texts_of(record, settings.positive)]
+            documents += [(text, 0.0) for text in _negatives_of(record, settings)]
+        except InputError as error:
+            yield position, error
+            continue
+        query = {settings.query: record[settings.query]} if settings.query in record else {}
+        for text, label in documents:
+            yield position, {**query, settings.document: text, settings.label: label}
+
+
+def negative_columns(record: Record, settings: TaskSettings) -> list[str]:
+    """Return the columns of texts that do not answer: the named one, else `negative`, `negatives`, `negative_1`, ..."""
+    if settings.negative is not None:
+        return [settings.negative]
+    numbered = (name for name in record if _NUMBERED_NEGATIVE.fullmatch(name))
+    ordered = sorted(numbered, key=lambda name: int(name.rpartition("_")[2]))
+    return [name for name in (*_NEGATIVE_COLUMNS, *ordered) if name in record]
+
+
+def _negatives_of(record: Record, settings: TaskSettings) -> list[str]:
+    """Return the texts that do not answer; none without such a column, unless one is named."""
+    columns = negative_columns(record, settings)
+    if "negative" in settings.named and settings.negative is not None and settings.negative not in record:
+        known = ", ".join(shown(name) for name in list(record)[:8])
+        remedy = "--set task.negative=NAME (a row without negatives has null there)"
+        raise InputError(f"has no {settings.negative!r}, only {known}; name the column: {remedy}")
+    return [text for column in columns if record.get(column) is not None for text in _texts_of(record, column)]
+
+
+def _texts_of(record: Record, column: str) -> list[str]:
+    """The texts of a column that holds one, or a list of them."""
+    value = record[column]
+    texts = list(value) if isinstance(value, list | tuple) else [value]
+    for text in texts:
+        if not isinstance(text, str):
+            raise InputError(f"{column} is {shown(text)}; it must be a text, or a list of texts")
+        if not text.strip():
+            raise InputError(f"{column} is empty; give it a text, or leave it out")
+    return texts
 
 
 # --- names of labels

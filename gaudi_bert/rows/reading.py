@@ -19,10 +19,16 @@ from gaudi_bert.common.errors import InputError, shortened, shown
 from gaudi_bert.common.progress import count_of
 from gaudi_bert.config.sections import OnBadRow, TaskName, TaskSettings
 from gaudi_bert.corpus.python_texts import documentation_documents, python_texts
-from gaudi_bert.rows.fields import NAMING_OPTIONS, RowReader, naming_option, read_label_names
+from gaudi_bert.rows.fields import (
+    NAMING_OPTIONS,
+    RowReader,
+    naming_option,
+    negative_columns,
+    ranked_pairs,
+    read_label_names,
+)
 from gaudi_bert.rows.formats import JSON, read_squad, read_table
 from gaudi_bert.rows.parts import TABLES, RowPart, complete_file, longest_row
-from gaudi_bert.rows.retrieval import negative_columns, ranked_pairs, reading_settings
 from gaudi_bert.rows.types import (
     LANGUAGE_MODELLING,
     STANDARD_INPUT,
@@ -123,7 +129,9 @@ def rows_of_part(
     """Read the rows of a part of a file; one that cannot be read is a `BadRow`, where the next ones can be read."""
     _check_applies(part, task, settings, labelled)
     label_names = read_label_names(Path(settings.labels)) if settings.labels is not None else None
-    reading = reading_settings(task, settings)
+    reading = settings
+    if task == "reranking":  # whose pairs are a query and a document
+        reading = settings.model_copy(update={"text": settings.query, "text_pair": settings.document})
     reader = RowReader(task, reading, label_names, labelled, part.kind in TABLES and settings.columns is None)
     records: Iterator[PlacedRecord]
     if part.kind == "squad":

@@ -17,7 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
-from gaudi_bert.artefacts.stage_run import StageRun
+from gaudi_bert.artefacts.packed import Metadata
+from gaudi_bert.artefacts.results import StageRun
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.sections import PackingSettings, PrepareSettings, TableSettings
@@ -31,8 +32,7 @@ from gaudi_bert.tables.pack import pack_table
 from gaudi_bert.tfrecords.arrays import pack_rows
 from gaudi_bert.tfrecords.histogram import histogram
 from gaudi_bert.tfrecords.pack import pack
-from gaudi_bert.tfrecords.packed_folder import open_shards, read_metadata
-from gaudi_bert.tfrecords.random_access import RecordFiles
+from gaudi_bert.tfrecords.random_access import RecordFiles, open_shards
 from gaudi_bert.tfrecords.wire.example import decode_example
 from gaudi_bert.tfrecords.wire.framing import read_records
 from gaudi_bert.tfrecords.wire.hdf5 import require_h5py
@@ -45,7 +45,7 @@ _SILENT = StageRun(Reporter(quiet=True))
 _TABLES = TableSettings(max_sequence_length=_LENGTH, shard_multiple=1, algorithm="lpfhp")
 
 
-def compile_records() -> None:
+def _compile_records() -> None:
     """Prepare, count, pack, verify and read as every stage does, by an algorithm that needs no solver."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
@@ -55,7 +55,7 @@ def compile_records() -> None:
         RecordFiles([file], UnpackedSchema(_LENGTH, _PREDICTIONS)).read(np.zeros(2, np.int64), np.arange(2))
         packed = folder / "packed"
         pack(records, packed, PackingSettings(shard_multiple=2, algorithm="lpfhp"), _SILENT, verified=True)
-        metadata = read_metadata(packed)
+        metadata = Metadata.read(packed)
         files, order = open_shards(packed, metadata), GlobalOrder(metadata.shard_table.packs, seed=7)
         pack_rows(files.read(*StreamReader(files, order).locate(0, np.zeros(1, np.int64))))
         pack_lengths([5, 9, 17, 30], _LENGTH, algorithm="lpfhp")
@@ -111,7 +111,7 @@ def _compile_solvers() -> None:
         pack_histogram(counted, "optimal", 4)
 
 
-_PARTS = {"records": compile_records, "nnls": _compile_nnls, "solvers": _compile_solvers}
+_PARTS = {"records": _compile_records, "nnls": _compile_nnls, "solvers": _compile_solvers}
 
 
 def compile_kernels(*parts: str) -> None:

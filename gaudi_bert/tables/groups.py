@@ -232,13 +232,7 @@ def list_values(path: Path, first_row: int, name: str, column: Any) -> ListValue
 
 
 class RowSequences(NamedTuple):
-    """Runs of tokens, in the order of their rows.
-
-    Attributes:
-        rows: int64 [sequences], the row of the group that each is of.
-        starts: int32 [sequences], its first token in the row.
-        lengths: int32 [sequences], 1 .. L.
-    """
+    """Runs of tokens, in the order of their rows: of which row of the group, from which token on, and how many tokens."""
 
     rows: IntArray
     starts: Int32Array

@@ -30,7 +30,7 @@ from gaudi_bert.reading.streams import ShardFiles, StoredPacks
 from gaudi_bert.tables.groups import GroupRows, ListValues
 from gaudi_bert.tables.sources import LABELS_COLUMN, TableColumns, is_list
 from gaudi_bert.tfrecords.files import input_file
-from gaudi_bert.tfrecords.packed_folder import ShardPaths
+from gaudi_bert.tfrecords.random_access import ShardPaths
 
 _SLOTS_PER_ROW_GROUP = 2**21
 _VALUES_AT_ONCE = 2**14

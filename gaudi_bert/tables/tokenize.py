@@ -25,8 +25,7 @@ from gaudi_bert import __version__
 from gaudi_bert.artefacts.base import NOTES_NAME, TooLongRows, VocabularyInfo
 from gaudi_bert.artefacts.completion import GroupedOutput, Signature
 from gaudi_bert.artefacts.examples import TextInput, TokenisedPart, TokenisedTexts, tokens_path
-from gaudi_bert.artefacts.results import PlainResult, StageOutput
-from gaudi_bert.artefacts.stage_run import StageRun
+from gaudi_bert.artefacts.results import PlainResult, StageOutput, StageRun
 from gaudi_bert.artefacts.store.mirrored_folder import is_mirrored, local_copies, mirrored, release, shown_path
 from gaudi_bert.common.arrow import require_pyarrow
 from gaudi_bert.common.errors import InputError, require
@@ -69,16 +68,12 @@ def tokenize_texts(
     settings: TokenizeSettings,
     run: StageRun,
 ) -> StageOutput[TokenisedTexts] | PlainResult:
-    """Write the tables.
+    """Write the tables; return the content of tokens.json, or the parts that remain for other shards.
 
-    Args:
-        texts: files, folders or globs of text, or a text that is built in; or `-` alone, standard input.
-        tokenizer: a tokenizer.json, or a folder with one (or with a vocab.txt).
-
-    Returns:
-        The content of tokens.json and whether there was nothing to do; or the parts that remain for other shards.
+    `texts` are files, folders or globs of text, a text that is built in, or `-` alone, standard input; `tokenizer` is a
+    tokenizer.json, or a folder with one (or with a vocab.txt).
     """
-    require({"pyarrow": "parquet", "tokenizers": "text"}, "tokenize")
+    require(["pyarrow", "tokenizers"], "tokenize")
     check_name(out)
     with local_copies([*texts, tokenizer], run.store) as copies, mirrored(out, run.store) as folder:
         *files, model = [str(copy) for copy in copies]

@@ -17,9 +17,8 @@ import numpy as np
 from gaudi_bert.artefacts.base import manifest_path
 from gaudi_bert.artefacts.completion import Signature, read_signature, settings_path
 from gaudi_bert.artefacts.packed import GroupManifest, PackedSums, RowTables, TableMetadata, Verification, row_table_path
-from gaudi_bert.artefacts.results import ByRowLength, PlainResult, StageOutput
+from gaudi_bert.artefacts.results import ByRowLength, PlainResult, StageOutput, StageRun
 from gaudi_bert.artefacts.shards import Shard
-from gaudi_bert.artefacts.stage_run import StageRun
 from gaudi_bert.artefacts.store.mirrored_folder import exists, fetch, local_copy, mirrored, names_in
 from gaudi_bert.common.arrays import AnyArray, BoolArray, Int32Array, IntArray
 from gaudi_bert.common.arrow import explained_arrow_errors, named, require_pyarrow, validated
@@ -208,15 +207,9 @@ def _members(stored: _StoredPacks, rows: GroupRows, sequences: RowSequences, is_
 
 
 class _StoredPacks(NamedTuple):
-    """A row group of a shard.
+    """A row group of a shard, from its pack `first` on; its sequences are as in `PackSequences`.
 
-    Attributes:
-        first: number of its first pack in the shard.
-        offsets: int64 [packs + 1], into the following.
-        indices: int64 [sequences], row numbers in the table.
-        starts: int32 [sequences], first tokens in these rows; 0 where rows are not split.
-        lengths: int32 [sequences].
-        table: all columns, as pyarrow.
+    `indices`, int64 [sequences], are row numbers in the table; `table` has all columns, as pyarrow.
     """
 
     path: Path

@@ -48,13 +48,8 @@ STANDARD_OUTPUT = "-"
 class PredictOptions:
     """Settings of `predict`.
 
-    Attributes:
-        max_sequence_length: most tokens of a sequence; None for what the model was trained with.
-        precision: of the matrix products.
-        packed: False gives each sequence its own row.
-        group_by: `query` gives each query one answer, its documents ranked.
-        engine, device: what computes, and on what.
-        compile: whether the model is compiled; None for what the device does in training.
+    `max_sequence_length` is None for what the model was trained with. Without `packed`, each sequence has its own row. With
+    `group_by`, each query has one answer, its documents ranked. `compile` is None for what the device does in training.
     """
 
     max_sequence_length: int | None = None
@@ -80,12 +75,8 @@ def check_choice(name: str, value: str | None, allowed: tuple[str, ...]) -> None
 class RowSource:
     """The rows of a file, and how a model takes them.
 
-    Attributes:
-        file: a path, or `-` for standard input, which can be read once only.
-        max_sequence_length: most tokens of a sequence.
-        task: None for plain texts.
-        lower_case: whether texts are lower-cased before they are tokenized.
-        prompt: what precedes each text.
+    `file` may be `-` for standard input, which can be read once only; `task` is None for plain texts, which `prompt`
+    precedes, and which are lower-cased with `lower_case`.
     """
 
     file: str
@@ -161,12 +152,10 @@ class StreamResult:
 
     Attributes:
         rows: answered, those of an interrupted run too.
-        cut_rows: of these, rows that were cut or read in windows.
-        tokens: of all sequences.
+        cut_rows: of these, rows that were cut or read in windows, to `max_sequence_length` tokens.
         padding: share of the computed slots that held no token.
         packed: whether rows were packed anywhere.
         bad_rows: rows that cannot be read; their answers name the problem.
-        max_sequence_length: to how many tokens rows were cut.
     """
 
     rows: int
@@ -396,14 +385,10 @@ class _AnswerFile(AnswerStream):
 
 
 class _StreamProgress(Artefact):
-    """Part of a partial file that counts.
+    """Part of a partial file that counts: so many bytes, the answers to so many rows, with sums over all windows.
 
-    Attributes:
-        signature: of settings and inputs but for the rows, SHA-256.
-        rows: input rows that are answered.
-        bytes: of the partial file.
-        input_checksum: CRC-32 of those rows, to recognise them: a later row may have been fixed.
-        cut_rows, tokens, slots, bad_rows: sums over all windows.
+    `signature` is of settings and inputs but for the rows; `input_checksum`, the CRC-32 of the answered rows, recognises
+    them: a later row may have been fixed.
     """
 
     remedy = "remove it"

@@ -7,34 +7,24 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 
 from safetensors.numpy import save
 
+from gaudi_bert.artefacts.results import PlainResult
 from gaudi_bert.artefacts.store.mirrored_folder import local_copies, mirrored, names_in, publish, remove
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import atomic_file, exclusive_lock, explained_os_errors, flush_folder, open_file, write_json
-from gaudi_bert.common.progress import Reporter
+from gaudi_bert.common.progress import Reporter, count_of
 from gaudi_bert.config.pipeline import load_pipeline
 from gaudi_bert.model.config import BertConfig, parameter_count
-from gaudi_bert.model.huggingface import to_hugging_face
 from gaudi_bert.tasks.task_models import check_finished
-from gaudi_bert.training.weights import Weights, local_weights, read_weights
-
-
-@dataclass(frozen=True)
-class _ExportResult:
-    """The files that were written, the parameters of the model, and the vocabulary next to it."""
-
-    files: tuple[str, ...]
-    parameters: int
-    vocabulary: str | None
+from gaudi_bert.training.weights import Weights, local_weights, read_weights, to_hugging_face
 
 
 def export(
     checkpoint: Path, out: Path, *, vocabulary: Path | None = None, reporter: Reporter, overwrite: bool = False
-) -> _ExportResult:
+) -> PlainResult:
     """Write weights of ours, of Hugging Face or of Google as a folder that `transformers` opens.
 
     `vocabulary` is their vocab.txt; None for the one in its usual folder. With `overwrite`, what is in `out` is replaced.
@@ -47,7 +37,7 @@ def export(
         return _export(read_weights(weights), folder.resolve(), words, reporter)
 
 
-def _export(weights: Weights, out: Path, vocabulary: Path | None, reporter: Reporter) -> _ExportResult:
+def _export(weights: Weights, out: Path, vocabulary: Path | None, reporter: Reporter) -> PlainResult:
     """A model with its pretraining heads, and its vocabulary."""
     config = weights.config
     if config is None:
@@ -71,7 +61,11 @@ def _export(weights: Weights, out: Path, vocabulary: Path | None, reporter: Repo
     publish(*files)
     names = tuple(sorted(file.name for file in files))
     reporter.say(f"export: {weights.path} ({weights.kind}): {', '.join(names)}")
-    return _ExportResult(names, parameter_count(config), str(words) if words is not None else None)
+    parameters, known = parameter_count(config), "without a vocabulary" if words is None else f"with the vocabulary {words}"
+    return PlainResult(
+        [f"{count_of(parameters, 'parameter')} in {', '.join(names)}, {known}"],
+        {"files": names, "parameters": parameters, "vocabulary": None if words is None else str(words)},
+    )
 
 
 def _write_model(folder: Path, weights: Weights, config: BertConfig, vocabulary: Path | None) -> None:

@@ -24,7 +24,7 @@ from gaudi_bert.common.files import check_model, in_store, open_file, url_of
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.config.sections import TaskSettings, TrainingSettings
-from gaudi_bert.engines.choose import choose_engine, load_engine
+from gaudi_bert.engines import choose_engine, load_engine
 from gaudi_bert.engines.protocol import ModelSpec
 from gaudi_bert.model.config import NO_PACKS, BertConfig
 from gaudi_bert.model.heads import Pooling, TaskHead, VectorHead
@@ -70,11 +70,8 @@ def predict(
             in an object store.
         data: a file of rows, or its URL, or `-`.
         out: the file of JSON lines, or its URL, or `-` for standard output, which cannot be resumed.
-        options: how.
         changes: of the task settings that the model was trained with, by name.
-        reporter: where progress goes.
         overwrite: replace the answers of other settings.
-        store: how object stores are reached.
     """
     with (
         _local_files(model, data, out, store) as (path, rows_file, answers_file),
@@ -142,16 +139,10 @@ def _local_files(model: Path, data: str, out: str, store: StoreSettings | None) 
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model with its weights on a device, and its tokenizer.
+    """A model with its weights, which `identity` distinguishes from others, on a device, and its tokenizer.
 
-    Attributes:
-        path: its folder or file.
-        tokenizer: that of the model.
-        max_sequence_length: the most tokens of a sequence.
-        positions: the most tokens of a row.
-        identity: distinguishes its weights from others.
-        plan: packs sequences by their lengths, int64 [N].
-        runner: runs the packs of a plan, or with `runner.model` one batch.
+    A sequence has at most `max_sequence_length` tokens, a row `positions`. `plan` packs sequences by their lengths, int64
+    [N]; `runner` runs the packs of a plan, or with `runner.model` one batch.
     """
 
     path: Path
@@ -280,13 +271,9 @@ def _write_ranked(stored: Path, handle: BinaryIO) -> None:
 
 @dataclass(frozen=True)
 class EmbedOptions(PredictOptions):
-    """Settings of `embed`; `max_sequence_length` is None for the folder's own, or the model's.
+    """Settings of `embed`; what is None is as the folder has it: else the model's length, the mean, and not normalized.
 
-    Attributes:
-        pooling: cls, mean or max; None for the folder's own, or the mean.
-        normalize: whether vectors get the length 1; None for what the folder does, or not.
-        prompt: what precedes each text; None for the folder's own.
-        prompt_name: one of the folder's prompts, by its name.
+    `prompt` precedes each text; `prompt_name` is one of the folder's prompts.
     """
 
     pooling: Pooling | None = None
@@ -312,15 +299,12 @@ def embed(
     overwrite: bool = False,
     store: StoreSettings | None = None,
 ) -> StreamResult:
-    """Embed the texts of a file.
+    """Embed the texts of a file; other arguments are those of `predict`.
 
     Args:
         model: a Hugging Face or sentence-transformers folder with its tokenizer.
-        data: a file of rows.
         out: `.npy`, `.parquet` or `.jsonl`, or `-` for JSON lines on standard output.
-        options: how.
         settings: names of columns, and what becomes of texts that are too long.
-        reporter, overwrite, store: as for `predict`.
     """
     ending = ".jsonl" if out == STANDARD_OUTPUT else Path(out).suffix
     if ending not in _ENDINGS:

@@ -32,9 +32,7 @@ def _ranking_figures(
     """Return the means over all queries; one without an answer counts 0.
 
     Args:
-        query_R: the query of each document, ascending; every query has one.
-        scores_R: the best of a query first.
-        gains_R: what each document is worth.
+        query_R: the query of each document, ascending; every query has one, its best first.
         answers_Q: how many documents answer, in the ranking or not.
         ideal_Q: the discounted gain of the best ranking.
         deepest: how far down average precision looks; None for the complete ranking.

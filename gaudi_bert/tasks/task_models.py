@@ -26,13 +26,12 @@ from gaudi_bert.config.sections import TaskName, TaskSettings
 from gaudi_bert.config.shipped import MODELS, name_of_sizes
 from gaudi_bert.model.config import BertConfig, EncoderConfig, ModelSizes, initial_value, misfit, parameter_specs
 from gaudi_bert.model.heads import TASK_OF_PROBLEM, TaskHead, TaskKind, VectorHead, variables_of
-from gaudi_bert.model.huggingface import to_hugging_face
 from gaudi_bert.rows.tokenizer import RowTokenizer, copy_tokenizer
 from gaudi_bert.rows.types import TASKS_WITH_LABELS
 from gaudi_bert.tasks.kinds.task import NO_VOCABULARY, Task, Vocabulary, task_named
 from gaudi_bert.training.checkpoint import newest_settings
 from gaudi_bert.training.model_files import TaskConfig, model_config, read_config, tokenizer_length
-from gaudi_bert.training.weights import read_weights
+from gaudi_bert.training.weights import read_weights, to_hugging_face
 
 _MASKED: TaskKind = "masked-language-modelling"
 _FRESH = "fresh weights"
@@ -92,14 +91,10 @@ def _check_transformers(what: str) -> None:
 
 @dataclass(frozen=True)
 class _StartWeights:
-    """Stored weights that a model of a task begins with.
+    """Stored weights that a model of a task begins with; `kind` tells people what they are, `identity` which.
 
-    Attributes:
-        kind: what they are, for people.
-        architecture: the class of `transformers` for the task.
-        variables: those that the model has; `fresh` are the ones that keep their initial values.
-        kept: those that `transformers` has besides and the task does not read; they stay as they are.
-        identity: distinguishes them from others.
+    `architecture` is the class of `transformers` for the task. Variables that are `fresh` keep their initial values; those
+    that `transformers` has besides are `kept` as they are.
     """
 
     path: Path

@@ -38,10 +38,7 @@ def decode_columns(
     bad = _decode_records(buffer, offsets.astype(np.int64), lengths.astype(np.int64), table, is_float, columns)
     if bad >= 0:
         expected = ", ".join(f"{spec.name}[{spec.length}]" for spec in features)
-        raise InputError(
-            f"{source}: record {bad}: is not an example of {expected} in packed encoding; "
-            "check that the sizes belong to this data"
-        )
+        raise InputError(f"{source}: record {bad}: is not an example of {expected}, in packed encoding; check the sizes")
     return {
         spec.name: column.view(np.float32) if spec.kind == "float32" else column
         for spec, column in zip(features, columns, strict=True)

@@ -30,8 +30,7 @@ from gaudi_bert.common.threads import map_in_threads
 from gaudi_bert.packs.verify import PackedFolder
 from gaudi_bert.tfrecords.arrays import pack_rows
 from gaudi_bert.tfrecords.files import input_file
-from gaudi_bert.tfrecords.packed_folder import ShardPaths
-from gaudi_bert.tfrecords.random_access import RecordFiles
+from gaudi_bert.tfrecords.random_access import RecordFiles, ShardPaths
 from gaudi_bert.tfrecords.wire.hdf5 import require_h5py
 from gaudi_bert.tfrecords.wire.schema import PackedSchema
 
@@ -164,9 +163,9 @@ def _survey(
             used = columns["masked_lm_weights"] > 0
             bad = used & ((columns["masked_lm_positions"] == 0) | (columns["masked_lm_ids"] == 0))
             if bad.any():
+                record = first + int(np.argmax(bad.any(axis=1)))
                 raise InputError(
-                    f"{shard}: record {first + int(np.argmax(bad.any(axis=1)))}: predicts the first token of its row, or id "
-                    "0; HDF5 packs mark unused slots with both, so they cannot hold it"
+                    f"{shard}: record {record}: predicts the first token of its row, or id 0; HDF5 holds neither"
                 )
             lengths, packs = np.unique(np.sort(pack_rows(columns)["seq_lens"], axis=1), axis=0, return_counts=True)
             with lock:

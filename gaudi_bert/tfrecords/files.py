@@ -102,9 +102,9 @@ def _is_ignored(name: str) -> bool:
 def _check_one_format(records: str | Path, paths: Iterable[Path]) -> None:
     first = {path.suffix in HDF5_ENDINGS: path.name for path in paths}
     if len(first) > 1:
+        shown = shown_location(records)
         raise InputError(
-            f"{shown_location(records)}: holds both HDF5 files ({first[True]}) and others ({first[False]}), which may be "
-            "TFRecords; give one format, by a pattern"
+            f"{shown}: holds both HDF5 files ({first[True]}) and others ({first[False]}); give one by a pattern"
         )
 
 
@@ -113,24 +113,12 @@ def _check_one_format(records: str | Path, paths: Iterable[Path]) -> None:
 
 @dataclass(frozen=True)
 class RecordInputs:
-    """The files of RECORDS.
+    """The files of RECORDS."""
 
-    Attributes:
-        shown: RECORDS, as messages name them.
-        folder: where the files are, or where their copies go.
-        sizes: the bytes of each file, sorted by name; those of a store are there within a batch of `read_ahead`.
-        vocabulary: the vocab.txt next to their folder, on this machine; None without one.
-    """
-
-    shown: str
-    folder: Path
-    sizes: Mapping[Path, int]
-    vocabulary: Path | None
-
-    @property
-    def paths(self) -> list[Path]:
-        """Paths of the files."""
-        return list(self.sizes)
+    shown: str  # RECORDS, as messages name them
+    folder: Path  # where the files are, or where their copies go
+    sizes: Mapping[Path, int]  # bytes of each file, sorted by name; those of a store are there in a batch of `read_ahead`
+    vocabulary: Path | None  # the vocab.txt next to their folder, on this machine; None without one
 
 
 @contextmanager

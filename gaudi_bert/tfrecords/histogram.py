@@ -19,8 +19,7 @@ import numpy as np
 from gaudi_bert.artefacts.base import InputFile, VocabularyInfo, part_path
 from gaudi_bert.artefacts.completion import Signature, begin_artefact
 from gaudi_bert.artefacts.histogram import CountedFile, HistogramFile
-from gaudi_bert.artefacts.results import PlainResult, StageOutput
-from gaudi_bert.artefacts.stage_run import StageRun
+from gaudi_bert.artefacts.results import PlainResult, StageOutput, StageRun
 from gaudi_bert.artefacts.store.mirrored_folder import mirrored, read_ahead
 from gaudi_bert.common.arrays import ByteArray, Int32Array
 from gaudi_bert.common.errors import InputError, shortened
@@ -28,7 +27,7 @@ from gaudi_bert.common.files import shown_location
 from gaudi_bert.common.progress import Reporter, count_of
 from gaudi_bert.common.threads import worker_count
 from gaudi_bert.tfrecords.files import RecordInputs, bad_file, open_inputs
-from gaudi_bert.tfrecords.scanning.scan import (
+from gaudi_bert.tfrecords.scan import (
     RecordScan,
     UnpackedFormat,
     largest_id,
@@ -67,7 +66,7 @@ def histogram(
         if run.part is not None:
             part = run.part[0], min(run.part[1], len(inputs.sizes))
             run, out = replace(run, part=part), part_path(out, part) if numbered else out
-        sizes = {path: inputs.sizes[path] for path in run.share_of(inputs.paths)}
+        sizes = {path: inputs.sizes[path] for path in run.share_of(list(inputs.sizes))}
         if not sizes:
             return PlainResult(["nothing to do: there are fewer files than parts"], {"files": 0, "skipped": True})
         vocabulary = vocabulary if vocabulary is not None else inputs.vocabulary

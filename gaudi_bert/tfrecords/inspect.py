@@ -9,20 +9,19 @@ under the sequence that it belongs to. What first contradicts the contract is li
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from gaudi_bert.artefacts.packed import pack_kind
+from gaudi_bert.artefacts.packed import Metadata, pack_kind
 from gaudi_bert.artefacts.store.mirrored_folder import local_copies
 from gaudi_bert.common.arrays import AnyArray
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.features import PackedFeature, UnpackedFeature
 from gaudi_bert.common.files import read_text
 from gaudi_bert.tfrecords.files import list_record_files
-from gaudi_bert.tfrecords.packed_folder import read_metadata
 from gaudi_bert.tfrecords.wire.example import decode_example
 from gaudi_bert.tfrecords.wire.framing import read_records
 from gaudi_bert.tfrecords.wire.schema import (
@@ -51,21 +50,15 @@ class _MaskedPosition:
 
 @dataclass(frozen=True)
 class SequenceView:
-    """One sequence of a record.
+    """One sequence of a record."""
 
-    Attributes:
-        number: in the record, from 1.
-        segments: (segment, how many tokens), one after another.
-        next_sentence_label: 0 really next, 1 random; None where the record has none.
-    """
-
-    number: int
+    number: int  # in the record, from 1
     start: int
     length: int
     input_ids: tuple[int, ...]
-    segments: tuple[tuple[int, int], ...]
+    segments: tuple[tuple[int, int], ...]  # (segment, how many tokens), one after another
     masked: tuple[_MaskedPosition, ...]
-    next_sentence_label: int | None
+    next_sentence_label: int | None  # 0 really next, 1 random; None where the record has none
     tokens: tuple[str, ...] | None = None
 
 
@@ -97,12 +90,15 @@ def inspect(file: str | Path, record: int = 0, vocabulary: str | Path | None = N
         path = path or Path(file)
         if path.is_dir():
             is_unpacked = pack_kind(path) is None
-            path = next(iter(list_record_files(path))) if is_unpacked else path / read_metadata(path).shard_table.name(0)
+            path = next(iter(list_record_files(path))) if is_unpacked else path / Metadata.read(path).shard_table.name(0)
         return _view(path, record, words)
 
 
 def _view(path: Path, record: int, vocabulary: Path | None) -> RecordView:
-    payload = _payload(path, record)
+    payload = next(itertools.islice(read_records(path), record, None), None) if record >= 0 else None
+    if payload is None:
+        raise InputError(f"{path}: has no record {record}; the first is --record 0")
+    words = None if vocabulary is None else read_text(vocabulary).removesuffix("\n").split("\n")
     try:
         features = decode_example(payload)
     except RecordError as error:
@@ -119,15 +115,13 @@ def _view(path: Path, record: int, vocabulary: Path | None) -> RecordView:
     try:
         schema = packed_schema_of(features) if packed else unpacked_schema_of(features)
         check_features(features, schema)
-        sequences = list(_sequences(features))  # also of values that break the contract
+        sequences = list(_sequences(features, words, problems))  # also of values that break the contract
         if isinstance(schema, PackedSchema):
             check_packed(features, schema)
         else:
             check_unpacked(features)
     except (RecordError, InputError) as error:
         problems.append(str(error))
-    if vocabulary is not None:
-        sequences = _with_tokens(sequences, vocabulary, problems)
     slots, tokens = int(features["input_ids"].size), sum(sequence.length for sequence in sequences)
     known = _UNPACKED_KEYS + (_ADDED_KEYS if packed else ())
     return RecordView(
@@ -145,49 +139,37 @@ def _view(path: Path, record: int, vocabulary: Path | None) -> RecordView:
     )
 
 
-def _payload(path: Path, record: int) -> bytes:
-    payload = next(itertools.islice(read_records(path), record, None), None) if record >= 0 else None
-    if payload is None:
-        raise InputError(f"{path}: has no record {record}; the first is --record 0")
-    return payload
+def _sequences(features: Mapping[str, AnyArray], words: Sequence[str] | None, problems: list[str]) -> Iterator[SequenceView]:
+    """Yield the sequences of a record whose lists have their lengths, as far as `input_mask` is 1..1 2..2 and so on.
 
+    With a vocabulary, `words`, tokens are next to their ids; an id outside it is a problem, and shows as its number.
+    """
 
-def _sequences(features: Mapping[str, AnyArray]) -> Iterator[SequenceView]:
-    """Yield the sequences of a record whose lists have their lengths, as far as `input_mask` is 1..1 2..2 and so on."""
+    def token(number: int) -> str | None:
+        if words is None:
+            return None
+        return words[number] if 0 <= number < len(words) else f"<{number}>"
+
     mask, labels = features["input_mask"].astype(np.int64), features["next_sentence_labels"]
     start = 0
     for number in range(1, int(mask.max(initial=0)) + 1):
         end = start + int(np.count_nonzero(mask == number))
         if end == start or np.any(mask[start:end] != number):
             return
-        slots = np.flatnonzero(features["masked_lm_weights"] == number).tolist()
-        positions, ids = features["masked_lm_positions"], features["masked_lm_ids"]
-        segments = itertools.groupby(features["segment_ids"][start:end].tolist())
+        is_own = features["masked_lm_weights"] == number
+        positions, masked_ids = (features[key][is_own].tolist() for key in ("masked_lm_positions", "masked_lm_ids"))
+        ids, segments = (features[key][start:end].tolist() for key in ("input_ids", "segment_ids"))
+        outside = 0 if words is None else sum(not 0 <= each < len(words) for each in (*ids, *masked_ids))
+        if words is not None and outside:
+            problems.append(f"sequence {number}: {outside} ids are outside the vocabulary of {len(words)} tokens")
         yield SequenceView(
             number=number,
             start=start,
             length=end - start,
-            input_ids=tuple(features["input_ids"][start:end].tolist()),
-            segments=tuple((segment, sum(1 for _ in members)) for segment, members in segments),
-            masked=tuple(_MaskedPosition(int(positions[slot]) - start, int(ids[slot])) for slot in slots),
+            input_ids=tuple(ids),
+            segments=tuple((segment, sum(1 for _ in members)) for segment, members in itertools.groupby(segments)),
+            masked=tuple(map(_MaskedPosition, (at - start for at in positions), masked_ids, map(token, masked_ids))),
             next_sentence_label=int(labels[number - 1]) if number <= labels.size else None,
+            tokens=None if words is None else tuple(f"{token(each)}" for each in ids),
         )
         start = end
-
-
-def _with_tokens(sequences: list[SequenceView], vocabulary: Path, problems: list[str]) -> list[SequenceView]:
-    """With the tokens next to the ids; an id outside the vocabulary is a problem and shows as its number."""
-    tokens = read_text(vocabulary).removesuffix("\n").split("\n")
-
-    def token(number: int) -> str:
-        return tokens[number] if 0 <= number < len(tokens) else f"<{number}>"
-
-    named = []
-    for sequence in sequences:
-        ids = [*sequence.input_ids, *(masked.id for masked in sequence.masked)]
-        outside = sum(1 for number in ids if not 0 <= number < len(tokens))
-        if outside:
-            problems.append(f"sequence {sequence.number}: {outside} ids are outside the vocabulary of {len(tokens)} tokens")
-        masked = tuple(replace(masked, token=token(masked.id)) for masked in sequence.masked)
-        named.append(replace(sequence, tokens=tuple(map(token, sequence.input_ids)), masked=masked))
-    return named

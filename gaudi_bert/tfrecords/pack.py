@@ -8,8 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from gaudi_bert.artefacts.results import PackResult, require_complete
-from gaudi_bert.artefacts.stage_run import StageRun
+from gaudi_bert.artefacts.results import PackResult, StageRun, require_complete
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import check_name
 from gaudi_bert.config.sections import PackingSettings

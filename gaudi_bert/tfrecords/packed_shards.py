@@ -36,7 +36,7 @@ from gaudi_bert.common.memory import (
     store_u16,
     store_u32,
 )
-from gaudi_bert.tfrecords.scanning.scan import IndexedSequences
+from gaudi_bert.tfrecords.scan import IndexedSequences
 from gaudi_bert.tfrecords.wire.example import (
     SLACK_BYTES,
     content_size,
@@ -77,15 +77,10 @@ class _Layout(NamedTuple):
 
 
 class _Measured(NamedTuple):
-    """Sizes of a pack, measured before its first byte is written. One per thread.
+    """Sizes of a pack, measured before its first byte is written. One per thread."""
 
-    Attributes:
-        sizes: int64 [features]: bytes of the values of each feature.
-        positions: uint8: the masked positions, moved to their positions in the pack.
-    """
-
-    sizes: IntArray
-    positions: ByteArray
+    sizes: IntArray  # int64 [features]: bytes of the values of each feature
+    positions: ByteArray  # uint8: the masked positions, moved to their positions in the pack
 
 
 @borrowing_kernel

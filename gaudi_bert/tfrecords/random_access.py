@@ -14,24 +14,28 @@ from __future__ import annotations
 
 import math
 import mmap
+import os
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from gaudi_bert.artefacts.shards import ShardTable
-from gaudi_bert.artefacts.store.mirrored_folder import fetch, release, shown_path
+from gaudi_bert.artefacts.packed import Metadata
+from gaudi_bert.artefacts.shards import ShardTable, check_shards, index_path, read_starts
+from gaudi_bert.artefacts.store.mirrored_folder import fetch, is_mirrored, release, shown_path
 from gaudi_bert.common.arrays import AnyArray, ByteArray, IntArray
 from gaudi_bert.common.compiled import borrowing_kernel
 from gaudi_bert.common.crc32c import crc32c_at, crc_of_word, mask_crc
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import explained_os_errors, open_file
 from gaudi_bert.common.memory import address_of, copy_bytes, load_u32, load_word
-from gaudi_bert.reading.streams import ShardFiles
+from gaudi_bert.reading.global_order import MOST_SETS, regions_of_groups, streams_of
+from gaudi_bert.reading.streams import ShardFiles, StoredPacks
 from gaudi_bert.tfrecords.arrays import decode_columns
 from gaudi_bert.tfrecords.wire.example import decode_example
 from gaudi_bert.tfrecords.wire.framing import PROBLEMS, RecordStream, ScanStatus, record_location
@@ -51,17 +55,11 @@ _READ_AHEAD_BYTES = 128 * 1024
 
 @dataclass(frozen=True)
 class _Prepared:
-    """Facts of a file before it is opened.
+    """Facts of a file before it is opened."""
 
-    Attributes:
-        starts: int64 [records + 1], where the frames of its records begin; the last is the end of the file.
-        is_walked: they were read from the file itself, not in an index.
-        content: of a compressed file, its bytes, uncompressed.
-    """
-
-    starts: IntArray
-    is_walked: bool
-    content: _Mapped | None
+    starts: IntArray  # int64 [records + 1], where the frames of its records begin; the last is the end of the file
+    is_walked: bool  # they were read from the file itself, not in an index
+    content: _Mapped | None  # of a compressed file, its bytes, uncompressed
 
 
 class RecordFiles(ShardFiles["_Prepared"]):
@@ -379,3 +377,63 @@ class ShardCache:
             del self._copies[number]
             here -= int(self._table.bytes[number])
             release(self._folder / self._table.name(number))
+
+
+# --- the shards of a packed folder, of which there may be hundreds of thousands
+
+
+def open_shards(folder: Path, metadata: Metadata, cache: ShardCache | None = None) -> RecordFiles:
+    """The packs of a folder by their shards and numbers, located by the index of their group where there is one."""
+    table = metadata.shard_table
+    return RecordFiles(
+        ShardPaths(folder, table), PackedSchema.of(metadata), table.packs, partial(_starts_of, folder, table), cache
+    )
+
+
+def open_packs(folder: Path, metadata: Metadata, cache: ShardCache | None = None) -> StoredPacks:
+    """The packs of a folder as they are read: from more shards, and from all parts of the input, where there is an index."""
+    files, streams = open_shards(folder, metadata, cache), streams_of(metadata.shard_multiple)
+    regions = regions_of_groups(metadata.shard_table.group_sizes, metadata.input_files, metadata.seed)
+    return StoredPacks(files, streams, MOST_SETS, regions)
+
+
+def _starts_of(folder: Path, table: ShardTable, shard: int) -> IntArray | None:
+    """Return where the records of a shard begin, by the index of its group."""
+    index = index_path(folder, table.group_and_number(shard)[0])
+    return read_starts(index, table.packs_before(shard), int(table.packs[shard]), int(table.bytes[shard]))
+
+
+@dataclass(frozen=True)
+class ShardPaths(Sequence[Path]):
+    """The paths of the shards of a folder, created when they are requested."""
+
+    folder: Path
+    table: ShardTable
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def __getitem__(self, number: int) -> Path:  # type: ignore[override]  # nobody takes a slice
+        if not -len(self) <= number < len(self):
+            raise IndexError(number)
+        return self.folder / self.table.name(number % len(self))
+
+
+# Sizes of more shards are not looked up before a run: that takes a minute on a cold disk, for each process.
+_MOST_SIZES = 20_000
+
+
+def check_before_reading(folder: Path, table: ShardTable) -> None:
+    """`check_shards` before a run: of very many shards, the names alone; each is measured when it is opened."""
+    if len(table) <= _MOST_SIZES or is_mirrored(folder):
+        check_shards(folder, table)
+        return
+    is_there = np.zeros(len(table), bool)
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            number = table.number(entry.name)
+            if number is not None:
+                is_there[number] = True
+    if not is_there.all():
+        path = folder / table.name(int(np.argmin(is_there)))
+        raise InputError(f"{path}: the shard is missing, the metadata names it; write the packed data again")

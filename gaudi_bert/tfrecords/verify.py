@@ -2,7 +2,7 @@
 
 The shards of a group must hold the sequences of the input files that its manifest names. At the speed of a scan and in
 constant memory, every file is read, checked (both CRCs of every record, every value) and summed into fingerprints (see
-`scanning.fingerprint`): two groups of other sequences have the same sums with probability 2**-64. Only where the sums
+`fingerprint`): two groups of other sequences have the same sums with probability 2**-64. Only where the sums
 differ, a second pass compares the sequences one by one and names them.
 """
 
@@ -20,9 +20,8 @@ import numpy as np
 from gaudi_bert.artefacts.base import METADATA_NAME, InputFile, VocabularyInfo
 from gaudi_bert.artefacts.completion import Signature, read_signature, settings_path
 from gaudi_bert.artefacts.packed import GroupManifest, Metadata, PackedSums, Verification, of_counts
-from gaudi_bert.artefacts.results import PlainResult, StageOutput
+from gaudi_bert.artefacts.results import PlainResult, StageOutput, StageRun
 from gaudi_bert.artefacts.shards import Shard, SizeArray, index_path
-from gaudi_bert.artefacts.stage_run import StageRun
 from gaudi_bert.artefacts.store.mirrored_folder import fetch, mirrored, read_ahead, release, shown_path
 from gaudi_bert.common.arrays import ByteArray
 from gaudi_bert.common.crc32c import crc32c
@@ -32,11 +31,10 @@ from gaudi_bert.common.progress import Task, count_of
 from gaudi_bert.common.threads import each_in_threads, worker_count
 from gaudi_bert.packs import verify as packs
 from gaudi_bert.packs.verify import PackedFolder, check_inputs, check_same
+from gaudi_bert.tfrecords.file_contents import SequenceSums, describe_difference, pieces_of, sum_pieces
 from gaudi_bert.tfrecords.files import RecordInputs, bad_file, open_inputs
 from gaudi_bert.tfrecords.histogram import why_bad
-from gaudi_bert.tfrecords.packed_folder import read_metadata
-from gaudi_bert.tfrecords.scanning.file_contents import SequenceSums, describe_difference, pieces_of, sum_pieces
-from gaudi_bert.tfrecords.scanning.scan import scan_buffer
+from gaudi_bert.tfrecords.scan import scan_buffer
 from gaudi_bert.tfrecords.wire.schema import PackedSchema
 
 _NAMED = 3
@@ -48,7 +46,7 @@ def verify(records: str | Path, packed: Path, run: StageRun) -> StageOutput[Veri
     """Verify a packed folder against its records."""
     with mirrored(packed, run.store) as here, open_inputs(records, run.store) as inputs:
         fetch(here / METADATA_NAME)
-        return packs.verify(_RecordsReader(inputs, PackedFolder(here, read_metadata(here)), run), run)
+        return packs.verify(_RecordsReader(inputs, PackedFolder(here, Metadata.read(here)), run), run)
 
 
 class _ReadFile(NamedTuple):
@@ -131,9 +129,7 @@ class _RecordsReader:
             raise FailedError(f"{packed}: group {stored.group}: {difference}")
         for one, other in zip(stored.shards, shards, strict=False):
             if one.crc32c != other.crc32c:
-                raise FailedError(
-                    f"{packed / one.name}: its CRC-32C differs from the manifest of its group; {metadata.remedy}"
-                )
+                raise FailedError(f"{packed / one.name}: its CRC-32C differs from its group's manifest; {metadata.remedy}")
         check_inputs(packed, stored.inputs, inputs, metadata.remedy)
         sizes = [file.sums.record_sizes for file in files if not file.is_input]
         right = GroupManifest(
@@ -151,15 +147,13 @@ class _RecordsReader:
 
     def metadata(self, sums: PackedSums) -> Metadata:
         """Check that each file of the records is that of one manifest; return what metadata.json must state."""
-        names, metadata = sums.input_names, self.folder.metadata
+        names, metadata, packed = sums.input_names, self.folder.metadata, self.folder.path
         if len(set(names)) != len(names):
-            raise FailedError(f"{self.folder.path}: two manifests name the same input file; {metadata.remedy}")
+            raise FailedError(f"{packed}: two manifests name the same input file; {metadata.remedy}")
         known = {*names, *(file.name for file in metadata.bad_files)}
         for name in self._paths:
             if name not in known:
-                raise FailedError(
-                    f"{self.folder.path}: input file {name} is not among those that were packed; {metadata.remedy}"
-                )
+                raise FailedError(f"{packed}: input file {name} is not among those that were packed; {metadata.remedy}")
         self._check_bad_files(names)
         vocabulary = self.inputs.vocabulary
         return Metadata(

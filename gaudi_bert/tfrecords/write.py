@@ -21,9 +21,8 @@ from gaudi_bert.artefacts.base import METADATA_NAME, InputFile, VocabularyInfo, 
 from gaudi_bert.artefacts.completion import Signature
 from gaudi_bert.artefacts.packed import GroupManifest, Metadata, PackedMetadata, PackedSums, of_counts
 from gaudi_bert.artefacts.plan import PlannedGroup, WritablePlan
-from gaudi_bert.artefacts.results import PlainResult, StageOutput
+from gaudi_bert.artefacts.results import PlainResult, StageOutput, StageRun
 from gaudi_bert.artefacts.shards import Shard, SizeArray, index_path, shard_bounds, shard_name, write_index
-from gaudi_bert.artefacts.stage_run import StageRun
 from gaudi_bert.artefacts.store.mirrored_folder import local_copy, mirrored, release
 from gaudi_bert.common.arrays import ByteArray, IntArray
 from gaudi_bert.common.dealing import deal_sequences
@@ -36,7 +35,7 @@ from gaudi_bert.packs import write as packs
 from gaudi_bert.packs.write import PackedOutput
 from gaudi_bert.tfrecords.files import RecordInputs, open_inputs, records_folder
 from gaudi_bert.tfrecords.packed_shards import PackEncoder
-from gaudi_bert.tfrecords.scanning.scan import CompactedFormat, IndexedSequences, RecordScan, map_files
+from gaudi_bert.tfrecords.scan import CompactedFormat, IndexedSequences, RecordScan, map_files
 from gaudi_bert.tfrecords.wire.framing import RecordStream
 from gaudi_bert.tfrecords.wire.schema import PackedSchema, UnpackedSchema
 
@@ -87,11 +86,7 @@ def write(
 
 @dataclass
 class _RecordsWriter:
-    """Packs the groups of a plan of TFRecords; a `GroupWriter`.
-
-    Attributes:
-        buffer: of the group that is packed, of the largest so far.
-    """
+    """Packs the groups of a plan of TFRecords; a `GroupWriter`."""
 
     plan_path: Path
     plan: WritablePlan
@@ -99,7 +94,7 @@ class _RecordsWriter:
     inputs: RecordInputs
     out: Path
     workers: int | None
-    buffer: ByteArray = field(default_factory=lambda: _group_buffer(0))
+    buffer: ByteArray = field(default_factory=lambda: _group_buffer(0))  # of the group that is packed, of the largest so far
     unit = "bytes"
 
     @property
@@ -176,10 +171,8 @@ class _RecordsWriter:
         planned = self.plan.groups[manifest.group]
         right = {"packs": planned.packs, **of_counts(_counts(planned, self.plan.max_sequence_length).tolist())}
         if any(getattr(manifest, key) != value for key, value in right.items()):
-            raise FailedError(
-                f"{manifest_path(self.out, manifest.group)}: {manifest.sequences} sequences, {manifest.packs} packs,"
-                f" not those of the plan; {manifest.remedy}"
-            )
+            path, packs = manifest_path(self.out, manifest.group), count_of(manifest.packs, "pack")
+            raise FailedError(f"{path}: {packs}, {manifest.sequences} sequences, not those of the plan; {manifest.remedy}")
 
     def metadata(self, sums: PackedSums) -> Metadata:
         """Return the metadata of the folder."""
@@ -204,10 +197,8 @@ class _RecordsWriter:
         except (FailedError, InputError) as error:
             raise InputError(f"{self.plan_path}: group {number}: {error}; make the plan again") from error
         if not group.lower_bound <= min(proven, group.packs):
-            raise InputError(
-                f"{self.plan_path}: group {number}: its prices prove {proven} packs, not {group.lower_bound};"
-                " make the plan again"
-            )
+            problem = f"its prices prove {proven} packs, not {group.lower_bound}"
+            raise InputError(f"{self.plan_path}: group {number}: {problem}; make the plan again")
 
 
 def _group_buffer(size: int) -> ByteArray:

@@ -30,7 +30,7 @@ from gaudi_bert.config.pipeline import section_from_mapping
 from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.config.sections import TrainingSettings
 from gaudi_bert.config.values import Engine as EngineChoice
-from gaudi_bert.engines.choose import choose_engine, load_engine
+from gaudi_bert.engines import choose_engine, load_engine
 from gaudi_bert.engines.protocol import Communicator, Model, ModelSpec
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.model.heads import PretrainingHead

@@ -27,7 +27,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Protocol, cast
+from typing import cast
 
 import numpy as np
 
@@ -43,8 +43,13 @@ from gaudi_bert.model.features import as_packed
 from gaudi_bert.reading.global_order import MOST_STREAMS, numbers_of_rank, streams_of
 from gaudi_bert.reading.streams import StoredPacks
 from gaudi_bert.tfrecords.files import find_vocabulary, list_record_files, open_inputs
-from gaudi_bert.tfrecords.packed_folder import ShardPaths, check_before_reading, open_packs, read_metadata
-from gaudi_bert.tfrecords.random_access import RecordFiles, ShardCache
+from gaudi_bert.tfrecords.random_access import (
+    RecordFiles,
+    ShardCache,
+    ShardPaths,
+    check_before_reading,
+    open_packs,
+)
 from gaudi_bert.tfrecords.wire.example import decode_example
 from gaudi_bert.tfrecords.wire.framing import read_records
 from gaudi_bert.tfrecords.wire.schema import PackedSchema, RecordError, UnpackedSchema, check_features, unpacked_schema_of
@@ -60,7 +65,6 @@ class DataSource:
     """Records and their sizes.
 
     Attributes:
-        files: the shards, in the order of the metadata or by name; built on access.
         packing_factor: sequences per record on average; 1 when unpacked.
         identity: what distinguishes these records from others, for the settings of a run.
         cache: of shards in an object store; `path` and `files` are then those of their copies.
@@ -145,12 +149,12 @@ def open_data(path: Path | str, store: StoreSettings | None = None) -> Iterator[
     with mirrored(Path(path), settings) as folder:
         fetch(folder / METADATA_NAME)
         if (folder / METADATA_NAME).exists():
-            metadata = read_metadata(folder)
+            metadata = Metadata.read(folder)
             cache = ShardCache(folder, metadata.shard_table, settings.cache_bytes, settings.connections)
             yield _packed_source(folder, metadata, cache)
             return
     with open_inputs(path, settings) as inputs:
-        fetch(*inputs.paths)
+        fetch(*inputs.sizes)
         yield open_source(inputs.folder)
 
 
@@ -158,7 +162,7 @@ def open_source(path: Path | str) -> DataSource:
     """Return what `path` is: a packed folder, or unpacked records (a folder, a file or a glob)."""
     path = Path(path)
     if path.is_dir() and pack_kind(path) is not None:
-        metadata = read_metadata(path)
+        metadata = Metadata.read(path)
         check_before_reading(path, metadata.shard_table)
         return _packed_source(path, metadata)
     return _unpacked_source(path)
@@ -294,26 +298,17 @@ def _filled(batch: Batch, packs: int, batch_packs: int) -> Batch:
     return cast(Batch, {name: np.pad(values[:packs], [(0, missing), (0, 0)]) for name, values in batch.items()})
 
 
-class _NumberedFiles(Protocol):
-    """Files whose records are read by their numbers; `sizes`: records of each."""
-
-    @property
-    def sizes(self) -> IntArray: ...
-
-    def close_except(self, numbers: Iterable[int]) -> None: ...
-
-
 def evaluation_batches(
     source: DataSource, config: BertConfig, batch_packs: int, rank: int = 0, size: int = 1, take_packs: int | None = None
 ) -> Iterator[Batch]:
     """Every record of a source once; its values are checked for a model."""
-    files = source.open_packs().files
-    read = partial(_checked, source, files, _value_limits(source, config))
-    return each_pack_once(files, read, batch_packs, rank, size, take_packs)
+    packs = source.open_packs()
+    read = partial(_checked, source, packs.files, _value_limits(source, config))
+    return each_pack_once(packs, read, batch_packs, rank, size, take_packs)
 
 
 def each_pack_once(
-    files: _NumberedFiles,
+    stored: StoredPacks,
     read: Callable[[IntArray, IntArray], Batch],
     batch_packs: int,
     rank: int,
@@ -325,6 +320,7 @@ def each_pack_once(
     `read` gives packs by file and number. Process `rank` gets the batches whose number mod `size` is `rank`; shapes are the
     same for all. `take_packs` limits it to the first packs. The files of one batch are open at a time.
     """
+    files = stored.files
     ends = np.cumsum(files.sizes)
     packs = int(ends[-1]) if take_packs is None else min(int(ends[-1]), take_packs)
 

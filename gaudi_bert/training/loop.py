@@ -28,8 +28,7 @@ from gaudi_bert.reading.global_order import ORDER
 from gaudi_bert.training.checkpoint import Checkpoint, Progress, remove_old_checkpoints, write_checkpoint
 from gaudi_bert.training.evaluate import EvaluationSet
 from gaudi_bert.training.input import Batch
-from gaudi_bert.training.metrics import MetricsWriter
-from gaudi_bert.training.mlperf import MlperfLog
+from gaudi_bert.training.logs import MetricsWriter, MlperfLog
 from gaudi_bert.training.objective import Evaluation, Interval, IntervalReport, TrainingStep
 from gaudi_bert.training.run_plan import RunPlan, learning_rate_at
 

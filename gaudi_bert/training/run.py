@@ -24,18 +24,17 @@ from gaudi_bert.artefacts.store.mirrored_folder import fetch, is_mirrored, mirro
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import exclusive_lock, explained_os_errors, read_json, write_json, write_text
 from gaudi_bert.common.launch import find_launch, is_first_process, shares_folders
-from gaudi_bert.common.progress import Reporter
-from gaudi_bert.common.tensorflow_environment import native_lines_to
+from gaudi_bert.common.progress import Reporter, native_lines_to
 from gaudi_bert.common.threads import usable_cores
 from gaudi_bert.config.pipeline import PipelineSettings, load_pipeline
 from gaudi_bert.config.sections import LoopSettings, TrainingSettings
-from gaudi_bert.engines.choose import ChosenEngine, choose_engine, load_engine
+from gaudi_bert.engines import ChosenEngine, choose_engine, load_engine
 from gaudi_bert.engines.protocol import Communicator, Engine, Model, ModelSpec
 from gaudi_bert.training.checkpoint import CHECKPOINT_NAMES, Progress, beginning_of, resume_run, share_state
 from gaudi_bert.training.evaluate import EvaluationSet
 from gaudi_bert.training.input import Batch, TrainingOrder
+from gaudi_bert.training.logs import MlperfLog
 from gaudi_bert.training.loop import R, RunContext, TrainingLoop
-from gaudi_bert.training.mlperf import MlperfLog
 from gaudi_bert.training.objective import GLOBAL, Evaluation, LossDenominators, Objective, TrainingStep
 from gaudi_bert.training.run_plan import RunPlan
 

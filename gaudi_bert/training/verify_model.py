@@ -24,7 +24,7 @@ from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.files import check_model
 from gaudi_bert.common.progress import Reporter, count_of
 from gaudi_bert.config.values import Engine as EngineChoice
-from gaudi_bert.engines.choose import choose_engine, load_engine
+from gaudi_bert.engines import choose_engine, load_engine
 from gaudi_bert.engines.protocol import Engine, Model, ModelSpec
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.model.features import PlacedSequence, Sequence, join_sequences, split_packs

@@ -1,4 +1,4 @@
-"""Results print themselves: their facts for `--json`, lines for people; those of a part are no complete work."""
+"""The parts of many machines are all of the work; results print themselves, and those of a part are no complete work."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 
 from gaudi_bert.artefacts.results import ByRowLength, PlainResult, StageOutput, require_complete, result_of_part, to_json
 from gaudi_bert.common.errors import InputError
+from tests.builders.reporters import a_run
 
 
 def test_a_part_of_the_groups_says_what_they_hold_and_is_not_all() -> None:
@@ -23,3 +24,16 @@ def test_a_part_of_the_groups_says_what_they_hold_and_is_not_all() -> None:
 def test_lines_that_are_of_all_lengths_come_once_at_the_end() -> None:
     several = ByRowLength({128: PlainResult(["a", "all"], {}), 2048: PlainResult(["b", "all"], {})})
     assert several.lines() == ["rows of 128: a", "rows of 2,048: b", "all"]
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3, 7])
+def test_each_group_belongs_to_one_part(parts: int) -> None:
+    shares = [a_run(part=(number, parts)).share_of(range(5)) for number in range(parts)]
+    assert sorted(group for share in shares for group in share) == list(range(5))
+    assert a_run().share_of("abc") == "abc"
+
+
+def test_a_part_is_not_finished_in_the_same_run() -> None:
+    assert [a_run(**how).does_all for how in ({}, {"part": (0, 1)}, {"finish": True})] == [True, False, False]
+    with pytest.raises(InputError, match="--finish and --shard exclude each other"):
+        a_run(part=(0, 2), finish=True)

@@ -44,7 +44,7 @@ def write_bert(folder: Path, seed: int = 1, layers: int = 2, positions: int = 64
     from safetensors.numpy import save_file
 
     from gaudi_bert.model.config import BertConfig, parameter_specs
-    from gaudi_bert.model.huggingface import to_hugging_face
+    from gaudi_bert.training.weights import to_hugging_face
 
     write_tokenizer(folder)
     config = {**CONFIG, "num_hidden_layers": layers, "max_position_embeddings": positions}

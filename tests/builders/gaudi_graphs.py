@@ -119,7 +119,7 @@ def traced_pass(model: Any, batch: BatchArrays, update_loss: UpdateLoss | None =
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    from gaudi_bert.encoders.pooling import widen
+    from gaudi_bert.encoders.feeding import widen
     from gaudi_bert.engines.pytorch.bert import plain_attention
     from gaudi_bert.engines.pytorch.model import TorchBert
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gaudi_bert.config.values import EngineName
-from gaudi_bert.engines.choose import is_installed, load_engine
+from gaudi_bert.engines import is_installed, load_engine
 from gaudi_bert.engines.protocol import ComputeDtype, Model, ModelSpec
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.model.features import Sequence

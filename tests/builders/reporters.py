@@ -10,7 +10,7 @@ import os
 import signal
 from typing import Any
 
-from gaudi_bert.artefacts.stage_run import StageRun
+from gaudi_bert.artefacts.results import StageRun
 from gaudi_bert.common.progress import Reporter
 
 QUIET = Reporter(quiet=True)

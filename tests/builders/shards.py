@@ -1,17 +1,9 @@
-"""The shards of a packed folder: as its manifests have them, changed with their sums, and very many small ones.
-
-    python -m tests.builders.shards DESCRIPTORS FOLDER...
-
-reads an epoch of each folder of packed records or tables with few descriptors, and prints how many files it had open.
-"""
+"""The shards of a packed folder: as its manifests have them, changed with their sums, and very many small ones."""
 
 from __future__ import annotations
 
 import json
 import os
-import resource
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -93,39 +85,3 @@ def mapped_files(folder: Path) -> int:
     """Files of a folder that this process has mapped."""
     lines = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
     return len({line.split()[-1] for line in lines if str(folder) in line})
-
-
-# --- a process that reads them with few descriptors
-
-
-ROOT = Path(__file__).resolve().parents[2]
-
-
-def read_in_a_process(descriptors: int, *folders: Path) -> list[dict]:
-    """What it said of each folder: the packs that it read, and the most files that it had open (but its own) and mapped."""
-    command = [sys.executable, "-m", "tests.builders.shards", str(descriptors), *map(str, folders)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-def main() -> None:
-    descriptors, folders = int(sys.argv[1]), map(Path, sys.argv[2:])
-    resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors, descriptors))
-    print(json.dumps([read(folder) for folder in folders]))
-
-
-def read(folder: Path) -> dict:
-    from gaudi_bert.pytorch import PackedDataset
-
-    packs, own, opened, mapped = 0, 0, 0, 0
-    for number, _ in enumerate(PackedDataset(folder)):
-        own = own or open_files() - mapped_files(folder)
-        packs += 1
-        if number % 50 == 0:
-            opened, mapped = max(opened, open_files() - own), max(mapped, mapped_files(folder))
-    return {"packs": packs, "opened": opened, "mapped": mapped}
-
-
-if __name__ == "__main__":
-    main()

@@ -14,9 +14,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gaudi_bert.artefacts.base import NOTES_NAME
+from gaudi_bert.config.sections import TableSettings
 from tests.builders.command_line import succeed
 
 Row = dict[str, Any]
+
+
+def settings(**changes: Any) -> TableSettings:
+    """Of packs that are soon made."""
+    return TableSettings(**{"max_sequence_length": 61, "shard_multiple": 2, "algorithm": "lpfhp", **changes})
 
 
 def random_rows(count: int, longest: int, seed: int) -> list[Row]:

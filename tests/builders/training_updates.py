@@ -6,7 +6,7 @@ import numpy as np
 
 from gaudi_bert.config.sections import TrainingSettings
 from gaudi_bert.config.values import EngineName
-from gaudi_bert.engines.choose import load_engine
+from gaudi_bert.engines import load_engine
 from gaudi_bert.engines.protocol import Communicator, Model, ModelSpec
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.model.features import join_sequences

@@ -19,7 +19,7 @@ from gaudi_bert.artefacts.results import to_json
 from gaudi_bert.common.errors import StoppedError
 from gaudi_bert.config.pipeline import PipelineSettings, pipeline_from_mapping
 from gaudi_bert.config.sections import TrainingSettings
-from gaudi_bert.engines.tensorflow.horovod import connect
+from gaudi_bert.engines.tensorflow.engine import connect
 from gaudi_bert.training.evaluate import evaluate
 from gaudi_bert.training.jobs.finetune import finetune
 from gaudi_bert.training.jobs.records import train

@@ -11,7 +11,6 @@ import pytest
 
 from gaudi_bert.artefacts.completion import read_signature
 from gaudi_bert.artefacts.packed import Metadata, TableMetadata
-from gaudi_bert.artefacts.plan import Plan
 from gaudi_bert.config.sections import PackingSettings
 from tests.builders import tables
 from tests.builders.command_line import refusal, run_python, succeed
@@ -165,11 +164,6 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_there_is_a_value_of_every_key() -> None:
-    assert set(VALUES) == set(PackingSettings.model_fields)
-    assert all(stored != getattr(PackingSettings(), name) for name, (_, stored) in VALUES.items())
-
-
 def test_plan_takes_every_key(case: PackingCase, tmp_path: Path) -> None:
     counted = case.plan.with_name("histogram.json")
     for name, (text, stored) in VALUES.items():
@@ -177,14 +171,6 @@ def test_plan_takes_every_key(case: PackingCase, tmp_path: Path) -> None:
         succeed("plan", counted, "--out", out, "--set", f"packing.{name}={text}")
         settings = read_signature(out.with_name(f"{name}.settings.json")).settings
         assert settings == {**PackingSettings().model_dump(mode="json"), name: stored}
-
-
-def test_pack_takes_every_key_as_plan_does(case: PackingCase, tmp_path: Path) -> None:
-    typed = [f"--set=packing.{name}={text}" for name, (text, _) in VALUES.items()]
-    succeed("pack", case.records, "--out", tmp_path / "packed", *typed, "--verify")
-    plan = Plan.read(tmp_path / "packed-plan" / "plan.json")
-    assert (plan.depth, plan.masked_slots, plan.shard_multiple, plan.seed) == (2, 17, 3, 7)
-    assert len(Metadata.read(tmp_path / "packed").groups) == len(plan.groups) > 1
 
 
 def test_an_option_and_a_key_are_the_same_and_the_key_wins(case: PackingCase, tmp_path: Path) -> None:

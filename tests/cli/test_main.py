@@ -11,37 +11,16 @@ import threading
 import time
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import pytest
-import typer
 
 from gaudi_bert import __version__
-from gaudi_bert.cli.main import GROUPS, _interrupting_signals, app
-from gaudi_bert.common.errors import install_command
+from gaudi_bert.cli.main import GROUPS, _interrupting_signals
 from tests.builders.command_line import refusal, run_command, run_python, succeed
 from tests.builders.effort import sampled
 from tests.builders.packing_case import PackingCase, make_case
 
 COMMANDS = [name for group in GROUPS.values() for name in group]
-
-
-@pytest.mark.parametrize("name", [*COMMANDS, "k8s status", "k8s logs", "k8s delete", "k8s open"])
-def test_one_word_too_many_is_one_line(name: str, tmp_path: Path) -> None:
-    command: Any = typer.main.get_command(app)
-    for word in name.split():
-        command = command.get_command(None, word)
-    needed = [parameter for parameter in command.params if parameter.required]
-    options = [word for parameter in needed if parameter.param_type_name == "option" for word in (parameter.opts[0], "1")]
-    arguments = [parameter for parameter in command.params if parameter.param_type_name == "argument"]
-    if any(parameter.nargs == -1 for parameter in arguments):
-        pytest.skip("takes any number of words")
-    for extra in (["extra"], ["a.x", "b.x"]):
-        (tmp_path / extra[0]).touch()
-        line = refusal(*name.split(), *options, *["word"] * len(arguments), *extra, folder=tmp_path)
-        assert "unexpected extra argument" in line
-        assert f"{extra[0]}" in line
-        assert f" {name} " in line
 
 
 def test_as_a_module_of_its_own_process() -> None:
@@ -64,6 +43,7 @@ DEMO = Path(__file__).resolve().parents[2] / "pipelines" / "demo.yaml"
         (["prepare", "a.txt", "--out", "o", "--vocab", "v", "--train-vocab", "99"], "exclude each other"),
         (["inspect", "absent"], "absent"),
         (["inspect", "absent", "--record", "x"], "Invalid value for '--record': must be an integer; see: "),
+        (["report", "work", "extra"], "unexpected extra argument(s) (extra); see: "),
         (["pack"], "Missing argument 'RECORDS'; see: "),
         (["pack", "records", "--out"], "Option '--out' requires an argument; see: "),
         (["pack", "records", "--otu", "o"], "No such option: --otu (Possible options: --out, --set); see: "),
@@ -249,24 +229,6 @@ def test_paths_that_cannot_be_are_one_line(case: PackingCase, tmp_path: Path, ar
 def without(modules: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     missing = f"import sys; sys.modules |= dict.fromkeys({modules.split()!r})"
     return run_python(f"{missing}; from gaudi_bert.cli import main; main(sys.argv[1:])", *arguments)
-
-
-@pytest.mark.parametrize(
-    ("modules", "extra", "arguments"),
-    [
-        ("tensorflow torch", "pytorch", ["verify-model"]),
-        ("pyarrow", "parquet", ["pack", "table.parquet", "--out", "packed", "--max-sequence-length", "9"]),
-        ("kubernetes", "kubernetes", ["k8s", "status", "demo.yaml"]),
-    ],
-)
-def test_the_extra_is_named(tmp_path, monkeypatch, modules: str, extra: str, arguments: list[str]) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "table.parquet").write_bytes(b"PAR1")
-    (tmp_path / "demo.yaml").write_text("name: demo")
-    done = without(modules, *arguments)
-    assert done.returncode == 2, done.stderr
-    (line,) = done.stderr.splitlines()
-    assert line.endswith(f"; run: {install_command(extra)}")
 
 
 @pytest.mark.parametrize(

@@ -7,12 +7,15 @@ import itertools
 import re
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gaudi_bert.common.progress import Reporter, human_bytes, human_seconds
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.progress import Reporter, human_bytes, human_seconds, native_lines_to
+from tests.builders.command_line import run_python
 
 
 def test_bytes_and_seconds() -> None:
@@ -95,3 +98,40 @@ def test_work_whose_first_unit_takes_long_shows_that_it_goes_on(monkeypatch: pyt
         while "plan: 0 %" not in stream.getvalue():
             time.sleep(0.001)
     assert stream.getvalue().endswith("\r"), "the line is gone in the end"
+
+
+# --- a log for what is written below Python
+
+
+NATIVE = """
+import os, sys
+from pathlib import Path
+from gaudi_bert.common.progress import Reporter, native_lines_to
+
+reporter = Reporter()
+reporter.say("before")
+with native_lines_to(Path(sys.argv[1])):
+    os.write(2, b"native\\n")
+    reporter.say("inside")
+    print("error: inside", file=sys.stderr)
+    if len(sys.argv) > 2:
+        raise SystemExit("stopped")
+os.write(2, b"native again\\n")
+reporter.say("after")
+"""
+
+
+@pytest.mark.parametrize("ending", [[], ["stop"]])
+def test_only_what_is_below_python_goes_to_the_log(tmp_path: Path, ending: list[str]) -> None:
+    log = tmp_path / "native.log"
+    log.write_text("of the run before\n", encoding="utf-8")
+    done = run_python(NATIVE, log, *ending)
+    last = ["stopped"] if ending else ["native again", "after"]
+    assert done.stderr.splitlines() == ["before", "inside", "error: inside", *last]
+    assert log.read_text(encoding="utf-8").splitlines() == ["of the run before", "native"]
+    assert done.returncode == len(ending)
+
+
+def test_a_log_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no-folder"), native_lines_to(tmp_path / "no-folder" / "native.log"):
+        pass

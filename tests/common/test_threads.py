@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import threading
-import uuid
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
@@ -15,11 +12,10 @@ import numpy as np
 import pytest
 
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.tensorflow_environment import prepare_tensorflow
-from gaudi_bert.common.threads import CGROUPS, each_in_threads, map_in_threads, usable_cores, worker_count
-from gaudi_bert.engines.pytorch.gaudi import prepare_torch
-
-REPOSITORY = Path(__file__).parents[2]
+from gaudi_bert.common.threads import each_in_threads, map_in_threads, usable_cores, worker_count
+from gaudi_bert.engines.pytorch import _prepare_torch
+from gaudi_bert.engines.tensorflow import prepare_tensorflow
+from tests.builders.command_line import run_python
 
 
 @pytest.fixture
@@ -63,42 +59,17 @@ def test_a_limit_of_version_1(tmp_path: Path) -> None:
     assert cores_with(tmp_path, own, **below) == 2
 
 
-@pytest.fixture
-def a_group_of_half_a_core() -> Iterator[Path]:
-    """A control group of this machine, made for this test: its file of members."""
-    if os.cpu_count() == 1:
-        pytest.skip("a limit below one core cannot be seen on one core")
-    version_1 = CGROUPS / "cpu" if (CGROUPS / "cpu").is_dir() else None
-    group = (version_1 or CGROUPS) / f"gaudi-bert-{uuid.uuid4().hex}"
-    try:
-        group.mkdir()
-    except OSError as error:
-        pytest.skip(f"no control groups can be made here: {error}")
-    try:
-        limit = group / ("cpu.cfs_quota_us" if version_1 else "cpu.max")
-        if not limit.exists():
-            pytest.skip("control groups limit no cores here")
-        limit.write_text("50000")
-        yield group / ("tasks" if version_1 else "cgroup.procs")
-    finally:
-        group.rmdir()
-
-
-def test_both_engines_start_as_many_threads_as_a_real_limit_allows(a_group_of_half_a_core: Path) -> None:
+def test_both_engines_start_as_many_threads_as_a_limit_allows() -> None:
     code = (
-        "import os, sys\n"
-        "from pathlib import Path\n"
-        "Path(sys.argv[1]).write_text(str(os.getpid()))\n"
+        "import os\n"
+        "from gaudi_bert.common import threads\n"
+        "threads.limited_cores = lambda: 3\n"
+        "for name in [name for name in os.environ if name.startswith(('OMP_', 'TF_'))]: del os.environ[name]\n"
         "import gaudi_bert.engines.pytorch, gaudi_bert.engines.tensorflow\n"
         "print(*map(os.environ.get, ('OMP_NUM_THREADS', 'TF_NUM_INTRAOP_THREADS', 'TF_NUM_INTEROP_THREADS')))\n"
     )
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "TF_"))}
-    environment["PYTHONPATH"] = str(REPOSITORY)
-    command = [sys.executable, "-c", code, str(a_group_of_half_a_core)]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-    if "PermissionError" in done.stderr:
-        pytest.skip("this process may not enter a control group")
-    assert done.stdout.split() == ["1", "1", "1"], done.stderr
+    done = run_python(code)
+    assert done.stdout.split() == ["3", "3", "3"], done.stderr
 
 
 @pytest.mark.usefixtures("_a_machine_of_96_cores")
@@ -106,7 +77,7 @@ def test_what_the_user_has_set_stays() -> None:
     chosen = {"OMP_NUM_THREADS": "7", "TF_NUM_INTRAOP_THREADS": "5", "TF_NUM_INTEROP_THREADS": "3"}
     environment = dict(chosen)
     prepare_tensorflow(environment)
-    prepare_torch(environment)
+    _prepare_torch(environment)
     assert environment | chosen == environment
 
 

@@ -55,31 +55,17 @@ def test_docstrings_are_those_of_modules_classes_and_functions_wherever_they_sta
     ]
 
 
-def test_every_built_in_text_is_there_and_about_as_long_as_stated() -> None:
+def test_every_built_in_text_is_there_about_as_long_as_stated_and_without_repetition() -> None:
     for name, size in BUILT_IN_TEXTS.items():
         texts = python_texts(name)
         agree(sum(map(len, texts.values())), size, 0.2)
-        assert json.loads(json.dumps(texts)) == texts
-    assert gc.isenabled()
-
-
-def test_the_topics_are_few_long_documents_without_repetition() -> None:
-    documents = documentation_documents(python_texts("python-docs"))
-    assert len(documents) > 60
-    assert sum(map(len, documents)) > 3000
-    long_sentences = [sentence for document in documents for sentence in document if len(sentence) > 150]
-    assert len(set(long_sentences)) > 0.99 * len(long_sentences), "paragraphs are not repeated"
-    assert not any(set(sentence) <= set("=*-~^+|# ") for document in documents for sentence in document)
-
-
-def test_the_docstrings_are_many_short_documents_without_repetition() -> None:
-    texts = python_texts("python-docstrings")
+        documents = documentation_documents(texts)
+        assert len(documents) > (60 if name == "python-docs" else 5000)
+        long_sentences = [sentence for document in documents for sentence in document if len(sentence) > 150]
+        assert len(set(long_sentences)) > 0.98 * len(long_sentences), "paragraphs are not repeated"
     assert texts["json.dumps"].split() == (json.dumps.__doc__ or "").split()
     assert not {"idlelib", "lib2to3", "test", "this"} & {name.split(".")[0] for name in texts}
-    documents = documentation_documents(texts)
-    assert len(documents) > 5000
-    paragraphs = [" ".join(document) for document in documents if sum(map(len, document)) > 100]
-    assert len(set(paragraphs)) == len(paragraphs)
+    assert gc.isenabled()
 
 
 SHORT = """The "short" topic

@@ -86,17 +86,6 @@ print(len(compiled.buffer))
     assert python(docker, image, code) == "0"
 
 
-def test_a_processor_without_the_needed_instructions_still_packs(docker: Docker) -> None:
-    code = """
-import os
-from gaudi_bert.common.compiled import fall_back_to_own_processor
-fall_back_to_own_processor(frozenset())
-from gaudi_bert.common import crc32c
-print(crc32c.crc32c(b"123456789") == 0xE3069283, "NUMBA_CPU_NAME" in os.environ)
-"""
-    assert python(docker, DATA, code) == "True False"
-
-
 def test_an_image_of_gaudi_keeps_the_vendors_packages(docker: Docker) -> None:
     """On a stand-in for the vendor's image: made-up TensorFlow, Horovod and bridge of the right names and versions."""
     stand_in = ROOT / "tests" / "docker" / "stand-in"

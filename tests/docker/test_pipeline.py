@@ -6,10 +6,8 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -35,11 +33,6 @@ packing: {depth: 5, shard_multiple: 4}
 model: {hidden_size: 10, num_hidden_layers: 1, num_attention_heads: 2, intermediate_size: 14}
 training: {device: cpu, global_batch_sequences: 12, micro_batch_packs: 2, updates: 6, warmup_updates: 2,
            save_every_updates: 3, evaluate_every_updates: 6, log_every_updates: 1}
-"""
-TINY_TASK = """
-task: {name: classification}
-finetune: {data: rows.jsonl, evaluation_data: rows.jsonl, max_sequence_length: 37, depth: 3, epochs: 2, batch_sequences: 5}
-predict: {data: rows.jsonl}
 """
 SENTENCES = "The river runs under the stone. A quick delta sings. Green alpha is over beta.\nGamma is the river's stone.\n"
 DATA_STAGES = "prepare,histogram,plan,write,verify"
@@ -103,42 +96,6 @@ def test_the_demo_packs_the_same_bytes_as_without_containers(docker: Docker, tmp
     assert again.stdout.count("nothing to do") >= 5
 
 
-def test_sigterm_saves_a_checkpoint_and_the_same_command_goes_on(docker: Docker, tiny: Path) -> None:
-    assert command_line(tiny, "run", "tiny.yaml", "--on", "docker", "--stages", DATA_STAGES).returncode == 0
-    command = ["run", "tiny.yaml", "--on", "docker", "--stages", "train", "--set", "training.updates=100000"]
-    process = subprocess.Popen([sys.executable, "-m", "gaudi_bert", *command], cwd=tiny, stderr=subprocess.PIPE, text=True)
-    assert process.stderr is not None
-    metrics = tiny / "work" / "tiny" / "train" / "metrics.jsonl"
-    until = time.monotonic() + 180
-    while time.monotonic() < until and not (metrics.exists() and metrics.stat().st_size):
-        time.sleep(0.2)
-    process.send_signal(signal.SIGTERM)
-    said = process.communicate(timeout=180)[1]
-    assert process.returncode == 75, said
-    assert "run the same command again to resume" in said.splitlines()[-1]
-    assert any((tiny / "work" / "tiny" / "train" / "checkpoints").iterdir())
-    assert leftovers(docker, tiny) == ""
-
-
-def test_a_task_is_learnt_and_answered_as_without_containers(docker: Docker, tiny: Path) -> None:
-    assert command_line(tiny, "run", "tiny.yaml", "--on", "docker", "--stages", f"{DATA_STAGES},train").returncode == 0
-    shutil.copytree(tiny / "work", tiny / "local")
-    words = SENTENCES.replace(".", "").lower().split()
-    rows = [{"text": " ".join(words[first : first + 2 + first % 5]), "label": "ab"[first % 2]} for first in range(13)]
-    (tiny / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (tiny / "task.yaml").write_text(TINY + TINY_TASK)
-    threads = ("--set", "training.threads=1")
-    done = command_line(tiny, "run", "task.yaml", "--on", "docker", "--stages", "finetune,predict", *threads)
-    assert done.returncode == 0, done.stderr
-    local = command_line(tiny, "run", "task.yaml", "--work", "local", "--stages", "finetune,predict", *threads)
-    assert local.returncode == 0, local.stderr
-    made, alone = (contents(tiny / work / "tiny") for work in ("work", "local"))
-    for name in ("finetune/metrics.json", "finetune/predictions.jsonl", "predict/predictions.jsonl"):
-        assert made[name] == alone[name], name
-    assert [json.loads(line)["label"] in "ab" for line in made["predict/predictions.jsonl"].splitlines()] == [True] * 13
-    assert leftovers(docker, tiny) == ""
-
-
 # --- from and to a bucket: the bytes of a run on a disk, and no secret left
 
 
@@ -181,19 +138,6 @@ def test_a_bucket_on_loopback(on_disk: Path, s3: S3Server, docker: Docker, tmp_p
     assert list((tmp_path / "scratch").iterdir()) == [], "scratch is left"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["scratch", "tiny.yaml"]
     assert docker("ps", "--all", "--quiet", "--filter", "label=gaudi-bert.work=s3://bucket/docker/work/tiny").stdout == ""
-
-
-def test_two_processes_in_a_bucket(on_disk: Path, s3: S3Server, docker: Docker, tmp_path: Path) -> None:
-    workers = ("--stages", "train", "--set", "resources.workers=2", "--set", "training.updates=4")
-    objects = Objects(quick(s3.endpoint))
-    upload(on_disk / "work" / "tiny" / "packed", "s3://bucket/two/tiny/packed", objects)
-    (tmp_path / "tiny.yaml").write_text(f'{TINY_STORED}store: {{endpoint_url: "{s3.endpoint}"}}\n')
-    done = command_line(tmp_path, "run", "tiny.yaml", "--on", "docker", "--work", "s3://bucket/two", *workers)
-    assert done.returncode == 0, done.stderr
-    metrics = objects.read("s3://bucket/two/tiny/train/metrics.jsonl")
-    local = command_line(on_disk, "run", "tiny.yaml", *workers, "--overwrite")
-    assert local.returncode == 0, local.stderr
-    identical(losses(metrics), losses((on_disk / "work" / "tiny" / "train" / "metrics.jsonl").read_bytes()))
 
 
 # --- the workflow that docs/ci-example gives to users: its steps are run, in order, as a runner would

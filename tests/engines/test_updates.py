@@ -16,7 +16,7 @@ pytest.importorskip("torch", exc_type=ImportError)
 pytest.importorskip("tensorflow", exc_type=ImportError)
 
 from gaudi_bert.config.sections import TrainingSettings
-from gaudi_bert.engines.choose import load_engine
+from gaudi_bert.engines import load_engine
 from gaudi_bert.engines.protocol import Communicator, ModelSpec, UpdateLoss, UpdateScalars
 from gaudi_bert.model.config import initial_value, parameter_specs
 from gaudi_bert.model.features import join_sequences

@@ -50,38 +50,16 @@ def _job(item: Json) -> Iterator[str]:
     spec, step = item["spec"], step_of(item)
     pod = spec["template"]["spec"]
     command = pod["containers"][0]["command"]
-    pods, retries = spec.get("completions", 1), spec.get("backoffLimit", 0)
+    pods = spec.get("completions", 1)
     if pods != spec.get("parallelism", 1):
         yield f"completions {pods}, parallelism {spec.get('parallelism')}"
-    if step in INDEXED and spec.get("completionMode") == "Indexed":
-        if f"--shard $(JOB_COMPLETION_INDEX)/{pods}" not in " ".join(command):
-            yield "its pods do not say which part is theirs"
-        if spec.get("backoffLimitPerIndex", 0) < 3 and retries < 3 * pods:
-            yield f"{pods} pods share {retries} retries"
+    is_shared = step in INDEXED and spec.get("completionMode") == "Indexed"
+    if is_shared and f"--shard $(JOB_COMPLETION_INDEX)/{pods}" not in " ".join(command):
+        yield "its pods do not say which part is theirs"
     if step.removesuffix("-finish") not in command or ("--finish" in command) != step.endswith("-finish"):
         yield f"does not run the stage {step}"
-    cards = int(pod["containers"][0]["resources"]["limits"].get(CARDS, "0"))
-    if step in ("train", "finetune"):
-        yield from _stopping(pod, command)
-        starts = _processes(command) if "-np" in command else int(_told(pod).get("PET_NPROC_PER_NODE", cards))
-        if cards > 1 and starts != cards:
-            yield f"starts {starts} processes for {cards} cards"
-
-
-def _told(pod: Json) -> dict[str, str]:
-    return {variable["name"]: variable.get("value", "") for variable in pod["containers"][0]["env"]}
-
-
-def _stopping(pod: Json, command: Sequence[str]) -> Iterator[str]:
-    """Whether training has time to save a checkpoint when its pod is stopped."""
-    if pod.get("terminationGracePeriodSeconds", 30) < 60:
+    if step in ("train", "finetune") and pod.get("terminationGracePeriodSeconds", 30) < 60:
         yield "is killed before a checkpoint is saved"
-    if "-np" in command and "gaudi_bert.runners.stop_ranks" not in command:
-        yield "mpirun kills its processes when they are asked to stop, before a checkpoint is saved"
-
-
-def _processes(command: Sequence[str]) -> int:
-    return int(command[command.index("-np") + 1])
 
 
 def _mpijob(item: Json) -> Iterator[str]:
@@ -91,8 +69,9 @@ def _mpijob(item: Json) -> Iterator[str]:
     slots, workers = spec["slotsPerWorker"], worker["replicas"]
     cards = int(pods[1]["containers"][0]["resources"]["limits"].get(CARDS, "0"))
     command = pods[0]["containers"][0]["command"]
-    if slots != max(cards, 1) or _processes(command) != slots * workers:
-        yield f"mpirun -np {_processes(command)} for {workers} workers with {slots} slots and {cards} cards"
+    processes = int(command[command.index("-np") + 1])
+    if slots != max(cards, 1) or processes != slots * workers:
+        yield f"mpirun -np {processes} for {workers} workers with {slots} slots and {cards} cards"
     if CARDS in pods[0]["containers"][0]["resources"]["limits"]:
         yield "its launcher holds cards"
     if spec["runPolicy"]["schedulingPolicy"]["minAvailable"] != workers:
@@ -108,8 +87,8 @@ def _mpijob(item: Json) -> Iterator[str]:
     for variable in pods[0]["containers"][0].get("env", []):
         if variable["name"] not in passed:
             yield f"{variable['name']} does not reach the processes: no -x"
-    for pod in pods:
-        yield from _stopping(pod, command)
+    if any(pod.get("terminationGracePeriodSeconds", 30) < 60 for pod in pods):
+        yield "is killed before a checkpoint is saved"
 
 
 # --- one pod: volumes, resources, security; checks yield problems as text
@@ -141,14 +120,6 @@ def _volumes(spec: Json) -> Iterator[str]:
     used = {mount["name"] for container in containers(spec) for mount in container.get("volumeMounts", [])}
     if used != set(names):
         yield f"volumes {names}, mounted {sorted(used)}"
-    limits = max(amount(container["resources"]["limits"]["memory"]) for container in spec["containers"])
-    for volume in spec.get("volumes", []):
-        empty = volume.get("emptyDir", {})
-        asked = spec["containers"][0]["resources"]["requests"].get("ephemeral-storage")
-        if volume["name"] == "scratch" and empty.get("sizeLimit") != asked:
-            yield f"scratch of {empty} is not the ephemeral storage that is asked for, {asked}"
-        if "medium" in empty and amount(empty["sizeLimit"]) > limits:
-            yield f"shared memory of {empty['sizeLimit']} is more than the memory limit"
     for container in containers(spec):
         paths = [mount["mountPath"] for mount in container.get("volumeMounts", [])]
         if container["securityContext"].get("readOnlyRootFilesystem") and "/tmp" not in paths:

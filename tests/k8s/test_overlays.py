@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from collections.abc import Callable
@@ -49,11 +48,6 @@ def test_every_overlay_can_be_applied(built: dict[str, list[Json]]) -> None:
     """Nothing that it refers to is left out; `test_rendered.py` holds what is rendered to the schemas."""
     for overlay, objects in built.items():
         assert (overlay, check_manifests(objects)) == (overlay, [])
-
-
-def test_the_gaudi_overlay_holds_no_card_while_data_are_packed(built: dict[str, list[Json]]) -> None:
-    assert "habana.ai/gaudi" not in json.dumps(built["gaudi"])
-    assert "habana.ai/gaudi" in json.dumps(built["gaudi/training"])
 
 
 def test_all_pods_of_the_cpu_overlay_fit_a_node_of_two_cores(built: dict[str, list[Json]]) -> None:

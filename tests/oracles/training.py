@@ -1,17 +1,8 @@
-"""AdamW, LAMB and the learning rate as their papers write them: one variable after the other, numpy, float64."""
+"""AdamW and LAMB as their papers write them: one variable after the other, numpy, float64."""
 
 from __future__ import annotations
 
 import numpy as np
-
-
-def learning_rate(update, peak, warmup, updates, power, decay_from="warmup"):
-    if warmup and update <= warmup:
-        return peak / warmup * update
-    if decay_from == "start":
-        return peak * ((updates - update + 1) / updates) ** power
-    steps = updates - warmup + 1
-    return peak * ((steps - (update - warmup)) / steps) ** power
 
 
 def clip(gradients, largest):

@@ -80,7 +80,7 @@ def test_every_number_of_a_packing() -> None:
     assert packing.lower_bound == limits["lower_bound"]
     assert packing.gap == row["packs"] - limits["lower_bound"]
     assert (packing.depth_used, len(packing.mixture)) == (3, row["n_strategies"])
-    assert packing.token_bound == 39_713
+    assert histogram.token_bound == 39_713
 
 
 @given(histogram=small_histograms(9, 2), depth=st.integers(1, 4))

@@ -128,16 +128,6 @@ def test_a_part_is_planned_for_all(seed: int, max_length: int, depth: int, plann
     assert packs_of(mixture) <= every * packs_of(pack_longest_first(parts[0], depth)) + every
 
 
-@pytest.mark.slow
-def test_very_many_sequences_are_packed_as_well_as_few() -> None:
-    """Ten million sequences, and not multiples of a smaller set."""
-    counts = lognormal(5000, 10**6) * 10 + np.random.default_rng(4).integers(0, 10, 5000)
-    optimum = _pack_optimally(counts, 8)
-    check_mixture(optimum.mixture, Histogram(len(counts), counts), 8)
-    assert check_certificate(optimum.certificate, counts) == optimum.certificate.bound
-    assert optimum.gap <= 2e-4 * optimum.certificate.bound
-
-
 @pytest.mark.parametrize("algorithm", ["nnls", "optimal"])
 @pytest.mark.parametrize("depth", [3, "max"])
 def test_of_very_many_lengths_a_part_is_planned(algorithm: str, depth: int | str, monkeypatch: pytest.MonkeyPatch) -> None:

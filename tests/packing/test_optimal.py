@@ -16,7 +16,7 @@ from gaudi_bert.packing.certificate import check_certificate
 from gaudi_bert.packing.exact.bounds import prove_bound
 from gaudi_bert.packing.exact.optimal import NEAR_WORK, _pack_optimally, solve_optimally
 from gaudi_bert.packing.heuristics import pack_longest_first
-from gaudi_bert.packing.histogram import MOST_SLOTS, Histogram
+from gaudi_bert.packing.histogram import Histogram
 from gaudi_bert.packing.mixture import Work, check_mixture, packs_of
 from gaudi_bert.packing.nnls import _iterative_nnls, pack_by_nnls
 from tests.builders.effort import LONG, sampled
@@ -196,14 +196,6 @@ def test_few_lengths_are_exact_and_more_depth_is_never_worse(
         assert check_certificate(packing.certificate, counts) == packing.lower_bound == packing.packs
 
 
-@pytest.mark.slow  # each takes a gigabyte
-@pytest.mark.parametrize("depth", FEW_DEPTHS)
-def test_two_lengths_in_the_longest_packs(depth: int | str) -> None:
-    counts = counts_of({0.5: 1000, 0.5 + 1 / MOST_SLOTS: 1000}, MOST_SLOTS)
-    packing = pack_histogram(Histogram(MOST_SLOTS, counts), "optimal", depth)
-    assert check_certificate(packing.certificate, counts) == packing.lower_bound == packing.packs == 1500
-
-
 # --- hard instances: of the literature, and made with large counts or many lengths
 
 
@@ -252,14 +244,6 @@ def test_large_counts(name: str, depth: int) -> None:
     counts[lengths[-1] - 1] += 7
     packs, bound = solved(counts, min(depth, max_length))
     assert packs - bound <= 1 + bound // 10**12
-
-
-@pytest.mark.slow
-def test_a_thousand_lengths_of_a_quarter_of_a_pack() -> None:
-    counts = np.zeros(8192, dtype=np.int64)
-    counts[1638:2730] = np.random.default_rng(0).integers(0, 10**6, 1092)
-    packs, bound = solved(counts, 8192)
-    assert packs == bound
 
 
 def test_twelve_sequences_are_searched_before_anything_is_rounded() -> None:

@@ -103,15 +103,6 @@ def test_depth_max_stores_the_depth_that_is_used(tmp_path: Path) -> None:
     assert made["masked_slots"] == 3 + made["depth"]
 
 
-def test_masked_slots_are_honoured_or_refused(tmp_path: Path) -> None:
-    source = write(tmp_path / "histogram.json", histogram(2, 300))
-    usual = plan([source], tmp_path / "usual.json", settings(), a_run())
-    assert usual.content.masked_slots_needed <= usual.content.masked_slots == 6
-    assert plan([source], tmp_path / "more.json", settings(masked_slots=9), a_run()).content.masked_slots == 9
-    with pytest.raises(InputError, match="masked_slots is 5, these packs need 6"):
-        plan([source], tmp_path / "none.json", settings(masked_slots=5), a_run())
-
-
 @pytest.fixture
 def many(tmp_path: Path) -> list[Path]:
     """A histogram of 150 files in three."""

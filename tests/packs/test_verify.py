@@ -18,13 +18,12 @@ from gaudi_bert.config.sections import TableSettings
 from gaudi_bert.packing.certificate import simple_certificate
 from gaudi_bert.packs.verify import PackedFolder
 from gaudi_bert.tfrecords.verify import verify
-from gaudi_bert.tfrecords.wire.framing import frame, read_records
 from tests.builders import tables
 from tests.builders.folders import contents
 from tests.builders.machines import make_read_only, small_disk
 from tests.builders.packing_case import make_case
 from tests.builders.reporters import a_run
-from tests.builders.shards import mend_sums, notes_of
+from tests.builders.shards import notes_of
 
 GROUPS = 5
 
@@ -130,19 +129,6 @@ def test_a_verification_of_other_packs_is_refused(records: Case, tmp_path: Path)
     proof.model_copy(update={"packs_sha256": "0" * 64}).write(tmp_path)
     with pytest.raises(InputError, match="is of other packs"):
         Verification.read_of(tmp_path, Metadata.read(records.packed))
-
-
-def test_what_is_wrong_is_found_by_the_part_that_has_the_group(records: Case, tmp_path: Path) -> None:
-    packed = copied(records, tmp_path)
-    shard = max(packed.glob("packed-00001-*"), key=lambda path: path.stat().st_size)
-    payloads = list(read_records(shard))
-    shard.write_bytes(b"".join(frame(payload) for payload in [*payloads[1:], payloads[1]]))
-    mend_sums(packed, 1)
-    verify(records.source, packed, a_run(part=(0, 2)))
-    with pytest.raises(FailedError, match=r"group 1: \d+ sequences of the records are missing"):
-        verify(records.source, packed, a_run(part=(1, 2)))
-    with pytest.raises(FailedError, match="not every part is verified"):
-        verify(records.source, packed, a_run(finish=True))
 
 
 def test_input_files_that_are_missing_or_new(records: Case, tmp_path: Path) -> None:

@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 
 from gaudi_bert.artefacts.base import NOTES_NAME
+from gaudi_bert.artefacts.packed import Metadata
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.sections import TableSettings
 from gaudi_bert.reading.global_order import WINDOW_PACKS, regions_of_groups
 from gaudi_bert.tables.pack import pack_table
-from gaudi_bert.tfrecords.packed_folder import read_metadata
 from gaudi_bert.tfrecords.wire.example import decode_example
 from gaudi_bert.tfrecords.wire.framing import read_records
 from tests.builders.agree import identical
 from tests.builders.effort import tries
 from tests.builders.packing_case import PackingCase, make_case
 from tests.builders.reporters import a_run
-from tests.builders.shards import read_in_a_process, shards_of, write_many_shards
+from tests.builders.shards import shards_of
 from tests.oracles.global_order import dealt_epoch
 
 torch = pytest.importorskip("torch", reason="PYTORCH MISSING: install the extra dev to test packs for PyTorch")
@@ -45,7 +45,7 @@ def epochs(case: PackingCase) -> list[list[bytes]]:
     packs = [
         [decode_example(each) for each in read_records(case.packed / shard.name)] if shard.packs else [] for shard in shards
     ]
-    metadata = read_metadata(case.packed)
+    metadata = Metadata.read(case.packed)
     regions = regions_of_groups(metadata.shard_table.group_sizes, metadata.input_files, metadata.seed).tolist()
     return [
         [
@@ -167,40 +167,6 @@ def test_workers_without_the_batch_size_are_refused(case: PackingCase) -> None:
         next(iter(torch.utils.data.DataLoader(dataset, batch_size=2, collate_fn=batch_ids, num_workers=2)))
 
 
-def write_tables(folder: Path, packed: Path, group_rows: int) -> list[dict]:
-    """The packs as two packed tables with one more column; every row."""
-    pyarrow = pytest.importorskip("pyarrow")
-    from pyarrow import parquet
-
-    rows = [{**row, "score": np.arange(29) / 2} for row in PackedDataset(packed)]
-    folder.mkdir()
-    for number in range(2):
-        columns = {}
-        for name in rows[0]:
-            values = [row[name].tolist() for row in rows[number::2]]
-            kind = pyarrow.float32() if name == "score" else pyarrow.int32()
-            columns[name] = pyarrow.array(values, pyarrow.list_(kind))
-        parquet.write_table(pyarrow.table(columns), folder / f"packed-00000-{number:05d}.parquet", row_group_size=group_rows)
-    return rows
-
-
-@pytest.mark.parametrize("group_rows", [7, 1000])
-def test_packed_tables_are_read_in_the_same_way(case: PackingCase, tmp_path: Path, group_rows: int) -> None:
-    rows = write_tables(tmp_path / "tables", case.packed, group_rows)
-    dataset = PackedDataset(tmp_path / "tables", seed=SEED)
-    actual = list(dataset)
-    assert sorted(ids(actual)) == sorted(ids(rows))
-    assert ids(actual) != ids(list(dataset))
-    by_ids = {row["input_ids"].tobytes(): row for row in rows}
-    for row in actual:
-        expected = by_ids[row["input_ids"].astype(np.int32).tobytes()]
-        assert set(row) == set(expected)
-        assert all(np.array_equal(row[name], expected[name]) for name in row)
-    sizes = [len(rows[0::2]), len(rows[1::2])]
-    order = dealt_epoch(sizes, SEED, 0, [min(group_rows, size) for size in sizes])
-    assert ids(actual) == ids([rows[2 * record + shard] for shard, record in order])
-
-
 def test_what_cannot_work_is_refused_in_one_line(case: PackingCase, tmp_path: Path) -> None:
     dataset = PackedDataset(case.packed)
     (tmp_path / "packed-1.parquet").write_bytes(b"no table")
@@ -227,28 +193,6 @@ def test_what_cannot_work_is_refused_in_one_line(case: PackingCase, tmp_path: Pa
         with pytest.raises(InputError, match=named) as caught:
             refused()
         assert "\n" not in str(caught.value)
-
-
-# --- hundreds of shards and tables (thousands in the long form) with an eighth of the descriptors that a process has
-
-SHARDS, MOST_OPEN = tries(664, 2656), 100
-
-
-@pytest.mark.slow
-@pytest.mark.repeated
-def test_many_shards_and_many_tables_are_read_with_few_of_them_open(case: PackingCase, folders, tmp_path: Path) -> None:
-    pyarrow = pytest.importorskip("pyarrow")
-    pytest.importorskip("pyarrow.parquet")
-    packed = write_many_shards(tmp_path / "packed", case.packed, SHARDS)
-    (tmp_path / "tables").mkdir()
-    source = sorted(folders[1].glob("packed-*.parquet"))[0]
-    for number in range(SHARDS):
-        shutil.copyfile(source, tmp_path / "tables" / f"packed-00000-{number:05d}.parquet")
-    records, tables = read_in_a_process(128, packed, tmp_path / "tables")
-    assert records["packs"] == read_metadata(packed).packs
-    assert tables["packs"] == SHARDS * pyarrow.parquet.read_metadata(source).num_rows
-    assert 16 < records["mapped"] <= MOST_OPEN
-    assert max(records["opened"], tables["opened"]) <= MOST_OPEN
 
 
 # --- packs by their numbers are the folder's, in any order
@@ -286,6 +230,19 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     settings = {"max_sequence_length": L, "too_long": "split", "input_column": "tokens", "shard_multiple": 3}
     pack_table(table, folder / "packed", TableSettings(**settings, group_sequences=80), a_run())
     return table, folder / "packed"
+
+
+def test_packed_tables_are_read_in_the_same_way(folders) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    paths = sorted(folders[1].glob("packed-*.parquet"))
+    rows = [parquet.read_table(path).to_pylist() for path in paths]
+    windows = [parquet.ParquetFile(path).metadata.row_group(0).num_rows for path in paths]
+    dataset = PackedDataset(folders[1], seed=SEED)
+    actual = list(dataset)
+    order = dealt_epoch(list(map(len, rows)), SEED, 0, windows)
+    for row, (file, number) in zip(actual, order, strict=True):
+        assert {name: list(values) for name, values in row.items()} == rows[file][number]
+    assert ids(actual) != ids(list(dataset))
 
 
 def test_a_sampler_may_decide_the_order(folders) -> None:

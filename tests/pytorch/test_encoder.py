@@ -28,6 +28,7 @@ POOLED = {
     "cls": lambda hidden: hidden[0, 0],
     "mean": lambda hidden: hidden[0].mean(0),
     "max": lambda hidden: hidden[0].max(0).values,
+    "last": lambda hidden: hidden[0, -1],
 }
 
 

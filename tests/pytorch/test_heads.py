@@ -16,7 +16,6 @@ transformers = pytest.importorskip("transformers")
 pytest.importorskip("tensorflow", reason="TENSORFLOW MISSING: the heads are compared with those of our trainer")
 
 from gaudi_bert.model.config import BertConfig  # noqa: E402
-from gaudi_bert.model.huggingface import to_hugging_face  # noqa: E402
 from gaudi_bert.pytorch import (  # noqa: E402
     PackCollator,
     PackedBertForPreTraining,
@@ -32,6 +31,7 @@ from gaudi_bert.training.input import (  # noqa: E402
     open_source,
     training_batches,
 )
+from gaudi_bert.training.weights import to_hugging_face  # noqa: E402
 from tests.builders.model_packs import pretraining_model  # noqa: E402
 
 SEED, PACKS = 9, 12

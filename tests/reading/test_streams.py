@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gaudi_bert.artefacts.packed import Metadata
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.reading.global_order import WINDOW_PACKS, GlobalOrder, numbers_of_rank
 from gaudi_bert.reading.streams import ShardFiles, StoredPacks, StreamReader
-from gaudi_bert.tfrecords.packed_folder import open_shards, read_metadata
+from gaudi_bert.tfrecords.random_access import open_shards
 from tests.builders.agree import identical
 from tests.builders.packing_case import make_case
 from tests.builders.properties import examples
@@ -138,7 +139,7 @@ def test_a_shard_that_cannot_be_opened_is_reported_when_it_is_read() -> None:
 def test_a_process_has_the_shards_of_its_streams_open_until_nobody_refers_to_them(tmp_path: Path, index: bool) -> None:
     case = make_case(tmp_path / "case")
     folder = write_many_shards(tmp_path / "many", case.packed, 331, index=index)
-    metadata = read_metadata(folder)
+    metadata = Metadata.read(folder)
     order, before, most = GlobalOrder(metadata.shard_table.packs, 3), open_files(), 0
     files = open_shards(folder, metadata)
     reader = StreamReader(files, order, 3, 4)

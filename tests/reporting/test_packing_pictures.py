@@ -88,15 +88,6 @@ def test_slots_are_to_scale() -> None:
     assert "proven bound: 20 rows" in words_in(axes)
 
 
-def test_titles_say_the_numbers_and_the_most_used_strategies_come_first() -> None:
-    title = FIGURES["histogram"]().axes[0].get_title()
-    assert all(figure in title for figure in ("118", "83.1 %", "105", "108"))
-    assert [label.get_text() for label in FIGURES["depth"]().axes[0].get_xticklabels()] == ["1", "2", "3", "max"]
-    words = words_in(pictures.draw_mixture({(1, 2): 5, (10,): 90, (3, 3, 3): 5, (4, 6): 1}, 10, most=3).axes[0])
-    assert [word for word in words if word.endswith("%")] == ["89.11 %", "4.95 %", "4.95 %"]
-    assert "3 of 4 strategies, 99.0 % of 101 packs" in words
-
-
 @pytest.mark.parametrize("count", [0, 1, 5])
 def test_curves_of_few_and_of_no_reports(count: int) -> None:
     points = [(10 * number, 0.1 * number) for number in range(count)]

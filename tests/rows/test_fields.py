@@ -6,7 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow
 import pytest
+from pyarrow import csv, parquet
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.sections import TaskSettings
@@ -140,3 +142,15 @@ def test_a_hundred_thousand_names_are_looked_up_once_each(tmp_path: Path) -> Non
     path = write(tmp_path / "x.jsonl", "\n".join(lines))
     found = read_rows(path, "classification", TaskSettings(labels=str(labels)), labelled=True)
     assert [row.label for row in found] == names[::-1]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_numbered_negatives_are_read_in_the_order_of_their_numbers(tmp_path: Path, kind: str) -> None:
+    columns = {"text": ["q", "q"], "anchor": ["a", "f"], "positive": ["b", "g"], "negative_10": ["e", None]}
+    table = pyarrow.table({**columns, "negative_2": ["d", "i"], "negative_1": ["c", "h"]})
+    path = tmp_path / f"x.{kind}"
+    (csv.write_csv if kind == "csv" else parquet.write_table)(table, path)
+    said: list[str] = []
+    found = list(read_rows(path, "embedding", TaskSettings(), labelled=True, say=said.append))
+    assert [row[1] for row in found] == [("a", "b", "c", "d", "e"), ("f", "g", "h", "i")]
+    assert "anchor, positive, negative_1, negative_2, negative_10;" in said[0]

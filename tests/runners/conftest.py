@@ -30,9 +30,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeApiS
 @pytest.fixture
 def cluster(server: FakeApiServer) -> Cluster:
     """A client that does not wait between attempts."""
-    connected = Cluster("gaudi-bert")
-    connected.connection.sleep = lambda seconds: None
-    return connected
+    return Cluster("gaudi-bert", sleep=lambda seconds: None)
 
 
 @pytest.fixture

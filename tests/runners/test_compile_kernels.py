@@ -14,18 +14,19 @@ import tempfile
 from pathlib import Path
 import numpy as np
 from numba.core import event
-from gaudi_bert.runners.compile_kernels import compile_records, _prepare, _SILENT
+from gaudi_bert.artefacts.packed import Metadata
+from gaudi_bert.runners.compile_kernels import _compile_records, _prepare, _SILENT
 from gaudi_bert.config.sections import PackingSettings
 from gaudi_bert.tfrecords.arrays import pack_rows
 from gaudi_bert.tfrecords.pack import pack
-from gaudi_bert.tfrecords.packed_folder import open_shards, read_metadata
-compile_records()
+from gaudi_bert.tfrecords.random_access import open_shards
+_compile_records()
 with tempfile.TemporaryDirectory() as folder, event.install_recorder("numba:compile") as compiled:
     records = _prepare(Path(folder))
     for depth in (1, 3, 5):
         packed = Path(folder, f"packed-{depth}")
         pack(records, packed, PackingSettings(shard_multiple=2, algorithm="lpfhp", depth=depth), _SILENT, verified=True)
-        files = open_shards(packed, read_metadata(packed))
+        files = open_shards(packed, Metadata.read(packed))
         pack_rows(files.read(np.zeros(2, np.int64), np.arange(2)))
 print(len(compiled.buffer))
 """

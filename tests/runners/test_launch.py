@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -22,7 +21,6 @@ from gaudi_bert.runners.launch import (
     run_training_processes,
     training_command,
 )
-from tests.builders import training_data as data
 
 TWO = pipeline_from_mapping({"resources": {"workers": 2}, "training": {"engine": "pytorch"}}, "test")
 RANK = "import os, sys, time; rank = int(os.environ['RANK']); "
@@ -196,39 +194,6 @@ def test_with_cards_mpirun_starts_them(monkeypatch, tmp_path) -> None:
     arguments = (tmp_path / "arguments").read_text().split()
     assert arguments[arguments.index("-np") + 1] == "8"
     assert arguments[-2:] == ["gaudi-bert", "train"]
-
-
-@pytest.fixture(scope="module")
-def pipeline(tmp_path_factory) -> Path:
-    """A pipeline of two workers whose data is packed already."""
-    pytest.importorskip("horovod", reason="HOROVOD MISSING: run `make setup-horovod` to test several processes")
-    folder = tmp_path_factory.mktemp("run")
-    data.write_packed(folder / "work" / "two" / "packed" / "train", data.make_packs(29))
-    settings = {
-        "name": "two",
-        "prepare": {"evaluation_fraction": 0},
-        "model": {"hidden_size": 12, "num_hidden_layers": 1, "num_attention_heads": 3, "intermediate_size": 20},
-        "training": {"updates": 3, "warmup_updates": 1, "global_batch_sequences": 16, "micro_batch_packs": 4},
-        "resources": {"workers": 2},
-    }
-    (folder / "two.yaml").write_text(json.dumps(settings))
-    return folder / "two.yaml"
-
-
-def run_pipeline(pipeline: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "gaudi_bert", "run", str(pipeline), "--work", str(pipeline.parent / "work")]
-    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
-    done = [*command, "--stages", "train", "--json"]
-    return subprocess.run(done, capture_output=True, text=True, timeout=200, env=environment)
-
-
-@pytest.mark.slow
-def test_a_pipeline_of_two_workers_trains_in_two_processes(pipeline: Path) -> None:
-    done = run_pipeline(pipeline)
-    assert done.returncode == 0, done.stderr
-    summary = json.loads(done.stdout)["train"]
-    assert (summary["updates"], summary["processes"]) == (3, 2)
-    assert done.stderr.count("train: on CPU") == 1
 
 
 # How training processes are started, and what their containers ask for.

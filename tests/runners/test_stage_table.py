@@ -19,17 +19,12 @@ from gaudi_bert.runners.stage_calls import RunRequest
 from gaudi_bert.runners.stage_table import (
     STAGES,
     STEPS,
-    evaluation_resources,
     named_paths,
     preview_stage,
-    quantity_value,
-    select_stages,
     stage_image,
     stages_of,
     steps_of,
-    training_resources,
 )
-from tests.builders.agree import agree
 from tests.builders.plans import write_plan
 from tests.builders.reporters import a_run
 
@@ -75,21 +70,11 @@ def test_only_what_is_read_is_named() -> None:
     assert dict(named_paths(both)) == {"prepare.records": "/data/y"}
 
 
-def test_stages_are_put_in_order_and_unknown_ones_refused() -> None:
-    assert select_stages(["train", "prepare"]) == ["prepare", "train"]
-    with pytest.raises(InputError, match=r"--stages pack: no such stage; stages are prepare, histogram, "):
-        select_stages(["plan", "pack"])
-
-
 @pytest.mark.parametrize(
     ("stage", "missing", "first"),
     [
         ("histogram", "examples/examples.json", "prepare"),
-        ("plan", "histogram.json", "histogram"),
-        ("write", "plan.json", "plan"),
-        ("verify", "packed/train/metadata.json", "write"),
         ("train", "packed/train/metadata.json", "write"),
-        ("finetune", "train/training.json", "train"),
         ("predict", "finetune/metrics.json", "finetune"),
     ],
 )
@@ -183,10 +168,6 @@ def test_what_no_stage_makes_is_not_waited_for(override: str, waiting: dict[str,
     }
 
 
-def test_finishing_waits_for_the_plan_first(folder: WorkFolder) -> None:
-    assert _missing_inputs(folder, "write-finish") == [folder.root / "plan.json", folder.root / "plan-evaluation.json"]
-
-
 def test_finishing_a_verification_waits_for_all_its_parts(folder: WorkFolder) -> None:
     make(folder, "packed/train/verification.json")
     wanted = folder.root / "packed" / "evaluation" / "verification.json"
@@ -237,11 +218,6 @@ def test_waiting_is_bounded_and_says_what_is_missing(folder: WorkFolder) -> None
     assert now[0] == 5.0
 
 
-def test_a_stage_that_is_none_is_refused(folder: WorkFolder) -> None:
-    with pytest.raises(InputError, match="--for packing: no such stage; choose one of prepare"):
-        _missing_inputs(folder, "packing")
-
-
 def test_each_stage_has_its_image_and_its_resources() -> None:
     servers = ["resources.cards=8", "resources.workers=2", "resources.training={cpu: 95, memory: 409Gi}"]
     settings = load_pipeline(None, [*servers, "resources.data_workers=5", "images.tag=v1"])
@@ -273,31 +249,3 @@ def test_the_image_goes_by_cards_and_engine(given: list[str], train: str, finetu
     }
     own = load_pipeline(None, [*given, "images.train=mine", "images.tag=v1"])
     assert {stage_image(own, stage) for stage in STAGES.values() if stage.trains} == {"mine:v1"}
-
-
-# --- quantities, and the resources that pods of a pipeline request
-
-
-@pytest.mark.parametrize(
-    ("quantity", "value"),
-    [("500m", 0.5), ("2", 2), ("409Gi", 409 * 2**30), ("1k", 1000), ("95000Mi", 95000 * 2**20)],
-)
-def test_quantities_have_values(quantity: str, value: float) -> None:
-    agree(quantity_value(quantity), value)
-
-
-def test_with_cards_requests_equal_limits() -> None:
-    servers = ["resources.cards=8", "resources.workers=2", "resources.training={cpu: 95, memory: 409Gi}"]
-    settings = load_pipeline(
-        None, [*servers, "training.engine=tensorflow", "kubernetes.efa=4", "resources.hugepages_2Mi=95000Mi"]
-    )
-    training = training_resources(settings)
-    assert training["requests"] == training["limits"]
-    assert training["limits"]["vpc.amazonaws.com/efa"] == "4"
-    one = evaluation_resources(settings.resources)
-    assert one["limits"] == {"cpu": "11", "memory": "52352Mi", "habana.ai/gaudi": "1", "hugepages-2Mi": "11874Mi"}
-
-
-def test_a_share_of_less_than_a_core_is_in_thousandths() -> None:
-    settings = load_pipeline(None, ["resources.cards=8", "resources.training={cpu: 2, memory: 8Gi}"])
-    assert evaluation_resources(settings.resources)["limits"]["cpu"] == "250m"

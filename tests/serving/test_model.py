@@ -135,7 +135,7 @@ def test_texts_of_a_trained_model_in_random_company(minilm: Path, tmp_path: Path
         " ".join(random.choice(words, size)) for size in np.exp(random.uniform(0, 6, 2000 if LONG else 200)).astype(int)
     ]
     expected = embedded(minilm, texts, tmp_path)
-    with served_in_thread(minilm) as served:
+    with served_in_thread(minilm, queue_seconds=600) as served:
         found = in_company(lambda some: asked(served, "/embed", {"inputs": some, "truncate": True}), texts, 17)
     agree(found, expected, 1e-6, scale=1.0)  # vectors of length 1
 

@@ -4,23 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 pytest.importorskip("pyarrow", exc_type=ImportError)
 
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.progress import Reporter
-from gaudi_bert.config.sections import TableSettings
 from gaudi_bert.tables.pack import pack_table
 from tests.builders import tables
 from tests.builders.reporters import a_run
+from tests.builders.tables import settings
 from tests.oracles.packed_table import check_packed_table
-
-
-def settings(**changes: Any) -> TableSettings:
-    return TableSettings(**{"max_sequence_length": 61, "shard_multiple": 2, "algorithm": "lpfhp", **changes})
 
 
 @pytest.mark.parametrize("policy", ["truncate", "split", "drop"])
@@ -45,12 +39,6 @@ def test_a_large_row_group_is_read_in_runs(tmp_path: Path) -> None:
     result = pack_table(tmp_path / "rows.parquet", tmp_path / "out", chosen, a_run(), verified=True)
     assert len(result.written.content.groups) == 4
     check_packed_table(tmp_path / "out", rows, 61)
-
-
-def test_what_can_only_be_read_at_once_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    tables.write_lines(tmp_path / "rows.jsonl.gz", tables.random_rows(90, 61, seed=12))
-    pack_table(tmp_path / "rows.jsonl.gz", tmp_path / "out", settings(group_sequences=40), a_run(reporter=Reporter()))
-    assert "90 rows, about" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("write", [tables.write_parquet, tables.write_stream, tables.write_lines])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -24,13 +23,8 @@ from tests.builders import tables
 from tests.builders.folders import contents
 from tests.builders.properties import examples
 from tests.builders.reporters import a_run
+from tests.builders.tables import settings
 from tests.oracles.packed_table import check_packed_table, check_row_tables
-
-SMALL = {"max_sequence_length": 61, "shard_multiple": 2, "algorithm": "lpfhp"}
-
-
-def settings(**changes: Any) -> TableSettings:
-    return TableSettings(**{**SMALL, **changes})
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -12,15 +11,11 @@ pytest.importorskip("pyarrow", exc_type=ImportError)
 import pyarrow
 from pyarrow import parquet
 
-from gaudi_bert.config.sections import TableSettings
 from gaudi_bert.tables.pack import pack_table
 from tests.builders import tables
 from tests.builders.reporters import a_run
+from tests.builders.tables import settings
 from tests.oracles.packed_table import packs_of
-
-
-def settings(**changes: Any) -> TableSettings:
-    return TableSettings(**{"max_sequence_length": 61, "shard_multiple": 2, "algorithm": "lpfhp", **changes})
 
 
 def test_types_stay_as_they_were(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -11,17 +10,13 @@ pytest.importorskip("pyarrow", exc_type=ImportError)
 
 from gaudi_bert.artefacts.store.objects import Objects
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.config.sections import TableSettings
 from gaudi_bert.tables.pack import pack_table
 from gaudi_bert.tables.sources import is_table
 from tests.builders import tables
 from tests.builders.reporters import a_run
 from tests.builders.s3_server import S3Server
+from tests.builders.tables import settings
 from tests.oracles.packed_table import packs_of
-
-
-def settings(**changes: Any) -> TableSettings:
-    return TableSettings(**{"max_sequence_length": 61, "shard_multiple": 2, "algorithm": "lpfhp", **changes})
 
 
 def test_only_chosen_columns_are_packed(tmp_path: Path) -> None:

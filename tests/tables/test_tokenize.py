@@ -18,7 +18,7 @@ from gaudi_bert.common.errors import InputError  # noqa: E402
 from gaudi_bert.config.sections import TokenizeSettings  # noqa: E402
 from gaudi_bert.tables import tokenize as stage  # noqa: E402
 from gaudi_bert.tables.tokenize import tokenize_texts  # noqa: E402
-from tests.builders.command_line import run_command  # noqa: E402
+from tests.builders.command_line import succeed  # noqa: E402
 from tests.builders.folders import contents  # noqa: E402
 from tests.builders.reporters import a_run  # noqa: E402
 
@@ -203,20 +203,9 @@ def test_what_cannot_be_leaves_nothing_behind(tmp_path: Path, options: dict, mes
     assert not (tmp_path / "out").exists()
 
 
-def test_the_command_and_what_comes_after_it(tmp_path: Path) -> None:
+def test_the_table_is_packed_to_the_length_of_its_rows(tmp_path: Path) -> None:
     write_tokenizer(tmp_path / "tokenizer.json", "roberta")
     write_lines(tmp_path / "t.jsonl")
-    command = ("tokenize", "t.jsonl", "--tokenizer", ".", "--max-sequence-length", "32", "--out")
-    done = run_command(*command, "tokens", folder=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("300 texts became ")
-    assert "too long for 32 tokens" in done.stdout
-    other = run_command(*command, "tokens", "--too-long", "drop", folder=tmp_path)
-    assert (other.returncode, other.stdout) == (2, "")
-    assert 'too_long: "split" there, "drop" now' in other.stderr
-    shard = run_command(*command, "parts", "--shard", "1/2", folder=tmp_path)
-    assert shard.stdout == "1 of 1 part to be done by other shards\n"
-    packed = run_command("pack", "tokens", "--out", "packed", "--verify", "--json", folder=tmp_path)
-    assert packed.returncode == 0, packed.stderr
-    figures = json.loads(packed.stdout)
+    succeed("tokenize", "t.jsonl", "--tokenizer", ".", "--max-sequence-length", 32, "--out", "tokens", folder=tmp_path)
+    figures = json.loads(succeed("pack", "tokens", "--out", "packed", "--verify", "--json", folder=tmp_path).stdout)
     assert (figures["max_sequence_length"], figures["rows"]) == (32, len(rows_of(tmp_path / "tokens")))

@@ -18,8 +18,7 @@ import transformers
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.pipeline import pipeline_from_mapping
 from gaudi_bert.config.sections import TaskSettings
-from gaudi_bert.tasks.answers import PredictOptions
-from gaudi_bert.tasks.predict import EmbedOptions, embed, predict
+from gaudi_bert.tasks.predict import EmbedOptions, embed
 from gaudi_bert.training.jobs.finetune import finetune
 from gaudi_bert.training.jobs.rows import FineTuneInput
 from tests.builders.agree import agree
@@ -190,14 +189,6 @@ def test_a_causal_model_needs_the_last_token(tmp_path: Path) -> None:
         train(data, None, tmp_path / "m", tmp_path / "out")
     train(data, None, tmp_path / "m", tmp_path / "out", task_settings={"pooling": "last"}, finetune={"epochs": 1})
     assert len(losses_of(tmp_path / "out")) == 2
-
-
-def test_the_commands_around(tmp_path: Path) -> None:
-    """What cannot be predicted is one line."""
-    model, data = write_bert(tmp_path / "m", layers=1), write_lines(tmp_path / "x.jsonl", pairs(12, 1))
-    train(data, None, model, tmp_path / "out", finetune={"epochs": 1})
-    with pytest.raises(InputError, match="embedding has no answers to predict; embed its texts"):
-        predict(tmp_path / "out", str(data), str(tmp_path / "y.jsonl"), PredictOptions(), {}, reporter=QUIET)
 
 
 # --- by two processes, killed and resumed

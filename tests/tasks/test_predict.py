@@ -118,16 +118,11 @@ def test_what_cannot_be_answered(tmp_path: Path) -> None:
 
 def test_a_text_of_nothing_is_the_sequence_of_its_special_tokens(tmp_path: Path) -> None:
     model = write_model(tmp_path / "m", "BertForSequenceClassification", num_labels=2)
-    for data, content in {
-        "x.jsonl": '{"text": ""}\n{"text": "cat"}\n{"text": " "}\n',
-        "x.tsv": "id\ttext\n1\t\n2\tcat\n3\t \n",
-        "x.csv": 'text\n""\ncat\n" "\n',
-    }.items():
-        (tmp_path / data).write_text(content)
-        answers = run(tmp_path / "m", tmp_path / data, tmp_path / f"{data}.out.jsonl")
-        for text, answer in zip(["", "cat", " "], answers, strict=True):
-            expected = logits_alone(model, tmp_path / "m", text).logits.softmax(-1)[0].numpy()
-            agree(list(answer["probabilities"].values()), expected, 1e-5, scale=1.0)
+    data = write_lines(tmp_path / "x.jsonl", [{"text": text} for text in ("", "cat", " ")])
+    answers = run(tmp_path / "m", data, tmp_path / "x.out.jsonl")
+    for text, answer in zip(["", "cat", " "], answers, strict=True):
+        expected = logits_alone(model, tmp_path / "m", text).logits.softmax(-1)[0].numpy()
+        agree(list(answer["probabilities"].values()), expected, 1e-5, scale=1.0)
     write_model(tmp_path / "tags", "BertForTokenClassification", num_labels=3)
     rows = write_lines(tmp_path / "y.jsonl", [{"text": ""}, {"tokens": []}, {"text": "the cat"}])
     assert [answer["tags"] for answer in run(tmp_path / "tags", rows, tmp_path / "tags.jsonl")][:2] == [[], []]

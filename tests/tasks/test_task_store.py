@@ -10,9 +10,8 @@ import pytest
 
 from gaudi_bert.artefacts.store.objects import Objects
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.config.sections import TaskSettings
 from gaudi_bert.tasks.answers import PredictOptions
-from gaudi_bert.tasks.predict import EmbedOptions, embed, predict
+from gaudi_bert.tasks.predict import predict
 from tests.builders.reporters import QUIET
 from tests.builders.s3_server import S3Server, contents, quick, upload
 from tests.tasks.conftest import run
@@ -67,11 +66,3 @@ def test_predictions_from_and_to_a_bucket(folder: Path, s3: S3Server, tmp_path: 
         predict(*there[:3], PredictOptions(max_sequence_length=31), {}, **common)
     with pytest.raises(InputError, match=r"s3://bucket/tasks/classification-evaluation.jsonl: is the data itself"):
         predict(*there[:2], there[1], options, {}, **common)
-
-
-def test_vectors_from_and_to_a_bucket(folder: Path, s3: S3Server, tmp_path: Path) -> None:
-    objects, options, settings = Objects(quick(s3.endpoint)), EmbedOptions(), TaskSettings(too_long="truncate")
-    embed(folder / "bert", str(folder / ROWS), str(tmp_path / "v.npy"), options, settings, reporter=QUIET)
-    there = (Path(f"{URL}/bert"), f"{URL}/{ROWS}", f"{URL}/vectors/v.npy", options, settings)
-    assert embed(*there, reporter=QUIET, store=objects.settings).rows == 53
-    assert objects.read(f"{URL}/vectors/v.npy") == (tmp_path / "v.npy").read_bytes()

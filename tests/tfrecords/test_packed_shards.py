@@ -11,7 +11,7 @@ import pytest
 from gaudi_bert.artefacts.base import InputFile
 from gaudi_bert.common.dealing import Assignment
 from gaudi_bert.tfrecords.packed_shards import PackEncoder, _EncodeStatus, largest_record
-from gaudi_bert.tfrecords.scanning.scan import IndexedSequences
+from gaudi_bert.tfrecords.scan import IndexedSequences
 from gaudi_bert.tfrecords.wire.schema import PackedSchema, UnpackedSchema
 from gaudi_bert.tfrecords.write import read_group
 from tests.oracles.packed_record import pack_sequences
@@ -109,28 +109,17 @@ def test_a_full_output_is_continued_where_it_stopped(tmp_path: Path) -> None:
     whole = np.zeros(41 * largest_record(schema), np.uint8)
     right, sizes = np.zeros(41, np.uint32), np.zeros(41, np.uint32)
     whole_size = encoder.encode(0, 41, whole, right)[2]
-    small = np.zeros(2 * largest_record(schema) + 7, np.uint8)
-    pieces, pack = [], 0
-    while pack < 41:
-        status, following, size = encoder.encode(pack, 41, small, sizes[pack:])
-        assert status == (_EncodeStatus.OUTPUT_FULL if following < 41 else _EncodeStatus.DONE)
-        assert following > pack
-        pieces.append(small[:size].tobytes())
-        pack = following
-    assert b"".join(pieces) == whole[:whole_size].tobytes()
-    assert sizes.tolist() == right.tolist()
-
-
-def test_nothing_is_written_behind_the_output(tmp_path: Path) -> None:
-    rng = random.Random(6)
-    group = index_of(tmp_path / "part", [random_sequence(rng, 32, 5) for _ in range(30)], UnpackedSchema(32, 5))
-    encoder = PackEncoder(PackedSchema(32, 5, 1, 5), group, singles(30))
-    for room in range(0, 3000, 97):
-        memory = np.full(4096, 0xEE, np.uint8)
-        status, _, size = encoder.encode(0, 30, memory[:room], np.zeros(30, np.uint32))
-        assert size <= room
-        assert status == _EncodeStatus.OUTPUT_FULL
-        assert (memory[room:] == 0xEE).all()
+    for room in range(2 * largest_record(schema), 2 * largest_record(schema) + 1000, 97):
+        memory, pieces, pack = np.full(room + 4096, 0xEE, np.uint8), [], 0
+        while pack < 41:
+            status, following, size = encoder.encode(pack, 41, memory[:room], sizes[pack:])
+            assert status == (_EncodeStatus.OUTPUT_FULL if following < 41 else _EncodeStatus.DONE)
+            assert following > pack
+            assert (memory[room:] == 0xEE).all(), "nothing is written behind the output"
+            pieces.append(memory[:size].tobytes())
+            pack = following
+        assert b"".join(pieces) == whole[:whole_size].tobytes()
+        assert sizes.tolist() == right.tolist()
 
 
 @pytest.mark.parametrize(

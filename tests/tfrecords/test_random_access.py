@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from gaudi_bert.artefacts.packed import Metadata
 from gaudi_bert.artefacts.shards import index_path
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.tfrecords import packed_folder
+from gaudi_bert.tfrecords import random_access
 from gaudi_bert.tfrecords.arrays import decode_columns
-from gaudi_bert.tfrecords.packed_folder import open_shards, read_metadata
-from gaudi_bert.tfrecords.random_access import RecordFiles
+from gaudi_bert.tfrecords.random_access import RecordFiles, open_shards
 from gaudi_bert.tfrecords.wire.example import decode_example
 from gaudi_bert.tfrecords.wire.framing import read_records
 from gaudi_bert.tfrecords.wire.schema import UnpackedSchema
@@ -31,7 +31,7 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> PackingCase:
 
 
 def open_case(case: PackingCase) -> RecordFiles:
-    return open_shards(case.packed, read_metadata(case.packed))
+    return open_shards(case.packed, Metadata.read(case.packed))
 
 
 @pytest.mark.parametrize("depth", [1, 3, 7])
@@ -99,7 +99,7 @@ def test_damage_is_named(tmp_path: Path, change, message: str) -> None:
 def indexed_case(folder: Path, change=lambda sizes: sizes) -> tuple[RecordFiles, int]:
     """A case whose index has other sizes for the largest shard, and the number of this shard."""
     case = make_case(folder)
-    table = read_metadata(case.packed).shard_table
+    table = Metadata.read(case.packed).shard_table
     largest = int(np.argmax(table.packs))
     index, first = index_path(case.packed, table.group_and_number(largest)[0]), table.packs_before(largest)
     sizes, own = np.fromfile(index, "<u4"), slice(first, first + int(table.packs[largest]))
@@ -240,16 +240,16 @@ def outcome(payload: bytes, memory: np.ndarray) -> str:
 
 def test_of_very_many_shards_only_the_names_are_looked_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     case = make_case(tmp_path, files=3)
-    metadata = read_metadata(case.packed)
+    metadata = Metadata.read(case.packed)
     shard = case.packed / metadata.shard_table.name(1)
     shard.write_bytes(shard.read_bytes()[:-1])
     with pytest.raises(InputError, match=f"{shard.name}: has .* bytes, but .* in the metadata"):
-        packed_folder.check_before_reading(case.packed, metadata.shard_table)
-    monkeypatch.setattr(packed_folder, "_MOST_SIZES", 2)
-    packed_folder.check_before_reading(case.packed, metadata.shard_table)
+        random_access.check_before_reading(case.packed, metadata.shard_table)
+    monkeypatch.setattr(random_access, "_MOST_SIZES", 2)
+    random_access.check_before_reading(case.packed, metadata.shard_table)
     files = open_shards(case.packed, metadata)
     with pytest.raises(InputError, match=f"{shard.name}: has .* bytes now, .* before"):
         files.open(1, files.prepare(1))
     shard.unlink()
     with pytest.raises(InputError, match=f"{shard.name}: the shard is missing"):
-        packed_folder.check_before_reading(case.packed, metadata.shard_table)
+        random_access.check_before_reading(case.packed, metadata.shard_table)

@@ -12,12 +12,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from gaudi_bert.artefacts.packed import Metadata
 from gaudi_bert.artefacts.shards import GroupShards, ShardTable
 from gaudi_bert.artefacts.store.mirrored_folder import mirrored
 from gaudi_bert.artefacts.store.objects import Objects
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.model.config import BertConfig
-from gaudi_bert.tfrecords.packed_folder import read_metadata
 from gaudi_bert.tfrecords.random_access import ShardCache
 from gaudi_bert.training.input import TrainingOrder, _packed_source, evaluation_batches, open_source, training_batches
 from tests.builders.packing_case import PackingCase, make_case
@@ -45,13 +45,13 @@ def case(tmp_path_factory: pytest.TempPathFactory, s3: S3Server) -> PackingCase:
 @pytest.fixture(autouse=True)
 def _few(monkeypatch: pytest.MonkeyPatch) -> None:
     """One stream, and the next shards after 12 packs."""
-    monkeypatch.setattr("gaudi_bert.tfrecords.packed_folder.streams_of", lambda _: 1)
+    monkeypatch.setattr("gaudi_bert.tfrecords.random_access.streams_of", lambda _: 1)
     monkeypatch.setattr("gaudi_bert.reading.streams._FIRST_PACKS", 12)
 
 
 @contextmanager
 def stored_source(case: PackingCase, endpoint: str, room: int = 1 << 30, url: str = "s3://bucket/cached"):
-    metadata, store = read_metadata(case.packed), quick(endpoint)
+    metadata, store = Metadata.read(case.packed), quick(endpoint)
     with mirrored(Path(url), store) as folder:
         yield _packed_source(folder, metadata, ShardCache(folder, metadata.shard_table, room, 3))
 
@@ -69,7 +69,7 @@ def rows(batches) -> list[bytes]:
 
 def test_a_bucket_is_read_through_the_shards_of_its_streams(case: PackingCase, s3: S3Server) -> None:
     """Equal to a local folder, over epochs, with room for four sets of one stream and the next shard."""
-    metadata = read_metadata(case.packed)
+    metadata = Metadata.read(case.packed)
     table, batches = metadata.shard_table, 3 * metadata.packs // BATCH
     sizes = {table.name(shard): int(table.bytes[shard]) for shard in range(len(table))}
     local, room = open_source(case.packed), int(np.sort(table.bytes)[-5:].sum())
@@ -87,7 +87,7 @@ def test_a_bucket_is_read_through_the_shards_of_its_streams(case: PackingCase, s
 
 
 def test_a_shard_is_whole_or_absent_through_a_bad_server(case: PackingCase, s3: S3Server) -> None:
-    table = read_metadata(case.packed).shard_table
+    table = Metadata.read(case.packed).shard_table
     shard = int(np.argmax(table.packs))
     content = (case.packed / table.name(shard)).read_bytes()
     with faulty_proxy(s3.port, seed=5) as proxy, stored_source(case, proxy.endpoint) as stored:
@@ -111,7 +111,7 @@ def test_two_readers_of_a_shard_fetch_it_once(case: PackingCase, s3: S3Server) -
 def test_a_shard_that_is_not_the_one_of_the_metadata_is_refused(case: PackingCase, s3: S3Server) -> None:
     objects, url = Objects(quick(s3.endpoint)), "s3://bucket/replaced"
     upload(case.packed, url, objects)
-    table = read_metadata(case.packed).shard_table
+    table = Metadata.read(case.packed).shard_table
     shard, other = (int(number) for number in np.flatnonzero(table.bytes)[:2])
     content = objects.read(f"{url}/{table.name(shard)}")
     with stored_source(case, s3.endpoint, room=1, url=url) as stored:

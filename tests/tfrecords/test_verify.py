@@ -10,15 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gaudi_bert.artefacts.packed import Metadata
 from gaudi_bert.common.errors import FailedError
-from gaudi_bert.tfrecords.packed_folder import read_metadata
 from gaudi_bert.tfrecords.verify import verify
 from gaudi_bert.tfrecords.wire.example import decode_example, encode_example
 from gaudi_bert.tfrecords.wire.framing import frame, read_records
 from tests.builders.packing_case import PackingCase, make_case
 from tests.builders.reporters import a_run
 from tests.builders.shards import mend_sums, shards_of
-from tests.oracles.wire import split_list
 
 Packs = list[dict[str, np.ndarray]]
 
@@ -39,25 +38,9 @@ def mutate(case: PackingCase, out: Path, change: Callable[[Packs], None]) -> Pat
     for shard, part in zip(shards, (packs[:sizes], packs[sizes:]), strict=True):
         data = b"".join(frame(encode_example(row)) for row in part)
         (out / shard.name).write_bytes(data)
-    for group in range(len(read_metadata(out).shard_table.group_firsts)):
+    for group in range(len(Metadata.read(out).shard_table.group_firsts)):
         mend_sums(out, group)
     return out
-
-
-def test_what_write_made_is_verified(case: PackingCase) -> None:
-    found = verify(case.records, case.packed, a_run())
-    metadata, result = read_metadata(case.packed), found.content
-    assert result.sequences == len(case.sequences)
-    assert (result.tokens, result.packs) == (metadata.tokens, metadata.packs)
-    assert verify(case.records, case.packed, a_run(workers=1)) == found
-
-
-def test_the_fingerprint_knows_neither_layout_nor_encoding(case: PackingCase, tmp_path: Path) -> None:
-    other = make_case(tmp_path, files=4, sequences_per_file=30, encode=split_list, depth=5, shard_multiple=3)
-    assert (
-        verify(other.records, other.packed, a_run()).content.fingerprint
-        == verify(case.records, case.packed, a_run()).content.fingerprint
-    )
 
 
 def set_first(name: str, new: Callable[[Any], Any]) -> Callable[[Packs], None]:

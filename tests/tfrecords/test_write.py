@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gaudi_bert.artefacts.packed import Metadata
 from gaudi_bert.artefacts.plan import WritablePlan
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.files import exclusive_lock
 from gaudi_bert.config.sections import PackingSettings
 from gaudi_bert.packs.plan import plan
 from gaudi_bert.tfrecords.pack import pack
-from gaudi_bert.tfrecords.packed_folder import read_metadata
 from gaudi_bert.tfrecords.wire.example import decode_example
 from gaudi_bert.tfrecords.wire.framing import read_records
 from gaudi_bert.tfrecords.wire.schema import PackedSchema
@@ -34,7 +34,6 @@ from tests.builders.folders import contents
 from tests.builders.packing_case import PackingCase, make_case, packed_keys, unpacked_key
 from tests.builders.reporters import a_run
 from tests.builders.shards import shards_of
-from tests.oracles.wire import crc32c
 
 
 @pytest.fixture(scope="module")
@@ -49,23 +48,6 @@ def sequences_in(packed: Path) -> Counter:
             for payload in read_records(packed / shard.name):
                 keys.update(packed_keys({name: values.tolist() for name, values in decode_example(payload).items()}))
     return keys
-
-
-def test_metadata_says_what_is_there(case: PackingCase) -> None:
-    metadata = read_metadata(case.packed)
-    planned = json.loads(case.plan.read_text())
-    assert metadata.sequences == len(case.sequences)
-    assert metadata.tokens == sum(sum(sequence["input_mask"]) for sequence in case.sequences)
-    assert metadata.packs == sum(shard.packs for shard in shards_of(case.packed)) == planned["totals"]["packs"]
-    assert metadata.padding_tokens == metadata.packs * metadata.max_sequence_length - metadata.tokens
-    lengths = Counter(sum(sequence["input_mask"]) for sequence in case.sequences)
-    assert list(metadata.histogram) == [lengths[length] for length in range(1, metadata.max_sequence_length + 1)]
-    for shard in shards_of(case.packed):
-        data = (case.packed / shard.name).read_bytes()
-        assert (shard.bytes, shard.crc32c) == (len(data), crc32c(data))
-    names = sorted(shard.name for shard in shards_of(case.packed))
-    assert sorted(path.name for path in case.packed.glob("packed-*")) == names
-    assert metadata.input_files == len(list(case.records.iterdir()))
 
 
 def test_threads_shards_and_order_do_not_matter(case: PackingCase, tmp_path: Path) -> None:
@@ -129,7 +111,7 @@ def test_a_folder_of_another_plan_is_refused(case: PackingCase, tmp_path: Path) 
     with pytest.raises(InputError, match=r"masked_slots: \d+ there, .*--overwrite"):
         write(case.records, tmp_path / "deeper.json", out, a_run())
     write(case.records, tmp_path / "deeper.json", out, a_run(overwrite=True))
-    assert read_metadata(out).depth == 5
+    assert Metadata.read(out).depth == 5
     assert sequences_in(out) == sequences_in(case.packed)
     with pytest.raises(InputError, match="is the folder of the records"):
         write(case.records, case.plan, case.records, a_run())

@@ -16,7 +16,7 @@ from safetensors.numpy import load_file, save
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.sections import TrainingSettings
-from gaudi_bert.engines.choose import load_engine
+from gaudi_bert.engines import load_engine
 from gaudi_bert.engines.protocol import Communicator, Model, Updates
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.training.checkpoint import (

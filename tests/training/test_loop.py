@@ -10,24 +10,16 @@ import pytest
 
 from gaudi_bert.training.loop import _stop_requests
 
-# The first signal is remembered, a second Ctrl-C interrupts, handlers are put back
-
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
-def test_the_first_signal_is_a_request(number) -> None:
+def test_the_first_signal_is_a_request_and_a_second_interrupt_is_not_waited_for(number) -> None:
     before = signal.getsignal(number)
-    with _stop_requests() as is_stopping:
+    with pytest.raises(KeyboardInterrupt), _stop_requests() as is_stopping:
         assert not is_stopping()
         os.kill(os.getpid(), number)
         assert is_stopping()
+        os.kill(os.getpid(), signal.SIGINT)
     assert signal.getsignal(number) is before
-
-
-def test_a_second_interrupt_is_not_waited_for() -> None:
-    with _stop_requests() as is_stopping, pytest.raises(KeyboardInterrupt):
-        os.kill(os.getpid(), signal.SIGINT)
-        assert is_stopping()
-        os.kill(os.getpid(), signal.SIGINT)
 
 
 def test_outside_the_main_thread_nothing_is_installed() -> None:

@@ -150,7 +150,7 @@ CONNECTS = """
 import os, signal, sys
 from gaudi_bert.common.errors import GaudiBertError
 from gaudi_bert.config.sections import TrainingSettings
-from gaudi_bert.engines.tensorflow.horovod import connect
+from gaudi_bert.engines.tensorflow.engine import connect
 rank = os.environ["HOROVOD_RANK"]
 if rank == "1":
     os.kill(os.getpid(), signal.SIGKILL)

@@ -13,13 +13,12 @@ from safetensors.numpy import load_file, save_file
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.engines.protocol import Model
 from gaudi_bert.model.config import BertConfig
-from gaudi_bert.model.huggingface import to_hugging_face
 from gaudi_bert.tasks.export import export
 from gaudi_bert.training.checkpoint import Checkpoint, find_checkpoint, is_checkpoint, read_checkpoint, write_checkpoint
-from gaudi_bert.training.weights import load_weights, read_weights
+from gaudi_bert.training.weights import _from_hugging_face, load_weights, read_weights, to_hugging_face
 from tests.builders import training_data as data
 from tests.builders.agree import identical
-from tests.builders.model_packs import pretraining_model
+from tests.builders.model_packs import pretraining_model, small_config, small_model
 from tests.builders.reporters import QUIET
 
 SIZES = {
@@ -183,7 +182,7 @@ def causal(whole_run, tmp_path) -> Path:
 def test_there_and_back_again_to_the_bit(whole_run, tmp_path) -> None:
     result = export(whole_run, tmp_path / "out", reporter=QUIET)
     assert result.vocabulary.endswith("train/vocab.txt")
-    assert "vocab.txt" in result.files
+    assert "vocab.txt" in result.facts["files"]
     ours, theirs = read_weights(whole_run), read_weights(tmp_path / "out")
     assert (theirs.kind, theirs.config) == ("huggingface", ours.config)
     identical(dict(theirs.variables), dict(ours.variables))
@@ -202,7 +201,7 @@ def test_a_checkpoint_whose_other_settings_have_odd_types_is_exported(whole_run,
     stored = read_checkpoint(find_checkpoint(whole_run))
     settings = {**stored.settings, "data": {"depth": "", "max_sequence_length": None}}
     write_checkpoint(tmp_path / "odd", Checkpoint(1, stored.variables, settings=settings))
-    assert "config.json" in export(tmp_path / "odd", tmp_path / "out", reporter=QUIET).files
+    assert "config.json" in export(tmp_path / "odd", tmp_path / "out", reporter=QUIET).facts["files"]
 
 
 def test_transformers_loads_it(whole_run, tmp_path) -> None:
@@ -225,3 +224,45 @@ def test_what_cannot_be_exported_is_refused(whole_run, causal, tmp_path) -> None
     with pytest.raises(InputError, match="has 62 tokens, the model has 61; give the vocabulary"):
         export(whole_run, tmp_path / "out", vocabulary=tmp_path / "vocab.txt", reporter=QUIET)
     assert not (tmp_path / "out").exists()
+
+
+# --- the names that `transformers` has
+
+
+def test_names_and_back_to_the_bit_also_by_old_names_with_tied_copies():
+    ours = {"bert/encoder/layer_11/attention/output/LayerNorm/gamma": 0.0, "bert/embeddings/word_embeddings": 0.0}
+    assert list(to_hugging_face(ours)) == [
+        "bert.encoder.layer.11.attention.output.LayerNorm.weight",
+        "bert.embeddings.word_embeddings.weight",
+    ]
+    values = small_model().values()
+    state = to_hugging_face(values)
+    assert len(state) == len(values)
+    identical(_from_hugging_face(state, small_config()), values)
+    old = {
+        name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): value
+        for name, value in state.items()
+    }
+    old["cls.predictions.decoder.weight"] = state["bert.embeddings.word_embeddings.weight"]
+    identical(_from_hugging_face(old, small_config()), values)
+
+
+OLD = "bert.encoder.layer.0.output.LayerNorm.gamma"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda state: state.pop("bert.encoder.layer.1.output.dense.bias"), "output.dense.bias is missing"),
+        (lambda state: state.update({"cls.predictions.bias": np.zeros(3)}), "has the shape"),
+        (lambda state: state.update({OLD: np.zeros(24)}), "LayerNorm.weight and .*LayerNorm.gamma are the same weights"),
+        (lambda state: state.update({"pooler.dense.bias": np.zeros(24)}), "the same weights; leave out"),
+        (lambda state: state.update({"bert.extra": np.zeros(3)}), "bert.extra is unknown"),
+        (lambda state: state.update({"cls.predictions.decoder.weight": np.zeros((53, 21))}), "only tied"),
+    ],
+)
+def test_other_weights_are_refused(change, message):
+    state = to_hugging_face(small_model().values())
+    change(state)
+    with pytest.raises(InputError, match=message):
+        _from_hugging_face(state, small_config())

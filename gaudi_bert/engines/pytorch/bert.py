@@ -22,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.encoders.cpu import attention_in_cache, by_onednn, dropout, linear, product
-from gaudi_bert.encoders.pooling import widen
+from gaudi_bert.encoders.feeding import widen
 from gaudi_bert.model.config import BertConfig, layer_scope
 from gaudi_bert.model.heads import FORBIDDEN_SCORE
 

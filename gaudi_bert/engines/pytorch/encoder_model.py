@@ -92,7 +92,6 @@ class _TorchEncoder(TorchModel):
         return name not in self._undecayed and self.parameters_by_name[name].requires_grad
 
     def checked(self, batch: BatchArrays) -> BatchArrays:
-        """A batch without a token that changes its neighbours; with one it is refused."""
         self.packed.check_tokens(batch)
         return batch
 

@@ -3,7 +3,7 @@
 On Gaudi, with the vendor's software of today, the order of calls is fixed by its documentation:
 `habana_frameworks.torch.core` registers the device; for several processes `habana_frameworks.torch.distributed.hccl`
 registers the backend, and only then are they connected (`distributed.py`); what it reads from the environment is set before
-torch is imported (`gaudi.py`). Each process takes the card of its local rank.
+torch is imported (`__init__.py`). Each process takes the card of its local rank.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.sections import LoopSettings
 from gaudi_bert.config.values import EngineName
 from gaudi_bert.engines.protocol import Communicator, ComputeDtype, Device, DeviceKind, ModelSpec
-from gaudi_bert.engines.pytorch import distributed
-from gaudi_bert.engines.pytorch.gaudi import environment_notes, has_gaudi
+from gaudi_bert.engines.pytorch import distributed, environment_notes, has_gaudi
 from gaudi_bert.engines.pytorch.model import TorchBert, TorchModel
 from gaudi_bert.engines.pytorch.updates import TorchUpdates
 from gaudi_bert.model.config import BertConfig

@@ -19,7 +19,7 @@ from torch.nn import functional
 from gaudi_bert.common.arrays import BatchArrays, Float32Array, Int32Array, WeightArrays
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.encoders.cpu import TableOfRows, cross_entropy, is_eager
-from gaudi_bert.encoders.pooling import belongs, vectors_of_sequences, widen
+from gaudi_bert.encoders.feeding import belongs, vectors_of_sequences, widen
 from gaudi_bert.engines.protocol import ComputeDtype, Device, ModelSpec, Trial, check_weights
 from gaudi_bert.engines.pytorch.bert import (
     WORDS,

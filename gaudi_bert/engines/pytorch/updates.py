@@ -14,7 +14,7 @@ from torch import Tensor
 from gaudi_bert.common.arrays import BatchArrays, Float32Array, FloatArray, Int32Array, WeightArrays
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.sections import LoopSettings
-from gaudi_bert.encoders.pooling import widen
+from gaudi_bert.encoders.feeding import widen
 from gaudi_bert.engines.protocol import Communicator, Sums, UpdateLoss, UpdateScalars
 from gaudi_bert.engines.pytorch.distributed import GradientSums, TorchCommunicator
 from gaudi_bert.engines.pytorch.model import TorchModel, ahead_on_device, to_numpy

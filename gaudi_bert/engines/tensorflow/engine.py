@@ -1,4 +1,4 @@
-"""TensorFlow as `engines/protocol.Engine`, and the device that a graph is built for.
+"""TensorFlow as `engines/protocol.Engine`: the device that a graph is built for, and several processes by Horovod.
 
 On Gaudi the order of calls is fixed by its documentation: first the processes are connected (`connect`), then
 `habana_frameworks.tensorflow.load_habana_module()` registers the device, and only then may a graph or a variable be created.
@@ -9,20 +9,28 @@ switched by the runtime on Gaudi, never together with a compute type of our own,
 from __future__ import annotations
 
 import importlib
+import math
 import os
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, ClassVar
 
+import numpy as np
 import tensorflow as tf
+from numpy.typing import NDArray
 
-from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.tensorflow_environment import INTRA_OP_THREADS
+from gaudi_bert.common.arrays import FloatArray, WeightArrays
+from gaudi_bert.common.errors import FailedError, InputError
+from gaudi_bert.common.launch import find_launch
 from gaudi_bert.common.threads import usable_cores
 from gaudi_bert.config.sections import LoopSettings
 from gaudi_bert.config.values import EngineName, Precision
-from gaudi_bert.engines.protocol import ComputeDtype, Device, ModelSpec
-from gaudi_bert.engines.tensorflow.horovod import connect as connect
+from gaudi_bert.engines.protocol import Communicator, ComputeDtype, Device, ModelSpec
+from gaudi_bert.engines.tensorflow import INTRA_OP_THREADS
 from gaudi_bert.engines.tensorflow.model import TensorFlowModel
 from gaudi_bert.engines.tensorflow.updates import TensorFlowUpdates
+from gaudi_bert.engines.watchdog import SLOW_WORK_FACTOR, ConnectedProcess, shared_facts
 
 NAME: EngineName = "tensorflow"
 
@@ -120,3 +128,73 @@ def _load_gaudi(precision: Precision) -> tuple[str | None, tuple[str, ...]]:
         for name, value in variables.items()
         if present[name] != value
     )
+
+
+# --- Several processes by Horovod: the upstream one on CPUs (Gloo or MPI), or habana-horovod on Gaudi, of the same name
+#
+# The first call is `hvd.init()`: on Gaudi, the device may be loaded only after it, and TensorFlow used only then. Tensors
+# are reduced one by one under fixed names; Horovod merges what is ready at the same time into buffers of
+# `training.fusion_bytes`. Small host arrays travel as float64 through the CPU, whatever the device is.
+
+
+@dataclass(frozen=True)
+class _HorovodProcess(ConnectedProcess):
+    """One of several processes."""
+
+    horovod: Any = None
+    errors: ClassVar[tuple[type[Exception], ...]] = (tf.errors.OpError, RuntimeError)
+
+    def sum_tensors(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+        hvd = self.horovod
+        return [hvd.allreduce(tensor, op=hvd.Sum, name=f"gradient_{index}") for index, tensor in enumerate(tensors)]
+
+    def sum_array(self, values: NDArray[Any]) -> FloatArray:
+        self.arrive()
+        with tf.device("/CPU:0"):
+            array = tf.constant(np.asarray(values, np.float64))
+            return self.horovod.allreduce(array, op=self.horovod.Sum, name="host_array").numpy()
+
+    def broadcast(self, arrays: WeightArrays) -> WeightArrays:
+        self.arrive()
+        with tf.device("/CPU:0"):
+            return {
+                name: self.horovod.broadcast(tf.constant(array), 0, name=f"state_{index}").numpy()
+                for index, (name, array) in enumerate(arrays.items())
+            }
+
+
+def connect(settings: LoopSettings, facts: Mapping[str, Any]) -> Communicator:
+    """The communicator of all processes of this launch; without a launcher, of this one alone."""
+    launch = find_launch()
+    if launch is None or launch.size == 1:
+        return Communicator()
+    who = f"rank {launch.rank} of {launch.size}, started by {launch.launcher}"
+    defaults = {
+        "HOROVOD_FUSION_THRESHOLD": settings.fusion_bytes,
+        "HOROVOD_STALL_CHECK_TIME_SECONDS": math.ceil(settings.stall_seconds),
+        "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": math.ceil(SLOW_WORK_FACTOR * settings.stall_seconds),
+    }
+    for name, value in defaults.items():
+        os.environ.setdefault(name, str(value))
+    try:
+        hvd = importlib.import_module("horovod.tensorflow")
+    except ImportError as error:
+        raise InputError(
+            f"{who}: several processes need Horovod, and it is not installed ({error}); on CPUs run `make setup-horovod`, "
+            "on Gaudi use the training image with habana-horovod, or start one process without a launcher"
+        ) from error
+    try:
+        hvd.init()
+        rank, size, local_size = hvd.rank(), hvd.size(), hvd.local_size()
+    except (RuntimeError, ValueError, OSError) as error:
+        raise FailedError(
+            f"{who}: Horovod cannot connect ({' '.join(str(error).split())}); start all ranks again"
+        ) from error
+    if (rank, size) != (launch.rank, launch.size):
+        raise InputError(
+            f"{who}: Horovod reports rank {rank} of {size}; it was probably built without MPI: "
+            "start the processes by `horovodrun --gloo`, or build Horovod with MPI"
+        )
+    # Compared later: sums need the device, which is opened after this.
+    facts = {"tensorflow": tf.__version__, **shared_facts(settings, facts)}
+    return _HorovodProcess(rank, size, local_size, facts=facts, horovod=hvd)

@@ -19,7 +19,6 @@ import tensorflow as tf
 from gaudi_bert.common.arrays import BatchArrays, Float32Array, FloatArray, Int32Array, WeightArrays
 from gaudi_bert.config.sections import LoopSettings
 from gaudi_bert.engines.protocol import Communicator, Sums, UpdateLoss, UpdateScalars
-from gaudi_bert.engines.tensorflow.horovod import HorovodCommunicator
 from gaudi_bert.engines.tensorflow.model import TensorFlowModel
 from gaudi_bert.engines.tensorflow.operations import as_graph, kernel
 from gaudi_bert.model.config import is_decayed
@@ -150,8 +149,7 @@ class TensorFlowUpdates:
     def _update(self, gradients: Sequence[tf.Tensor], sums: tf.Tensor, scalars: UpdateScalars) -> tf.Tensor:
         """Sum over processes, clip, move the variables."""
         gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]
-        if isinstance(self._communicator, HorovodCommunicator):
-            gradients = self._communicator.sum_tensors(gradients)
+        gradients = self._communicator.sum_tensors(gradients)
         factor, norm = clip_factor(gradients, self._settings.clip_norm)
         self._optimizer.apply(gradients, scalars, factor)
         return tf.concat([sums, [norm]], axis=0)

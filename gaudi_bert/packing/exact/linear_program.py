@@ -207,17 +207,11 @@ def needs_grid(counts: IntArray, depth: int) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class Relaxation:
-    """The linear program's result.
+    """The linear program's result."""
 
-    Attributes:
-        objective: packs over the known strategies, with fractions.
-        bound: proven least number of packs, with fractions (in floating point; `certify` makes it exact).
-        prices: float64 [rows], the prices that prove it: no pack is worth more than 1.
-    """
-
-    objective: float
-    bound: float
-    prices: FloatArray
+    objective: float  # packs over the known strategies, with fractions
+    bound: float  # proven least number of packs, with fractions (in floating point; `certify` makes it exact)
+    prices: FloatArray  # float64 [rows], the prices that prove it: no pack is worth more than 1
 
     @property
     def rounding(self) -> float:

@@ -11,9 +11,9 @@ from typing import NamedTuple
 import numpy as np
 
 from gaudi_bert.common.arrays import FloatArray, IntArray
-from gaudi_bert.common.compiled import borrowing_kernel, inner_kernel
+from gaudi_bert.common.compiled import borrowing_kernel
 from gaudi_bert.packing.mixture import Strategy, Work
-from gaudi_bert.packing.pricing import OPERATIONS_PER_PRODUCT, close_over, completion_values, power_chain, unwind
+from gaudi_bert.packing.pricing import OPERATIONS_PER_PRODUCT, close_over, completion_values, power_chain, raise_by, unwind
 
 UNWINDING_WORK = 4e9
 """What unwinding strategies may do in one round."""
@@ -196,16 +196,9 @@ def _fill_bounded(
                 table[row + 1, slot, room] = table[row, slot, room]
             for copies in range(1, min(most, slot if is_limited else most) + 1):
                 added, before = copies * prices[row], table[row, slot - copies if is_limited else slot]
-                _raise_from(table[row + 1, slot, copies * length :], added, before)
+                raise_by(table[row + 1, slot, copies * length :], added, before)
                 if slot == slots:
                     worth[row] = max(worth[row], added + before[top - copies * length])
-
-
-@inner_kernel
-def _raise_from(result: FloatArray, added: float, before: FloatArray) -> None:
-    """result = max(result, added + before), elementwise; `before` may be longer."""
-    for position in range(result.size):
-        result[position] = max(result[position], added + before[position])
 
 
 @borrowing_kernel

@@ -235,29 +235,19 @@ MOST_BARRED = 2
 NOISE = 0.5
 """The part of a fraction that is drawn at random where a dive has a seed."""
 
-MOST_SEARCHED = 2000
-"""A rest of more sequences than this is not searched."""
+MOST_SEARCHED, SEARCH_NODES = 2000, 50_000
+"""A rest of more sequences than this is not searched, and no search looks at more branches."""
 
 
 @dataclass(frozen=True)
 class DiveSettings:
-    """Settings of a dive.
+    """Settings of a dive."""
 
-    Attributes:
-        share: part of the sum of all fractions that is rounded up in one step.
-        threshold: fractions below this are only rounded up if none is larger.
-        search_nodes: effort of the search of each rest.
-        max_steps: programs that are solved at most.
-        max_failures: steps that may lose the target before the dive is given up.
-        seed: which of nearly equal fractions are rounded up; 0 for the largest.
-    """
-
-    share: float = 0.15
-    threshold: float = 0.5
-    search_nodes: int = 50_000
-    max_steps: int = 1000
-    max_failures: int = 12
-    seed: int = 0
+    share: float = 0.15  # part of the sum of all fractions that is rounded up in one step
+    threshold: float = 0.5  # fractions below this are only rounded up if none is larger
+    max_steps: int = 1000  # programs that are solved at most
+    max_failures: int = 12  # steps that may lose the target before the dive is given up
+    seed: int = 0  # which of nearly equal fractions are rounded up; 0 for the largest
 
 
 class _Path:
@@ -347,7 +337,7 @@ def dive(linear_program: LinearProgram, target: int, settings: DiveSettings) -> 
     path = _Path(linear_program.lengths, linear_program.demand)
     furthest: Mixture = {}
     not_held = path.waiting
-    packs, is_certain = _search_rest(linear_program, path, target, settings)
+    packs, is_certain = _search_rest(linear_program, path, target)
     if is_certain and packs is None:
         return furthest, not_held, True
     linear_program.set_rest(path.uncovered, path.waiting)
@@ -359,7 +349,7 @@ def dive(linear_program: LinearProgram, target: int, settings: DiveSettings) -> 
             break
         path.fix_all(linear_program.master.strategies, levels[-1].step(settings))
         steps += 1
-        packs, is_certain = _search_rest(linear_program, path, target, settings)
+        packs, is_certain = _search_rest(linear_program, path, target)
         if packs is None and not is_certain and _resolve(linear_program, path, target):
             levels.append(_Level(path, linear_program.master.usage(), settings.share))
             if path.packs > packs_of(furthest):
@@ -378,7 +368,7 @@ def dive(linear_program: LinearProgram, target: int, settings: DiveSettings) -> 
     return path.mixture(packs), np.zeros_like(linear_program.demand), False
 
 
-def _search_rest(linear_program: LinearProgram, path: _Path, target: int, settings: DiveSettings) -> _Searched:
+def _search_rest(linear_program: LinearProgram, path: _Path, target: int) -> _Searched:
     """Packs for what is not covered yet that meet the target."""
     waiting = path.waiting
     if waiting.sum() > MOST_SEARCHED:
@@ -390,7 +380,7 @@ def _search_rest(linear_program: LinearProgram, path: _Path, target: int, settin
         linear_program.max_length,
         linear_program.depth,
         target - path.packs,
-        settings.search_nodes,
+        SEARCH_NODES,
         linear_program.work,
     )
 

@@ -95,10 +95,6 @@ _REMEDIES = {
 class ClusterError(FailedError):
     """The API server refused, or could not be reached."""
 
-    def __init__(self, message: str, status: int | None = None) -> None:
-        super().__init__(message)
-        self.status = status
-
 
 class NotFoundError(ClusterError):
     """The object does not exist, or the cluster does not know its kind."""
@@ -117,97 +113,6 @@ _KINDS_OF_ERROR = {403: _ForbiddenError, 404: NotFoundError, 409: ConflictError}
 
 class StreamDroppedError(Exception):
     """The connection broke while a log or a watch was read; it can be opened again."""
-
-
-class Connection:
-    """The cluster of the current kubeconfig context, or the one that this pod runs in.
-
-    A server that has answered before is tried again for `outage_seconds` while it is busy or away; `say` is called when it
-    goes away and when it is back, `sleep` waits between attempts.
-    """
-
-    def __init__(
-        self,
-        outage_seconds: float = _FIRST_ANSWER_SECONDS,
-        say: Callable[[str], None] = lambda line: None,
-        sleep: Callable[[float], None] = time.sleep,
-    ) -> None:
-        self.outage_seconds, self.sleep = outage_seconds, sleep
-        self._say = say
-        self._has_answered = self._is_away = False
-        self._lock = threading.Lock()
-        self._client = _new_client()
-
-    def call(self, action: str, verb: str, kind: str, **arguments: Any) -> Json:
-        """Return the JSON answer to one request.
-
-        `action` is what is being done, for errors; `verb` is `get` (with a name or of all), `create`, `replace` or
-        `delete`.
-        """
-        answer: dict[str, Any] = json.loads(self.open(action, verb, _resource(kind), read_whole=True, **arguments).data)
-        return answer
-
-    def open(
-        self,
-        action: str,
-        method: str,
-        *arguments: Any,
-        read_whole: bool = False,
-        patient: bool = True,
-        timeout: Any = _TIMEOUT,
-        **options: Any,
-    ) -> Any:
-        """Return the raw answer, complete or still to be read, once there is one; an error for a refusal that stays.
-
-        `method` is the client's: a verb with a resource, or `request` for a path that is not an object's. What is not
-        `patient` is requested once, and its failure is not blamed on the server, which gets logs from a node.
-        """
-        import urllib3
-        from kubernetes.client.exceptions import ApiException
-
-        renewed, attempt, waited = False, 0, 0.0
-        while True:
-            began = time.monotonic()
-            error: ClusterError
-            try:
-                ask = getattr(self._client, method)
-                response = ask(*arguments, serialize=False, _request_timeout=timeout, **options)
-                if read_whole:
-                    response.read(cache_content=True)
-                with self._lock:
-                    self._has_answered = True
-                    if self._is_away and patient:
-                        self._is_away = False
-                        self._say("the cluster answers again")
-                return response
-            except ApiException as refusal:
-                if refusal.status == 401 and not renewed:
-                    renewed = True
-                    self._client = _new_client()
-                    continue
-                error, pause = _explain(action, refusal), _pause(attempt, refusal)
-                if refusal.status not in _BUSY or not patient:
-                    raise error from refusal
-            except urllib3.exceptions.HTTPError as broken:
-                reason = _POOL.sub("", " ".join(str(broken).split()))
-                error = ClusterError(
-                    f"cannot {action}: no answer from the cluster at {self._client.configuration.host} ({reason}); "
-                    "check the network, and the server's address in the kubeconfig file"
-                )
-                pause = _pause(attempt, None)
-            waited += time.monotonic() - began + pause
-            if not patient:
-                raise error
-            limit = self.outage_seconds if self._has_answered else min(self.outage_seconds, _FIRST_ANSWER_SECONDS)
-            if waited > limit:
-                raise error
-            with self._lock:
-                # Of a server that has answered, the first refusal passes as a rule.
-                if not self._is_away and (not self._has_answered or waited > _FIRST_ANSWER_SECONDS / 2):
-                    self._is_away = True
-                    self._say(f"{error}; retrying for at most {human_seconds(limit)}")
-            attempt += 1
-            self.sleep(pause)
 
 
 def _new_client() -> Any:
@@ -285,7 +190,7 @@ def _explain(action: str, error: Any) -> ClusterError:
         message = error.reason or "no reason given"
     remedy = _REMEDIES.get(error.status, "try again later, or ask who runs the cluster")
     kind = _KINDS_OF_ERROR.get(error.status, ClusterError)
-    return kind(f"cannot {action}: {error.status}: {' '.join(str(message).split())}; {remedy}", error.status)
+    return kind(f"cannot {action}: {error.status}: {' '.join(str(message).split())}; {remedy}")
 
 
 # --- one namespace
@@ -296,26 +201,37 @@ _LOG_END_LINES = 1000
 
 
 class Cluster:
-    """One namespace of a cluster.
+    """One namespace of the cluster that the kubeconfig file names, or of the one that this pod runs in.
 
-    Without a `connection`, the kubeconfig file names the cluster.
+    A server that has answered before is tried again for `outage_seconds` while it is busy or away; `say` is called when it
+    goes away and when it is back, `sleep` waits between attempts.
     """
 
-    def __init__(self, namespace: str, connection: Connection | None = None) -> None:
+    def __init__(
+        self,
+        namespace: str,
+        *,
+        outage_seconds: float = _FIRST_ANSWER_SECONDS,
+        say: Callable[[str], None] = lambda line: None,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
         self.namespace = namespace
-        self.connection = connection or Connection()
+        self._outage_seconds, self._say, self._sleep = outage_seconds, say, sleep
+        self._has_answered = self._is_away = False
+        self._lock = threading.Lock()
+        self._client = _new_client()
         self._log_ends: dict[tuple[str, str], str] = {}
 
     def version(self) -> tuple[int, int]:
         """Return the server's version, for example (1, 31)."""
-        response = self.connection.open("ask for the version", "request", "get", "/version", read_whole=True)
+        response = self._open("ask for the version", "request", "get", "/version", read_whole=True)
         answer = json.loads(response.data)
         return int(answer["major"]), int(str(answer["minor"]).rstrip("+"))
 
     def check_namespace(self) -> None:
         """See that the namespace exists and is not being removed."""
         try:
-            answer = self.connection.call(f"look for namespace {self.namespace}", "get", "Namespace", name=self.namespace)
+            answer = self._call(f"look for namespace {self.namespace}", "get", "Namespace", name=self.namespace)
         except NotFoundError as error:
             raise InputError(
                 f"namespace {self.namespace} does not exist on this cluster; make it with "
@@ -339,14 +255,7 @@ class Cluster:
 
     def read(self, kind: str, name: str, *, if_allowed: bool = False) -> Json | None:
         """Return an object, or None where there is none of that name; `if_allowed`: or it may not be seen."""
-        try:
-            return self._call(f"read {kind} {name}", "get", kind, name=name)
-        except NotFoundError:
-            return None
-        except _ForbiddenError:
-            if not if_allowed:
-                raise
-            return None
+        return self._seen(f"read {kind} {name}", kind, if_allowed, name=name)
 
     def delete(self, kind: str, name: str) -> bool:
         """Remove an object and all that belongs to it; False where there was none."""
@@ -356,27 +265,13 @@ class Cluster:
             return False
         return True
 
-    def find(self, kind: str, label_selector: str, *, if_allowed: bool = False) -> list[Json]:
+    def find(self, kind: str, label_selector: str | None = None, *, if_allowed: bool = False) -> list[Json]:
         """Return the objects with these labels; none where the cluster does not know the kind.
 
         With `if_allowed`, none where this account may not list them: what a pipeline does not use needs no right.
         """
-        try:
-            answer = self._call(f"list {kind}s", "get", kind, label_selector=label_selector)
-        except NotFoundError:
-            return []
-        except _ForbiddenError:
-            if not if_allowed:
-                raise
-            return []
-        return answer.get("items") or []
-
-    def find_everywhere(self, kind: str) -> list[Json]:
-        """Return all objects of a kind, of all namespaces; none where this account may not see them."""
-        try:
-            return self.connection.call(f"list all {kind}s", "get", kind).get("items") or []
-        except (_ForbiddenError, NotFoundError):
-            return []
+        answer = self._seen(f"list {kind}s", kind, if_allowed, label_selector=label_selector)
+        return (answer or {}).get("items") or []
 
     def is_allowed(self, group: str, resource: str, verb: str) -> bool:
         """Whether this account has a right in the namespace; a part of a resource is written as `pods/log`."""
@@ -387,7 +282,7 @@ class Cluster:
             "kind": "SelfSubjectAccessReview",
             "spec": {"resourceAttributes": attributes | ({"subresource": part} if part else {})},
         }
-        answer = self.connection.call("ask for rights", "create", "SelfSubjectAccessReview", body=review)
+        answer = self._call("ask for rights", "create", "SelfSubjectAccessReview", body=review)
         return bool(answer.get("status", {}).get("allowed"))
 
     def last_warning(self, name: str, since: str = "") -> str:
@@ -405,7 +300,7 @@ class Cluster:
 
     def wait_for_change(self, item: Json, seconds: int) -> None:
         """Return when `item` changes, when the watch is dropped, or after `seconds`; read it again to see what it is now."""
-        response = self.connection.open(
+        response = self._open(
             f"watch {item['kind']}",
             "get",
             _resource(item["kind"]),
@@ -432,7 +327,7 @@ class Cluster:
         query += [("tailLines", str(last))] if last is not None else []
         path = f"/api/v1/namespaces/{self.namespace}/pods/{pod}/log"
         options: Json = {"query_params": query, "timeout": (_TIMEOUT[0], _LONGEST_LOG_SECONDS), "patient": False}
-        yield from _response_lines(self.connection.open(f"read the log of {pod}", "request", "get", path, **options))
+        yield from _response_lines(self._open(f"read the log of {pod}", "request", "get", path, **options))
 
     def log_end(self, pod: str, container: str) -> str:
         """Return the end of the log of a container that has ended, read once; empty where it cannot be read."""
@@ -444,8 +339,89 @@ class Cluster:
             self._log_ends[pod, container] = "\n".join(line.partition(" ")[2] for line in lines)
         return self._log_ends[pod, container]
 
+    def _seen(self, action: str, kind: str, if_allowed: bool, **which: str | None) -> Json | None:
+        """Return the answer of `get`; None where nothing is there, or, with `if_allowed`, where it may not be seen."""
+        try:
+            return self._call(action, "get", kind, **which)
+        except NotFoundError:
+            return None
+        except _ForbiddenError:
+            if not if_allowed:
+                raise
+            return None
+
     def _call(self, action: str, verb: str, kind: str, **arguments: Any) -> Json:
-        return self.connection.call(action, verb, kind, namespace=self.namespace, **arguments)
+        """Return the JSON answer to one request.
+
+        `action` is what is being done, for errors; `verb` is `get` (with a name or of all), `create`, `replace` or
+        `delete`.
+        """
+        arguments |= {"namespace": self.namespace} if KINDS[kind].namespaced else {}
+        response = self._open(action, verb, _resource(kind), read_whole=True, **arguments)
+        answer: dict[str, Any] = json.loads(response.data)
+        return answer
+
+    def _open(
+        self,
+        action: str,
+        method: str,
+        *arguments: Any,
+        read_whole: bool = False,
+        patient: bool = True,
+        timeout: Any = _TIMEOUT,
+        **options: Any,
+    ) -> Any:
+        """Return the raw answer, complete or still to be read, once there is one; an error for a refusal that stays.
+
+        `method` is the client's: a verb with a resource, or `request` for a path that is not an object's. What is not
+        `patient` is requested once, and its failure is not blamed on the server, which gets logs from a node.
+        """
+        import urllib3
+        from kubernetes.client.exceptions import ApiException
+
+        renewed, attempt, waited = False, 0, 0.0
+        while True:
+            began = time.monotonic()
+            error: ClusterError
+            try:
+                ask = getattr(self._client, method)
+                response = ask(*arguments, serialize=False, _request_timeout=timeout, **options)
+                if read_whole:
+                    response.read(cache_content=True)
+                with self._lock:
+                    self._has_answered = True
+                    if self._is_away and patient:
+                        self._is_away = False
+                        self._say("the cluster answers again")
+                return response
+            except ApiException as refusal:
+                if refusal.status == 401 and not renewed:
+                    renewed = True
+                    self._client = _new_client()
+                    continue
+                error, pause = _explain(action, refusal), _pause(attempt, refusal)
+                if refusal.status not in _BUSY or not patient:
+                    raise error from refusal
+            except urllib3.exceptions.HTTPError as broken:
+                reason = _POOL.sub("", " ".join(str(broken).split()))
+                error = ClusterError(
+                    f"cannot {action}: no answer from the cluster at {self._client.configuration.host} ({reason}); "
+                    "check the network, and the server's address in the kubeconfig file"
+                )
+                pause = _pause(attempt, None)
+            waited += time.monotonic() - began + pause
+            if not patient:
+                raise error
+            limit = self._outage_seconds if self._has_answered else min(self._outage_seconds, _FIRST_ANSWER_SECONDS)
+            if waited > limit:
+                raise error
+            with self._lock:
+                # Of a server that has answered, the first refusal passes as a rule.
+                if not self._is_away and (not self._has_answered or waited > _FIRST_ANSWER_SECONDS / 2):
+                    self._is_away = True
+                    self._say(f"{error}; retrying for at most {human_seconds(limit)}")
+            attempt += 1
+            self._sleep(pause)
 
 
 def title_of(item: Json) -> str:

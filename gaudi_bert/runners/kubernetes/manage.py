@@ -10,7 +10,7 @@ from gaudi_bert.artefacts.store.objects import Objects
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.runners.kubernetes.client import Cluster
-from gaudi_bert.runners.kubernetes.logs import followed_container
+from gaudi_bert.runners.kubernetes.follow import followed_container
 from gaudi_bert.runners.kubernetes.manifests import PIPELINE_LABEL, POD_LABELS, render
 from gaudi_bert.runners.kubernetes.pods import STEP_LABEL, Manifest
 from gaudi_bert.runners.kubernetes.reasons import (

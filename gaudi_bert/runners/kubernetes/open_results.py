@@ -22,8 +22,7 @@ from gaudi_bert.common.files import atomic_file
 from gaudi_bert.common.progress import Reporter, human_bytes
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.runners.kubernetes.client import Cluster
-from gaudi_bert.runners.kubernetes.follow import follow
-from gaudi_bert.runners.kubernetes.logs import followed_container
+from gaudi_bert.runners.kubernetes.follow import follow, followed_container
 from gaudi_bert.runners.kubernetes.manifests import render
 from gaudi_bert.runners.kubernetes.pods import STEP_LABEL, Manifest, work_claim_name
 from gaudi_bert.runners.kubernetes.reasons import pods_of

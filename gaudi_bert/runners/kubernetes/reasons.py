@@ -14,8 +14,9 @@ from enum import IntEnum
 from gaudi_bert.common.errors import InputError, StoppedError
 from gaudi_bert.runners.kubernetes.client import Cluster, Json, title_of
 from gaudi_bert.runners.kubernetes.manifests import POD_LABELS, QUEUE_LABEL
-from gaudi_bert.runners.kubernetes.pods import STEP_LABEL
+from gaudi_bert.runners.kubernetes.pods import CARD_RESOURCE, STEP_LABEL
 from gaudi_bert.runners.launch import RANK_TAG
+from gaudi_bert.runners.stage_table import STEPS
 
 
 class State(IntEnum):
@@ -53,6 +54,8 @@ _BY_EXIT_CODE = {InputError.exit_code: State.HOPELESS, StoppedError.exit_code: S
 _MOST_MEMORY_KILLS = 3
 # What a rank reports that ends because another one has.
 _BECAUSE_OF_ANOTHER = re.compile(r"rank \d+.* (aborts|has left|(is|was) lost|did not come)\b")
+# What the cluster notes of the pods of a node that it does not hear of.
+_NODE_LOST = "Node is not ready"
 # A remedy for who runs a stage by hand is none on a cluster.
 _BY_HAND = re.compile(r"--(overwrite|resume)\b")
 _ON_A_CLUSTER = "give the pipeline another name, or remove its work folder: `gaudi-bert k8s delete PIPELINE --data`"
@@ -175,6 +178,11 @@ def _pod_problem(cluster: Cluster, pod: Json, pods: Sequence[Json]) -> Problem |
             return _exit_problem(cluster, pod, pods, container, ended)
     if phase == "Failed":
         return Problem(State.GOES_ON, f"{where} failed: {_words_of(status) or 'no reason given'}")
+    is_unready = phase == "Running" and conditions.get("Ready", {}).get("status") == "False"
+    if is_unready and cluster.last_warning(_name(pod)) == _NODE_LOST:  # long before the cluster takes the pod away
+        return Problem(
+            State.GOES_ON, f"{where}: {_NODE_LOST.lower()}: {pod['spec'].get('nodeName')}", "see `kubectl get nodes`"
+        )
     if phase != "Pending" or any("running" in state for state in states):
         return None
     return _start_problem(cluster, pod, [state.get("waiting") or {} for state in states], conditions.get("PodScheduled", {}))
@@ -201,10 +209,9 @@ def _exit_problem(cluster: Cluster, pod: Json, pods: Sequence[Json], container: 
         states = [each.get("state") or {} for status in of_the_task for each in status.get("containerStatuses") or ()]
         again = sum((state.get("terminated") or {}).get("reason") == "OOMKilled" for state in states)
         is_hopeless = max(again, container.get("restartCount", 0)) >= _MOST_MEMORY_KILLS
-        remedy = (
-            "raise memory_limit (with cards: memory) in resources.training, or in resources.data where nothing is trained"
-        )
-        return Problem(State.HOPELESS if is_hopeless else State.GOES_ON, f"{where}: OOMKilled", remedy)
+        limit, setting = _memory_limit(pod, container["name"])
+        reason, remedy = f"{where}: OOMKilled (memory limit: {limit})", f"raise {setting}"
+        return Problem(State.HOPELESS if is_hopeless else State.GOES_ON, reason, remedy)
     state = _BY_EXIT_CODE.get(code, State.GOES_ON)
     error = _error_line(ended.get("message") or "") or _error_line(cluster.log_end(_name(pod), container["name"]))
     reason, _, remedy = (
@@ -215,6 +222,15 @@ def _exit_problem(cluster: Cluster, pod: Json, pods: Sequence[Json], container: 
     elif _BY_HAND.search(remedy):
         remedy = _ON_A_CLUSTER
     return Problem(state, f"{where}: {reason}", remedy)
+
+
+def _memory_limit(pod: Json, container: str) -> tuple[str, str]:
+    """Return the memory that a container may use, and the setting that raises it; what only waits has a fixed limit."""
+    containers: list[Json] = [*pod["spec"].get("initContainers", ()), *pod["spec"]["containers"]]
+    limits = {each["name"]: each.get("resources", {}).get("limits", {}) for each in containers}.get(container, {})
+    stage = STEPS.get(_step_of(pod).removesuffix("-worker"))
+    setting = "resources.training" if stage is not None and stage.trains else "resources.data"
+    return limits.get("memory", "none"), f"{setting}.{'memory' if CARD_RESOURCE in limits else 'memory_limit'}"
 
 
 def _error_line(text: str) -> str | None:

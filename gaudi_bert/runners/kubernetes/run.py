@@ -20,7 +20,7 @@ from gaudi_bert.common.errors import FailedError, GaudiBertError, InputError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.runners.kubernetes.claims import find_work_claim, is_to_be_made_anew
-from gaudi_bert.runners.kubernetes.client import Cluster, ConflictError, Connection, Json, NotFoundError, title_of
+from gaudi_bert.runners.kubernetes.client import Cluster, ConflictError, Json, NotFoundError, title_of
 from gaudi_bert.runners.kubernetes.follow import PodsStoppedError, follow
 from gaudi_bert.runners.kubernetes.manifests import PIPELINE_LABEL, POD_LABELS, Manifests, check_paths, render
 from gaudi_bert.runners.kubernetes.pods import STEP_LABEL, Manifest
@@ -51,7 +51,8 @@ def run_on_kubernetes(
     """
     check_paths(settings)  # What no cluster can run is refused before the first request.
     if cluster is None:
-        cluster = Cluster(settings.kubernetes.namespace, Connection(settings.kubernetes.outage_seconds, reporter.say))
+        kubernetes = settings.kubernetes
+        cluster = Cluster(kubernetes.namespace, outage_seconds=kubernetes.outage_seconds, say=reporter.say)
     cluster.check_namespace()
     manifests = render(settings, cluster.version())
     steps = {step: manifests.steps[step] for step in steps_of(stages)}

@@ -90,11 +90,6 @@ class Regression(TextTask):
     best_metric = "pearson"
     metric_names = ("loss", "pearson", "spearman", "mean_squared_error")
 
-    @property
-    def width(self) -> int:
-        """One value."""
-        return 1
-
     def metrics(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> dict[str, float]:
         """pearson, spearman (0 where one side is constant), mean_squared_error."""
         guesses, right = logits[:, 0].astype(np.float64), np.asarray(sequences.target, np.float64)
@@ -103,10 +98,6 @@ class Regression(TextTask):
     def answers(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
         """`{"value"}`."""
         return number_answers(logits)
-
-    def config_json(self) -> dict[str, Any]:
-        """With one unnamed class, as transformers counts it."""
-        return {**super().config_json(), "id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
 
 
 class TokenClassification(Task):

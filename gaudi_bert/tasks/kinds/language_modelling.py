@@ -37,18 +37,13 @@ from gaudi_bert.tasks.kinds.task import NO_VOCABULARY, Draw, Task, Vocabulary
 from gaudi_bert.training.input import Batch
 
 
-class _LanguageModelling(Task):
-    """Words; the matrix of the head is the word embeddings."""
-
-    best_metric = "loss"
-    metric_names = ("loss", "accuracy", "perplexity")
-
-
-class MaskedLanguageModelling(_LanguageModelling):
+class MaskedLanguageModelling(Task):
     """Words that were masked."""
 
     name = "masked-language-modelling"
     architecture = "BertForMaskedLM"
+    best_metric = "loss"
+    metric_names = ("loss", "accuracy", "perplexity")
 
     _drawn: tuple[Draw, Sequences, tuple[BoolArray, Int32Array]] | None = None
 
@@ -72,11 +67,13 @@ class MaskedLanguageModelling(_LanguageModelling):
         return {**features, "input_ids": placed.tokens(changed)}
 
 
-class CausalLanguageModelling(_LanguageModelling):
+class CausalLanguageModelling(Task):
     """The next token."""
 
     name = "causal-language-modelling"
     architecture = "BertLMHeadModel"
+    best_metric = "loss"
+    metric_names = ("loss", "accuracy", "perplexity")
 
     def target_features(self, sequences: Sequences, placed: Placement, draw: Draw) -> BatchArrays:
         """`targets` [B, L], the next token; `target_weights` 0 where there is none."""

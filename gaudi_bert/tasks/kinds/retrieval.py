@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import chain
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -26,7 +26,6 @@ from gaudi_bert.config.sections import TaskSettings
 from gaudi_bert.model.heads import VectorHead
 from gaudi_bert.rows.answers import score_answers
 from gaudi_bert.rows.packs import Placement
-from gaudi_bert.rows.retrieval import TextTable, text_table
 from gaudi_bert.rows.types import Row, Sequences, TextRow, TupleRow
 from gaudi_bert.tasks.contrast import (
     LossAndGradient,
@@ -46,6 +45,19 @@ from gaudi_bert.tasks.update_plan import GroupedRows
 CORRELATIONS = ("spearman", "pearson")
 """Metrics of pairs with a score; the others are those of a search."""
 _SHOWN = 3
+
+
+class TextTable(NamedTuple):
+    """The distinct texts of rows, with their prompts, in the order in which they appear; those of row i are
+    `members[starts[i] : starts[i + 1]]`.
+
+    `content` [texts]: equal for texts that are equal without their prompts.
+    """
+
+    texts: list[TextRow]
+    members: IntArray
+    starts: IntArray
+    content: IntArray
 
 
 class Embedding(Task):
@@ -148,9 +160,23 @@ def _loss(
 
 
 def texts_of_rows(settings: TaskSettings, rows: Sequence[Row], *, lower_case: bool = False) -> TextTable:
-    """The distinct texts of rows, with the prompts that the settings name."""
-    prompts = settings.query_prompt or "", settings.document_prompt or ""
-    return text_table(cast(Sequence[TupleRow], rows), *prompts, lower_case=lower_case)
+    """The distinct texts of rows, with the prompts that the settings name: the first of a row is a query."""
+    query_prompt, document_prompt = settings.query_prompt or "", settings.document_prompt or ""
+    numbers: dict[str, int] = {}
+    contents: dict[str, int] = {}
+    texts: list[TextRow] = []
+    members, content = [], []
+    for row in cast(Sequence[TupleRow], rows):
+        for position, text in enumerate(row.texts):
+            prompted = (query_prompt if position == 0 else document_prompt) + text
+            number = numbers.setdefault(prompted, len(texts))
+            members.append(number)
+            if number == len(texts):
+                texts.append(TextRow(row.position, prompted.lower() if lower_case else prompted))
+                content.append(contents.setdefault(text, len(contents)))
+    sizes = np.fromiter((len(cast(TupleRow, row).texts) for row in rows), np.int64, len(rows))
+    starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
+    return TextTable(texts, np.array(members, np.int64), starts, np.array(content, np.int64))
 
 
 def _cosines(vectors: Float32Array, table: TextTable) -> FloatArray:
@@ -173,11 +199,6 @@ class Reranking(TextTask):
     name = "reranking"
     best_metric = "ndcg@10"
     metric_names = ("loss", "ndcg@10", "mrr@10", "map")
-
-    @property
-    def width(self) -> int:
-        """One value."""
-        return 1
 
     def note(self, rows: Sequence[Row]) -> str | None:
         """Note pairs that have several labels."""
@@ -209,13 +230,9 @@ class Reranking(TextTask):
         return score_answers(logits)
 
     def config_json(self) -> dict[str, Any]:
-        """With one unnamed class, as transformers counts it, and what `CrossEncoder` does with it."""
-        return {
-            **super().config_json(),
-            "id2label": {"0": "LABEL_0"},
-            "label2id": {"LABEL_0": 0},
-            "sentence_transformers": {"activation_fn": "torch.nn.modules.activation.Sigmoid", "version": "5.0.0"},
-        }
+        """With what `CrossEncoder` does with the number."""
+        activation = {"activation_fn": "torch.nn.modules.activation.Sigmoid", "version": "5.0.0"}
+        return {**super().config_json(), "sentence_transformers": activation}
 
 
 def _lists(sequences: Sequences, rows: Sequence[Row]) -> PairedRows:

@@ -119,7 +119,7 @@ class Task(ABC):
         lower_is_better: metrics of which less is better.
     """
 
-    name: ClassVar[str]
+    name: ClassVar[TaskName]
     architecture: ClassVar[str]
     problem_type: ClassVar[str | None] = None
     best_metric: str
@@ -195,12 +195,22 @@ class TextTask(Task):
 
     architecture = "BertForSequenceClassification"
 
+    @property
+    def width(self) -> int:
+        """A value for each class; one where the answer is a number."""
+        return len(self.labels) or 1
+
     def target_features(self, sequences: Sequences, placed: Placement, draw: Draw) -> BatchArrays:
         """`targets` [B, S] or [B, S, C], `target_weights` [B, S]: 1 for each sequence."""
         weights = placed.each(np.ones(len(placed.sequences), np.float32))
         if sequences.target is None:
             return {"target_weights": weights}
         return {"targets": placed.each(sequences.target[placed.sequences]), "target_weights": weights}
+
+    def config_json(self) -> dict[str, Any]:
+        """With one unnamed class for a number, as transformers counts it."""
+        unnamed = {} if self.labels else {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
+        return {**super().config_json(), **unnamed}
 
 
 # --- what training for a task minimises: like the losses of pretraining, a sum and what it is divided by

@@ -1,7 +1,7 @@
 """Rows of HDF5 files, the unpacked pretraining data of NVIDIA's and Habana's PyTorch BERT, as the bytes of TFRecords.
 
 A file holds a dataset for each feature, one row for each sequence, and no weights: a masked slot is used where its id is not
-0. Rows become the TFRecords of the same examples as `unpacked_encoder` writes them, so all that reads records reads them. A
+0. Rows become the TFRecords of the same examples as `encode_rows` writes them, so all that reads records reads them. A
 row whose values break the contract is encoded as it is, for the reader to refuse with its reason.
 
 HDF5 decompresses one chunk at a time in a process, whatever the threads. So chunks that are compressed by gzip alone, or
@@ -29,9 +29,8 @@ from gaudi_bert.common.arrays import AnyArray, IntArray
 from gaudi_bert.common.compiled import borrowing_kernel
 from gaudi_bert.common.errors import InputError, install_command, shortened
 from gaudi_bert.common.files import open_file
-from gaudi_bert.tfrecords.wire.example import encode_example
+from gaudi_bert.tfrecords.wire.example import UnpackedRows, encode_example, encode_rows, largest_record
 from gaudi_bert.tfrecords.wire.schema import MAX_SEGMENT_ID, MAX_TOKEN_ID, UnpackedSchema
-from gaudi_bert.tfrecords.wire.unpacked_encoder import UnpackedRows, encode_rows, largest_record
 
 HDF5 = "HDF5"
 HDF5_ENDINGS = (".hdf5", ".h5")
@@ -144,25 +143,21 @@ class Hdf5Rows:
         dataset = self._file.get(name)
         if not isinstance(dataset, h5py.Dataset):
             names = shortened(", ".join(sorted(self._file)), 120) or "none"
-            raise InputError(
-                f"{self.path}: has no dataset {name} (it has {names}); BERT's pretraining data of NVIDIA and Habana are read"
-            )
+            raise InputError(f"{self.path}: has no dataset {name} (it has {names}); give BERT's pretraining data")
         if dataset.external or dataset.is_virtual:
             kind = "in external storage" if dataset.external else "a virtual data set"
             raise InputError(f"{self.path}: {name} is {kind}, with values in other files; put them into this file")
         if dataset.dtype.kind not in "iu" or not dataset.shape:
-            raise InputError(
-                f"{self.path}: dataset {name} is {dataset.dtype} {dataset.shape}; it must hold rows of integers"
-            )
+            raise InputError(f"{self.path}: dataset {name} is {dataset.dtype} {dataset.shape}; give rows of integers")
         return dataset
 
     def _check_size(self) -> None:
         """Refuse rows that are only claimed: values that were never written take no room in a file."""
         claimed, held = sum(column.dataset.nbytes for column in self._columns), self.path.stat().st_size
         if claimed > _MOST_TIMES * held:
+            rows = self._columns[0].dataset.shape[0]
             raise InputError(
-                f"{self.path}: claims {self._columns[0].dataset.shape[0]:,} rows, {claimed:,} bytes, more than its"
-                f" {held:,} bytes can hold; make the file again"
+                f"{self.path}: claims {rows:,} rows, more than its {held:,} bytes can hold; make the file again"
             )
 
     def _checked_schema(self) -> UnpackedSchema:
@@ -179,7 +174,7 @@ class Hdf5Rows:
         for (name, shape), right in zip(shapes.items(), needed, strict=True):
             if shape != right:
                 raise InputError(
-                    f"{self.path}: dataset {name} has the shape {shape}, {right} goes with the others; make the file again"
+                    f"{self.path}: dataset {name} has the shape {shape}, {right} goes with the others; make it again"
                 )
         try:
             return UnpackedSchema(length, predictions)

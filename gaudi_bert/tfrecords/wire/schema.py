@@ -119,9 +119,7 @@ def check_features(features: Mapping[str, AnyArray], schema: UnpackedSchema | Pa
             kind = "bytes" if values.dtype == object else str(values.dtype)
             raise RecordError(f"feature `{spec.name}` is {kind}, {spec.kind} is needed")
         if values.size != spec.length:
-            raise RecordError(
-                f"feature `{spec.name}` has {values.size} values, {spec.length} are needed as in the first record"
-            )
+            raise RecordError(f"feature `{spec.name}` has {values.size} values, {spec.length} are needed")
 
 
 def _length_of(features: Mapping[str, AnyArray], name: str) -> int:

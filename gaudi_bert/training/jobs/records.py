@@ -36,8 +36,8 @@ from gaudi_bert.model.features import join_sequences, split_packs
 from gaudi_bert.model.heads import PretrainingHead
 from gaudi_bert.training.evaluate import RecordsEvaluation
 from gaudi_bert.training.input import DataSource, TrainingOrder, check_fits, open_data, training_batches
+from gaudi_bert.training.logs import MlperfLog
 from gaudi_bert.training.loop import RunContext, TrainingLoop
-from gaudi_bert.training.mlperf import MlperfLog
 from gaudi_bert.training.model_files import model_config
 from gaudi_bert.training.objective import PretrainingObjective, denominators_for
 from gaudi_bert.training.run import Job, Prepared, RunOptions, run_job
@@ -119,7 +119,6 @@ class _RecordsJob(Job[TrainingResult]):
         return plan
 
     def _lines(self, plan: RunPlan) -> list[str]:
-        """The model, the data, the batches."""
         chosen, training, source, config = self._settings.model, plan.settings, self._source, self._config
         origin = "as requested" if {"hidden_size", "num_hidden_layers"} & chosen.model_fields_set else _DEFAULT_MODEL
         kind = f"packed, depth {source.depth}" if source.is_packed else "not packed"
@@ -182,7 +181,6 @@ class _RecordsJob(Job[TrainingResult]):
         run.reporter.say(f"train: {line}")
 
     def load_start(self, model: Model, reporter: Reporter) -> None:
-        """Load the weights that the settings name, if any."""
         initial = self._settings.training.init_checkpoint
         if initial is None:
             return
@@ -192,7 +190,6 @@ class _RecordsJob(Job[TrainingResult]):
         reporter.say(f"train: starts from the weights of {weights.path} ({weights.kind}){lacking}")
 
     def finish(self, loop: TrainingLoop) -> TrainingResult:
-        """The last figures."""
         return TrainingResult(
             **loop.outcome(),
             training=cast(LossFigures, loop.report.figures) if loop.report is not None else None,

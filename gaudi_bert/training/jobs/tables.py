@@ -128,7 +128,6 @@ class _TableJob(Job[TableTraining]):
         self._targets = WordTargets(cast(TaskKind, self._task.name), settings.training.seed, share, self._task.vocabulary)
 
     def prepare(self, processes: int, reporter: Reporter) -> Prepared:
-        """Decide on the batches."""
         source, start, task, targets, training = self._source, self._start, self._task, self._targets, self.section
         plan, evaluation = self._plan(processes), None
         if self._held_out is not None:
@@ -168,7 +167,6 @@ class _TableJob(Job[TableTraining]):
         )
 
     def _lines(self, plan: RunPlan) -> list[str]:
-        """The model, the table, the batches."""
         start, training = self._start, plan.settings
         return [
             f"{start.architecture} ({start.path.name}, {start.kind}): {count_of(start.sizes.layers, 'layer')}, hidden size "
@@ -194,7 +192,6 @@ class _TableJob(Job[TableTraining]):
         return Signature("train", {"model": model, "training": section, "task": task}, inputs)
 
     def load_start(self, model: Model, reporter: Reporter) -> None:
-        """Load the weights of `--model`."""
         model.load_values(self._start.variables)
 
     def finish(self, loop: TrainingLoop) -> TableTraining:
@@ -243,7 +240,7 @@ class _TableEvaluation(EvaluationSet[WordEvaluation]):
             read = partial(source.features, self.targets, which, epoch=EVALUATION_EPOCH)
             share = None if take is None else math.ceil(take * table.packs / source.total("packs"))
             batch_packs = self.batch_packs * source.length // table.max_sequence_length
-            for batch in each_pack_once(stored.files, read, batch_packs, rank, size, share):
+            for batch in each_pack_once(stored, read, batch_packs, rank, size, share):
                 yield batch, None
 
     def counted(self, batch: Batch) -> FloatArray:
@@ -252,7 +249,6 @@ class _TableEvaluation(EvaluationSet[WordEvaluation]):
         return np.concatenate([[batch["sequence_weights"].sum()], words])
 
     def figures(self, totals: FloatArray, outputs: Float32Array | None) -> WordEvaluation:
-        """Loss and accuracy, and the baseline of the most frequent word."""
         (loss, weight, right), sequences, words = totals[:3], totals[3], totals[4:]
         if not weight:
             raise InputError(f"{self.source.path}: has no word to predict; give a table with longer texts")

@@ -16,11 +16,10 @@ import transformers
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.sections import TrainingSettings
-from gaudi_bert.engines.choose import load_engine
+from gaudi_bert.engines import load_engine
 from gaudi_bert.engines.protocol import Communicator, ModelSpec, UpdateScalars
 from gaudi_bert.model.config import EncoderConfig
-from gaudi_bert.model.heads import TaskHead, VectorHead
-from gaudi_bert.training.objective import LossDenominators, TrainingStep
+from gaudi_bert.model.heads import TaskHead
 from tests.builders.agree import agree, identical
 from tests.builders.encoders import CONFIGS as SMALL_CONFIGS
 from tests.builders.task_batches import HEADS, TEXTS, batch_of, packs_of
@@ -86,19 +85,6 @@ def test_packed_equals_unpacked_and_its_class(name: str, head: TaskHead) -> None
     assert difference_alone(model, head) <= 1e-5
 
 
-@pytest.mark.parametrize("pooling", ["cls", "mean", "max", "last"])
-def test_vectors(pooling: Any) -> None:
-    model = build("roberta", VectorHead(pooling, normalize=True))
-    packs = packs_of(TEXTS, VOCABULARY)
-    vectors = model.outputs(batch_of(packs, TEXTS))
-    for p, pack in enumerate(packs):
-        for s, each in enumerate(pack):
-            with torch.no_grad():
-                hidden = model.module.eval()(input_ids=torch.tensor(each["ids"][None])).last_hidden_state[0]
-            pooled = {"cls": hidden[0], "mean": hidden.mean(0), "max": hidden.amax(0), "last": hidden[-1]}[pooling]
-            agree(vectors[p, s], (pooled / pooled.norm()).numpy(), 1e-5)
-
-
 def test_values_are_a_function_of_the_seed_and_variables_are_those_of_transformers() -> None:
     one, again, other = (build("roberta", WORDS, seed).values() for seed in (3, 3, 4))
     identical(again, one)
@@ -113,28 +99,6 @@ def test_values_are_a_function_of_the_seed_and_variables_are_those_of_transforme
     assert not model.is_decayed("lm_head.layer_norm.weight")
     assert not model.is_decayed("roberta.encoder.layer.0.output.LayerNorm.weight")
     assert not model.is_decayed("lm_head.bias")
-
-
-def test_updates_repeat_and_learn() -> None:
-    settings, batch = TrainingSettings(optimizer="adamw", seed=3), batch_of(packs_of(TEXTS, VOCABULARY), TEXTS)
-
-    class Objective:
-        sums, sequence_feature = 3, "target_weights"
-
-        def denominators(self, micro_batch: Any) -> np.ndarray:
-            return np.array([micro_batch["target_weights"].sum(), 1.0])
-
-        def update_loss(self, *_: Any) -> None:
-            """None."""
-
-    curves = []
-    for _ in range(2):
-        model = build("roberta", TEXTS)
-        updates = load_engine("pytorch").updates(model, settings, Communicator(), 1)
-        step = TrainingStep(updates, Communicator(), settings, Objective(), LossDenominators())
-        curves.append([step.run([batch], update, 1e-3)() for update in range(1, 21)])
-    identical(np.array(curves[1]), np.array(curves[0]))
-    assert curves[0][-1][0] < 0.5 * curves[0][0][0]
 
 
 def test_statistics_of_layers_are_those_of_the_first_process() -> None:

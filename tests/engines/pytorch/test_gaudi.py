@@ -23,8 +23,8 @@ pytest.importorskip("torch", exc_type=ImportError)
 import torch
 from torch.utils import backend_registration
 
-from gaudi_bert.engines.pytorch import gaudi
-from gaudi_bert.engines.pytorch.gaudi import VARIABLES
+from gaudi_bert.engines import pytorch as gaudi
+from gaudi_bert.engines.pytorch import VARIABLES, _prepare_gaudi, _prepare_torch
 from tests.builders import training_data as data
 from tests.builders.agree import agree
 from tests.builders.bert_folder import VOCABULARY, write_rows, write_tokenizer
@@ -130,37 +130,29 @@ def figures(out: Path) -> list[float]:
     return [value for row in rows for name, value in sorted(row.items()) if "loss" in name and value is not None]
 
 
-@pytest.fixture(scope="module")
-def one(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run in bfloat16 in one process, where `import torch` loads the vendor's software, as in its images."""
-    out = tmp_path_factory.mktemp("one")
-    done = run(folder, out, train_command(out / "run", "precision=bfloat16"))
+def test_one_process_and_the_task_that_it_goes_on_with(folder: Path, tmp_path: Path) -> None:
+    """In bfloat16, where `import torch` loads the vendor's software, as in its images.
+
+    Each pass is compiled once, of training and of evaluation, and its sizes are numbers.
+    """
+    done = run(folder, tmp_path, train_command(tmp_path / "run", "precision=bfloat16"))
     assert "train: on Gaudi card, PyTorch\n" in done.stderr
-    notes = [line for line in done.stderr.splitlines() if line.startswith("note:")]
-    assert notes == ["note: a resumed run may differ in rounding: the vendor of Gaudi does not promise the same bits twice"]
-    return out
-
-
-def test_one_process_sets_variables_then_loads_the_bridge_then_uses_the_card(one: Path) -> None:
-    (events,) = calls_of(one)
+    (note,) = [line for line in done.stderr.splitlines() if line.startswith("note:")]
+    assert "a resumed run may differ in rounding" in note
+    (events,) = calls_of(tmp_path)
     check_order(events)
     assert not {HCCL, "process group", "all_reduce", "initialize_distributed_hpu"} & set(names(events))
-
-
-def test_each_pass_is_compiled_once_by_the_backend_of_the_cards(one: Path) -> None:
-    """By default on this device; passes of training and of evaluation; sizes are numbers."""
-    (events,) = calls_of(one)
     compiled = [event for event in events if event["call"] == "compile"]
     assert [(event["devices"], event["symbols"]) for event in compiled] == [(["hpu"], [])] * 2
-
-
-def test_products_are_bfloat16_and_what_must_be_wide_is_float32(one: Path) -> None:
-    (events,) = calls_of(one)
     assert types_of(events, "bmm") == {"bfloat16"}
     assert "bfloat16" in types_of(events, "addmm", "mm")
     for operation in ("_softmax", "native_layer_norm", "_log_softmax", "linalg_vector_norm", "sqrt_", "addcmul_", "sub_"):
         assert types_of(events, operation) == {"float32"}, operation
     assert types_of(events, "nll_loss_forward") == {"float32", "int64"}
+    task = ["--data", "rows.jsonl", "--evaluation", "rows.jsonl", "--out", str(tmp_path / "task")]
+    command = ["finetune", "--pipeline", "pipeline.yaml", "--model", str(tmp_path / "run"), "--vocab", "vocab", *task]
+    run(folder, tmp_path / "tuned", command)
+    check_order(*calls_of(tmp_path / "tuned"))
 
 
 def test_a_bridge_that_is_imported_by_name_computes_what_a_cpu_does(folder: Path, tmp_path: Path) -> None:
@@ -203,7 +195,7 @@ def test_the_vendors_attention_is_called_as_documented_and_computes_the_same(fol
     [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, None)],
 )
 def test_how_long_threads_wait_is_set_unless_the_user_has_set_it(given: dict[str, str], wait: str | None) -> None:
-    gaudi.prepare_torch(given)
+    _prepare_torch(given)
     assert given.get("GOMP_SPINCOUNT") == wait
 
 
@@ -213,28 +205,14 @@ def test_variables_that_come_too_late_are_not_set_and_are_named(monkeypatch: pyt
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
     early: dict[str, str] = {"PT_HPU_LAZY_MODE": "1"}
-    gaudi.prepare_gaudi(early)
+    _prepare_gaudi(early)
     assert early == {**VARIABLES, "PT_HPU_LAZY_MODE": "1"}
     monkeypatch.setitem(sys.modules, "habana_frameworks.torch", types.ModuleType("habana_frameworks.torch"))
-    gaudi.prepare_gaudi()
+    _prepare_gaudi()
     assert not VARIABLES.keys() & os.environ.keys()
     notes = gaudi.environment_notes()
     assert notes[0] == "note: PT_HPU_LAZY_MODE was not set when torch was imported; set it to 0 before that"
     assert len(notes) == len(VARIABLES)
-
-
-@pytest.mark.parametrize("stage", ["evaluate", "finetune"])
-def test_evaluation_and_fine_tuning_set_the_variables_before_anything_loads_torch(
-    folder: Path, one: Path, tmp_path: Path, stage: str
-) -> None:
-    command = ["evaluate", "--engine", "pytorch", "--data", "held-out", "--checkpoint", str(one / "run")]
-    if stage == "finetune":
-        command = ["finetune", "--pipeline", "pipeline.yaml", "--model", str(one / "run"), "--vocab", "vocab"]
-        command += ["--data", "rows.jsonl", "--evaluation", "rows.jsonl", "--out", str(tmp_path / "task")]
-    run(folder, tmp_path, command)
-    (events,) = calls_of(tmp_path)
-    check_order(events)
-    assert ("compile" in names(events)) == (stage == "finetune")
 
 
 # --- several processes
@@ -266,24 +244,6 @@ def test_eight_processes_connect_by_hccl_and_end_well(folder: Path, tmp_path: Pa
     for rank, events in enumerate(ranks):
         check_rank(events, rank, 8)
         assert "initialize_distributed_hpu" not in names(events), "the launcher's variables are all there"
-    assert json.loads((tmp_path / "run" / "training.json").read_text())["processes"] == 8
-
-
-def test_an_embedding_model_in_two_processes_and_several_micro_batches(folder: Path, one: Path, tmp_path: Path) -> None:
-    """The two passes have shapes that never change: each is compiled for once, with and without gradients."""
-    write_rows(tmp_path / "pairs.jsonl", "embedding", 29, 1)
-    starts = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--no-python", sys.executable]
-    changes = {**LOOP, "micro_batch_packs": 1, "batch_sequences": 9, "epochs": 2, "max_sequence_length": 23}
-    command = ["finetune", "--task", "embedding", "--data", str(tmp_path / "pairs.jsonl"), "--engine", "pytorch"]
-    command += ["--model", str(one / "run"), "--vocab", "vocab", "--out", str(tmp_path / "tuned")]
-    command += [word for name, value in changes.items() for word in ("--set", f"finetune.{name}={value}")]
-    run(folder, tmp_path, command, starts)
-    ranks = calls_of(tmp_path)
-    assert len(ranks) == 2
-    for rank, events in enumerate(ranks):
-        check_rank(events, rank, 2)
-        assert names(events).count("compile") <= 3
-    assert json.loads((tmp_path / "tuned" / "metrics.json").read_text())["updates"] == 7
 
 
 def test_what_another_launcher_does_not_set_the_vendors_function_is_told(folder: Path, tmp_path: Path) -> None:

@@ -89,15 +89,14 @@ with Watchdog("rank " + sys.argv[1], float(sys.argv[2])) as watchdog:
 
 def rank_process(rank: int, stall_seconds: float = 60) -> subprocess.Popen[str]:
     command = [sys.executable, "-c", RANK, str(rank), str(stall_seconds)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    process.stdout.readline()
-    return process
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def test_a_rank_0_that_is_stopped_on_request_while_they_meet_ends_the_others(port: int) -> None:
     """It waits for rank 2, which never comes, for longer than a process may be without a sign of work."""
     with rank_process(0, stall_seconds=1.5) as first, ThreadPoolExecutor(1) as pool:
+        assert first.stdout is not None
+        first.stdout.readline()
         other = pool.submit(end_of, 1, 3)
         assert not wait([other], 4).done
         first.send_signal(signal.SIGTERM)

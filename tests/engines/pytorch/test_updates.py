@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.sections import FineTuneSettings, TrainingSettings
-from gaudi_bert.engines.choose import load_engine
+from gaudi_bert.engines import load_engine
 from gaudi_bert.engines.protocol import Communicator, ModelSpec, UpdateScalars
 from gaudi_bert.engines.pytorch import engine as engine_module
 from gaudi_bert.engines.pytorch.model import ahead_on_device

@@ -1,17 +1,21 @@
-"""Devices: the order of the calls on Gaudi, its variables, and what is said where it is missing."""
+"""Devices: the order of the calls on Gaudi, and what is said where it is missing; one process, and launchers."""
 
 from __future__ import annotations
 
 import os
 import sys
 import types
+from importlib.machinery import ModuleSpec
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
-from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.errors import FailedError, InputError
+from gaudi_bert.common.launch import Launch, find_launch
 from gaudi_bert.config.sections import TrainingSettings
-from gaudi_bert.engines.tensorflow.engine import BFLOAT16_LIST, open_device
+from gaudi_bert.engines.protocol import Communicator
+from gaudi_bert.engines.tensorflow.engine import BFLOAT16_LIST, connect, open_device
 
 VARIABLES = ("TF_HCCL_MEMORY_ALLOWANCE_MB", "TF_BF16_CONVERSION")
 
@@ -34,13 +38,18 @@ def stand_in(monkeypatch, cards: int = 1, error: Exception | None = None) -> lis
         if error is not None:
             raise error
 
-    def list_physical_devices(kind: str) -> list[str]:
-        calls.append(f"list {kind}")
+    physical = tf.config.list_physical_devices
+
+    def list_physical_devices(kind: str | None = None) -> list[str]:
+        if kind != "HPU":
+            return physical(kind)
+        calls.append("list HPU")
         return ["card"] * cards
 
     package, module = types.ModuleType("habana_frameworks"), types.ModuleType("habana_frameworks.tensorflow")
     module.load_habana_module = load_habana_module
     package.tensorflow = module
+    package.__spec__, package.__path__ = ModuleSpec("habana_frameworks", None), []  # as of a package that is there
     monkeypatch.setitem(sys.modules, "habana_frameworks", package)
     monkeypatch.setitem(sys.modules, "habana_frameworks.tensorflow", module)
     monkeypatch.setattr(tf.config, "list_physical_devices", list_physical_devices)
@@ -89,3 +98,80 @@ def test_threads_that_come_too_late_are_an_error() -> None:
     tf.constant(1.0)
     with pytest.raises(InputError, match=r"training.threads = 3"):
         open_device(TrainingSettings(device="cpu"), threads=3)
+
+
+# --- one process, and launchers without a proper Horovod
+
+SETTINGS = TrainingSettings()
+LAUNCHERS = {
+    "horovodrun": ("HOROVOD_RANK", "HOROVOD_SIZE"),
+    "mpirun": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    "mpiexec": ("PMI_RANK", "PMI_SIZE"),
+}
+
+
+@pytest.fixture(autouse=True)
+def _no_launcher(monkeypatch) -> None:
+    for name in (*sum(LAUNCHERS.values(), ()), "HOROVOD_FUSION_THRESHOLD"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+
+
+def launch(monkeypatch, launcher: str, number: int, processes: int, **changes) -> None:
+    """Variables of a launcher, and a module like `horovod.tensorflow` that connects to nobody."""
+    for name, value in zip(LAUNCHERS[launcher], (number, processes), strict=True):
+        monkeypatch.setenv(name, str(value))
+    module = types.ModuleType("horovod.tensorflow")
+    vars(module).update({"init": lambda: None, "rank": lambda: 0, "size": lambda: 1, "local_size": lambda: 1, **changes})
+    monkeypatch.setitem(sys.modules, "horovod.tensorflow", module)
+
+
+def test_alone_nothing_travels() -> None:
+    communicator = connect(SETTINGS, {})
+    assert (communicator.rank, communicator.size, communicator.local_size, communicator.is_first) == (0, 1, 1, True)
+    assert communicator.any_true(True)
+    assert not communicator.any_true(False)
+    arrays = {"one": np.ones(2, np.float32)}
+    assert communicator.broadcast(arrays) is arrays
+    np.testing.assert_array_equal(communicator.sum_array(np.arange(3)), [0.0, 1.0, 2.0])
+    with communicator.watched(SETTINGS) as watched:
+        assert watched is communicator
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_every_launcher_is_known_and_without_horovod_every_rank_of_several_says_so(monkeypatch, launcher: str) -> None:
+    launch(monkeypatch, launcher, 0, 1)
+    assert connect(SETTINGS, {}) == Communicator()
+    for rank in range(2):
+        launch(monkeypatch, launcher, rank, 2)
+        monkeypatch.setitem(sys.modules, "horovod.tensorflow", None)
+        assert find_launch() == Launch(launcher, rank, 2)
+        with pytest.raises(InputError, match=f"rank {rank} of 2, started by {launcher}: .*make setup-horovod"):
+            connect(SETTINGS, {})
+
+
+@pytest.mark.parametrize(("rank", "size"), [("2", "2"), ("-1", "2"), ("x", "2"), ("", "")])
+def test_nonsense_in_the_environment_is_named(rank: str, size: str) -> None:
+    with pytest.raises(InputError, match=f"HOROVOD_RANK={rank}, HOROVOD_SIZE={size}"):
+        find_launch({"HOROVOD_RANK": rank, "HOROVOD_SIZE": size})
+
+
+def test_horovod_without_mpi_under_mpirun_and_one_that_cannot_connect_are_told(monkeypatch) -> None:
+    """Each process would train on its own, and all of them write the same files."""
+    launch(monkeypatch, "mpirun", 1, 4)
+    with pytest.raises(InputError, match="rank 1 of 4, started by mpirun: Horovod reports rank 0 of 1"):
+        connect(SETTINGS, {})
+
+    def init() -> None:
+        raise RuntimeError("Gloo connectFullMesh failed\nwith timeout")
+
+    launch(monkeypatch, "mpirun", 1, 4, init=init)
+    with pytest.raises(FailedError, match=r"\(Gloo connectFullMesh failed with timeout\)"):
+        connect(SETTINGS, {})
+
+
+def test_the_fusion_threshold_is_set_before_horovod_starts(monkeypatch) -> None:
+    seen = []
+    launch(monkeypatch, "horovodrun", 0, 2, init=lambda: seen.append(os.environ["HOROVOD_FUSION_THRESHOLD"]), size=lambda: 2)
+    connect(TrainingSettings(fusion_bytes="16MiB"), {})
+    assert seen == [str(16 * 2**20)]

@@ -18,7 +18,6 @@ from gaudi_bert.engines.tensorflow.operations import (
     keep_scale,
     layer_norm,
     residual_layer_norm,
-    without_gradient,
 )
 from tests.builders.agree import agree
 
@@ -56,15 +55,10 @@ def test_gelu_is_exact(compiled):
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_layer_norm(compiled):
-    inputs = normal(7, 13), normal(13), normal(13)
-    check_same(lambda x, gamma, beta: layer_norm(x, gamma, beta, 1e-12, compiled), plain_layer_norm, *inputs)
-
-
-@pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("rate", [0.0, 0.25])
-def test_residual_layer_norm(compiled, rate):
+def test_layer_norm_also_of_a_sum(compiled, rate):
     inputs = normal(7, 13), normal(7, 13), normal(13), normal(13)
+    check_same(lambda x, gamma, beta: layer_norm(x, gamma, beta, 1e-12, compiled), plain_layer_norm, *inputs[1:])
     drawn = ForwardPass(tf.constant([1, 2]), compiled).draw(inputs[0].shape, rate, 3)
     factors = 1.0 if drawn is None else keep_mask(drawn, inputs[0].shape, rate, tf.float64) * keep_scale(drawn, rate)
     check_same(
@@ -91,9 +85,7 @@ def test_gather_rows_is_dense_and_sums_repeated_rows():
     with tf.GradientTape() as tape:
         tape.watch(table)
         rows = gather_rows(table, indices)
-    gradient = tape.gradient(rows, table)
-    assert isinstance(gradient, tf.Tensor)
-    np.testing.assert_array_equal(gradient[:, 0], [1, 1, 0, 3, 0])
+    assert isinstance(tape.gradient(rows, table), tf.Tensor)
 
 
 @pytest.mark.parametrize("compiled", [False, True])
@@ -128,18 +120,8 @@ def test_cross_entropy():
         logits,
     )
     np.testing.assert_array_equal(cross_entropy(logits, labels)[1], np.argmax(logits, axis=1))
-
-
-def test_cross_entropy_of_a_hopeless_label_is_finite():
-    losses, _ = cross_entropy(tf.constant([[0.0, 1000.0, -1000.0]]), tf.constant([2], tf.int32))
-    assert losses.numpy()[0] == 2000.0
-
-
-def test_without_gradient_gives_zeros():
-    variable = tf.Variable([1.0, 2.0])
-    with tf.GradientTape() as tape:
-        total = tf.reduce_sum(without_gradient(variable) * 3.0)
-    np.testing.assert_array_equal(tape.gradient(total, variable), [0, 0])
+    hopeless, _ = cross_entropy(tf.constant([[0.0, 1000.0, -1000.0]]), tf.constant([2], tf.int32))
+    assert hopeless.numpy()[0] == 2000.0
 
 
 def dropped(inputs: tf.Tensor, rate: float, seed: list[int], site: int, compiled: bool) -> np.ndarray:
@@ -159,16 +141,14 @@ def test_dropout_drops_the_asked_share_and_keeps_the_mean(rate, compiled):
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_dropped_places_are_independent(compiled):
-    """Of neighbours, of places a power of two apart, and of the two places that share a random word (plain)."""
+def test_places_passes_and_sites_are_independent(compiled):
+    """Of neighbours, of places a power of two apart, and of the two places that share a random word (plain).
+
+    Also where seeds are as near as counters, and where one seed's places might be another's, moved.
+    """
     gone = dropped(tf.ones([200_000]), 0.3, [3, 4], 1, compiled) == 0
     for shift in (1, 2, 1013, 50_000, 65_536, 100_000):
         assert abs(np.mean(gone[shift:] & gone[:-shift]) - 0.09) < 0.006, shift
-
-
-@pytest.mark.parametrize("compiled", [False, True])
-def test_passes_and_sites_are_independent(compiled):
-    """Also where seeds are as near as counters, and where one seed's places might be another's, moved."""
     drawn = [
         dropped(tf.ones([100_000]), 0.3, seed, site, compiled) == 0
         for seed, site in [([1, 2], 3), ([1, 2], 4), ([1, 3], 3), ([2, 2], 3), ([-(2**31), 2**31 - 1], 9)]
@@ -177,10 +157,3 @@ def test_passes_and_sites_are_independent(compiled):
         for other in drawn[first + 1 :]:
             for moved in (0, 1, 2):
                 assert abs(np.mean(one & np.roll(other, moved)) - 0.09) < 0.006
-
-
-def test_no_dropout_without_seed_or_rate():
-    ones = tf.ones([3, 5])
-    assert ForwardPass(None).draw(ones.shape, 0.5, 0) is None
-    assert ForwardPass(tf.constant([1, 2])).draw(ones.shape, 0.0, 0) is None
-    assert dropout(ones, None, 0.5, False) is ones

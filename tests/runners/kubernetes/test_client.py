@@ -9,7 +9,7 @@ import pytest
 
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import load_pipeline
-from gaudi_bert.runners.kubernetes.client import Cluster, ClusterError, Connection
+from gaudi_bert.runners.kubernetes.client import Cluster, ClusterError
 from gaudi_bert.runners.kubernetes.run import run_on_kubernetes
 from tests.builders.fake_api_server import FakeApiServer, Fault, Run
 from tests.builders.recorded_answers import active, complete, running
@@ -46,9 +46,9 @@ def test_what_stays_broken_ends_the_run_with_what_the_server_said(server: FakeAp
 
 def test_a_server_that_is_away_is_asked_again_for_long(server: FakeApiServer, reporter: Reporter, said: io.StringIO) -> None:
     paused: list[float] = []
-    connection = Connection(outage_seconds=3600, say=reporter.say, sleep=paused.append)
+    cluster = Cluster("gaudi-bert", outage_seconds=3600, say=reporter.say, sleep=paused.append)
     server.faults = [Fault("GET", "/jobs/demo-plan", 503, message="apiserver is shutting down") for _ in range(60)]
-    assert run_on_kubernetes(SETTINGS, PLAN, reporter, Cluster("gaudi-bert", connection)) == {"plan": "done"}
+    assert run_on_kubernetes(SETTINGS, PLAN, reporter, cluster) == {"plan": "done"}
     assert sum(paused) > 20 * 60
     assert said.getvalue().count("apiserver is shutting down") == 1
     assert said.getvalue().count("the cluster answers again") == 1
@@ -56,10 +56,10 @@ def test_a_server_that_is_away_is_asked_again_for_long(server: FakeApiServer, re
 
 def test_an_outage_that_lasts_too_long_ends_the_run(server: FakeApiServer, reporter: Reporter) -> None:
     paused: list[float] = []
-    connection = Connection(outage_seconds=120, say=reporter.say, sleep=paused.append)
+    cluster = Cluster("gaudi-bert", outage_seconds=120, say=reporter.say, sleep=paused.append)
     server.faults = [Fault("GET", "/jobs/demo-plan", 503, message="gone") for _ in range(60)]
     with pytest.raises(ClusterError, match="503: gone"):
-        run_on_kubernetes(SETTINGS, PLAN, reporter, Cluster("gaudi-bert", connection))
+        run_on_kubernetes(SETTINGS, PLAN, reporter, cluster)
     assert 60 < sum(paused) <= 120
 
 
@@ -68,7 +68,7 @@ def test_a_server_that_never_answered_is_not_asked_for_long(server: FakeApiServe
     lines: list[str] = []
     server.faults = [Fault("GET", "/version", 503) for _ in range(60)]
     with pytest.raises(ClusterError, match="503"):
-        Cluster("gaudi-bert", Connection(outage_seconds=3600, say=lines.append, sleep=paused.append)).version()
+        Cluster("gaudi-bert", outage_seconds=3600, say=lines.append, sleep=paused.append).version()
     assert sum(paused) <= 16
     assert len(lines) == 1
 

@@ -107,7 +107,7 @@ LOG = "its log: `gaudi-bert k8s logs PIPELINE --step STEP`"
         (failed("p", 2, FEWER), State.HOPELESS, FEWER.partition(";")[0], "give the pipeline another name"),
         (failed("p", 137, "first"), State.GOES_ON, "exit code 137", LOG),
         (failed("p", 75, STOP), State.STOPPED, STOP.partition(";")[0], ""),
-        (failed("p", 137, reason="OOMKilled"), State.GOES_ON, "OOMKilled", "raise memory_limit"),
+        (failed("p", 137, reason="OOMKilled"), State.GOES_ON, "OOMKilled (memory limit: 2Gi)", "raise resources.data.mem"),
         (CRASHED, State.GOES_ON, "exit code 1", LOG),
         (evicted("p"), State.GOES_ON, "Evicted: The node was low on resource: memory.", ""),
         (preempted("p"), State.STOPPED, "PreemptionByScheduler: default-scheduler: preempting", ""),
@@ -131,6 +131,31 @@ def test_the_error_of_the_rank_that_failed_is_the_reason(known: str, server: Fak
     assert str(only(launcher)) == "pod launcher: error: settings.yaml: depth is 3 there, 4 here; give another --out"
     hidden = failed("hidden", 1, MPIRUN_FOOTER_ONLY, container="train")
     assert str(only(hidden)).startswith("pod hidden: error: rank 1 has left")
+
+
+@pytest.mark.parametrize(
+    ("step", "cards", "setting"),
+    [
+        ("write-finish", {}, "resources.data.memory_limit"),
+        ("train-worker", {}, "resources.training.memory_limit"),
+        ("evaluate", {"habana.ai/gaudi": "1"}, "resources.training.memory"),
+    ],
+)
+def test_memory_that_is_too_small_names_the_setting_that_raises_it(
+    step: str, cards: dict[str, str], setting: str, only: Only
+) -> None:
+    killed = failed("p", 137, reason="OOMKilled")
+    killed["metadata"]["labels"] = {"app.kubernetes.io/component": step}
+    killed["spec"]["containers"][0]["resources"]["limits"] = {"memory": "7Gi", **cards}
+    assert str(only(killed)) == f"pod p: OOMKilled (memory limit: 7Gi); raise {setting}"
+
+
+def test_a_node_that_is_lost_is_named_before_its_pods_are_taken_away(server: FakeApiServer, only: Only) -> None:
+    unready = pod("p", "Running", conditions=[{"type": "Ready", "status": "False"}])
+    unready["spec"]["nodeName"] = "node-7"
+    assert only(unready) is None, "its probe may fail for a moment"
+    server.warn("p", "Node is not ready")
+    assert str(only(unready)) == "pod p: node is not ready: node-7; see `kubectl get nodes`"
 
 
 def part(index: int, state: Json, created: str = "2026-01-01T00:00:00Z") -> Json:

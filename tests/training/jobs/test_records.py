@@ -5,13 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-import sys
-import types
-from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 import pytest
-import tensorflow as tf
 import yaml
 
 from gaudi_bert.artefacts.results import to_json
@@ -27,6 +23,7 @@ from tests.builders.agree import agree, identical
 from tests.builders.json_lines import lines_of
 from tests.builders.machines import make_read_only, small_disk
 from tests.builders.reporters import QUIET, Listener, StopAfter
+from tests.engines.tensorflow.test_engine import stand_in
 from tests.training.conftest import settings
 
 LAST = "update-00000020.safetensors"
@@ -203,32 +200,18 @@ def test_training_on_unpacked_records_and_from_weights(packed, whole_run, tmp_pa
     assert summary.content.sequences == 2 * 16
 
 
-# --- with stand-ins for Gaudi's and Horovod's packages: the order of the calls, and taking up runs elsewhere
+# --- with a stand-in for Gaudi's package: taking up runs elsewhere
 
 
 def on_device(device: str, updates: int = 3) -> PipelineSettings:
     return settings(device=device, updates=updates, warmup_updates=0, log_every_updates=1)
 
 
-@pytest.fixture
-def calls(monkeypatch) -> list[str]:
-    """What was called of `habana_frameworks`, which has one card."""
-    made: list[str] = []
-    package, module = types.ModuleType("habana_frameworks"), types.ModuleType("habana_frameworks.tensorflow")
-    module.load_habana_module = lambda: made.append("load_habana_module")
-    package.tensorflow = module
-    package.__spec__, package.__path__ = ModuleSpec("habana_frameworks", None), []  # as of a package that is there
-    monkeypatch.setitem(sys.modules, "habana_frameworks", package)
-    monkeypatch.setitem(sys.modules, "habana_frameworks.tensorflow", module)
-    monkeypatch.setenv("TF_HCCL_MEMORY_ALLOWANCE_MB", "1536")
-    physical = tf.config.list_physical_devices
-    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind=None: ["card"] if kind == "HPU" else physical(kind))
-    return made
-
-
 @pytest.mark.slow
-def test_a_run_that_goes_from_a_cpu_to_gaudi_and_back(calls, packed, tmp_path) -> None:
+def test_a_run_that_goes_from_a_cpu_to_gaudi_and_back(packed, tmp_path, monkeypatch) -> None:
     """What changes on Gaudi is said; what began there, or went through it, stays plain on a CPU."""
+    monkeypatch.setenv("TF_HCCL_MEMORY_ALLOWANCE_MB", "1536")
+    calls = stand_in(monkeypatch)
     out, listener = tmp_path / "run", Listener()
 
     def is_compiled() -> bool:
@@ -240,7 +223,7 @@ def test_a_run_that_goes_from_a_cpu_to_gaudi_and_back(calls, packed, tmp_path) -
         train(on_device("cpu"), packed, None, out, reporter=StopAfter(1))
     assert (is_compiled(), calls) == (True, [])
     train(on_device("hpu"), packed, None, out, reporter=listener, resume=True)
-    assert (is_compiled(), calls) == (False, ["load_habana_module"])
+    assert (is_compiled(), calls[0]) == (False, "load_habana_module")
     assert "note: the run began with a compiled step, and here it is not; dropout masks differ from now on" in listener.text
     train(on_device("cpu", 4), packed, None, out, reporter=QUIET, resume=True)
     assert is_compiled() is False

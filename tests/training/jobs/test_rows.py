@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -20,12 +19,9 @@ from gaudi_bert.training.jobs.finetune import finetune
 from gaudi_bert.training.jobs.rows import FineTuneInput
 from tests.builders.agree import agree
 from tests.builders.bert_folder import write_bert
-from tests.builders.command_line import run_command
-from tests.builders.effort import LONG
 from tests.builders.json_lines import lines_of, write_lines
-from tests.builders.launched import kill_at
 from tests.builders.reporters import Listener
-from tests.tasks.conftest import SETTINGS, run
+from tests.tasks.conftest import run
 
 
 # Spans in windows are put together from several sequences; the other tasks are in tests/tasks/test_equivalence.
@@ -114,13 +110,6 @@ def test_no_evaluation_data_leaves_the_last_weights(files, model, tmp_path) -> N
     assert np.isfinite(result.packing_factor)
 
 
-# --- `gaudi-bert finetune` killed with SIGKILL, whatever it is doing: the same command goes on and leaves the same bytes
-
-KILLED = {**SETTINGS, "batch_sequences": 10, "save_every_updates": 1, "evaluate_every_updates": 2}
-# What is there for the first time when it is killed: in the middle, soon after the start, when the model is being written.
-MIDDLE, OTHERS = "checkpoints/update-00000005.safetensors", ("checkpoints/update-00000002.safetensors", "model.safetensors")
-
-
 def everything_in(out: Path) -> dict[str, bytes]:
     """All that a run leaves, but for how fast it was."""
     files = [path for path in out.rglob("*") if path.is_file()]
@@ -128,30 +117,18 @@ def everything_in(out: Path) -> dict[str, bytes]:
     return {str(path.relative_to(out)): path.read_bytes() for path in files if path not in clocks}
 
 
-@pytest.mark.slow
-@pytest.mark.repeated
-def test_a_run_that_is_killed_again_and_again_leaves_the_same_bytes(files, model, tmp_path) -> None:
-    data, evaluation = files["classification"]
-    words = ["finetune", "--task", "classification", "--data", data, "--evaluation", evaluation, "--model", model]
-    words += [word for key, value in KILLED.items() for word in ("--set", f"finetune.{key}={value}")]
-    whole, killed = ([*map(str, words), "--out", name] for name in ("whole", "killed"))
-    for moment in (OTHERS[0], MIDDLE, OTHERS[1]) if LONG else (MIDDLE,):
-        command = [sys.executable, "-m", "gaudi_bert", *killed[:-1], str(tmp_path / "killed")]
-        kill_at(tmp_path / "killed" / moment, command)
-        assert (tmp_path / "killed" / moment).exists(), moment
-    done, again = (run_command(*command, folder=tmp_path) for command in (whole, killed))
-    assert (done.returncode, again.returncode) == (0, 0), done.stderr + again.stderr
-    assert "finetune: resuming after update " in again.stderr
-    assert "train: " not in again.stderr
-    left = everything_in(tmp_path / "whole")
-    assert everything_in(tmp_path / "killed") == left
-    assert {"model.safetensors", "metrics.json", "predictions.jsonl"} <= left.keys()
-    # As a kill leaves it that comes when the last checkpoint is written and the model is not.
+def test_a_run_that_was_killed_before_the_model_was_written_leaves_the_same_bytes(files, finished, model, tmp_path) -> None:
+    """Of one that is killed in its updates see `test_embedding.py` and `test_finetune_engines.py`."""
+    whole, killed = finished("classification").out, tmp_path / "killed"
+    shutil.copytree(whole, killed)
     for name in ("metrics.json", "model.safetensors", "predictions.jsonl"):
-        (tmp_path / "killed" / name).unlink()
-    shutil.rmtree(tmp_path / "killed" / "tensorboard")
-    assert run_command(*killed, folder=tmp_path).returncode == 0
-    assert everything_in(tmp_path / "killed") == left
+        (killed / name).unlink()
+    shutil.rmtree(killed / "tensorboard")
+    listener = Listener()
+    run("classification", *files["classification"], model, killed, listener)
+    assert "finetune: resuming after update " in listener.text
+    assert "train: " not in listener.text
+    assert everything_in(killed) == everything_in(whole)
 
 
 def test_a_dry_run_compares_lengths_of_rows_and_depths(files, tmp_path) -> None:

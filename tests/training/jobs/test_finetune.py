@@ -12,8 +12,7 @@ from gaudi_bert.config.pipeline import pipeline_from_mapping
 from gaudi_bert.rows.packs import BatchShape
 from gaudi_bert.rows.types import Sequences
 from gaudi_bert.tasks.update_plan import GroupedRows, RowStream, UpdateShape
-from gaudi_bert.training.jobs.finetune import finetune
-from gaudi_bert.training.jobs.pairs import _PairData
+from gaudi_bert.training.jobs.finetune import _PairData, finetune
 from gaudi_bert.training.jobs.rows import FineTuneInput
 from tests.builders.bert_folder import write_bert
 from tests.builders.json_lines import write_lines

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from gaudi_bert import engines
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.engines import choose
-from gaudi_bert.engines.choose import choose_engine
+from gaudi_bert.engines import choose_engine
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,7 @@ from gaudi_bert.engines.choose import choose_engine
     ],
 )
 def test_which_engine_and_why(monkeypatch, requested, is_bert, stored, installed, expected, reason) -> None:
-    monkeypatch.setattr(choose, "is_installed", lambda name: name in installed)
+    monkeypatch.setattr(engines, "is_installed", lambda name: name in installed)
     chosen = choose_engine(requested, is_bert=is_bert, stored=stored)
     assert chosen == (expected, reason)
     assert chosen.line() == f"engine {expected}: {reason}"
@@ -37,6 +37,6 @@ def test_which_engine_and_why(monkeypatch, requested, is_bert, stored, installed
     ],
 )
 def test_an_engine_that_cannot_run_is_one_line(monkeypatch, requested, is_bert, installed, message) -> None:
-    monkeypatch.setattr(choose, "is_installed", lambda name: name in installed)
+    monkeypatch.setattr(engines, "is_installed", lambda name: name in installed)
     with pytest.raises(InputError, match=message):
         choose_engine(requested, is_bert=is_bert)

@@ -13,14 +13,14 @@ import numpy as np
 from gaudi_bert.artefacts.shards import SizeArray
 from gaudi_bert.artefacts.store.mirrored_folder import read_ahead
 from gaudi_bert.common.arrays import ByteArray, Int32Array, IntArray
-from gaudi_bert.tfrecords.scanning.fingerprint import (
+from gaudi_bert.tfrecords.fingerprint import (
     PackSizes,
     ScannedPacks,
     hash_unpacked,
     scan_packed,
     sum_hashes,
 )
-from gaudi_bert.tfrecords.scanning.scan import PIECE_BYTES, RecordScan, UnpackedFormat, map_files
+from gaudi_bert.tfrecords.scan import PIECE_BYTES, RecordScan, UnpackedFormat, map_files
 from gaudi_bert.tfrecords.wire.example import position_table
 from gaudi_bert.tfrecords.wire.features import feature_table
 from gaudi_bert.tfrecords.wire.framing import ScanStatus
@@ -29,19 +29,12 @@ from gaudi_bert.tfrecords.wire.schema import MAX_RECORD_BYTES, MAX_SEQUENCE_LENG
 
 @dataclass(frozen=True)
 class _Piece:
-    """The sequences of one piece of a file, in order.
+    """The sequences of one piece of a file, in order; the last two are None for unpacked records."""
 
-    Attributes:
-        hashes: int64 [sequences].
-        lengths: int32 [sequences], tokens of each.
-        pack_sizes: int32 [packs], how many of them each pack holds; None for unpacked records.
-        record_sizes: uint32 [packs], the bytes of each record, frame and all; None for unpacked records.
-    """
-
-    hashes: IntArray
-    lengths: Int32Array
-    pack_sizes: Int32Array | None = None
-    record_sizes: SizeArray | None = None
+    hashes: IntArray  # int64 [sequences]
+    lengths: Int32Array  # int32 [sequences], tokens of each
+    pack_sizes: Int32Array | None = None  # int32 [packs], how many sequences each pack holds
+    record_sizes: SizeArray | None = None  # uint32 [packs], the bytes of each record, frame and all
 
 
 Pieces: TypeAlias = Iterator[tuple[RecordScan, _Piece]]
@@ -50,15 +43,13 @@ Pieces: TypeAlias = Iterator[tuple[RecordScan, _Piece]]
 
 @dataclass
 class SequenceSums:
-    """Sums over a file, or over many: constant memory.
+    """Sums over a file, or over many, in constant memory.
 
-    Attributes:
-        fingerprint: the sum of the hashes of all sequences, from 0 to 2**64 - 1.
-        record_sizes: uint32, the bytes of each record of one shard, in order (empty for unpacked records).
-        lengths: int64 [most tokens + 1], sequences of each number of tokens.
+    `record_sizes`, uint32, are the bytes of each record of one shard, in order (none of unpacked records); `lengths`, int64
+    [most tokens + 1], counts the sequences of each number of tokens.
     """
 
-    fingerprint: int = 0
+    fingerprint: int = 0  # the sum of the hashes of all sequences, modulo 2**64
     sequences: int = 0
     tokens: int = 0
     file_bytes: int = 0

@@ -20,7 +20,7 @@ from gaudi_bert.common.arrays import ByteArray, Int32Array, IntArray, RowArray
 from gaudi_bert.common.compiled import borrowing_kernel, inlined_kernel
 from gaudi_bert.common.features import PackedFeature
 from gaudi_bert.common.memory import add_words, address_of, as_word, count_bits, load_u8, load_u32, load_word, multiply_mix
-from gaudi_bert.tfrecords.scanning.scan import IndexedSequences
+from gaudi_bert.tfrecords.scan import IndexedSequences
 from gaudi_bert.tfrecords.wire.example import position_bytes
 from gaudi_bert.tfrecords.wire.features import FeatureTable, locate_features
 from gaudi_bert.tfrecords.wire.framing import ScanStatus, next_record
@@ -126,23 +126,14 @@ class PackSizes(NamedTuple):
 
 
 class ScannedPacks(NamedTuple):
-    """The results of a scan so far; all arrays are appended to.
+    """The results of a scan so far; all arrays are appended to."""
 
-    Attributes:
-        hashes: int64, of each sequence.
-        lengths: int32, tokens of each sequence.
-        sequences: int32, how many each pack holds.
-        record_sizes: uint32, the bytes of each pack's record.
-        done: int64 [2]: packs and sequences.
-        starts: int64 [S + 1], work space: where the sequences of the last pack start.
-    """
-
-    hashes: IntArray
-    lengths: Int32Array
-    sequences: Int32Array
-    record_sizes: SizeArray
-    done: IntArray
-    starts: IntArray
+    hashes: IntArray  # int64, of each sequence
+    lengths: Int32Array  # int32, tokens of each sequence
+    sequences: Int32Array  # int32, how many each pack holds
+    record_sizes: SizeArray  # uint32, the bytes of each pack's record
+    done: IntArray  # int64 [2]: packs and sequences
+    starts: IntArray  # int64 [S + 1], work space: where the sequences of the last pack start
 
 
 class _Cursor(NamedTuple):

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gaudi_bert.tfrecords.scanning.file_contents import pieces_of, sum_pieces
-from gaudi_bert.tfrecords.scanning.fingerprint import sum_hashes
-from gaudi_bert.tfrecords.scanning.scan import scan_buffer
+from gaudi_bert.tfrecords.file_contents import pieces_of, sum_pieces
+from gaudi_bert.tfrecords.fingerprint import sum_hashes
+from gaudi_bert.tfrecords.scan import scan_buffer
 from gaudi_bert.tfrecords.wire.schema import PackedSchema, UnpackedSchema
 from tests.builders.effort import tries
 from tests.oracles.packed_record import pack_sequences

@@ -1,4 +1,4 @@
-"""A line of JSON is a row, value for value, or is refused by its number."""
+"""A line of JSON is a row, value for value, or is refused by its number; other formats are in test_pack.py."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pyarrow
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import LONGEST_ROW_BYTES
-from gaudi_bert.tables.json_lines import json_parts, json_schema, read_json_lines
+from gaudi_bert.tables.parts import TablePart, list_parts, read_parts, table_schema
 from tests.builders.agree import identical
 from tests.builders.properties import examples
 
@@ -30,10 +30,9 @@ def nested(brackets: bytes, levels: int) -> bytes:
 
 
 def rows_of(path: Path) -> list[dict]:
-    schema, rows = json_schema(path), []
-    for start, end, _, _ in json_parts(path):
-        rows += read_json_lines(path, start, end, len(rows), schema).to_pylist()
-    return rows
+    schema = table_schema(path)
+    parts = list_parts(path, schema.names, 10**9, 10**9)
+    return [row for table in read_parts(parts, schema.names, schema) for row in table.to_pylist()]
 
 
 @pytest.mark.parametrize(
@@ -81,16 +80,17 @@ def test_rows_follow_the_first_ones(tmp_path: Path, later: dict) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     size = path.stat().st_size
     with pytest.raises(InputError, match=r"rows\.jsonl: row 9: "):
-        read_json_lines(path, 0, size, 7, schema)
-    good = read_json_lines(path, 0, size - len(json.dumps(later)) - 1, 7, schema).to_pylist()
-    assert good == [{"n": 1, "m": {"x": 2}, "t": "a"}, {"n": None, "m": {"x": None}, "t": None}]
+        list(read_parts([TablePart(path, 7, 3, size, 0, 0, size)], schema.names, schema))
+    part = TablePart(path, 7, 2, size, 0, 0, size - len(json.dumps(later)) - 1)
+    (good,) = read_parts([part], schema.names, schema)
+    assert good.to_pylist() == [{"n": 1, "m": {"x": 2}, "t": "a"}, {"n": None, "m": {"x": None}, "t": None}]
 
 
 def test_a_line_without_end_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl.gz"
     path.write_bytes(gzip.compress(b'{"a": "' + b"x" * (LONGEST_ROW_BYTES + (17 << 20)) + b'"}\n', 1))
     with pytest.raises(InputError, match=r"rows\.jsonl\.gz: a line is longer than 64 MiB; write one JSON object on each"):
-        json_schema(path)
+        table_schema(path)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""MLPerf's log: accepted by MLPerf's own checker, as far as a small run can be; nothing of it unless asked for."""
+"""metrics.jsonl and TensorBoard; MLPerf's log: accepted by MLPerf's own checker, as far as a small run can be."""
 
 from __future__ import annotations
 
@@ -10,18 +10,49 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import tensorflow as tf
 
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.config.pipeline import pipeline_from_mapping
 from gaudi_bert.config.sections import MlperfSettings, TrainingSettings
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.training.jobs.records import train
-from gaudi_bert.training.mlperf import MlperfLog
+from gaudi_bert.training.logs import MetricsWriter, MlperfLog
 from gaudi_bert.training.run_plan import RunPlan, RunSettings
 from tests.builders import training_data as data
 from tests.builders.agree import agree
 from tests.builders.effort import LONG
 from tests.builders.reporters import QUIET
+
+
+def test_later_lines_and_a_half_line_go_when_a_run_is_resumed(tmp_path) -> None:
+    with MetricsWriter(tmp_path, 0) as metrics:
+        for update in (10, 20, 30):
+            metrics.write("train", update, {"loss": 1.0 / update, "tokens": update})
+    with open(tmp_path / "metrics.jsonl", "a", encoding="utf-8") as handle:
+        handle.write('{"update": 40, "ki')
+    with MetricsWriter(tmp_path, 20) as metrics:
+        metrics.write("evaluation", 25, {"loss": 2.0})
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert [(line["kind"], line["update"]) for line in lines] == [("train", 10), ("train", 20), ("evaluation", 25)]
+    events = [
+        (event.step, value.tag)
+        for path in sorted((tmp_path / "tensorboard").iterdir())
+        for event in tf.compat.v1.train.summary_iterator(str(path))
+        for value in event.summary.value
+    ]
+    assert (30, "train/loss") in events
+    assert (25, "evaluation/loss") in events
+
+
+def test_a_damaged_line_in_the_middle_is_named(tmp_path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"update": 1}\nnonsense\n' + json.dumps({"update": 2}) + "\n", encoding="utf-8")
+    with pytest.raises(InputError, match="line 2 is not JSON"):
+        MetricsWriter(tmp_path, 2)
+
+
+# --- MLPerf
 
 LARGE = BertConfig(hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, intermediate_size=4096)
 WHO = MlperfSettings(log=True, organization="someone", platform="two cores")

@@ -1,1 +1,0 @@
-"""Reading record files at full speed, and what they hold."""

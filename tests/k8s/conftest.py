@@ -1,3 +1,0 @@
-"""Building kustomizations."""
-
-from tests.builders.kustomize import kustomize  # noqa: F401
