@@ -71,9 +71,14 @@ class _RecordsReader:
 
     def read(self, manifests: Iterable[GroupManifest]) -> Iterator[packs.ReadGroup]:
         """Read the files of groups ahead of the group that is compared, some groups at a time."""
-        plan_sha256 = self._plan_sha256()
+        metadata, plan_sha256 = self.folder.metadata, self.folder.manifest(0).source_sha256
+        # The settings must have the plan by which the first group was written, and the keys of metadata.json.
+        path = settings_path(self.folder.path, self.folder.path / METADATA_NAME)
+        fetch(path)
+        right = Signature("write", {key: getattr(metadata, key) for key in Metadata.planned}, {"plan_sha256": plan_sha256})
+        check_same(path, read_signature(path), right, metadata.remedy, "metadata.json and its manifests")
         rest = iter(manifests)
-        total = int(self.folder.metadata.shard_table.bytes.sum()) + sum(self.inputs.sizes.values())
+        total = int(metadata.shard_table.bytes.sum()) + sum(self.inputs.sizes.values())
         total //= 1 if self.run.part is None else self.run.part[1]
         with self.run.reporter.task("verify", total, "bytes") as task:
             while some := list(itertools.islice(rest, _GROUPS_AT_ONCE)):
@@ -183,15 +188,6 @@ class _RecordsReader:
             named = ", ".join(file.name for file in bad_files[:_NAMED])
             count = count_of(len(bad_files), "bad file")
             self.run.reporter.say(f"{shown_path(self.folder.path)}: {count} of the records skipped: {named}")
-
-    def _plan_sha256(self) -> str:
-        """Return the plan by which the first group was written; the settings must have it, and the keys of metadata.json."""
-        metadata, sha256 = self.folder.metadata, self.folder.manifest(0).source_sha256
-        path = settings_path(self.folder.path, self.folder.path / METADATA_NAME)
-        fetch(path)
-        right = Signature("write", {key: getattr(metadata, key) for key in Metadata.planned}, {"plan_sha256": sha256})
-        check_same(path, read_signature(path), right, metadata.remedy, "metadata.json and its manifests")
-        return sha256
 
 
 def _check_index(path: Path, record_sizes: Sequence[SizeArray], remedy: str) -> int:

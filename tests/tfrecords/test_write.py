@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import resource
 import shutil
 from collections import Counter
 from collections.abc import Callable
@@ -172,23 +171,6 @@ def test_all_lengths_and_depths(
     sizes = {"max_sequence_length": max_sequence_length, "max_predictions": max_predictions, "depth": depth}
     case = make_case(tmp_path, files=2, sequences_per_file=sequences, algorithm="lpfhp", **sizes)
     assert sequences_in(case.packed) == Counter(unpacked_key(sequence) for sequence in case.sequences)
-
-
-# --- full disks
-
-
-def test_a_limit_on_file_sizes_is_said(case: PackingCase, tmp_path: Path) -> None:
-    """As a full disk, without a mount: the system refuses to let a file grow."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1500, before[1]))
-    try:
-        with pytest.raises(FailedError, match="cannot write: File too large"):
-            write(case.records, case.plan, tmp_path / "out", a_run())
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert not list((tmp_path / "out").glob("[gm]*"))
-    write(case.records, case.plan, tmp_path / "out", a_run())
-    assert contents(tmp_path / "out") == contents(case.packed)
 
 
 # --- a group that memory cannot hold is refused before it is read; the estimate is what a group that was read does take
