@@ -117,14 +117,9 @@ def pipeline_settings(
 
 def packing_settings(overrides: list[str] | None, options: Options | None = None) -> PackingSettings:
     """Return the settings of packing: options, then `--set packing.key=value`; other sections are refused."""
-    from gaudi_bert.config.pipeline import section_from_options
-    from gaudi_bert.config.sections import PackingSettings
-
-    if not overrides:
-        return section_from_options(PackingSettings, **values_of(options or {}))
     typed = {f"packing.{name}": each for name, each in (options or {}).items()}
     settings = pipeline_settings(None, overrides, typed).packing
-    for override in overrides:
+    for override in overrides or ():
         if set_key(override).partition(".")[0] != "packing":
             raise InputError(f"--set {override}: this command reads the keys of `packing` alone, such as packing.depth=4")
     return settings

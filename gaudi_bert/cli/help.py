@@ -6,6 +6,7 @@ import os
 import re
 import sys
 from collections.abc import Sequence
+from functools import partial
 from itertools import takewhile
 from typing import Any
 
@@ -93,7 +94,7 @@ class Command(TyperCommand):
             elif parameter.name == "out":
                 parameter.opts.append("-o")
             elif choices is not None:  # set by no public way afterwards
-                parameter._custom_shell_complete = _completion(choices[1].split("|"))  # noqa: SLF001
+                parameter._custom_shell_complete = partial(_beginning_so, choices[1].split("|"))  # noqa: SLF001
         if self.name in EXAMPLES:
             self.epilog = f"Example:  {EXAMPLES[self.name]}"
 
@@ -120,11 +121,8 @@ class Command(TyperCommand):
         return rest
 
 
-def _completion(choices: Sequence[str]) -> Any:
-    def complete(ctx: Any, parameter: Any, incomplete: str) -> list[str]:
-        return [choice for choice in choices if choice.startswith(incomplete)]
-
-    return complete
+def _beginning_so(choices: Sequence[str], ctx: Any, parameter: Any, incomplete: str) -> list[str]:
+    return [choice for choice in choices if choice.startswith(incomplete)]
 
 
 class Commands(TyperGroup):

@@ -27,6 +27,7 @@ from gaudi_bert.cli import (
     pipeline_commands,
 )
 from gaudi_bert.common.errors import (
+    EXTRAS,
     FailedError,
     GaudiBertError,
     InputError,
@@ -141,24 +142,6 @@ _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _STOPPED = "stopped; run the same command again to resume"
 # Commands that start from scratch each time.
 _KEEP_NOTHING = ("doctor", "estimate", "inspect", "k8s", "settings")
-# Which extra of this package installs a module.
-_EXTRAS = {
-    "docker": "docker",
-    "fastapi": "serve",
-    "h5py": "hdf5",
-    "jinja2": "report",
-    "kubernetes": "kubernetes",
-    "matplotlib": "report",
-    "pyarrow": "parquet",
-    "safetensors": "pytorch",
-    "seqeval": "pytorch",
-    "sklearn": "pytorch",
-    "tensorflow": "tensorflow",
-    "tokenizers": "text",
-    "torch": "pytorch",
-    "transformers": "pytorch",
-    "uvicorn": "serve",
-}
 # Both engines need them. PyTorch runs on every Python and takes every model, so it is offered where neither is there.
 _OF_EITHER_ENGINE = ("safetensors", "seqeval", "sklearn")
 
@@ -177,7 +160,7 @@ def _run_to_the_end(command: Callable[[], int | None]) -> NoReturn:
         _end(help.explained(error))
     except ModuleNotFoundError as error:
         module = (error.name or "").partition(".")[0]
-        if module not in _EXTRAS:
+        if module not in EXTRAS:
             raise
         _end(_missing_extra(module))
     except OSError as error:
@@ -225,7 +208,7 @@ def _missing_extra(module: str) -> InputError:
     reason = "which is not installed"
     if module == "tensorflow" and not has_tensorflow():
         reason = f"version 2.15, which has none for Python {'.'.join(map(str, sys.version_info[:2]))}"
-    extra = _EXTRAS[module]
+    extra = EXTRAS[module]
     if module in _OF_EITHER_ENGINE and find_spec("tensorflow") is not None:
         extra = "tensorflow"
     elif extra == "pytorch" and find_spec("torch") is None:

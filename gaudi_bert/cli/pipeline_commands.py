@@ -330,7 +330,7 @@ def doctor(
     json: arguments.Json = False,
 ) -> None:
     """Check whether everything is ready for Gaudi, and say what to fix."""
-    from gaudi_bert.runners.doctor import ask_host, check_host, examine_cluster, examine_store
+    from gaudi_bert.runners.doctor import examine_cluster, examine_host, examine_store
 
     settings = arguments.pipeline_settings(pipeline, set_)
     facts: dict[str, Any] = {}
@@ -339,8 +339,7 @@ def doctor(
     elif cluster:
         results = examine_cluster(settings, Reporter())
     else:
-        answers = ask_host()
-        results, facts = check_host(answers, settings), answers.as_json()
+        results, facts = examine_host(settings)
     wrong = [result for result in results if result.verdict == "failed"]
     printed = {"ready": not wrong, "findings": [result.as_json() for result in results], **facts}
     output.print_result(printed, json, [str(result) for result in results])

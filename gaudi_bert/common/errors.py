@@ -10,7 +10,7 @@ import json
 import reprlib
 import shlex
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -83,15 +83,34 @@ def enumerated(words: Iterable[str]) -> str:
 # published.
 
 _TENSORFLOW_PYTHONS = ((3, 10), (3, 11))
+# Which extra of this package installs a library.
+EXTRAS = {
+    "docker": "docker",
+    "fastapi": "serve",
+    "h5py": "hdf5",
+    "jinja2": "report",
+    "kubernetes": "kubernetes",
+    "matplotlib": "report",
+    "prometheus_client": "serve",
+    "pyarrow": "parquet",
+    "safetensors": "pytorch",
+    "seqeval": "pytorch",
+    "sklearn": "pytorch",
+    "tensorflow": "tensorflow",
+    "tokenizers": "text",
+    "torch": "pytorch",
+    "transformers": "pytorch",
+    "uvicorn": "serve",
+}
 
 
-def require(extras: Mapping[str, str], what: str) -> None:
-    """Refuse `what` where libraries are missing, each of which an extra installs, before long work would notice it."""
-    missing = [library for library in extras if find_spec(library) is None]
+def require(libraries: Iterable[str], what: str) -> None:
+    """Refuse `what` where libraries of `EXTRAS` are missing, before long work would notice it."""
+    missing = [library for library in dict.fromkeys(libraries) if find_spec(library) is None]
     if missing:
         names = enumerated(map(library_title, missing))
         are = "which is" if len(missing) == 1 else "which are"
-        command = install_command(",".join(dict.fromkeys(extras[library] for library in missing)))
+        command = install_command(",".join(dict.fromkeys(EXTRAS[library] for library in missing)))
         raise InputError(f"{what} needs {names}, {are} not installed; run: {command}")
 
 

@@ -89,7 +89,7 @@ def estimate(
         check_known(name, ESTIMATE_ALGORITHMS)
     if picture is not None:
         packing_pictures.picture_kind(picture)
-        require({"matplotlib": "report"}, "a picture")
+        require(["matplotlib"], "a picture")
     histogram = histogram_of_source(source, reporter, max_sequence_length, input_column)
     rows = _compare(histogram, requested, names, reporter)
     factor = max((row.packing_factor for row in rows if row.algorithm != "sort"), default=1.0)

@@ -45,7 +45,7 @@ _SILENT = StageRun(Reporter(quiet=True))
 _TABLES = TableSettings(max_sequence_length=_LENGTH, shard_multiple=1, algorithm="lpfhp")
 
 
-def compile_records() -> None:
+def _compile_records() -> None:
     """Prepare, count, pack, verify and read as every stage does, by an algorithm that needs no solver."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
@@ -111,7 +111,7 @@ def _compile_solvers() -> None:
         pack_histogram(counted, "optimal", 4)
 
 
-_PARTS = {"records": compile_records, "nnls": _compile_nnls, "solvers": _compile_solvers}
+_PARTS = {"records": _compile_records, "nnls": _compile_nnls, "solvers": _compile_solvers}
 
 
 def compile_kernels(*parts: str) -> None:

@@ -55,7 +55,7 @@ def run_on_docker(
     """
     for missing in missing_paths(settings, stages, pipeline.parent):
         raise InputError(f"{missing}; check the path")
-    containers = {stage: stage_container(settings, stage, pipeline, work, flags) for stage in stages}
+    containers = {stage: _stage_container(settings, stage, pipeline, work, flags) for stage in stages}
     daemon = _connect()
     stop = _Stop()
     printed = {}
@@ -76,7 +76,7 @@ def run_on_docker(
 # --- what a pipeline file means in Docker's terms
 
 
-def stage_container(
+def _stage_container(
     settings: PipelineSettings, stage: str, pipeline: Path, work: Path, flags: Sequence[str] = ()
 ) -> dict[str, Any]:
     """The options of the container of `stage`, as `docker.containers.create` takes them."""

@@ -8,7 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from importlib.util import find_spec
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gaudi_bert.artefacts.store.objects import Objects
-from gaudi_bert.common.errors import GaudiBertError, has_tensorflow, install_command
+from gaudi_bert.common.errors import EXTRAS, GaudiBertError, has_tensorflow, install_command
 from gaudi_bert.common.files import url_of
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import PipelineSettings
@@ -57,15 +57,6 @@ def _refused(check: str, error: GaudiBertError) -> CheckResult:
 # --- an object store
 
 
-def _tried(check: str, finding: str, attempt: Callable[[], object]) -> CheckResult:
-    """Return `finding` where an attempt succeeds, or else its refusal."""
-    try:
-        attempt()
-    except GaudiBertError as error:
-        return _refused(check, error)
-    return CheckResult(check, "ok", finding)
-
-
 def examine_store(url: str, settings: PipelineSettings) -> CheckResult:
     """Check that one object below `url` can be written, read, listed and removed; the object is removed again."""
     folder = url_of(url)
@@ -100,19 +91,13 @@ _IMAGE_RELEASES: Mapping[EngineName, str] = {"tensorflow": "1.14.0", "pytorch": 
 _BRIDGES: Mapping[EngineName, str] = {"tensorflow": "habana-tensorflow", "pytorch": "habana-torch-plugin"}
 _TENSORFLOW = "2.15"
 # A library of each extra that is not an engine.
-_EXTRAS = {
-    "text": "tokenizers",
-    "report": "matplotlib",
-    "docker": "docker",
-    "kubernetes": "kubernetes",
-    "parquet": "pyarrow",
-}
+_LIBRARIES = ("tokenizers", "matplotlib", "docker", "kubernetes", "pyarrow")
 # Times the largest group of sequences: what a stage that works in an object store keeps here.
 _GROUPS_ON_DISK = 3
 
 
 @dataclass(frozen=True)
-class HostAnswers:
+class _HostAnswers:
     """Answers of the machine; an empty text is a command or package that is not there.
 
     `device_nodes` are the names below /dev/accel and the /dev/hl* of old drivers; `packages` holds the version of each
@@ -140,12 +125,14 @@ class HostAnswers:
         """The names of the cards that `hl-smi` lists, as `HL-225`."""
         return re.findall(r"^\|\s*\d+\s+(HL-\S+)", self.hl_smi, re.MULTILINE)
 
-    def as_json(self) -> dict[str, Any]:
-        """Return the answers for programs."""
-        return {**asdict(self), "driver": self.driver, "cards": self.cards}
+
+def examine_host(settings: PipelineSettings) -> tuple[list[CheckResult], dict[str, Any]]:
+    """Check this machine, in an order in which fixing makes sense; and what it answered, for programs."""
+    answers = _ask_host()
+    return _check_host(answers, settings), {**asdict(answers), "driver": answers.driver, "cards": answers.cards}
 
 
-def ask_host() -> HostAnswers:
+def _ask_host() -> _HostAnswers:
     """Ask this machine."""
     # Besides each device, later drivers have a node that controls it.
     nodes = [path.name for pattern in ("accel/accel[0-9]*", "hl[0-9]*") for path in sorted(Path("/dev").glob(pattern))]
@@ -155,21 +142,22 @@ def ask_host() -> HostAnswers:
         hl_smi = done.stdout if done.returncode == 0 else ""
     except (OSError, subprocess.TimeoutExpired):
         hl_smi = ""
-    return HostAnswers(
+    return _HostAnswers(
         hl_smi=hl_smi,
         device_nodes=tuple(nodes),
         python=sys.version_info[:2],
         packages={
             each.metadata["Name"]: each.version for name in names for each in importlib.metadata.distributions(name=name)
         },
-        missing_extras=tuple(extra for extra, library in _EXTRAS.items() if find_spec(library) is None),
+        missing_extras=tuple(EXTRAS[library] for library in _LIBRARIES if find_spec(library) is None),
         disk=shutil.disk_usage(".").free,
     )
 
 
-def check_host(answers: HostAnswers, settings: PipelineSettings) -> list[CheckResult]:
-    """One result per check, in an order in which fixing makes sense; without any cards, none of the driver."""
-    here = ", ".join(extra for extra in _EXTRAS if extra not in answers.missing_extras) or "none"
+def _check_host(answers: _HostAnswers, settings: PipelineSettings) -> list[CheckResult]:
+    """One result per check; without any cards, none of the driver."""
+    extras = [EXTRAS[library] for library in _LIBRARIES]
+    here = ", ".join(extra for extra in extras if extra not in answers.missing_extras) or "none"
     missing = ",".join(answers.missing_extras)
     lacking = f"; not installed: {missing} (to add them: {install_command(missing)})" if missing else ""
     results = [_check_engines(answers, settings), CheckResult("extras", "ok", f"installed: {here}{lacking}")]
@@ -187,7 +175,7 @@ def check_host(answers: HostAnswers, settings: PipelineSettings) -> list[CheckRe
     return [*results, CheckResult("disk", "ok", finding)]
 
 
-def _check_engines(answers: HostAnswers, settings: PipelineSettings) -> CheckResult:
+def _check_engines(answers: _HostAnswers, settings: PipelineSettings) -> CheckResult:
     """Which engine can run here, and why the other cannot: a warning where none can, or not the one that is named."""
     version = answers.version("tensorflow-cpu") or answers.version("tensorflow")
     problem = "" if version.startswith(f"{_TENSORFLOW}.") else f"it is {version}, and {_TENSORFLOW} is needed"
@@ -214,7 +202,7 @@ def _release(before: str, text: str) -> str:
     return match[1] if match else ""
 
 
-def _check_driver(answers: HostAnswers, settings: PipelineSettings) -> CheckResult:
+def _check_driver(answers: _HostAnswers, settings: PipelineSettings) -> CheckResult:
     """Compare the driver with the software that is installed here, or that the image of the engine has."""
     bridges = {engine: answers.version(package) for engine, package in _BRIDGES.items()}
     engine = settings.training.engine
@@ -236,7 +224,7 @@ def _check_driver(answers: HostAnswers, settings: PipelineSettings) -> CheckResu
     return CheckResult("driver", "warning" if is_close else "failed", finding, remedy)
 
 
-def _check_cards(answers: HostAnswers, settings: PipelineSettings) -> CheckResult:
+def _check_cards(answers: _HostAnswers, settings: PipelineSettings) -> CheckResult:
     """Compare the cards that are here with those that the pipeline requests."""
     requested, nodes, listed = settings.resources.cards, len(answers.device_nodes), len(answers.cards)
     kinds = f" ({', '.join(sorted(set(answers.cards)))})" if answers.cards else ""
@@ -264,12 +252,12 @@ def examine_cluster(settings: PipelineSettings, reporter: Reporter, cluster: Clu
     check_paths(settings)  # what no cluster can run is refused before the first request
     if cluster is None:
         cluster = Cluster(settings.kubernetes.namespace, say=reporter.say)
-    version = cluster.version()
-    results = [
-        _check_version(version, settings),
-        _tried("namespace", cluster.namespace, cluster.check_namespace),
-        _check_rights(cluster, settings),
-    ]
+    version, namespace = cluster.version(), CheckResult("namespace", "ok", cluster.namespace)
+    try:
+        cluster.check_namespace()
+    except GaudiBertError as error:
+        namespace = _refused("namespace", error)
+    results = [_check_version(version, settings), namespace, _check_rights(cluster, settings)]
     if any(result.verdict == "failed" for result in results[:2]):
         return results
     manifests = render(settings, version)
@@ -291,7 +279,7 @@ def _check_version(version: tuple[int, int], settings: PipelineSettings) -> Chec
     return CheckResult("Kubernetes", "ok", shown)
 
 
-def needed_rights(*, training: str, queue: bool, network_policy: bool) -> list[tuple[str, str, str]]:
+def _needed_rights(*, training: str, queue: bool, network_policy: bool) -> list[tuple[str, str, str]]:
     """Return what an account must be allowed to do, as group, resource and verb.
 
     `training` is `job`, `nodes`, `mpijob` or `trainjob`. What a pipeline does not use is not required. What is submitted to
@@ -311,7 +299,7 @@ def needed_rights(*, training: str, queue: bool, network_policy: bool) -> list[t
 
 
 def _check_rights(cluster: Cluster, settings: PipelineSettings) -> CheckResult:
-    rights = needed_rights(
+    rights = _needed_rights(
         training="nodes" if settings.needs_service else settings.training_kind,
         queue=settings.kubernetes.queue is not None,
         network_policy=settings.has_network_policy,

@@ -7,7 +7,7 @@ appears complete or not at all, so its presence means that the artefact is finis
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,9 +25,8 @@ if TYPE_CHECKING:  # its types need numpy
     from gaudi_bert.runners.stage_calls import StageResult
 
 _TASK_STAGES = frozenset({"finetune", "predict"})
-# The libraries that a stage needs, and the extra that installs each.
-_OF_STAGE = {"prepare": {"tokenizers": "text"}, "report": {"matplotlib": "report"}}
-_OF_ENGINE = {"tensorflow": {"tensorflow": "tensorflow"}, "pytorch": {"torch": "pytorch"}}
+# The library that a stage needs beyond the core.
+_OF_STAGE = {"prepare": "tokenizers", "report": "matplotlib"}
 POLL_SECONDS = 2.0
 _SAY_EVERY_SECONDS = 60.0
 
@@ -52,17 +51,16 @@ def run_stages(run: RunRequest, stages: Sequence[str]) -> dict[str, StageResult]
     return results
 
 
-def _libraries(settings: PipelineSettings, stages: Sequence[str]) -> dict[str, str]:
+def _libraries(settings: PipelineSettings, stages: Sequence[str]) -> Iterator[str]:
     """All that the stages need beyond the core, so that what is missing is named before the first of them runs."""
-    needed: dict[str, str] = {}
     for name in select_stages(stages):
-        needed |= _OF_STAGE.get(name, {})
+        if name in _OF_STAGE:
+            yield _OF_STAGE[name]
         if STAGES[name].trains:
             engine = settings.finetune.engine if name in _TASK_STAGES else settings.training.engine
             if engine == "auto":
                 engine = "pytorch" if find_spec("tensorflow") is None else "tensorflow"
-            needed |= _OF_ENGINE[engine]
-    return needed
+            yield "torch" if engine == "pytorch" else engine
 
 
 def _check_sharing(run: RunRequest, stages: Sequence[str]) -> None:

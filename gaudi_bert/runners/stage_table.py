@@ -21,7 +21,7 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.features import BUILT_IN_ROWS, BUILT_IN_TEXTS
 from gaudi_bert.common.files import in_store, path_below
 from gaudi_bert.config.pipeline import PipelineSettings
-from gaudi_bert.config.places import PodResources, ResourceSettings, StoreSettings
+from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.config.values import EngineName
 from gaudi_bert.runners.stage_calls import RunRequest
 
@@ -298,15 +298,8 @@ def preview_stage(settings: PipelineSettings, name: str) -> dict[str, Any]:
     }
 
 
-# --- cores, memory, cards and huge pages of the containers that a stage runs in, as Kubernetes writes quantities
-#
-# With cards, requests equal limits in everything: extended resources and huge pages allow nothing else, and a pod with
-# reserved cores and memory is evicted last. Without cards, cores are only requested, so that idle ones are used.
+# --- quantities of cores and memory, as Kubernetes writes them
 
-CARD_RESOURCE = "habana.ai/gaudi"
-EFA_RESOURCE = "vpc.amazonaws.com/efa"
-HUGE_PAGES = "hugepages-2Mi"
-_MEBIBYTE = 2**20
 _UNITS = {"": 1.0, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 _UNITS |= {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40}
 
@@ -315,39 +308,3 @@ def quantity_value(quantity: str) -> float:
     """A Kubernetes quantity, as settings have it, as a number: cores, bytes or pieces."""
     unit = quantity.lstrip("0123456789.")
     return float(quantity.removesuffix(unit)) * _UNITS[unit]
-
-
-def pod_resources(pod: PodResources) -> dict[str, Any]:
-    """The `resources` of a container without cards."""
-    return {"requests": {"cpu": pod.cpu, "memory": pod.memory}, "limits": {"memory": pod.memory_limit or pod.memory}}
-
-
-def training_resources(settings: PipelineSettings) -> dict[str, Any]:
-    """The `resources` of a container that trains."""
-    resources = settings.resources
-    if not resources.cards:
-        return pod_resources(resources.training)
-    requests = {"cpu": resources.training.cpu, "memory": resources.training.memory, CARD_RESOURCE: str(resources.cards)}
-    if quantity_value(resources.hugepages_2Mi):
-        requests[HUGE_PAGES] = resources.hugepages_2Mi
-    if settings.kubernetes.efa:
-        requests[EFA_RESOURCE] = str(settings.kubernetes.efa)
-    return {"requests": requests, "limits": dict(requests)}
-
-
-def evaluation_resources(resources: ResourceSettings) -> dict[str, Any]:
-    """The `resources` of evaluation: one card and its share of a training worker, or what training takes without cards."""
-    if not resources.cards:
-        return pod_resources(resources.training)
-    memory = int(quantity_value(resources.training.memory) / resources.cards / _MEBIBYTE)
-    cores = int(quantity_value(resources.training.cpu) * 1000 / resources.cards)
-    requests = {
-        "cpu": str(cores // 1000) if cores >= 1000 else f"{max(cores, 1)}m",
-        "memory": f"{memory}Mi",
-        CARD_RESOURCE: "1",
-    }
-    # An integer number of pages of 2 MiB.
-    huge_pages = int(quantity_value(resources.hugepages_2Mi) / resources.cards / (2 * _MEBIBYTE)) * 2
-    if huge_pages:
-        requests[HUGE_PAGES] = f"{huge_pages}Mi"
-    return {"requests": requests, "limits": dict(requests)}

@@ -5,11 +5,10 @@ PyTorch where to meet, which mpirun does not. On a cluster it starts mpirun when
 have saved because a worker's pod was stopped: a stop that this process did not request is a drained node or a deleted pod,
 and costs neither a retry of the Job nor its backoff.
 
-What mpirun does on SIGTERM is what it does when a rank is lost: it waits for `odls_base_sigkill_timeout`, terminates the
-other ranks, waits as long again, and kills them (Open MPI 4, `odls_base_default_fns.c`). A time that lets a checkpoint be
-saved would thus hold up the end of a run with a lost rank, twice over. So that time is short, and a run that must
-stop is notified by a signal that mpirun only forwards: its ranks save and end by themselves. A second request goes to
-mpirun as it is. The end of the process that started this one, however it came, counts as a request.
+On SIGTERM, as when a rank is lost, mpirun terminates the other ranks after `odls_base_sigkill_timeout`, and kills them after
+the same time again. It is short, so that a lost rank ends the others soon; a run that must stop is told by a signal that
+mpirun only forwards, and has time to save. A second request goes to mpirun as it is. The end of the process that started
+this one, however it came, counts as a request.
 
     python3 -m gaudi_bert.runners.stop_ranks mpirun ...
 

@@ -73,7 +73,7 @@ def tokenize_texts(
     `texts` are files, folders or globs of text, a text that is built in, or `-` alone, standard input; `tokenizer` is a
     tokenizer.json, or a folder with one (or with a vocab.txt).
     """
-    require({"pyarrow": "parquet", "tokenizers": "text"}, "tokenize")
+    require(["pyarrow", "tokenizers"], "tokenize")
     check_name(out)
     with local_copies([*texts, tokenizer], run.store) as copies, mirrored(out, run.store) as folder:
         *files, model = [str(copy) for copy in copies]

@@ -14,12 +14,13 @@ import tempfile
 from pathlib import Path
 import numpy as np
 from numba.core import event
-from gaudi_bert.runners.compile_kernels import compile_records, _prepare, _SILENT
+from gaudi_bert.artefacts.packed import Metadata
+from gaudi_bert.runners.compile_kernels import _compile_records, _prepare, _SILENT
 from gaudi_bert.config.sections import PackingSettings
 from gaudi_bert.tfrecords.arrays import pack_rows
 from gaudi_bert.tfrecords.pack import pack
 from gaudi_bert.tfrecords.random_access import open_shards
-compile_records()
+_compile_records()
 with tempfile.TemporaryDirectory() as folder, event.install_recorder("numba:compile") as compiled:
     records = _prepare(Path(folder))
     for depth in (1, 3, 5):

@@ -19,7 +19,7 @@ from gaudi_bert import __version__
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import pipeline_from_mapping
-from gaudi_bert.runners.docker import run_on_docker, stage_container
+from gaudi_bert.runners.docker import _stage_container, run_on_docker
 from tests.builders.real_containers import BASE, DOCKER
 
 CARDS = {"cards": 8, "training": {"cpu": "95", "memory": "409Gi"}}
@@ -30,7 +30,7 @@ def container(
     folder: Path, stage: str, mapping: dict[str, Any] | None = None, *flags: str, work: str | None = None
 ) -> dict[str, Any]:
     settings = pipeline_from_mapping({"name": "tiny", **(mapping or {})}, "a test")
-    return stage_container(settings, stage, folder / "pipelines" / "tiny.yaml", Path(work or folder / "work"), flags)
+    return _stage_container(settings, stage, folder / "pipelines" / "tiny.yaml", Path(work or folder / "work"), flags)
 
 
 def mounts(options: dict[str, Any]) -> dict[str, bool]:

@@ -17,7 +17,7 @@ from gaudi_bert.artefacts.store.objects import Objects
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import PipelineSettings, load_pipeline
-from gaudi_bert.runners.doctor import CheckResult, HostAnswers, ask_host, check_host, examine_cluster, examine_store
+from gaudi_bert.runners.doctor import CheckResult, _ask_host, _check_host, _HostAnswers, examine_cluster, examine_store
 from gaudi_bert.runners.kubernetes.client import Cluster
 from tests.builders.command_line import run_command
 from tests.builders.fake_api_server import FakeApiServer, Fault
@@ -27,7 +27,7 @@ from tests.builders.s3_server import S3Server, quick
 CARDS = load_pipeline(None, ["resources.cards=8", "resources.training={cpu: 95, memory: 409Gi}"])
 TENSORFLOW = {"tensorflow": "2.15.1", "habana-tensorflow": "1.14.0.493"}
 PYTORCH = {"torch": "2.10.0", "habana-torch-plugin": "1.24.0.481"}
-SERVER = HostAnswers(
+SERVER = _HostAnswers(
     hl_smi=hl_smi_table("1.24.0", cards=8), device_nodes=tuple(f"accel{number}" for number in range(8)), packages=PYTORCH
 )
 
@@ -37,7 +37,7 @@ def wrong(results: list[CheckResult]) -> dict[str, CheckResult]:
 
 
 def test_a_good_server_is_ready() -> None:
-    assert wrong(check_host(SERVER, CARDS)) == {}
+    assert wrong(_check_host(SERVER, CARDS)) == {}
     assert SERVER.cards == ["HL-225"] * 8
 
 
@@ -56,7 +56,7 @@ def test_a_good_server_is_ready() -> None:
     ],
 )
 def test_what_is_wrong_has_a_remedy(changed: dict[str, Any], check: str, verdict: str, named: str) -> None:
-    found = wrong(check_host(dataclasses.replace(SERVER, **changed), CARDS))
+    found = wrong(_check_host(dataclasses.replace(SERVER, **changed), CARDS))
     assert {name: result.verdict for name, result in found.items()} == {check: verdict}
     assert named in str(found[check])
     assert found[check].remedy
@@ -66,7 +66,7 @@ def test_the_driver_of_the_network_is_not_taken_for_the_driver() -> None:
     lines = hl_smi_table("1.24.0", cards=2).splitlines()
     network = next(line for line in lines if "Nic Driver" in line)
     first = [lines[0], network.replace("1.24.0", "1.22.0"), *(line for line in lines[1:] if line != network)]
-    assert HostAnswers("\n".join(first)).driver == "1.24.0"
+    assert _HostAnswers("\n".join(first)).driver == "1.24.0"
 
 
 @pytest.mark.parametrize(
@@ -82,18 +82,18 @@ def test_the_driver_of_the_network_is_not_taken_for_the_driver() -> None:
 def test_an_engine_that_is_named_must_run(
     packages: dict[str, str], python: tuple[int, int], engine: str, verdict: str
 ) -> None:
-    results = check_host(HostAnswers(packages=packages, python=python), load_pipeline(None, [f"training.engine={engine}"]))
+    results = _check_host(_HostAnswers(packages=packages, python=python), load_pipeline(None, [f"training.engine={engine}"]))
     assert [(result.check, result.verdict) for result in results[:1]] == [("engines", verdict)]
     assert [result.check for result in results] == ["engines", "extras", "cards", "disk"]
 
 
 def test_on_cards_an_engine_needs_its_bridge() -> None:
-    results = check_host(dataclasses.replace(SERVER, packages={"torch": "2.13"}), CARDS)
+    results = _check_host(dataclasses.replace(SERVER, packages={"torch": "2.13"}), CARDS)
     assert "habana-torch-plugin" in wrong(results)["engines"].found
 
 
 def test_this_machine_can_be_asked() -> None:
-    assert all(result.remedy for result in check_host(ask_host(), CARDS) if result.verdict != "ok")
+    assert all(result.remedy for result in _check_host(_ask_host(), CARDS) if result.verdict != "ok")
 
 
 def test_the_command_asks_hl_smi(tmp_path: Path) -> None:

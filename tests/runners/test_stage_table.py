@@ -19,13 +19,11 @@ from gaudi_bert.runners.stage_calls import RunRequest
 from gaudi_bert.runners.stage_table import (
     STAGES,
     STEPS,
-    evaluation_resources,
     named_paths,
     preview_stage,
     stage_image,
     stages_of,
     steps_of,
-    training_resources,
 )
 from tests.builders.plans import write_plan
 from tests.builders.reporters import a_run
@@ -251,18 +249,3 @@ def test_the_image_goes_by_cards_and_engine(given: list[str], train: str, finetu
     }
     own = load_pipeline(None, [*given, "images.train=mine", "images.tag=v1"])
     assert {stage_image(own, stage) for stage in STAGES.values() if stage.trains} == {"mine:v1"}
-
-
-# --- quantities, and the resources that pods of a pipeline request
-
-
-def test_with_cards_requests_equal_limits() -> None:
-    servers = ["resources.cards=8", "resources.workers=2", "resources.training={cpu: 95, memory: 409Gi}"]
-    settings = load_pipeline(
-        None, [*servers, "training.engine=tensorflow", "kubernetes.efa=4", "resources.hugepages_2Mi=95000Mi"]
-    )
-    training = training_resources(settings)
-    assert training["requests"] == training["limits"]
-    assert training["limits"]["vpc.amazonaws.com/efa"] == "4"
-    one = evaluation_resources(settings.resources)
-    assert one["limits"] == {"cpu": "11", "memory": "52352Mi", "habana.ai/gaudi": "1", "hugepages-2Mi": "11874Mi"}

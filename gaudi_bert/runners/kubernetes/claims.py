@@ -50,7 +50,7 @@ def is_to_be_made_anew(cluster: Cluster, settings: PipelineSettings, claim: Json
         return False
     class_to_use = settings.kubernetes.storage_class
     if class_to_use is None:
-        default = _find_class(cluster.find_everywhere("StorageClass"), None)
+        default = _find_class(cluster.find("StorageClass", if_allowed=True), None)
         class_to_use = default["metadata"]["name"] if default else spec.get("storageClassName")
     return bool(class_to_use != spec.get("storageClassName")) or spec.get("accessModes") != [settings.kubernetes.access_mode]
 
@@ -76,10 +76,11 @@ def _check_sharing(cluster: Cluster, settings: PipelineSettings, claim: Json | N
     modes = spec.get("accessModes") or [settings.kubernetes.access_mode]
     if not _has_several_workers(settings) or _SHARED in modes:
         return
-    if len(cluster.find_everywhere("Node")) < 2:
+    if len(cluster.find("Node", if_allowed=True)) < 2:
         return  # One node, or an account that may not list them.
-    classes = cluster.find_everywhere("StorageClass")
-    if not _shares_volumes(_find_class(classes, spec.get("storageClassName") or settings.kubernetes.storage_class)):
+    classes = cluster.find("StorageClass", if_allowed=True)
+    storage_class = _find_class(classes, spec.get("storageClassName") or settings.kubernetes.storage_class) or {}
+    if not str(storage_class.get("provisioner")).endswith(_SHARING):
         raise _refusal(settings, f"volume claim {work_claim_name(settings)}", modes)
 
 
@@ -89,11 +90,6 @@ def _find_class(classes: Sequence[Json], name: str | None) -> Json | None:
         return next((item for item in classes if item["metadata"]["name"] == name), None)
     default = {"storageclass.kubernetes.io/is-default-class": "true"}
     return next((item for item in classes if default.items() <= (item["metadata"].get("annotations") or {}).items()), None)
-
-
-def _shares_volumes(storage_class: Json | None) -> bool:
-    """Whether volumes of a class are known to be mounted by several nodes, whatever the access mode of their claim."""
-    return storage_class is not None and str(storage_class.get("provisioner")).endswith(_SHARING)
 
 
 def _refusal(settings: PipelineSettings, where: str, modes: Sequence[str]) -> InputError:

@@ -255,14 +255,7 @@ class Cluster:
 
     def read(self, kind: str, name: str, *, if_allowed: bool = False) -> Json | None:
         """Return an object, or None where there is none of that name; `if_allowed`: or it may not be seen."""
-        try:
-            return self._call(f"read {kind} {name}", "get", kind, name=name)
-        except NotFoundError:
-            return None
-        except _ForbiddenError:
-            if not if_allowed:
-                raise
-            return None
+        return self._seen(f"read {kind} {name}", kind, if_allowed, name=name)
 
     def delete(self, kind: str, name: str) -> bool:
         """Remove an object and all that belongs to it; False where there was none."""
@@ -272,27 +265,13 @@ class Cluster:
             return False
         return True
 
-    def find(self, kind: str, label_selector: str, *, if_allowed: bool = False) -> list[Json]:
+    def find(self, kind: str, label_selector: str | None = None, *, if_allowed: bool = False) -> list[Json]:
         """Return the objects with these labels; none where the cluster does not know the kind.
 
         With `if_allowed`, none where this account may not list them: what a pipeline does not use needs no right.
         """
-        try:
-            answer = self._call(f"list {kind}s", "get", kind, label_selector=label_selector)
-        except NotFoundError:
-            return []
-        except _ForbiddenError:
-            if not if_allowed:
-                raise
-            return []
-        return answer.get("items") or []
-
-    def find_everywhere(self, kind: str) -> list[Json]:
-        """Return all objects of a kind, of all namespaces; none where this account may not see them."""
-        try:
-            return self._call(f"list all {kind}s", "get", kind).get("items") or []
-        except (_ForbiddenError, NotFoundError):
-            return []
+        answer = self._seen(f"list {kind}s", kind, if_allowed, label_selector=label_selector)
+        return (answer or {}).get("items") or []
 
     def is_allowed(self, group: str, resource: str, verb: str) -> bool:
         """Whether this account has a right in the namespace; a part of a resource is written as `pods/log`."""
@@ -359,6 +338,17 @@ class Cluster:
                 lines = []
             self._log_ends[pod, container] = "\n".join(line.partition(" ")[2] for line in lines)
         return self._log_ends[pod, container]
+
+    def _seen(self, action: str, kind: str, if_allowed: bool, **which: str | None) -> Json | None:
+        """Return the answer of `get`; None where nothing is there, or, with `if_allowed`, where it may not be seen."""
+        try:
+            return self._call(action, "get", kind, **which)
+        except NotFoundError:
+            return None
+        except _ForbiddenError:
+            if not if_allowed:
+                raise
+            return None
 
     def _call(self, action: str, verb: str, kind: str, **arguments: Any) -> Json:
         """Return the JSON answer to one request.

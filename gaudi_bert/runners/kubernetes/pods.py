@@ -11,22 +11,18 @@ from typing import Any
 
 from gaudi_bert.common.launch import NODE_ADDRESS, NODE_VARIABLES
 from gaudi_bert.config.pipeline import PipelineSettings
-from gaudi_bert.config.places import PodPlacement
+from gaudi_bert.config.places import PodPlacement, ResourceSettings
 from gaudi_bert.runners.launch import EFA_SSH_PORT, ROOT_SSH_PORT, SSH_KEY, USER_SSH_PORT, card_variables, training_command
-from gaudi_bert.runners.stage_table import (
-    STEPS,
-    Stage,
-    evaluation_resources,
-    pod_resources,
-    stage_engine,
-    stage_image,
-    training_resources,
-)
+from gaudi_bert.runners.stage_table import STEPS, Stage, quantity_value, stage_engine, stage_image
 
 Manifest = dict[str, Any]
 
 APP_LABELS = {"app.kubernetes.io/name": "gaudi-bert"}
 STEP_LABEL = "app.kubernetes.io/component"
+CARD_RESOURCE = "habana.ai/gaudi"
+_EFA_RESOURCE = "vpc.amazonaws.com/efa"
+_HUGE_PAGES = "hugepages-2Mi"
+_MEBIBYTE = 2**20
 DATA_FOLDER = "/data"
 PIPELINE_FILE = "/etc/gaudi-bert/pipeline.yaml"
 # Next to the pipeline in its ConfigMap, mounted as /etc/passwd.
@@ -229,11 +225,45 @@ def _command(settings: PipelineSettings, step: str) -> list[str]:
     return command
 
 
+# Cores, memory, cards and huge pages. With cards, requests equal limits in everything: extended resources and huge pages
+# allow nothing else, and a pod with reserved cores and memory is evicted last. Without cards, cores are only requested, so
+# that idle ones are used.
+
+
 def _resources(settings: PipelineSettings, stage: Stage) -> Manifest:
     resources = settings.resources
-    if stage.distributed:
-        return _with_scratch(settings, training_resources(settings))
-    return _with_scratch(settings, evaluation_resources(resources) if stage.trains else pod_resources(resources.data))
+    if stage.trains and resources.cards:
+        requests = _of_all_cards(settings) if stage.distributed else _of_one_card(resources)
+        return _with_scratch(settings, {"requests": requests, "limits": dict(requests)})
+    pod = resources.training if stage.trains else resources.data
+    limits = {"memory": pod.memory_limit or pod.memory}
+    return _with_scratch(settings, {"requests": {"cpu": pod.cpu, "memory": pod.memory}, "limits": limits})
+
+
+def _of_all_cards(settings: PipelineSettings) -> dict[str, str]:
+    resources = settings.resources
+    requests = {"cpu": resources.training.cpu, "memory": resources.training.memory, CARD_RESOURCE: str(resources.cards)}
+    if quantity_value(resources.hugepages_2Mi):
+        requests[_HUGE_PAGES] = resources.hugepages_2Mi
+    if settings.kubernetes.efa:
+        requests[_EFA_RESOURCE] = str(settings.kubernetes.efa)
+    return requests
+
+
+def _of_one_card(resources: ResourceSettings) -> dict[str, str]:
+    """Return one card and its share of a training worker, for evaluation."""
+    memory = int(quantity_value(resources.training.memory) / resources.cards / _MEBIBYTE)
+    cores = int(quantity_value(resources.training.cpu) * 1000 / resources.cards)
+    requests = {
+        "cpu": str(cores // 1000) if cores >= 1000 else f"{max(cores, 1)}m",
+        "memory": f"{memory}Mi",
+        CARD_RESOURCE: "1",
+    }
+    # An integer number of pages of 2 MiB.
+    huge_pages = int(quantity_value(resources.hugepages_2Mi) / resources.cards / (2 * _MEBIBYTE)) * 2
+    if huge_pages:
+        requests[_HUGE_PAGES] = f"{huge_pages}Mi"
+    return requests
 
 
 def _with_scratch(settings: PipelineSettings, resources: Manifest) -> Manifest:
@@ -370,7 +400,7 @@ def _placed(settings: PipelineSettings, component: str, spec: Manifest, placemen
     return {"metadata": metadata, "spec": {**spec, **{key: value for key, value in values.items() if value}}}
 
 
-def pod_templates(item: Manifest) -> Iterator[Manifest]:
+def _pod_templates(item: Manifest) -> Iterator[Manifest]:
     """The pod templates of a Job, a TrainingRuntime or an MPIJob (launcher, then workers); a TrainJob has none itself."""
     if item["kind"] == "TrainingRuntime":
         yield from (job["template"]["spec"]["template"] for job in item["spec"]["template"]["spec"]["replicatedJobs"])
@@ -383,5 +413,5 @@ def pod_templates(item: Manifest) -> Iterator[Manifest]:
 
 def pod_specs(item: Manifest) -> Iterator[Manifest]:
     """The pod specs of what has pod templates."""
-    for template in pod_templates(item):
+    for template in _pod_templates(item):
         yield template["spec"]

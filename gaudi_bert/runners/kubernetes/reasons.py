@@ -14,9 +14,9 @@ from enum import IntEnum
 from gaudi_bert.common.errors import InputError, StoppedError
 from gaudi_bert.runners.kubernetes.client import Cluster, Json, title_of
 from gaudi_bert.runners.kubernetes.manifests import POD_LABELS, QUEUE_LABEL
-from gaudi_bert.runners.kubernetes.pods import STEP_LABEL
+from gaudi_bert.runners.kubernetes.pods import CARD_RESOURCE, STEP_LABEL
 from gaudi_bert.runners.launch import RANK_TAG
-from gaudi_bert.runners.stage_table import CARD_RESOURCE, STEPS
+from gaudi_bert.runners.stage_table import STEPS
 
 
 class State(IntEnum):

@@ -9,7 +9,7 @@ import pytest
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.pipeline import load_pipeline
-from gaudi_bert.runners.kubernetes.claims import _shares_volumes, check_access_mode
+from gaudi_bert.runners.kubernetes.claims import check_access_mode
 from tests.builders.command_line import run_command
 from tests.builders.fake_api_server import FakeApiServer, Run
 from tests.builders.recorded_answers import STORAGE_CLASS
@@ -60,7 +60,11 @@ def test_a_volume_that_workers_cannot_share_is_refused(exists: bool, server: Fak
 
 @pytest.mark.parametrize(
     ("nodes", "provisioner", "hidden"),
-    [(1, "rancher.io/local-path", set()), (2, "nfs.csi.k8s.io", set()), (2, "ebs.csi.aws.com", {("list", "nodes")})],
+    [
+        (1, "rancher.io/local-path", set()),
+        (2, "cluster.local/nfs-subdir-external-provisioner", set()),
+        (2, "ebs.csi.aws.com", {("list", "nodes")}),
+    ],
     ids=["one node", "network file system", "nodes are hidden"],
 )
 def test_a_volume_that_workers_may_share_is_submitted(
@@ -69,14 +73,6 @@ def test_a_volume_that_workers_may_share_is_submitted(
     put_cluster(server, nodes, provisioner)
     server.forbidden = hidden
     assert run(["train"], TWO) == {"train": "done"}
-
-
-def test_classes_that_attach_nothing_to_a_node_are_known() -> None:
-    known = ("nfs.csi.k8s.io", "cluster.local/nfs-subdir-external-provisioner", "efs.csi.aws.com")
-    assert all(_shares_volumes({"provisioner": name}) for name in known)
-    unknown = ("pd.csi.storage.gke.io", "rancher.io/local-path", "kubernetes.io/no-provisioner", "efs.csi.aws.com.example")
-    assert not any(_shares_volumes({"provisioner": name}) for name in unknown)
-    assert not _shares_volumes(None)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from gaudi_bert.artefacts.store.objects import Objects
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import load_pipeline
-from gaudi_bert.runners.doctor import needed_rights
+from gaudi_bert.runners.doctor import _needed_rights
 from gaudi_bert.runners.kubernetes import manage
 from gaudi_bert.runners.kubernetes.client import Cluster
 from gaudi_bert.runners.kubernetes.run import run_on_kubernetes
@@ -141,7 +141,7 @@ def test_the_role_allows_all_that_is_used_and_no_more(
     allowed = {(verb, resource) for rule in role["rules"] for resource in rule["resources"] for verb in rule["verbs"]}
     assert server.verbs == allowed
     kinds = ("job", "nodes", "mpijob", "trainjob")
-    rights = [right for kind in kinds for right in needed_rights(training=kind, queue=True, network_policy=True)]
+    rights = [right for kind in kinds for right in _needed_rights(training=kind, queue=True, network_policy=True)]
     assert {(verb, resource) for _, resource, verb in rights} == allowed
 
 

@@ -11,7 +11,7 @@ import yaml
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.pipeline import load_pipeline
 from gaudi_bert.runners.kubernetes.manifests import Manifests, render
-from gaudi_bert.runners.kubernetes.pods import pod_templates
+from gaudi_bert.runners.kubernetes.pods import _pod_templates
 from tests.builders.effort import LONG
 from tests.k8s.cluster_settings import MAIN_VARIANTS, PIPELINES, VARIANTS, cluster_settings, existing_claims, shared
 from tests.k8s.manifest_checks import VERSIONS, check_manifests, check_schema
@@ -132,7 +132,7 @@ def test_a_queue_is_named_by_jobs_and_by_no_pod() -> None:
     for item in render(cluster_settings(PIPELINES[0], "open mpijob in a queue")).steps.values():
         assert item["metadata"]["labels"][label] == "gpus"
         assert "suspend" not in item["spec"].get("runPolicy", item["spec"]), "a queue suspends what is its own"
-        assert all(label not in template["metadata"]["labels"] for template in pod_templates(item))
+        assert all(label not in template["metadata"]["labels"] for template in _pod_templates(item))
     for item in render(cluster_settings(PIPELINES[0], "mpijob")).steps.values():
         assert label not in item["metadata"]["labels"]
 

@@ -9,7 +9,7 @@ import pytest
 from gaudi_bert.common.launch import NODE_ADDRESS, NODE_VARIABLES
 from gaudi_bert.config.pipeline import load_pipeline
 from gaudi_bert.runners.kubernetes.manifests import render
-from gaudi_bert.runners.kubernetes.pods import pod_specs, pod_templates
+from gaudi_bert.runners.kubernetes.pods import _pod_templates, pod_specs
 from tests.k8s.cluster_settings import PIPELINES, VARIANTS, cluster_settings, shared
 
 TASKS = ["task.name=classification", "finetune.data=python-docstrings", "predict.data=python-docstrings"]
@@ -25,8 +25,8 @@ def test_pods_are_placed_and_marked_as_the_pipeline_says() -> None:
     assert prepare["metadata"]["labels"]["app.kubernetes.io/component"] == "prepare"
     assert prepare["spec"]["volumes"][2] == {"name": "scratch", "emptyDir": {"sizeLimit": "3Gi"}}
     assert prepare["spec"]["containers"][0]["resources"]["requests"]["ephemeral-storage"] == "3Gi"
-    launcher, worker = pod_templates(steps["train"])
-    for template in (launcher, worker, *pod_templates(steps["evaluate"])):
+    launcher, worker = _pod_templates(steps["train"])
+    for template in (launcher, worker, *_pod_templates(steps["evaluate"])):
         assert template["spec"]["priorityClassName"] == "high"
         assert template["spec"]["tolerations"][0]["key"] == "gaudi"
         assert template["metadata"]["annotations"] == {"example.org/owner": "me"}
@@ -108,7 +108,7 @@ def test_fine_tuning_on_a_cluster_is_one_worker_with_all_its_cards() -> None:
     """However many workers train the model: an update is said in sequences, so their number changes nothing of it."""
     steps = render(load_pipeline(None, [*TASKS, *VARIANTS["cards and mpijob"]])).steps
     assert (steps["train"]["kind"], steps["finetune"]["kind"], steps["predict"]["kind"]) == ("MPIJob", "Job", "Job")
-    (template,) = pod_templates(steps["finetune"])
+    (template,) = _pod_templates(steps["finetune"])
     command = template["spec"]["containers"][0]["command"]
     assert command[command.index("-np") + 1] == "8"
     nodes = render(load_pipeline(None, [*TASKS, *VARIANTS["nodes and cards"]])).steps
@@ -117,6 +117,13 @@ def test_fine_tuning_on_a_cluster_is_one_worker_with_all_its_cards() -> None:
     assert command[-6:] == ["--stages", "finetune", "--set", "resources.workers=1", "--set", "kubernetes.efa=0"]
     (spec,) = pod_specs(steps["predict"])
     assert spec["containers"][0]["resources"]["limits"]["habana.ai/gaudi"] == "1"
+
+
+def test_evaluation_takes_one_card_and_its_share_of_a_worker() -> None:
+    settings = cluster_settings(PIPELINES[0], "cards", "resources.training={cpu: 95, memory: 409Gi}")
+    (spec,) = pod_specs(render(settings).steps["evaluate"])
+    share = {"cpu": "11", "memory": "52352Mi", "habana.ai/gaudi": "1", "hugepages-2Mi": "11874Mi"}
+    assert spec["containers"][0]["resources"]["limits"] == share
 
 
 # --- a cluster without a volume: what the pods get of a bucket; `test_commands.py` runs their commands
