@@ -328,14 +328,9 @@ def _mask_sequences(
     generator: np.random.Philox,
     word_starts_NL: BoolArray | None = None,
 ) -> _Masked:
-    """Choose and replace tokens.
+    """Choose and replace tokens: `counts` (int64 [N]) of each sequence, among the candidates (bool [N, L]).
 
-    Args:
-        input_ids_NL: int32, the original sequences.
-        candidates_NL: bool, where a token may be chosen.
-        counts: int64 [N], how many to choose in each.
-        vocabulary_size: random replacements are uniform below it.
-        word_starts_NL: bool, where a word starts; given for masking by words.
+    Random replacements are uniform below `vocabulary_size`. Where words start is given for masking by words.
     """
     keys_NL = generator.random_raw(input_ids_NL.size).reshape(input_ids_NL.shape) >> np.uint64(1)
     keys_NL[~candidates_NL] = _NEVER
