@@ -13,7 +13,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -49,12 +48,8 @@ def verify(records: str | Path, packed: Path, run: StageRun) -> StageOutput[Veri
         return packs.verify(_RecordsReader(inputs, PackedFolder(here, Metadata.read(here)), run), run)
 
 
-class _ReadFile(NamedTuple):
-    """An input file of a group, or a shard, and what it holds."""
-
-    path: Path
-    is_input: bool
-    sums: SequenceSums
+_ReadFile = tuple[Path, bool, SequenceSums]
+"""A file, whether it is an input file of a group or else a shard, and what it holds."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +104,7 @@ class _RecordsReader:
                 with batches.batch(number):
                     try:
                         pieces = pieces_of(path, schema.unpacked if is_input else schema, buffer, task.advance)
-                        return _ReadFile(path, is_input, sum_pieces(pieces))
+                        return path, is_input, sum_pieces(pieces)
                     except InputError as error:
                         if is_input:
                             raise
@@ -129,14 +124,14 @@ class _RecordsReader:
             else:
                 shards.append(Shard(name=path.name, packs=sums.record_sizes.size, **identity.identity))
         if not unpacked.is_same(repacked):
-            records, written = ([file.path for file in files if file.is_input == side] for side in (True, False))
+            records, written = ([path for path, is_input, _ in files if is_input == side] for side in (True, False))
             difference = describe_difference(records, written, PackedSchema.of(metadata), self.run.workers)
             raise FailedError(f"{packed}: group {stored.group}: {difference}")
         for one, other in zip(stored.shards, shards, strict=False):
             if one.crc32c != other.crc32c:
                 raise FailedError(f"{packed / one.name}: its CRC-32C differs from its group's manifest; {metadata.remedy}")
         check_inputs(packed, stored.inputs, inputs, metadata.remedy)
-        sizes = [file.sums.record_sizes for file in files if not file.is_input]
+        sizes = [sums.record_sizes for _, is_input, sums in files if not is_input]
         right = GroupManifest(
             format_version=2,
             source_sha256=plan_sha256,

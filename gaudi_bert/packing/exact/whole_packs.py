@@ -131,7 +131,7 @@ def _search_packs(
 
 @borrowing_kernel
 def _complete(lengths: IntArray, prices: FloatArray, best: FloatArray, without_limit: bool) -> None:
-    """best[k, t] = best worth of at most k further sequences in t tokens, from row 1; in the last row maybe of any number."""
+    """best[k, t]: the best worth of at most k sequences in t tokens, from row 1; the last row may be for any number."""
     levels = best.shape[0] - 1
     for slots in range(1, levels + 1):
         before = best[slots] if without_limit and slots == levels else best[slots - 1]
