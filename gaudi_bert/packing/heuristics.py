@@ -215,7 +215,7 @@ def count_greedy_packs(counts: IntArray, depth: int, *, seed: int, separators: i
 
     `separators` are tokens between two sequences of a pack; T5 has no limit of depth.
     """
-    lengths = shuffled_lengths(counts, seed)
+    lengths = _shuffled_lengths(counts, seed)
     return int(_next_fit(lengths, len(counts), depth, separators, np.zeros(0, dtype=np.int64)))
 
 
@@ -224,14 +224,14 @@ def pack_greedily(counts: IntArray, depth: int, *, seed: int) -> Mixture:
 
     This leaves a fifth of the slots empty. Arguments as `count_greedy_packs`.
     """
-    lengths = shuffled_lengths(counts, seed)
+    lengths = _shuffled_lengths(counts, seed)
     starts = np.zeros(len(lengths) + 1, dtype=np.int64)
     packs = int(_next_fit(lengths, len(counts), depth, 0, starts))
     starts[packs] = len(lengths)
     return sorted_mixture(mixture_of_packs(lengths, starts[: packs + 1]))
 
 
-def shuffled_lengths(counts: IntArray, seed: int) -> Int32Array:
+def _shuffled_lengths(counts: IntArray, seed: int) -> Int32Array:
     """int32 [sequences], the length of each sequence in shuffled order."""
     sequences = int(counts.sum())
     if sequences > MOST_SEQUENCES:

@@ -26,7 +26,7 @@ from gaudi_bert.tfrecords.write import (
     _BYTES_OF_A_SEQUENCE,
     _BYTES_OF_A_TOKEN,
     _available_bytes,
-    read_group,
+    _read_group,
     write,
 )
 from tests.builders.folders import contents
@@ -200,7 +200,7 @@ def test_the_estimate_is_a_little_below_what_a_group_takes(tmp_path: Path) -> No
     group = planned.groups[0]
     paths = [case.records / file.name for file in group.files]
     schema = PackedSchema.of(planned).unpacked
-    read = read_group(paths, group.files, schema, lambda size: np.zeros(size, np.uint8), 1, lambda _: None)
+    read = _read_group(paths, group.files, schema, lambda size: np.zeros(size, np.uint8), 1, lambda _: None)
     sizes = sum(int(read.rows[name].sum()) for name in ("ids_bytes", "length", "masked_ids_bytes", "positions_bytes"))
     taken = sizes + read.rows.nbytes + read.offsets.nbytes
     assert 0.6 * taken < _BYTES_OF_A_TOKEN * group.tokens + _BYTES_OF_A_SEQUENCE * group.sequences < 1.1 * taken
