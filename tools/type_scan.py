@@ -24,8 +24,8 @@ import transformers
 from transformers.models.auto import modeling_auto
 
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.encoders.packed_model import logits_of
-from gaudi_bert.encoders.trial import MODEL_ERRORS, quiet_transformers, reason_of, small_copy, spread_weights, usual_tokens
+from gaudi_bert.encoders.packed_model import _logits_of
+from gaudi_bert.encoders.trial import MODEL_ERRORS, _spread_weights, quiet_transformers, reason_of, small_copy, usual_tokens
 from gaudi_bert.engines.protocol import ModelSpec
 from gaudi_bert.engines.pytorch.encoder_model import build_encoder
 from gaudi_bert.model.config import EncoderConfig
@@ -91,7 +91,7 @@ def _verdict(kind: str, name: str) -> str:
         quoted = PYTHON.search(str(error))
         return f"WRONG: it quotes Python: {error}" if quoted else f"refused: {error}"
     torch.manual_seed(11)
-    spread_weights(model.module)
+    _spread_weights(model.module)
     difference = difference_alone(model, head)
     if difference > _BOUND:  # in float64 rounding goes, and defects stay
         model.module.double()
@@ -139,7 +139,7 @@ def difference_alone(model: Any, head: TaskHead) -> float:
         packed = model.forward(model.tensors(batch), False)
         for row, pack in enumerate(packs):
             for number, each in enumerate(pack):
-                alone = logits_of(model.module(input_ids=torch.from_numpy(each["ids"][None])))[0]
+                alone = _logits_of(model.module(input_ids=torch.from_numpy(each["ids"][None])))[0]
                 start = int(batch["sequence_positions"][row, number])
                 if head.is_of_text:
                     own = packed[row, number]

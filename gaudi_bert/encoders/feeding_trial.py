@@ -1,12 +1,10 @@
 """How a model has to be fed packs, measured on the model and its software: no type of model is known here.
 
-A small copy of its config has the same kinds of layers, random weights and short windows. What does it do with a sequence by
-itself: does a later token change earlier outputs, which positions does it count, which inputs does its `forward` take? Then
-packs are fed in every form that fits (one mask, or one for each kind of layer; windows that count the token itself, or not).
-The form whose outputs equal those of the sequences alone is right. Where none is, the model is refused.
-
-Of a model, its own class is copied, and the model itself must agree: it decides whether it is causal. Then it is tried as
-it will be used (`try_model`): with its head, its weights, its software and its batches.
+A small copy of its config has the same kinds of layers, random weights and short windows. What it does with a sequence by
+itself shows whether it is causal, which positions it counts, which inputs it takes. Then packs are fed in every form that
+fits (one mask, or one for each kind of layer; windows that count the token itself, or not). The form whose outputs equal
+those of the sequences alone is right. Where none is, the model is refused. A model is then tried as it will be used
+(`try_model`): with its head, its weights, its software and its batches.
 """
 
 from __future__ import annotations
@@ -29,6 +27,7 @@ from gaudi_bert.encoders.feeding import Feeding, fed_module, fed_positions, targ
 from gaudi_bert.encoders.trial import (
     ALONE_BOUND,
     MODEL_ERRORS,
+    TRIAL_SEED,
     Row,
     alone_outputs,
     full_pack,
@@ -48,7 +47,6 @@ from gaudi_bert.encoders.trial import (
 )
 from gaudi_bert.model.config import NO_PACKS
 
-_SEED = 12345
 _MODEL_BOUND, _HALF_BOUND = 1e-3, 0.05  # of a complete model's outputs: rounding in many layers; and in 16 bits
 _EXACT = (torch.float32, torch.float64)
 _USUAL_ROWS, _FEWEST_POSITIONS, _MOST_POSITIONS = (512, 1024), 16, 1 << 22
@@ -118,8 +116,6 @@ def try_model(
         row_tokens: of the longest rows; as many as the model has positions when None, but 512 to 1,024.
         training: try it in training mode too, with its dropout; an error there is not one of packs.
 
-    It computes 576 tokens and two of the longest rows, and two more in training mode.
-
     Returns:
         The tokens of the longest row that was tried, and how far packed and alone differ, of the largest output.
     """
@@ -130,8 +126,8 @@ def try_model(
         usual = int(np.clip(positions, *_USUAL_ROWS))
         row_tokens = usual if feeding.positions else min(usual, positions)  # which else count on from row to row
     without = feeding.unpacked_token
-    short, _ = random_packs(model.config, min(longest, 144), _SEED, longest, without)
-    full, changed = full_pack(model.config, row_tokens, _SEED, longest, without)
+    short, _ = random_packs(model.config, min(longest, 144), longest, without)
+    full, changed = full_pack(model.config, row_tokens, longest, without)
     largest, bounds = 0.0, (_MODEL_BOUND, ALONE_BOUND)
     if next(model.parameters()).dtype not in _EXACT:
         bounds = (_HALF_BOUND, _HALF_BOUND)
@@ -156,7 +152,7 @@ def try_model(
             model.train()
             for rows in (full, changed):
                 with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-                    torch.manual_seed(_SEED)  # the same dropout for both
+                    torch.manual_seed(TRIAL_SEED)  # the same dropout for both
                     outputs.append(sequences_of(outputs_of(tried, batch_of(rows)), rows))
             moved = moved_neighbours(outputs[0], outputs[1], full) / scale_of(outputs[0])
         check(full, "in training, sequences change their neighbours", moved, bounds[1])
@@ -221,7 +217,7 @@ def _is_causal(model: Any) -> bool:
     """
     tokens, length = usual_tokens(model.config), tokens_of_packs(model.config, 2)
     half = length // 2
-    numbers = np.random.default_rng(_SEED).integers(0, len(tokens), length)
+    numbers = np.random.default_rng(TRIAL_SEED).integers(0, len(tokens), length)
     later, earlier = (np.where((np.arange(length) < half) == first, numbers + 1, numbers) for first in (False, True))
     usual, with_later, with_earlier = (
         outputs_of(model, {"input_ids": torch.tensor(tokens[each % len(tokens)][None])})[0]
@@ -258,8 +254,7 @@ def _offset(model: Any) -> int:
 def _longest_sequence(model: Any, feeding: Feeding) -> int | None:
     """Most tokens of a sequence that leaves others of its batch unchanged; None where any number does.
 
-    Positions that are far on stand for the sequence, so it need not be computed. No sequence here is short: some models
-    change for good when they meet one.
+    Positions that are far on stand for the sequence. None here is short: some models change for good when they meet one.
     """
     length = tokens_of_packs(model.config, feeding.position_offset)
     positions = positions_of(model.config)
@@ -296,7 +291,7 @@ def _right_form(model: Any, config: Any, feeding: Feeding, target: str) -> tuple
     packed, last = [], ""
     for form in _forms(model, feeding):
         formed = form(model.config)
-        rows, _ = random_packs(model.config, length, _SEED, longest, formed.unpacked_token)
+        rows, _ = random_packs(model.config, length, longest, formed.unpacked_token)
         try:
             outputs = outputs_of(fed_module(model, formed), packed_batch(rows, formed, target))
             packed.append((form, rows, sequences_of(outputs, rows)))
@@ -312,9 +307,7 @@ def _right_form(model: Any, config: Any, feeding: Feeding, target: str) -> tuple
 
 
 def _forms(model: Any, feeding: Feeding) -> Iterator[Callable[[Any], Feeding]]:
-    """Yield the ways to make masks, each of a config: one for all layers or one for each kind of them, with a window or not,
-    which counts the token itself or not; then with embeddings first, in rows that may hold masked tokens or not.
-    """
+    """Yield the ways to make masks of a config, then those with embeddings first, in rows without masked tokens, too."""
 
     def masked(config: Any, by_layer: bool, itself: bool | None = None) -> Feeding:
         window = None if itself is None else _window(config)

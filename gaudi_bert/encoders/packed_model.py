@@ -1,9 +1,8 @@
 """A model of `transformers` over packs: hidden states of all tokens, then vectors of texts, or what its own head gives.
 
 How the encoder has to be fed is measured (`feeding_trial.py`), and so is what a head of texts reads: of each sequence the
-first token, the last one, or all of them. The head runs on what it reads and on nothing else, through a stand-in for the
-encoder that returns hidden states which are known. Before a model is used, packs of a few random tokens go through it, and
-each sequence through the class of `transformers` as it is: where the outputs differ, the model is refused.
+first token, the last one, or all of them. The head runs on that alone, through a stand-in for the encoder that returns
+known hidden states. A model is refused where packs give other outputs than the class of `transformers` for each sequence.
 
 Letters: B packs, L positions, S depth, R rows, K tokens of a row, H hidden size, C values of a head.
 """
@@ -39,6 +38,7 @@ from gaudi_bert.encoders.feeding import (
 )
 from gaudi_bert.encoders.feeding_trial import feeding_of, packed_batch, try_model
 from gaudi_bert.encoders.trial import (
+    TRIAL_SEED,
     Row,
     alone_outputs,
     full_pack,
@@ -57,7 +57,7 @@ from gaudi_bert.model.heads import TASK_OF_PROBLEM, TaskHead, VectorHead
 
 Tensors = Mapping[str, Tensor]
 _Reads = Literal["first", "last", "all"]
-_TRIED_TOKENS, _TRIAL_SEED = 40, 12345
+_TRIED_TOKENS = 40
 _BOUND, _HALF_BOUND = 1e-3, 0.05  # of the largest answer; of a model in 16 bits
 _GRADIENT_BOUND = 1e-3  # of its norm
 
@@ -157,7 +157,7 @@ class PackedModel:
     def _scores(self, hidden: Tensor, mask: Tensor | None = None) -> Tensor:
         """The head's own outputs on hidden states, [.., C]."""
         mask = torch.ones(hidden.shape[:2], dtype=torch.int64, device=hidden.device) if mask is None else mask
-        return logits_of(cast(torch.nn.Module, self._stand_in)(inputs_embeds=hidden, attention_mask=mask))
+        return _logits_of(cast(torch.nn.Module, self._stand_in)(inputs_embeds=hidden, attention_mask=mask))
 
     # --- what is measured before a model is used
 
@@ -165,7 +165,7 @@ class PackedModel:
         """Find the token of a text whose hidden states alone give the head's answer; else it reads all of them."""
         size = self.module.config.get_text_config().hidden_size
         with trial_of(self.module), quiet_transformers():
-            random_RKH = torch.randn((2, 7, size), generator=torch.Generator().manual_seed(_TRIAL_SEED))
+            random_RKH = torch.randn((2, 7, size), generator=torch.Generator().manual_seed(TRIAL_SEED))
             hidden_RKH = on_device(random_RKH, self.device, self._dtype)
             expected = self._scores(hidden_RKH)
             bound = 1e-4 * float(expected.abs().max())
@@ -184,7 +184,7 @@ class PackedModel:
         """Refuse a head whose answers for packed sequences are not those for each alone; return how far they differ."""
         module, feeding = self.module, self.feeding
         length = min(_TRIED_TOKENS, tokens_of_packs(module.config, feeding.position_offset))
-        rows, _ = full_pack(module.config, length, _TRIAL_SEED, feeding.longest_sequence, feeding.unpacked_token)
+        rows, _ = full_pack(module.config, length, feeding.longest_sequence, feeding.unpacked_token)
         row, alone = rows[0], []
         features = {
             "input_ids": row["input_ids"],
@@ -200,7 +200,7 @@ class PackedModel:
             packed = self.answers(on_device(batch, self.device))[0]
             for number in range(1, len(row["seq_lens"]) + 1):
                 inputs = {name: torch.tensor(row[name][row["sequence_ids"] == number][None]) for name in names}
-                alone.append(logits_of(self.module(**on_device(inputs, self.device)))[0])
+                alone.append(_logits_of(self.module(**on_device(inputs, self.device)))[0])
             expected = torch.cat([each if each.ndim == 2 else each[None] for each in alone]).float()
         if packed.shape != expected.shape:
             raise InputError(f"{type(module).__name__}: its head gives {expected.shape}, not {packed.shape}")
@@ -259,7 +259,7 @@ def _with_stand_in(module: Any) -> torch.nn.Module:
     return cast(torch.nn.Module, head)
 
 
-def logits_of(output: Any) -> Tensor:
+def _logits_of(output: Any) -> Tensor:
     """The outputs of a head; of one for spans both, side by side."""
     if "start_logits" in output:
         return torch.stack([output.start_logits, output.end_logits], dim=-1)
@@ -267,9 +267,7 @@ def logits_of(output: Any) -> Tensor:
 
 
 def head_of(model: Any) -> tuple[TaskHead | None, tuple[str, ...]]:
-    """Return what the head of a model gives, and the names of its labels; None for a bare encoder, and for heads of
-    other kinds.
-    """
+    """Return what the head of a model gives, None where that is not known here, and the names of its labels."""
     config, name = model.config, type(model).__name__
     if not name.endswith(("ForTokenClassification", "ForSequenceClassification")):
         return None, ()
@@ -285,19 +283,14 @@ def head_of(model: Any) -> tuple[TaskHead | None, tuple[str, ...]]:
 
 # --- `verify-model` for any model of `transformers`: what `finetune` tries before it trains, with the model's own weights
 #
-# Packs of random tokens go through the model, and each of their sequences alone: outputs, the gradients of all weights, and
-# the answers of its head must agree. The same is tried in rows of 512 to 1,024 tokens, and in training mode a changed
-# sequence may not move its neighbours.
+# Outputs, the gradients of all weights, and the answers of its head must agree.
 
 
 def verify_folder(folder: Path, say: Callable[[str], None]) -> tuple[dict[str, float], int, int]:
-    """Try the model of a folder with its own weights and its head, where that is known.
+    """Try the model of a folder with its own weights and its head; packed sequences that are not alike end in FailedError.
 
     Returns:
         The largest differences as shares of the largest output, or of the gradient's norm; packs; their sequences.
-
-    Raises:
-        FailedError: packed sequences are not what each is alone.
     """
     kind = getattr(transformers, architecture_of(folder), transformers.AutoModel)
     model = read_model(folder, kind)
@@ -311,7 +304,7 @@ def verify_folder(folder: Path, say: Callable[[str], None]) -> tuple[dict[str, f
         if head is not None:
             differences["answers"] = packed.try_head()
         length = tokens_of_packs(model.config, feeding.position_offset)
-        rows, _ = random_packs(model.config, length, _TRIAL_SEED, feeding.longest_sequence, feeding.unpacked_token)
+        rows, _ = random_packs(model.config, length, feeding.longest_sequence, feeding.unpacked_token)
         differences["gradient"] = _gradient_difference(model.base_model, feeding, rows)
     except InputError as error:
         raise FailedError(f"{folder}: {error}") from error
@@ -332,7 +325,7 @@ def _gradient_difference(encoder: Any, feeding: Feeding, rows: list[Row]) -> flo
     with trial_of(encoder), torch.enable_grad():
         packed = sequences_of(outputs_of(model, packed_batch(rows, feeding)), rows)
         for outputs in (packed, alone_outputs(model, feeding, rows)):
-            random = torch.Generator().manual_seed(_TRIAL_SEED)
+            random = torch.Generator().manual_seed(TRIAL_SEED)
             loss = torch.stack([(each * torch.randn(each.shape, generator=random)).sum() for each in outputs]).sum()
             of_weights = torch.autograd.grad(loss, weights, allow_unused=True, materialize_grads=True)
             gradients.append(torch.cat([each.flatten().float().cpu() for each in of_weights]))

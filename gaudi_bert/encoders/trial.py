@@ -1,8 +1,7 @@
 """What a model is tried with: packs of random tokens and their outputs, packed and alone; and a small copy of the model.
 
-A small model has the architecture of a config: all kinds of its layers, random weights, few parameters, short windows. How
-a model has to be fed is tried on it (`feeding_trial.py`): sizes do not matter there, and a window can only be seen in
-sequences that are longer.
+A small model has the architecture of a config: all kinds of its layers, random weights, few parameters, short windows, which
+can only be seen in sequences that are longer.
 
 Letters: B packs, L positions, H outputs of a token.
 """
@@ -27,6 +26,7 @@ from gaudi_bert.encoders.feeding import Feeding
 
 Row = Mapping[str, AnyArray]
 """One pack: its columns by name."""
+TRIAL_SEED = 12345
 ALONE_BOUND = 1e-5
 """Allowed difference between packed and alone, of the largest output or 1, whichever is larger."""
 _SHARES = ((0.38, 0.31, 0.24), (0.55, 0.4), (0.97,))
@@ -79,10 +79,7 @@ def quiet_transformers() -> Iterator[None]:
 
 @contextmanager
 def trial_conditions(one_thread: bool = True) -> Iterator[None]:
-    """Without gradients and without compilation, which flex attention does for every length: what is tried is the mask, not
-    the kernel. On one thread: a few tokens take less time than the threads that would wait for one another, unless the model
-    is large.
-    """
+    """Without gradients and compilation; on one thread, unless the model is large: a few tokens take less time so."""
     # Stances are there from PyTorch 2.6 on.
     stance = torch.compiler.set_stance("force_eager") if hasattr(torch.compiler, "set_stance") else nullcontext()
     threads = torch.get_num_threads()
@@ -96,10 +93,7 @@ def trial_conditions(one_thread: bool = True) -> Iterator[None]:
 
 @contextmanager
 def trial_of(model: Any) -> Iterator[None]:
-    """For running a model as it is: in evaluation mode, without gradients; what it raises becomes one line.
-
-    Afterwards its modules are in their modes again, and its buffers (statistics, for one) have their values.
-    """
+    """Run a model in evaluation mode, without gradients; what it raises becomes one line, and modes and buffers stay."""
     modes = {module: module.training for module in model.modules()}
     buffers = [
         (module, name, buffer, buffer.clone())
@@ -140,32 +134,29 @@ def tokens_of_packs(config: Any, offset: int, most_tokens: int = 144) -> int:
 
 
 def random_packs(
-    config: Any, length: int, seed: int, longest: int | None = None, without: int | None = None
+    config: Any, length: int, longest: int | None = None, without: int | None = None
 ) -> tuple[list[Row], list[Row]]:
     """Packs of random tokens, and the same with all tokens of the first sequence of each changed.
 
     No sequence has more tokens than `longest`, and none has the token `without`.
     """
     lengths = [[min(int(share * length), longest or length) for share in shares] for shares in _SHARES]
-    return _packs(config, length, lengths, seed, without)
+    return _packs(config, length, lengths, without)
 
 
 def full_pack(
-    config: Any, length: int, seed: int, longest: int | None = None, without: int | None = None
+    config: Any, length: int, longest: int | None = None, without: int | None = None
 ) -> tuple[list[Row], list[Row]]:
-    """One pack without padding, from long sequences to one of a single token, as `random_packs` has them.
-
-    Whatever a model mixes over, some of it is in another sequence.
-    """
+    """One pack without padding, from long sequences to one of a single token, as `random_packs` has them."""
     lengths, remaining = [], length
     while remaining:
         lengths.append(min((remaining + 1) // 2, longest or length))
         remaining -= lengths[-1]
-    return _packs(config, length, [lengths], seed, without)
+    return _packs(config, length, [lengths], without)
 
 
 def _packs(
-    config: Any, length: int, lengths_of_packs: Sequence[Sequence[int]], seed: int, without: int | None
+    config: Any, length: int, lengths_of_packs: Sequence[Sequence[int]], without: int | None
 ) -> tuple[list[Row], list[Row]]:
     # Special tokens are as many as usual ones: models may treat [SEP] or [MASK] apart. Padding is not among them, and no
     # other token that a config names: it stands for an image, for one.
@@ -176,7 +167,7 @@ def _packs(
     low = np.setdiff1d(np.arange(min(_LOW_IDS, text.vocab_size)), [*_named_tokens(config)])
     tokens = np.concatenate([np.tile(np.array(special, int), 8), low, usual[usual >= _LOW_IDS][: len(low)]])
     tokens = np.setdiff1d(tokens, [] if without is None else [without])
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(TRIAL_SEED)
     turns = 1 + length * len(lengths_of_packs) // len(tokens)
     order = np.concatenate([random.permutation(len(tokens)) for _ in range(turns)])  # each token is there, if there is room
     rows: list[Row] = []
@@ -283,7 +274,6 @@ def scale_of(outputs: Sequence[torch.Tensor]) -> float:
 
 # --- a small copy of a model
 
-_SEED = 12345
 _MOST_PARAMETERS = 2e8
 _HEADS = 4
 _WINDOW_NAME = re.compile(r"^(?!.*layer).*(window|local_attention|chunk|block_size|index_\w*topk|topk_blocks)")
@@ -365,10 +355,7 @@ def _cap(config: Any, names: re.Pattern[str], most: int) -> None:
 
 
 def small_copy(config: Any, kind: Any = None, window: int = 8) -> Any:
-    """A small model in evaluation mode, without its head: of the class `kind`, or the one that `transformers` has for it.
-
-    Layers with a longer window see `window` tokens far.
-    """
+    """A small model in evaluation mode, without its head, of the class `kind`; its layers see at most `window` far."""
     reasons = []
     for shrink in (_small, _shallow):
         try:
@@ -381,9 +368,9 @@ def small_copy(config: Any, kind: Any = None, window: int = 8) -> Any:
                 reasons.append(f"its smallest copy has {size:,} parameters")
                 continue
             with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(_SEED)
+                torch.manual_seed(TRIAL_SEED)
                 model = _built(small, kind).float().eval()
-                spread_weights(model)
+                _spread_weights(model)
         except MODEL_ERRORS as error:
             reasons.append(reason_of(error))
         else:
@@ -403,11 +390,8 @@ def _built(config: Any, kind: Any) -> Any:
     return kind._from_config(config).base_model  # noqa: SLF001 - how transformers makes one of a config
 
 
-def spread_weights(model: Any) -> None:
-    """Random weights everywhere: what begins as zeros would hide what it is multiplied with.
-
-    They are wide enough for attention to matter, and keep the size of what they are multiplied with.
-    """
+def _spread_weights(model: Any) -> None:
+    """Random weights everywhere, wide enough for attention to matter: zeros would hide what they are multiplied with."""
     with torch.no_grad():
         for parameter in model.parameters():
             if not parameter.requires_grad:  # a table of positions, not weights

@@ -1,10 +1,9 @@
 """Checkpoints: one file each, complete or absent, checked on reading; the newest few are retained.
 
-A checkpoint is a safetensors file, so any tool that knows the format can read it. Tensors are named `model/<variable>`,
-`first_moment/<variable>` and `second_moment/<variable>`. The header's `__metadata__` holds one text: a CRC-32 and, after it,
-the JSON that it belongs to: the update, the position in the data, the settings, and of every tensor its type, shape and
-CRC-32. The format itself has no checksums; with these a checkpoint that was cut short or has flipped bits is recognised,
-named, and the one before it is used.
+A checkpoint is a safetensors file. Tensors are named `model/<variable>`, `first_moment/<variable>` and
+`second_moment/<variable>`. The header's `__metadata__` holds one text: a CRC-32 and, after it, the JSON that it belongs to:
+the update, the position in the data, the settings, and of every tensor its type, shape and CRC-32. So a checkpoint that was
+cut short or has flipped bits is recognised, named, and the one before it is used.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, ValidationError
+from pydantic import BaseModel, Field, NonNegativeInt, PositiveInt, ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
@@ -62,13 +61,7 @@ class Checkpoint:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
-class _Stored(BaseModel):
-    """JSON of a checkpoint: nothing is converted, and nothing superfluous is there."""
-
-    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
-
-
-class _Position(_Stored):
+class _Position(BaseModel, strict=True, frozen=True, extra="forbid"):
     """`Checkpoint.progress` of a run."""
 
     packs: NonNegativeInt
@@ -78,7 +71,7 @@ class _Position(_Stored):
     tokens: NonNegativeInt
 
 
-class _RunSettings(_Stored):
+class _RunSettings(BaseModel, strict=True, frozen=True, extra="forbid"):
     """`Checkpoint.settings`: what is in its objects is checked by those that read them."""
 
     model: dict[str, Any] = {}
@@ -89,7 +82,7 @@ class _RunSettings(_Stored):
     compiled_kernels: bool = False
 
 
-class _State(_Stored):
+class _State(BaseModel, strict=True, frozen=True, extra="forbid"):
     """The state in the header: `tensors` are the type, shape and CRC-32 of each."""
 
     format_version: Literal[2]
@@ -237,10 +230,7 @@ def find_checkpoint(path: Path | str) -> Path:
 
 
 def _read_newest(folder: Path, warn: Callable[[str], None]) -> Checkpoint | None:
-    """The newest checkpoint in `folder` that is intact; damaged ones are passed to `warn` and skipped.
-
-    None when the folder holds no checkpoint at all.
-    """
+    """The newest checkpoint in `folder` that is intact, None where there is none; `warn` is told of damaged ones."""
     files = _checkpoint_files(folder)
     for path in reversed(files):
         try:
@@ -267,10 +257,7 @@ def remove_old_checkpoints(folder: Path, keep: int) -> None:
 
 @dataclass(frozen=True)
 class Progress:
-    """The position of a run.
-
-    `packs`, `sequences` and `tokens` are real ones, read by all processes together.
-    """
+    """The position of a run: what all processes together have read, padding not counted."""
 
     update: int = 0
     packs: int = 0

@@ -5,10 +5,9 @@ unpacked sequence is fed to the model as a pack of one, so both kinds go through
 is refused before anything is built. Of an object store, packed shards are fetched ahead of the reader, all else before.
 
 The order of an epoch is that of `reading/global_order.py`. Packs are counted on from epoch to epoch: pack number g is
-pack g mod N of epoch g div N, where N is the packs of an epoch, and process r of W reads those whose number mod W is r. So a
-batch may hold the last packs of one epoch and the first of the next, nothing is dropped where they join, and what a run has
-read is one number of packs, with which any number of processes continues. Of rows of several lengths, the packs of each are
-counted by themselves (`training/run_plan.py`).
+pack g mod N of epoch g div N, where N is the packs of an epoch, and process r of W reads those whose number mod W is r. So
+what a run has read is one number of packs, with which any number of processes continues. Of rows of several lengths, the
+packs of each are counted by themselves (`training/run_plan.py`).
 
 Batches are decoded a few ahead by a thread. Values are checked on the host (`_check_values`); an error names the file and
 the record.
@@ -27,7 +26,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Protocol, cast
+from typing import cast
 
 import numpy as np
 
@@ -65,7 +64,6 @@ class DataSource:
     """Records and their sizes.
 
     Attributes:
-        files: the shards, in the order of the metadata or by name; built on access.
         packing_factor: sequences per record on average; 1 when unpacked.
         identity: what distinguishes these records from others, for the settings of a run.
         cache: of shards in an object store; `path` and `files` are then those of their copies.
@@ -227,11 +225,7 @@ def check_fits(source: DataSource, config: BertConfig) -> None:
 
 @dataclass(frozen=True)
 class TrainingOrder:
-    """Which packs this process reads, and in which order.
-
-    Packs of a file are shuffled within a window of `shuffle_packs`; `packs_done` were read already by all processes
-    together, in `updates_done` updates.
-    """
+    """Which packs this process reads, and in which order; `packs_done` were read by all processes in `updates_done`."""
 
     seed: int
     shuffle_packs: int
@@ -299,37 +293,28 @@ def _filled(batch: Batch, packs: int, batch_packs: int) -> Batch:
     return cast(Batch, {name: np.pad(values[:packs], [(0, missing), (0, 0)]) for name, values in batch.items()})
 
 
-class _NumberedFiles(Protocol):
-    """Files whose records are read by their numbers; `sizes`: records of each."""
-
-    @property
-    def sizes(self) -> IntArray: ...
-
-    def close_except(self, numbers: Iterable[int]) -> None: ...
-
-
 def evaluation_batches(
     source: DataSource, config: BertConfig, batch_packs: int, rank: int = 0, size: int = 1, take_packs: int | None = None
 ) -> Iterator[Batch]:
     """Every record of a source once; its values are checked for a model."""
-    files = source.open_packs().files
-    read = partial(_checked, source, files, _value_limits(source, config))
-    return each_pack_once(files, read, batch_packs, rank, size, take_packs)
+    packs = source.open_packs()
+    read = partial(_checked, source, packs.files, _value_limits(source, config))
+    return each_pack_once(packs, read, batch_packs, rank, size, take_packs)
 
 
 def each_pack_once(
-    files: _NumberedFiles,
+    stored: StoredPacks,
     read: Callable[[IntArray, IntArray], Batch],
     batch_packs: int,
     rank: int,
     size: int,
     take_packs: int | None,
 ) -> Iterator[Batch]:
-    """Every pack once, in the order of the files; the last batch is filled up with empty packs.
+    """Every pack once, in the order of the files, or the first `take_packs`; the last batch is filled up with empty packs.
 
-    `read` gives packs by file and number. Process `rank` gets the batches whose number mod `size` is `rank`; shapes are the
-    same for all. `take_packs` limits it to the first packs. The files of one batch are open at a time.
+    `read` gives packs by file and number. Process `rank` gets the batches whose number mod `size` is `rank`.
     """
+    files = stored.files
     ends = np.cumsum(files.sizes)
     packs = int(ends[-1]) if take_packs is None else min(int(ends[-1]), take_packs)
 
@@ -366,7 +351,7 @@ def _ahead(batches: Iterator[Batch], close: Callable[[], None]) -> Iterator[Batc
 # --- The check of every batch as it is read, before the model sees it
 #
 # A token id beyond the vocabulary is silently read as zeros by some devices, and a wrong position gathers another token: the
-# run would continue on garbage. The check costs a few minima and maxima over small integers on the host.
+# run would continue on garbage.
 
 
 def _value_limits(source: DataSource, config: BertConfig) -> dict[str, int]:

@@ -41,7 +41,7 @@ def test_a_window_is_as_long_as_transformers_has_it(kind: str, settings: dict, r
 
 def packs_differ(model: Any, feeding: Feeding) -> float:
     """How far packs of 256 tokens are from their sequences alone."""
-    rows, _ = random_packs(model.config, 256, 1)
+    rows, _ = random_packs(model.config, 256)
     with torch.no_grad():
         packed = sequences_of(outputs_of(model, packed_batch(rows, feeding)), rows)
         return largest_difference(packed, alone_outputs(model, feeding, rows))

@@ -119,7 +119,7 @@ class Task(ABC):
         lower_is_better: metrics of which less is better.
     """
 
-    name: ClassVar[str]
+    name: ClassVar[TaskName]
     architecture: ClassVar[str]
     problem_type: ClassVar[str | None] = None
     best_metric: str

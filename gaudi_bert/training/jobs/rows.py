@@ -22,7 +22,7 @@ from gaudi_bert.common.errors import InputError, enumerated
 from gaudi_bert.common.files import atomic_file, file_identity
 from gaudi_bert.common.progress import Reporter, count_of
 from gaudi_bert.config.pipeline import PipelineSettings
-from gaudi_bert.config.sections import TASK_NAMES, FineTuneSettings, LoopSettings, TaskName, TaskSettings
+from gaudi_bert.config.sections import TASK_NAMES, FineTuneSettings, LoopSettings, TaskSettings
 from gaudi_bert.config.values import free_settings
 from gaudi_bert.engines.protocol import Model, ModelSpec
 from gaudi_bert.packing.algorithms import pack_histogram
@@ -30,7 +30,7 @@ from gaudi_bert.packing.histogram import Histogram
 from gaudi_bert.packing.mixture import Packing
 from gaudi_bert.packing.row_lengths import RowLengths, choose_row_lengths, row_cost
 from gaudi_bert.rows.reading import SkippedRows
-from gaudi_bert.rows.tokenizer import RowTokenizer, open_tokenizer
+from gaudi_bert.rows.tokenizer import open_tokenizer
 from gaudi_bert.rows.tokenizing import policy_of
 from gaudi_bert.rows.types import QuestionRow
 from gaudi_bert.tasks.kinds.task import NO_VOCABULARY, TaskObjective, check_settings_apply, task_named
@@ -61,10 +61,7 @@ _FILES = {"data", "evaluation_data", "init_checkpoint", "vocab"}
 
 @dataclass(frozen=True)
 class FineTuneInput:
-    """The files of a run.
-
-    `vocabulary` is a folder with the tokenizer, where it is not next to the weights.
-    """
+    """The files of a run; `vocabulary` is a folder with the tokenizer, where it is not next to the weights."""
 
     data: Path
     evaluation_data: Path | None
@@ -73,11 +70,7 @@ class FineTuneInput:
 
 
 class FineTuneJob(Job[FineTuning]):
-    """A model of a task on labelled rows.
-
-    Attributes:
-        plans_packs: whether the packs of the training data are those of the complete file.
-    """
+    """A model of a task on labelled rows; `plans_packs`: whether the training packs are those of the complete file."""
 
     result_name, result_type = FINETUNING_NAME, FineTuning
     section: FineTuneSettings
@@ -126,26 +119,26 @@ class FineTuneJob(Job[FineTuning]):
             raise InputError(f"--task (task.name) is not set; choose one of {', '.join(TASK_NAMES)}")
         name = task_settings.name
         check_settings_apply(name, self._settings.task)
-        tokenizer = open_tokenizer(files.vocabulary or files.model)
+        tokenizer = self._tokenizer = open_tokenizer(files.vocabulary or files.model)
         labels = labels_of(files.data, name, task_settings)
         kind = task_named(name)
-        start = self._start = start_weights(files.model, kind(task_settings, labels))
+        self._task = kind(task_settings, labels)
+        start = self._start = start_weights(files.model, self._task)
         positions, given = start.sizes.positions, self._given_lengths()
         for key, length in (("row_lengths", given[-1] if given else 0), ("max_sequence_length", self._length())):
             if length > positions:
                 raise InputError(f"finetune.{key} = {length}: the model has {positions} positions; set it to no more")
         tokenizer.check_fits(start.sizes.vocab_size, start.sizes.segments)
-        data = self._read(files.data, name, task_settings, tokenizer, labels, section.depth, reporter, is_first=True)
+        data = self._data = self._read(files.data, section.depth, reporter, is_first=True)
         # Questions without an answer need a threshold for giving none.
         has_unanswerable = any(isinstance(row, QuestionRow) and row.answers == () for row in data.rows)
         if has_unanswerable and task_settings.null_score_threshold is None:
             task_settings = task_settings.model_copy(update={"null_score_threshold": 0.0})
         needs_words = name == "masked-language-modelling"
         self._task = kind(task_settings, labels, vocabulary_of(tokenizer) if needs_words else NO_VOCABULARY)
-        self._tokenizer, self._data, self._held_out = tokenizer, data, None
+        self._held_out = None
         if files.evaluation_data is not None:
-            depth = section.evaluation_depth
-            self._held_out = self._read(files.evaluation_data, name, task_settings, tokenizer, labels, depth, reporter)
+            self._held_out = self._read(files.evaluation_data, section.evaluation_depth, reporter)
         if section.best_metric is not None and self._held_out is None:
             raise InputError("finetune.best_metric: needs evaluation data; give --evaluation FILE")
         self._best_metric = section.best_metric or self._task.best_metric
@@ -172,36 +165,24 @@ class FineTuneJob(Job[FineTuning]):
         given = self.section.row_lengths
         return given if isinstance(given, tuple) else ()
 
-    def _read(
-        self,
-        path: Path,
-        task: TaskName,
-        settings: TaskSettings,
-        tokenizer: RowTokenizer,
-        labels: tuple[str, ...],
-        depth: int | str,
-        reporter: Reporter,
-        *,
-        is_first: bool = False,
-    ) -> TaskData:
+    def _read(self, path: Path, depth: int | str, reporter: Reporter, *, is_first: bool = False) -> TaskData:
         """The packs of a file; of the first one a line states how it is read, as all are."""
-        length, skipped = self._length(), SkippedRows()
-        say = reporter.say if is_first else None
+        task, length, skipped = self._task, self._length(), SkippedRows()
         sequences, rows = tokenized_file(
             path,
-            task,
-            settings,
-            tokenizer,
-            labels,
+            task.name,
+            task.settings,
+            self._tokenizer,
+            task.labels,
             length,
-            say,
+            reporter.say if is_first else None,
             skipped,
             lower_case=self._sentences.lower_case,
         )
         if skipped.rows:
             reporter.say(str(skipped))
         if sequences.cut_rows:
-            cut = policy_of(task, settings) == "truncate"
+            cut = policy_of(task.name, task.settings) == "truncate"
             what = f"cut to {length} tokens" if cut else "taken in windows"
             reporter.say(f"{path}: {sequences.cut_rows:,} of {len(rows):,} rows are too long and were {what}")
         packings: tuple[Packing, ...] = ()
@@ -292,10 +273,7 @@ class FineTuneJob(Job[FineTuning]):
         model.load_values(self._start.variables)
 
     def evaluated(self, run: RunContext[FineTuning], model: Model, update: int, evaluation: Evaluation) -> None:
-        """Keep the weights where no evaluation before was better. The weights come first, so best.json is never wrong.
-
-        The figures of the model before training stay, where it is evaluated.
-        """
+        """Keep the weights where no evaluation before was better; they come first, so best.json is never wrong."""
         if not run.communicator.is_first:
             return
         path, figures = self._out / BEST_NAME, evaluation.as_json()
