@@ -93,9 +93,7 @@ def gaudi_attention() -> Attention:
 
 @dataclass(frozen=True)
 class Network:
-    """Inputs of every layer: the sizes, the variables, whether dropout is on, as in a pass of training, the form of
-    attention, and whether a layer is computed once more for the backward pass, which then needs only its input.
-    """
+    """Inputs of every layer; `recomputes`: whether a layer is computed once more for the backward pass."""
 
     config: BertConfig
     parameters: _Parameters
@@ -130,10 +128,7 @@ def _wide_product(inputs: Tensor, weights: Tensor, bias: Tensor) -> Tensor:
 
 
 def attention_bias(input_mask_BL: Tensor, causal: bool, dtype: torch.dtype) -> Tensor:
-    """Return what is added to the scores, [B, 1, L, L]: 0 where a position may attend, -10,000 where not.
-
-    `input_mask_BL` is the number of the sequence at each position, 0 for padding, which attends to padding.
-    """
+    """Return what is added to the scores, [B, 1, L, L]: 0 where a position may attend, -10,000 where not."""
     allowed_BLL = input_mask_BL[:, :, None] == input_mask_BL[:, None, :]
     if causal:
         order_L = torch.arange(input_mask_BL.shape[1], device=input_mask_BL.device)
@@ -148,10 +143,7 @@ def pick_tokens(hidden_TX: Tensor, positions_BP: Tensor, length: int) -> Tensor:
 
 
 def encode_packs(network: Network, batch: Mapping[str, Tensor], positions_BP: Tensor | None = None) -> Tensor:
-    """Hidden states, [B * P, H], or of every token [B * L, H] where `positions_BP` is None.
-
-    `batch` holds `input_ids`, `input_mask`, `segment_ids` and `positions`, [B, L].
-    """
+    """Hidden states, [B * P, H], or of every token [B * L, H] where `positions_BP` is None."""
     config, (packs, length) = network.config, batch["input_ids"].shape
     hidden_TH = _embed(network, batch)
     bias_B1LL = attention_bias(batch["input_mask"], config.attention == "causal", hidden_TH.dtype)
