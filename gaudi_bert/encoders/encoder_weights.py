@@ -168,8 +168,8 @@ def _numbers(tensor: torch.Tensor) -> AnyArray:
 
 # --- a model from its folder, as `save_pretrained` writes it: with all of its weights, or refused; nothing is downloaded
 #
-# `transformers` draws weights that a folder lacks at random and passes over those that the model has no use for: only a
-# table on standard error shows it. Here both are errors, and its tables and progress bars are turned off.
+# `transformers` draws weights that a folder lacks at random and passes over those that the model has no use for. Here both
+# are errors.
 
 _COPY = "copy the folder again, or save it again with save_pretrained"
 _LOADING_ERRORS = (*MODEL_ERRORS, SafetensorError, OSError, EOFError, MemoryError, OverflowError, pickle.UnpicklingError)
@@ -188,10 +188,9 @@ def architecture_of(folder: Path) -> str:
 
 
 def read_model(folder: Path, kind: Any, **options: Any) -> Any:
-    """The model of a folder, in evaluation mode.
+    """The model of a folder, in evaluation mode; weights that are missing, superfluous or not finite are refused.
 
-    `kind` is a class of `transformers`, or one of its `AutoModel...`; `options` are those of `from_pretrained`. Weights that
-    are missing, superfluous or not finite are refused.
+    `kind` is a class of `transformers`, or one of its `AutoModel...`; `options` are those of `from_pretrained`.
     """
     return _read_parts(folder, kind, None, lacks_head=False, **options)[0]
 

@@ -97,9 +97,7 @@ def allowed_BLL(sequence_ids_BL: Tensor, causal: bool = False, window: int | Non
 
 
 def additive_masks(sequence_ids_BL: Tensor, feeding: Feeding, dtype: torch.dtype = torch.float32) -> Any:
-    """Return what is added to attention scores, 0 or the lowest number of `dtype`, [B, 1, L, L]; or that of each kind of
-    layer.
-    """
+    """Return what is added to scores, 0 or the lowest number of `dtype`, [B, 1, L, L]; or that of each kind of layer."""
 
     def mask(window: int | None) -> Tensor:
         allowed = allowed_BLL(sequence_ids_BL, feeding.causal, window)

@@ -1,12 +1,10 @@
 """How a model has to be fed packs, measured on the model and its software: no type of model is known here.
 
-A small copy of its config has the same kinds of layers, random weights and short windows. What does it do with a sequence by
-itself: does a later token change earlier outputs, which positions does it count, which inputs does its `forward` take? Then
-packs are fed in every form that fits (one mask, or one for each kind of layer; windows that count the token itself, or not).
-The form whose outputs equal those of the sequences alone is right. Where none is, the model is refused.
-
-Of a model, its own class is copied, and the model itself must agree: it decides whether it is causal. Then it is tried as
-it will be used (`try_model`): with its head, its weights, its software and its batches.
+A small copy of its config has the same kinds of layers, random weights and short windows. What it does with a sequence by
+itself shows whether it is causal, which positions it counts, which inputs it takes. Then packs are fed in every form that
+fits (one mask, or one for each kind of layer; windows that count the token itself, or not). The form whose outputs equal
+those of the sequences alone is right. Where none is, the model is refused. A model is then tried as it will be used
+(`try_model`): with its head, its weights, its software and its batches.
 """
 
 from __future__ import annotations
@@ -117,8 +115,6 @@ def try_model(
         batch_of: what it is given for rows.
         row_tokens: of the longest rows; as many as the model has positions when None, but 512 to 1,024.
         training: try it in training mode too, with its dropout; an error there is not one of packs.
-
-    It computes 576 tokens and two of the longest rows, and two more in training mode.
 
     Returns:
         The tokens of the longest row that was tried, and how far packed and alone differ, of the largest output.
@@ -258,8 +254,7 @@ def _offset(model: Any) -> int:
 def _longest_sequence(model: Any, feeding: Feeding) -> int | None:
     """Most tokens of a sequence that leaves others of its batch unchanged; None where any number does.
 
-    Positions that are far on stand for the sequence, so it need not be computed. No sequence here is short: some models
-    change for good when they meet one.
+    Positions that are far on stand for the sequence. None here is short: some models change for good when they meet one.
     """
     length = tokens_of_packs(model.config, feeding.position_offset)
     positions = positions_of(model.config)
@@ -312,9 +307,7 @@ def _right_form(model: Any, config: Any, feeding: Feeding, target: str) -> tuple
 
 
 def _forms(model: Any, feeding: Feeding) -> Iterator[Callable[[Any], Feeding]]:
-    """Yield the ways to make masks, each of a config: one for all layers or one for each kind of them, with a window or not,
-    which counts the token itself or not; then with embeddings first, in rows that may hold masked tokens or not.
-    """
+    """Yield the ways to make masks of a config, then those with embeddings first, in rows without masked tokens, too."""
 
     def masked(config: Any, by_layer: bool, itself: bool | None = None) -> Feeding:
         window = None if itself is None else _window(config)

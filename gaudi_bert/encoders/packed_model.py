@@ -1,9 +1,8 @@
 """A model of `transformers` over packs: hidden states of all tokens, then vectors of texts, or what its own head gives.
 
 How the encoder has to be fed is measured (`feeding_trial.py`), and so is what a head of texts reads: of each sequence the
-first token, the last one, or all of them. The head runs on what it reads and on nothing else, through a stand-in for the
-encoder that returns hidden states which are known. Before a model is used, packs of a few random tokens go through it, and
-each sequence through the class of `transformers` as it is: where the outputs differ, the model is refused.
+first token, the last one, or all of them. The head runs on that alone, through a stand-in for the encoder that returns
+known hidden states. A model is refused where packs give other outputs than the class of `transformers` for each sequence.
 
 Letters: B packs, L positions, S depth, R rows, K tokens of a row, H hidden size, C values of a head.
 """
@@ -25,7 +24,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from gaudi_bert.common.arrays import BatchArrays
 from gaudi_bert.common.errors import FailedError, InputError
-from gaudi_bert.encoders.cpu import patch_linear_with_onednn
+from gaudi_bert.encoders.cpu import patch_linear
 from gaudi_bert.encoders.encoder_weights import architecture_of, read_model
 from gaudi_bert.encoders.feeding import (
     Feeding,
@@ -135,7 +134,7 @@ class PackedModel:
         if patches and self.module.training:  # layers that are computed twice have to be so in the same way
             names = ("is_activation_checkpointing", "is_gradient_checkpointing")  # of transformers of today, and before
             patches = not next((getattr(self.module, name) for name in names if hasattr(self.module, name)), False)
-        with patch_linear_with_onednn() if patches else nullcontext():
+        with patch_linear() if patches else nullcontext():
             return cast(Tensor, token_outputs(self._encoder(**inputs)))
 
     def _answers_of_texts(self, hidden_BLH: Tensor, batch: Tensors) -> Tensor:
@@ -268,9 +267,7 @@ def _logits_of(output: Any) -> Tensor:
 
 
 def head_of(model: Any) -> tuple[TaskHead | None, tuple[str, ...]]:
-    """Return what the head of a model gives, and the names of its labels; None for a bare encoder, and for heads of
-    other kinds.
-    """
+    """Return what the head of a model gives, None where that is not known here, and the names of its labels."""
     config, name = model.config, type(model).__name__
     if not name.endswith(("ForTokenClassification", "ForSequenceClassification")):
         return None, ()
@@ -286,19 +283,14 @@ def head_of(model: Any) -> tuple[TaskHead | None, tuple[str, ...]]:
 
 # --- `verify-model` for any model of `transformers`: what `finetune` tries before it trains, with the model's own weights
 #
-# Packs of random tokens go through the model, and each of their sequences alone: outputs, the gradients of all weights, and
-# the answers of its head must agree. The same is tried in rows of 512 to 1,024 tokens, and in training mode a changed
-# sequence may not move its neighbours.
+# Outputs, the gradients of all weights, and the answers of its head must agree.
 
 
 def verify_folder(folder: Path, say: Callable[[str], None]) -> tuple[dict[str, float], int, int]:
-    """Try the model of a folder with its own weights and its head, where that is known.
+    """Try the model of a folder with its own weights and its head; packed sequences that are not alike end in FailedError.
 
     Returns:
         The largest differences as shares of the largest output, or of the gradient's norm; packs; their sequences.
-
-    Raises:
-        FailedError: packed sequences are not what each is alone.
     """
     kind = getattr(transformers, architecture_of(folder), transformers.AutoModel)
     model = read_model(folder, kind)

@@ -1,8 +1,7 @@
 """What a model is tried with: packs of random tokens and their outputs, packed and alone; and a small copy of the model.
 
-A small model has the architecture of a config: all kinds of its layers, random weights, few parameters, short windows. How
-a model has to be fed is tried on it (`feeding_trial.py`): sizes do not matter there, and a window can only be seen in
-sequences that are longer.
+A small model has the architecture of a config: all kinds of its layers, random weights, few parameters, short windows, which
+can only be seen in sequences that are longer.
 
 Letters: B packs, L positions, H outputs of a token.
 """
@@ -80,10 +79,7 @@ def quiet_transformers() -> Iterator[None]:
 
 @contextmanager
 def trial_conditions(one_thread: bool = True) -> Iterator[None]:
-    """Without gradients and without compilation, which flex attention does for every length: what is tried is the mask, not
-    the kernel. On one thread: a few tokens take less time than the threads that would wait for one another, unless the model
-    is large.
-    """
+    """Without gradients and compilation; on one thread, unless the model is large: a few tokens take less time so."""
     # Stances are there from PyTorch 2.6 on.
     stance = torch.compiler.set_stance("force_eager") if hasattr(torch.compiler, "set_stance") else nullcontext()
     threads = torch.get_num_threads()
@@ -97,10 +93,7 @@ def trial_conditions(one_thread: bool = True) -> Iterator[None]:
 
 @contextmanager
 def trial_of(model: Any) -> Iterator[None]:
-    """For running a model as it is: in evaluation mode, without gradients; what it raises becomes one line.
-
-    Afterwards its modules are in their modes again, and its buffers (statistics, for one) have their values.
-    """
+    """Run a model in evaluation mode, without gradients; what it raises becomes one line, and modes and buffers stay."""
     modes = {module: module.training for module in model.modules()}
     buffers = [
         (module, name, buffer, buffer.clone())
@@ -154,10 +147,7 @@ def random_packs(
 def full_pack(
     config: Any, length: int, longest: int | None = None, without: int | None = None
 ) -> tuple[list[Row], list[Row]]:
-    """One pack without padding, from long sequences to one of a single token, as `random_packs` has them.
-
-    Whatever a model mixes over, some of it is in another sequence.
-    """
+    """One pack without padding, from long sequences to one of a single token, as `random_packs` has them."""
     lengths, remaining = [], length
     while remaining:
         lengths.append(min((remaining + 1) // 2, longest or length))
@@ -365,10 +355,7 @@ def _cap(config: Any, names: re.Pattern[str], most: int) -> None:
 
 
 def small_copy(config: Any, kind: Any = None, window: int = 8) -> Any:
-    """A small model in evaluation mode, without its head: of the class `kind`, or the one that `transformers` has for it.
-
-    Layers with a longer window see `window` tokens far.
-    """
+    """A small model in evaluation mode, without its head, of the class `kind`; its layers see at most `window` far."""
     reasons = []
     for shrink in (_small, _shallow):
         try:
@@ -404,10 +391,7 @@ def _built(config: Any, kind: Any) -> Any:
 
 
 def _spread_weights(model: Any) -> None:
-    """Random weights everywhere: what begins as zeros would hide what it is multiplied with.
-
-    They are wide enough for attention to matter, and keep the size of what they are multiplied with.
-    """
+    """Random weights everywhere, wide enough for attention to matter: zeros would hide what they are multiplied with."""
     with torch.no_grad():
         for parameter in model.parameters():
             if not parameter.requires_grad:  # a table of positions, not weights

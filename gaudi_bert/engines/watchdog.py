@@ -2,9 +2,8 @@
 
 A process that is killed breaks its connections, and the sum that the others wait in raises an error. One that is stopped
 (SIGSTOP), sleeps, or is cut off from the network breaks nothing. So each process has a thread that looks at its own signs of
-work: where it has shown none for `stall_seconds`, because it waits for another one or is itself stuck, the thread reports it
-in one line and ends the process with exit code 1, whatever the main thread is doing. The time-outs of Horovod and of
-torch.distributed, which are for connections, are set to three times as long, as slow work has it.
+work: where there was none for `stall_seconds`, the thread says so in one line and ends the process with exit code 1. The
+time-outs of Horovod and of torch.distributed, which are for connections, are three times as long, as for slow work.
 
 A process whose launcher has ended asks itself to stop, which saves a checkpoint, and ends anyway soon after.
 """

@@ -199,8 +199,7 @@ _LARGEST_DRAW = 1 << 18
 def initial_value(name: str, spec: ParameterSpec, deviation: float, seed: int | None) -> Float32Array:
     """Return the first value of the variable `name`: a function of its name and shape, the seed and the deviation alone.
 
-    Normal noise is cut off at two deviations, and drawn from `common.arrays.philox` by Box and Muller's method. With no seed
-    it is zeros: for what is loaded at once, since noise for a large model takes seconds.
+    Normal noise is cut off at two deviations, by Box and Muller's method. With no seed it is zeros, which is fast.
     """
     if spec.start == "ones":
         return np.ones(spec.shape, np.float32)

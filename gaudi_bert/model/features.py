@@ -24,10 +24,7 @@ _MOST_LOGITS = 2**31 - 1
 
 
 def as_packed(unpacked: Mapping[str, AnyArray]) -> dict[str, AnyArray]:
-    """A batch of unpacked examples as packs of depth 1.
-
-    `next_sentence_labels` are [B, 1] or [B]. A row of padding alone counts as no sequence.
-    """
+    """A batch of unpacked examples as packs of depth 1; a row of padding alone counts as no sequence."""
     mask_BL = unpacked["input_mask"]
     packs, length = mask_BL.shape
     return {

@@ -1,14 +1,11 @@
 """Packs as a PyTorch data set whose position can be stored, and resumed by any number of processes and workers.
 
-An iteration is the rest of one epoch: process r of W yields the packs whose number mod W is r, from the position of the data
-set on, and as many as every other process; the remainder (fewer than W packs, or than a batch of all processes) is not read
-in this epoch. A position is (epoch, packs that all processes have read in it).
+An iteration is the rest of one epoch: process r of W yields the packs whose number mod W is r in the one global order
+(`reading/global_order.py`), from the position of the data set on, and as many as every other process; the remainder (fewer
+than a batch of all processes) is not read in this epoch. A position is (epoch, packs that all processes have read in it).
 
 Workers of a `DataLoader` do not know how much was used of what they have read ahead. So the loader counts what it yields
 (`PackedLoader`), and worker w of K reads the batches w, w + K, ... of its process, which is the order without workers.
-
-A source (packed TFRecords or packed tables) gives the packs of an epoch by their numbers in the one global order
-(`reading/global_order.py`).
 """
 
 from __future__ import annotations
@@ -45,11 +42,7 @@ _THE_WAY = "read PackedDataset(folder, rank, world_size) with PackedLoader, or t
 
 
 class _MappedPacks(Dataset[Row]):
-    """Packs by their numbers, for tools that need a map-style data set: a sampler decides the order, `shuffle=True` too.
-
-    Pack i is the i-th of the folder, shard after shard. A few shards are open at a time. `shards` are `ShardFiles` with
-    their `sizes`, which open those that they `read`; `rows_of` converts that to rows.
-    """
+    """Packs by their numbers, shard after shard, for tools that need a map-style data set; few shards are open at a time."""
 
     def __init__(self, shards: Any, rows_of: Callable[[Any], Sequence[Row]]) -> None:
         self._shards, self._rows_of = shards, rows_of
@@ -113,9 +106,7 @@ def _open(folder: Path) -> tuple[StoredPacks, str, Callable[[Any], Sequence[Row]
 def _rows_of_packs(packs: Mapping[str, AnyArray]) -> list[Row]:
     """Rows, views of the ten packed features of B packs, under the names of packed tables.
 
-    input_ids, token_type_ids, position_ids, sequence_ids and labels are [L], seq_lens and next_sentence_labels have one
-    value for each sequence. Positions of trailing pads count from 0, as if they were one more sequence; labels are -100
-    where no token was masked.
+    Positions of trailing pads count from 0, as if they were one more sequence; labels are -100 where no token was masked.
     """
     columns = pack_rows(packs)
     of_tokens = {

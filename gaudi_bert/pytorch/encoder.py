@@ -1,8 +1,7 @@
 """Any encoder of `transformers` over packed texts: vectors and answers in the order of the texts, as of each text alone.
 
-How packs go through the model is measured on it (`packed_model.py`); where that fails, it is refused. A window of texts is
-tokenised, packed and run as `gaudi-bert predict` does it, in rows of the lengths that cost least, or in batches of one
-static shape for a device that compiles.
+A window of texts is tokenised, packed and run as `gaudi-bert predict` does it, in rows of the lengths that cost least, or in
+batches of one static shape for a device that compiles.
 """
 
 from __future__ import annotations

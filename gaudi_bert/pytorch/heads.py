@@ -1,12 +1,10 @@
 """Losses on packs that add up: over micro-batches and processes to the loss of one large batch. Heads that gather for BERT.
 
-A loss is a sum over a micro-batch, divided by the count of the complete update; divided by its own count instead, a token
-would weigh more in a micro-batch with few labels. `update_counts` counts, `update_loss` computes the part that a micro-batch
-adds, for any head with one output for each token: masked and causal language models, token classification.
+A loss is a sum over a micro-batch, divided by the count of the complete update. `update_counts` counts, `update_loss`
+computes the part that a micro-batch adds, for any head with one output for each token.
 
-Heads with one output for a sequence have to gather: `transformers` computes them at the first position of a row, and the
-masked-LM head at all L positions. Here they are computed at the first token of every sequence, and at the masked positions,
-in static shapes. Weights and their names are those of `transformers`.
+Heads with one output for a sequence have to gather: here they are computed at the first token of every sequence, and the
+masked-LM head at the masked positions, in static shapes. Weights and their names are those of `transformers`.
 
 Letters: B packs, L positions, Q masked slots, S sequences of a pack, H hidden size, C labels.
 """

@@ -1,10 +1,9 @@
 """Checkpoints: one file each, complete or absent, checked on reading; the newest few are retained.
 
-A checkpoint is a safetensors file, so any tool that knows the format can read it. Tensors are named `model/<variable>`,
-`first_moment/<variable>` and `second_moment/<variable>`. The header's `__metadata__` holds one text: a CRC-32 and, after it,
-the JSON that it belongs to: the update, the position in the data, the settings, and of every tensor its type, shape and
-CRC-32. The format itself has no checksums; with these a checkpoint that was cut short or has flipped bits is recognised,
-named, and the one before it is used.
+A checkpoint is a safetensors file. Tensors are named `model/<variable>`, `first_moment/<variable>` and
+`second_moment/<variable>`. The header's `__metadata__` holds one text: a CRC-32 and, after it, the JSON that it belongs to:
+the update, the position in the data, the settings, and of every tensor its type, shape and CRC-32. So a checkpoint that was
+cut short or has flipped bits is recognised, named, and the one before it is used.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
 """Stage evaluate: how good a checkpoint is on held-out data, exactly weighted, packed or not.
 
-Sums and weights are added in float64 over every record (the last batch is filled up with packs of weight zero, nothing is
-dropped) and divided once. Each accuracy comes with a baseline: the accuracy of the best constant answer on this very set.
-For masked tokens that is the *unigram baseline*, the share of the most frequent one among them; for next sentences, the
-share of the more frequent label. No constant learnt from training data can do better, so the bar is never too low, and it
-needs nothing but the set itself. Given packed and unpacked data, the figures must be the same, and their largest difference
-is stored.
+Sums and weights are added in float64 over every record (the last batch is filled up with packs of weight zero) and divided
+once. Each accuracy comes with a baseline, the accuracy of the best constant answer on this very set: for masked tokens the
+*unigram baseline*, the share of the most frequent one. Given packed and unpacked data, the figures must be the same, and
+their largest difference is stored.
 """
 
 from __future__ import annotations
@@ -55,8 +53,8 @@ def evaluate(
 ) -> StageOutput[EvaluationResult]:
     """Evaluate a checkpoint, of a run's folder the newest; the same figures in every process.
 
-    Data may be packed or not; with `unpacked`, the same sequences unpacked, both are evaluated and compared. The figures
-    also go to the JSON file `out`; those that it holds already are not computed again.
+    With `unpacked`, the same sequences unpacked, both are evaluated and compared. The figures also go to the JSON file
+    `out`; those that it holds already are not computed again.
     """
     with (
         local_weights(checkpoint, store) as weights,

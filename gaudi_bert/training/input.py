@@ -5,10 +5,9 @@ unpacked sequence is fed to the model as a pack of one, so both kinds go through
 is refused before anything is built. Of an object store, packed shards are fetched ahead of the reader, all else before.
 
 The order of an epoch is that of `reading/global_order.py`. Packs are counted on from epoch to epoch: pack number g is
-pack g mod N of epoch g div N, where N is the packs of an epoch, and process r of W reads those whose number mod W is r. So a
-batch may hold the last packs of one epoch and the first of the next, nothing is dropped where they join, and what a run has
-read is one number of packs, with which any number of processes continues. Of rows of several lengths, the packs of each are
-counted by themselves (`training/run_plan.py`).
+pack g mod N of epoch g div N, where N is the packs of an epoch, and process r of W reads those whose number mod W is r. So
+what a run has read is one number of packs, with which any number of processes continues. Of rows of several lengths, the
+packs of each are counted by themselves (`training/run_plan.py`).
 
 Batches are decoded a few ahead by a thread. Values are checked on the host (`_check_values`); an error names the file and
 the record.
@@ -226,11 +225,7 @@ def check_fits(source: DataSource, config: BertConfig) -> None:
 
 @dataclass(frozen=True)
 class TrainingOrder:
-    """Which packs this process reads, and in which order.
-
-    Packs of a file are shuffled within a window of `shuffle_packs`; `packs_done` were read already by all processes
-    together, in `updates_done` updates.
-    """
+    """Which packs this process reads, and in which order; `packs_done` were read by all processes in `updates_done`."""
 
     seed: int
     shuffle_packs: int
@@ -315,10 +310,9 @@ def each_pack_once(
     size: int,
     take_packs: int | None,
 ) -> Iterator[Batch]:
-    """Every pack once, in the order of the files; the last batch is filled up with empty packs.
+    """Every pack once, in the order of the files, or the first `take_packs`; the last batch is filled up with empty packs.
 
-    `read` gives packs by file and number. Process `rank` gets the batches whose number mod `size` is `rank`; shapes are the
-    same for all. `take_packs` limits it to the first packs. The files of one batch are open at a time.
+    `read` gives packs by file and number. Process `rank` gets the batches whose number mod `size` is `rank`.
     """
     files = stored.files
     ends = np.cumsum(files.sizes)
@@ -357,7 +351,7 @@ def _ahead(batches: Iterator[Batch], close: Callable[[], None]) -> Iterator[Batc
 # --- The check of every batch as it is read, before the model sees it
 #
 # A token id beyond the vocabulary is silently read as zeros by some devices, and a wrong position gathers another token: the
-# run would continue on garbage. The check costs a few minima and maxima over small integers on the host.
+# run would continue on garbage.
 
 
 def _value_limits(source: DataSource, config: BertConfig) -> dict[str, int]:

@@ -28,11 +28,7 @@ from gaudi_bert.training.run_plan import RunPlan
 
 
 class MetricsWriter:
-    """Appends to `metrics.jsonl` and to an event file of its own in one folder; use it as a context.
-
-    Lines of updates after `last_update`, written by a run that was stopped, are removed. `evaluated_updates` were evaluated
-    already when this was opened.
-    """
+    """Appends to `metrics.jsonl` and to an event file of its own in one folder; `evaluated_updates` were there before."""
 
     def __init__(self, folder: Path, last_update: int) -> None:
         self.path = Path(folder) / "metrics.jsonl"
@@ -103,11 +99,9 @@ def _varint(number: int) -> bytes:
 
 # --- The log of an MLPerf submission (`mlperf.log: true`), by MLPerf's own package `mlperf-logging`; off by default
 #
-# The first process writes `mlperf.log` into the folder of the run: who submits and on what, the hyperparameters that the
-# rules ask for, the time of initialisation and of the run, and blocks of training with an evaluation between them. BERT's
-# rules know no epochs: `epoch_num` is the number of sequences seen. Every process start writes a new log, because a run that
-# was stopped and resumed is not a submission. The package checks it, and in the closed division wants an evaluation that
-# reached 0.72:
+# BERT's rules know no epochs: `epoch_num` is the number of sequences seen. Every process start writes a new log, because a
+# run that was stopped and resumed is not a submission. The package checks it, and in the closed division wants an
+# evaluation that reached 0.72:
 #
 #     python -m mlperf_logging.compliance_checker --ruleset 4.1.0 mlperf.log
 #

@@ -39,8 +39,7 @@ R = TypeVar("R", bound=Artefact)
 class RunContext(Generic[R]):
     """A run whose folder is open: `stored` is its result where it is finished already, else there is work to do.
 
-    `signature` is what the result depends on; `compiled`: whether kernels are compiled, as when the run began; `begun_by`:
-    how many processes began it.
+    `compiled`: whether kernels are compiled, as when the run began; `begun_by`: how many processes began it.
     """
 
     folder: Path
@@ -70,11 +69,10 @@ class RunContext(Generic[R]):
 
 @dataclass
 class TrainingLoop:
-    """Trains from `progress` to the last update, which leaves the figures below at their last values.
+    """Trains from `progress` to the last update, which leaves `report` and `evaluation` at their last values.
 
-    `batches` is the training data from there, without end or with as many batches as there are updates.
-    Every checkpoint holds `stored_settings`. `evaluated` is called, in every process, with each update that was
-    evaluated and its figures, with `evaluates_first` for update 0 too; `mlperf_log` is written where it is requested.
+    `batches` is the training data from there, without end or with as many batches as there are updates. `evaluated` is
+    called, in every process, with each update that was evaluated, with `evaluates_first` for update 0 too.
     """
 
     context: RunContext[Any]

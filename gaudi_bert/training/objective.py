@@ -120,9 +120,7 @@ def _masked_weight(numbers_BQ: AnyArray, loss: Loss) -> int:
 # - `global`: by the sums of W_i and of N_i over all of the update. M micro-batches on R processes give exactly the gradient
 #   of one big batch, and every masked token counts the same.
 # - `balanced` (Krell et al. 2021, appendix T.6, equations 25 and 26): by what M R micro-batches of b packs hold on average.
-#   A constant: nothing needs to travel first. The paper estimates the masked tokens of a pack as m e, with m the most of a
-#   sequence and e the share of slots that hold tokens, which is too much where not every sequence has m; here they are
-#   counted in the data.
+#   A constant: nothing needs to travel first. The masked tokens of a pack are counted in the data, not estimated.
 # - `local` (the predecessor's): by W_i and N_i, and the mean over all micro-batches, so that a masked token counts for more
 #   in a micro-batch that has few of them.
 
@@ -131,19 +129,13 @@ _SAMPLE = 1000
 
 @dataclass(frozen=True)
 class LossDenominators:
-    """The divisors of the loss sums of micro-batches.
-
-    `expected_weights`, masked-LM weight and sequences per pack on average, are used by `balanced` alone.
-    """
+    """The divisors of the loss sums; `balanced` has expected weights: masked-LM weight and sequences per pack on average."""
 
     kind: Literal["global", "balanced", "local"] = "global"
     expected_weights: tuple[float, float] = (1.0, 1.0)
 
     def factors(self, weights_M2: FloatArray, packs: int, communicator: Communicator) -> FloatArray:
-        """Return what the loss sums of each micro-batch of this process are multiplied by, float64 [M, 2].
-
-        Every process must call this at the same time.
-        """
+        """Return the factors of the loss sums of each micro-batch of this process, float64 [M, 2]; all call it together."""
         micro_batches = len(weights_M2) * communicator.size
         if self.kind == "local":
             return 1.0 / (np.maximum(weights_M2, 1.0) * micro_batches)
@@ -208,20 +200,14 @@ class TrainingStep:
 
 # --- The interval since the last report: sums of losses, work done, time taken
 #
-# Every figure is over *real* tokens and sequences, never over slots: a padded row does not count as work.
-#
-# The time is from the first update's wait for its data until the device is done with the last one; checkpoints and
-# evaluations lie between intervals. The first update of a process builds the graph: the clock restarts after it, unless it
-# is alone. Sums stay on the device until the report, so the host does not wait for it at every update.
+# Figures are over *real* tokens and sequences: padding is no work. Time is from the first update's wait for its data until
+# the device is done with the last one; the first update of a process builds the graph, so the clock restarts after it,
+# unless it is alone. Sums stay on the device until the report, so the host does not wait for it at every update.
 
 
 @dataclass(frozen=True)
 class IntervalReport:
-    """One report over all processes.
-
-    The gradient's norm is a mean over updates, before clipping; `slots_per_second` counts padding too; rates are those of
-    the updates that count for the speed.
-    """
+    """A report over all processes; the gradient's norm is a mean, before clipping, and `slots_per_second` counts padding."""
 
     figures: _ReportFigures
     gradient_norm: float
@@ -249,11 +235,7 @@ class IntervalReport:
 
 @dataclass
 class Interval:
-    """The updates since the last report.
-
-    `has_cold_start`: its first update is the first one of this process; `section`: of the settings, for messages. An update
-    gives the sums of the objective, and after them the norm of its gradient.
-    """
+    """The updates since the last report; with `has_cold_start` the first one is that of this process, too."""
 
     objective: Objective
     first_update: int

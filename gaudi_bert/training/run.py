@@ -44,14 +44,10 @@ class Prepared:
     """A job that is ready: what follows from its files, its settings and the number of processes.
 
     Attributes:
-        objective: what is minimised.
-        evaluation: what the model is evaluated on, if anything.
         batches: those of a process, without end or as many as there are updates.
-        lines: model, data and batches, for people.
+        lines: model, data and batches, for people; `details`: further ones, for a dry run.
         signature: what the result depends on.
-        denominators: what the losses are divided by.
         stored: what checkpoints hold besides the settings of model and loop.
-        details: further lines, for a dry run.
     """
 
     spec: ModelSpec
@@ -215,10 +211,6 @@ def _stored_settings(section: LoopSettings, prepared: Prepared, run: RunContext[
 # do, and writes: `settings.yaml` (the pipeline's settings, to be read and used again), `settings.json` (what the result
 # depends on), `checkpoints/`, `metrics.jsonl`, `tensorboard/`, `engine.log` (what the framework itself prints) and, last,
 # the result. To an object store, the files that grow go up before each checkpoint, everything else as it is written.
-#
-# A run that was stopped continues with the same command. With `resume`, so does a run of fewer updates and otherwise the
-# same settings: its weights, moments and position in the data stay, and the learning rate of every later update is that of
-# the longer run.
 
 
 @contextmanager

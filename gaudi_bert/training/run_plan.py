@@ -3,16 +3,11 @@
 Packing changes how many sequences a batch of packs holds. There are two ways to keep a run's hyperparameters under packing
 with factor f (Krell et al. 2021, section 3.3 and appendix D):
 
-- `packing_correction: batch` keeps the *sequences* of an update, with fewer packs. With R processes and b packs per
-  micro-batch,
-
-      accumulation steps = max(1, round(global_batch_sequences / (b * f * R)))
-
-  and updates, warm-up and all else stay as they are. A note names a change of more than 2 % by rounding, and the remedy.
-- `packing_correction: betas` keeps as many packs per update as there would be sequences unpacked, which fills devices
-  better. An update then holds f times as many sequences, so the same number of sequences takes 1/f of the updates, of the
-  warm-up and of the updates between evaluations, checkpoints and reports; and with beta_1 ** f and beta_2 ** f, one update
-  moves the moments as f updates with the same gradient did (theorem D.1). Learning rates do not change, as in the paper.
+- `packing_correction: batch` keeps the *sequences* of an update, with fewer packs: with R processes and b packs per
+  micro-batch, max(1, round(global_batch_sequences / (b f R))) accumulation steps. All else stays as it is.
+- `packing_correction: betas` keeps as many packs per update as there would be sequences unpacked. An update then holds f
+  times as many sequences, so updates, warm-up and cadences are divided by f, and with beta_1 ** f and beta_2 ** f one
+  update moves the moments as f updates with the same gradient did (theorem D.1). Learning rates do not change.
 
 Rows may be of several lengths. Each update takes `turns` micro-batches of every row length, in proportion to its packs: of a
 length with t turns in an average update, ceil(u t) are done after u updates. A turn is decided when the run begins, so an
@@ -111,9 +106,7 @@ class RunPlan:
 
     Attributes:
         requested: the settings as they were given, for unpacked data.
-        packing_factor: sequences of a pack, a mean over the data.
-        packs: None where their number is unknown.
-        mean_tokens: of a sequence; None where data is not packed.
+        packing_factor: sequences of a pack, a mean over the data; `mean_tokens`: of a sequence.
         rows: the packs of each length where there are several, else ().
         begun_by: processes that began the run, where these are others.
         needed: the micro-batches of an update, where not all need as many.
@@ -169,9 +162,7 @@ class RunPlan:
         return [math.ceil(update * row.turns) for row in self.turns]
 
     def micro_batches(self, updates_done: int, packs_done: int) -> Iterator[MicroBatch]:
-        """Return those of a run that is at this position, without end; of rows of one length, the packs alone are the
-        position.
-        """
+        """Return those after this position, without end; of rows of one length, the packs alone are the position."""
         shift = packs_done - self.packs_after(updates_done)
         if shift and self.rows:
             raise InputError(
@@ -368,11 +359,9 @@ def _steps_with(sequences: int, packs: int, each: float) -> int:
 #     rate(t) = r * (1 - (t - W) / (N - W + 1)) ** p       for t > W, `decay_from: warmup`
 #     rate(t) = r * (1 - (t - 1) / N) ** p                 for t > W, `decay_from: start`
 #
-# so no update has a rate of zero, and zero would be reached at update N + 1. `start` decays as if there had been no warm-up,
-# so the rate falls at the end of the warm-up: with 2,000 of 7,038 updates and p = 0.5 from r to 0.846 r.
-#
-# google-research/bert (p = 1) and the reference models' LAMB (p = 0.5) decay from the start, their Adam from the warm-up.
-# All of them count updates from 0, so their warm-up is behind ours by one update; after it `start` is theirs.
+# so no update has a rate of zero. `start` decays as if there had been no warm-up, so the rate falls at its end, as in
+# google-research/bert (p = 1) and the reference models' LAMB (p = 0.5); their Adam decays from the warm-up. All of them
+# count updates from 0, so their warm-up is behind ours by one update.
 
 
 def learning_rate_at(update: int, settings: RunSettings) -> float:

@@ -47,9 +47,8 @@ _Differences = dict[str, tuple[float, float]]
 
 @dataclass(frozen=True)
 class VerifyModelResult:
-    """The distance of packed from unpacked.
+    """The distance of packed from unpacked: of each output and loss, and of a variable's gradient as a share of its norm.
 
-    `differences` holds the largest one of each output and loss, and that of a variable's gradient as a share of its norm;
     `leak_comparisons` counts the sequences next to a changed one, none of which changed.
     """
 
@@ -59,6 +58,16 @@ class VerifyModelResult:
     sequences: int
     differences: dict[str, float]
     leak_comparisons: int
+
+    def lines(self) -> list[str]:
+        """Return the proof for people."""
+        packed = f"{count_of(self.sequences, 'sequence')} in {count_of(self.packs, 'pack')}"
+        largest = max(difference for name, difference in self.differences.items() if name != "gradient")
+        neighbours = f"{count_of(self.leak_comparisons, 'sequence')} next to a changed one did not change"
+        return [
+            f"packing changes nothing: {packed} give the outputs of single rows, to {largest:.1e}, and the gradients, to "
+            f"{self.differences['gradient']:.1e}; {neighbours}"
+        ]
 
 
 def verify_model(
@@ -130,10 +139,7 @@ def _build(engine: Engine, config: BertConfig, values: WeightArrays, compute_dty
 
 
 def _first_packs(source: DataSource, config: BertConfig) -> BatchArrays:
-    """The first packs of several sequences in the data, checked; unpacked sequences are joined to packs first.
-
-    Where there are too few of them among the first `_SEARCHED_PACKS`, packs of one sequence make up the number.
-    """
+    """The first packs of several sequences in the data, or where there are too few, of one; unpacked ones are joined."""
     most = _SEARCHED_PACKS if source.is_packed else 3 * _PACKS
     (batch,) = evaluation_batches(source, config, most, take_packs=most)
     sequences = np.count_nonzero(batch["next_sentence_weights"], axis=1)
@@ -220,12 +226,7 @@ def _share(difference: float, norm: float) -> float:
 def _compare_packed_with_unpacked(
     model: Model, packed: BatchArrays, loss: Loss = "token"
 ) -> tuple[_Differences, _Differences]:
-    """Run packs (packed features as arrays) and the same sequences one to a row.
-
-    Returns:
-        Of each output and loss the largest difference and the largest value; of each gradient the norm of the difference
-        and the norm.
-    """
+    """Run packs and the same sequences one to a row: of outputs and losses the differences, and so of gradients."""
     placed = split_packs(packed)
     length, slots = packed["input_ids"].shape[1], packed["masked_lm_ids"].shape[1]
     ours = model.trial(packed, loss)
@@ -264,10 +265,9 @@ def _check_leaks(model: Model, vocabulary_size: int, batch: BatchArrays, say: Ca
 
 
 def _probe_leaks(model: Model, vocabulary_size: int, packed: BatchArrays, chosen: int = 0) -> tuple[int, int, bool]:
-    """Change every token of one sequence in each pack; compare all outputs of all others, bit for bit.
+    """Change every token of one sequence in each pack, number `chosen` modulo its sequences.
 
-    Of a pack of k sequences, number `chosen` modulo k is changed. Returns how many outputs of others were compared, how many
-    of them changed by a bit, and whether the changed ones have other outputs themselves.
+    Returns how many others were compared, how many of them changed by a bit, and whether the changed ones did.
     """
     placed = split_packs(packed)
     per_pack = np.bincount([each.pack for each in placed], minlength=len(packed["input_ids"]))

@@ -1,9 +1,7 @@
 """Weights of three kinds: a checkpoint of ours, a Hugging Face folder, a TF1 checkpoint of Google's.
 
 One rule decides whether weights fit a model: all settings that its function depends on must be equal, also
-`max_position_embeddings`. Positions are neither cut off nor added; a model that is to be trained on longer
-sequences later has all its positions from the start, as published: phase 1 with sequences of 128 and 512 positions,
-phase 2 with 512 and 512.
+`max_position_embeddings`: positions are neither cut off nor added.
 """
 
 from __future__ import annotations
@@ -39,11 +37,7 @@ _SAFETENSORS = "model.safetensors"
 
 @dataclass(frozen=True)
 class Weights:
-    """A model as it was stored.
-
-    `config` is None where a TF1 checkpoint comes without its config; heads and pooler may be missing from `variables` unless
-    the model is ours.
-    """
+    """A model as it was stored; `config` is None where a TF1 checkpoint comes without it."""
 
     path: Path
     kind: Literal["gaudi-bert", "huggingface", "google"]
@@ -87,10 +81,7 @@ def read_weights(path: Path | str) -> Weights:
 
 
 def load_weights(path: Path | str, model: Model, config: BertConfig) -> Weights:
-    """Set the model's variables, and nothing else, from weights of any kind.
-
-    The result is what was read; variables that are `missing` in it keep what they hold.
-    """
+    """Set the model's variables from weights of any kind; those that are `missing` in them keep what they hold."""
     weights = read_weights(path)
     for name, there in ({} if weights.config is None else weights.config.to_json()).items():
         here = getattr(config, name)
@@ -235,11 +226,9 @@ def to_hugging_face(values: WeightArrays) -> dict[str, Float32Array]:
 
 
 def _from_hugging_face(tensors: WeightArrays, config: BertConfig) -> dict[str, Float32Array]:
-    """The state of `BertForPreTraining`, of a `BertFor...` of a task, or of a bare `BertModel`, as our variables.
+    """The state of `BertForPreTraining`, of a `BertFor...` of a task, or of a bare `BertModel`, as our variables, float32.
 
-    `tensors` may have the names of the first releases, with `gamma` and `beta` for layer norm. The result is float32
-    arrays; the heads (`cls/...`), the pooler and the head of a task (`classifier/...`, `qa_outputs/...`) are there if
-    `tensors` has them.
+    `tensors` may have the names of the first releases, with `gamma` and `beta` for layer norm.
     """
     state = _state(tensors)
     ours: dict[str, Float32Array] = {}

@@ -63,6 +63,24 @@ with atomic_file(Path({str(path)!r})) as handle:
     assert [entry.name for entry in tmp_path.iterdir()] == ["a.txt"]
 
 
+def test_a_file_has_its_name_only_when_its_bytes_are_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done, flush, rename = [], os.fsync, os.replace
+
+    def flushed(descriptor: int) -> None:
+        done.append((Path(os.readlink(f"/proc/self/fd/{descriptor}")).is_dir(), os.fstat(descriptor).st_size))
+        flush(descriptor)
+
+    def renamed(*paths: Path) -> None:
+        done.append("named")
+        rename(*paths)
+
+    monkeypatch.setattr(os, "fsync", flushed)
+    monkeypatch.setattr(os, "replace", renamed)
+    write_text(tmp_path / "a.txt", "abc")
+    assert done[:2] == [(False, 3), "named"]
+    assert [is_folder for is_folder, _ in done[2:]] == [True]
+
+
 def test_a_full_disk_and_a_folder_that_cannot_be_made_are_one_line(tmp_path: Path) -> None:
     full = Path("/dev/full")
     with pytest.raises(FailedError, match="free some space"), explained_os_errors(full, "write"):

@@ -21,7 +21,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.encoders.cpu import attention_in_cache, by_onednn, dropout, linear, product
+from gaudi_bert.encoders.cpu import attention_in_cache, dropout, is_large_product, linear, product
 from gaudi_bert.encoders.feeding import widen
 from gaudi_bert.model.config import BertConfig, layer_scope
 from gaudi_bert.model.heads import FORBIDDEN_SCORE
@@ -64,7 +64,7 @@ def attention_on_cpu(
     """Compute it in the form that is fastest on a CPU: the fused one has no fast dropout."""
     form = fused_attention
     if dropout_rate > 0:
-        form = attention_in_cache if by_onednn(query_BNPD, key_BNLD.mT) else plain_attention
+        form = attention_in_cache if is_large_product(query_BNPD, key_BNLD.mT) else plain_attention
     return form(query_BNPD, key_BNLD, value_BNLD, bias_B1PL, dropout_rate)
 
 
@@ -93,9 +93,7 @@ def gaudi_attention() -> Attention:
 
 @dataclass(frozen=True)
 class Network:
-    """Inputs of every layer: the sizes, the variables, whether dropout is on, as in a pass of training, the form of
-    attention, and whether a layer is computed once more for the backward pass, which then needs only its input.
-    """
+    """Inputs of every layer; `recomputes`: whether a layer is computed once more for the backward pass."""
 
     config: BertConfig
     parameters: _Parameters
@@ -130,10 +128,7 @@ def _wide_product(inputs: Tensor, weights: Tensor, bias: Tensor) -> Tensor:
 
 
 def attention_bias(input_mask_BL: Tensor, causal: bool, dtype: torch.dtype) -> Tensor:
-    """Return what is added to the scores, [B, 1, L, L]: 0 where a position may attend, -10,000 where not.
-
-    `input_mask_BL` is the number of the sequence at each position, 0 for padding, which attends to padding.
-    """
+    """Return what is added to the scores, [B, 1, L, L]: 0 where a position may attend, -10,000 where not."""
     allowed_BLL = input_mask_BL[:, :, None] == input_mask_BL[:, None, :]
     if causal:
         order_L = torch.arange(input_mask_BL.shape[1], device=input_mask_BL.device)
@@ -148,10 +143,7 @@ def pick_tokens(hidden_TX: Tensor, positions_BP: Tensor, length: int) -> Tensor:
 
 
 def encode_packs(network: Network, batch: Mapping[str, Tensor], positions_BP: Tensor | None = None) -> Tensor:
-    """Hidden states, [B * P, H], or of every token [B * L, H] where `positions_BP` is None.
-
-    `batch` holds `input_ids`, `input_mask`, `segment_ids` and `positions`, [B, L].
-    """
+    """Hidden states, [B * P, H], or of every token [B * L, H] where `positions_BP` is None."""
     config, (packs, length) = network.config, batch["input_ids"].shape
     hidden_TH = _embed(network, batch)
     bias_B1LL = attention_bias(batch["input_mask"], config.attention == "causal", hidden_TH.dtype)

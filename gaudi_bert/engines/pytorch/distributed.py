@@ -65,10 +65,9 @@ class TorchCommunicator(ConnectedProcess):
 class GradientSums:
     """Sums of gradients over processes, which begin while the last backward pass of an update still runs.
 
-    Gradients travel in parts of at most `part_bytes`, each merged into one buffer, in the order of the parameters. A pass
-    reaches the last parameters first, so the last part is sent first, in every process, however soon another one is
-    complete: what is added up, and in which order, does not depend on time. Gloo gives the same bits as without overlap;
-    NCCL and HCCL do where their own sums are deterministic.
+    Gradients travel in parts of at most `part_bytes`, each merged into one buffer; the last part is sent first, in every
+    process: what is added up, and in which order, does not depend on time. Gloo gives the same bits as without overlap; NCCL
+    and HCCL do where their own sums are deterministic.
     """
 
     def __init__(self, parameters: Sequence[Parameter], part_bytes: int) -> None:
@@ -201,8 +200,7 @@ def _set_address(launch: Launch, local_size: int, who: str) -> None:
 
 # --- How the processes of a launch meet before they compute: rank 0 listens, and the others find it
 #
-# torch's own meeting hears no signal, and names nobody who does not come. So processes look for one another here, for
-# `meeting_seconds` at most: names may not resolve yet, and pods start at different times.
+# torch's own meeting hears no signal, and names nobody who does not come. So processes look for one another here.
 
 _POLL_SECONDS = 0.2
 # What passes sooner is not reported.

@@ -307,10 +307,7 @@ def pretraining_sums(words_BQV: Tensor, sentences_BS2: Tensor, batch: Mapping[st
 
 
 def _masked_slot_weights(batch: Mapping[str, Tensor], loss: Loss, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """The weight of every masked slot, [B, Q], and what the weights add up to, an integer.
-
-    A used slot weighs 1, or, per sequence, 1 / (masked slots of its sequence).
-    """
+    """The weight of every masked slot, [B, Q], 1 or 1 / (masked slots of its sequence), and what the weights add up to."""
     numbers_BQ = batch["masked_lm_weights"]
     if loss == "token":
         used_BQ = (numbers_BQ > 0).to(dtype)

@@ -142,10 +142,7 @@ _FUSED_DEVICES = ("cpu", "cuda")
 
 
 def clip_factor(gradients: Sequence[Tensor], clip_norm: float) -> tuple[Tensor, Tensor]:
-    """Return what all gradients are multiplied by so that their joint Euclidean norm is at most `clip_norm` (0: they stay).
-
-    Also the norm before; both are float32 scalars. The norm is not finite when a gradient is not.
-    """
+    """The factor with which the joint norm of all gradients is at most `clip_norm` (0: they stay), and the norm before."""
     norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(gradient) for gradient in gradients]))
     return torch.ones_like(norm) if clip_norm == 0 else clip_norm / norm.clamp(min=clip_norm), norm
 

@@ -1,15 +1,12 @@
 """BERT for packed sequences in TensorFlow: embeddings, self-attention, encoder, pooler, and the scores of pretraining.
 
-Positions restart in every sequence of a pack, so they are looked up by the feature `positions` rather than added as a slice
-(Krell et al., 2021, section 3.2.1). Self-attention keeps the sequences of a pack apart (3.2.2): its mask is block-diagonal,
-computed on the device from `input_mask`, at any depth, by comparing the numbers of sequences; padding has the number 0 and
-so attends to padding, which keeps its rows finite. Nothing reads them. "Causal" allows in addition only positions up to the
-own one; as positions of a sequence are consecutive, that is causal within each sequence.
+Positions restart in every sequence of a pack (Krell et al., 2021, section 3.2.1). Self-attention keeps the sequences of a
+pack apart (3.2.2): its mask compares the numbers of sequences in `input_mask`; padding has the number 0 and so attends to
+padding, which keeps its rows finite. "Causal" allows only positions up to the own one.
 
 Heads are computed only where they are read (3.2.3). Where only some positions of a pack are read, as pretraining reads
-masked tokens and [CLS], the last layer is computed for these alone: its keys and values come from all tokens, its queries
-and all that follows from those that are read. The result is the same; of a pack of 512 tokens, about 80 of which are read,
-it takes less than a third of the layer's operations.
+masked tokens and [CLS], so is the last layer: its keys and values come from all tokens, its queries and all that follows
+from those that are read.
 
 Letters: B packs, L positions, T = B * L tokens, P positions of a pack that are read (L, or fewer), R = B * P, H hidden size,
 N heads, D head size (H = N * D), O = H for each of query, key and value that a product makes, Q masked slots, S depth,
@@ -75,10 +72,7 @@ class Network:
 
 
 def encode_packs(network: Network, batch: Batch, positions_BP: tf.Tensor | None = None) -> tf.Tensor:
-    """Hidden states, [B * P, H], or of every token [B * L, H] where `positions_BP` is None.
-
-    `batch` holds `input_ids`, `input_mask`, `segment_ids` and `positions`, int32 [B, L].
-    """
+    """Hidden states, [B * P, H], or of every token [B * L, H] where `positions_BP` is None."""
     config, (packs, length) = network.config, batch["input_ids"].shape
     wide_dtype = tf.float64 if network.compute_dtype == tf.float64 else tf.float32
     bias_B1LL = attention_bias(batch["input_mask"], config.attention == "causal", wide_dtype)
@@ -97,10 +91,7 @@ def encode_packs(network: Network, batch: Batch, positions_BP: tf.Tensor | None 
 
 
 def attention_bias(input_mask_BL: tf.Tensor, causal: bool, dtype: tf.DType = tf.float32) -> tf.Tensor:
-    """Return what is added to the scores, [B, 1, L, L]: 0 where a position may attend, -10,000 where not.
-
-    `input_mask_BL` is the number of the sequence at each position, int32, 0 for padding.
-    """
+    """Return what is added to the scores, [B, 1, L, L]: 0 where a position may attend, -10,000 where not."""
     same_BLL = tf.cast(tf.equal(input_mask_BL[:, :, tf.newaxis], input_mask_BL[:, tf.newaxis, :]), dtype)
     if causal:
         order_L = tf.range(input_mask_BL.shape[1], dtype=tf.int32)
@@ -265,10 +256,7 @@ def word_scores(network: Network, picked_PH: tf.Tensor) -> tf.Tensor:
 
 
 def pretraining_outputs(network: Network, batch: Batch) -> tuple[tf.Tensor, tf.Tensor]:
-    """Wide scores of the words at the masked slots, [B, Q, V], and of the next sentences, [B, S, 2].
-
-    The last layer is computed where one of them reads it. `batch` holds packed features.
-    """
+    """Wide scores of the words at the masked slots, [B, Q, V], and of the next sentences, [B, S, 2]."""
     (packs, depth), slots = batch["next_sentence_positions"].shape, batch["masked_lm_positions"].shape[1]
     check_logits(packs, slots, network.config.vocab_size)
     hidden, parameters = network.config.hidden_size, network.parameters

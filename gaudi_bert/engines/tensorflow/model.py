@@ -130,10 +130,7 @@ class TensorFlowModel:
     # --- what is traced: from features, whose shapes are static, to outputs, sums and the loss
 
     def network(self, dropout_seed: tf.Tensor | None = None) -> Network:
-        """The variables as a pass reads them.
-
-        `dropout_seed` is int32 [2], another one for every pass of a training run; None for no dropout.
-        """
+        """The variables as a pass reads them; the seed is int32 [2], None for no dropout."""
         parameters = {name: tf.convert_to_tensor(variable) for name, variable in self.variables.items()}
         if self.compute_dtype == tf.float64:
             parameters = {name: tf.cast(value, tf.float64) for name, value in parameters.items()}
@@ -213,10 +210,7 @@ def _vectors(network: Network, head: VectorHead, batch: Batch) -> tf.Tensor:
 
 
 def _pooled(hidden_BLH: tf.Tensor, input_mask_BL: tf.Tensor, depth: int, pooling: Pooling) -> tf.Tensor:
-    """Mean or maximum over the tokens of each sequence ([CLS] and [SEP] too, as in sentence-transformers), [B, S, H].
-
-    The mean is a product with 0 and 1; the maximum goes over flat tokens by the number of their sequence.
-    """
+    """Mean or maximum over the tokens of each sequence ([CLS] and [SEP] too, as in sentence-transformers), [B, S, H]."""
     packs, length, hidden = hidden_BLH.shape
     if pooling == "mean":
         belongs_BSL = tf.one_hot(input_mask_BL - 1, depth, axis=1, dtype=hidden_BLH.dtype)
@@ -231,10 +225,9 @@ def _pooled(hidden_BLH: tf.Tensor, input_mask_BL: tf.Tensor, depth: int, pooling
 
 # --- The sums of the heads, as `model/heads.py` lists them, so that micro-batches and ranks add up exactly
 #
-# Token-weighted (the predecessor's, and the default): every masked position counts the same. Per sequence (Krell et al.,
-# 2021, section 3.2.3): every sequence counts the same, by the mean over its own masked positions. Next sentence: every
-# sequence counts the same. The caller divides each sum by its weight, or by expected counts (the paper's T.6).
-# `masked_lm_weights` holds the number of the sequence that a masked slot belongs to, 0 where it is unused.
+# Token-weighted (the default): every masked position counts the same. Per sequence (Krell et al., 2021, section 3.2.3):
+# every sequence does, by the mean over its own masked positions. `masked_lm_weights` holds the number of the sequence that a
+# masked slot belongs to, 0 where it is unused.
 
 
 def pretraining_sums(outputs: tuple[tf.Tensor, tf.Tensor], batch: Batch, loss: Loss) -> tuple[tf.Tensor, ...]:
@@ -250,11 +243,7 @@ def pretraining_sums(outputs: tuple[tf.Tensor, tf.Tensor], batch: Batch, loss: L
 
 
 def _masked_slot_weights(batch: Batch, loss: Loss, dtype: tf.DType) -> tuple[tf.Tensor, tf.Tensor]:
-    """The weight of every masked slot, [B, Q], and what the weights add up to, an integer.
-
-    A used slot weighs 1, or, per sequence, 1 / (masked slots of its sequence); then the total is the number of sequences
-    that have a masked slot.
-    """
+    """The weight of every masked slot, [B, Q], 1 or 1 / (masked slots of its sequence), and what the weights add up to."""
     numbers_BQ = batch["masked_lm_weights"]
     used_BQ = tf.cast(numbers_BQ > 0, dtype)
     if loss == "token":

@@ -1,16 +1,13 @@
 """The few operations that BERT consists of, each with the cheapest backward pass that we know.
 
-Where TensorFlow's own gradient would make many passes over a large tensor, or a sparse result of unknown
-size, the gradient is written out here. No operation has a shape that depends on data, none is `where`,
-`boolean_mask` or `unique`, and integers are int32: Gaudi compiles the graph once for one set of shapes.
+Where TensorFlow's own gradient would make many passes over a large tensor, or a sparse result of unknown size, the gradient
+is written out here. No operation has a shape that depends on data, and integers are int32: Gaudi compiles the graph once for
+one set of shapes. What goes over the elements of a tensor several times is a kernel: on a CPU, `compiled` kernels (XLA) make
+one pass of it; Gaudi's graph compiler does the like by itself, so there they stay plain.
 
-What goes over the elements of a tensor several times is a kernel: a function of tensors and fixed numbers. On
-a CPU, `compiled` kernels (XLA) make one pass of it; Gaudi's graph compiler does the like by itself, so there
-they stay plain.
-
-Letters: R rows of a table, B packs, P positions of a pack, T tokens (packs x positions), H features of the last
-axis, I inputs and O outputs of a dense layer. "wide" is the type of what must not be rounded (layer norm,
-softmax, losses): float32, also where the matrices are bfloat16.
+Letters: R rows of a table, B packs, P positions of a pack, T tokens (packs x positions), H features of the last axis, I
+inputs and O outputs of a dense layer. "wide" is the type of what must not be rounded (layer norm, softmax, losses): float32,
+also where the matrices are bfloat16.
 """
 
 from __future__ import annotations
@@ -90,12 +87,7 @@ def _spread(values_TX: tf.Tensor) -> tf.Tensor:
 
 @tf.custom_gradient
 def gather_rows(table_RH: tf.Tensor, indices_T: tf.Tensor) -> tuple[tf.Tensor, Callable[..., Any]]:
-    """Rows of `table_RH`; its gradient is dense at once.
-
-    TensorFlow's own gradient is an `IndexedSlices`. Added to the dense gradient of the tied output matrix it
-    would be widened to a slice of the full vocabulary plus every token; summed into its rows first, it is
-    one addition.
-    """
+    """Rows of `table_RH`; its gradient is dense at once, to be added to that of the tied output matrix."""
     rows = table_RH.shape[0]
 
     def backward(gradient_TH: tf.Tensor) -> tuple[tf.Tensor, None]:
@@ -327,20 +319,15 @@ def _wrapped(value: int) -> int:
 
 @dataclass(frozen=True)
 class ForwardPass:
-    """The part of a pass that every layer is given.
-
-    `dropout_seed` is int32 [2], another one for every pass of a training run; None for no dropout. `compiled` makes one
-    pass over memory of each chain of elementwise operations, by XLA (for CPUs).
+    """The part of a pass that every layer is given: the seed of dropout, int32 [2] or None for none, and whether kernels are
+    compiled.
     """
 
     dropout_seed: tf.Tensor | None = None
     compiled: bool = False
 
     def draw(self, shape: tf.TensorShape, rate: float, site: int) -> tf.Tensor | None:
-        """The inputs of `keep_mask` for one dropout; None where nothing is dropped.
-
-        `site` is the number of this dropout in the model.
-        """
+        """The inputs of `keep_mask` for the dropout with the number `site` in the model; None where nothing is dropped."""
         if self.dropout_seed is None or rate == 0:
             return None
         seed_2 = self.dropout_seed + tf.constant([_wrapped(site * _GOLDEN_STRIDE), 0], dtype=tf.int32)

@@ -1,11 +1,8 @@
 """One update: micro-batches forward and backward, sums over processes, clipping, the optimizer.
 
-What the losses of a micro-batch are divided by depends on the data alone (`training/objective.py`), so it is settled first,
-on the host, and gradients simply add up, over micro-batches and over processes. They are reduced once per update, and
-clipped once, after they are complete.
-
-With several processes the passes and the reduction are graphs of their own: in between, each process tells the watchdog
-that it is done with its share, so that one that sleeps in its pass can be distinguished from those that wait for it.
+Gradients add up over micro-batches and over processes. They are reduced once per update, and clipped once, after they are
+complete. With several processes the passes and the reduction are graphs of their own: in between, each process tells the
+watchdog that it is done with its share.
 
 Letters: M micro-batches, K sums of a head.
 """
@@ -194,9 +191,6 @@ class TensorFlowUpdates:
 # norm is zero; MLPerf's variant leaves the ratio at 1 for the variables that are not decayed (`layer_adaptation: decayed`).
 #
 # The two corrections are computed on the host in float64 and passed in, so that no step counter lives in the graph.
-#
-# What happens to a variable is a chain of elementwise operations. On a CPU each of them would read and write a large
-# variable once; `compiled` (XLA) makes one pass of the chain, and writes where it has read.
 
 
 # Variables of fewer numbers lie in the processor's caches: they are not worth a compilation.
@@ -204,21 +198,14 @@ LEAST_COMPILED = 2**16
 
 
 def clip_factor(gradients: Sequence[tf.Tensor], clip_norm: float) -> tuple[tf.Tensor, tf.Tensor]:
-    """Return what all gradients are multiplied by so that their joint Euclidean norm is at most `clip_norm` (0: they stay).
-
-    Also the norm before; both are float32 scalars. The norm is not finite when a gradient is not.
-    """
+    """The factor with which the joint norm of all gradients is at most `clip_norm` (0: they stay), and the norm before."""
     # Not tf.add_n: it adds into whichever input's memory is free just then, so its order, and its last bit, vary.
     norm = tf.sqrt(2.0 * tf.reduce_sum(tf.stack([tf.nn.l2_loss(gradient) for gradient in gradients])))
     return tf.ones([]) if clip_norm == 0 else clip_norm / tf.maximum(norm, clip_norm), norm
 
 
 class Optimizer:
-    """AdamW or LAMB over named variables.
-
-    `compiled` makes one pass over memory for each large variable, by XLA (for CPUs). `apply` takes gradients in the order of
-    `variables`; `moments`, the first and the second, are known by the names of the variables.
-    """
+    """AdamW or LAMB over named variables; `compiled` makes one pass over memory for each large one, by XLA (for CPUs)."""
 
     def __init__(self, variables: Mapping[str, tf.Variable], settings: LoopSettings, *, compiled: bool = False) -> None:
         self._variables, self._settings, self._compiled = dict(variables), settings, compiled

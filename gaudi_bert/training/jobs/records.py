@@ -199,11 +199,7 @@ class _RecordsJob(Job[TrainingResult]):
 
 
 def _copy_tokenizer(data: Path, run: Path, lower_case: bool, positions: int, store: StoreSettings | None) -> None:
-    """Copy the vocabulary of packed data into the folder of a run, where one near the data matches it.
-
-    So a run's folder is what `finetune --model` takes. Looked into are the folder of the data, those above it, and the
-    `examples/` in these.
-    """
+    """Copy the vocabulary of packed data, found near them by its checksum, into a run's folder, for `finetune --model`."""
     with mirrored_bucket(data, store) as packed:
         fetch(packed / METADATA_NAME)
         known = Metadata.read(packed).vocabulary if (packed / METADATA_NAME).is_file() else None
@@ -221,14 +217,10 @@ def _copy_tokenizer(data: Path, run: Path, lower_case: bool, positions: int, sto
 
 # --- The speed-up that packing really brings, measured in the run itself, before its first update
 #
-# The same model passes forward and backward over a micro-batch of packs, and over as many rows that hold one sequence each.
-# With s_packed and s_unpacked seconds per micro-batch, and f sequences per pack,
-#
-#     realized speed-up = f * s_unpacked / s_packed
-#
-# which falls short of f by what block masks, gathered positions and the larger heads cost (Krell et al. 2021, table 2).
-# It is the median over alternating pairs of passes. f is the limit: a result well above it was disturbed, and is not
-# reported. No variable is changed. It takes two more graphs, so it has to be requested.
+# The same model passes forward and backward over a micro-batch of packs, and over as many rows that hold one sequence each:
+# with f sequences per pack, the speed-up is f times the median ratio of their times, over alternating pairs of passes. It
+# falls short of f by what block masks, gathered positions and the larger heads cost (Krell et al. 2021, table 2); a result
+# well above f was disturbed, and is not reported. It takes two more graphs, so it has to be requested.
 
 _PAIRS = 5
 _TOLERANCE = 1.05

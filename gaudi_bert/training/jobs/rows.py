@@ -61,10 +61,7 @@ _FILES = {"data", "evaluation_data", "init_checkpoint", "vocab"}
 
 @dataclass(frozen=True)
 class FineTuneInput:
-    """The files of a run.
-
-    `vocabulary` is a folder with the tokenizer, where it is not next to the weights.
-    """
+    """The files of a run; `vocabulary` is a folder with the tokenizer, where it is not next to the weights."""
 
     data: Path
     evaluation_data: Path | None
@@ -73,11 +70,7 @@ class FineTuneInput:
 
 
 class FineTuneJob(Job[FineTuning]):
-    """A model of a task on labelled rows.
-
-    Attributes:
-        plans_packs: whether the packs of the training data are those of the complete file.
-    """
+    """A model of a task on labelled rows; `plans_packs`: whether the training packs are those of the complete file."""
 
     result_name, result_type = FINETUNING_NAME, FineTuning
     section: FineTuneSettings
@@ -280,10 +273,7 @@ class FineTuneJob(Job[FineTuning]):
         model.load_values(self._start.variables)
 
     def evaluated(self, run: RunContext[FineTuning], model: Model, update: int, evaluation: Evaluation) -> None:
-        """Keep the weights where no evaluation before was better. The weights come first, so best.json is never wrong.
-
-        The figures of the model before training stay, where it is evaluated.
-        """
+        """Keep the weights where no evaluation before was better; they come first, so best.json is never wrong."""
         if not run.communicator.is_first:
             return
         path, figures = self._out / BEST_NAME, evaluation.as_json()

@@ -79,13 +79,10 @@ def train_on_table(
     out: Path,
     **options: Unpack[RunOptions],
 ) -> StageOutput[TableTraining] | RunPlan:
-    """Train a model of words, in the folder `out`.
+    """Train a model of words on a packed table, in the folder `out`.
 
-    Args:
-        settings: `model`, `training` and `task.masked_lm_probability` are used.
-        data: a packed table.
-        model: a folder with weights; a config.json or a type of `transformers`: fresh weights; None: a BERT of `model`.
-        evaluation_data: another packed table of the same tokenizer; None for none.
+    `model` is a folder with weights; a config.json or a type of `transformers` for fresh weights; None for a BERT of the
+    settings. `evaluation_data` is another packed table of the same tokenizer.
     """
     training = settings.training
     if training.init_checkpoint is not None:
@@ -217,10 +214,7 @@ def _figures(loss: float, accuracy: float) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class _TableEvaluation(EvaluationSet[WordEvaluation]):
-    """A packed table: every sequence once, each with the same masks whatever its pack.
-
-    `batch_packs` are of the longest rows, and of shorter ones as many slots; of `take_packs`, each length has its share.
-    """
+    """A packed table: every sequence once, with the same masks whatever its pack; `batch_packs` are of the longest rows."""
 
     source: _PackedTable
     targets: WordTargets
@@ -312,11 +306,7 @@ class _PackedTable:
 
 
 def _open_packed_table(path: Path) -> _PackedTable:
-    """The packed tables in a folder of this machine, by the length of their rows.
-
-    Raises:
-        InputError: it holds none, or one without tokens or without its tokenizer.
-    """
+    """The packed tables in a folder of this machine, by the length of their rows."""
     several = RowTables.read_if_present(path)
     folders = [path] if several is None else [row_table_path(path, length) for length in several.row_lengths]
     tables = tuple(map(TableMetadata.read, folders))
