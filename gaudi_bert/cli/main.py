@@ -204,7 +204,6 @@ def _output_error(error: OSError) -> InputError:
 
 
 def _missing_extra(module: str) -> InputError:
-    """Return the error that explains how to get a module that an extra installs."""
     reason = "which is not installed"
     if module == "tensorflow" and not has_tensorflow():
         reason = f"version 2.15, which has none for Python {'.'.join(map(str, sys.version_info[:2]))}"
