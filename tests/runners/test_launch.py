@@ -127,11 +127,16 @@ open('{tmp_path}/' + os.environ['RANK'], 'w').write(str(os.sched_getaffinity(0))
 
 @pytest.mark.parametrize(
     ("code", "error"),
-    [("sys.exit(2)", InputError), ("sys.exit(1)", FailedError), ("os.abort()", FailedError), ("sys.exit(75)", StoppedError)],
+    [
+        *(("sys.exit(2)", InputError), ("sys.exit(1)", FailedError), ("os.abort()", FailedError)),
+        *(("sys.exit(75)", StoppedError), ("sys.exit(75 if rank else 1)", FailedError), ("sys.exit(2 - rank)", InputError)),
+    ],
 )
 def test_the_exit_code_says_what_kind_of_end_it_was(code: str, error: type[Exception]) -> None:
-    with pytest.raises(error, match="train: "):
+    """A run is stopped if all are."""
+    with pytest.raises(error, match="train: ") as caught:
         run(code)
+    assert type(caught.value) is error
 
 
 def test_when_one_fails_the_others_are_not_waited_for(capfd) -> None:
