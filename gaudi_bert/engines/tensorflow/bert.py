@@ -75,7 +75,7 @@ def encode_packs(network: Network, batch: Batch, positions_BP: tf.Tensor | None 
     """Hidden states, [B * P, H], or of every token [B * L, H] where `positions_BP` is None."""
     config, (packs, length) = network.config, batch["input_ids"].shape
     wide_dtype = tf.float64 if network.compute_dtype == tf.float64 else tf.float32
-    bias_B1LL = attention_bias(batch["input_mask"], config.attention == "causal", wide_dtype)
+    bias_B1LL = _attention_bias(batch["input_mask"], config.attention == "causal", wide_dtype)
     hidden_TH = _embed(network, batch)
     reads_few = positions_BP is not None and positions_BP.shape[1] < length
     for layer in range(config.num_hidden_layers):
@@ -90,7 +90,7 @@ def encode_packs(network: Network, batch: Batch, positions_BP: tf.Tensor | None 
     return hidden_TH
 
 
-def attention_bias(input_mask_BL: tf.Tensor, causal: bool, dtype: tf.DType = tf.float32) -> tf.Tensor:
+def _attention_bias(input_mask_BL: tf.Tensor, causal: bool, dtype: tf.DType = tf.float32) -> tf.Tensor:
     """Return what is added to the scores, [B, 1, L, L]: 0 where a position may attend, -10,000 where not."""
     same_BLL = tf.cast(tf.equal(input_mask_BL[:, :, tf.newaxis], input_mask_BL[:, tf.newaxis, :]), dtype)
     if causal:
