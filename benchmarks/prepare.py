@@ -119,9 +119,9 @@ def script(folder: Path, duplicates: int, google: str) -> Callable[[str], int]:
 
 def tokenizer_alone(folder: Path, duplicates: int, google: str) -> Callable[[str], int]:
     """Only the tokens of all sentences, once."""
-    from gaudi_bert.corpus.vocabulary import read_vocabulary, wordpiece_tokenizer
+    from gaudi_bert.corpus.vocabulary import _wordpiece_tokenizer, read_vocabulary
 
-    tokenizer = wordpiece_tokenizer(read_vocabulary(folder / "vocab.txt").tokens, lower_case=True)
+    tokenizer = _wordpiece_tokenizer(read_vocabulary(folder / "vocab.txt").tokens, lower_case=True)
     sentences = {
         name: [line for line in (folder / f"{name}.txt").read_text(encoding="utf-8").split("\n") if line]
         for name in ("text", "other")

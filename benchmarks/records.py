@@ -87,15 +87,15 @@ class Engine:
         from gaudi_bert.tfrecords.packed_shards import PackEncoder
         from gaudi_bert.tfrecords.scan import IndexedSequences
         from gaudi_bert.tfrecords.wire.schema import PackedSchema
-        from gaudi_bert.tfrecords.write import match_files, read_group
+        from gaudi_bert.tfrecords.write import _match_files, _read_group
 
         self.plan = WritablePlan.read(planned)
         self.schema, self.unpacked_schema = PackedSchema.of(self.plan), PackedSchema.of(self.plan).unpacked
-        matched = match_files(records, list_record_files(records), self.plan)
+        matched = _match_files(records, list_record_files(records), self.plan)
         files = self.plan.groups[0].files
         self.files = [matched[file.name] for file in files]
         room = lambda size: np.zeros(size, np.uint8)  # noqa: E731
-        self.group = read_group(self.files, files, self.unpacked_schema, room, 1, lambda _bytes: None)
+        self.group = _read_group(self.files, files, self.unpacked_schema, room, 1, lambda _bytes: None)
         dealt = deal_sequences(self.group.lengths, self.plan.groups[0].strategies, SEED, 0)
         self.assignment = dealt
         self.encoder = PackEncoder(self.schema, self.group, dealt)

@@ -375,4 +375,4 @@ def inspect(
     from gaudi_bert.tfrecords import inspect
 
     result = inspect.inspect(file, record=record, vocabulary=vocab)
-    output.print_result(result, json, output.record_lines(result))
+    output.print_result(result, json)

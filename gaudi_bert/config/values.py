@@ -54,7 +54,7 @@ def _parse_quantity(value: object) -> object:
     return text
 
 
-def _parse_depth(value: object) -> object:
+def parse_depth(value: object) -> object:
     """An integer in its range, as it is or as text, or `max`; anything else is refused with one message."""
     number = int(value) if isinstance(value, str) and re.fullmatch(r"\d{1,9}", value) else value
     if number != "max" and (isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= MOST_DEPTH):
@@ -104,7 +104,7 @@ EnvironmentName = Annotated[
 ]
 Bytes = Annotated[int, BeforeValidator(_parse_bytes), Field(gt=0), WithJsonSchema({"type": ["integer", "string"]})]
 MOST_DEPTH = 1024
-Depth = Annotated[Annotated[int, Field(ge=1, le=MOST_DEPTH)] | Literal["max"], BeforeValidator(_parse_depth)]
+Depth = Annotated[Annotated[int, Field(ge=1, le=MOST_DEPTH)] | Literal["max"], BeforeValidator(parse_depth)]
 
 
 _MOST_ROW_LENGTHS = 3

@@ -263,7 +263,7 @@ def _pairs_of_document(
             second = (starts[cut], starts[stop])
             label, following = 0, stop
         first_tokens, second_tokens = starts[cut] - starts[first], second[1] - second[0]
-        first_length, second_length = _lengths_that_fit(first_tokens, second_tokens, most_tokens)
+        first_length, second_length = lengths_that_fit(first_tokens, second_tokens, most_tokens)
         first_start = starts[first] + random.heads(first_tokens - first_length)
         second_start = second[0] + random.heads(second_tokens - second_length)
         rows.append((first_start, first_start + first_length, second_start, second_start + second_length, label))
@@ -301,7 +301,7 @@ def _random_segment(
     return starts[chosen], starts[stop]
 
 
-def _lengths_that_fit(first_length: int, second_length: int, most_tokens: int) -> tuple[int, int]:
+def lengths_that_fit(first_length: int, second_length: int, most_tokens: int) -> tuple[int, int]:
     """Tokens of A and B that remain when the longer one (B where equal) loses one at a time until they fit."""
     if first_length + second_length <= most_tokens:
         return first_length, second_length
@@ -328,14 +328,9 @@ def _mask_sequences(
     generator: np.random.Philox,
     word_starts_NL: BoolArray | None = None,
 ) -> _Masked:
-    """Choose and replace tokens.
+    """Choose and replace tokens: `counts` (int64 [N]) of each sequence, among the candidates (bool [N, L]).
 
-    Args:
-        input_ids_NL: int32, the original sequences.
-        candidates_NL: bool, where a token may be chosen.
-        counts: int64 [N], how many to choose in each.
-        vocabulary_size: random replacements are uniform below it.
-        word_starts_NL: bool, where a word starts; given for masking by words.
+    Random replacements are uniform below `vocabulary_size`. Where words start is given for masking by words.
     """
     keys_NL = generator.random_raw(input_ids_NL.size).reshape(input_ids_NL.shape) >> np.uint64(1)
     keys_NL[~candidates_NL] = _NEVER

@@ -89,7 +89,7 @@ def read_vocabulary(path: Path) -> Vocabulary:
     return Vocabulary(tokens)
 
 
-def wordpiece_tokenizer(tokens: Iterable[str], lower_case: bool) -> Tokenizer:
+def _wordpiece_tokenizer(tokens: Iterable[str], lower_case: bool) -> Tokenizer:
     """A BERT tokenizer: clean-up, accents and case as Google's, punctuation and CJK characters apart, then WordPiece."""
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
@@ -108,7 +108,7 @@ def train_vocabulary(documents: Callable[[], Iterable[list[str]]], size: int, lo
     """
     from tokenizers import trainers
 
-    tokenizer = wordpiece_tokenizer(["[UNK]"], lower_case)
+    tokenizer = _wordpiece_tokenizer(["[UNK]"], lower_case)
     alphabet = _alphabet(documents(), tokenizer)
     reserved = [*SPECIAL_TOKENS, *alphabet, *(f"##{character}" for character in alphabet)]
     if size <= len(reserved):
@@ -168,7 +168,7 @@ class _KnownWords:
     """The tokens of every word met so far, each tokenised once."""
 
     def __init__(self, vocabulary: Vocabulary, lower_case: bool) -> None:
-        self._tokenizer = wordpiece_tokenizer(vocabulary.tokens, lower_case)
+        self._tokenizer = _wordpiece_tokenizer(vocabulary.tokens, lower_case)
         self._forget()
 
     def _forget(self) -> None:

@@ -1,8 +1,10 @@
 """What PyTorch computes slowly on a CPU, computed otherwise: products, dropout, attention, losses, gradients of embeddings.
 
-For products PyTorch calls MKL, which for other processors than Intel's leaves the wide registers unused: oneDNN, which it
-brings too, is twice as fast on an AMD processor with AVX-512, and as fast with AVX2. Attention is computed a few heads at a
-time, and losses a few rows: going over large tensors in memory, once for each operation, takes as long as the products.
+For products PyTorch calls MKL, which for other processors than Intel's leaves the widest registers unused: oneDNN, which
+it brings too, is twice as fast on an AMD processor with AVX-512. With AVX2 MKL is faster: by a tenth in forward passes, by
+up to nine tenths in gradients; only the logits of a vocabulary take a third less time with oneDNN. Attention is computed a
+few heads at a time, and losses a few rows: going over large tensors in memory, once for each operation, takes as long as
+the products.
 
 Letters: B packs, N heads, G heads that are computed together, P positions that attend, L positions, D head size; for losses
 R rows, C classes.
@@ -21,6 +23,7 @@ from torch.overrides import TorchFunctionMode
 
 _LEAST_WORK = 1 << 22  # of two matrices, in multiplications: below it, what a call of oneDNN costs is most of its time
 _PART = 768  # of what a product adds up
+_MANY_COLUMNS = 1 << 14  # of a product, as many as words of a vocabulary
 _MOST_ADDED = 1 << 22  # numbers of a product: more do not stay in the processor's cache between its parts
 _EAGER = (Tensor, torch.nn.Parameter)
 _DROPOUT_STEPS = 1 << 16
@@ -29,15 +32,15 @@ _NUMBERS_TOGETHER = 1 << 18  # for each thread: with what is computed from them,
 
 def product(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
     """`left @ right + bias`, of matrices."""
-    if by_onednn(left, right):
-        return _OneDnnProduct.apply(left, right, bias, False)
+    if is_large_product(left, right):
+        return _Product.apply(left, right, bias, False)
     return torch.mm(left, right) if bias is None else torch.addmm(bias, left, right)
 
 
 def linear(inputs: Tensor, weights: Tensor, bias: Tensor | None = None) -> Tensor:
     """`inputs @ weights.T + bias`, of matrices."""
-    if by_onednn(inputs, weights.t()):
-        return _OneDnnProduct.apply(inputs, weights, bias, True)
+    if is_large_product(inputs, weights.t()):
+        return _Product.apply(inputs, weights, bias, True)
     return functional.linear(inputs, weights, bias)
 
 
@@ -48,19 +51,19 @@ class _LinearPatch(TorchFunctionMode):
         return compute(*arguments, **(options or {}))
 
 
-def patch_linear_with_onednn() -> TorchFunctionMode:
+def patch_linear() -> TorchFunctionMode:
     """Patch `torch.nn.functional.linear` while the context lasts: linear layers of any module are computed by `linear`."""
     return _LinearPatch()
 
 
 def _linear_layer(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    if input.dim() < 2 or not by_onednn(input.flatten(0, -2), weight.t()):
+    if input.dim() < 2 or not is_large_product(input.flatten(0, -2), weight.t()):
         return functional.linear(input, weight, bias)
     return linear(input.flatten(0, -2), weight, bias).unflatten(0, input.shape[:-1])
 
 
-def by_onednn(left: Tensor, right: Tensor) -> bool:
-    """Whether oneDNN computes `left @ right`: large float32 matrices on a CPU, in a build of PyTorch that has it."""
+def is_large_product(left: Tensor, right: Tensor) -> bool:
+    """Whether it is faster here: `left @ right` of large float32 matrices on a CPU, in a build of PyTorch with oneDNN."""
     work = left.shape[-2] * left.shape[-1] * right.shape[-1]
     wide = left.dtype == right.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
     if not (wide and work >= _LEAST_WORK and is_eager(left) and is_eager(right)):
@@ -74,8 +77,8 @@ def is_eager(tensor: Tensor) -> bool:
     return tensor.device.type == "cpu" and type(tensor) in _EAGER and not torch.compiler.is_compiling()
 
 
-class _OneDnnProduct(torch.autograd.Function):
-    """`left @ right + bias` by oneDNN, `right` itself or transposed; its gradient has its layout, and is not a view."""
+class _Product(torch.autograd.Function):
+    """`left @ right + bias`, `right` itself or transposed; its gradient has its layout, and is not a view."""
 
     @staticmethod
     def forward(context: Any, left: Tensor, right: Tensor, bias: Tensor | None, transposed: bool) -> Tensor:
@@ -94,10 +97,12 @@ class _OneDnnProduct(torch.autograd.Function):
 
 
 def _multiply(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`left @ right + bias` of matrices, or, without a bias, of each pair of them.
+    """`left @ right + bias` of matrices, or, without a bias, of each pair of them, by the library that is faster.
 
     What is added up is cut into parts where it is long: oneDNN takes up to a sixth less time for all of them.
     """
+    if torch.backends.cpu.get_cpu_capability() == "AVX2" and right.shape[-1] < _MANY_COLUMNS:
+        return torch.matmul(left, right) if bias is None else torch.addmm(bias, left, right)
     if left.dim() == 3:
         products = [_multiply(*pair) for pair in zip(left, right, strict=True)]
         return torch.stack(products) if len(products) > 1 else products[0][None]
@@ -149,7 +154,7 @@ def attention_in_cache(
 
 
 class _Attention(torch.autograd.Function):
-    """Attention with its dropout, by oneDNN; the shares before dropout and the random numbers stay for the backward pass."""
+    """Attention with its dropout; the shares before dropout and the random numbers stay for the backward pass."""
 
     @staticmethod
     def forward(context: Any, query: Tensor, key: Tensor, value: Tensor, bias: Tensor, rate: float) -> Tensor:

@@ -24,7 +24,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from gaudi_bert.common.arrays import BatchArrays
 from gaudi_bert.common.errors import FailedError, InputError
-from gaudi_bert.encoders.cpu import patch_linear_with_onednn
+from gaudi_bert.encoders.cpu import patch_linear
 from gaudi_bert.encoders.encoder_weights import architecture_of, read_model
 from gaudi_bert.encoders.feeding import (
     Feeding,
@@ -134,7 +134,7 @@ class PackedModel:
         if patches and self.module.training:  # layers that are computed twice have to be so in the same way
             names = ("is_activation_checkpointing", "is_gradient_checkpointing")  # of transformers of today, and before
             patches = not next((getattr(self.module, name) for name in names if hasattr(self.module, name)), False)
-        with patch_linear_with_onednn() if patches else nullcontext():
+        with patch_linear() if patches else nullcontext():
             return cast(Tensor, token_outputs(self._encoder(**inputs)))
 
     def _answers_of_texts(self, hidden_BLH: Tensor, batch: Tensors) -> Tensor:

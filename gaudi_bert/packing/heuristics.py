@@ -35,9 +35,7 @@ class OpenPacks:
     algorithms, and any other gives other numbers. The rooms in use are sorted, so that the largest room, or the smallest
     that fits, comes from a bisection.
 
-    Args:
-        depth: most sequences per pack; a pack that has them is closed, and so is a full one.
-        most_listed: sequences that all strategies may list together; None for `MOST_LISTED`.
+    A full pack is closed, and one of `depth` sequences. All strategies may list `most_listed` (`MOST_LISTED`) sequences.
     """
 
     def __init__(self, depth: int, most_listed: float | None = None) -> None:
@@ -215,12 +213,9 @@ MOST_SEQUENCES = 200_000_000  # a list of sequences is needed, so this one algor
 def count_greedy_packs(counts: IntArray, depth: int, *, seed: int, separators: int = 0) -> int:
     """Number of packs of GREEDY, without the mixture: nearly every pack is a separate strategy.
 
-    Args:
-        counts: int64 [L].
-        depth: most sequences per pack; L for no limit, as in T5.
-        separators: tokens between two sequences of a pack.
+    `separators` are tokens between two sequences of a pack; T5 has no limit of depth.
     """
-    lengths = shuffled_lengths(counts, seed)
+    lengths = _shuffled_lengths(counts, seed)
     return int(_next_fit(lengths, len(counts), depth, separators, np.zeros(0, dtype=np.int64)))
 
 
@@ -229,14 +224,14 @@ def pack_greedily(counts: IntArray, depth: int, *, seed: int) -> Mixture:
 
     This leaves a fifth of the slots empty. Arguments as `count_greedy_packs`.
     """
-    lengths = shuffled_lengths(counts, seed)
+    lengths = _shuffled_lengths(counts, seed)
     starts = np.zeros(len(lengths) + 1, dtype=np.int64)
     packs = int(_next_fit(lengths, len(counts), depth, 0, starts))
     starts[packs] = len(lengths)
     return sorted_mixture(mixture_of_packs(lengths, starts[: packs + 1]))
 
 
-def shuffled_lengths(counts: IntArray, seed: int) -> Int32Array:
+def _shuffled_lengths(counts: IntArray, seed: int) -> Int32Array:
     """int32 [sequences], the length of each sequence in shuffled order."""
     sequences = int(counts.sum())
     if sequences > MOST_SEQUENCES:

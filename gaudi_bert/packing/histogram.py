@@ -198,8 +198,7 @@ def too_large_files(files: Sequence[File], group_sequences: int, group_bytes: in
 def group_histogram(counts_of_files: Iterable[IntArray], max_sequence_length: int) -> Histogram:
     """The histogram of the sequences of some files, with the most masked positions at each length.
 
-    Args:
-        counts_of_files: int64 [pairs, 3] of each file: length, masked positions, number of sequences.
+    The counts of a file are int64 [pairs, 3]: length, masked positions, number of sequences.
     """
     counts = np.zeros(max_sequence_length, dtype=np.int64)
     max_masked = np.zeros(max_sequence_length, dtype=np.int64)

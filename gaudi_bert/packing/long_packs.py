@@ -39,9 +39,7 @@ MATCHED = 200_000  # of more sequences a part is matched, the packs with room fi
 
 MOST_DEALT = 2_000_000  # more sequences would take gigabytes and minutes if each had a separate slot
 THINNED = 500_000  # of more sequences so many are planned: what that wastes is a fiftieth of a thousandth of the packs
-MOST_LENGTHS = (
-    1 << 17
-)  # with more different lengths so many sequences are planned: each takes microseconds in every heuristic
+MOST_LENGTHS = 1 << 17  # with more different lengths so many sequences are planned: each costs a heuristic microseconds
 
 MOST_EMPTY, LEAST_EMPTY = 32, 2  # empty slots of an empty and of a full pack: a sequence may move without a swap
 SPARE_SHARE, LEAST_SPARE = 0.0002, 8  # empty packs that may be opened where swaps end
@@ -72,13 +70,9 @@ class _Dealt(NamedTuple):
 def deal_into_slots(
     coarse: Mapping[Strategy, int], counts: IntArray, bins: int, depth: int, work: Work
 ) -> tuple[Mixture, IntArray]:
-    """Packs of real lengths.
+    """Deal sequences one by one into the slots of a plan, whose swaps may do `work`.
 
-    Args:
-        coarse: strategies of bins, with exactly as many slots as `counts` has sequences; larger bins hold longer sequences.
-        counts: int64 [L], sequences of length 1 .. L; they are dealt out one by one.
-        bins: number of bins that fill a pack.
-        work: what the swaps may do.
+    `coarse` are strategies of bins, of which `bins` fill a pack, with exactly as many slots as `counts` has sequences.
 
     Returns:
         The packs, each of at most L tokens and `depth` sequences, and the sequences that do not fit into them: int64 [L].
@@ -424,9 +418,7 @@ def packs_with_room(mixture: Mixture, max_length: int, most: int) -> Mixture:
 def _rematch(lengths: IntArray, starts: IntArray, words: IntArray, max_length: int, half: int) -> tuple[IntArray, IntArray]:
     """One round: the packs as `flatten_packs` has them, from those before; the order in `lengths` is lost.
 
-    Args:
-        words: int64 [sequences], random and not negative.
-        half: most sequences of a part.
+    `words`, int64 [sequences], are random and not negative; a part has at most `half` sequences.
     """
     result_lengths, result_starts = np.empty_like(lengths), np.zeros(2 * starts.size, dtype=np.int64)
     bounds, tokens = np.empty((2 * starts.size, 2), dtype=np.int64), np.zeros(2 * starts.size, dtype=np.int64)

@@ -88,9 +88,8 @@ def trim_to_exact(mixture: Mapping[Strategy, int], counts: IntArray, *, whole_pa
 
     Complete packs are given up first (fewer packs), then single slots, in the order of the strategies.
 
-    Args:
-        mixture: at every length, at least as many slots as there are sequences.
-        whole_packs: False gives up single slots only, so that the number of packs is that of the published algorithms.
+    The mixture has, at every length, at least as many slots as there are sequences. Without `whole_packs` single slots alone
+    are given up, so that the number of packs is that of the published algorithms.
     """
     surplus = coverage(mixture, len(counts)) - counts
     excess = {length: int(surplus[length - 1]) for length in (np.flatnonzero(surplus) + 1).tolist()}
@@ -148,12 +147,8 @@ def fill_slots(mixture: Mapping[Strategy, int], counts: IntArray) -> Mixture:
     """The mixture whose slots are exactly the sequences of `counts`.
 
     From the longest length to the shortest, a sequence takes a slot of its length, or else the shortest of the longer
-    slots that are free. What no sequence needs is given up, and an empty pack is dropped.
-
-    Args:
-        mixture: at every length, at least as many slots of this length or more as there are sequences of this length or
-            more.
-        counts: int64 [L], sequences of length 1 .. L.
+    slots that are free. What no sequence needs is given up, and an empty pack is dropped. At every length, there must be at
+    least as many slots of this length or more as sequences.
     """
     shares = _share_slots(coverage(mixture, len(counts)), counts)
     result: Mixture = {}
@@ -298,11 +293,7 @@ OPERATIONS_PER_STRATEGY, OPERATIONS_PER_LISTED = 4000, 100
 
 
 class Work:
-    """Operations that may be done (infinitely many for no limit); what is spent of a share is spent of all too.
-
-    Attributes:
-        spent: operations so far.
-    """
+    """Operations that may be done (infinitely many for no limit), and are `spent`; of a share, they are spent of all too."""
 
     def __init__(self, operations: float = float("inf"), whole: Work | None = None) -> None:
         self.spent = 0.0

@@ -95,15 +95,10 @@ def solve_nnls(
     max_rounds: int | None = None,
     work: Work | None = None,
 ) -> _NnlsSolution:
-    """Solve  min || weights (A x - target) ||, x >= 0,  over all strategies of at most `depth` lengths that
-    fill L slots exactly.
+    """Solve  min || weights (A x - target) ||, x >= 0,  over all strategies of at most `depth` lengths that fill L slots.
 
-    Args:
-        target: counts per length, [L] (index 0 is length 1), any numeric dtype.
-        weights: float64 [L], positive residual weights.
-        depth: most sequences in a pack, >= 1; L or more means no limit.
-        max_rounds: stop after so many rounds, short of the optimum; None for no limit.
-        work: what may be done before it stops short of the optimum; None for no limit.
+    `target` are counts per length, [L], of any numeric dtype, and `weights`, float64 [L], positive; a depth of L or more is
+    no limit. It stops short of the optimum after `max_rounds`, or where `work` is done.
     """
     max_length = len(target)
     if max_length > LONGEST_WHOLE:

@@ -218,11 +218,9 @@ _MOST_ENTRIES = 1 << 22
 
 
 def list_strategies(lengths: IntArray, max_length: int, depth: int, most_entries: int = _MOST_ENTRIES) -> IntArray | None:
-    """Copies of each length in every strategy that takes no more of the shortest, int64 [strategies, lengths]; None if there
-    are too many.
+    """Copies of each length (ascending) in every strategy that takes no more of the shortest, int64 [strategies, lengths].
 
-    Args:
-        lengths: int64 [lengths], ascending, at least one.
+    None if there are too many.
     """
     copies = np.zeros((1, len(lengths)), dtype=np.int64)
     room, slots = np.array([max_length]), np.array([depth])

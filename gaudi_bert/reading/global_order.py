@@ -46,12 +46,8 @@ def regions_of_groups(group_sizes: IntArray, input_files: int, seed: int) -> Int
     """From which part of the input each shard comes: int64 [shards], equal in a group, ascending along the input.
 
     Groups of one file each are the sorted files in the permutation by which `packing.groups` dealt them. A group of several
-    files is a sample of the input already; its number stands for its region.
-
-    Args:
-        group_sizes: shards of each group, int64 [groups].
-        input_files: how many files were packed.
-        seed: of the plan.
+    files is a sample of the input already; its number stands for its region. `group_sizes`, int64 [groups], are the shards
+    of each group, and the seed is that of the plan.
     """
     groups = len(group_sizes)
     regions = permutation(groups, seed, "groups") if input_files == groups else np.arange(groups)
@@ -61,11 +57,8 @@ def regions_of_groups(group_sizes: IntArray, input_files: int, seed: int) -> Int
 def _deal_shards(sizes: IntArray, regions: IntArray, streams: int, sets: int, seed: int, epoch: int) -> list[IntArray]:
     """The shards of each stream in the order in which it reads them; the streams of one set after those of the other.
 
-    Args:
-        sizes: packs of each shard, int64 [shards]; shards without packs are not dealt.
-        regions: of each shard, int64 [shards].
-        streams: in a set; `streams * sets` are at most as many as there are shards with packs. There are fewer where a block
-            has no shard.
+    `sizes` are the packs of each shard; those without packs are not dealt. `streams` in a set, times `sets`, are at most as
+    many as there are shards with packs, and fewer where a block has no shard.
     """
     shards, blocks = np.flatnonzero(sizes), streams * sets
     shards = shards[np.lexsort((permutation(len(shards), seed, "shard order", epoch), regions[shards]))]
@@ -152,10 +145,7 @@ class GlobalOrder:
         sets: of streams, which take turns; 1 where to open a shard again is expensive.
         regions: of the input, from which each shard comes (`dealing.regions_of_groups`); None where unknown.
 
-    Attributes:
-        packs: of an epoch.
-        streams: that are read at once; with fewer shards, as many as there are shards with packs.
-        sets: fewer where there are not enough shards for all.
+    Its `streams` and `sets` are fewer where there are not enough shards with packs; `packs` are those of an epoch.
     """
 
     def __init__(

@@ -90,7 +90,7 @@ def estimate(
     if picture is not None:
         packing_pictures.picture_kind(picture)
         require(["matplotlib"], "a picture")
-    histogram = histogram_of_source(source, reporter, max_sequence_length, input_column)
+    histogram = _histogram_of_source(source, reporter, max_sequence_length, input_column)
     rows = _compare(histogram, requested, names, reporter)
     factor = max((row.packing_factor for row in rows if row.algorithm != "sort"), default=1.0)
     result = EstimateResult(
@@ -175,7 +175,7 @@ def _draw(histogram: Histogram, result: EstimateResult, depth: str | int, pictur
 _FOLDER = Path(__file__).resolve().parents[1] / "histograms"
 
 
-def histogram_of_source(
+def _histogram_of_source(
     source: str | Path, reporter: Reporter, max_sequence_length: int | None = None, input_column: str = TOKENS_COLUMN
 ) -> Histogram:
     """Count the sequences of each length in a histogram, a shipped one's name, a table, lengths or records, for packs of so

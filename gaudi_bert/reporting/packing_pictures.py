@@ -84,9 +84,8 @@ def draw_mixture(mixture: Mapping[tuple[int, ...], int], max_sequence_length: in
 def draw_fills(before: NDArray[np.int64], after: NDArray[np.int64] | None) -> Figure:
     """Draw how many real tokens the rows hold: before packing and, where it is known, after it, on one scale.
 
-    Where full rows outnumber all others, their bar is cut at the top, and its share is written next to it.
-
-    The arrays are int64 [L]: rows that hold 1, 2, ..., L tokens.
+    Where full rows outnumber all others, their bar is cut at the top, and its share is written next to it. The arrays are
+    int64 [L]: rows that hold 1, 2, ..., L tokens.
     """
     panels = [(before, "before packing", DARK_GREY)] + ([(after, "after packing", BLUE)] if after is not None else [])
     figure, axes = _figure(height=2.7 * len(panels), rows=len(panels))

@@ -121,7 +121,7 @@ def _stage_container(
         "memswap_limit": memory,
         "nano_cpus": int(settings.docker.cpus * 1e9) if settings.docker.cpus else None,
         **({"network_mode": "host"} if urls else {}),
-        **(_with_cards(settings, cores) if row.trains and resources.cards else _confined(folder, cores)),
+        **(_with_cards(settings, cores, variables) if row.trains and resources.cards else _confined(folder, cores)),
         **({"shm_size": int(quantity_value(resources.shared_memory))} if row.trains and not resources.cards else {}),
     }
 
@@ -170,11 +170,11 @@ def _confined(folder: Path, cores: float) -> dict[str, Any]:
     }
 
 
-def _with_cards(settings: PipelineSettings, cores: float) -> dict[str, Any]:
+def _with_cards(settings: PipelineSettings, cores: float, variables: Mapping[str, str]) -> dict[str, Any]:
     docker = settings.docker
     own = {"HABANA_VISIBLE_DEVICES": docker.visible_devices, **card_variables("/tmp/gaudi-bert-recipes")}
     return {
-        "environment": {"HOME": "/tmp", **own, **settings.resources.environment},
+        "environment": {"HOME": "/tmp", **variables, **own, **settings.resources.environment},
         "user": "0:0",
         "runtime": docker.runtime,
         "ipc_mode": "host",

@@ -121,7 +121,7 @@ def predict(
 
 
 @contextmanager
-def _local_files(model: Path, data: str, out: str, store: StoreSettings | None) -> Iterator[tuple[Path, str, str]]:
+def _local_files(model: Path, data: str, out: str, store: StoreSettings | None = None) -> Iterator[tuple[Path, str, str]]:
     """Model, rows and answers as files of this machine, copied from and to object stores."""
     if in_store(data) and in_store(out) and url_of(data) == url_of(out):
         raise InputError(f"{url_of(out)}: is the data itself; give another URL with --out")
@@ -297,7 +297,6 @@ def embed(
     *,
     reporter: Reporter,
     overwrite: bool = False,
-    store: StoreSettings | None = None,
 ) -> StreamResult:
     """Embed the texts of a file; other arguments are those of `predict`.
 
@@ -310,7 +309,7 @@ def embed(
     if ending not in _ENDINGS:
         raise InputError(f"{out}: vectors are written as {', '.join(_ENDINGS)}; give it one of these endings")
     with (
-        _local_files(model, data, out, store) as (path, rows_file, answers_file),
+        _local_files(model, data, out) as (path, rows_file, answers_file),
         shown_progress("embed", rows_file, answers_file, reporter) as progress,
     ):
         check_model(path)

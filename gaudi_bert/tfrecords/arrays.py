@@ -25,12 +25,7 @@ def decode_columns(
     """The features of many examples, by name: int32 or float32 [n, size].
 
     Records must be encoded as the scan takes them (and as this package and TensorFlow write them): map entries in any order,
-    other features skipped.
-
-    Args:
-        buffer: uint8, holds the payloads.
-        offsets, lengths: int64 [n], where each payload starts and how long it is.
-        source: what to call the buffer in an error.
+    other features skipped. Payloads start at `offsets` of the buffer and have these `lengths`, int64 [n] both.
     """
     columns = tuple(np.empty((len(offsets), spec.length), np.int32) for spec in features)
     is_float = np.array([spec.kind == "float32" for spec in features], np.bool_)

@@ -9,6 +9,7 @@ under the sequence that it belongs to. What first contradicts the contract is li
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from gaudi_bert.common.arrays import AnyArray
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.features import PackedFeature, UnpackedFeature
 from gaudi_bert.common.files import read_text
+from gaudi_bert.common.progress import count_of
 from gaudi_bert.tfrecords.files import list_record_files
 from gaudi_bert.tfrecords.wire.example import decode_example
 from gaudi_bert.tfrecords.wire.framing import read_records
@@ -62,6 +64,9 @@ class SequenceView:
     tokens: tuple[str, ...] | None = None
 
 
+_NEXT_SENTENCE_LABELS: dict[int | None, str] = {0: "really next", 1: "random next"}
+
+
 @dataclass(frozen=True)
 class RecordView:
     """One record; its problems are what contradicts the contract, its other features those that packing does not use."""
@@ -77,6 +82,29 @@ class RecordView:
     sequences: tuple[SequenceView, ...]
     problems: tuple[str, ...]
     other_features: Mapping[str, int]
+
+    def lines(self) -> list[str]:
+        """Return a record for people: two lines for each sequence.
+
+        A masked position shows the token in the row, an arrow, and the token it replaced: `[MASK]→house`.
+        """
+        kind = f"packed, {count_of(len(self.sequences), 'sequence')}" if self.packed else "unpacked"
+        lines = [
+            f"{self.file}, record {self.record}: {kind}, {count_of(self.tokens, 'token')} and {self.padding} of padding "
+            f"in a row of {self.max_sequence_length}, {count_of(self.masked_slots, 'masked slot')}, {self.bytes} bytes"
+        ]
+        for sequence in self.sequences:
+            label = _NEXT_SENTENCE_LABELS.get(sequence.next_sentence_label, "unknown")
+            segments = " + ".join(str(length) for _, length in sequence.segments)
+            length = count_of(sequence.length, "token")
+            hidden = {masked.position: f"→{masked.token or masked.id}" for masked in sequence.masked}
+            tokens = sequence.tokens or map(str, sequence.input_ids)
+            words = [f"{token}{hidden.get(position, '')}" for position, token in enumerate(tokens)]
+            text = re.sub(r" ##(?!\S*→)", "", " ".join(words))  # the pieces of a word, joined where none is masked
+            head = f"{sequence.number}  {length} ({segments}) from {sequence.start}, {len(sequence.masked)} masked, {label}"
+            lines += [head, f"   {text}"]
+        lines += [f"also holds {key} ({count_of(size, 'value')})" for key, size in self.other_features.items()]
+        return lines + [f"PROBLEM: {problem}" for problem in self.problems]
 
 
 def inspect(file: str | Path, record: int = 0, vocabulary: str | Path | None = None) -> RecordView:

@@ -372,11 +372,8 @@ class PackEncoder:
     ) -> tuple[Shard, SizeArray]:
         """Write packs `first` .. `last` - 1 to `path`, atomically; the shard, and the bytes of each record, uint32 [packs].
 
-        Args:
-            out: from `output_buffer`.
-            slots: held while there is something to compute, and not while the disk is waited for: so a few more threads
-                than cores keep both busy.
-            progress: called with the number of packs that were written.
+        A slot is held while there is something to compute, and not while the disk is waited for: so a few more threads than
+        cores keep both busy. `out` is from `output_buffer`; `progress` is called with the packs that were written.
         """
         pack, size, crc = first, 0, 0
         record_sizes = np.zeros(last - first, np.uint32)

@@ -13,7 +13,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -49,12 +48,8 @@ def verify(records: str | Path, packed: Path, run: StageRun) -> StageOutput[Veri
         return packs.verify(_RecordsReader(inputs, PackedFolder(here, Metadata.read(here)), run), run)
 
 
-class _ReadFile(NamedTuple):
-    """An input file of a group, or a shard, and what it holds."""
-
-    path: Path
-    is_input: bool
-    sums: SequenceSums
+_ReadFile = tuple[Path, bool, SequenceSums]
+"""A file, whether it is an input file of a group or else a shard, and what it holds."""
 
 
 @dataclass(frozen=True)
@@ -71,9 +66,14 @@ class _RecordsReader:
 
     def read(self, manifests: Iterable[GroupManifest]) -> Iterator[packs.ReadGroup]:
         """Read the files of groups ahead of the group that is compared, some groups at a time."""
-        plan_sha256 = self._plan_sha256()
+        metadata, plan_sha256 = self.folder.metadata, self.folder.manifest(0).source_sha256
+        # The settings must have the plan by which the first group was written, and the keys of metadata.json.
+        path = settings_path(self.folder.path, self.folder.path / METADATA_NAME)
+        fetch(path)
+        right = Signature("write", {key: getattr(metadata, key) for key in Metadata.planned}, {"plan_sha256": plan_sha256})
+        check_same(path, read_signature(path), right, metadata.remedy, "metadata.json and its manifests")
         rest = iter(manifests)
-        total = int(self.folder.metadata.shard_table.bytes.sum()) + sum(self.inputs.sizes.values())
+        total = int(metadata.shard_table.bytes.sum()) + sum(self.inputs.sizes.values())
         total //= 1 if self.run.part is None else self.run.part[1]
         with self.run.reporter.task("verify", total, "bytes") as task:
             while some := list(itertools.islice(rest, _GROUPS_AT_ONCE)):
@@ -104,7 +104,7 @@ class _RecordsReader:
                 with batches.batch(number):
                     try:
                         pieces = pieces_of(path, schema.unpacked if is_input else schema, buffer, task.advance)
-                        return _ReadFile(path, is_input, sum_pieces(pieces))
+                        return path, is_input, sum_pieces(pieces)
                     except InputError as error:
                         if is_input:
                             raise
@@ -124,14 +124,14 @@ class _RecordsReader:
             else:
                 shards.append(Shard(name=path.name, packs=sums.record_sizes.size, **identity.identity))
         if not unpacked.is_same(repacked):
-            records, written = ([file.path for file in files if file.is_input == side] for side in (True, False))
+            records, written = ([path for path, is_input, _ in files if is_input == side] for side in (True, False))
             difference = describe_difference(records, written, PackedSchema.of(metadata), self.run.workers)
             raise FailedError(f"{packed}: group {stored.group}: {difference}")
         for one, other in zip(stored.shards, shards, strict=False):
             if one.crc32c != other.crc32c:
                 raise FailedError(f"{packed / one.name}: its CRC-32C differs from its group's manifest; {metadata.remedy}")
         check_inputs(packed, stored.inputs, inputs, metadata.remedy)
-        sizes = [file.sums.record_sizes for file in files if not file.is_input]
+        sizes = [sums.record_sizes for _, is_input, sums in files if not is_input]
         right = GroupManifest(
             format_version=2,
             source_sha256=plan_sha256,
@@ -183,15 +183,6 @@ class _RecordsReader:
             named = ", ".join(file.name for file in bad_files[:_NAMED])
             count = count_of(len(bad_files), "bad file")
             self.run.reporter.say(f"{shown_path(self.folder.path)}: {count} of the records skipped: {named}")
-
-    def _plan_sha256(self) -> str:
-        """Return the plan by which the first group was written; the settings must have it, and the keys of metadata.json."""
-        metadata, sha256 = self.folder.metadata, self.folder.manifest(0).source_sha256
-        path = settings_path(self.folder.path, self.folder.path / METADATA_NAME)
-        fetch(path)
-        right = Signature("write", {key: getattr(metadata, key) for key in Metadata.planned}, {"plan_sha256": sha256})
-        check_same(path, read_signature(path), right, metadata.remedy, "metadata.json and its manifests")
-        return sha256
 
 
 def _check_index(path: Path, record_sizes: Sequence[SizeArray], remedy: str) -> int:

@@ -104,7 +104,7 @@ class _RecordsWriter:
 
     @cached_property
     def _present(self) -> dict[str, Path]:
-        return match_files(self.inputs.shown, self.inputs.sizes, self.plan)
+        return _match_files(self.inputs.shown, self.inputs.sizes, self.plan)
 
     @cached_property
     def _packs_before(self) -> IntArray:
@@ -133,7 +133,7 @@ class _RecordsWriter:
                 self.buffer = _group_buffer(size)
             return self.buffer
 
-        group = read_group(
+        group = _read_group(
             self._paths(number), planned.files, schema.unpacked, room, self.workers, lambda count: task.advance(count / 2)
         )
         assignment = deal_sequences(group.lengths, planned.strategies, plan.seed, number)
@@ -213,7 +213,7 @@ def _group_buffer(size: int) -> ByteArray:
 # --- a group of the plan, read into memory: once, front to back, checked, indexed and stripped of its padding on the way
 
 
-def match_files(records: str | Path, sizes: Mapping[Path, int], plan: WritablePlan) -> dict[str, Path]:
+def _match_files(records: str | Path, sizes: Mapping[Path, int], plan: WritablePlan) -> dict[str, Path]:
     """Return where each file of the plan is now, by its name; `sizes` are the files of RECORDS, which must be the same.
 
     A file that was bad when the records were counted, and is there as it was, is passed over.
@@ -243,7 +243,7 @@ def _uncompressed_bytes(path: Path) -> int:
         return total
 
 
-def read_group(
+def _read_group(
     paths: Sequence[Path],
     files: Sequence[InputFile],
     schema: UnpackedSchema,

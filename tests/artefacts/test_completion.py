@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import re
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 import pytest
 
-from gaudi_bert.artefacts.completion import Signature, begin_artefact, is_finished, remove_artefact, settings_path
+from gaudi_bert.artefacts.base import Artefact
+from gaudi_bert.artefacts.completion import (
+    GroupedOutput,
+    Signature,
+    begin_artefact,
+    is_finished,
+    remove_artefact,
+    settings_path,
+)
 from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.files import exclusive_lock
+from tests.builders.reporters import QUIET
 
 OLD = Signature("plan", {"depth": 3, "seed": 1}, {"histogram": "abc"})
 NEW = Signature("plan", {"depth": 4, "seed": 1}, {"histogram": "abc"})
@@ -100,3 +111,14 @@ def test_a_folder_with_an_ending_takes_nothing_beside_it_for_its_own(tmp_path: P
     assert [path.name for path in folder.iterdir()] == ["settings.json"]
     assert (tmp_path / "thesis.tex").read_text() == "years of work"
     assert settings_path(folder) == settings_path(folder, folder / "metadata.json") == folder / "settings.json"
+
+
+def test_writers_that_begin_one_folder_together_wait_for_one_another(tmp_path: Path) -> None:
+    folder = tmp_path / "packed"
+    final = folder / "metadata.json"
+    output = GroupedOutput[int, Artefact](folder, final, OLD, Artefact, lambda number: folder / f"{number}.json", QUIET)
+    with ThreadPoolExecutor(1) as pool:
+        with exclusive_lock(settings_path(folder, final), "the other writer"):
+            second = pool.submit(output.begin, False)
+            assert not wait([second], 0.5).done
+        assert second.result(20) is False, "there is work to do"

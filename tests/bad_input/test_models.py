@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import random
-import re
 import shutil
 from pathlib import Path
 
@@ -14,9 +13,9 @@ import numpy as np
 import pytest
 
 from gaudi_bert.common.errors import InputError
-from tests.builders.effort import sampled, tries
-from tests.builders.model_mutations import FILES, good_encoder, good_folder, mutated_file
-from tests.builders.watched_worker import WatchedWorker, command_and_libraries
+from tests.builders.effort import tries
+from tests.builders.model_mutations import FILES, good_folder, mutated_file
+from tests.builders.watched_worker import WatchedWorker
 
 # Evaluated in the watched process, with numpy as `np`.
 ROW = (
@@ -63,11 +62,6 @@ def test_bad_packs_are_named(worker: WatchedWorker, rows: str) -> None:
 
 
 COUNT, AT_ONCE = tries(100, 2000), 50
-ANSWERED = tries(4, 400)
-TORCH_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors")
-PROGRESS = re.compile(
-    r"packing: |(embed|predict): \d+ %, |[\d,]+ (of [\d,]+ )?rows|texts.txt: reads plain text; line 1 \(row 1\) begins "
-)
 
 
 @pytest.fixture(scope="module")
@@ -113,34 +107,3 @@ def test_damaged_model_folders(worker: WatchedWorker, model: Path, tmp_path: Pat
         outcome = worker.run(read_damaged, model, name, seed, tmp_path / str(seed))
         assert outcome == ("ended", None), f"{name} {seed}: {outcome}"
         shutil.rmtree(tmp_path / str(seed))
-
-
-# --- the commands, by TensorFlow and by PyTorch: answers, or one line; nothing of the libraries is printed
-
-
-def answer_damaged(good: Path, name: str, seed: int, folder: Path) -> str | None:
-    """What is wrong with how `embed` and `predict` ended for one damaged folder; None where nothing is."""
-    shutil.copytree(good, folder)
-    (folder / name).write_bytes(mutated_file(good / name, random.Random(f"{name} {seed}")))
-    (folder / "texts.txt").write_text("the cat sat\non the mat, unable\n", encoding="utf-8")
-    for command, out in (("embed", "vectors.npy"), ("predict", "answers.jsonl")):
-        code, printed = command_and_libraries([command, "--model", ".", "--data", "texts.txt", "--out", out], folder)
-        lines = [line for line in printed.splitlines() if not PROGRESS.match(line)]
-        answered = code == 0 and not lines
-        if not answered and not (code == 2 and len(lines) == 1 and lines[0].startswith("error: ")):
-            return f"{command} ended with {code}: {printed}"
-    return None
-
-
-@pytest.mark.repeated
-@pytest.mark.parametrize(
-    ("software", "name"),
-    sampled([*(("tensorflow", name) for name in FILES), *(("torch", name) for name in TORCH_FILES)], 3),
-)
-def test_commands_answer_or_end_in_one_line(worker: WatchedWorker, tmp_path: Path, software: str, name: str) -> None:
-    pytest.importorskip(software, exc_type=ImportError)
-    good = (good_encoder if software == "torch" else good_folder)(tmp_path / "good")
-    for seed in range(ANSWERED):
-        outcome = worker.run(answer_damaged, good, name, seed, tmp_path / "m")
-        assert outcome == ("ended", None), f"{name} {seed}: {outcome}"
-        shutil.rmtree(tmp_path / "m")

@@ -47,7 +47,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 ROWS, FOLDER = (
     "rows.jsonl: line 1 (row 1): has no 'text', only 'comment', 'mood'; name the column",
-    "nowhere: no folder here; download",
+    "nowhere: no folder here; download it by `hf download nowhere --local-dir nowhere`",
 )
 FOLDER_MODEL = "--model my-model: a model's folder is trained on a packed table, and --data is not one; make it by"
 NOTHING = "no such folder or file, and no file matches it as a pattern; check the path"

@@ -35,15 +35,6 @@ def good_folder(folder: Path) -> Path:
     return folder
 
 
-def good_encoder(folder: Path) -> Path:
-    """The same of an encoder that PyTorch runs."""
-    from tests.builders.encoders import LABELS, write_encoder
-
-    write_encoder(folder, "roberta", "AutoModelForSequenceClassification", **LABELS)
-    (folder / "tokenizer_config.json").write_text('{"model_max_length": 40}', encoding="utf-8")
-    return folder
-
-
 def mutated_file(file: Path, rng: random.Random) -> bytes:
     """The bytes of a file after some damage: values of JSON replaced, or bytes."""
     data = file.read_bytes()

@@ -11,7 +11,6 @@ import multiprocessing
 import os
 import resource
 import sys
-import tempfile
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -87,19 +86,3 @@ def command_in_process(arguments: list[str], folder: Path) -> tuple[int, str]:
     """Run `gaudi-bert` with these arguments; exit code, and what it said."""
     done = run_command(*arguments, folder=folder)
     return done.returncode, done.stderr
-
-
-def command_and_libraries(arguments: list[str], folder: Path) -> tuple[int, str]:
-    """The same; what was printed includes what libraries print past Python."""
-    with tempfile.TemporaryFile() as captured:
-        kept = [os.dup(number) for number in (1, 2)]
-        try:
-            for number in (1, 2):
-                os.dup2(captured.fileno(), number)
-            code, printed = command_in_process(arguments, folder)
-        finally:
-            for number, before in zip((1, 2), kept, strict=True):
-                os.dup2(before, number)
-                os.close(before)
-        captured.seek(0)
-        return code, printed + captured.read().decode("utf-8", "replace")

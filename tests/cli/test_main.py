@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 import time
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -229,28 +228,6 @@ def test_paths_that_cannot_be_are_one_line(case: PackingCase, tmp_path: Path, ar
 def without(modules: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     missing = f"import sys; sys.modules |= dict.fromkeys({modules.split()!r})"
     return run_python(f"{missing}; from gaudi_bert.cli import main; main(sys.argv[1:])", *arguments)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "needs"),
-    [
-        ("embed --data rows.jsonl --out vectors.npy --model", "numpy"),
-        ("predict --data rows.jsonl --out answers.jsonl --model", "numpy"),
-        ("finetune --task classification --data rows.jsonl --out out --model", "tensorflow"),
-        ("tokenize rows.jsonl --out out --max-sequence-length 8 --tokenizer", "numpy"),
-        ("export --out out --checkpoint", "safetensors"),
-        ("verify-model --checkpoint", "numpy"),
-    ],
-)
-def test_the_name_of_a_model_leads_to_its_download(tmp_path: Path, arguments: str, needs: str) -> None:
-    if find_spec(needs) is None:
-        pytest.skip(f"{needs} IS NOT INSTALLED, and is looked for before the model")
-    (tmp_path / "rows.jsonl").write_text('{"text": "a", "label": "b"}\n')
-    name = "sentence-transformers/all-MiniLM-L6-v2"
-    download = f"`hf download {name} --local-dir all-MiniLM-L6-v2`"
-    line = refusal(*arguments.split(), name, folder=tmp_path)
-    assert line.startswith(f"{name}: no folder here; download it by {download}")
-    assert [path.name for path in tmp_path.iterdir()] == ["rows.jsonl"]
 
 
 def test_what_no_extra_brings_is_a_defect_and_keeps_its_traceback() -> None:

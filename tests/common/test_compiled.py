@@ -26,6 +26,7 @@ def times(value):
     return FACTOR * value
 """
 PROGRAM = """
+import importlib
 from gaudi_bert.common.compiled import kernel
 from gaudi_bert.room.helper import times
 
@@ -34,7 +35,7 @@ def run(value):
     return times(value) + 1
 
 if __name__ == "__main__":
-    import gaudi_bert.room.program as program
+    program = importlib.import_module(__spec__.name)
     print(program.run(5), sum(program.run.stats.cache_hits.values()))
 """
 
@@ -72,6 +73,9 @@ def test_a_kernel_is_compiled_once_and_again_when_what_it_uses_has_changed(packa
     assert run(package) == ("16 1", "")
     (package / "constants.py").write_text("FACTOR = 4\n")
     assert run(package) == ("21 0", "")
+    (package / "moved").mkdir()
+    (package / "program.py").rename(package / "moved" / "program.py")
+    assert run(package, "moved.program") == ("21 0", ""), "code of a module that is gone may name its types"
     assert not list(package.rglob("*.nb[ic]"))  # an installation may be read-only
 
 

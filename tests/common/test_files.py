@@ -31,22 +31,16 @@ from tests.builders.command_line import inside
 from tests.builders.unreadable import open_folder, unreadable
 
 
-def test_a_file_appears_whole(tmp_path: Path) -> None:
-    with atomic_file(tmp_path / "deep" / "a.bin") as handle:
+def test_a_file_appears_whole_or_what_was_there_stays(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "a.bin"
+    with atomic_file(path) as handle:
         handle.write(b"abc")
-        assert not (tmp_path / "deep" / "a.bin").exists()
-    assert (tmp_path / "deep" / "a.bin").read_bytes() == b"abc"
-    assert [path.name for path in (tmp_path / "deep").iterdir()] == ["a.bin"]
-
-
-def test_an_exception_leaves_what_was_there(tmp_path: Path) -> None:
-    path = tmp_path / "a.txt"
-    write_text(path, "old")
+        assert not path.exists()
     with pytest.raises(RuntimeError), atomic_file(path) as handle:
         handle.write(b"half")
         raise RuntimeError
-    assert path.read_text() == "old"
-    assert list(tmp_path.iterdir()) == [path]
+    assert path.read_bytes() == b"abc"
+    assert list(path.parent.iterdir()) == [path]
 
 
 def test_a_killed_writer_leaves_what_was_there(tmp_path: Path) -> None:
@@ -67,6 +61,24 @@ with atomic_file(Path({str(path)!r})) as handle:
     write_text(path, "new")
     assert path.read_text() == "new"
     assert [entry.name for entry in tmp_path.iterdir()] == ["a.txt"]
+
+
+def test_a_file_has_its_name_only_when_its_bytes_are_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done, flush, rename = [], os.fsync, os.replace
+
+    def flushed(descriptor: int) -> None:
+        done.append((Path(os.readlink(f"/proc/self/fd/{descriptor}")).is_dir(), os.fstat(descriptor).st_size))
+        flush(descriptor)
+
+    def renamed(*paths: Path) -> None:
+        done.append("named")
+        rename(*paths)
+
+    monkeypatch.setattr(os, "fsync", flushed)
+    monkeypatch.setattr(os, "replace", renamed)
+    write_text(tmp_path / "a.txt", "abc")
+    assert done[:2] == [(False, 3), "named"]
+    assert [is_folder for is_folder, _ in done[2:]] == [True]
 
 
 def test_a_full_disk_and_a_folder_that_cannot_be_made_are_one_line(tmp_path: Path) -> None:

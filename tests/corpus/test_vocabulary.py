@@ -13,10 +13,10 @@ from gaudi_bert.corpus import vocabulary as vocabulary_module
 from gaudi_bert.corpus.vocabulary import (
     SPECIAL_TOKENS,
     Vocabulary,
+    _wordpiece_tokenizer,
     read_vocabulary,
     tokenize_documents,
     train_vocabulary,
-    wordpiece_tokenizer,
 )
 from tests.builders.command_line import run_python
 from tests.builders.properties import examples
@@ -73,7 +73,7 @@ def test_training_does_not_depend_on_the_process() -> None:
 
 def test_tokenizer_follows_berts_rules() -> None:
     words = ["cafe", "##s", "!", "你", "好"]
-    tokenizer = wordpiece_tokenizer([*SPECIAL_TOKENS, *words], lower_case=True)
+    tokenizer = _wordpiece_tokenizer([*SPECIAL_TOKENS, *words], lower_case=True)
     texts = ("Cafés! 你好 [MASK]", "cafe" + "s" * 196, "cafe" + "s" * 197)
     short, long, longer = (tokenizer.encode(text, add_special_tokens=False).tokens for text in texts)
     assert short == [*words, *["[UNK]"] * 3]
@@ -94,7 +94,7 @@ SENTENCES = st.lists(st.text(CHARACTERS | st.characters(exclude_categories=["Cs"
 @given(st.lists(SENTENCES, max_size=4), st.booleans())
 def test_tokens_are_those_of_whole_sentences(documents: list[list[str]], lower_case: bool) -> None:
     block = tokenize_documents(documents, VOCABULARY, lower_case)
-    tokenizer = wordpiece_tokenizer(VOCABULARY.tokens, lower_case)
+    tokenizer = _wordpiece_tokenizer(VOCABULARY.tokens, lower_case)
     encoded = [[tokenizer.encode(sentence, add_special_tokens=False).ids for sentence in document] for document in documents]
     kept = [[ids for ids in document if ids] for document in encoded if any(document)]
     found = np.split(block.tokens, block.sentence_starts[1:-1]) if block.sentences else []

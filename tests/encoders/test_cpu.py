@@ -11,22 +11,23 @@ from gaudi_bert.encoders.cpu import linear, product  # noqa: E402
 from tests.builders.agree import agree  # noqa: E402
 
 
-@pytest.mark.parametrize("part", [4, 768])
+@pytest.mark.parametrize(("part", "capability"), [(4, "AVX512"), (768, "AVX512"), (768, "AVX2")])
 @pytest.mark.parametrize(("left", "right"), [((1, 1), (1, 1)), ((7, 31), (31, 13)), ((5, 8), (8, 1)), ((1, 9), (9, 2))])
 @pytest.mark.parametrize("multiply", [product, linear])
-def test_products_by_onednn(
-    multiply, left: tuple[int, int], right: tuple[int, int], part: int, monkeypatch: pytest.MonkeyPatch
+def test_large_products(
+    multiply, left: tuple[int, int], right: tuple[int, int], part: int, capability: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of any shape, also of transposed views, at once and in parts; with the gradients that are needed, and no others."""
     monkeypatch.setattr(cpu, "_LEAST_WORK", 0)
     monkeypatch.setattr(cpu, "_PART", part)
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
     random = torch.Generator().manual_seed(1)
     one, other = (torch.randn(*shape[::-1], generator=random, requires_grad=True) for shape in (left, right))
     bias = torch.randn(right[-1], generator=random, requires_grad=True)
     weights = torch.randn(left[0], right[1], generator=random)
     factor = other if multiply is linear else other.t()
     result, exact = multiply(one.t(), factor, bias), one.t() @ other.t() + bias
-    assert type(result.grad_fn).__name__ == "_OneDnnProductBackward"
+    assert type(result.grad_fn).__name__ == "_ProductBackward"
     agree(result.detach().numpy(), exact.detach().numpy(), 1e-5)
     gradients = (torch.autograd.grad((values * weights).sum(), [one, other, bias]) for values in (result, exact))
     for ours, right_one in zip(*gradients, strict=True):
@@ -69,7 +70,7 @@ def test_linear_layers_of_any_module(shape: tuple[int, ...], monkeypatch: pytest
     layers = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.GELU(), torch.nn.Linear(7, 3, bias=False))
     inputs = torch.randn(shape, generator=torch.Generator().manual_seed(1), requires_grad=True)
     exact = layers(inputs)
-    with cpu.patch_linear_with_onednn():
+    with cpu.patch_linear():
         result = layers(inputs)
         with torch.autocast("cpu", torch.bfloat16):
             assert layers(inputs).dtype == torch.bfloat16

@@ -16,10 +16,9 @@ from gaudi_bert.packing.histogram import Histogram
 from gaudi_bert.packing.mixture import Packing, packs_of
 from gaudi_bert.packing.nnls import loop_weights
 from gaudi_bert.packing.nnls_solver import solve_nnls
-from tests.builders.agree import agree
 from tests.builders.command_line import run_python
 from tests.builders.effort import sampled
-from tests.builders.histograms import ADVERSARIAL, expected, published, small_histograms
+from tests.builders.histograms import ADVERSARIAL, published, small_histograms
 from tests.builders.properties import examples
 from tests.oracles.packing import fewest_packs
 
@@ -51,36 +50,6 @@ def test_compiled_and_interpreted_kernels_agree_to_the_last_bit(seed: int) -> No
 def test_the_default_is_never_worse_on_any_histogram(histogram: Histogram, depth: int) -> None:
     heuristic = packs_of(pack_longest_first(histogram.counts, depth))
     assert packs_of(solve(histogram.counts, "nnls", depth).mixture) <= heuristic
-
-
-@pytest.mark.parametrize(
-    ("name", "depth", "above", "used"),
-    [
-        ("wikipedia-128", 3, 20_000, "lpfhp"),
-        ("wikipedia-384", 3, 5, "iterative-nnls"),
-        ("wikipedia-512", 3, 6000, "iterative-nnls"),
-        ("wikipedia-512", 4, 5, "iterative-nnls"),
-        ("squad-384", 3, 200, "iterative-nnls"),
-    ],
-)
-def test_nnls_comes_near_the_bound_and_says_what_it_used(name: str, depth: int, above: int, used: str) -> None:
-    packing = pack_histogram(published(name), "nnls", depth)
-    assert packing.gap <= above
-    assert packing.algorithm_used == used
-
-
-def test_every_number_of_a_packing() -> None:
-    histogram = published("squad-384")
-    packing = pack_histogram(histogram, "lpfhp", 3)
-    row = expected()["lpfhp"]["squad-384"]["3"]
-    limits = expected()["proven_limits"]["values"]["squad-384"]["3+"]
-    assert (packing.packs, packing.padding_tokens) == (row["packs"], row["padding"])
-    agree(100 * packing.efficiency, row["efficiency"], 1e-6, scale=1.0)
-    agree(packing.packing_factor, row["packing_factor"], 1e-6, scale=1.0)
-    assert packing.lower_bound == limits["lower_bound"]
-    assert packing.gap == row["packs"] - limits["lower_bound"]
-    assert (packing.depth_used, len(packing.mixture)) == (3, row["n_strategies"])
-    assert histogram.token_bound == 39_713
 
 
 @given(histogram=small_histograms(9, 2), depth=st.integers(1, 4))

@@ -22,13 +22,6 @@ from gaudi_bert.packing.histogram import (
 from tests.builders.properties import examples
 
 
-def test_counts_tokens_and_bound() -> None:
-    histogram = Histogram(5, [3, 0, 2, 0, 1])
-    assert (histogram.sequences, histogram.tokens, histogram.token_bound) == (6, 14, 3)
-    assert histogram.counts.dtype == np.int64
-    assert histogram.masked_of(3) == 0
-
-
 def test_the_counts_cannot_be_changed() -> None:
     given = np.array([1, 2, 3])
     histogram = Histogram(3, given)
@@ -127,12 +120,6 @@ def test_bad_lengths_are_named(case: str) -> None:
     with pytest.raises(ArgumentError) as caught:
         checked_lengths(lengths, 8)
     assert words in str(caught.value)
-
-
-@pytest.mark.parametrize("value", [0, 8.0, None, 2**24 + 1])
-def test_bad_row_lengths_are_named(value) -> None:
-    with pytest.raises(ArgumentError, match="max_sequence_length = "):
-        checked_lengths([1], value)
 
 
 # --- groups of files

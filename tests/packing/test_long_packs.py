@@ -15,7 +15,7 @@ from gaudi_bert.packing.exact.optimal import _pack_optimally
 from gaudi_bert.packing.heuristics import pack_longest_first
 from gaudi_bert.packing.histogram import Histogram
 from gaudi_bert.packing.long_packs import deal_into_slots, interpolated_prices, pack_thinned, rematch_halves, split_counts
-from gaudi_bert.packing.mixture import Work, check_mixture, flatten_packs, mixture_of_packs, packs_of
+from gaudi_bert.packing.mixture import Work, check_mixture, packs_of
 from tests.builders.effort import sampled
 from tests.builders.histograms import bimodal, lognormal, uniform
 from tests.builders.properties import examples
@@ -47,14 +47,6 @@ def test_it_stops_at_enough_packs_and_without_work() -> None:
     assert packs_of(rematch_halves(wasteful, 100, 2, 4, Work(0))) == 8
     assert rematch_halves(wasteful, 100, 2, 4, Work(1e9)) == {(31, 69): 4}
     assert rematch_halves({}, 100, 2, 0, Work(1e9)) == {}
-
-
-def test_packs_as_arrays_and_back() -> None:
-    mixture = {(3, 5): 2, (7,): 1}
-    lengths, starts = flatten_packs(mixture)
-    assert (lengths.tolist(), starts.tolist()) == ([3, 5, 3, 5, 7], [0, 2, 4, 5])
-    assert mixture_of_packs(lengths, starts) == mixture
-    assert mixture_of_packs(np.array([0, 3, 0, 0]), np.array([0, 2, 4])) == {(3,): 1}
 
 
 @pytest.mark.slow

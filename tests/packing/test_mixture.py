@@ -12,7 +12,6 @@ from gaudi_bert.packing.heuristics import pack_longest_first
 from gaudi_bert.packing.histogram import Histogram
 from gaudi_bert.packing.mixture import (
     Work,
-    add_packs,
     check_mixture,
     coverage,
     estimate_limit,
@@ -25,12 +24,6 @@ from tests.builders.properties import examples
 
 HISTOGRAM = Histogram(8, [0, 3, 1, 0, 2, 0, 0, 1], [0, 1, 1, 0, 2, 0, 0, 3])
 PACKING = {(2, 5): 2, (2, 3): 1, (8,): 1}
-
-
-def test_a_packing_passes() -> None:
-    check_mixture(PACKING, HISTOGRAM, depth=2)
-    check_mixture(PACKING, HISTOGRAM, depth=2, masked_slots=3)
-    check_mixture({}, Histogram(8, [0] * 8), depth=1)
 
 
 @pytest.mark.parametrize(
@@ -50,15 +43,6 @@ def test_a_packing_passes() -> None:
 def test_what_is_no_packing_is_found(change: dict, depth: int, masked_slots: int | None, message: str) -> None:
     with pytest.raises(FailedError, match=message):
         check_mixture({**PACKING, **change}, HISTOGRAM, depth, masked_slots)
-
-
-def test_adding_sorts_and_ignores_none() -> None:
-    mixture: dict = {}
-    add_packs(mixture, (3, 1, 2), 2)
-    add_packs(mixture, (1, 2, 3), 1)
-    add_packs(mixture, (9,), 0)
-    assert mixture == {(1, 2, 3): 3}
-    assert packs_of(mixture) == 3
 
 
 @pytest.mark.parametrize(
@@ -90,12 +74,6 @@ def test_trimming_is_exact_and_never_adds_packs(data: st.DataObject) -> None:
         assert all(strategy and count > 0 for strategy, count in trimmed.items())
         assert list(trimmed) == list(sorted_mixture(trimmed))
         assert max(map(len, trimmed), default=0) <= max(map(len, mixture), default=0)
-
-
-def test_a_longer_slot_holds_a_shorter_sequence() -> None:
-    counts = np.array([1, 2, 0, 1, 0, 0], dtype=np.int64)
-    mixture = fill_slots({(1, 4): 2, (2,): 1}, counts)
-    assert coverage(mixture, 6).tolist() == counts.tolist()
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(2, 5))

@@ -14,7 +14,6 @@ from gaudi_bert.packing.nnls import (
     _extended_objective,
     _iterative_nnls,
     _solve_ennls,
-    loop_weights,
     pack_by_nnls,
     pack_ennlshp,
     pack_nnlshp,
@@ -90,12 +89,6 @@ def test_published_number_of_packs(name: str, depth: int) -> None:
     mixture = _iterative_nnls(counts, depth, "complement")
     check_mixture(mixture, Histogram(len(counts), counts), depth)
     assert abs(packs_of(mixture) - EXPECTED[name][str(depth)]["packs"]) <= 50
-
-
-def test_weights_of_the_loop() -> None:
-    weights = loop_weights(512)
-    agree(weights[7], (8 / 1024) ** 0.5)
-    assert weights[8] == 1.0
 
 
 def test_best_fit_uses_room_first() -> None:

@@ -6,7 +6,6 @@ import pickle
 from types import SimpleNamespace
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,9 +19,6 @@ from gaudi_bert.reading.global_order import (
 )
 from tests.builders.properties import examples
 from tests.oracles.global_order import dealt_epoch
-
-WORLD_SIZES = (1, 2, 4, 8, 16, 32, 64, 3, 5)
-UNEQUAL = [0, 97, 3, 0, 41, 41, 1, 260, 13, 5, 5, 5, 88, 2, 150, 31, 0, 7]
 
 some_sizes = st.lists(st.integers(0, 13) | st.sampled_from([0, 1, 60]), min_size=1, max_size=23)
 some_streams = st.integers(1, 9)
@@ -77,14 +73,6 @@ def test_visits_are_the_shards_of_a_process(
     assert all(visit.begin < visit.end == ends[visit.shard] for visit in visits)
 
 
-@pytest.mark.parametrize("world_size", WORLD_SIZES)
-def test_a_process_reads_few_shards_at_once(world_size: int) -> None:
-    """C / gcd(C, W) until the first stream ends; that no more are open is in test_streams."""
-    order = GlobalOrder(UNEQUAL * 9, 7)
-    assert (order.streams, order.sets) == (32, 4)
-    assert order.shards_at_once(world_size) == 32 // np.gcd(32, world_size)
-
-
 def test_streams_are_as_many_as_the_shards_of_a_group_within_bounds() -> None:
     assert [streams_of(multiple) for multiple in (1, 32, 48, 512, 1000)] == [32, 32, 48, 512, 512]
 
@@ -107,15 +95,6 @@ def test_a_pack_stays_in_its_window() -> None:
 def test_a_window_may_be_that_of_the_shard() -> None:
     sizes, windows = [17, 9, 30], [4, 100, 7]
     assert epoch_records(GlobalOrder(sizes, 5, windows.__getitem__), 1) == dealt_epoch(sizes, 5, 1, windows)
-
-
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 8])
-@pytest.mark.parametrize("done", [0, 1, 13])
-def test_processes_share_what_remains(world_size: int, done: int) -> None:
-    shares = [numbers_of_rank(done, done + 5 * world_size, rank, world_size) for rank in range(world_size)]
-    assert [len(share) for share in shares] == [5] * world_size
-    assert all((share % world_size == rank).all() for rank, share in enumerate(shares))
-    assert sorted(np.concatenate(shares).tolist()) == list(range(done, done + 5 * world_size))
 
 
 def test_another_process_has_the_same_order() -> None:

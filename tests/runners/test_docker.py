@@ -8,19 +8,22 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from gaudi_bert import __version__
-from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.errors import FailedError, InputError, StoppedError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import pipeline_from_mapping
-from gaudi_bert.runners.docker import _stage_container, run_on_docker
+from gaudi_bert.runners.docker import _run_container, _stage_container, _Stop, run_on_docker
 from tests.builders.real_containers import BASE, DOCKER
+from tests.builders.reporters import QUIET
 
 CARDS = {"cards": 8, "training": {"cpu": "95", "memory": "409Gi"}}
 SECRET = {"AWS_SECRET_ACCESS_KEY": "the-secret", "GOOGLE_API_KEY": "other", "EDITOR": "vi"}
@@ -129,6 +132,8 @@ def test_work_in_a_bucket_brings_the_stores_log_in_and_network(tmp_path: Path, m
     assert options["network_mode"] == "host"
     assert options["entrypoint"][4] == "s3://bucket/work"
     assert "the-secret" not in str(options["entrypoint"])
+    with_cards = container(tmp_path, "train", {**mapping, "resources": CARDS}, work="s3://bucket/work")["environment"]
+    assert with_cards["AWS_SECRET_ACCESS_KEY"] == "the-secret"
     without = container(tmp_path, "write", mapping)
     assert (without["environment"], "network_mode" in without) == ({"HOME": "/tmp"}, False)
 
@@ -140,6 +145,70 @@ def test_a_daemon_that_is_not_there_is_one_line(address: str, tmp_path: Path, mo
     settings = pipeline_from_mapping({"name": "tiny"}, "a test")
     with pytest.raises(InputError, match=address):
         run_on_docker(settings, ["plan"], tmp_path / "tiny.yaml", tmp_path / "work", Reporter(io.StringIO()))
+
+
+# --- how a container ends, without a daemon
+
+
+class Container:
+    """One of the SDK that ends with `code`; with None, when it is told to stop."""
+
+    name = "gaudi-bert-tiny-plan-1"
+    client = SimpleNamespace(api=SimpleNamespace(timeout=0))
+
+    def __init__(self, code: int | None, attached: Callable[[], None] = lambda: None, **state: object) -> None:
+        self.code, self.attached, self.calls, self.told_to_stop = code, attached, list[str](), threading.Event()
+        self.attrs = {"State": {"ExitCode": code, **state}}
+
+    def attach(self, **options: object) -> Iterator[tuple[bytes | None, bytes | None]]:
+        self.attached()
+        return self.pieces()
+
+    def pieces(self) -> Iterator[tuple[bytes | None, bytes | None]]:
+        yield b"7 pa", b"error: plan.json: l"
+        yield b"cks\n", b"ost\n"
+        if self.code is None:
+            assert self.told_to_stop.wait(20), "nobody told it to stop"
+
+    def stop(self, timeout: int) -> None:
+        self.attrs["State"]["ExitCode"] = 75
+        self.told_to_stop.set()
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda **options: self.calls.append(name)
+
+
+def run_one(container: Container, stop: _Stop) -> list[str]:
+    daemon = SimpleNamespace(containers=SimpleNamespace(create=lambda **options: container))
+    try:
+        return _run_container(daemon, {}, stop, QUIET, "resources.data.memory_limit")
+    finally:
+        assert container.calls[0] == "start"
+        assert container.calls[-1] == "remove"
+
+
+@pytest.mark.parametrize(
+    ("code", "state", "kind", "named"),
+    [
+        (1, {}, FailedError, "plan.json: lost"),
+        (2, {}, InputError, "plan.json: lost"),
+        (139, {}, FailedError, "plan.json: lost"),
+        (75, {}, StoppedError, "plan.json: lost"),
+        (137, {"OOMKilled": True}, FailedError, "resources.data.memory_limit"),
+    ],
+)
+def test_an_exit_code_is_kept(code: int, state: dict[str, object], kind: type[Exception], named: str) -> None:
+    assert run_one(Container(0), _Stop()) == ["7 packs"]
+    with pytest.raises(kind, match=named) as caught:
+        run_one(Container(code, **state), _Stop())
+    assert type(caught.value) is kind
+
+
+def test_a_stop_that_comes_before_the_container_runs_reaches_it() -> None:
+    pytest.importorskip("docker")
+    stop = _Stop()
+    with pytest.raises(StoppedError):
+        run_one(Container(None, attached=lambda: stop.request(signal.SIGTERM, None)), stop)
 
 
 # --- real containers, of an image whose `gaudi-bert` is a stand-in that does what the file `does` says

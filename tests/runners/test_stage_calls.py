@@ -105,13 +105,6 @@ def test_what_is_missing_is_one_line_and_nothing_is_made(missing: str, said: str
     assert not (folder / "work" / "tiny" / "finetune").exists()
 
 
-def test_without_its_own_weights_a_pipeline_says_what_to_run_first(folder: Path) -> None:
-    with pytest.raises(InputError, match=r"tiny/train/training\.json: does not exist; run the stage `train` first"):
-        run(folder, pipeline(folder, finetune={"init_checkpoint": None}), "finetune", work="empty")
-    with pytest.raises(InputError, match=r"tiny/finetune/metrics\.json: does not exist; run the stage `finetune` first"):
-        run(folder, pipeline(folder), "predict", work="empty")
-
-
 def test_a_work_folder_in_a_store_is_refused_in_one_line(folder: Path) -> None:
     request = RunRequest(pipeline(folder), Path("s3://bucket/work"), folder / "pipelines", a_run())
     with pytest.raises(InputError, match="--work s3://bucket/work/tiny: the stages finetune and predict need a work"):
@@ -212,29 +205,3 @@ def test_training_goes_on_from_the_bucket(s3: S3Server, on_disk: dict[str, bytes
     assert comparable(made, "examples.json") == on_disk
     lines = [json.loads(line) for line in made["train/metrics.jsonl"].decode().splitlines()]
     assert [line["update"] for line in lines if line["kind"] == "train"] == [2, 4, 6]
-
-
-@pytest.mark.slow
-def test_weights_and_data_in_a_bucket(s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from gaudi_bert.tasks.export import export
-    from gaudi_bert.tfrecords.inspect import inspect
-    from gaudi_bert.training.jobs.records import train
-    from gaudi_bert.training.verify_model import verify_model
-
-    monkeypatch.setenv("AWS_ENDPOINT_URL", s3.endpoint)
-    work, store = Path("s3://bucket/work/small"), quick(s3.endpoint)
-    result = export(work / "train", Path("s3://bucket/exported"), reporter=QUIET)
-    made = contents("s3://bucket/exported", Objects(store))
-    assert (
-        sorted(made)
-        == sorted(result.facts["files"])
-        == ["config.json", "model.safetensors", "tokenizer_config.json", "vocab.txt"]
-    )
-    settings = stored_pipeline("s3://bucket/text", store.model_dump(), init_checkpoint="s3://bucket/exported", updates=1)
-    train(settings, work / "packed" / "train", None, tmp_path / "second", reporter=QUIET)
-    assert "s3://bucket/exported" in (tmp_path / "second" / "settings.yaml").read_text()
-    assert verify_model(checkpoint=work / "train", data=work / "packed" / "train", reporter=QUIET).differences
-    shard = next(
-        name for name in contents("s3://bucket/work/small/packed/train", Objects(store)) if name.startswith("packed-")
-    )
-    assert inspect(work / "packed" / "train" / shard, vocabulary=work / "examples" / "vocab.txt").packed

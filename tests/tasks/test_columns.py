@@ -1,4 +1,4 @@
-"""Every command that takes rows reads the same columns of the same files, and refuses what it would not read."""
+"""Every command that takes rows reads the same columns of the same files."""
 
 from __future__ import annotations
 
@@ -65,21 +65,6 @@ def test_columns_by_a_header_and_by_names(folder: Path, command: str) -> None:
         answers = [(folder / f"{command}-{name}.csv.jsonl").read_text() for name in ("rows", "bare")]
         assert answers[0] == answers[1]
         assert len(answers[0].splitlines()) == len(TEXTS)
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_what_would_not_be_read_is_refused(folder: Path, command: str) -> None:
-    refused: list[tuple[tuple[str, ...], str]] = [
-        (("--text-column", "remark"), "it has no column 'remark'"),
-        (("--format", "txt", "--text-column", "comment"), "--text-column (task.text) does not apply"),
-    ]
-    if command != "finetune":
-        refused.append((("--label-column", "stars"), "No such option: --label-column"))
-    for options, reason in refused:
-        done = run(folder, command, "rows.csv", "refused.jsonl", *options)
-        assert (done.returncode, done.stdout) == (2, ""), options
-        assert reason in done.stderr, options
-        assert not (folder / "refused.jsonl").exists()
 
 
 @pytest.mark.parametrize("command", ["embed", "predict", "finetune"])

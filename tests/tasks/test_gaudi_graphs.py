@@ -45,9 +45,9 @@ def graphs_of(model: Any, batches: list[Any], settings: Any, objective: Objectiv
     return updates.graphs
 
 
-def problems_of_job(engine: str, task: dict[str, Any], data: Path, model: Path, **section: Any) -> set[tuple[str, str]]:
+def problems_of_job(engine: str, task: dict[str, Any], data: Path, model: Path) -> set[tuple[str, str]]:
     """Of the first update of a fine-tuning."""
-    section |= {"max_sequence_length": 61, "batch_sequences": 12}
+    section = {"max_sequence_length": 61, "batch_sequences": 12, "micro_batch_packs": 4, "engine": engine}
     settings = pipeline_from_mapping({"task": task, "finetune": section}, "test")
     prepared = _job_of(settings, FineTuneInput(data, None, model), Path()).prepare(1, QUIET)
     plan = prepared.plan
@@ -62,7 +62,7 @@ def test_the_step_of_every_task(kind: str, engine: str, files: Any, model: Path)
     task = {"name": kind, "too_long": "truncate", **({} if kind in (*ONE_ANSWER, "listwise") else {"stride": 4})}
     if kind == "listwise":
         task |= {"name": "reranking", "loss": "listwise"}
-    assert problems_of_job(engine, task, files[task["name"]][0], model, micro_batch_packs=4, engine=engine) == set()
+    assert problems_of_job(engine, task, files[task["name"]][0], model) == set()
 
 
 @pytest.mark.parametrize("engine", ["tensorflow", pytest.param("pytorch", marks=WITHOUT_PYTORCH)])

@@ -28,22 +28,21 @@ from gaudi_bert.tfrecords.histogram import histogram
 from gaudi_bert.tfrecords.pack import pack
 from gaudi_bert.tfrecords.verify import verify
 from gaudi_bert.tfrecords.write import write
-from tests.builders.packing_case import make_case
+from tests.builders.packing_case import make_case, write_tfrecord
 from tests.builders.reporters import Listener, a_run
 from tests.builders.unreadable import open_folder, unreadable
-from tests.oracles.wire import UNPACKED_KEYS, crc32c, example, frame, random_sequence
+from tests.oracles.wire import crc32c, example, frame, random_sequence
 
 
 def write_files(folder: Path, counts: list[int], max_sequence_length: int, max_predictions: int, seed: int = 1) -> dict:
     """Files of random sequences; what is in each, by name."""
-    folder.mkdir(parents=True, exist_ok=True)
     rng = random.Random(seed)
-    content = {}
-    for number, count in enumerate(counts):
-        sequences = [random_sequence(rng, max_sequence_length, max_predictions) for _ in range(count)]
-        data = b"".join(frame(example(sequence, rng.sample(UNPACKED_KEYS, 7))) for sequence in sequences)
-        (folder / f"part-{number:03d}").write_bytes(data)
-        content[f"part-{number:03d}"] = sequences
+    content = {
+        f"part-{number:03d}": [random_sequence(rng, max_sequence_length, max_predictions) for _ in range(count)]
+        for number, count in enumerate(counts)
+    }
+    for name, sequences in content.items():
+        write_tfrecord(folder / name, sequences)
     return content
 
 

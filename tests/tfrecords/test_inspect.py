@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from gaudi_bert.cli.output import record_lines
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.tfrecords.inspect import RecordView, SequenceView, inspect
 from gaudi_bert.tfrecords.wire.example import decode_example
@@ -35,7 +34,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def shown(view: RecordView) -> str:
-    return "\n".join(record_lines(view))
+    return "\n".join(view.lines())
 
 
 def test_an_unpacked_record_with_tokens(file: Path) -> None:

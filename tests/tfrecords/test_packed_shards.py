@@ -13,7 +13,7 @@ from gaudi_bert.common.dealing import Assignment
 from gaudi_bert.tfrecords.packed_shards import PackEncoder, _EncodeStatus, largest_record
 from gaudi_bert.tfrecords.scan import IndexedSequences
 from gaudi_bert.tfrecords.wire.schema import PackedSchema, UnpackedSchema
-from gaudi_bert.tfrecords.write import read_group
+from gaudi_bert.tfrecords.write import _read_group
 from tests.oracles.packed_record import pack_sequences
 from tests.oracles.wire import FLOAT_KEYS, crc32c, example, frame, random_sequence, unframe
 
@@ -30,7 +30,7 @@ def index_of(path: Path, sequences: list[dict], schema: UnpackedSchema) -> Index
         data += frame(example(sequence, order))
     path.write_bytes(data)
     file = InputFile(name="part", bytes=len(data), crc32c=crc32c(data), sequences=len(sequences))
-    return read_group([path], [file], schema, lambda size: np.zeros(size, np.uint8), 1, lambda _count: None)
+    return _read_group([path], [file], schema, lambda size: np.zeros(size, np.uint8), 1, lambda _count: None)
 
 
 def singles(count: int) -> Assignment:

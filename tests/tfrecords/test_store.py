@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 import gzip
+import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from itertools import islice
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from gaudi_bert.artefacts.packed import Verification
+from gaudi_bert.artefacts.packed import Metadata, Verification
 from gaudi_bert.artefacts.results import StageOutput
+from gaudi_bert.artefacts.shards import GroupShards, ShardTable
+from gaudi_bert.artefacts.store.mirrored_folder import mirrored
 from gaudi_bert.artefacts.store.objects import Objects
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.config.sections import PackingSettings
+from gaudi_bert.model.config import BertConfig
 from gaudi_bert.tfrecords.histogram import histogram
 from gaudi_bert.tfrecords.pack import pack
+from gaudi_bert.tfrecords.random_access import ShardCache
 from gaudi_bert.tfrecords.verify import verify
 from gaudi_bert.tfrecords.write import write
+from gaudi_bert.training.input import TrainingOrder, _packed_source, evaluation_batches, open_source, training_batches
 from tests.builders.command_line import run_command
 from tests.builders.folders import contents as local_contents
 from tests.builders.packing_case import PackingCase, make_case
@@ -124,3 +134,144 @@ def test_from_the_command_line(case: PackingCase, s3: S3Server, monkeypatch: pyt
     assert refused.stderr.count("\n") == 1
     for printed in (done.stdout, done.stderr, refused.stderr):
         assert "secret-of-the-tests" not in printed
+
+
+# --- shards as they are read: the rows of a disk, whatever the server does, within a bound of local disk
+
+CONFIG = BertConfig(
+    vocab_size=30522,
+    hidden_size=8,
+    num_hidden_layers=1,
+    num_attention_heads=2,
+    intermediate_size=8,
+    max_position_embeddings=29,
+)
+BATCH = 4
+
+
+@pytest.fixture(scope="module")
+def few(tmp_path_factory: pytest.TempPathFactory, s3: S3Server) -> PackingCase:
+    """A small data set on the disk, and in the bucket."""
+    made = make_case(tmp_path_factory.mktemp("case"), files=3, sequences_per_file=17)
+    upload(made.packed, "s3://bucket/cached", Objects(quick(s3.endpoint)))
+    return made
+
+
+@pytest.fixture(autouse=True)
+def _few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One stream, and the next shards after 12 packs."""
+    monkeypatch.setattr("gaudi_bert.tfrecords.random_access.streams_of", lambda _: 1)
+    monkeypatch.setattr("gaudi_bert.reading.streams._FIRST_PACKS", 12)
+
+
+@contextmanager
+def stored_source(few: PackingCase, endpoint: str, room: int = 1 << 30, url: str = "s3://bucket/cached"):
+    metadata, store = Metadata.read(few.packed), quick(endpoint)
+    with mirrored(Path(url), store) as folder:
+        yield _packed_source(folder, metadata, ShardCache(folder, metadata.shard_table, room, 3))
+
+
+def trained(source, batches: int) -> list[bytes]:
+    """The token ids of each pack of so many batches."""
+    order = TrainingOrder(seed=3, shuffle_packs=4)
+    with closing(training_batches(source, CONFIG, BATCH, order)) as read:
+        return rows(islice(read, batches))
+
+
+def rows(batches) -> list[bytes]:
+    return [ids.tobytes() for batch in batches for ids in batch["input_ids"]]
+
+
+def test_a_bucket_is_read_through_the_shards_of_its_streams(few: PackingCase, s3: S3Server) -> None:
+    """Equal to a local folder, over epochs, with room for four sets of one stream and the next shard."""
+    metadata = Metadata.read(few.packed)
+    table, batches = metadata.shard_table, 3 * metadata.packs // BATCH
+    sizes = {table.name(shard): int(table.bytes[shard]) for shard in range(len(table))}
+    local, room = open_source(few.packed), int(np.sort(table.bytes)[-5:].sum())
+    with stored_source(few, s3.endpoint, room) as stored:
+        stored.cache.check_room(1, 1, 4)
+        found, most, order = [], 0, TrainingOrder(seed=3, shuffle_packs=4)
+        with closing(training_batches(stored, CONFIG, BATCH, order)) as read:
+            for batch in islice(read, batches):
+                found += rows([batch])
+                most = max(most, sum(sizes.get(name, 0) for name in os.listdir(stored.path)))
+        assert found == trained(local, batches)
+        assert 0 < most <= room < table.bytes.sum()
+        evaluated = rows(evaluation_batches(stored, CONFIG, BATCH))
+        assert evaluated == rows(evaluation_batches(local, CONFIG, BATCH))
+
+
+def test_a_shard_is_whole_or_absent_through_a_bad_server(few: PackingCase, s3: S3Server) -> None:
+    table = Metadata.read(few.packed).shard_table
+    shard = int(np.argmax(table.packs))
+    content = (few.packed / table.name(shard)).read_bytes()
+    with faulty_proxy(s3.port, seed=5) as proxy, stored_source(few, proxy.endpoint) as stored:
+        seen: list[bytes] = []
+        path = stored.path / table.name(shard)
+        proxy.after_get = lambda _: seen.append(path.read_bytes() if path.exists() else b"")
+        proxy.share = 0.5
+        stored.open_packs().files.prepare(shard)
+        assert path.read_bytes() == content
+        assert set(seen) <= {b"", content}
+
+
+def test_two_readers_of_a_shard_fetch_it_once(few: PackingCase, s3: S3Server) -> None:
+    with faulty_proxy(s3.port) as proxy, stored_source(few, proxy.endpoint) as stored:
+        shard = int(np.argmax(stored.metadata.shard_table.packs))
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(stored.cache.bring, [shard] * 8))
+        assert proxy.sent == stored.metadata.shard_table.bytes[shard]
+
+
+def test_a_shard_that_is_not_the_one_of_the_metadata_is_refused(few: PackingCase, s3: S3Server) -> None:
+    objects, url = Objects(quick(s3.endpoint)), "s3://bucket/replaced"
+    upload(few.packed, url, objects)
+    table = Metadata.read(few.packed).shard_table
+    shard, other = (int(number) for number in np.flatnonzero(table.bytes)[:2])
+    content = objects.read(f"{url}/{table.name(shard)}")
+    with stored_source(few, s3.endpoint, room=1, url=url) as stored:
+        stored.cache.bring(shard)
+        stored.cache.release(shard)
+        objects.write(f"{url}/{table.name(other)}", content + b"x")
+        with pytest.raises(InputError, match=table.name(other)):
+            stored.cache.bring(other)  # the first one makes room
+        objects.write(f"{url}/{table.name(shard)}", content[::-1])
+        with pytest.raises(InputError, match="changed while it was read"):
+            stored.cache.bring(shard)
+
+
+def table_of(packs: Iterable[int], sizes: Iterable[int]) -> ShardTable:
+    return ShardTable.of_groups([GroupShards(packs=tuple(packs), bytes=tuple(sizes), manifest_crc32c=0)], "")
+
+
+def test_a_shard_stays_while_it_is_read_and_then_until_its_room_is_needed(s3: S3Server, tmp_path: Path) -> None:
+    table = table_of([1] * 4, [10] * 4)
+    for number in range(3):
+        (tmp_path / table.name(number)).write_bytes(b"0123456789")
+    upload(tmp_path, "s3://bucket/held", Objects(quick(s3.endpoint)))
+    with mirrored(Path("s3://bucket/held"), quick(s3.endpoint)) as folder:
+        cache = ShardCache(folder, table, 20, 1)
+        here = lambda: sorted(int(path.name[-1]) for path in folder.iterdir())  # noqa: E731
+        for number in (0, 0, 1):
+            cache.bring(number)
+        cache.release(0)
+        cache.release(1)
+        assert here() == [0, 1]
+        cache.bring(2)
+        assert here() == [0, 2]
+        cache.release(0)
+        cache.release(2)
+        cache.bring(1)
+        assert here() == [1, 2]
+        with pytest.raises(InputError, match="s3://bucket/held/packed-00000-00003"):
+            cache.bring(3)
+
+
+def test_what_the_streams_need_must_fit(tmp_path: Path) -> None:
+    """The largest shards: one of each stream, and as many of the next as a process reads at once."""
+    table = table_of([7] * 100, range(50, 150))
+    ShardCache(tmp_path, table, 9_000, 1).check_room(32, 1)  # 64 of at most 149 bytes
+    cache = ShardCache(tmp_path, table, 7_519, 1)
+    cache.check_room(32, 2)
+    with pytest.raises(InputError, match="7,520 bytes"):
+        cache.check_room(32, 1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import resource
 import shutil
 from collections import Counter
 from collections.abc import Callable
@@ -27,7 +26,7 @@ from gaudi_bert.tfrecords.write import (
     _BYTES_OF_A_SEQUENCE,
     _BYTES_OF_A_TOKEN,
     _available_bytes,
-    read_group,
+    _read_group,
     write,
 )
 from tests.builders.folders import contents
@@ -174,23 +173,6 @@ def test_all_lengths_and_depths(
     assert sequences_in(case.packed) == Counter(unpacked_key(sequence) for sequence in case.sequences)
 
 
-# --- full disks
-
-
-def test_a_limit_on_file_sizes_is_said(case: PackingCase, tmp_path: Path) -> None:
-    """As a full disk, without a mount: the system refuses to let a file grow."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1500, before[1]))
-    try:
-        with pytest.raises(FailedError, match="cannot write: File too large"):
-            write(case.records, case.plan, tmp_path / "out", a_run())
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert not list((tmp_path / "out").glob("[gm]*"))
-    write(case.records, case.plan, tmp_path / "out", a_run())
-    assert contents(tmp_path / "out") == contents(case.packed)
-
-
 # --- a group that memory cannot hold is refused before it is read; the estimate is what a group that was read does take
 
 
@@ -218,7 +200,7 @@ def test_the_estimate_is_a_little_below_what_a_group_takes(tmp_path: Path) -> No
     group = planned.groups[0]
     paths = [case.records / file.name for file in group.files]
     schema = PackedSchema.of(planned).unpacked
-    read = read_group(paths, group.files, schema, lambda size: np.zeros(size, np.uint8), 1, lambda _: None)
+    read = _read_group(paths, group.files, schema, lambda size: np.zeros(size, np.uint8), 1, lambda _: None)
     sizes = sum(int(read.rows[name].sum()) for name in ("ids_bytes", "length", "masked_ids_bytes", "positions_bytes"))
     taken = sizes + read.rows.nbytes + read.offsets.nbytes
     assert 0.6 * taken < _BYTES_OF_A_TOKEN * group.tokens + _BYTES_OF_A_SEQUENCE * group.sequences < 1.1 * taken

@@ -14,6 +14,7 @@ pytest.importorskip("torch", exc_type=ImportError)
 
 from gaudi_bert.common.errors import InputError, StoppedError
 from gaudi_bert.config.pipeline import pipeline_from_mapping
+from gaudi_bert.engines.protocol import Communicator
 from gaudi_bert.training import run
 from gaudi_bert.training.checkpoint import find_checkpoint, read_checkpoint
 from gaudi_bert.training.evaluate import evaluate
@@ -59,6 +60,13 @@ def test_a_stopped_run_keeps_its_engine_and_ends_with_the_same_bits(packed, held
     assert listener.text.splitlines()[0] == "train: engine pytorch: the run began with it"
     assert yaml.safe_load((out / "settings.yaml").read_text())["training"]["engine"] == "pytorch"
     identical(last_weights(out), last_weights(by_pytorch))
+
+
+def test_a_stop_that_another_process_was_asked_for_stops_this_one(packed, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(Communicator, "any_true", lambda self, value: True)
+    with pytest.raises(StoppedError, match="after update 1 of 20"):
+        train(settings(**BY_PYTORCH), packed, None, tmp_path / "train", reporter=QUIET)
+    assert read_checkpoint(find_checkpoint(tmp_path / "train")).update == 1
 
 
 def test_each_engine_resumes_and_evaluates_what_the_other_left(packed, held_out, whole_run, by_pytorch, tmp_path) -> None:

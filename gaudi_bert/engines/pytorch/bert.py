@@ -21,7 +21,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.encoders.cpu import attention_in_cache, by_onednn, dropout, linear, product
+from gaudi_bert.encoders.cpu import attention_in_cache, dropout, is_large_product, linear, product
 from gaudi_bert.encoders.feeding import widen
 from gaudi_bert.model.config import BertConfig, layer_scope
 from gaudi_bert.model.heads import FORBIDDEN_SCORE
@@ -64,7 +64,7 @@ def _attention_on_cpu(
     """Compute it in the form that is fastest on a CPU: the fused one has no fast dropout."""
     form = _fused_attention
     if dropout_rate > 0:
-        form = attention_in_cache if by_onednn(query_BNPD, key_BNLD.mT) else _plain_attention
+        form = attention_in_cache if is_large_product(query_BNPD, key_BNLD.mT) else _plain_attention
     return form(query_BNPD, key_BNLD, value_BNLD, bias_B1PL, dropout_rate)
 
 

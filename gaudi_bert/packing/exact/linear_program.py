@@ -62,11 +62,8 @@ def _silent_solver(highspy: Any) -> Any:
 class _Master:
     """The program over the strategies that are known so far, warm-started in HiGHS.
 
+    `lengths`, int64 [rows], are those that occur, ascending, and `demand`, float64 [rows], the sequences of each.
     `iterations` counts the simplex iterations: unlike seconds, they are the same on every machine.
-
-    Args:
-        lengths: int64 [rows], the lengths that occur, ascending.
-        demand: float64 [rows], sequences of each.
     """
 
     def __init__(self, lengths: IntArray, demand: FloatArray, work: Work) -> None:
@@ -138,19 +135,16 @@ class _Master:
             )
 
     def set_demand(self, demand: FloatArray) -> None:
-        """Change what has to be covered (float64 [rows]; a negative demand is a surplus that shorter lengths
-        may use).
-        """
+        """Change what has to be covered, float64 [rows]; a negative demand is a surplus that shorter lengths may use."""
         rows = len(demand)
         self._unit = max(1.0, float(np.max(np.abs(demand))) / LARGEST_DEMAND)
         unlimited = np.full(rows, self._highs.kHighsInf)
         self._solver.changeRowsBounds(rows, np.arange(rows, dtype=np.int32), demand / self._unit, unlimited)
 
     def solve(self, *, dual: bool = False) -> float:
-        """Solve from the last basis; returns the objective, infinite where the work ended before there was any.
+        """Solve from the last basis, by the `dual` simplex after a change of demand, by the primal one after new strategies.
 
-        Args:
-            dual: use the dual simplex (after a change of demand) instead of the primal one (after new strategies).
+        Returns the objective, infinite where the work ended before there was any.
         """
         size = len(self.lengths) + self._exchanges + len(self.strategies)
         if self._columns_at_first is None:
@@ -234,15 +228,10 @@ def generate_columns(
     enough: float = -np.inf,
     max_iterations: float = np.inf,
 ) -> Relaxation:
-    """Add strategies to `master` until its objective is proven to be the least, to within one pack.
+    """Add strategies to `master`, whose demand is `demand`, until its objective is proven the least, to within one pack.
 
-    Args:
-        master: the program; strategies that cover everything must be in it already.
-        pricer: of the same lengths.
-        demand: float64 [rows], sequences of each length; the master's demand.
-        known: an earlier relaxation whose prices are the first centre; None: the token bound.
-        enough: stop as soon as the objective is at most this, or is proven to be more.
-        max_iterations: stop when the simplex has taken more iterations than this.
+    Strategies that cover everything must be in it already. The first centre are the prices of `known`, or the token bound.
+    It stops as soon as the objective is at most `enough` or is proven to be more, and after `max_iterations` of the simplex.
     """
     last = master.iterations + max_iterations
     centre = pricer.lengths / pricer.max_length if known is None else known.prices
@@ -300,9 +289,7 @@ class LinearProgram:
 
     @property
     def prices(self) -> FloatArray:
-        """The best prices so far: float64 [rows], no pack is worth more than 1. Before any relaxation, those of
-        the token bound.
-        """
+        """The best prices so far, float64 [rows], by which no pack is worth more than 1; at first those of the tokens."""
         return self.lengths / self.max_length if self.relaxation is None else self.relaxation.prices
 
     @property
@@ -349,9 +336,7 @@ class LinearProgram:
         self.master.add(strategy for strategy in shrunk if strategy)
 
     def generate(self, max_iterations: float = np.inf) -> Relaxation:
-        """Column generation, on from the relaxation so far, until it is closed or the simplex has had its
-        iterations.
-        """
+        """Column generation, on from the relaxation so far, until it is closed or the simplex has had its iterations."""
         self.relaxation = generate_columns(
             self.master, self.pricer, self.demand.astype(np.float64), self.relaxation, max_iterations=max_iterations
         )

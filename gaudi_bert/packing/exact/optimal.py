@@ -121,9 +121,7 @@ def solve_optimally(counts: IntArray, depth: int, work: Work | None = None, effo
     A plan of a smaller depth is one of a larger depth too. So where there is a gap, the smaller depths are planned as well,
     each as if it were requested, until they need too many packs, or less work remains than the last one took.
 
-    Args:
-        work: what may be done in all; None for what can be gained.
-        effort: "unlimited" continues until nothing helps, however little can be gained.
+    All may do `work`, by default what can be gained; the effort "unlimited" continues until nothing helps.
     """
     lengths = np.flatnonzero(counts) + 1
     deepest = deepest_pack(lengths, counts[lengths - 1], len(counts))
@@ -220,11 +218,8 @@ def _pack_optimally(
 ) -> _Optimum:
     """Pack a histogram, int64 [L], in as few packs as possible, or in nearly as few if it has thousands of lengths.
 
-    Args:
-        work: what may be done in all; None for `FULL_WORK`.
-        known: a plan to start from.
-        near_work: operations that may still be done once the plan is near to its bound.
-        is_quick: give up soon, as for a coarse grid.
+    All may do `work`, by default `FULL_WORK`, and `near_work` once the plan is near to its bound; `known` is a plan to start
+    from. `is_quick` gives up soon, as for a coarse grid.
     """
     work = Work(FULL_WORK) if work is None else work
     if np.count_nonzero(counts) > MOST_LENGTHS:

@@ -80,14 +80,10 @@ def _search_packs(
     max_nodes: int,
     work: Work,
 ) -> _Searched:
-    """Packs for all the sequences, if there are any and `max_nodes` branches find them.
+    """Packs for all the sequences, if there are any and `max_nodes` branches of an attempt find them.
 
-    Args:
-        lengths: int64 [types], ascending.
-        counts: int64 [types], sequences of each.
-        prices: float64 [types], such that no pack of at most `depth` sequences is worth more than 1.
-        max_nodes: branches of each attempt at most.
-        work: what the search may do in all.
+    `lengths`, int64 [types], ascend, `counts` are the sequences of each; by `prices`, float64 [types], no pack of at most
+    `depth` sequences is worth more than 1.
     """
     order = np.flatnonzero(counts)[::-1]
     lengths, counts, prices = (
@@ -135,9 +131,7 @@ def _search_packs(
 
 @borrowing_kernel
 def _complete(lengths: IntArray, prices: FloatArray, best: FloatArray, without_limit: bool) -> None:
-    """best[k, t] = best worth of at most k further sequences in a room of t tokens; row 0 is there. The last row may stand
-    for any number.
-    """
+    """best[k, t]: the best worth of at most k sequences in t tokens, from row 1; the last row may be for any number."""
     levels = best.shape[0] - 1
     for slots in range(1, levels + 1):
         before = best[slots] if without_limit and slots == levels else best[slots - 1]
@@ -327,8 +321,7 @@ class _Level:
 def dive(linear_program: LinearProgram, target: int, settings: DiveSettings) -> tuple[Mixture, IntArray, bool]:
     """Find integer numbers of packs for the program's sequences, in `target` packs if the dive goes well.
 
-    Args:
-        linear_program: with its relaxation; what its master has to cover is afterwards what the dive did not.
+    What the master of the program, which has its relaxation, has to cover afterwards is what the dive did not.
 
     Returns:
         Packs, whose slots may hold shorter sequences (see `fill_slots`); the sequences that they do not hold, int64 [rows];
