@@ -101,9 +101,8 @@ def tokenizer_length(folder: Path) -> int | None:
 
 # --- Folders of sentence-transformers (5 and 6): how vectors are pooled, where texts are cut, what precedes them
 #
-# `modules.json` lists what the vectors go through (a Transformer, a Pooling, perhaps a Normalize), `1_Pooling/config.json`
-# states how they are pooled, `sentence_bert_config.json` the most tokens of a text (else the tokenizer does, since version
-# 6), and `config_sentence_transformers.json` the prompts.
+# `modules.json` lists what the vectors go through, `1_Pooling/config.json` states how they are pooled,
+# `sentence_bert_config.json` the most tokens of a text (since version 6 the tokenizer does).
 
 _MODES: dict[str, Pooling] = {
     "pooling_mode_cls_token": "cls",
@@ -165,11 +164,8 @@ class SentenceFolder:
     """The way in which a folder makes vectors.
 
     Attributes:
-        pooling, normalize: of the tokens' vectors.
         max_sequence_length: longer texts are cut; None where sentence-transformers has no number for it.
-        lower_case: whether texts are lower-cased before the tokenizer reads them.
-        prompts: what may precede each text, by name.
-        default_prompt_name: of the prompt that is used where none is requested.
+        prompts: what may precede each text, by name; `default_prompt_name`: that of the one that is used by itself.
         pools_prompt: whether the tokens of the prompt are pooled too.
         truncate_dim: how many values of a vector remain; None for all.
     """

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,17 +24,8 @@ from tests.builders.launched import TORCHRUN, finished
 from tests.builders.reporters import QUIET, Listener, StopAfter
 from tests.training.conftest import settings
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 BY_PYTORCH = {"engine": "pytorch", "log_every_updates": 1}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Threads of two tests at a time would wait for each other."""
-    torch = pytest.importorskip("torch")
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def last_weights(out: Path) -> dict:
