@@ -200,11 +200,8 @@ TooLong = Literal["error", "truncate", "split", "drop"]
 class TooLongRows(Artefact):
     """Account of rows longer than a pack.
 
-    Attributes:
-        policy: what becomes of them: refused, cut to their first tokens, cut into pieces, or dropped.
-        dropped_rows: how many of them are in no pack.
-        dropped_tokens: tokens that are in no pack.
-        added_sequences: sequences beyond one per row, from splitting.
+    By the policy they are refused, cut to their first tokens, cut into pieces (`added_sequences` are those beyond one per
+    row), or dropped; what is dropped is in no pack.
     """
 
     policy: TooLong

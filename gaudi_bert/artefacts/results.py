@@ -33,7 +33,6 @@ class StageRun:
     """One run of a stage; no byte of the result depends on it.
 
     Attributes:
-        reporter: where progress is reported.
         overwrite: replace the result of other settings, which is refused otherwise.
         workers: processes or threads; None for one per core.
         store: how object stores are reached; None for the defaults.

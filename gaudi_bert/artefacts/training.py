@@ -198,8 +198,7 @@ class FineTuning(Figures):
         model: where the weights came from: the name of the folder or file.
         sequences: of the training data, per epoch.
         best_metric: the metric that chose the best checkpoint; None without evaluation data.
-        best_update: after which it was written: the weights in the folder.
-        metrics: of those weights, by name.
+        best_update: after which it was written: the weights in the folder, with these `metrics`.
         baseline: the metrics of always giving the one answer that suits the training data best, where a task has one.
     """
 

@@ -46,14 +46,10 @@ _UTF_8_MARK, _UTF_16_MARKS = b"\xef\xbb\xbf", (b"\xff\xfe", b"\xfe\xff")
 
 @dataclass(frozen=True)
 class RowPart:
-    """A file of rows, or what is read alone of it.
+    """A file of rows, or what is read alone of it; `path` is None for standard input, and for a text that Python carries.
 
-    Attributes:
-        name: in messages; of a text that Python carries, its name.
-        path: None for standard input, and for a text that Python carries.
-        encoding: of its text.
-        start, end: the bytes in which its lines begin, or its row groups; `end` is None for a file that is read to its end.
-        size_bytes: about how much of the file that is.
+    Its lines begin in the bytes, or it has the row groups, `start` to `end`, which is None for a file that is read to its
+    end; `size_bytes` is about how much of the file that is.
     """
 
     name: str

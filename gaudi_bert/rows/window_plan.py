@@ -76,14 +76,10 @@ class _BatchModel(Protocol):
 
 @dataclass(frozen=True)
 class PackRunner:
-    """Runs one model over a window, batch by batch.
+    """Runs one model over a window, in batches of `batch_tokens`: about where a CPU is fastest.
 
-    Attributes:
-        per: whether its outputs are for each sequence or for each token.
-        width: values of an output.
-        batch_tokens: of a batch; about where a CPU is fastest.
-        rest: what becomes of packs that do not fill a batch: a smaller one, batches of one pack (for software that compiles
-            each shape), or one that is filled up with empty packs (for a device that has one shape).
+    Packs that do not fill a batch (`rest`) are a smaller one, batches of one pack (for software that compiles each shape),
+    or one that is filled up with empty packs (for a device that has one shape). An output has `width` values.
     """
 
     model: _BatchModel

@@ -66,12 +66,8 @@ def pack_table(
 ) -> _PackedTable | ByRowLength[_PackedTable]:
     """Pack the rows of a table; with `settings.row_lengths` into rows of several lengths, or of one where they gain little.
 
-    Args:
-        source: a .parquet, .arrow or .jsonl[.gz] file, a folder or a glob of them, or one that `Dataset.save_to_disk` wrote.
-        verified: prove afterwards that every row is there; not for a part.
-
-    Returns:
-        For a part the totals of its groups, or those of the folder where it is finished already; of several lengths, each.
+    `source` is a .parquet, .arrow or .jsonl[.gz] file, a folder or a glob of them, or one that `Dataset.save_to_disk` wrote.
+    With `verified`, it is proven afterwards that every row is there. Of a part, the totals of its groups are returned.
     """
     if settings.row_lengths is None:
         return _pack_rows(source, out, settings, run, verified)

@@ -33,15 +33,13 @@ _DEEPEST = 64
 
 
 class TablePart(NamedTuple):
-    """A run of rows of one file.
+    """A run of rows of one file, from `first_row` of the file and `table_row` of the table on.
 
     Attributes:
-        first_row: number of its first row in the file.
         bytes: about what they take in memory.
         position: number of the row group or the batch; for JSON, the byte at which the block begins.
         start: rows of the row group or the batch before this part.
         step: rows of each part of the row group or the batch but the last; for JSON, bytes of the block.
-        table_row: number of its first row in the table.
     """
 
     path: Path

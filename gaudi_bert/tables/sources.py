@@ -139,13 +139,9 @@ _ADDED_COLUMNS = ("position_ids", "seq_lens", "sequence_ids", "indices", "starts
 
 @dataclass(frozen=True)
 class TableColumns:
-    """The columns that are packed, by name, with their pyarrow types (aligned: of a value of the list).
+    """The columns that are packed, by name, with their pyarrow types (aligned: of a value of the list; `input_ids` first).
 
-    Attributes:
-        schema: the pyarrow schema of all columns of the table.
-        aligned: lists along the tokens; `input_ids` is the first.
-        scalars: one value per row.
-        tokens: what `input_ids` is called in the table.
+    `schema` is that of all columns of the table; `tokens` is what `input_ids` is called there.
     """
 
     schema: Any

@@ -36,12 +36,9 @@ class LossAndGradient(NamedTuple):
 
 
 class PairedRows(NamedTuple):
-    """Rows of several sequences that stay in one update, and the loss of some of them.
+    """Rows of several sequences that stay in one update; `has_answers`: whether a row can be answered right.
 
-    Attributes:
-        groups: the sequences of each row.
-        loss: by the outputs [N, C] for the sequences of some rows, these sequences, sorted, and the rows.
-        has_answers: whether a row can be answered right.
+    `loss` of some rows is by the outputs [N, C] for their sequences, these sequences, sorted, and the rows.
     """
 
     groups: GroupedRows

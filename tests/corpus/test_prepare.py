@@ -82,6 +82,18 @@ def test_held_out_documents_are_in_no_training_example(folder: Path) -> None:
     assert json.loads((folder / "out/examples.json").read_text()) | {"skipped": False} == summary
 
 
+def test_workers_and_shards_change_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocks_module, "BLOCK_CHARACTERS", 500)
+    run(folder, "one")
+    run(folder, "two", {"workers": 2})
+    assert run(folder, "parts", {"part": (1, 2)})["finished"] is False
+    assert not (folder / "parts/examples.json").exists()
+    assert len(list((folder / "parts/train").glob("part-*"))) == 3
+    assert run(folder, "parts", {"part": (0, 2)})["skipped"] is False
+    assert contents(folder / "one") == contents(folder / "two") == contents(folder / "parts")
+    assert run(folder, "parts", {"part": (7, 8)})["skipped"] is True
+
+
 def test_nothing_is_done_twice_and_other_settings_are_refused(folder: Path) -> None:
     run(folder)
     before = contents(folder / "out")

@@ -62,6 +62,8 @@ def test_a_plan_holds_what_the_contract_says(tmp_path: Path) -> None:
     agree(result.content.efficiency, 1 - result.content.padding_tokens / (16 * result.content.packs))
     agree(result.content.packing_factor, result.content.sequences / result.content.packs)
     assert "seconds" not in (tmp_path / "plan.json").read_text()
+    more = plan([tmp_path / "histogram.json"], tmp_path / "more.json", settings(masked_slots=9), a_run())
+    assert more.content.masked_slots == 9
 
 
 def test_finished_is_skipped_and_other_settings_and_histograms_are_refused(tmp_path: Path) -> None:

@@ -75,6 +75,7 @@ def test_visits_are_the_shards_of_a_process(
 
 def test_streams_are_as_many_as_the_shards_of_a_group_within_bounds() -> None:
     assert [streams_of(multiple) for multiple in (1, 32, 48, 512, 1000)] == [32, 32, 48, 512, 512]
+    assert [GlobalOrder([5] * 99, 7).shards_at_once(size) for size in (1, 3, 8, 48, 64)] == [32, 32, 4, 2, 1]
 
 
 def test_regions_are_the_positions_of_the_files_of_groups() -> None:

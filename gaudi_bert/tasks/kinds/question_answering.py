@@ -106,8 +106,6 @@ def _squad_scores(given: Sequence[str], right: Sequence[Sequence[str]]) -> dict[
     Texts are compared in lower case, without punctuation, articles and extra space. Exact match: the same text as one of the
     right answers. F1: of the words in common, the best over the right answers. A question without an answer is right if and
     only if the empty text is given.
-
-    `given` has one answer per question, `right` the right answers of each; none where it has none.
     """
     pairs = [
         ([_normal(text) for text in texts] or [""], _normal(answer)) for answer, texts in zip(given, right, strict=True)
