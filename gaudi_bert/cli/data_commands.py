@@ -197,13 +197,13 @@ _OF_SHARDS = ("shard_multiple", "shard_bytes")
 def _shard_settings(overrides: list[str] | None, plan: Path) -> dict[str, int]:
     """Return what `write --set` changes about the shards of a plan; what the plan has decided is refused."""
     settings = arguments.packing_settings(overrides)
-    decided = sorted(settings.model_fields_set.difference(_OF_SHARDS))
-    if decided:
-        typed = next((each for each in overrides or () if arguments.set_key(each) == f"packing.{decided[0]}"), "packing")
-        raise InputError(
-            f"--set {typed}: {plan.name} has decided `packing.{decided[0]}`; give it to `gaudi-bert plan`, and here only "
-            + " or ".join(f"packing.{name}" for name in _OF_SHARDS)
-        )
+    for override in overrides or ():
+        key = arguments.set_key(override)
+        if key.removeprefix("packing.") not in _OF_SHARDS:
+            raise InputError(
+                f"--set {override}: {plan.name} has decided `{key}`; give it to `gaudi-bert plan`, and here only "
+                + " or ".join(f"packing.{name}" for name in _OF_SHARDS)
+            )
     return settings.model_dump(include=settings.model_fields_set)
 
 
@@ -275,7 +275,6 @@ def _pack_table(
     run: StageRun,
     verified: bool,
 ) -> PackResult | PlainResult | ByRowLength[PackResult | PlainResult]:
-    """Pack a table, or a part of it."""
     from gaudi_bert.config.pipeline import section_from_options
     from gaudi_bert.config.sections import TableSettings
     from gaudi_bert.tables.pack import pack_table

@@ -54,23 +54,6 @@ def _has_colours(stream: Any) -> bool:
     return bool(stream.isatty()) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
-# Wrong words on the command line, in the parser that typer brings with it or uses.
-UsageError: Any = typer.BadParameter.__bases__[0]
-
-
-def explained(error: Any) -> InputError:
-    """A usage error as one line that leads to the command's help."""
-    from pydantic import ValidationError
-
-    from gaudi_bert.config.values import plain_message
-
-    if isinstance(error.__cause__, ValidationError):
-        error.message = plain_message(error.__cause__.errors()[0])
-    command = error.ctx.command_path if error.ctx is not None else "gaudi-bert"
-    message = error.format_message().rstrip(".")
-    return InputError(f"{message}{'' if message.endswith('?') else ';'} see: {command} --help")
-
-
 def error_prefix() -> str:
     """Return what an error line begins with."""
     return f"{_RED}error:{_PLAIN} " if _has_colours(sys.stderr) else "error: "

@@ -142,6 +142,8 @@ _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _STOPPED = "stopped; run the same command again to resume"
 # Commands that start from scratch each time.
 _KEEP_NOTHING = ("doctor", "estimate", "inspect", "k8s", "settings")
+# Wrong words on the command line, in the parser that typer brings with it or uses.
+_UsageError: Any = typer.BadParameter.__bases__[0]
 # Both engines need them. PyTorch runs on every Python and takes every model, so it is offered where neither is there.
 _OF_EITHER_ENGINE = ("safetensors", "seqeval", "sklearn")
 
@@ -156,8 +158,8 @@ def _run_to_the_end(command: Callable[[], int | None]) -> NoReturn:
             code = command() or 0
     except GaudiBertError as error:
         _end(error)
-    except help.UsageError as error:
-        _end(help.explained(error))
+    except _UsageError as error:
+        _end(_explained(error))
     except ModuleNotFoundError as error:
         module = (error.name or "").partition(".")[0]
         if module not in EXTRAS:
@@ -197,6 +199,19 @@ def _interrupting_signals() -> Iterator[None]:
         yield
 
 
+def _explained(error: Any) -> InputError:
+    """A usage error as one line that leads to the command's help."""
+    from pydantic import ValidationError
+
+    from gaudi_bert.config.values import plain_message
+
+    if isinstance(error.__cause__, ValidationError):
+        error.message = plain_message(error.__cause__.errors()[0])
+    command = error.ctx.command_path if error.ctx is not None else "gaudi-bert"
+    message = error.format_message().rstrip(".")
+    return InputError(f"{message}{'' if message.endswith('?') else ';'} see: {command} --help")
+
+
 def _output_error(error: OSError) -> InputError:
     """Standard output is full. It is given up, or Python would try to flush it again when the process ends."""
     sys.stdout = None
@@ -204,7 +219,6 @@ def _output_error(error: OSError) -> InputError:
 
 
 def _missing_extra(module: str) -> InputError:
-    """Return the error that explains how to get a module that an extra installs."""
     reason = "which is not installed"
     if module == "tensorflow" and not has_tensorflow():
         reason = f"version 2.15, which has none for Python {'.'.join(map(str, sys.version_info[:2]))}"

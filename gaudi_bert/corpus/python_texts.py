@@ -63,29 +63,23 @@ def python_texts(name: str) -> dict[str, str]:
 
 
 def _standard_docstrings(library: Path) -> dict[str, str]:
+    """Docstrings of the modules that are written in Python, in the order of their names and files."""
     texts: dict[str, str] = {}
     # Millions of short-lived nodes: the collector would look through them again and again, in vain.
     was_enabled = gc.isenabled()
     gc.disable()
     try:
-        for module, path in _modules(library):
-            for name, text in _docstrings(ast.parse(path.read_bytes()), module):
-                texts.setdefault(name, text)
+        for package in sorted(sys.stdlib_module_names - _NOT_EVERYWHERE - _NOT_READ):
+            for path in (library / f"{package}.py", *sorted((library / package).rglob("*.py"))):
+                parts = path.relative_to(library).with_suffix("").parts
+                if path.is_file() and not _TEST_FOLDERS.intersection(parts):
+                    module = ".".join(parts).removesuffix(".__init__")
+                    for name, text in _docstrings(ast.parse(path.read_bytes()), module):
+                        texts.setdefault(name, text)
     finally:
         if was_enabled:
             gc.enable()
     return texts
-
-
-def _modules(library: Path) -> Iterator[tuple[str, Path]]:
-    """Names and files of the modules that are written in Python, sorted."""
-    for name in sorted(sys.stdlib_module_names - _NOT_EVERYWHERE - _NOT_READ):
-        if (library / f"{name}.py").is_file():
-            yield name, library / f"{name}.py"
-        for path in sorted((library / name).rglob("*.py")):
-            parts = path.relative_to(library).with_suffix("").parts
-            if not _TEST_FOLDERS.intersection(parts):
-                yield ".".join(parts).removesuffix(".__init__"), path
 
 
 def _docstrings(node: ast.AST, name: str) -> Iterator[tuple[str, str]]:

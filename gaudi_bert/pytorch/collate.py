@@ -198,8 +198,13 @@ class PackCollator:
                 f"a row of {length} tokens: the model was tried with rows of {self.row_tokens}; "
                 f"give PackCollator row_tokens={length}"
             )
-        most, longest = self.feeding.longest_sequence, max(int(max(row["seq_lens"], default=0)) for row in rows)
-        if most is not None and longest > most:
+        most = self.feeding.longest_sequence
+        if most is None:
+            return
+        lengths = np.concatenate([np.asarray(row["seq_lens"]) for row in rows])
+        _check_whole(lengths, "seq_lens")
+        longest = int(max(lengths, default=0))
+        if longest > most:
             raise InputError(
                 f"a sequence of {longest} tokens: with more than {most}, this model changes the positions (RoPE) of all "
                 f"sequences of a batch; pack sequences of at most {most} tokens"

@@ -69,7 +69,6 @@ def _compile_records() -> None:
 
 
 def _prepare(folder: Path) -> Path:
-    """Make examples of random sentences."""
     generator = random.Random(7)
     words = ["alpha", "beta", "gamma", "delta", "river", "stone", "green", "quick", "sings", "under", "over", "the", "a"]
     sentences = [" ".join(generator.choices(words, k=generator.randint(2, 9))) + "." for _ in range(400)]
@@ -82,7 +81,6 @@ def _prepare(folder: Path) -> Path:
 
 
 def _count_hdf5(folder: Path) -> None:
-    """Count the rows of an HDF5 file."""
     tokens = {"input_ids": 9, "input_mask": 1, "segment_ids": 0}
     columns = {name: np.full((3, _LENGTH), value) for name, value in tokens.items()}
     columns.update({name: np.ones((3, _PREDICTIONS), np.int64) for name in ("masked_lm_positions", "masked_lm_ids")})
@@ -93,7 +91,6 @@ def _count_hdf5(folder: Path) -> None:
 
 
 def _compile_nnls() -> None:
-    """Plan with the defaults of a pipeline."""
     settings = PackingSettings()
     pack_histogram(Histogram(_LENGTH, np.arange(_LENGTH)), settings.algorithm, settings.depth)
 

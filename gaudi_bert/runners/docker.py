@@ -213,7 +213,6 @@ def _store_access(settings: PipelineSettings, urls: Sequence[str]) -> tuple[dict
 
 
 def _connect() -> Any:
-    """A client of the Docker daemon that DOCKER_HOST names, or of this machine's."""
     from docker.client import from_env
     from docker.errors import DockerException
 

@@ -49,7 +49,6 @@ class CheckResult:
 
 
 def _refused(check: str, error: GaudiBertError) -> CheckResult:
-    """Return a refusal in the words of its error."""
     finding, _, remedy = str(error).rpartition("; ")
     return CheckResult(check, "failed", finding, remedy)
 
@@ -133,7 +132,6 @@ def examine_host(settings: PipelineSettings) -> tuple[list[CheckResult], dict[st
 
 
 def _ask_host() -> _HostAnswers:
-    """Ask this machine."""
     # Besides each device, later drivers have a node that controls it.
     nodes = [path.name for pattern in ("accel/accel[0-9]*", "hl[0-9]*") for path in sorted(Path("/dev").glob(pattern))]
     names = ("tensorflow-cpu", "tensorflow", "torch", "transformers", *_BRIDGES.values())
@@ -225,7 +223,6 @@ def _check_driver(answers: _HostAnswers, settings: PipelineSettings) -> CheckRes
 
 
 def _check_cards(answers: _HostAnswers, settings: PipelineSettings) -> CheckResult:
-    """Compare the cards that are here with those that the pipeline requests."""
     requested, nodes, listed = settings.resources.cards, len(answers.device_nodes), len(answers.cards)
     kinds = f" ({', '.join(sorted(set(answers.cards)))})" if answers.cards else ""
     finding = f"{nodes} device nodes, hl-smi lists {listed}{kinds}, the pipeline asks for {requested}"
@@ -280,10 +277,9 @@ def _check_version(version: tuple[int, int], settings: PipelineSettings) -> Chec
 
 
 def _needed_rights(*, training: str, queue: bool, network_policy: bool) -> list[tuple[str, str, str]]:
-    """Return what an account must be allowed to do, as group, resource and verb.
+    """Return what an account must be allowed to do for a pipeline, as group, resource and verb.
 
-    `training` is `job`, `nodes`, `mpijob` or `trainjob`. What a pipeline does not use is not required. What is submitted to
-    a queue has Workloads that show why it waits.
+    `training` is `job`, `nodes`, `mpijob` or `trainjob`.
     """
     optional = {
         "Workload": queue,

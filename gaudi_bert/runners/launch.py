@@ -233,7 +233,6 @@ def _environments(
 
 
 def _check_ends(stage: str, ends: Sequence[_End], names: Sequence[str]) -> None:
-    """Raise the error that processes ended with; `names` are theirs."""
     # The process with wrong input reports what is wrong, and the others end because of it; a run is stopped if all are.
     wrong, stopped = InputError.exit_code, StoppedError.exit_code
     codes = [code for _, code, _ in ends]

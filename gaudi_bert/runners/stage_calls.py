@@ -58,14 +58,12 @@ class RunRequest:
         return replace(self.how, store=self.settings.store)
 
     def _file(self, key: str, text: str) -> Path:
-        """The file or folder that the setting `key` names."""
         path = path_below(self.pipeline_folder, text)
         if not in_store(path) and not path.exists():
             raise InputError(f"{key} = {path}: no such file or folder; check the path")
         return path
 
     def _rows(self, key: str, text: str, split: str) -> Path:
-        """The rows that the setting `key` names: a file, or those that Python carries."""
         return self.folder.rows(split) if text in BUILT_IN_ROWS else self._file(key, text)
 
     def _each_split(self, make: Callable[[SplitPaths], SplitResult]) -> StageResult:
@@ -175,7 +173,6 @@ class RunRequest:
         return finetune(settings, inputs, folder.finetune, reporter=self.how.reporter, overwrite=self.how.overwrite)
 
     def _make_built_in_rows(self) -> None:
-        """Write the rows that Python carries, where the pipeline names any of them."""
         names = (self.settings.finetune.data, self.settings.finetune.evaluation_data, self.settings.predict.data)
         if any(name in BUILT_IN_ROWS for name in names):
             from gaudi_bert.tasks.task_data import make_built_in_rows
@@ -228,7 +225,6 @@ class RunRequest:
 
 
 def _starts_processes(settings: PipelineSettings) -> bool:
-    """Whether this process has to start those that train, because no launcher did."""
     return settings.resources.workers * settings.resources.processes_per_worker > 1 and find_launch() is None
 
 

@@ -26,6 +26,7 @@ from gaudi_bert.common.errors import InputError, shortened
 from gaudi_bert.common.files import shown_location
 from gaudi_bert.common.progress import Reporter, count_of
 from gaudi_bert.common.threads import worker_count
+from gaudi_bert.packing.histogram import group_histogram
 from gaudi_bert.tfrecords.files import RecordInputs, bad_file, open_inputs
 from gaudi_bert.tfrecords.scan import (
     RecordScan,
@@ -132,17 +133,13 @@ def _count(
         names = ", ".join(f"`{name}`" for name in good[0].others)
         run.reporter.say(f"{inputs.folder / good[0].file.name}: also has {names}, which packed records do not carry")
     counted = [each.file for each in good]
-    counts = np.zeros(schema.max_sequence_length + 1, np.int64)
-    for file in counted:
-        lengths, _, sequences = file.counts.T
-        np.add.at(counts, lengths, sequences)
     return HistogramFile(
         max_sequence_length=schema.max_sequence_length,
         max_predictions=schema.max_predictions,
         sequences=sum(file.sequences for file in counted),
         tokens=sum(file.tokens for file in counted),
         vocabulary=vocabulary,
-        counts=tuple(counts[1:].tolist()),
+        counts=tuple(group_histogram((file.counts for file in counted), schema.max_sequence_length).counts.tolist()),
         bad_files=tuple(file for file, _ in bad),
         files=tuple(counted),
     )

@@ -27,11 +27,9 @@ from gaudi_bert.tfrecords.files import list_record_files
 from gaudi_bert.tfrecords.wire.example import decode_example
 from gaudi_bert.tfrecords.wire.framing import read_records
 from gaudi_bert.tfrecords.wire.schema import (
-    PackedSchema,
     RecordError,
     check_features,
-    check_packed,
-    check_unpacked,
+    check_values,
     packed_schema_of,
     unpacked_schema_of,
 )
@@ -144,10 +142,7 @@ def _view(path: Path, record: int, vocabulary: Path | None) -> RecordView:
         schema = packed_schema_of(features) if packed else unpacked_schema_of(features)
         check_features(features, schema)
         sequences = list(_sequences(features, words, problems))  # also of values that break the contract
-        if isinstance(schema, PackedSchema):
-            check_packed(features, schema)
-        else:
-            check_unpacked(features)
+        check_values(features, schema)
     except (RecordError, InputError) as error:
         problems.append(str(error))
     slots, tokens = int(features["input_ids"].size), sum(sequence.length for sequence in sequences)

@@ -43,8 +43,7 @@ from gaudi_bert.tfrecords.wire.schema import (
     RecordError,
     UnpackedSchema,
     check_features,
-    check_packed,
-    check_unpacked,
+    check_values,
     unpacked_schema_of,
 )
 from gaudi_bert.tfrecords.wire.values import count_leading_ones, count_unit_floats, real_bytes, scan_positions
@@ -386,10 +385,8 @@ def _canonical_example(payload: bytes | memoryview, schema: UnpackedSchema | Pac
     """
     features = decode_example(payload)
     check_features(features, schema)
-    if isinstance(schema, PackedSchema):
-        check_packed(features, schema)
-    else:
-        check_unpacked(features)
+    check_values(features, schema)
+    if isinstance(schema, UnpackedSchema):
         features["masked_lm_weights"] = features["masked_lm_weights"] + np.float32(0)  # -0.0 becomes 0.0
     return encode_example({spec.name: features[spec.name] for spec in schema.features})
 

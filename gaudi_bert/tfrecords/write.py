@@ -171,8 +171,8 @@ class _RecordsWriter:
         planned = self.plan.groups[manifest.group]
         right = {"packs": planned.packs, **of_counts(_counts(planned, self.plan.max_sequence_length).tolist())}
         if any(getattr(manifest, key) != value for key, value in right.items()):
-            path, packs = manifest_path(self.out, manifest.group), count_of(manifest.packs, "pack")
-            raise FailedError(f"{path}: {packs}, {manifest.sequences} sequences, not those of the plan; {manifest.remedy}")
+            path, held = manifest_path(self.out, manifest.group), count_of(manifest.packs, "pack")
+            raise FailedError(f"{path}: {held}, {manifest.sequences} sequences, not those of the plan; {manifest.remedy}")
 
     def metadata(self, sums: PackedSums) -> Metadata:
         """Return the metadata of the folder."""

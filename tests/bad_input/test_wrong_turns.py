@@ -58,17 +58,13 @@ WRONG_TURNS = {
     "pack ids.jsonl --out packed/": "ids.jsonl: is a table: say how many slots a pack has at most, such as",
     "pack ids.jsonl --out packed/ --row-lengths 512,128": "--row-lengths 512,128: must be auto, or 1 to 3 lengths from 8,",
     "pack rows.jsonl --out packed/ --max-sequence-length 8": "rows.jsonl: has no column input_ids (it has comment, mood)",
-    "train --data nowhere --out run --model my-model": f"nowhere: {NOTHING}",
     "train --data ids.jsonl --out run --model roberta": "ids.jsonl: is a table that is not packed; run `gaudi-bert pack",
-    "train --data texts --out run --model my-model": FOLDER_MODEL,
     "train --data my-tfrecords --out run --model my-model": FOLDER_MODEL,
     "train --data half-records --out run": "half-records: packing has not finished; run the `gaudi-bert write` or `pack`",
     "train --data half-table --out run --model my-model": "half-table: packing has not finished; run the `gaudi-bert pack`",
     "train --data half-rows --out run --model my-model": "half-rows: packing has not finished; run the `gaudi-bert pack`",
     "tokenize texts/ --tokenizer my-model --out t": "Missing option '--max-sequence-length'; see: ",
     f"{TUNE} texts.jsonl --model MODEL --out t": "texts.jsonl: line 1 (row 1): has no 'label', only 'text'; name the column",
-    f"{TUNE} rows.jsonl --model MODEL --out t": ROWS,
-    f"{TUNE} train.jsonl --model nowhere --out t": FOLDER,
     "finetune --task classify --data train.jsonl --model MODEL --out t": "--task classify: must be classification, ",
     "predict --model MODEL --data new.jsonl --out a.jsonl": "MODEL: its architecture is BertModel, which has no head for a",
     "embed --model MODEL --data texts --out v.npy": "texts: cannot read: Is a directory; give a file in it",
@@ -76,7 +72,6 @@ WRONG_TURNS = {
     "embed --model nowhere --data new.jsonl --out v.npy": FOLDER,
     "embed --model MODEL --data new.jsonl --out v.bin": "v.bin: vectors are written as .npy, .parquet, .jsonl; give it",
     "run wiki.yaml --on k8s": "--on k8s: choose one of local, docker, kubernetes",
-    "run wiki": "wiki: cannot read",
 }
 
 

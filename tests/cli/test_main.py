@@ -33,14 +33,11 @@ DEMO = Path(__file__).resolve().parents[2] / "pipelines" / "demo.yaml"
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["histogram", "absent", "--out", "h.json"], "absent"),
         (["histogram", ".", "--out", "h.json", "--shard", "4/4"], "--shard 4/4"),
-        (["plan", "absent.json", "--out", "plan.json"], "absent.json"),
         (["plan", "absent.json", "--out", "plan.json", "--algorithm", "nnl"], "did you mean nnls?"),
         (["plan", "absent.json", "--out", "plan.json", "--depth", "0"], "--depth 0: must be an integer"),
         (["write", ".", "--plan", "p.json", "--out", "o", "--finish", "--shard", "0/2"], "exclude each other"),
         (["prepare", "a.txt", "--out", "o", "--vocab", "v", "--train-vocab", "99"], "exclude each other"),
-        (["inspect", "absent"], "absent"),
         (["inspect", "absent", "--record", "x"], "Invalid value for '--record': must be an integer; see: "),
         (["report", "work", "extra"], "unexpected extra argument(s) (extra); see: "),
         (["pack"], "Missing argument 'RECORDS'; see: "),
@@ -48,10 +45,7 @@ DEMO = Path(__file__).resolve().parents[2] / "pipelines" / "demo.yaml"
         (["pack", "records", "--otu", "o"], "No such option: --otu (Possible options: --out, --set); see: "),
         (["pakc"], "No such command 'pakc'. Did you mean 'pack'? see: "),
         (["conjure"], "No such command 'conjure'; see: "),
-        (["k8s", "sttus"], "No such command 'sttus'"),
-        (["run", "absent.yaml"], "absent.yaml"),
         (["run", DEMO, "--stages", "pack"], "stages are prepare, histogram"),
-        (["report", "absent"], "absent"),
     ],
 )
 def test_wrong_use_is_one_line_and_exit_code_2(tmp_path: Path, arguments: list[str], said: str) -> None:

@@ -31,6 +31,7 @@ class Convolution(torch.nn.Conv1d):
         return super().forward(hidden.transpose(1, 2)).transpose(1, 2)
 
 
+READS_ALL = {"classifier_pooling": "mean"}  # of a ModernBERT: its head of texts reads all tokens of each
 MIXES = "BertForTokenClassification: (computes wrong outputs for packs of 144|its head gives packed texts other answers)"
 USES = {
     "collator": lambda model: PackCollator("transformers-5", model),
@@ -61,10 +62,11 @@ def test_a_head_that_mixes_tokens_is_refused(head: Callable, use: Callable) -> N
     [
         ("modernbert", "AutoModel", {"outputs", "gradient"}),
         ("roberta", "AutoModelForTokenClassification", {"outputs", "answers", "gradient"}),
+        ("modernbert", "AutoModelForSequenceClassification", {"outputs", "answers", "gradient"}),
     ],
 )
 def test_outputs_gradients_and_answers(name: str, kind: str, found: set[str], tmp_path: Path) -> None:
-    write_encoder(tmp_path / "m", name, kind, **(LABELS if "answers" in found else {}))
+    write_encoder(tmp_path / "m", name, kind, **({**LABELS, **READS_ALL} if "answers" in found else {}))
     result = verify_model(checkpoint=tmp_path / "m", data=None, reporter=QUIET)
     assert set(result.differences) == found
     assert max(result.differences.values()) < 1e-4

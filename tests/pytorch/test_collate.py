@@ -136,6 +136,7 @@ def test_what_cannot_work_is_refused_in_one_line() -> None:
         "one 3-D mask cannot serve layers with a window": lambda: PackCollator("optimum-habana", Feeding(window=3)),
         "target flash has none": lambda: PackCollator("flash", Feeding(), gather_heads=True),
         "masked_slots = 2: a pack of this batch needs 3": lambda: PackCollator(gather_heads=True, masked_slots=2)(ROWS),
+        "row_tokens = 1.5: must be an integer": lambda: PackCollator("flash", row_tokens=1.5),  # type: ignore[arg-type]
         "depth = 2: a pack of this batch needs 3": lambda: PackCollator(depth=2)(ROWS),
         "rows of unequal lengths": lambda: PackCollator()([ROWS[0], short]),
     }

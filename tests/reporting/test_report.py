@@ -76,6 +76,7 @@ def test_the_page_is_well_formed_self_contained_and_the_same_again(tmp_path: Pat
     assert "a&lt;b&gt;&amp;c" in page
     assert "a<b>" not in page
     assert "Not there yet" not in words
+    assert "masked-LM loss 6.0000 4.5000" in words, "those of the last update"
     pictures = [unquote(picture) for picture in re.findall(r"src='data:image/svg\+xml,([^']*)'", page)]
     assert len(pictures) == page.count("<img") == 7
     assert not any(re.search(r"<script|<image|<link|@import|url\([^#]|href=\"[^#]", picture) for picture in pictures)

@@ -30,7 +30,7 @@ from gaudi_bert.tfrecords.write import (
     write,
 )
 from tests.builders.folders import contents
-from tests.builders.packing_case import PackingCase, make_case, packed_keys, unpacked_key
+from tests.builders.packing_case import PackingCase, make_case, packed_keys
 from tests.builders.reporters import a_run
 from tests.builders.shards import shards_of
 from tests.oracles.wire import crc32c
@@ -177,18 +177,6 @@ def test_the_bound_of_a_plan_is_proven_before_anything_is_written(case: PackingC
         with pytest.raises(InputError, match=rf"plan\.json: .*group 1: .*{reason}"):
             write(case.records, change_plan(case, tmp_path, change), tmp_path / "out", a_run())
     assert not list((tmp_path / "out").glob("[!.]*-*"))
-
-
-@pytest.mark.parametrize(
-    ("max_sequence_length", "max_predictions", "depth", "sequences"),
-    [(16, 3, 1, 50), (16, 16, 16, 50), (128, 20, 64, 60), (509, 76, 7, 30), (8192, 1229, 3, 4), (130, 2, "max", 900)],
-)
-def test_all_lengths_and_depths(
-    tmp_path: Path, max_sequence_length: int, max_predictions: int, depth: int | str, sequences: int
-) -> None:
-    sizes = {"max_sequence_length": max_sequence_length, "max_predictions": max_predictions, "depth": depth}
-    case = make_case(tmp_path, files=2, sequences_per_file=sequences, algorithm="lpfhp", **sizes)
-    assert sequences_in(case.packed) == Counter(unpacked_key(sequence) for sequence in case.sequences)
 
 
 # --- a group that memory cannot hold is refused before it is read; the estimate is what a group that was read does take

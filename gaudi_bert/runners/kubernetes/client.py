@@ -116,7 +116,6 @@ class StreamDroppedError(Exception):
 
 
 def _new_client() -> Any:
-    """A client with the configuration as it is now."""
     from kubernetes.client import ApiClient, Configuration
     from kubernetes.dynamic import DynamicClient
 

@@ -140,7 +140,6 @@ class _Waits:
 
 
 def _give_up(cluster: Cluster, item: Json, problem: Problem, waited: float) -> None:
-    """Remove what only holds resources, and say why."""
     cluster.delete(item["kind"], item["metadata"]["name"])
     after = f" after {human_seconds(waited)}" if waited >= 1 else ""
     removed = f"{problem.reason}{after} ({title_of(item)} was removed)"

@@ -161,8 +161,7 @@ def _shared_objects(settings: PipelineSettings) -> list[Manifest]:
 
 
 def _configuration(settings: PipelineSettings) -> Manifest:
-    """The ConfigMap with the pipeline file; only what was set is written, so that it reads like the file."""
-    values = settings.model_dump(mode="json", exclude_unset=True)
+    values = settings.model_dump(mode="json", exclude_unset=True)  # so that it reads like the file
     # Packed shards may take at most half of a training pod's scratch.
     half_scratch = int(quantity_value(settings.kubernetes.scratch)) // 2
     if settings.kubernetes.store and half_scratch < settings.store.cache_bytes:

@@ -98,7 +98,6 @@ _RUNS = ("train", "finetune")
 
 
 def _sent_lines(folder: Path, reporter: Reporter) -> Iterator[str]:
-    """The lines that carry the results of a work folder."""
     files = [folder / "report.html", *(folder / run / "metrics.jsonl" for run in _RUNS)]
     boards = [path for run in _RUNS for path in sorted((folder / run / "tensorboard").rglob("*"))]
     data = _archive(folder, [*files, *boards])

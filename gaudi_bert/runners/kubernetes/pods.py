@@ -187,7 +187,6 @@ def _container(
 
 
 def _waiting(settings: PipelineSettings, step: str) -> Manifest:
-    """The container that waits until the inputs of a step exist."""
     words = ["gaudi-bert", "wait", PIPELINE_FILE, "--work", _work(settings), "--for", step]
     command = [*words, "--timeout", str(settings.kubernetes.wait_seconds)]
     home, volumes = [{"name": "HOME", "value": "/tmp"}], ["pipeline", "work", "scratch"]
@@ -207,7 +206,6 @@ def _run(settings: PipelineSettings, *options: str) -> list[str]:
 
 
 def _command(settings: PipelineSettings, step: str) -> list[str]:
-    """The command that does a step, or a pod's part of it."""
     stage, resources = STEPS[step], settings.resources
     command = _run(settings, "--stages", stage.name)
     if step != stage.name:

@@ -142,8 +142,15 @@ def _check_range(name: str, value: int, most: int) -> None:
 # is not 0, weights that are not 0 or 1, a masked position outside its sequence, lists of unequal length.
 
 
-def check_unpacked(features: Mapping[str, AnyArray]) -> None:
-    """Check the values of an unpacked example."""
+def check_values(features: Mapping[str, AnyArray], schema: UnpackedSchema | PackedSchema) -> None:
+    """Check the values of an example that has the features of `schema`; a `RecordError` names the first wrong one."""
+    if isinstance(schema, PackedSchema):
+        _check_packed(features, schema)
+    else:
+        _check_unpacked(features)
+
+
+def _check_unpacked(features: Mapping[str, AnyArray]) -> None:
     length = _prefix(features["input_mask"], "input_mask")
     if length == 0:
         raise RecordError("`input_mask` is all 0, so the sequence is empty; leave it out")
@@ -169,8 +176,7 @@ def _prefix(values: AnyArray, name: str) -> int:
     return ones
 
 
-def check_packed(features: Mapping[str, AnyArray], schema: PackedSchema) -> None:
-    """Check the values of a pack."""
+def _check_packed(features: Mapping[str, AnyArray], schema: PackedSchema) -> None:
     tokens = int(np.count_nonzero(features["input_mask"]))
     count = int(np.count_nonzero(features["next_sentence_weights"]))
     if tokens == 0 or count == 0:

@@ -79,11 +79,8 @@ def test_delete_keeps_the_work_folder(data: bool, server: FakeApiServer, cluster
 @pytest.mark.parametrize(
     ("kind", "name"),
     [
-        ("ServiceAccount", "demo-stages"),
         ("PersistentVolumeClaim", "demo-work"),
         ("Service", "demo-train"),
-        ("NetworkPolicy", "demo-train"),
-        ("TrainingRuntime", "demo-train"),
     ],
 )
 def test_what_is_not_the_pipelines_own_is_not_removed(

@@ -73,12 +73,10 @@ def test_an_unschedulable_pod_says_all_that_is_lacking_and_nothing_else(
     ("reason", "message", "state"),
     [
         ("ErrImagePull", "pull access denied", State.HOPELESS),
-        ("ErrImagePull", "dial tcp: i/o timeout", State.WAITS),
         ("ImagePullBackOff", 'Back-off pulling image "x"', State.WAITS),
         ("ImagePullBackOff", "Back-off pulling image: NotFound: not found", State.HOPELESS),
         ("ErrImagePull", "dial tcp: lookup registry.example on 10.0.0.10:53: no such host", State.WAITS),
         ("ErrImagePull", "x509: certificate signed by unknown authority: invalid", State.WAITS),
-        ("InvalidImageName", "couldn't parse image", State.HOPELESS),
         ("ErrImageNeverPull", "image is not present with pull policy of Never", State.HOPELESS),
     ],
 )

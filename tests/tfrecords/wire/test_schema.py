@@ -14,8 +14,7 @@ from gaudi_bert.tfrecords.wire.schema import (
     RecordError,
     UnpackedSchema,
     check_features,
-    check_packed,
-    check_unpacked,
+    check_values,
 )
 from tests.oracles.packed_record import pack_sequences
 from tests.oracles.wire import FLOAT_KEYS
@@ -25,10 +24,7 @@ def check(features: Mapping[str, list], schema: UnpackedSchema | PackedSchema) -
     floats = (*FLOAT_KEYS, "next_sentence_weights")
     arrays = {name: np.array(values, np.float32 if name in floats else np.int64) for name, values in features.items()}
     check_features(arrays, schema)
-    if isinstance(schema, PackedSchema):
-        check_packed(arrays, schema)
-    else:
-        check_unpacked(arrays)
+    check_values(arrays, schema)
 
 
 def broken(**changes) -> dict:
