@@ -49,11 +49,11 @@ def compare_mixes(rounds: int, layers: int) -> None:
     from gaudi_bert.engines.tensorflow import prepare_tensorflow
 
     prepare_tensorflow()
+    from gaudi_bert.common.dealing import Packs
     from gaudi_bert.engines.protocol import ModelSpec
     from gaudi_bert.engines.tensorflow import engine
     from gaudi_bert.model.config import BertConfig, parameter_specs
     from gaudi_bert.model.heads import VectorHead
-    from gaudi_bert.rows.packs import Packs
     from gaudi_bert.rows.types import Sequences
     from gaudi_bert.rows.window_plan import PackRunner, Part, WindowPlan, plan_window
 

@@ -97,10 +97,10 @@ class Engine:
         room = lambda size: np.zeros(size, np.uint8)  # noqa: E731
         self.group = _read_group(self.files, files, self.unpacked_schema, room, 1, lambda _bytes: None)
         dealt = deal_sequences(self.group.lengths, self.plan.groups[0].strategies, SEED, 0)
-        self.assignment = dealt
+        self.assignment, self.packs = dealt, dealt.starts.size - 1
         self.encoder = PackEncoder(self.schema, self.group, dealt)
         self.out = self.encoder.output_buffer()
-        self.record_sizes = np.zeros(self.assignment.packs, np.uint32)
+        self.record_sizes = np.zeros(self.packs, np.uint32)
         self.raw = [np.fromfile(path, np.uint8) for path in self.files]
         rows = IndexedSequences.empty(self.group.buffer, max(file.sequences for file in files)).rows
         self.indexes = [
@@ -130,15 +130,15 @@ class Engine:
     def encode(self) -> None:
         """The pack pass: every pack of the group as a TFRecord, into a buffer."""
         pack = 0
-        while pack < self.assignment.packs:
-            _, pack, _ = self.encoder.encode(pack, self.assignment.packs, self.out, self.record_sizes)
+        while pack < self.packs:
+            _, pack, _ = self.encoder.encode(pack, self.packs, self.out, self.record_sizes)
 
     def encode_and_write(self, path: Path) -> None:
         """The same, written to a file."""
         pack = 0
         with path.open("wb", buffering=0) as handle:
-            while pack < self.assignment.packs:
-                _, pack, size = self.encoder.encode(pack, self.assignment.packs, self.out, self.record_sizes)
+            while pack < self.packs:
+                _, pack, size = self.encoder.encode(pack, self.packs, self.out, self.record_sizes)
                 handle.write(self.out[:size].data)
 
     def some_packs(self, count: int) -> list[list[bytes]]:

@@ -108,11 +108,6 @@ class WorkFolder:
         return self.train / TRAINING_NAME
 
     @property
-    def metrics(self) -> Path:
-        """The reports of the run, a line for each."""
-        return self.train / "metrics.jsonl"
-
-    @property
     def evaluation_result(self) -> Path:
         """Return the path of what `evaluate` measured."""
         return self.train / "evaluation.json"

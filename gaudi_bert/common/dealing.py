@@ -22,21 +22,17 @@ from gaudi_bert.common.errors import InputError
 _COMPILED_FROM = 50_000
 
 
-class Assignment(NamedTuple):
-    """Packs in their order: pack p holds `members[starts[p] : starts[p + 1]]`.
+class Packs(NamedTuple):
+    """Packs of sequences, in their order: pack p holds `members[starts[p] : starts[p + 1]]`.
 
-    Attributes:
-        starts: int64 [packs + 1].
-        members: int32 or int64 [sequences], numbers of sequences, each exactly once.
+    `members`, int32 or int64 [sequences], are numbers of sequences, each exactly once; `starts` is int64 [packs + 1].
     """
 
-    starts: IntArray
     members: AnyArray
+    starts: IntArray
 
-    @property
-    def packs(self) -> int:
-        """Number of packs."""
-        return self.starts.size - 1
+    def __len__(self) -> int:
+        return len(self.starts) - 1
 
 
 def deal_sequences(
@@ -45,7 +41,7 @@ def deal_sequences(
     seed: int,
     group: int,
     kind: type[np.signedinteger[Any]] = np.int32,
-) -> Assignment:
+) -> Packs:
     """Deal sequences to the packs of a plan.
 
     Args:
@@ -70,7 +66,7 @@ def deal_sequences(
         members[np.argsort(flat[slots], kind="stable")] = by_length
     else:
         _fill_packs(kinds, flat_starts, flat, by_length, firsts, members)
-    return Assignment(starts, members)
+    return Packs(members, starts)
 
 
 def _by_length(lengths: AnyArray, firsts: IntArray, seed: int, group: int) -> AnyArray:

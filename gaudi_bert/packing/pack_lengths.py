@@ -170,7 +170,7 @@ def pack_lengths(
     seed = whole_number("seed", seed, 0)
     checked = checked_lengths(lengths, max_sequence_length)
     packing = _pack(histogram_of(checked, int(max_sequence_length)), depth, algorithm, seed, effort)
-    offsets, indices = deal_sequences(checked, list(packing.mixture.items()), seed, 0, np.int64)
+    indices, offsets = deal_sequences(checked, list(packing.mixture.items()), seed, 0, np.int64)
     return PackedLengths(
         **_figures(packing),
         indices=indices,

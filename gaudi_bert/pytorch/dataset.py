@@ -239,12 +239,7 @@ class PackedDataset(IterableDataset[Row]):
             self._epoch, self._done = self._epoch + 1, 0
 
     def __iter__(self) -> Iterator[Row]:
-        """Rows of this process (of this worker) to the end of the epoch.
-
-        Raises:
-            InputError: a record is damaged; there are several workers, and `batch_packs` is not known; or Accelerate would
-                shard the rows of this process a second time.
-        """
+        """Rows of this process (of this worker) to the end of the epoch; refused where something would shard them again."""
         worker = torch.utils.data.get_worker_info()
         if worker is not None and worker.num_workers > 1 and self.batch_packs is None:
             raise InputError(
@@ -282,10 +277,9 @@ class PackedDataset(IterableDataset[Row]):
 class PackedLoader(DataLoader[Any]):
     """A `DataLoader` of a `PackedDataset` whose position is exact with any number of workers.
 
-    `batch_packs` are the packs of one batch, `collate` makes a batch of rows, as a `PackCollator` does, and `options` are
-    those of the `DataLoader`: num_workers, pin_memory and so on. An epoch without a batch, and persistent workers, are
-    refused. `accelerator.prepare` leaves it as it is: each process has its share already. `save_state` and `load_state` of
-    Accelerate keep its position.
+    `collate` makes a batch of rows, as a `PackCollator` does, and `options` are those of the `DataLoader`; persistent
+    workers are refused. `accelerator.prepare` leaves it as it is: each process has its share already. `save_state` and
+    `load_state` of Accelerate keep its position.
     """
 
     _is_accelerate_prepared = True

@@ -3,10 +3,8 @@
 Trainer. Each process reads its own share (`Trainer` would read every pack in every process), losses add up to those of one
 large batch (`heads.py`), and a checkpoint keeps the position in the data, from which any number of processes resumes.
 
-Arguments. A row holds f sequences instead of one (f: the packing factor). Either an update keeps its sequences and takes
-1 / f of the rows (`correction="batch"`), or it keeps its rows, sees f times the sequences, and there are 1 / f of the
-updates, with moments that decay f times as fast (`"betas"`; Krell et al. 2021, theorem D.1). These are the rules of
-`gaudi-bert train --dry-run`.
+Arguments. They are translated by the rules of `training/run_plan.py`: an update keeps its sequences (`correction="batch"`),
+or its rows, in fewer updates (`"betas"`).
 """
 
 from __future__ import annotations
@@ -96,8 +94,7 @@ class PackedTrainerMixin:
         """Train as `Trainer` does; from a checkpoint, resume at that checkpoint's pack.
 
         Raises:
-            InputError: the checkpoint has no position in the data, or is of other packs; the data set is not the share of
-                this process; the model gives one output for a row; or an argument cannot be applied to packs.
+            InputError: the checkpoint, the data set, the model, or an argument is not one for packs on this process.
         """
         trainer: Any = self
         self._check_arguments()

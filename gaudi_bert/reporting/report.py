@@ -75,7 +75,7 @@ def _sources(workdir: Path) -> dict[str, tuple[Path, Callable[[Path], Any]]]:
         "plan_settings": (settings_path(train.plan), read_signature),
         "metadata": (train.metadata, lambda path: Metadata.read(path.parent)),
         "verification": (train.verification, Verification.read),
-        "metrics": (folder.metrics, MetricsLine.read_lines),
+        "metrics": (folder.train / "metrics.jsonl", MetricsLine.read_lines),
         "training": (folder.training_result, TrainingResult.read),
         "evaluation": (folder.evaluation_result, EvaluationResult.read),
         "pipeline": (folder.train / "settings.yaml", _read_pipeline),

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gaudi_bert.common.arrays import AnyArray, Float32Array, Int32Array, IntArray
+from gaudi_bert.common.dealing import Packs
 from gaudi_bert.rows.types import Sequences
 
 
@@ -23,20 +24,6 @@ class BatchShape(NamedTuple):
     packs: int
     length: int
     depth: int
-
-
-@dataclass(frozen=True)
-class Packs:
-    """Packs of sequences: pack p holds `members[starts[p] : starts[p + 1]]`.
-
-    `members`, int64 [N], holds each sequence once; `starts` is int64 [packs + 1].
-    """
-
-    members: IntArray
-    starts: IntArray
-
-    def __len__(self) -> int:
-        return len(self.starts) - 1
 
 
 @dataclass(frozen=True)

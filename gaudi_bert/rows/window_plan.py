@@ -18,12 +18,12 @@ from typing import Literal, Protocol
 import numpy as np
 
 from gaudi_bert.common.arrays import BatchArrays, Float32Array, IntArray
-from gaudi_bert.common.dealing import deal_sequences
+from gaudi_bert.common.dealing import Packs, deal_sequences
 from gaudi_bert.packing.algorithms import solve
 from gaudi_bert.packing.heuristics import OpenPacks, fill_open_packs
 from gaudi_bert.packing.mixture import Mixture, coverage, packs_of, sorted_mixture
 from gaudi_bert.packing.row_lengths import row_cost
-from gaudi_bert.rows.packs import BatchShape, Packs, lay_out_packs
+from gaudi_bert.rows.packs import BatchShape, lay_out_packs
 from gaudi_bert.rows.types import Sequences
 
 LEAST_GAIN = 1.02

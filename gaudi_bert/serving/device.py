@@ -14,8 +14,9 @@ from itertools import pairwise
 import numpy as np
 
 from gaudi_bert.common.arrays import Float32Array, IntArray
+from gaudi_bert.common.dealing import Packs
 from gaudi_bert.common.errors import FailedError, GaudiBertError
-from gaudi_bert.rows.packs import BatchShape, Packs, lay_out_packs
+from gaudi_bert.rows.packs import BatchShape, lay_out_packs
 from gaudi_bert.rows.types import Sequences
 from gaudi_bert.rows.window_plan import deepest
 from gaudi_bert.serving.ladder import Shape

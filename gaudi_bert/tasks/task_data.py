@@ -22,7 +22,7 @@ import numpy as np
 
 from gaudi_bert.artefacts.completion import Signature, begin_artefact
 from gaudi_bert.common.arrays import Float32Array, FloatArray, IntArray, random_words
-from gaudi_bert.common.dealing import deal_sequences
+from gaudi_bert.common.dealing import Packs, deal_sequences
 from gaudi_bert.common.errors import InputError, shortened
 from gaudi_bert.common.features import BUILT_IN_ROWS
 from gaudi_bert.common.files import exclusive_lock, write_text
@@ -34,7 +34,7 @@ from gaudi_bert.packing.mixture import Packing
 from gaudi_bert.reading.global_order import numbers_of_rank
 from gaudi_bert.rows.answers import TagScheme
 from gaudi_bert.rows.fields import find_labels
-from gaudi_bert.rows.packs import BatchShape, Packs, lay_out_packs
+from gaudi_bert.rows.packs import BatchShape, lay_out_packs
 from gaudi_bert.rows.reading import SkippedRows, read_rows, windows
 from gaudi_bert.rows.tokenizer import RowTokenizer
 from gaudi_bert.rows.tokenizing import tokenize_readable, tokenize_rows

@@ -21,8 +21,9 @@ from numpy.typing import NDArray
 
 from gaudi_bert.common.arrays import FloatArray, IntArray, permutation
 from gaudi_bert.common.compiled import kernel
+from gaudi_bert.common.dealing import Packs
 from gaudi_bert.packing.row_lengths import row_cost
-from gaudi_bert.rows.packs import BatchShape, Packs
+from gaudi_bert.rows.packs import BatchShape
 
 _LENGTH_STEP = 8
 _USUAL_LONGEST = 512

@@ -21,7 +21,7 @@ from gaudi_bert.artefacts.shards import Shard, SizeArray, count_shards
 from gaudi_bert.common.arrays import ByteArray, Int32Array, IntArray, RowArray
 from gaudi_bert.common.compiled import borrowing_kernel, inlined_kernel
 from gaudi_bert.common.crc32c import crc32c
-from gaudi_bert.common.dealing import Assignment
+from gaudi_bert.common.dealing import Packs
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.features import PackedFeature
 from gaudi_bert.common.files import atomic_file
@@ -276,7 +276,7 @@ def _prefetch_pack(group: IndexedSequences, members: Int32Array) -> None:
 @borrowing_kernel
 def _encode(
     group: IndexedSequences,
-    assignment: Assignment,
+    packs: Packs,
     first: int,
     last: int,
     layout: _Layout,
@@ -285,7 +285,7 @@ def _encode(
     record_sizes: SizeArray,
 ) -> tuple[int, int, int]:
     """Write packs `first` .. `last` - 1 as TFRecords, and the bytes of each; (status, next pack, bytes written)."""
-    starts, members = assignment
+    members, starts = packs
     begin = address_of(out)
     at, end = begin, begin + out.size
     for pack in range(first, last):
@@ -332,14 +332,14 @@ _REFUSALS = {
 class PackEncoder:
     """Encodes packs of one group into buffers; several threads may use one instance, each with its own output."""
 
-    def __init__(self, schema: PackedSchema, group: IndexedSequences, assignment: Assignment) -> None:
-        self._schema, self._group, self._assignment = schema, group, assignment
+    def __init__(self, schema: PackedSchema, group: IndexedSequences, packs: Packs) -> None:
+        self._schema, self._group, self._packs = schema, group, packs
         keys = key_rows(schema.features)
         self._layout = _Layout(schema.max_sequence_length, schema.masked_slots, schema.depth, keys, position_table())
 
     def count_shards(self, shard_multiple: int, shard_bytes: int) -> int:
         """Return how many shards the group gets, by a bound on its packed bytes (two for each masked position)."""
-        schema, rows, packs = self._schema, self._group.rows, self._assignment.packs
+        schema, rows, packs = self._schema, self._group.rows, len(self._packs)
         lengths, masked, ids, masked_ids = (
             int(rows[name].sum(dtype=np.int64)) for name in ("length", "masked", "ids_bytes", "masked_ids_bytes")
         )
@@ -358,7 +358,7 @@ class PackEncoder:
         `record_sizes`, uint32 [last - first], gets the bytes of each record that was written.
         """
         measured = _Measured(np.zeros(len(PackedFeature), np.int64), np.empty(2 * self._layout.slots + 8, np.uint8))
-        status, pack, size = _encode(self._group, self._assignment, first, last, self._layout, measured, out, record_sizes)
+        status, pack, size = _encode(self._group, self._packs, first, last, self._layout, measured, out, record_sizes)
         return _EncodeStatus(status), pack, size
 
     def write_shard(

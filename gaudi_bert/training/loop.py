@@ -1,9 +1,8 @@
 """The training loop: updates, and between them reports, evaluations, checkpoints and requests to stop.
 
 A report closes the present interval (`objective.py`), which also proves that every loss since the last one was finite;
-it always comes before a checkpoint, so a run that went wrong never overwrites what was good. All but the weights is a
-function of the update's number and of the packs read: a run that is stopped and resumed ends with the same bits as one that
-never was. A stop saves at once and leaves an evaluation that is due to the run that continues.
+it always comes before a checkpoint, so a run that went wrong never overwrites what was good. A run that is stopped and
+resumed ends with the same bits as one that never was. A stop leaves an evaluation that is due to the run that continues.
 """
 
 from __future__ import annotations

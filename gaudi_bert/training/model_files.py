@@ -22,10 +22,10 @@ from gaudi_bert.config.sections import ModelSettings, TaskName, TaskSettings
 from gaudi_bert.model.config import LARGEST_SIZES, BertConfig
 from gaudi_bert.model.heads import Pooling
 
-_COPY = "copy the folder again, or save it again with save_pretrained"
+COPY_AGAIN = "copy the folder again, or save it again with save_pretrained"
 _Positions = Annotated[int, Field(ge=3, le=LARGEST_SIZES["max_position_embeddings"])]
 # Of a file or folder in the folder itself: nothing leads out of it.
-_Name = Annotated[str, Field(pattern=r"^[^/\\\x00]{0,254}[^./\\\x00]$")]
+FileName = Annotated[str, Field(pattern=r"^[^/\\\x00]{0,254}[^./\\\x00]$")]
 _MOST_LABELS = 1_000_000
 _BERT_VOCABULARY = 30522
 
@@ -41,7 +41,7 @@ class _OwnConfig(Figures):
 class TaskConfig(Figures):
     """config.json: the head of a model, and the names of its labels."""
 
-    remedy = _COPY
+    remedy = COPY_AGAIN
 
     architectures: list[Annotated[str, Field(max_length=200)]] | None = None
     problem_type: Literal["single_label_classification", "multi_label_classification", "regression"] | None = None
@@ -70,19 +70,11 @@ class TaskConfig(Figures):
         return len(self.labels) == 1 and isinstance(activation, str) and activation.endswith(".Sigmoid")
 
 
-class WeightsIndex(Figures):
-    """model.safetensors.index.json: which file of the folder holds which tensor."""
-
-    remedy = _COPY
-
-    weight_map: Annotated[dict[str, _Name], Field(min_length=1)]
-
-
 def read_config(file: Path) -> BertConfig:
     """The size and form of the model, from config.json or bert_config.json."""
     values = read_json(file)
     if not isinstance(values, dict):
-        raise InputError(f"{file}: is not an object with the settings of a model; {_COPY}")
+        raise InputError(f"{file}: is not an object with the settings of a model; {COPY_AGAIN}")
     try:
         return BertConfig.from_json(values)
     except InputError as error:
@@ -109,9 +101,8 @@ def tokenizer_length(folder: Path) -> int | None:
 
 # --- Folders of sentence-transformers (5 and 6): how vectors are pooled, where texts are cut, what precedes them
 #
-# `modules.json` lists what the vectors go through (a Transformer, a Pooling, perhaps a Normalize), `1_Pooling/config.json`
-# states how they are pooled, `sentence_bert_config.json` the most tokens of a text (else the tokenizer does, since version
-# 6), and `config_sentence_transformers.json` the prompts.
+# `modules.json` lists what the vectors go through, `1_Pooling/config.json` states how they are pooled,
+# `sentence_bert_config.json` the most tokens of a text (since version 6 the tokenizer does).
 
 _MODES: dict[str, Pooling] = {
     "pooling_mode_cls_token": "cls",
@@ -135,13 +126,13 @@ class _Module(Figures):
     """An entry of modules.json, and the folder with its settings."""
 
     type: str
-    path: Literal[""] | _Name = ""
+    path: Literal[""] | FileName = ""
 
 
 class _SentenceSettings(Figures):
     """sentence_bert_config.json; keys that are not here do not change vectors of texts."""
 
-    remedy = _COPY
+    remedy = COPY_AGAIN
 
     max_seq_length: Annotated[int, Field(ge=1, le=LARGEST_SIZES["max_position_embeddings"])] | None = None
     do_lower_case: bool | None = None
@@ -160,7 +151,7 @@ class _Prompts(Figures):
     """config_sentence_transformers.json: texts by name, and the name of the one that is used by default."""
 
     file_name = _PROMPTS
-    remedy = _COPY
+    remedy = COPY_AGAIN
 
     prompts: dict[str, str | None] = Field({}, max_length=10_000)
     default_prompt_name: str | None = None
@@ -173,11 +164,8 @@ class SentenceFolder:
     """The way in which a folder makes vectors.
 
     Attributes:
-        pooling, normalize: of the tokens' vectors.
         max_sequence_length: longer texts are cut; None where sentence-transformers has no number for it.
-        lower_case: whether texts are lower-cased before the tokenizer reads them.
-        prompts: what may precede each text, by name.
-        default_prompt_name: of the prompt that is used where none is requested.
+        prompts: what may precede each text, by name; `default_prompt_name`: that of the one that is used by itself.
         pools_prompt: whether the tokens of the prompt are pooled too.
         truncate_dim: how many values of a vector remain; None for all.
     """
@@ -220,7 +208,7 @@ def read_sentence_folder(folder: Path, pooling: Pooling | None = None) -> Senten
     try:
         modules = TypeAdapter(list[_Module]).validate_python(read_json(file))
     except ValidationError as error:
-        raise InputError(f"{file}: is not a list of modules; {_COPY}") from error
+        raise InputError(f"{file}: is not a list of modules; {COPY_AGAIN}") from error
     kinds = [module.type.rpartition(".")[2] for module in modules]
     is_bare = pooling is not None and kinds == ["Transformer"]
     if not is_bare and kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):

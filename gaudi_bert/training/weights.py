@@ -12,10 +12,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
+from pydantic import Field
 
+from gaudi_bert.artefacts.base import Figures
 from gaudi_bert.artefacts.store.mirrored_folder import fetch, fetch_below, files_in, mirrored_bucket
 from gaudi_bert.common.arrays import Float32Array, WeightArrays
 from gaudi_bert.common.errors import InputError, shortened
@@ -25,7 +27,7 @@ from gaudi_bert.engines import is_installed
 from gaudi_bert.engines.protocol import Model
 from gaudi_bert.model.config import BertConfig, misfit, parameter_specs
 from gaudi_bert.training.checkpoint import CHECKPOINT_NAMES, find_checkpoint, is_checkpoint, read_checkpoint
-from gaudi_bert.training.model_files import WeightsIndex, read_config
+from gaudi_bert.training.model_files import COPY_AGAIN, FileName, read_config
 
 # All other settings of a model are of the function that its weights belong to.
 _OF_TRAINING = ("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range")
@@ -33,6 +35,14 @@ _OF_TRAINING = ("hidden_dropout_prob", "attention_probs_dropout_prob", "initiali
 _OPTIONAL_SCOPES = ("cls/", "bert/pooler/")
 _CONFIG_NAMES = ("config.json", "bert_config.json")
 _SAFETENSORS = "model.safetensors"
+
+
+class _WeightsIndex(Figures):
+    """model.safetensors.index.json: which file of the folder holds which tensor."""
+
+    remedy = COPY_AGAIN
+
+    weight_map: Annotated[dict[str, FileName], Field(min_length=1)]
 
 
 @dataclass(frozen=True)
@@ -116,7 +126,7 @@ def _hugging_face_files(path: Path) -> list[Path]:
         return [path / _SAFETENSORS]
     index = path / f"{_SAFETENSORS}.index.json"
     if index.is_file():
-        return [path / name for name in sorted(set(WeightsIndex.read(index).weight_map.values()))]
+        return [path / name for name in sorted(set(_WeightsIndex.read(index).weight_map.values()))]
     if (path / "pytorch_model.bin").is_file():
         raise InputError(f"{path}: holds pytorch_model.bin only; save it with transformers' save_pretrained: safetensors")
     return []

@@ -120,12 +120,12 @@ def traced_pass(model: Any, batch: BatchArrays, update_loss: UpdateLoss | None =
     from torch.fx.experimental.proxy_tensor import make_fx
 
     from gaudi_bert.encoders.feeding import widen
-    from gaudi_bert.engines.pytorch.bert import plain_attention
+    from gaudi_bert.engines.pytorch.bert import _plain_attention
     from gaudi_bert.engines.pytorch.model import TorchBert
 
     seed = np.zeros(2, np.int32)
     if isinstance(model, TorchBert):
-        model.attention = plain_attention
+        model.attention = _plain_attention
 
     class Pass(torch.nn.Module):
         """Holds the model's module, so that its parameters can be replaced while a pass lasts."""

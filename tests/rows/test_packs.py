@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from gaudi_bert.rows.packs import BatchShape, Packs, lay_out_packs
+from gaudi_bert.common.dealing import Packs
+from gaudi_bert.rows.packs import BatchShape, lay_out_packs
 from gaudi_bert.rows.types import Sequences
 
 # --- packs as dense arrays: what lies where, and what the model says brought home

@@ -15,12 +15,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from gaudi_bert.common.dealing import Packs
 from gaudi_bert.config.sections import TASK_NAMES, TaskSettings
 from gaudi_bert.config.values import EngineName
 from gaudi_bert.engines import load_engine
 from gaudi_bert.engines.protocol import Model, ModelSpec
 from gaudi_bert.model.config import BertConfig
-from gaudi_bert.rows.packs import BatchShape, Packs, lay_out_packs
+from gaudi_bert.rows.packs import BatchShape, lay_out_packs
 from gaudi_bert.rows.types import IGNORED, NO_WORD, Sequences
 from gaudi_bert.tasks.kinds.task import Draw, Task, Vocabulary, task_named
 from gaudi_bert.training.weights import to_hugging_face

@@ -147,8 +147,8 @@ def test_planted_faults_of_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
 
     from gaudi_bert.engines.pytorch import model
 
-    right = model.pretraining_sums
-    monkeypatch.setattr(model, "pretraining_sums", lambda words, *others: right(words.double(), *others).float())
+    right = getattr(model, name := "_pretraining_sums")
+    monkeypatch.setattr(model, name, lambda words, *others: right(words.double(), *others).float())
     spec = ModelSpec(small_config(), PretrainingHead())
     found = problems("pytorch", spec, [small_batch()], TrainingSettings(), PretrainingObjective())
     assert {kind for kind, _ in found} == {"double precision"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,16 @@ def make_work(work: Path) -> None:
     metadata["vocabulary"] = VocabularyInfo.of(words).as_json()
     (packed / "train" / "metadata.json").write_text(json.dumps(metadata))
     train(settings(), packed / "train", packed / "evaluation", work / "train", reporter=QUIET)
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """As the commands' `training.threads`: threads of two tests at a time would wait for each other."""
+    torch = pytest.importorskip("torch")
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

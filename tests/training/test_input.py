@@ -15,7 +15,6 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.training.input import TrainingOrder, check_fits, evaluation_batches, open_source, training_batches
 from tests.builders import training_data as data
-from tests.builders.effort import tries
 from tests.builders.packing_case import make_case
 
 CONFIG = BertConfig(
@@ -50,25 +49,6 @@ def test_an_epoch_holds_every_pack_once_and_epochs_join_without_a_gap_in_an_orde
     assert sorted(read[:29]) == sorted(read[29:]) == expected
     assert read[:29] != read[29:]
     assert train_rows(packed, batch_packs=2, batches=29) == read != train_rows(packed, batch_packs=2, batches=29, seed=2)
-
-
-@pytest.mark.repeated
-def test_random_schedules_of_stops_and_other_world_sizes_read_the_one_order(packed) -> None:
-    """Each stretch of a schedule is read by another number of processes, from where the last one ended."""
-    source, random = open_source(packed), np.random.default_rng(5)
-    alone = train_rows(packed, batch_packs=1, batches=150)
-    for _ in range(tries(20, 1000)):
-        done = 0
-        for _ in range(random.integers(1, 4)):
-            size, batch_packs, batches = int(random.choice([1, 2, 3, 4, 8])), int(random.integers(1, 4)), 2
-            read = {}
-            for rank in range(size):
-                stretch = training_batches(source, CONFIG, batch_packs, TrainingOrder(1, 5, rank, size, done))
-                numbers = range(done + (rank - done) % size, done + batches * batch_packs * size, size)
-                read.update(zip(numbers, rows(islice(stretch, batches)), strict=True))
-            end = done + batches * batch_packs * size
-            assert [read[number] for number in range(done, end)] == alone[done:end]
-            done = end
 
 
 @pytest.mark.parametrize("compression", ["", "GZIP", "ZLIB"])

@@ -13,7 +13,7 @@ from gaudi_bert.config.sections import TrainingSettings
 from gaudi_bert.config.values import EngineName
 from gaudi_bert.engines.protocol import Communicator, UpdateScalars
 from gaudi_bert.engines.tensorflow import updates as optimizers
-from gaudi_bert.engines.tensorflow.updates import Optimizer, clip_factor
+from gaudi_bert.engines.tensorflow.updates import _clip_factor, _Optimizer
 from gaudi_bert.training.input import open_source
 from gaudi_bert.training.objective import Interval, LossDenominators, PretrainingObjective, denominators_for, dropout_seed
 from tests.builders import training_data as data
@@ -165,7 +165,7 @@ def random_values(seed: int, scale: float = 1.0) -> dict[str, np.ndarray]:
 
 def run_ours(settings, values, gradients_of_updates, rates, compiled: bool = False) -> dict[str, np.ndarray]:
     variables = {name: tf.Variable(value) for name, value in values.items()}
-    optimizer = Optimizer(variables, settings, compiled=compiled)
+    optimizer = _Optimizer(variables, settings, compiled=compiled)
     apply = tf.function(optimizer.apply, autograph=False)
     for number, (gradients, rate) in enumerate(zip(gradients_of_updates, rates, strict=True), start=1):
         given = [tf.constant(gradients[name] / FACTOR) for name in variables]
@@ -197,11 +197,11 @@ def test_equals_the_naive_optimizer_after_seven_updates(optimizer: str, changes:
 @pytest.mark.parametrize("largest", [0.0, 0.5, 1e6])
 def test_clipping_is_by_the_joint_norm_which_shows_what_is_not_finite(largest: float) -> None:
     gradients = random_values(5)
-    factor, norm = clip_factor([tf.constant(gradient) for gradient in gradients.values()], largest)
+    factor, norm = _clip_factor([tf.constant(gradient) for gradient in gradients.values()], largest)
     for gradient, value in zip(gradients.values(), naive.clip(gradients, largest).values(), strict=True):
         agree(gradient * factor.numpy(), value, 1e-5)
     agree(norm.numpy(), np.sqrt(sum((g.astype(float) ** 2).sum() for g in gradients.values())), 1e-5)
-    assert not np.isfinite(clip_factor([tf.constant([1.0, np.inf])], largest)[1].numpy())
+    assert not np.isfinite(_clip_factor([tf.constant([1.0, np.inf])], largest)[1].numpy())
 
 
 # --- the figures of an interval

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,17 +24,8 @@ from tests.builders.launched import TORCHRUN, finished
 from tests.builders.reporters import QUIET, Listener, StopAfter
 from tests.training.conftest import settings
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 BY_PYTORCH = {"engine": "pytorch", "log_every_updates": 1}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Threads of two tests at a time would wait for each other."""
-    torch = pytest.importorskip("torch")
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def last_weights(out: Path) -> dict:
@@ -139,27 +129,15 @@ SHORT = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("records")
-    data.write_packed(folder / "train", data.make_packs(29))
-    data.write_packed(folder / "evaluation", data.make_packs(19, seed=8))
-    return folder
-
-
-def train_command(records: Path, out: Path, **changes: object) -> list[str]:
-    words = ["-m", "gaudi_bert", "train", "--data", records / "train", "--evaluation-data", records / "evaluation"]
-    words += ["--out", out, "--engine", "pytorch"]
-    values = {f"training.{key}": value for key, value in {**SHORT, **changes}.items()}
+def test_two_processes_are_one_big_batch(packed, held_out, tmp_path) -> None:
+    words = ["-m", "gaudi_bert", "train", "--data", packed, "--evaluation-data", held_out, "--out", tmp_path / "two"]
+    values = {f"training.{key}": value for key, value in {**SHORT, "engine": "pytorch"}.items()}
     values |= {f"model.{key}": value for key, value in MODEL.items()}
-    return [*map(str, words), *(word for key, value in values.items() for word in ("--set", f"{key}={value}"))]
-
-
-def test_two_processes_are_one_big_batch(records, tmp_path) -> None:
-    done = finished([*TORCHRUN, *train_command(records, tmp_path / "two")])
+    sets = [word for key, value in values.items() for word in ("--set", f"{key}={value}")]
+    done = finished([*TORCHRUN, *map(str, words), *sets])
     assert "by 2 processes" in done.stdout
     alone = pipeline_from_mapping({"model": MODEL, "training": {**SHORT, "engine": "pytorch"}}, "a test")
-    train(alone, records / "train", records / "evaluation", tmp_path / "one", reporter=QUIET)
+    train(alone, packed, held_out, tmp_path / "one", reporter=QUIET)
     one, two = (read_checkpoint(find_checkpoint(tmp_path / name)) for name in ("one", "two"))
     agree(two.variables, one.variables, 1e-6, scale=1.0)
     results = [json.loads((tmp_path / name / "training.json").read_text()) for name in ("one", "two")]

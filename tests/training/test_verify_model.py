@@ -14,6 +14,7 @@ from gaudi_bert.artefacts.results import to_json
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.engines.tensorflow import bert
+from gaudi_bert.engines.tensorflow.bert import _attention_bias
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.training.checkpoint import Checkpoint, write_checkpoint
 from gaudi_bert.training.verify_model import verify_model
@@ -75,8 +76,7 @@ def test_packs_of_several_sequences_are_looked_for(tmp_path, checkpoint, several
 
 
 def test_a_leaking_mask_is_found(monkeypatch):
-    right = bert.attention_bias
-    monkeypatch.setattr(bert, "attention_bias", lambda mask, *rest: right(tf.minimum(mask, 1), *rest))
+    monkeypatch.setattr(bert, "_attention_bias", lambda mask, *rest: _attention_bias(tf.minimum(mask, 1), *rest))
     with pytest.raises(FailedError, match="packed and unpacked differ by"):
         verify_model(checkpoint=None, data=None, reporter=QUIET)
 

@@ -181,7 +181,7 @@ def causal(whole_run, tmp_path) -> Path:
 
 def test_there_and_back_again_to_the_bit(whole_run, tmp_path) -> None:
     result = export(whole_run, tmp_path / "out", reporter=QUIET)
-    assert result.vocabulary.endswith("train/vocab.txt")
+    assert result.facts["vocabulary"].endswith("train/vocab.txt")
     assert "vocab.txt" in result.facts["files"]
     ours, theirs = read_weights(whole_run), read_weights(tmp_path / "out")
     assert (theirs.kind, theirs.config) == ("huggingface", ours.config)

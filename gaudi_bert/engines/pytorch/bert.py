@@ -39,7 +39,7 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def plain_attention(
+def _plain_attention(
     query_BNPD: Tensor, key_BNLD: Tensor, value_BNLD: Tensor, bias_B1PL: Tensor, dropout_rate: float
 ) -> Tensor:
     """The context of every query, [B, N, P, D], by products and a softmax."""
@@ -50,7 +50,7 @@ def plain_attention(
     return torch.matmul(shares_BNPL, value_BNLD)
 
 
-def fused_attention(
+def _fused_attention(
     query_BNPD: Tensor, key_BNLD: Tensor, value_BNLD: Tensor, bias_B1PL: Tensor, dropout_rate: float
 ) -> Tensor:
     """Compute it by one operation, which keeps no [P, L] matrix where the device has a kernel that takes the bias."""
@@ -58,17 +58,17 @@ def fused_attention(
     return functional.scaled_dot_product_attention(query_BNPD, key_BNLD, value_BNLD, bias, dropout_rate)
 
 
-def attention_on_cpu(
+def _attention_on_cpu(
     query_BNPD: Tensor, key_BNLD: Tensor, value_BNLD: Tensor, bias_B1PL: Tensor, dropout_rate: float
 ) -> Tensor:
     """Compute it in the form that is fastest on a CPU: the fused one has no fast dropout."""
-    form = fused_attention
+    form = _fused_attention
     if dropout_rate > 0:
-        form = attention_in_cache if is_large_product(query_BNPD, key_BNLD.mT) else plain_attention
+        form = attention_in_cache if is_large_product(query_BNPD, key_BNLD.mT) else _plain_attention
     return form(query_BNPD, key_BNLD, value_BNLD, bias_B1PL, dropout_rate)
 
 
-def gaudi_attention() -> Attention:
+def _gaudi_attention() -> Attention:
     """Compute it by the kernel of Gaudi's vendor.
 
     Raises:
@@ -91,6 +91,13 @@ def gaudi_attention() -> Attention:
     return attention
 
 
+def attention_on(device: str, by_vendor: bool) -> Attention:
+    """The form of attention for a kind of device; `by_vendor`: on a Gaudi card by the kernel of its vendor."""
+    if device == "hpu":  # what PyTorch's operation is computed by there is not documented; of products autocast decides
+        return _gaudi_attention() if by_vendor else _plain_attention
+    return _attention_on_cpu if device == "cpu" else _fused_attention
+
+
 @dataclass(frozen=True)
 class Network:
     """Inputs of every layer; `recomputes`: whether a layer is computed once more for the backward pass."""
@@ -98,7 +105,7 @@ class Network:
     config: BertConfig
     parameters: _Parameters
     training: bool = False
-    attention: Attention = plain_attention
+    attention: Attention = _plain_attention
     recomputes: bool = False
 
     def drop(self, inputs: Tensor) -> Tensor:
@@ -127,7 +134,7 @@ def _wide_product(inputs: Tensor, weights: Tensor, bias: Tensor) -> Tensor:
         return torch.addmm(bias, widen(inputs), weights)
 
 
-def attention_bias(input_mask_BL: Tensor, causal: bool, dtype: torch.dtype) -> Tensor:
+def _attention_bias(input_mask_BL: Tensor, causal: bool, dtype: torch.dtype) -> Tensor:
     """Return what is added to the scores, [B, 1, L, L]: 0 where a position may attend, -10,000 where not."""
     allowed_BLL = input_mask_BL[:, :, None] == input_mask_BL[:, None, :]
     if causal:
@@ -146,7 +153,7 @@ def encode_packs(network: Network, batch: Mapping[str, Tensor], positions_BP: Te
     """Hidden states, [B * P, H], or of every token [B * L, H] where `positions_BP` is None."""
     config, (packs, length) = network.config, batch["input_ids"].shape
     hidden_TH = _embed(network, batch)
-    bias_B1LL = attention_bias(batch["input_mask"], config.attention == "causal", hidden_TH.dtype)
+    bias_B1LL = _attention_bias(batch["input_mask"], config.attention == "causal", hidden_TH.dtype)
     reads_few = positions_BP is not None and positions_BP.shape[1] < length
     for layer in range(config.num_hidden_layers):
         query_RH, bias_B1PL = hidden_TH, bias_B1LL
@@ -225,7 +232,7 @@ def word_scores(network: Network, picked_PH: Tensor) -> Tensor:
     return widen(linear(changed_PH, network.parameters[WORDS])).add_(network.parameters["cls/predictions/output_bias"])
 
 
-def next_sentence_scores(network: Network, pooled_PH: Tensor) -> Tensor:
+def next_sentence_scores(network: Network, first_PH: Tensor) -> Tensor:
     """Wide scores [P, 2]: 0 = the second text really follows the first, 1 = it is a random one."""
     weights_2H, bias_2 = (network.parameters[f"cls/seq_relationship/output_{name}"] for name in ("weights", "bias"))
-    return _wide_product(pooled_PH, weights_2H.t(), bias_2)
+    return _wide_product(pool(network, first_PH), weights_2H.t(), bias_2)

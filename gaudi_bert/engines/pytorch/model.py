@@ -24,14 +24,10 @@ from gaudi_bert.engines.protocol import ComputeDtype, Device, ModelSpec, Trial, 
 from gaudi_bert.engines.pytorch.bert import (
     WORDS,
     WORDS_TO_LOOK_UP,
-    Attention,
     Network,
-    attention_on_cpu,
+    attention_on,
     encode_packs,
-    fused_attention,
-    gaudi_attention,
     next_sentence_scores,
-    plain_attention,
     pool,
     word_scores,
 )
@@ -137,7 +133,7 @@ class TorchModel(ABC):
         head = self.spec.head
         if isinstance(head, PretrainingHead):
             words_BQV, sentences_BS2 = outputs
-            return pretraining_sums(words_BQV, sentences_BS2, batch, head.loss)
+            return _pretraining_sums(words_BQV, sentences_BS2, batch, head.loss)
         if isinstance(head, VectorHead):
             return torch.zeros(0)
         return _task_sums(head, widen(outputs), batch)
@@ -174,10 +170,7 @@ class TorchBert(TorchModel):
         for name, variable in variables_of(self.config, spec.head).items():
             value = torch.from_numpy(initial_value(name, variable, self.config.initializer_range, seed))
             self.parameters_by_name[name] = torch.nn.Parameter(value.to(self.device))
-        self.attention: Attention = attention_on_cpu if self.device.type == "cpu" else fused_attention
-        if self.device.type == "hpu":
-            # What PyTorch's operation is computed by there is not documented; of products autocast's lists decide the types.
-            self.attention = gaudi_attention() if device is not None and device.fuses_attention else plain_attention
+        self.attention = attention_on(self.device.type, device is not None and device.fuses_attention)
         self._is_compiled = compiler is not None
         self._compute: Callable[..., Any] = self._heads
         if compiler is not None:
@@ -198,7 +191,7 @@ class TorchBert(TorchModel):
             hidden_TH = encode_packs(network, tensors)
         with self.autocast():
             words_BQV, sentences_BS2 = pretraining_outputs(network, tensors)
-        sums = pretraining_sums(words_BQV, sentences_BS2, tensors, loss)
+        sums = _pretraining_sums(words_BQV, sentences_BS2, tensors, loss)
         masked_lm_loss, next_sentence_loss = sums[0] / sums[1], sums[2] / sums[3]
         leaves = self.parameters_by_name
         gradients = torch.autograd.grad(masked_lm_loss + next_sentence_loss, list(leaves.values()), allow_unused=True)
@@ -253,7 +246,7 @@ def pretraining_outputs(network: Network, batch: Tensors) -> tuple[Tensor, Tenso
     read_BPH = encode_packs(network, batch, positions_BP).reshape(packs, positions_BP.shape[1], -1)
     first_PH, masked_PH = read_BPH[:, :depth].flatten(0, 1), read_BPH[:, depth:].flatten(0, 1)
     words_BQV = word_scores(network, masked_PH).reshape(packs, -1, network.config.vocab_size)
-    return words_BQV, next_sentence_scores(network, pool(network, first_PH)).reshape(packs, -1, 2)
+    return words_BQV, next_sentence_scores(network, first_PH).reshape(packs, -1, 2)
 
 
 def _on_device(batch: BatchArrays, device: torch.device) -> dict[str, Tensor]:
@@ -295,7 +288,7 @@ def to_numpy(tensor: Tensor) -> Float32Array:
 # --- The sums of the heads, as `model/heads.py` lists them; in at least float32
 
 
-def pretraining_sums(words_BQV: Tensor, sentences_BS2: Tensor, batch: Mapping[str, Tensor], loss: Loss) -> Tensor:
+def _pretraining_sums(words_BQV: Tensor, sentences_BS2: Tensor, batch: Mapping[str, Tensor], loss: Loss) -> Tensor:
     """Masked-LM loss and weight, next-sentence loss and weight, then correct and count of both: [8]."""
     weights_BQ, masked_weight = _masked_slot_weights(batch, loss, words_BQV.dtype)
     masked_sum, masked_right = _weighed_likelihoods(words_BQV, batch["masked_lm_ids"], weights_BQ)

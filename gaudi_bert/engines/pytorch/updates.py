@@ -30,7 +30,7 @@ class TorchUpdates:
         self._model, self._settings, self._communicator = model, settings, communicator
         self._lengths: set[int] = set()
         self._has_run = False  # a compiler has compiled what the first update needs
-        self._optimizer = Optimizer(model.parameters_by_name, settings, model.is_decayed)
+        self._optimizer = _Optimizer(model.parameters_by_name, settings, model.is_decayed)
         self._gradient_sums = None
         if isinstance(communicator, TorchCommunicator):
             self._gradient_sums = GradientSums(list(model.parameters_by_name.values()), settings.fusion_bytes)
@@ -66,7 +66,7 @@ class TorchUpdates:
                 name: parameter.grad if parameter.grad is not None else torch.zeros_like(parameter)
                 for name, parameter in model.parameters_by_name.items()
             }
-            factor, norm = clip_factor(list(gradients.values()), self._settings.clip_norm)
+            factor, norm = _clip_factor(list(gradients.values()), self._settings.clip_norm)
             self._optimizer.apply(gradients, scalars, factor, update)
             for parameter in model.parameters_by_name.values():
                 parameter.grad = None
@@ -141,13 +141,13 @@ class TorchUpdates:
 _FUSED_DEVICES = ("cpu", "cuda")
 
 
-def clip_factor(gradients: Sequence[Tensor], clip_norm: float) -> tuple[Tensor, Tensor]:
+def _clip_factor(gradients: Sequence[Tensor], clip_norm: float) -> tuple[Tensor, Tensor]:
     """The factor with which the joint norm of all gradients is at most `clip_norm` (0: they stay), and the norm before."""
     norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(gradient) for gradient in gradients]))
     return torch.ones_like(norm) if clip_norm == 0 else clip_norm / norm.clamp(min=clip_norm), norm
 
 
-class Optimizer:
+class _Optimizer:
     """AdamW or LAMB over named variables; `moments`, the first and the second, are known by their names."""
 
     def __init__(

@@ -75,7 +75,7 @@ def encode_packs(network: Network, batch: Batch, positions_BP: tf.Tensor | None 
     """Hidden states, [B * P, H], or of every token [B * L, H] where `positions_BP` is None."""
     config, (packs, length) = network.config, batch["input_ids"].shape
     wide_dtype = tf.float64 if network.compute_dtype == tf.float64 else tf.float32
-    bias_B1LL = attention_bias(batch["input_mask"], config.attention == "causal", wide_dtype)
+    bias_B1LL = _attention_bias(batch["input_mask"], config.attention == "causal", wide_dtype)
     hidden_TH = _embed(network, batch)
     reads_few = positions_BP is not None and positions_BP.shape[1] < length
     for layer in range(config.num_hidden_layers):
@@ -90,7 +90,7 @@ def encode_packs(network: Network, batch: Batch, positions_BP: tf.Tensor | None 
     return hidden_TH
 
 
-def attention_bias(input_mask_BL: tf.Tensor, causal: bool, dtype: tf.DType = tf.float32) -> tf.Tensor:
+def _attention_bias(input_mask_BL: tf.Tensor, causal: bool, dtype: tf.DType = tf.float32) -> tf.Tensor:
     """Return what is added to the scores, [B, 1, L, L]: 0 where a position may attend, -10,000 where not."""
     same_BLL = tf.cast(tf.equal(input_mask_BL[:, :, tf.newaxis], input_mask_BL[:, tf.newaxis, :]), dtype)
     if causal:
@@ -162,9 +162,8 @@ def _self_attention(
 def _fused_projection(network: Network, scope: str, parts: Sequence[str]) -> tuple[tf.Tensor, tf.Tensor]:
     """Kernel [H, O] and bias [O] of some of query, key and value side by side.
 
-    The queries' part carries the division by the square root of the head size, which saves a pass over the scores. The keys'
-    bias adds the same number to all scores of a row, to which softmax is blind: its true gradient is zero, and zero it is
-    given, not the rounding noise that an adaptive optimizer would take for a direction.
+    The queries' part carries the division by the square root of the head size, which saves a pass over the scores. Softmax
+    is blind to the keys' bias: its true gradient is zero, and zero it is given, not rounding noise.
     """
     scale = 1.0 / math.sqrt(network.config.head_size)
     kernels, biases = [], []
@@ -225,10 +224,7 @@ def _drop_shares(shares_BNPL: tf.Tensor, drawn: tf.Tensor, rate: float) -> tf.Te
 def _scores_gradient(
     used_gradient_BNPL: tf.Tensor, shares_BNPL: tf.Tensor, drawn: tf.Tensor | None, rate: float
 ) -> tf.Tensor:
-    """Softmax's gradient, behind dropout's. Where one share is 1 it is exactly 0, as it should be.
-
-    (The sums over rows could be had cheaper, from the context and its gradient; but only to within rounding.)
-    """
+    """Softmax's gradient, behind dropout's. Where one share is 1 it is exactly 0, as it should be."""
     if drawn is not None:
         used_gradient_BNPL = _drop_shares(used_gradient_BNPL, drawn, rate)
     weighted_BNPL = widen(shares_BNPL) * widen(used_gradient_BNPL)

@@ -109,7 +109,7 @@ class TensorFlowModel:
         hidden_TH = encode_packs(self.network(), tensors)
         with tf.GradientTape() as tape:
             words_BQV, sentences_BS2 = outputs = self.forward(tensors)
-            sums = pretraining_sums(outputs, tensors, loss)
+            sums = _pretraining_sums(outputs, tensors, loss)
             masked_lm_loss, next_sentence_loss = sums[0] / sums[1], sums[2] / sums[3]
             total = masked_lm_loss + next_sentence_loss
         gradients = tape.gradient(total, list(self.variables.values()))
@@ -147,7 +147,7 @@ class TensorFlowModel:
         """The K sums of the head, scalars."""
         head = self.spec.head
         if isinstance(head, PretrainingHead):
-            return pretraining_sums(outputs, batch, head.loss)
+            return _pretraining_sums(outputs, batch, head.loss)
         return _task_sums(head, outputs, batch) if isinstance(head, TaskHead) else ()
 
     def loss(
@@ -230,7 +230,7 @@ def _pooled(hidden_BLH: tf.Tensor, input_mask_BL: tf.Tensor, depth: int, pooling
 # masked slot belongs to, 0 where it is unused.
 
 
-def pretraining_sums(outputs: tuple[tf.Tensor, tf.Tensor], batch: Batch, loss: Loss) -> tuple[tf.Tensor, ...]:
+def _pretraining_sums(outputs: tuple[tf.Tensor, tf.Tensor], batch: Batch, loss: Loss) -> tuple[tf.Tensor, ...]:
     """Masked-LM loss and weight, next-sentence loss and weight, then correct and count of both: 8 scalars, wide."""
     words_BQV, sentences_BS2 = outputs
     weights_BQ, masked_weight = _masked_slot_weights(batch, loss, words_BQV.dtype)

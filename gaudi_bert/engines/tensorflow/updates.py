@@ -28,7 +28,7 @@ class TensorFlowUpdates:
         self, model: TensorFlowModel, settings: LoopSettings, communicator: Communicator, accumulation_steps: int
     ) -> None:
         self._model, self._settings, self._communicator = model, settings, communicator
-        self._optimizer = Optimizer(model.variables, settings, compiled=model.compiled)
+        self._optimizer = _Optimizer(model.variables, settings, compiled=model.compiled)
         self._is_single_graph = accumulation_steps == 1 and communicator.size == 1
         self._variables = list(model.variables.values())
         self._has_dropout = max(model.config.hidden_dropout_prob, model.config.attention_probs_dropout_prob) > 0
@@ -147,7 +147,7 @@ class TensorFlowUpdates:
         """Sum over processes, clip, move the variables."""
         gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]
         gradients = self._communicator.sum_tensors(gradients)
-        factor, norm = clip_factor(gradients, self._settings.clip_norm)
+        factor, norm = _clip_factor(gradients, self._settings.clip_norm)
         self._optimizer.apply(gradients, scalars, factor)
         return tf.concat([sums, [norm]], axis=0)
 
@@ -197,14 +197,14 @@ class TensorFlowUpdates:
 LEAST_COMPILED = 2**16
 
 
-def clip_factor(gradients: Sequence[tf.Tensor], clip_norm: float) -> tuple[tf.Tensor, tf.Tensor]:
+def _clip_factor(gradients: Sequence[tf.Tensor], clip_norm: float) -> tuple[tf.Tensor, tf.Tensor]:
     """The factor with which the joint norm of all gradients is at most `clip_norm` (0: they stay), and the norm before."""
     # Not tf.add_n: it adds into whichever input's memory is free just then, so its order, and its last bit, vary.
     norm = tf.sqrt(2.0 * tf.reduce_sum(tf.stack([tf.nn.l2_loss(gradient) for gradient in gradients])))
     return tf.ones([]) if clip_norm == 0 else clip_norm / tf.maximum(norm, clip_norm), norm
 
 
-class Optimizer:
+class _Optimizer:
     """AdamW or LAMB over named variables; `compiled` makes one pass over memory for each large one, by XLA (for CPUs)."""
 
     def __init__(self, variables: Mapping[str, tf.Variable], settings: LoopSettings, *, compiled: bool = False) -> None:

@@ -28,13 +28,14 @@ from gaudi_bert.artefacts.results import StageOutput
 from gaudi_bert.artefacts.store.mirrored_folder import local_copies
 from gaudi_bert.artefacts.training import BestCheckpoint, FineTuning
 from gaudi_bert.common.arrays import BatchArrays, FloatArray, IntArray
+from gaudi_bert.common.dealing import Packs
 from gaudi_bert.common.errors import InputError, shown
 from gaudi_bert.common.files import in_store, shown_location
 from gaudi_bert.common.progress import Reporter, count_of
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.config.sections import TaskSettings
 from gaudi_bert.engines.protocol import Communicator, ModelSpec, UpdateLoss
-from gaudi_bert.rows.packs import Packs, lay_out_packs
+from gaudi_bert.rows.packs import lay_out_packs
 from gaudi_bert.rows.reading import check_first_row
 from gaudi_bert.rows.types import Sequences, TupleRow
 from gaudi_bert.tasks.contrast import PairedRows

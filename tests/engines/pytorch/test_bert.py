@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch", exc_type=ImportError)
 
 from gaudi_bert.encoders import cpu  # noqa: E402
 from gaudi_bert.encoders.cpu import attention_in_cache  # noqa: E402
-from gaudi_bert.engines.pytorch.bert import attention_bias, fused_attention, plain_attention  # noqa: E402
+from gaudi_bert.engines.pytorch.bert import _attention_bias, _fused_attention, _plain_attention  # noqa: E402
 from tests.builders.agree import agree  # noqa: E402
 
 LENGTH, PACKS, HEADS, SIZE = 67, 2, 3, 8
@@ -26,10 +26,10 @@ def masks(sequences: int) -> torch.Tensor:
 def test_outputs_and_gradients_of_both_forms(sequences: int, causal: bool) -> None:
     random = torch.Generator().manual_seed(sequences)
     inputs = [torch.randn(PACKS, HEADS, LENGTH, SIZE, generator=random, requires_grad=True) for _ in range(3)]
-    bias = attention_bias(masks(sequences), causal, torch.float32)
+    bias = _attention_bias(masks(sequences), causal, torch.float32)
     weights = torch.randn(PACKS, HEADS, LENGTH, SIZE, generator=random)
     found = []
-    for form in (plain_attention, fused_attention, attention_in_cache):
+    for form in (_plain_attention, _fused_attention, attention_in_cache):
         context = form(*inputs, bias, 0.0)
         found.append([context.detach(), *torch.autograd.grad((context * weights).sum(), inputs)])
     for plain, *others in zip(*found, strict=True):
@@ -39,7 +39,7 @@ def test_outputs_and_gradients_of_both_forms(sequences: int, causal: bool) -> No
     for tensor in changed[1:]:
         tensor[0, :, masks(sequences)[0] != 1] += 1.0  # all but the first sequence
     own = masks(sequences)[0] == 1
-    moved = fused_attention(changed[0], changed[1], changed[2], bias, 0.0)
+    moved = _fused_attention(changed[0], changed[1], changed[2], bias, 0.0)
     assert torch.equal(moved[0, :, own], found[1][0][0, :, own]), "a neighbour is not seen, not by one bit"
 
 
@@ -51,8 +51,8 @@ def test_attention_of_some_heads_at_a_time(rate: float, together: int, monkeypat
     random = torch.Generator().manual_seed(1)
     shape = (PACKS, LENGTH, HEADS, SIZE)
     inputs = [torch.randn(shape, generator=random).transpose(1, 2).requires_grad_() for _ in range(3)]
-    bias, weights, found = attention_bias(masks(3), False, torch.float32), torch.randn(shape, generator=random), []
-    for form in (plain_attention, attention_in_cache):
+    bias, weights, found = _attention_bias(masks(3), False, torch.float32), torch.randn(shape, generator=random), []
+    for form in (_plain_attention, attention_in_cache):
         torch.manual_seed(5)
         context = form(*inputs, bias, rate)
         found.append([context.detach(), *torch.autograd.grad((context.transpose(1, 2) * weights).sum(), inputs)])
@@ -60,7 +60,7 @@ def test_attention_of_some_heads_at_a_time(rate: float, together: int, monkeypat
         agree(ours.numpy(), plain.numpy(), 1e-5)
 
 
-@pytest.mark.parametrize("form", [plain_attention, fused_attention, attention_in_cache])
+@pytest.mark.parametrize("form", [_plain_attention, _fused_attention, attention_in_cache])
 def test_dropout_keeps_the_mean_and_drops_its_share(form) -> None:
     """With the identity as values, the context is the shares themselves: dropped ones are 0, the others are scaled up."""
     tokens, rate, seeds = 5, 0.2, 2000

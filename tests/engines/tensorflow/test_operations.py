@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from gaudi_bert.engines.tensorflow.bert import attend, attention_bias
+from gaudi_bert.engines.tensorflow.bert import _attention_bias, attend
 from gaudi_bert.engines.tensorflow.model import cross_entropy
 from gaudi_bert.engines.tensorflow.operations import (
     ForwardPass,
@@ -93,7 +93,7 @@ def test_gather_rows_is_dense_and_sums_repeated_rows():
 @pytest.mark.parametrize("causal", [False, True])
 def test_attention_core(causal, rate, compiled):
     mask = tf.constant([[1, 1, 1, 2, 2, 0, 0], [1, 1, 1, 1, 1, 2, 3]], tf.int32)
-    bias = attention_bias(mask, causal, tf.float64)
+    bias = _attention_bias(mask, causal, tf.float64)
     shape = tf.TensorShape([2, 3, 7, 7])
     drawn = ForwardPass(tf.constant([1, 2]), compiled).draw(shape, rate, 3)
     factors = 1.0 if drawn is None else keep_mask(drawn, shape, rate, tf.float64) * keep_scale(drawn, rate)

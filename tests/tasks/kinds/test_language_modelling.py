@@ -9,8 +9,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gaudi_bert.common.dealing import Packs
 from gaudi_bert.config.sections import TaskSettings
-from gaudi_bert.rows.packs import BatchShape, Packs, lay_out_packs
+from gaudi_bert.rows.packs import BatchShape, lay_out_packs
 from gaudi_bert.rows.types import Sequences
 from gaudi_bert.tasks.kinds.language_modelling import WordTargets
 from gaudi_bert.tasks.kinds.task import Draw, Vocabulary, task_named

@@ -7,7 +7,6 @@ import json
 import re
 import shutil
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -37,6 +36,7 @@ from tests.builders.launched import MPIRUN, TORCHRUN, finished, kill_at
 from tests.builders.reporters import QUIET, Listener, StopAfter
 from tests.builders.tables import LENGTH, loss_of_rows, single_rows, table_batches, write_table
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 UPDATES = {
     "updates": 20, "warmup_updates": 5, "global_batch_sequences": 24, "micro_batch_packs": 3, "log_every_updates": 1,
@@ -70,15 +70,6 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
             getattr(transformers, auto).from_config(config_of(name)).save_pretrained(folder / name)
 
     return once(tmp_path_factory, "word-models", make)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """As the commands' `training.threads`; TensorFlow's cannot be changed in a process that has it already."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def settings(**training: Any) -> PipelineSettings:
