@@ -16,7 +16,7 @@ from gaudi_bert.rows.window_plan import deepest
 
 SHORTEST_ROW = 32
 MOST_SHAPES = 12
-_NEARLY = 0.95
+_NEARLY = 0.9
 """A shape that computes at least this share of the tokens a second of the fastest one is as good."""
 
 
