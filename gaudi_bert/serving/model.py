@@ -112,7 +112,9 @@ class ServedModel:
 
     def of_ids(self, texts: Sequence[Sequence[int]], *, cuts_left: bool = False) -> Sequences:
         """Return the sequences of texts that are tokenized already, with the special tokens around them that they lack."""
-        self._check_ids(texts)
+        largest = self.loaded.tokenizer.vocabulary_size - 1
+        if any(not 0 <= min(ids) <= max(ids) <= largest for ids in texts):
+            raise InputError(f"a token id is not one of 0 to {largest:,}")
         before, after = self.loaded.tokenizer.frame()
         room, cut, parts = self.longest - len(before) - len(after), 0, []
         for ids in texts:
@@ -141,11 +143,6 @@ class ServedModel:
             ]
             for each in encodings
         ]
-
-    def _check_ids(self, texts: Sequence[Sequence[int]]) -> None:
-        largest = self.loaded.tokenizer.vocabulary_size - 1
-        if any(not 0 <= min(ids) <= max(ids) <= largest for ids in texts):
-            raise InputError(f"a token id is not one of 0 to {largest:,}")
 
     def prompt(self, name: str | None) -> str:
         """Return what precedes each text, by its name in the folder, or by default."""
