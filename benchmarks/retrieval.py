@@ -107,7 +107,7 @@ class Packed:
         network = engine.build(ModelSpec(start.config, self.planned.task.head), seed=None)
         network.load_values(start.variables)
         updates = engine.updates(network, settings, Communicator(), shape.micro_batches)
-        objective = _PairObjective(self.planned.task, self.data)
+        objective = _PairObjective(task=self.planned.task, data=self.data)
         self.step = TrainingStep(updates, Communicator(), settings, objective)
 
     def run(self, updates: int) -> None:

@@ -127,7 +127,7 @@ class Packed:
         data = TaskData(model, "", (), sequences_of(lengths), chosen_rows(lengths, given).packings)
         most = max(1, 4096 // data.lengths[-1])
         section = FineTuneSettings(batch_sequences=len(lengths), epochs=1, micro_batch_packs=most, seed=1)
-        plan = _plan_run(section, data, 1, 1)
+        plan = _plan_run(section, data, 1)
         engine = load_engine("pytorch")
         network = engine.build(ModelSpec(start.config, task.head), seed=None)
         network.load_values(start.variables)
