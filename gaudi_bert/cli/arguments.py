@@ -130,7 +130,7 @@ def set_key(override: str) -> str:
     return override.partition("=")[0].strip()
 
 
-# --- options that are made from settings
+# --- options that are derived from settings
 
 # What was typed by the key that it sets: the option, and its value, which is None where it was not typed.
 Options = Mapping[str, tuple[str, object]]
@@ -165,19 +165,19 @@ def takes(section: str, *names: str, **keys: str) -> Callable[[Callable[..., Non
 def _complete(
     command: Callable[..., None], own: Sequence[Parameter], section: str, names: Sequence[str], keys: Mapping[str, str]
 ) -> Callable[..., None]:
-    """Return `command` with all of its options: those that are made from settings come after what it needs."""
+    """Return `command` with all of its options: those that are derived from settings come after what it needs."""
     from gaudi_bert.config.values import field_at, plain_types
 
     module, _, name = section.partition(":")
     settings = getattr(import_module(module), name)
-    wanted = {name: name for name in names or (() if keys else settings.model_fields)} | dict(keys)
-    found = {option: field_at(settings, key.split(".")) for option, key in wanted.items()}
-    fields = {option: field for option, field in found.items() if field is not None}
+    expected = {name: name for name in names or (() if keys else settings.model_fields)} | dict(keys)
+    known = {option: field_at(settings, key.split(".")) for option, key in expected.items()}
+    fields = {option: field for option, field in known.items() if field is not None}
 
     @wraps(command)
     def call(**values: Any) -> None:
         options = {}
-        for option, key in wanted.items():
+        for option, key in expected.items():
             value = values.pop(option)
             if value and tuple[str, ...] in plain_types(fields[option].annotation):
                 value = tuple(name.strip() for name in value.split(","))

@@ -116,7 +116,7 @@ class Commands(TyperGroup):
         return _coloured(super().get_help(ctx))
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return a command with all of its options, some of which are made from settings when it is used."""
+        """Return a command with all of its options, some of which are derived from settings when it is used."""
         command = super().get_command(ctx, cmd_name)
         complete = getattr(getattr(command, "callback", None), "complete", None)
         if complete is None:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from gaudi_bert.common.errors import InputError
 
-if TYPE_CHECKING:  # numpy starts threads when it is loaded, and this says how many
+if TYPE_CHECKING:  # numpy starts threads when it is loaded, and this sets how many
     from gaudi_bert.common.arrays import ByteArray
 
 CGROUPS = Path("/sys/fs/cgroup")

@@ -121,11 +121,11 @@ def _mask_pairs(block: TokenBlock, pairs: _Pairs, lengths: IntArray, job: BlockJ
         word_starts_NL = ~vocabulary.continuations()[input_ids_NL]
         word_starts_NL[rows, 1] = word_starts_NL[rows, first_lengths + 2] = True
     # Halves are rounded to even, as in Python.
-    wanted = np.rint(lengths * settings.masked_lm_probability).astype(np.int64)
+    expected = np.rint(lengths * settings.masked_lm_probability).astype(np.int64)
     return _mask_sequences(
         input_ids_NL,
         candidates_NL,
-        np.minimum(np.clip(wanted, 1, settings.max_predictions), lengths - _SPECIAL_TOKENS_IN_PAIR),
+        np.minimum(np.clip(expected, 1, settings.max_predictions), lengths - _SPECIAL_TOKENS_IN_PAIR),
         settings.max_predictions,
         vocabulary.number("[MASK]"),
         len(vocabulary),

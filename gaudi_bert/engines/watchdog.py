@@ -133,8 +133,8 @@ class ConnectedProcess(Communicator):
             return f"rank {self.rank} ({host}) has {names[0]} = {own}, rank 0 ({first_host}) has {right}"
 
         if differs.any():
-            told = self._from_rank(int(differs.argmax()), difference)
-            raise InputError(f"{told}; start all ranks with the same version, settings, model and data")
+            reported = self._from_rank(int(differs.argmax()), difference)
+            raise InputError(f"{reported}; start all ranks with the same version, settings, model and data")
 
     def note(self, activity: str, *, slow: bool = False) -> None:
         """Tell the watchdog what this process is doing."""

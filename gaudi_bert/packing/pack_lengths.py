@@ -228,7 +228,7 @@ def _pack(histogram: Histogram, depth: int | str, algorithm: str, seed: int, eff
     if effort not in get_args(Effort):
         raise ArgumentError(f"effort is {shown(effort)}; it must be one of {', '.join(get_args(Effort))}")
     try:
-        with _said_if_long(f"packing {histogram.sequences:,} sequences by {algorithm}") as work:
+        with _report_if_long(f"packing {histogram.sequences:,} sequences by {algorithm}") as work:
             return pack_counts(histogram, algorithm, depth, seed=seed, effort=cast(Effort, effort), work=work)
     except InputError as error:
         raise ArgumentError(str(error)) from None
@@ -238,7 +238,7 @@ SILENT_SECONDS, BETWEEN_LINES_SECONDS = 2.0, 10.0
 
 
 @contextmanager
-def _said_if_long(what: str) -> Iterator[Work]:
+def _report_if_long(what: str) -> Iterator[Work]:
     """Report on standard error after two seconds and then every ten; the `Work` counts what is done."""
     work, started, ended = Work(), time.monotonic(), threading.Event()
 

@@ -108,7 +108,7 @@ class PackedFolder(Generic[_Metadata]):
 def check_same(
     path: Path, stored: Artefact | Signature, right: Artefact | Signature, remedy: str, source: str = "the data"
 ) -> None:
-    """Check that a stored file agrees with what `source` says is right."""
+    """Check that a stored file agrees with `source`."""
     difference = first_difference(stored.as_json(), right.as_json(), f"by {source}")
     if difference is not None:
         raise FailedError(f"{path}: {difference}; {remedy}")

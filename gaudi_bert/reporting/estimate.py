@@ -203,9 +203,9 @@ def _count(lengths: IntArray, max_sequence_length: int | None) -> Histogram:
     """The histogram of lengths that were given; in packs of the longest, where no other length is requested."""
     longest = int(lengths.max(initial=1))
     if max_sequence_length is not None and longest > max_sequence_length:
-        place = int(np.argmax(lengths)) + 1
+        position = int(np.argmax(lengths)) + 1
         raise InputError(
-            f"length {place:,} is {longest:,}, more than --max-sequence-length {max_sequence_length:,}; raise it"
+            f"length {position:,} is {longest:,}, more than --max-sequence-length {max_sequence_length:,}; raise it"
         )
     return histogram_of(lengths, max_sequence_length or longest)
 

@@ -156,8 +156,8 @@ def _read_inputs(workdir: Path) -> _ReportInputs:
     if not sources.keys() & set(_ENOUGH):
         names = ", ".join(NAMES[key] for key in _ENOUGH)
         raise InputError(f"{workdir}: nothing to report on (looked for {names}); run the pipeline first")
-    found = dict.fromkeys(NAMES) | {key: reader(path) for key, (path, reader) in sources.items()}
-    inputs = _ReportInputs(name=workdir.resolve().name, **found)
+    read = dict.fromkeys(NAMES) | {key: reader(path) for key, (path, reader) in sources.items()}
+    inputs = _ReportInputs(name=workdir.resolve().name, **read)
     if inputs.metadata is not None and inputs.verification is not None:
         Verification.read_of(sources["verification"][0], inputs.metadata)  # refuses that of other packs
     histogram, plan = inputs.histogram, workdir / NAMES["plan"]

@@ -49,7 +49,7 @@ _LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
 
 @dataclass(frozen=True)
 class RowReader:
-    """Makes rows of records; an error is of the record, and its reader says which one it was.
+    """Makes rows of records; an error is of the record, and its reader names it.
 
     `task` is None for plain texts, `label_names` are those of labels that are numbers in the records. With `labelled`, a
     record without a label is refused; else labels are ignored. With `named_by_header`, the names of the columns are in the

@@ -259,8 +259,8 @@ def examine_cluster(settings: PipelineSettings, reporter: Reporter, cluster: Clu
         return results
     manifests = render(settings, version)
     for item, present, problem in check_objects(cluster, settings, (*manifests.shared, *manifests.steps.values())):
-        found = "the server would create it" if present is None else "is there already"
-        results.append(CheckResult(title_of(item), "ok", found) if problem is None else _refused(title_of(item), problem))
+        state = "the server would create it" if present is None else "is there already"
+        results.append(CheckResult(title_of(item), "ok", state) if problem is None else _refused(title_of(item), problem))
     return [*results, _check_volume(cluster, settings), *_check_pods(cluster, manifests)]
 
 
@@ -318,9 +318,9 @@ def _check_volume(cluster: Cluster, settings: PipelineSettings) -> CheckResult:
         phase = (claim or {}).get("status", {}).get("phase", "not bound")
         if claim is not None and phase != "Bound":
             name = claim["metadata"]["name"]
-            said = cluster.last_warning(name) or "the cluster says nothing of it"
+            warning = cluster.last_warning(name) or "the cluster reports no reason"
             remedy = "if it stays so, correct kubernetes.storage_class or access_mode, and `k8s delete --data`"
-            return CheckResult("volume", "warning", f"claim {name} is {phase}: {said}", remedy)
+            return CheckResult("volume", "warning", f"claim {name} is {phase}: {warning}", remedy)
     return CheckResult("volume", "ok", "can be used" if any(claims) else "the run makes it")
 
 

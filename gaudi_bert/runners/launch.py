@@ -246,8 +246,8 @@ def _check_ends(stage: str, ends: Sequence[_End], names: Sequence[str]) -> None:
         if code < 0 and not killed_by_us
     ]
     if failed:
-        said = f"{stage}: one of {len(ends)} processes ended with exit code {failed}; see its error above"
-        raise (InputError if failed == wrong else FailedError)("; ".join([said, *killed]))
+        message = f"{stage}: one of {len(ends)} processes ended with exit code {failed}; see its error above"
+        raise (InputError if failed == wrong else FailedError)("; ".join([message, *killed]))
     if killed:
         why = "see its error above"
         if -signal.SIGKILL in codes:

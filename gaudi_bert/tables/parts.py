@@ -341,16 +341,16 @@ def _table(rows: Sequence[Mapping[str, Any]], schema: Any) -> Any:
     return pyarrow.table(columns, schema)
 
 
-def _fits(found: Any, kind: Any) -> bool:
+def _fits(actual: Any, kind: Any) -> bool:
     """Whether every value of one type is one of the other; of integers in a column of fractions pyarrow decides itself."""
     types = require_pyarrow().types
-    if found == kind or types.is_null(found):
+    if actual == kind or types.is_null(actual):
         return True
-    if types.is_list(found) and types.is_list(kind):
-        return _fits(found.value_type, kind.value_type)
-    if types.is_struct(found) and types.is_struct(kind):
-        return all(kind.get_field_index(own.name) >= 0 and _fits(own.type, kind.field(own.name).type) for own in found)
-    return bool(types.is_int64(found) and types.is_float64(kind))
+    if types.is_list(actual) and types.is_list(kind):
+        return _fits(actual.value_type, kind.value_type)
+    if types.is_struct(actual) and types.is_struct(kind):
+        return all(kind.get_field_index(own.name) >= 0 and _fits(own.type, kind.field(own.name).type) for own in actual)
+    return bool(types.is_int64(actual) and types.is_float64(kind))
 
 
 def _holds_truth(value: Any, kind: Any) -> bool:

@@ -342,10 +342,10 @@ def embed(
 
         def encoded(vectors: Float32Array, sequences: Sequences, embedded: Sequence[Row]) -> list[bytes]:
             """One object per line, nine digits tell every float32 from its neighbours; or plain bytes."""
-            kept = own.cut(vectors, normalize_again=options.normalize is True)
+            shortened = own.cut(vectors, normalize_again=options.normalize is True)
             if not is_lines:
-                return [vector.tobytes() for vector in kept]
-            return [_json_line({"embedding": [float(f"{value:.9g}") for value in vector]}) for vector in kept.tolist()]
+                return [vector.tobytes() for vector in shortened]
+            return [_json_line({"embedding": [float(f"{value:.9g}") for value in vector]}) for vector in shortened.tolist()]
 
         def problem(why: str) -> bytes:
             return _json_line({"error": why}) if is_lines else no_vector

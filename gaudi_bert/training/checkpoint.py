@@ -208,8 +208,8 @@ def _read_state(path: Path) -> _State:
         return _State.model_validate_json(text)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
-        place = ".".join(str(part) for part in first["loc"] if not str(part).startswith("_"))
-        raise _damaged(path, f"in its header, {place or 'JSON'}: {first['msg']}") from error
+        position = ".".join(str(part) for part in first["loc"] if not str(part).startswith("_"))
+        raise _damaged(path, f"in its header, {position or 'JSON'}: {first['msg']}") from error
 
 
 def _checkpoint_files(folder: Path) -> list[Path]:

@@ -210,10 +210,10 @@ def _compare(
         shares |= {name: _share(*exact[name]) for name in unclear}
         say(f"verify-model:   gradients that nearly cancel in float32, compared in float64: {', '.join(unclear)}")
     worst = max(shares, key=lambda name: shares[name])
-    found = f"gradient of {worst}: packed and unpacked differ by {shares[worst]:.1e} of its norm"
-    say(f"verify-model:   {found} (allowed {_GRADIENT_BOUND:.0e}), the most of {len(shares)} variables")
+    comparison = f"gradient of {worst}: packed and unpacked differ by {shares[worst]:.1e} of its norm"
+    say(f"verify-model:   {comparison} (allowed {_GRADIENT_BOUND:.0e}), the most of {len(shares)} variables")
     if not shares[worst] <= _GRADIENT_BOUND:
-        raise FailedError(f"{found}, allowed is {_GRADIENT_BOUND:.0e}")
+        raise FailedError(f"{comparison}, allowed is {_GRADIENT_BOUND:.0e}")
     return {**{name: difference for name, (difference, _) in outputs.items()}, "gradient": shares[worst]}
 
 

@@ -47,10 +47,10 @@ def status(settings: PipelineSettings, cluster: Cluster) -> dict[str, dict[str, 
 def status_lines(steps: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Return the states of steps for people."""
     lines = []
-    for step, found in steps.items():
-        pods = ", ".join(f"{count} {phase}" for phase, count in found.get("pods", {}).items())
-        lines.append(f"{step}: {found['state']}" + (f" ({pods})" if pods else ""))
-        lines += [f"  {found['problem']}"] if found.get("problem") else []
+    for step, status in steps.items():
+        pods = ", ".join(f"{count} {phase}" for phase, count in status.get("pods", {}).items())
+        lines.append(f"{step}: {status['state']}" + (f" ({pods})" if pods else ""))
+        lines += [f"  {status['problem']}"] if status.get("problem") else []
     return lines
 
 
@@ -64,8 +64,8 @@ def _step_status(cluster: Cluster, item: Manifest) -> dict[str, Any]:
     if outcome is None and is_suspended(submitted):
         state, problem = "suspended", describe_suspension(cluster, submitted)
     elif outcome != "complete":
-        found = step_problem(cluster, submitted, pods)
-        problem = None if found is None else str(found)
+        reported = step_problem(cluster, submitted, pods)
+        problem = None if reported is None else str(reported)
     return {"state": state, "pods": {phase: phases.count(phase) for phase in sorted(set(phases))}, "problem": problem}
 
 

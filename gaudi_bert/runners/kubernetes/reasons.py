@@ -139,9 +139,9 @@ def _step_of(item: Json) -> str:
     return str((item["metadata"].get("labels") or {}).get(STEP_LABEL, "STEP"))
 
 
-def _words_of(said: Mapping[str, str]) -> str:
+def _words_of(status: Mapping[str, str]) -> str:
     """The words of a status or a condition, in one line: its reason, and its message."""
-    return " ".join(": ".join(filter(None, (said.get("reason"), said.get("message")))).split())
+    return " ".join(": ".join(filter(None, (status.get("reason"), status.get("message")))).split())
 
 
 def _in_words(where: str, words: str) -> Problem:
@@ -189,7 +189,7 @@ def _pod_problem(cluster: Cluster, pod: Json, pods: Sequence[Json]) -> Problem |
 
 
 def _start_problem(cluster: Cluster, pod: Json, waiting: Sequence[Json], scheduled: Json) -> Problem:
-    """Why a pod does not start: what its status says, and where that says nothing, or names a claim, the last warnings."""
+    """Why a pod does not start: the reason in its status; without one, or where it names a claim, the last warnings."""
     words = [_words_of(each) for each in waiting if each.get("message")]
     words += [_words_of(scheduled)] if scheduled.get("reason") == "Unschedulable" else []
     names = [] if words else [_name(pod)]
@@ -270,21 +270,21 @@ def _missing_pods(cluster: Cluster, item: Json, pods: Sequence[Json]) -> Iterato
     """
     spec, kind = item.get("spec", {}), item["kind"]
     remaining = int(spec.get("completions") or 1) - int(item.get("status", {}).get("succeeded") or 0)
-    wanted = min(int(spec.get("parallelism") or 1), remaining)
+    expected = min(int(spec.get("parallelism") or 1), remaining)
     if kind == "TrainJob":
-        wanted = int(spec.get("trainer", {}).get("numNodes") or 1)
+        expected = int(spec.get("trainer", {}).get("numNodes") or 1)
     elif kind == "MPIJob":
-        wanted = int(spec.get("mpiReplicaSpecs", {}).get("Worker", {}).get("replicas") or 0)
+        expected = int(spec.get("mpiReplicaSpecs", {}).get("Worker", {}).get("replicas") or 0)
     counted = [pod for pod in pods if kind != "MPIJob" or is_worker(pod)]
     at_work = sum(pod.get("status", {}).get("phase") in ("Pending", "Running") for pod in counted)
-    if pods and at_work >= wanted:
+    if pods and at_work >= expected:
         return
     makers = [_name(item), *([f"{_name(item)}-launcher"] if kind == "MPIJob" else [])]
     words = next(filter(None, (cluster.last_warning(name, _created(item)) for name in reversed(makers))), "")
     if not words and not pods:
         yield Problem(State.WAITS, f"{title_of(item)} has no pods", _MAKERS.get(kind, "see `kubectl describe job`"))
     elif words and (not pods or _REFUSED.search(words)):
-        problem = _in_words(f"{title_of(item)} gets {f'{at_work} of {wanted}' if pods else 'no'} pods", words)
+        problem = _in_words(f"{title_of(item)} gets {f'{at_work} of {expected}' if pods else 'no'} pods", words)
         works_on = bool(pods) and problem.state is State.WAITS and not trains_together(item)
         yield Problem(State.GOES_ON, problem.reason, problem.remedy) if works_on else problem
 
@@ -306,8 +306,8 @@ def is_suspended(item: Json) -> bool:
 def describe_suspension(cluster: Cluster, item: Json) -> str:
     """Return what a suspended step waits for, in one line."""
     label = f"kueue.x-k8s.io/job-uid={item['metadata'].get('uid', '')}"
-    found = (cluster.find(kind, label, if_allowed=True) for kind in ("Workload", "OlderWorkload"))
-    holder = max(next(filter(None, found), ()), default=item, key=_created)
+    holders = (cluster.find(kind, label, if_allowed=True) for kind in ("Workload", "OlderWorkload"))
+    holder = max(next(filter(None, holders), ()), default=item, key=_created)
     status = holder.get("status") or {}
     conditions = {condition["type"]: condition for condition in status.get("conditions") or ()}
     held = [conditions[kind] for kind, value in _HELD_BACK.items() if conditions.get(kind, {}).get("status") == value]
