@@ -63,7 +63,7 @@ def _linear_layer(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> 
 
 
 def is_large_product(left: Tensor, right: Tensor) -> bool:
-    """Whether it is faster here: `left @ right` of large float32 matrices on a CPU, in a build of PyTorch with oneDNN."""
+    """Whether `_multiply` computes `left @ right`: large float32 matrices on a CPU, in a build of PyTorch with oneDNN."""
     work = left.shape[-2] * left.shape[-1] * right.shape[-1]
     wide = left.dtype == right.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
     if not (wide and work >= _LEAST_WORK and is_eager(left) and is_eager(right)):
