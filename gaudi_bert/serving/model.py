@@ -190,12 +190,11 @@ def open_served_model(path: Path, settings: ServeSettings) -> ServedModel:
     if not architecture.endswith(_WITH_ANSWERS):
         folder = read_sentence_folder(path, settings.pooling) or SentenceFolder(settings.pooling or "mean")
         served = ServedModel("embedding", None, folder, load_encoder(path, folder, options, normalize=False))
-        served.model.freeze()
-        return served
-    described = read_task_folder(path)
-    task = described.make_task()
-    loaded = load_task_model(described, task, options)
-    served = ServedModel(_KINDS.get(task.name, "classifier"), task, SentenceFolder(), loaded)
+    else:
+        described = read_task_folder(path)
+        task = described.make_task()
+        loaded = load_task_model(described, task, options)
+        served = ServedModel(_KINDS.get(task.name, "classifier"), task, SentenceFolder(), loaded)
     served.model.freeze()
     return served
 

@@ -31,6 +31,7 @@ from gaudi_bert.serving.service import Service
 from gaudi_bert.serving.settings import ServeSettings
 
 # Slots: shorter rows leave more of them empty, longer ones cost more attention, on a CPU most.
+_SHORTEST_ROW = {"cpu": 16, "cuda": 32, "hpu": 32}
 _USUAL_ROW = {"cpu": 256, "cuda": 512, "hpu": 512}
 _BATCH_SLOTS = {"cpu": 2048, "cuda": 16384, "hpu": 16384}
 _MOST_HEADER_BYTES = 1 << 16
@@ -155,7 +156,7 @@ def opened(path: Path, settings: ServeSettings) -> tuple[ServedModel, dict[Shape
             f"or --max-sequence-length {row_length}"
         )
     usual = max(1, _BATCH_SLOTS[device] // row_length)
-    shapes = ladder(row_length, settings.batch_rows or 1 << (usual.bit_length() - 1))
+    shapes = ladder(row_length, settings.batch_rows or 1 << (usual.bit_length() - 1), _SHORTEST_ROW[device])
     return model, measured(model, shapes)
 
 

@@ -111,7 +111,9 @@ class TorchModel(ABC):
         return float(sum(gradient.sum() for gradient in gradients if gradient is not None))
 
     def freeze(self) -> None:
-        """Arrange the weights for passes over few rows; none is trained or loaded any more."""
+        """Give up training, and loading of weights: they may be arranged for passes over few rows."""
+        for parameter in self.parameters_by_name.values():
+            parameter.requires_grad_(False)
 
     # --- what `updates.py` needs
 
@@ -214,10 +216,10 @@ class TorchBert(TorchModel):
         )
 
     def freeze(self) -> None:
-        """Arrange the weights for passes over few rows; none is trained or loaded any more."""
+        """Give up training, and loading of weights: a copy of them is arranged for passes over few rows."""
+        super().freeze()
         if self.compute_dtype == "float32" and not self._is_compiled:
-            with torch.no_grad():
-                self._frozen = packed_parameters(self.parameters_by_name, self.config)
+            self._frozen = packed_parameters(self.parameters_by_name, self.config)
 
     def _parameters(self) -> dict[str, Tensor]:
         if self._frozen is not None:
