@@ -145,8 +145,8 @@ STOREYS = {
         "row_lengths",
     ),
     "tfrecords": (
-        *("wire", "files", "scan", "fingerprint", "file_contents", "arrays", "random_access", "packed_shards"),
-        *("histogram", "write", "verify", "inspect", "pack", "convert"),
+        *("wire", "files", "scan", "fingerprint", "random_access", "packed_shards"),
+        *("histogram", "verify", "write", "inspect", "convert"),
     ),
     "packs": ("plan", "write", "verify"),
     "rows": ("reading", "tokenizer", "tokenizing", "packs", "window_plan", "answers"),
