@@ -10,8 +10,8 @@ from typing import TypeAlias
 
 import numpy as np
 
+from gaudi_bert.artefacts.mirrored_folder import read_ahead
 from gaudi_bert.artefacts.shards import SizeArray
-from gaudi_bert.artefacts.store.mirrored_folder import read_ahead
 from gaudi_bert.common.arrays import ByteArray, Int32Array, IntArray
 from gaudi_bert.tfrecords.fingerprint import (
     PackSizes,
