@@ -27,7 +27,7 @@ from pathlib import Path
 import numpy as np
 
 from gaudi_bert.artefacts.histogram import CountedFile, HistogramFile
-from gaudi_bert.artefacts.store.objects import Objects
+from gaudi_bert.artefacts.object_store import Objects
 from gaudi_bert.config.pipeline import PipelineSettings, pipeline_from_mapping
 from gaudi_bert.config.sections import PackingSettings, PrepareSettings, TableSettings
 from gaudi_bert.corpus import blocks

@@ -25,9 +25,9 @@ from typing import Any
 
 import numpy as np
 
+from gaudi_bert.artefacts.mirrored_folder import fetch, is_mirrored, release, shown_path
 from gaudi_bert.artefacts.packed import Metadata
 from gaudi_bert.artefacts.shards import ShardTable, check_shards, index_path, read_starts
-from gaudi_bert.artefacts.store.mirrored_folder import fetch, is_mirrored, release, shown_path
 from gaudi_bert.common.arrays import AnyArray, ByteArray, IntArray
 from gaudi_bert.common.compiled import borrowing_kernel
 from gaudi_bert.common.crc32c import crc32c_at, crc_of_word, mask_crc

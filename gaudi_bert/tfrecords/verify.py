@@ -20,10 +20,10 @@ import numpy as np
 
 from gaudi_bert.artefacts.base import METADATA_NAME, InputFile, VocabularyInfo
 from gaudi_bert.artefacts.completion import Signature, read_signature, settings_path
+from gaudi_bert.artefacts.mirrored_folder import fetch, mirrored, read_ahead, release, shown_path
 from gaudi_bert.artefacts.packed import GroupManifest, Metadata, PackedSums, Verification, of_counts
 from gaudi_bert.artefacts.results import PlainResult, StageOutput, StageRun
 from gaudi_bert.artefacts.shards import Shard, SizeArray, index_path
-from gaudi_bert.artefacts.store.mirrored_folder import fetch, mirrored, read_ahead, release, shown_path
 from gaudi_bert.common.arrays import ByteArray, Int32Array, IntArray
 from gaudi_bert.common.crc32c import crc32c
 from gaudi_bert.common.errors import FailedError, InputError

@@ -14,11 +14,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from gaudi_bert.artefacts.mirrored_folder import mirrored
+from gaudi_bert.artefacts.object_store import Objects
 from gaudi_bert.artefacts.packed import Metadata, Verification
 from gaudi_bert.artefacts.results import StageOutput
 from gaudi_bert.artefacts.shards import GroupShards, ShardTable
-from gaudi_bert.artefacts.store.mirrored_folder import mirrored
-from gaudi_bert.artefacts.store.objects import Objects
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.config.sections import PackingSettings
