@@ -18,9 +18,9 @@ from gaudi_bert.corpus.examples import (
     BlockExamples,
     BlockJob,
     _choose_pairs,
+    _lengths_that_fit,
     _mask_sequences,
     _RandomStream,
-    lengths_that_fit,
     make_examples,
 )
 from gaudi_bert.corpus.vocabulary import SPECIAL_TOKENS, TokenBlock, Vocabulary, tokenize_documents
@@ -227,7 +227,7 @@ def block_of(corpus: Corpus) -> TokenBlock:
 
 @given(st.integers(1, 40), st.integers(1, 40), st.integers(2, 31))
 def test_truncation_keeps_what_the_loop_keeps(first: int, second: int, most: int) -> None:
-    assert lengths_that_fit(first, second, most) == truncated_lengths(first, second, most)
+    assert _lengths_that_fit(first, second, most) == truncated_lengths(first, second, most)
 
 
 @examples(150)

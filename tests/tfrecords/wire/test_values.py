@@ -120,7 +120,7 @@ def decode(data: bytes, count: int) -> list[int] | None:
         memory, values = GUARDED.of(len(data), at_the_end), np.full(count + 1, -7, np.int32)
         memory[:] = np.frombuffer(data, np.uint8)
         start = memory.ctypes.data
-        good = kernels.decode_varints(start, start + len(data), values[:count])
+        good = kernels._decode_varints(start, start + len(data), values[:count])
         assert values[count] == -7
         found.append(values[:count].tolist() if good else None)
     assert found[0] == found[1]
