@@ -57,12 +57,6 @@ def test_the_papers_speed_ups() -> None:
     assert values == sorted(values, reverse=True)
 
 
-def test_integration_agrees_with_drawing() -> None:
-    one = (1.9, 0.3)
-    draws = _quantile(one, np.random.default_rng(0).random((20_000, 16)))
-    agree(_unpadding_speed_up(one, 16), draws.min(axis=1).mean(), 0.005, scale=1.0)
-
-
 def test_own_data() -> None:
     histogram = published("wikipedia-512")
     values = [_linear_speed_up(histogram, number) for number in ACCELERATORS]

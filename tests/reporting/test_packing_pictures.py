@@ -81,13 +81,6 @@ def test_a_bar_that_towers_over_the_others_is_cut_and_says_so() -> None:
         assert words_in(pictures.draw_fills(np.array(counts), None).axes[0]) == []
 
 
-def test_slots_are_to_scale() -> None:
-    axes = FIGURES["slots"]().axes[0]
-    assert [bar.get_width() for bar in axes.patches] == [200, 200, 200, 0]
-    assert {"before: 40 rows, 50.00 % real tokens", "after: 20 rows, 100.00 % real tokens"} <= set(words_in(axes))
-    assert "proven bound: 20 rows" in words_in(axes)
-
-
 @pytest.mark.parametrize("count", [0, 1, 5])
 def test_curves_of_few_and_of_no_reports(count: int) -> None:
     points = [(10 * number, 0.1 * number) for number in range(count)]
