@@ -182,7 +182,7 @@ def is_json_line(line: bytes, path: Path) -> bool:
 def read_documents(source: Source, text_format: TextFormat) -> Iterator[list[str]]:
     """The documents of `source`, each a non-empty list of sentences."""
     if source.path is None:
-        yield from documentation_documents(python_texts(source.name))
+        yield from documentation_documents(python_texts(source.name)).values()
         return
     lines = _lines_of_documents(source.path, text_format.name, text_format.gzipped)
     for _, document in itertools.groupby(lines, key=itemgetter(0)):
