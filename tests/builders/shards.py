@@ -1,4 +1,4 @@
-"""The shards of a packed folder: as its manifests have them, changed with their sums, and very many small ones."""
+"""The shards of a packed folder: as its manifests have them, changed with their sums, and those that are mapped."""
 
 from __future__ import annotations
 
@@ -46,9 +46,6 @@ def mend_sums(packed: Path, group: int = 0) -> None:
     listed = {key: [shard[key] for shard in manifest["shards"]] for key in ("packs", "bytes")}
     metadata["groups"][group] = {**listed, "manifest_crc32c": crc32c(path.read_bytes())}
     stored.write_text(json.dumps(metadata))
-
-
-# --- very many small ones
 
 
 def mapped_files(folder: Path) -> int:

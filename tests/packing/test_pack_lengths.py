@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
-from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -85,14 +84,6 @@ def test_no_sequences_are_no_packs(algorithm: str) -> None:
         assert (len(packs), list(packs), packs.lower_bound, packs.gap, packs.efficiency) == (0, [], 0, 0, 1.0)
         assert len(packs.shard(1, 3)) == len(packs[2:]) == 0
         assert "<td>0 of 512 slots</td>" in packs._repr_html_()
-
-
-def test_a_notebook_shows_figures_and_a_picture() -> None:
-    packs = pack_lengths([5, 3, 2, 5, 4, 1, 10], 10, seed=1)
-    root = ElementTree.fromstring(packs._repr_html_())
-    assert [cell.text for cell in root.iter("td")][:2] == ["7", "3 of 10 slots"]
-    titles = [title.text for title in root.iter("{http://www.w3.org/2000/svg}title")]
-    assert [int(str(title).split()[0]) for title in titles] == np.bincount(np.diff(packs.offsets))[1:].tolist()
 
 
 def test_arrays_cannot_be_changed_and_the_input_is_not() -> None:
