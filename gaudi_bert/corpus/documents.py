@@ -67,7 +67,7 @@ class Source:
 def find_sources(texts: Sequence[str], folder: Path) -> list[Source]:
     """All sources of `texts` in a fixed order; relative paths start at `folder`."""
     if not texts:
-        raise InputError(f"prepare: no text was given; name files, folders or globs, or {' or '.join(BUILT_IN_TEXTS)}")
+        raise InputError(f"prepare.text: no text was given; name files, folders or globs, or {' or '.join(BUILT_IN_TEXTS)}")
     sources: list[Source] = []
     seen: set[Path] = set()
     for text in texts:
