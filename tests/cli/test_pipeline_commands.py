@@ -107,17 +107,12 @@ def test_quiet_is_taken_before_and_after_the_command(tmp_path: Path) -> None:
             (["run", DEMO, "--on", "kubernetes", *option], "resources.data_workers and resources.data_processes instead")
             for option in (["--shard", "0/2"], ["--finish"], ["--workers", "2"])
         ),
-        (["run", DEMO, "--render", "out", "--set", "prepare.text=mine"], "prepare.text = mine: no such path in a container"),
-        (["run", DEMO, "--shard", "0/2"], "--shard: give one stage that can be shared out"),
         (["run", DEMO, "--shard", "0/2", "--stages", "train"], "--shard: give one stage that can be shared out"),
         (["run", DEMO, "--finish", "--stages", "plan"], "--finish: give one stage that has a step to finish it"),
-        (["run", DEMO, "--finish", "--stages", "write,verify"], "--finish: give one stage"),
         (["run", DEMO, "--finish", "--overwrite", "--stages", "verify"], "--finish and --overwrite exclude each other"),
         (["run", DEMO, "--finish", "--shard", "0/2", "--stages", "write"], "exclude each other"),
         (["wait", DEMO, "--for", "packing"], "--for packing: no such stage"),
         (["k8s", "status", DEMO], "no cluster: "),
-        (["k8s", "logs", DEMO], "no cluster: "),
-        (["k8s", "delete", DEMO], "no cluster: "),
         (["doctor", "--cluster"], "no cluster: "),
     ],
 )
