@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from gaudi_bert.config.pipeline import PipelineSettings, load_pipeline
-from gaudi_bert.runners.stage_table import stages_of
 from gaudi_bert.training.jobs.finetune import finetune
 from gaudi_bert.training.jobs.rows import FineTuneInput
 from gaudi_bert.training.run_plan import RunPlan, RunSettings
@@ -111,10 +110,3 @@ def test_published_rows_are_read_and_planned(
     factor, near = TASK_FACTORS[name]
     agree(done.packing_factor, factor, near)
     agree(done.sequences_per_update, settings.finetune.batch_sequences, 0.13)
-
-
-def test_the_demos_task_goes_on_from_the_demo(repository: Path) -> None:
-    demo, task = (load_pipeline(repository / "pipelines" / f"{name}.yaml") for name in ("demo", "finetune-demo"))
-    mine = ("task", "finetune", "predict")
-    assert task.model_dump(exclude=set(mine)) == demo.model_dump(exclude=set(mine))
-    assert stages_of(task) == [*stages_of(demo)[:-1], "finetune", "predict", "report"]

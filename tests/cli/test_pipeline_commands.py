@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.machinery
 import json
 import os
-import sys
-import types
 from pathlib import Path
 
 import pytest
@@ -50,29 +47,6 @@ def test_a_bare_name_is_a_pipeline_of_the_package_unless_there_is_a_file_of_that
     assert pipeline_path(tmp_path / "demo") == tmp_path / "demo"
     Path("demo").write_text("name: mine\n")
     assert json.loads(succeed("run", "demo", "--dry-run", "--json").stdout)["settings"]["name"] == "mine"
-
-
-@pytest.mark.parametrize(
-    ("there", "stages", "names", "extras"),
-    [
-        ((), (), "tokenizers, PyTorch and matplotlib, which are", "text,pytorch,report"),
-        (("tensorflow",), (), "tokenizers and matplotlib, which are", "text,report"),
-        (("tokenizers", "matplotlib"), (), "PyTorch, which is", "pytorch"),
-        ((), ("--stages", "prepare,histogram"), "tokenizers, which is", "text"),
-    ],
-)
-def test_all_that_a_run_lacks_is_named_before_its_first_stage(
-    monkeypatch: pytest.MonkeyPatch, there: tuple[str, ...], stages: tuple[str, ...], names: str, extras: str
-) -> None:
-    for name in {"tokenizers", "torch", "tensorflow", "matplotlib"}.difference(there):
-        monkeypatch.setitem(sys.modules, name, None)  # as where it is not installed
-    for name in there:
-        monkeypatch.setitem(sys.modules, name, types.ModuleType(name, "there"))
-        sys.modules[name].__spec__ = importlib.machinery.ModuleSpec(name, None)
-    message = refusal("run", "demo", *stages)
-    assert message.startswith(f"this run needs {names} not installed; run: ")
-    assert f"[{extras}]" in message
-    assert not list(Path().iterdir())
 
 
 def test_settings_of_one_section_and_the_schema() -> None:

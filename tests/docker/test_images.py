@@ -165,16 +165,6 @@ def test_requirements_come_from_the_project_and_its_extras() -> None:
         requirements.requirements(project, [], ["absent"])
 
 
-@pytest.mark.parametrize(
-    ("arguments", "absent"), [(["--extras", "parquet,kubernetes"], "tensorflow"), (["--extras", "cpu"], "docker")]
-)
-def test_requirements_of_this_project(arguments: list[str], absent: str) -> None:
-    command = [sys.executable, FOLDER / "requirements.py", *arguments, "--pyproject", FOLDER.parent / "pyproject.toml"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert "numba" in done.stdout
-    assert absent not in done.stdout
-
-
 def package(site: Path, name: str, version: str, files: dict[str, str]) -> None:
     """A package as pip would have installed it."""
     listed = []
