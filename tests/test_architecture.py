@@ -119,7 +119,7 @@ HEAVY: dict[str, tuple[set[str], set[str]]] = {
     "h5py": (set(), {"tfrecords/wire/hdf5"}),
     "pyarrow": (set(), {"common/arrow", "tables", "rows"}),
     **dict.fromkeys(
-        ("fsspec", "s3fs", "botocore", "aiohttp", "gcsfs", "google", "adlfs", "azure"), (set(), {"artefacts/store/objects"})
+        ("fsspec", "s3fs", "botocore", "aiohttp", "gcsfs", "google", "adlfs", "azure"), (set(), {"artefacts/object_store"})
     ),
     "docker": (set(), {"runners/docker"}),
     "kubernetes": (set(), {"runners/kubernetes"}),
@@ -222,7 +222,7 @@ OPENERS = {"open", "read_text", "read_bytes"}
 OTHERWISE = {
     "common/files.py", "common/compiled.py", "common/threads.py", "common/errors.py", "common/progress.py",
     "corpus/python_texts.py", "runners/stop_ranks.py",
-    "runners/kubernetes/manifests.py", "runners/launch.py", "runners/compile_kernels.py", "artefacts/store/objects.py",
+    "runners/kubernetes/manifests.py", "runners/launch.py", "runners/compile_kernels.py", "artefacts/object_store.py",
     "training/logs.py", "tables/tokenize.py",
 }  # fmt: skip
 NO_FILES = {"os", "gzip", "self", "webbrowser", "tarfile", "model", "files"}

@@ -29,14 +29,14 @@ from gaudi_bert.packing.pack_lengths import pack_lengths
 from gaudi_bert.reading.global_order import GlobalOrder
 from gaudi_bert.reading.streams import StreamReader
 from gaudi_bert.tables.pack import pack_table
-from gaudi_bert.tfrecords.arrays import pack_rows
 from gaudi_bert.tfrecords.histogram import histogram
-from gaudi_bert.tfrecords.pack import pack
 from gaudi_bert.tfrecords.random_access import RecordFiles, open_shards
 from gaudi_bert.tfrecords.wire.example import decode_example
 from gaudi_bert.tfrecords.wire.framing import read_records
 from gaudi_bert.tfrecords.wire.hdf5 import require_h5py
 from gaudi_bert.tfrecords.wire.schema import UnpackedSchema
+from gaudi_bert.tfrecords.wire.values import pack_rows
+from gaudi_bert.tfrecords.write import pack
 
 _LENGTH, _PREDICTIONS = 32, 5
 _LONG_PACK = 5003

@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
-from gaudi_bert.artefacts.store.objects import Objects
+from gaudi_bert.artefacts.object_store import Objects
 from gaudi_bert.common.errors import EXTRAS, GaudiBertError, has_tensorflow, install_command
 from gaudi_bert.common.files import url_of
 from gaudi_bert.common.progress import Reporter

@@ -221,9 +221,7 @@ def test_tables_take_the_keys_that_they_have(table: Path, tmp_path: Path) -> Non
     assert too_few.startswith("--set packing.group_bytes=3: must be an integer, >= 1,048,576")
 
 
-@pytest.mark.parametrize(
-    "words", ["plan h.json", "write . --plan p.json", "pack .", "pack t.jsonl --max-sequence-length 64"]
-)
+@pytest.mark.parametrize("words", ["plan h.json", "write . --plan p.json", "pack .", "pack t.jsonl --max-sequence-length 9"])
 def test_keys_of_other_sections_are_refused(words: str, tmp_path: Path) -> None:
     line = refusal(*words.split(), "--out", "out", "--set", "training.updates=8", folder=tmp_path)
     assert line == "--set training.updates=8: this command reads the keys of `packing` alone, such as packing.depth=4"

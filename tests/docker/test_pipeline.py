@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from gaudi_bert import __version__
-from gaudi_bert.artefacts.store.objects import Objects
+from gaudi_bert.artefacts.object_store import Objects
 from tests.builders.agree import identical
 from tests.builders.command_line import succeed
 from tests.builders.folders import comparable, contents

@@ -17,8 +17,8 @@ from numba.core import event
 from gaudi_bert.artefacts.packed import Metadata
 from gaudi_bert.runners.compile_kernels import _compile_records, _prepare, _SILENT
 from gaudi_bert.config.sections import PackingSettings
-from gaudi_bert.tfrecords.arrays import pack_rows
-from gaudi_bert.tfrecords.pack import pack
+from gaudi_bert.tfrecords.wire.values import pack_rows
+from gaudi_bert.tfrecords.write import pack
 from gaudi_bert.tfrecords.random_access import open_shards
 _compile_records()
 with tempfile.TemporaryDirectory() as folder, event.install_recorder("numba:compile") as compiled:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from gaudi_bert.artefacts.store.objects import Objects
+from gaudi_bert.artefacts.object_store import Objects
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import PipelineSettings, load_pipeline

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gaudi_bert.artefacts.base import part_path
-from gaudi_bert.artefacts.store.mirrored_folder import existing_histograms
+from gaudi_bert.artefacts.mirrored_folder import existing_histograms
 from gaudi_bert.artefacts.work_folder import WorkFolder
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.progress import Reporter

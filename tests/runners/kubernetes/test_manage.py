@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from gaudi_bert.artefacts.store.objects import Objects
+from gaudi_bert.artefacts.object_store import Objects
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import load_pipeline
