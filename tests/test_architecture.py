@@ -222,7 +222,7 @@ OPENERS = {"open", "read_text", "read_bytes"}
 OTHERWISE = {
     "common/files.py", "common/compiled.py", "common/threads.py", "common/errors.py", "common/progress.py",
     "corpus/python_texts.py", "runners/stop_ranks.py",
-    "runners/kubernetes/manifests.py", "runners/launch.py", "runners/compile_kernels.py", "artefacts/object_store.py",
+    "runners/kubernetes/manifests.py", "runners/launch.py", "artefacts/object_store.py",
     "training/logs.py", "tables/tokenize.py",
 }  # fmt: skip
 NO_FILES = {"os", "gzip", "self", "webbrowser", "tarfile", "model", "files"}
