@@ -24,10 +24,9 @@ from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.config.sections import PackingSettings
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.tfrecords.histogram import histogram
-from gaudi_bert.tfrecords.pack import pack
 from gaudi_bert.tfrecords.random_access import ShardCache
 from gaudi_bert.tfrecords.verify import verify
-from gaudi_bert.tfrecords.write import write
+from gaudi_bert.tfrecords.write import pack, write
 from gaudi_bert.training.input import TrainingOrder, _packed_source, evaluation_batches, open_source, training_batches
 from tests.builders.command_line import run_command
 from tests.builders.folders import contents as local_contents
