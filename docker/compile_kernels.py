@@ -1,9 +1,9 @@
 """Compile kernels before their first use, by using them once on generated data: images and `make setup` do.
 
-python -m gaudi_bert.runners.compile_kernels              all of them
-python -m gaudi_bert.runners.compile_kernels records      what reads, packs and verifies records (and tables, HDF5 files)
-python -m gaudi_bert.runners.compile_kernels nnls         what plans by the default algorithm
-python -m gaudi_bert.runners.compile_kernels solvers      what plans by any algorithm
+python docker/compile_kernels.py              all of them
+python docker/compile_kernels.py records      what reads, packs and verifies records (and tables, HDF5 files)
+python docker/compile_kernels.py nnls         what plans by the default algorithm
+python docker/compile_kernels.py solvers      what plans by any algorithm
 """
 
 from __future__ import annotations
