@@ -22,7 +22,6 @@ from tests.builders.json_lines import lines_of, write_lines
 from tests.builders.reporters import QUIET
 
 TEXTS = ["the cat sat on the mat", "dogs runs", "over the hill, and south!", "the river flows north", "unable mat"] * 4
-CONTEXT = "The river flows north over the hill, and the cat sat on the mat. Unable dogs runs south!"
 
 
 def write_model(folder: Path, architecture: str, **config: Any) -> Any:
@@ -78,22 +77,6 @@ def test_texts_and_pairs(tmp_path: Path, config: dict[str, Any], pair: str | Non
         elif names:
             assert (answer["label"], list(answer["probabilities"])) == (names[int(expected.argmax())], names)
     assert len({json.dumps(answer) for answer in answers}) > 1
-
-
-def test_answers_to_questions_packed_or_not(tmp_path: Path) -> None:
-    write_model(tmp_path / "m", "BertForQuestionAnswering")
-    rows = [{"question": question, "context": CONTEXT} for question in ("what flows north", "who sat", "where")]
-    data = write_lines(tmp_path / "x.jsonl", rows)
-    windows = PredictOptions(max_sequence_length=24)
-    answers = run(tmp_path / "m", data, tmp_path / "y.jsonl", windows, n_best=3, stride=6)
-    alone = PredictOptions(max_sequence_length=24, packed=False)
-    unpacked = run(tmp_path / "m", data, tmp_path / "z.jsonl", alone, n_best=3, stride=6)
-    for one, other in zip(answers, unpacked, strict=True):
-        assert len(one["answers"]) == 3
-        for mine, theirs in zip(one["answers"], other["answers"], strict=True):
-            assert (mine["text"], mine["start"], mine["end"]) == (theirs["text"], theirs["start"], theirs["end"])
-            assert CONTEXT[mine["start"] : mine["end"]] == mine["text"]
-            agree(mine["score"], theirs["score"], 1e-5, scale=1.0)
 
 
 def test_two_classes_that_transformers_did_not_name(tmp_path: Path) -> None:
