@@ -93,18 +93,9 @@ ANCHOR, LIST = '{"anchor": "a", "positive": "b", "negatives": ["c"]}', '{"query"
     ("task", "content", "named"),
     [
         ("embedding", ANCHOR, {"negative": "no"}),
-        ("embedding", ANCHOR, {"anchor": "no"}),
-        ("embedding", ANCHOR, {"positive": "no"}),
-        ("embedding", '{"text": "a", "text_pair": "b", "label": 1}', {"anchor": "no"}),
         ("embedding", '{"text": "a", "text_pair": "b", "label": 1}', {"negative": "no"}),
         ("reranking", LIST, {"negative": "no"}),
-        ("reranking", LIST, {"query": "no"}),
         ("reranking", '{"query": "a", "document": "b", "label": 1}', {"positive": "no"}),
-        ("classification", '{"text": "a", "label": "b"}', {"text_pair": "no"}),
-        ("classification", '{"text": "a", "label": "b"}', {"label": "no"}),
-        ("token-classification", '{"tokens": ["a"], "tags": ["O"]}', {"tokens": "no"}),
-        ("token-classification", '{"tokens": ["a"], "tags": ["O"]}', {"tags": "no"}),
-        ("masked-language-modelling", '{"text": "a"}', {"text": "no"}),
     ],
 )
 def test_a_column_that_is_named_is_there(tmp_path: Path, task: Any, content: str, named: dict[str, str]) -> None:
