@@ -263,7 +263,7 @@ def _pairs_of_document(
             second = (starts[cut], starts[stop])
             label, following = 0, stop
         first_tokens, second_tokens = starts[cut] - starts[first], second[1] - second[0]
-        first_length, second_length = lengths_that_fit(first_tokens, second_tokens, most_tokens)
+        first_length, second_length = _lengths_that_fit(first_tokens, second_tokens, most_tokens)
         first_start = starts[first] + random.heads(first_tokens - first_length)
         second_start = second[0] + random.heads(second_tokens - second_length)
         rows.append((first_start, first_start + first_length, second_start, second_start + second_length, label))
@@ -301,7 +301,7 @@ def _random_segment(
     return starts[chosen], starts[stop]
 
 
-def lengths_that_fit(first_length: int, second_length: int, most_tokens: int) -> tuple[int, int]:
+def _lengths_that_fit(first_length: int, second_length: int, most_tokens: int) -> tuple[int, int]:
     """Tokens of A and B that remain when the longer one (B where equal) loses one at a time until they fit."""
     if first_length + second_length <= most_tokens:
         return first_length, second_length

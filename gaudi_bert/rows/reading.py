@@ -277,7 +277,7 @@ def _columns_read(task: TaskName | None, settings: TaskSettings, row: Row, recor
 def _read_records(part: RowPart, settings: TaskSettings, task: TaskName | None, labelled: bool) -> Iterator[PlacedRecord]:
     """The records of a part with their positions; one that cannot be read is an error in its position."""
     if part.kind == "built-in":
-        documents = documentation_documents(python_texts(part.name))
+        documents = documentation_documents(python_texts(part.name)).values()
         yield from (
             (RowPosition(number), {settings.text: "\n".join(lines)}) for number, lines in enumerate(documents, start=1)
         )
