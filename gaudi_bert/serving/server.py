@@ -19,7 +19,7 @@ import uvicorn
 import uvloop
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from gaudi_bert.artefacts.store.mirrored_folder import local_copies
+from gaudi_bert.artefacts.mirrored_folder import local_copies
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import read_text
 from gaudi_bert.common.progress import Reporter

@@ -1,7 +1,7 @@
 """Reading record files at full speed: pieces into a buffer, kernels over the buffer, files in threads.
 
 `RecordScan` joins a stream, a buffer and a *format* (what to do with records: index unpacked ones here, check and hash
-packed ones in `file_contents`). It reads a piece that fits the processor's cache, runs the format's kernel over it,
+packed ones in `verify`). It reads a piece that fits the processor's cache, runs the format's kernel over it,
 and moves the rest of the last record to the front of the buffer. A record that the kernel calls unusual goes to
 the general reader and put back in canonical encoding, so that it ends where it ended. Where a writer leaves lists of one
 value unpacked, that is up to four bytes longer than what it replaces; they overwrite the CRC before it, which has
@@ -22,7 +22,7 @@ from gaudi_bert.common.compiled import borrowing_kernel, inlined_kernel
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.features import UnpackedFeature
 from gaudi_bert.common.memory import address_of, as_word, copy_bytes, load_u8
-from gaudi_bert.common.threads import map_in_threads
+from gaudi_bert.common.threads import each_in_threads
 from gaudi_bert.tfrecords.wire.example import decode_example, encode_example
 from gaudi_bert.tfrecords.wire.features import FeatureTable, feature_table, locate_features
 from gaudi_bert.tfrecords.wire.framing import (
@@ -393,4 +393,4 @@ def _canonical_example(payload: bytes | memoryview, schema: UnpackedSchema | Pac
 
 def map_files(function: Callable[[_Item, ByteArray], _Result], files: Sequence[_Item], workers: int | None) -> list[_Result]:
     """Return `function(file, buffer)` for every file, with a buffer for scans in constant memory."""
-    return map_in_threads(function, files, workers, scan_buffer)
+    return list(each_in_threads(function, files, workers, scan_buffer))
