@@ -17,9 +17,9 @@ from gaudi_bert.engines.tensorflow import bert
 from gaudi_bert.engines.tensorflow.bert import _attention_bias
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.training.checkpoint import Checkpoint, write_checkpoint
-from gaudi_bert.training.verify_model import verify_model
+from gaudi_bert.training.verify_model import join_sequences, split_packs, verify_model
 from tests.builders import training_data
-from tests.builders.model_packs import pretraining_model
+from tests.builders.model_packs import pretraining_model, random_packs
 from tests.builders.reporters import QUIET
 
 
@@ -108,3 +108,10 @@ def test_what_cannot_be_verified_is_refused(tmp_path, checkpoint):
     ):
         with pytest.raises(InputError, match=reason):
             verify_model(checkpoint=model, data=records, reporter=QUIET)
+
+
+def test_a_sequence_that_is_not_in_one_piece_is_refused():
+    batch = join_sequences(random_packs(1, [[3, 2]]), 7, 4, 3)
+    batch["input_mask"][0, 6] = 1
+    with pytest.raises(InputError, match="missing or split"):
+        split_packs(batch)

@@ -32,8 +32,7 @@ from gaudi_bert.engines.pytorch.bert import (
     word_scores,
 )
 from gaudi_bert.model.config import BertConfig, initial_value, is_decayed
-from gaudi_bert.model.features import check_logits
-from gaudi_bert.model.heads import OTHER_SEQUENCE, Loss, PretrainingHead, TaskHead, VectorHead, variables_of
+from gaudi_bert.model.heads import OTHER_SEQUENCE, Loss, PretrainingHead, TaskHead, VectorHead, check_logits, variables_of
 
 Tensors = Mapping[str, Tensor]
 _WORK_SEED = np.array([1, 2], np.int32)

