@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from gaudi_bert.artefacts.base import NOTES_NAME
 from gaudi_bert.artefacts.packed import Metadata
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.sections import TableSettings
@@ -161,12 +159,6 @@ def test_a_rest_that_fills_no_batch_of_the_new_processes_is_left_out(case: Packi
     assert loader.state_dict()["packs_done"] == 8
 
 
-def test_workers_without_the_batch_size_are_refused(case: PackingCase) -> None:
-    dataset = PackedDataset(case.packed)
-    with pytest.raises(InputError, match="2 workers"):
-        next(iter(torch.utils.data.DataLoader(dataset, batch_size=2, collate_fn=batch_ids, num_workers=2)))
-
-
 def test_what_cannot_work_is_refused_in_one_line(case: PackingCase, tmp_path: Path) -> None:
     dataset = PackedDataset(case.packed)
     (tmp_path / "packed-1.parquet").write_bytes(b"no table")
@@ -183,6 +175,7 @@ def test_what_cannot_work_is_refused_in_one_line(case: PackingCase, tmp_path: Pa
         r"packed-1.parquet": lambda: PackedDataset(tmp_path),
         r"a batch of 999 on each of 1 ": lambda: PackedDataset(case.packed, batch_packs=999),
         r"1 batches of 999": lambda: PackedLoader(PackedDataset(case.packed), 999, batch_ids),
+        "2 workers": lambda: next(iter(torch.utils.data.DataLoader(PackedDataset(case.packed), 2, num_workers=2))),
         "persistent_workers": lambda: PackedLoader(dataset, 2, batch_ids, num_workers=1, persistent_workers=True),
         "other packs": lambda: dataset.load_state_dict({"seed": 1}),
         "packs_done = 9999": lambda: dataset.load_state_dict(dataset.state_dict() | {"packs_done": 9999}),
@@ -279,11 +272,3 @@ def test_columns_of_sequences_are_in_the_batch(folders, target: str) -> None:
     assert batch["indices"].dtype == torch.int64
     assert batch["indices"].shape == batch["seq_lens"].shape
     assert not {"score", "name", "indices", "starts"} & set(model_inputs(batch))
-
-
-@pytest.mark.parametrize("content", ["[]", "null", "7", '"table"', "{}", '{"format": "table", "rows": []}'])
-def test_damaged_metadata_is_refused(folders, tmp_path: Path, content: str) -> None:
-    copy = Path(shutil.copytree(folders[1], tmp_path / "copy"))
-    (copy / NOTES_NAME / "metadata.json").write_text(content)
-    with pytest.raises(InputError, match=r"metadata\.json"):
-        PackedDataset(copy)

@@ -184,18 +184,6 @@ def save_run(folder, model: Model, progress: dict | None = None):
     return write_checkpoint(folder, checkpoint), checkpoint
 
 
-def test_model_moments_and_position_come_back(tmp_path) -> None:
-    _, stored = save_run(tmp_path, make_run(1)[0])
-    model, updates = make_run(2)
-    said: list[str] = []
-    assert resume_run(tmp_path, model, updates, SIGNATURE, said.append) == Progress(5, 30, 80, 900)
-    for loaded, values in zip(
-        (model.values(), *updates.moments()), (stored.variables, stored.first_moments, stored.second_moments), strict=True
-    ):
-        identical(loaded, dict(values))
-    assert said == []
-
-
 def test_a_checkpoint_of_another_order_is_refused_and_without_any_a_run_starts_at_the_beginning(tmp_path) -> None:
     model, updates = make_run(1)
     assert resume_run(tmp_path, model, updates, SIGNATURE, print) == Progress()

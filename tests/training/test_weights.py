@@ -196,14 +196,6 @@ def test_there_and_back_again_to_the_bit(whole_run, tmp_path) -> None:
     ]
 
 
-def test_a_checkpoint_whose_other_settings_have_odd_types_is_exported(whole_run, tmp_path) -> None:
-    """Nothing but its model is read: the sizes of its data are not."""
-    stored = read_checkpoint(find_checkpoint(whole_run))
-    settings = {**stored.settings, "data": {"depth": "", "max_sequence_length": None}}
-    write_checkpoint(tmp_path / "odd", Checkpoint(1, stored.variables, settings=settings))
-    assert "config.json" in export(tmp_path / "odd", tmp_path / "out", reporter=QUIET).facts["files"]
-
-
 def test_transformers_loads_it(whole_run, tmp_path) -> None:
     """What it computes then is in `tests/pytorch/test_heads.py`."""
     transformers = pytest.importorskip("transformers")
