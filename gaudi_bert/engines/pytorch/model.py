@@ -17,7 +17,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from gaudi_bert.common.arrays import BatchArrays, Float32Array, Int32Array, WeightArrays
-from gaudi_bert.common.errors import InputError
 from gaudi_bert.encoders.cpu import TableOfRows, cross_entropy, is_eager
 from gaudi_bert.encoders.feeding import belongs, vectors_of_sequences, widen
 from gaudi_bert.engines.protocol import ComputeDtype, Device, ModelSpec, Trial, check_weights
@@ -96,10 +95,6 @@ class TorchModel(ABC):
                 outputs = self.forward(tensors, False)
             sums = self.sums(outputs, tensors)
         return to_numpy(outputs.float()) if head.keeps_outputs else None, to_numpy(sums.float())
-
-    def trial(self, batch: BatchArrays, loss: Loss) -> Trial:
-        """Outputs, losses and gradients of a model of pretraining."""
-        raise InputError("an encoder of transformers: BERT's heads of pretraining are tried only")
 
     def work(self, batch: BatchArrays) -> float:
         """One forward and backward pass with dropout; a number that needs all gradients. For timing."""
