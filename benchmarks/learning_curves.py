@@ -149,7 +149,7 @@ PAIRS = {
 def make_data(work: Path) -> None:
     """Examples of at most 40 tokens; the same in rows of 128, packed."""
     from gaudi_bert.corpus.prepare import prepare
-    from gaudi_bert.tfrecords.pack import pack
+    from gaudi_bert.tfrecords.write import pack
 
     prepare(PREPARE, work / "short", StageRun(QUIET), pipeline_folder=work)
     if not (work / "long").exists():

@@ -40,11 +40,11 @@ from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.sections import PackingSettings
 from gaudi_bert.encoders.trial import Row
 from gaudi_bert.pytorch import PackCollator, PackedBertForPreTraining, PackedDataset
-from gaudi_bert.tfrecords.arrays import decode_columns
-from gaudi_bert.tfrecords.pack import pack
 from gaudi_bert.tfrecords.wire.example import encode_example
 from gaudi_bert.tfrecords.wire.framing import frame, read_records
 from gaudi_bert.tfrecords.wire.schema import PackedSchema
+from gaudi_bert.tfrecords.wire.values import decode_columns
+from gaudi_bert.tfrecords.write import pack
 
 QUIET = Reporter(quiet=True)
 LENGTH, PREDICTIONS, VOCABULARY = 512, 80, 30522

@@ -48,8 +48,8 @@ from gaudi_bert.common.arrays import IntArray  # noqa: E402
 from gaudi_bert.common.progress import Reporter  # noqa: E402
 from gaudi_bert.config.sections import PackingSettings  # noqa: E402
 from gaudi_bert.reading.global_order import GlobalOrder  # noqa: E402
-from gaudi_bert.tfrecords.pack import pack  # noqa: E402
 from gaudi_bert.tfrecords.wire.framing import frame, read_records  # noqa: E402
+from gaudi_bert.tfrecords.write import pack  # noqa: E402
 
 SAMPLE = Path(os.environ.get("GAUDI_BERT_SHARED", ROOT.parent / "shared")) / "data" / "wiki-sample" / "tfrecord-512"
 RUN = StageRun(Reporter(quiet=True))

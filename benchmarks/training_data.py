@@ -48,7 +48,7 @@ class Records:
 
 def make_records(folder: Path) -> Records:
     """Write the unpacked records, pack them, open both."""
-    from gaudi_bert.tfrecords.pack import pack
+    from gaudi_bert.tfrecords.write import pack
 
     unpacked, packed = folder / "unpacked", folder / "packed"
     make_files(unpacked, FILES, SEQUENCES_A_FILE, SEED, LENGTH)

@@ -69,7 +69,7 @@ RUN --mount=type=secret,id=ca_bundle --mount=type=secret,id=pip_conf --mount=typ
 # Kernels are compiled here, for every processor that has AVX2, and not again by each container.
 ENV NUMBA_CPU_NAME=x86-64-v3 NUMBA_CPU_FEATURES=+sse4.2,+pclmul NUMBA_CACHE_DIR=/opt/venv/kernels
 WORKDIR /tmp
-RUN python3 -m gaudi_bert.runners.compile_kernels records \
+RUN python3 /src/docker/compile_kernels.py records \
  && chmod -R a+rX $NUMBA_CACHE_DIR \
  && find /opt/venv -type d -name tests -prune -exec rm -rf {} + \
  && python3 -m pip uninstall --quiet --yes pip

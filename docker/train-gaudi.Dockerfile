@@ -20,7 +20,7 @@ ENV NUMBA_CPU_NAME=x86-64-v3 NUMBA_CPU_FEATURES=+sse4.2,+pclmul NUMBA_CACHE_DIR=
 RUN --mount=type=secret,id=ca_bundle --mount=type=secret,id=pip_conf \
     PIP_CONSTRAINT=/opt/gaudi-bert/constraints.txt pip-install --no-cache-dir --no-deps /opt/gaudi-bert/src \
  && rm -rf /opt/gaudi-bert/src/build \
- && python3 -m gaudi_bert.runners.compile_kernels records \
+ && python3 /opt/gaudi-bert/src/docker/compile_kernels.py records \
  && chmod -R a+rX $NUMBA_CACHE_DIR \
  && python3 /opt/gaudi-bert/vendor_packages.py check /opt/gaudi-bert/vendor
 ARG VERSION=unknown

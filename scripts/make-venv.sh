@@ -30,9 +30,9 @@ install() { install_into .venv/bin/python constraints.txt "$@"; }
 # So that the first command does not wait for the compiler; the demo plans by `nnls` alone, other algorithms compile more.
 compile() {
   say "compiling what packs and reads records, once: half a minute"
-  PYTHONDONTWRITEBYTECODE= .venv/bin/python -m gaudi_bert.runners.compile_kernels records &
+  PYTHONDONTWRITEBYTECODE= .venv/bin/python docker/compile_kernels.py records &
   local records=$!
-  .venv/bin/python -m gaudi_bert.runners.compile_kernels "$1"
+  .venv/bin/python docker/compile_kernels.py "$1"
   wait "$records"
 }
 

@@ -73,34 +73,11 @@ def test_any_number_of_parts_gives_the_same_plan_and_packs(
     assert made_in(tmp_path / "packed") == made_in(case.packed)
 
 
-SBATCH = """#!/usr/bin/env bash
-# Runs what sbatch is given at once, each task of an array with its variables, and prints a number.
-set -e
-first=0 last=0 array=
-while [ $# -gt 0 ]; do
-  case $1 in
-    --array=*) array=${1#--array=}; first=${array%-*}; last=${array#*-} ;;
-    --wrap) command=$2; shift ;;
-  esac
-  shift
-done
-for task in $(seq "$first" "$last"); do
-  if [ -n "$array" ]; then
-    export SLURM_ARRAY_TASK_ID=$task SLURM_ARRAY_TASK_MIN=$first SLURM_ARRAY_TASK_MAX=$last
-    export SLURM_ARRAY_TASK_COUNT=$((last - first + 1)) SLURM_ARRAY_TASK_STEP=1
-  fi
-  sh -c "$command" >&2
-done
-echo 4711
-"""
-
-
 def run_example(example: str, folder: Path) -> None:
     """Run an example of the page in `folder`, with programs that stand for other machines: each runs its command here."""
     (folder / "bin").mkdir()
     programs = {
         "gaudi-bert": f'#!/bin/sh\nexec {sys.executable} -m gaudi_bert "$@"\n',
-        "sbatch": SBATCH,
         "ssh": '#!/bin/sh\nexec sh -c "$2"\n',
     }
     for name, text in programs.items():
@@ -130,11 +107,10 @@ def test_the_verifying_of_the_page_proves_what_one_command_proves(case: PackingC
     assert (tmp_path / "packed" / "verification.json").exists()
 
 
-@pytest.mark.parametrize("example", ["xargs", "Slurm"])
 @pytest.mark.slow
-def test_an_example_of_the_page_packs_what_one_command_packs(example: str, case: PackingCase, tmp_path: Path) -> None:
+def test_an_example_of_the_page_packs_what_one_command_packs(case: PackingCase, tmp_path: Path) -> None:
     (tmp_path / "records").symlink_to(case.records)
-    run_example(example, tmp_path)
+    run_example("xargs", tmp_path)
     succeed("pack", case.records, "--out", tmp_path / "whole")
     succeed("verify", case.records, tmp_path / "whole")
     packed = made_in(tmp_path / "packed")

@@ -275,9 +275,3 @@ def test_each_page_with_commands_is_run() -> None:
     for page, test in {**ELSEWHERE, **PYTHON_ELSEWHERE}.items():
         assert (ROOT / page).exists()
         assert (ROOT / test).exists()
-
-
-@pytest.mark.parametrize("pattern", [*NOT_HERE, *ADDED, *INSTEAD])
-def test_each_exception_is_needed(pattern: str) -> None:
-    commands = [command for page in PAGES for block in blocks(page) for command in block.commands]
-    assert any(re.fullmatch(pattern, command) for command in commands)

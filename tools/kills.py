@@ -27,7 +27,7 @@ from pathlib import Path
 import numpy as np
 
 from gaudi_bert.artefacts.histogram import CountedFile, HistogramFile
-from gaudi_bert.artefacts.store.objects import Objects
+from gaudi_bert.artefacts.object_store import Objects
 from gaudi_bert.config.pipeline import PipelineSettings, pipeline_from_mapping
 from gaudi_bert.config.sections import PackingSettings, PrepareSettings, TableSettings
 from gaudi_bert.corpus import blocks
@@ -38,9 +38,8 @@ from gaudi_bert.runners.stage_calls import RunRequest
 from gaudi_bert.tables.pack import pack_table
 from gaudi_bert.tfrecords.convert import convert
 from gaudi_bert.tfrecords.histogram import histogram
-from gaudi_bert.tfrecords.pack import pack
 from gaudi_bert.tfrecords.verify import verify
-from gaudi_bert.tfrecords.write import write
+from gaudi_bert.tfrecords.write import pack, write
 from tests.builders.folders import comparable, contents
 from tests.builders.packing_case import sequences_for_hdf5, write_tfrecord
 from tests.builders.reporters import QUIET, a_run

@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from gaudi_bert.artefacts.base import Artefact
-from gaudi_bert.artefacts.store.mirrored_folder import fetch, is_mirrored, names_in, release, remove, shown_path
+from gaudi_bert.artefacts.mirrored_folder import fetch, is_mirrored, names_in, release, remove, shown_path
 from gaudi_bert.common.errors import InputError, shortened
 from gaudi_bert.common.files import check_name, exclusive_lock, explained_os_errors, json_digest, read_json, write_json
 from gaudi_bert.common.progress import Reporter

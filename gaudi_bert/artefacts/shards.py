@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from gaudi_bert.artefacts.base import Artefact, Count, Crc32c
-from gaudi_bert.artefacts.store.mirrored_folder import files_in, is_mirrored
+from gaudi_bert.artefacts.mirrored_folder import files_in, is_mirrored
 from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.crc32c import crc32c
 from gaudi_bert.common.errors import InputError

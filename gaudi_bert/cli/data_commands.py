@@ -253,10 +253,10 @@ def pack(
                 f"{option} is for tables, and {source} is not one by its ending (.parquet, .arrow, "
                 ".jsonl, .jsonl.gz, a datasets folder); leave it out, or use `histogram`, `plan` and `write`"
             )
-    from gaudi_bert.tfrecords import pack
+    from gaudi_bert.tfrecords.write import pack as pack_records
 
     settings = arguments.packing_settings(set_, {name: options[name] for name in _OF_BOTH})
-    packed = pack.pack(
+    packed = pack_records(
         source,
         out,
         settings,

@@ -23,8 +23,8 @@ import numpy as np
 
 from gaudi_bert.artefacts.completion import GroupedOutput, Signature, settings_path
 from gaudi_bert.artefacts.examples import PreparedExamples, PreparedSection, PreparedVocabulary, TextSource
+from gaudi_bert.artefacts.mirrored_folder import fetch, local_copies, mirrored, release, remove, shown_path
 from gaudi_bert.artefacts.results import PlainResult, StageOutput, StageRun
-from gaudi_bert.artefacts.store.mirrored_folder import fetch, local_copies, mirrored, release, remove, shown_path
 from gaudi_bert.artefacts.work_folder import EXAMPLES_NAME, section_path
 from gaudi_bert.common.arrays import BoolArray
 from gaudi_bert.common.errors import InputError

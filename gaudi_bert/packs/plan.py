@@ -17,9 +17,9 @@ import numpy as np
 from gaudi_bert.artefacts.base import InputFile
 from gaudi_bert.artefacts.completion import Signature, begin_artefact, is_finished
 from gaudi_bert.artefacts.histogram import CountedFile, HistogramFile
+from gaudi_bert.artefacts.mirrored_folder import local_copy, mirrored
 from gaudi_bert.artefacts.plan import Plan, PlannedGroup, PlanTotals, totals_of
 from gaudi_bert.artefacts.results import StageOutput, StageRun
-from gaudi_bert.artefacts.store.mirrored_folder import local_copy, mirrored
 from gaudi_bert.common.arrays import ByteArray
 from gaudi_bert.common.files import exclusive_lock, shown_location
 from gaudi_bert.common.progress import Reporter

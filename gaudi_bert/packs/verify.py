@@ -22,10 +22,10 @@ import numpy as np
 
 from gaudi_bert.artefacts.base import VERIFICATION_NAME, Artefact, InputFile, complete_parts, manifest_path, part_path
 from gaudi_bert.artefacts.completion import Signature, first_difference
+from gaudi_bert.artefacts.mirrored_folder import fetch, is_mirrored, names_in, release, remove, shown_path
 from gaudi_bert.artefacts.packed import GroupManifest, Metadata, PackedMetadata, PackedSums, TableMetadata, Verification
 from gaudi_bert.artefacts.results import PlainResult, StageOutput, StageRun, result_of_part
 from gaudi_bert.artefacts.shards import check_shards, index_path, sizes_in
-from gaudi_bert.artefacts.store.mirrored_folder import fetch, is_mirrored, names_in, release, remove, shown_path
 from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.crc32c import crc32c
 from gaudi_bert.common.errors import FailedError, InputError

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Protocol
 
 from gaudi_bert.artefacts.completion import GroupedOutput
+from gaudi_bert.artefacts.mirrored_folder import is_mirrored, read_ahead
 from gaudi_bert.artefacts.packed import GroupManifest, PackedMetadata, PackedSums
 from gaudi_bert.artefacts.results import PlainResult, StageOutput, StageRun, result_of_part
 from gaudi_bert.artefacts.shards import index_bytes, index_path
-from gaudi_bert.artefacts.store.mirrored_folder import is_mirrored, read_ahead
 from gaudi_bert.common.crc32c import crc32c
 from gaudi_bert.common.errors import FailedError
 from gaudi_bert.common.files import read_file

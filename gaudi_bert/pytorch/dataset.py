@@ -28,8 +28,8 @@ from gaudi_bert.encoders.trial import Row
 from gaudi_bert.reading.global_order import ORDER, check_rank, first_of_rank
 from gaudi_bert.reading.streams import StoredPacks
 from gaudi_bert.tables.packed_parquet import open_tables
-from gaudi_bert.tfrecords.arrays import pack_rows
 from gaudi_bert.tfrecords.random_access import check_before_reading, open_packs
+from gaudi_bert.tfrecords.wire.values import pack_rows
 
 _FIRST_ROWS, _ROWS_AT_ONCE = 16, 128
 _ROWS_OF_SMALL_SHARDS = 32  # all shards of one read are open at once, and each row may be of another shard

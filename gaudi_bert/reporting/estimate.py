@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 
 from gaudi_bert.artefacts.histogram import HistogramFile
+from gaudi_bert.artefacts.mirrored_folder import local_copy
 from gaudi_bert.artefacts.results import StageRun
-from gaudi_bert.artefacts.store.mirrored_folder import local_copy
 from gaudi_bert.common.arrays import AnyArray, IntArray, first_not_whole
 from gaudi_bert.common.errors import InputError, require, shortened
 from gaudi_bert.common.files import read_file

@@ -14,10 +14,10 @@ import numpy as np
 from gaudi_bert.artefacts.completion import Signature, read_signature, settings_path
 from gaudi_bert.artefacts.examples import PreparedExamples
 from gaudi_bert.artefacts.histogram import HistogramFile
+from gaudi_bert.artefacts.mirrored_folder import fetch, mirrored, shown_path
 from gaudi_bert.artefacts.packed import Metadata, Verification
 from gaudi_bert.artefacts.plan import Plan, PlanTotals
 from gaudi_bert.artefacts.results import PlainResult
-from gaudi_bert.artefacts.store.mirrored_folder import fetch, mirrored, shown_path
 from gaudi_bert.artefacts.training import EvaluationResult, FineTuning, FineTuningLine, MetricsLine, TrainingResult
 from gaudi_bert.artefacts.work_folder import WorkFolder
 from gaudi_bert.common.errors import InputError

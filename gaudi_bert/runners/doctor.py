@@ -15,16 +15,15 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
-from gaudi_bert.artefacts.store.objects import Objects
+from gaudi_bert.artefacts.object_store import Objects
 from gaudi_bert.common.errors import EXTRAS, GaudiBertError, has_tensorflow, install_command
 from gaudi_bert.common.files import url_of
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.config.values import EngineName
-from gaudi_bert.runners.kubernetes.claims import find_work_claim
 from gaudi_bert.runners.kubernetes.client import KINDS, Cluster, title_of
 from gaudi_bert.runners.kubernetes.manifests import Manifests, check_paths, render
-from gaudi_bert.runners.kubernetes.run import check_objects
+from gaudi_bert.runners.kubernetes.run import check_objects, find_work_claim
 
 
 @dataclass(frozen=True)
@@ -250,14 +249,15 @@ def examine_cluster(settings: PipelineSettings, reporter: Reporter, cluster: Clu
     if cluster is None:
         cluster = Cluster(settings.kubernetes.namespace, say=reporter.say)
     version, namespace = cluster.version(), CheckResult("namespace", "ok", cluster.namespace)
+    manifests = render(settings, version)
     try:
         cluster.check_namespace()
     except GaudiBertError as error:
         namespace = _refused("namespace", error)
-    results = [_check_version(version, settings), namespace, _check_rights(cluster, settings)]
+    rights = _check_rights(cluster, manifests, queue=settings.kubernetes.queue is not None)
+    results = [_check_version(version, settings), namespace, rights]
     if any(result.verdict == "failed" for result in results[:2]):
         return results
-    manifests = render(settings, version)
     for item, present, problem in check_objects(cluster, settings, (*manifests.shared, *manifests.steps.values())):
         state = "the server would create it" if present is None else "is there already"
         results.append(CheckResult(title_of(item), "ok", state) if problem is None else _refused(title_of(item), problem))
@@ -276,30 +276,20 @@ def _check_version(version: tuple[int, int], settings: PipelineSettings) -> Chec
     return CheckResult("Kubernetes", "ok", shown)
 
 
-def _needed_rights(*, training: str, queue: bool, network_policy: bool) -> list[tuple[str, str, str]]:
-    """Return what an account must be allowed to do for a pipeline, as group, resource and verb.
+# What an account needs rights on only where a pipeline has such objects.
+_OPTIONAL = frozenset({"MPIJob", "NetworkPolicy", "Service", "TrainJob", "TrainingRuntime"})
 
-    `training` is `job`, `nodes`, `mpijob` or `trainjob`.
-    """
-    optional = {
-        "Workload": queue,
-        "NetworkPolicy": network_policy,
-        "Service": training == "nodes",
-        "MPIJob": training == "mpijob",
-        "TrainJob": training == "trainjob",
-        "TrainingRuntime": training == "trainjob",
-    }
-    unneeded = {KINDS[kind].plural for kind, needed in optional.items() if not needed}
+
+def _needed_rights(manifests: Manifests, *, queue: bool) -> list[tuple[str, str, str]]:
+    """Return what an account must be allowed to do for a pipeline, as group, resource and verb."""
+    unused = _OPTIONAL - {item["kind"] for item in (*manifests.shared, *manifests.steps.values())}
+    unneeded = {KINDS[kind].plural for kind in (*unused, *(() if queue else ("Workload",)))}
     rights = {(kind.group, kind.plural, verb) for kind in KINDS.values() for verb in kind.verbs}
     return sorted(right for right in {*rights, ("", "pods/log", "get")} if right[1] not in unneeded)
 
 
-def _check_rights(cluster: Cluster, settings: PipelineSettings) -> CheckResult:
-    rights = _needed_rights(
-        training="nodes" if settings.needs_service else settings.training_kind,
-        queue=settings.kubernetes.queue is not None,
-        network_policy=settings.has_network_policy,
-    )
+def _check_rights(cluster: Cluster, manifests: Manifests, *, queue: bool) -> CheckResult:
+    rights = _needed_rights(manifests, queue=queue)
     missing = [f"{verb} {resource}" for group, resource, verb in rights if not cluster.is_allowed(group, resource, verb)]
     if missing:
         return CheckResult("rights", "failed", f"may not {', '.join(missing)}", "ask for the Role in k8s/in-cluster")

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gaudi_bert.artefacts.store.mirrored_folder import exists
+from gaudi_bert.artefacts.mirrored_folder import exists
 from gaudi_bert.artefacts.work_folder import WorkFolder
 from gaudi_bert.common.errors import FailedError, InputError, require
 from gaudi_bert.common.files import in_store, shown_location

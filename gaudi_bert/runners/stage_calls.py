@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from gaudi_bert.artefacts.mirrored_folder import existing_histograms, local_copy
 from gaudi_bert.artefacts.results import PlainResult, StageOutput, StageRun
-from gaudi_bert.artefacts.store.mirrored_folder import existing_histograms, local_copy
 from gaudi_bert.artefacts.training import FineTuning, TrainingResult
 from gaudi_bert.artefacts.work_folder import SplitPaths, WorkFolder
 from gaudi_bert.common.errors import InputError

@@ -14,8 +14,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from gaudi_bert import __version__
+from gaudi_bert.artefacts.mirrored_folder import existing_histograms, exists, local_copy
 from gaudi_bert.artefacts.plan import Plan
-from gaudi_bert.artefacts.store.mirrored_folder import existing_histograms, exists, local_copy
 from gaudi_bert.artefacts.work_folder import SplitPaths, WorkFolder
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.features import BUILT_IN_ROWS, BUILT_IN_TEXTS

@@ -18,7 +18,7 @@ from pathlib import Path
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from gaudi_bert.artefacts.store.mirrored_folder import local_copies
+from gaudi_bert.artefacts.mirrored_folder import local_copies
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import read_text
 from gaudi_bert.common.progress import Reporter

@@ -21,10 +21,10 @@ import numpy as np
 from gaudi_bert import __version__
 from gaudi_bert.artefacts.base import NOTES_NAME, manifest_path
 from gaudi_bert.artefacts.completion import GroupedOutput, Signature
+from gaudi_bert.artefacts.mirrored_folder import local_copy, mirrored, release
 from gaudi_bert.artefacts.packed import GroupManifest, PackedSums, RowTables, TableMetadata, row_table_path
 from gaudi_bert.artefacts.results import ByRowLength, PackResult, PlainResult, StageRun, require_complete
 from gaudi_bert.artefacts.shards import Shard, count_shards, shard_bounds, shard_name
-from gaudi_bert.artefacts.store.mirrored_folder import local_copy, mirrored, release
 from gaudi_bert.common.arrays import ByteArray
 from gaudi_bert.common.arrow import explained_values, require_pyarrow
 from gaudi_bert.common.dealing import deal_sequences

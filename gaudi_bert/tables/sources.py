@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from gaudi_bert.artefacts.examples import TokenisedTexts
-from gaudi_bert.artefacts.store.objects import Objects
+from gaudi_bert.artefacts.object_store import Objects
 from gaudi_bert.common.arrow import require_pyarrow
 from gaudi_bert.common.errors import InputError, shortened
 from gaudi_bert.common.files import explained_os_errors, in_store, read_json

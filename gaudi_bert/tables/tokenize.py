@@ -25,8 +25,8 @@ from gaudi_bert import __version__
 from gaudi_bert.artefacts.base import NOTES_NAME, TooLongRows, VocabularyInfo
 from gaudi_bert.artefacts.completion import GroupedOutput, Signature
 from gaudi_bert.artefacts.examples import TextInput, TokenisedPart, TokenisedTexts, tokens_path
+from gaudi_bert.artefacts.mirrored_folder import is_mirrored, local_copies, mirrored, release, shown_path
 from gaudi_bert.artefacts.results import PlainResult, StageOutput, StageRun
-from gaudi_bert.artefacts.store.mirrored_folder import is_mirrored, local_copies, mirrored, release, shown_path
 from gaudi_bert.common.arrow import require_pyarrow
 from gaudi_bert.common.errors import InputError, require
 from gaudi_bert.common.files import atomic_file, check_name

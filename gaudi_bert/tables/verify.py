@@ -16,10 +16,10 @@ import numpy as np
 
 from gaudi_bert.artefacts.base import manifest_path
 from gaudi_bert.artefacts.completion import Signature, read_signature, settings_path
+from gaudi_bert.artefacts.mirrored_folder import exists, fetch, local_copy, mirrored, names_in
 from gaudi_bert.artefacts.packed import GroupManifest, PackedSums, RowTables, TableMetadata, Verification, row_table_path
 from gaudi_bert.artefacts.results import ByRowLength, PlainResult, StageOutput, StageRun
 from gaudi_bert.artefacts.shards import Shard
-from gaudi_bert.artefacts.store.mirrored_folder import exists, fetch, local_copy, mirrored, names_in
 from gaudi_bert.common.arrays import AnyArray, BoolArray, Int32Array, IntArray
 from gaudi_bert.common.arrow import explained_arrow_errors, named, require_pyarrow, validated
 from gaudi_bert.common.errors import FailedError, InputError

@@ -21,7 +21,7 @@ from typing import Any, BinaryIO, Literal, get_args
 
 from gaudi_bert.artefacts.base import Artefact, Count, Sha256
 from gaudi_bert.artefacts.completion import Signature, begin_artefact
-from gaudi_bert.artefacts.store.mirrored_folder import shown_path
+from gaudi_bert.artefacts.mirrored_folder import shown_path
 from gaudi_bert.common.errors import InputError, StoppedError
 from gaudi_bert.common.files import (
     atomic_file,

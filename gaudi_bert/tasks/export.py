@@ -11,8 +11,8 @@ from pathlib import Path
 
 from safetensors.numpy import save
 
+from gaudi_bert.artefacts.mirrored_folder import local_copies, mirrored, names_in, publish, remove
 from gaudi_bert.artefacts.results import PlainResult
-from gaudi_bert.artefacts.store.mirrored_folder import local_copies, mirrored, names_in, publish, remove
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import atomic_file, exclusive_lock, explained_os_errors, flush_folder, open_file, write_json
 from gaudi_bert.common.progress import Reporter, count_of

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, Literal, cast, get_args
 
 import numpy as np
 
-from gaudi_bert.artefacts.store.mirrored_folder import local_copies, mirrored
+from gaudi_bert.artefacts.mirrored_folder import local_copies, mirrored
 from gaudi_bert.common.arrays import Float32Array, IntArray
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import check_model, in_store, open_file, url_of

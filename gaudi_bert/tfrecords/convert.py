@@ -28,11 +28,11 @@ from gaudi_bert.common.files import atomic_file, exclusive_lock, followed, in_st
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.common.threads import map_in_threads
 from gaudi_bert.packs.verify import PackedFolder
-from gaudi_bert.tfrecords.arrays import pack_rows
 from gaudi_bert.tfrecords.files import input_file
 from gaudi_bert.tfrecords.random_access import RecordFiles, ShardPaths
 from gaudi_bert.tfrecords.wire.hdf5 import require_h5py
 from gaudi_bert.tfrecords.wire.schema import PackedSchema
+from gaudi_bert.tfrecords.wire.values import pack_rows
 
 _MOST_SEQUENCES = 3
 _TOP_STRATEGIES = 8

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gaudi_bert.artefacts.base import InputFile
+from gaudi_bert.artefacts.mirrored_folder import fetch, files_in, mirrored
+from gaudi_bert.artefacts.object_store import Objects
 from gaudi_bert.artefacts.packed import refuse_row_tables
-from gaudi_bert.artefacts.store.mirrored_folder import fetch, files_in, mirrored
-from gaudi_bert.artefacts.store.objects import Objects
 from gaudi_bert.common.crc32c import crc32c
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import explained_os_errors, followed, in_store, open_file, shown_location, url_of

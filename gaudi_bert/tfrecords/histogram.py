@@ -19,8 +19,8 @@ import numpy as np
 from gaudi_bert.artefacts.base import InputFile, VocabularyInfo, part_path
 from gaudi_bert.artefacts.completion import Signature, begin_artefact
 from gaudi_bert.artefacts.histogram import CountedFile, HistogramFile
+from gaudi_bert.artefacts.mirrored_folder import mirrored, read_ahead
 from gaudi_bert.artefacts.results import PlainResult, StageOutput, StageRun
-from gaudi_bert.artefacts.store.mirrored_folder import mirrored, read_ahead
 from gaudi_bert.common.arrays import ByteArray, Int32Array
 from gaudi_bert.common.errors import InputError, shortened
 from gaudi_bert.common.files import shown_location

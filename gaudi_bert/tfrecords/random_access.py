@@ -25,9 +25,9 @@ from typing import Any
 
 import numpy as np
 
+from gaudi_bert.artefacts.mirrored_folder import fetch, is_mirrored, release, shown_path
 from gaudi_bert.artefacts.packed import Metadata
 from gaudi_bert.artefacts.shards import ShardTable, check_shards, index_path, read_starts
-from gaudi_bert.artefacts.store.mirrored_folder import fetch, is_mirrored, release, shown_path
 from gaudi_bert.common.arrays import AnyArray, ByteArray, IntArray
 from gaudi_bert.common.compiled import borrowing_kernel
 from gaudi_bert.common.crc32c import crc32c_at, crc_of_word, mask_crc
@@ -36,7 +36,6 @@ from gaudi_bert.common.files import explained_os_errors, open_file
 from gaudi_bert.common.memory import address_of, copy_bytes, load_u32, load_word
 from gaudi_bert.reading.global_order import MOST_SETS, regions_of_groups, streams_of
 from gaudi_bert.reading.streams import ShardFiles, StoredPacks
-from gaudi_bert.tfrecords.arrays import decode_columns
 from gaudi_bert.tfrecords.wire.example import decode_example
 from gaudi_bert.tfrecords.wire.framing import PROBLEMS, RecordStream, ScanStatus, record_location
 from gaudi_bert.tfrecords.wire.schema import (
@@ -47,6 +46,7 @@ from gaudi_bert.tfrecords.wire.schema import (
     UnpackedSchema,
     check_features,
 )
+from gaudi_bert.tfrecords.wire.values import decode_columns
 
 _LARGEST = 2**31 - 1
 # Linux reads no more ahead at a time than the disk's own read-ahead, which is this much unless it was changed.

@@ -9,20 +9,22 @@ differ, a second pass compares the sequences one by one and names them.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from gaudi_bert.artefacts.base import METADATA_NAME, InputFile, VocabularyInfo
 from gaudi_bert.artefacts.completion import Signature, read_signature, settings_path
+from gaudi_bert.artefacts.mirrored_folder import fetch, mirrored, read_ahead, release, shown_path
 from gaudi_bert.artefacts.packed import GroupManifest, Metadata, PackedSums, Verification, of_counts
 from gaudi_bert.artefacts.results import PlainResult, StageOutput, StageRun
 from gaudi_bert.artefacts.shards import Shard, SizeArray, index_path
-from gaudi_bert.artefacts.store.mirrored_folder import fetch, mirrored, read_ahead, release, shown_path
-from gaudi_bert.common.arrays import ByteArray
+from gaudi_bert.common.arrays import ByteArray, Int32Array, IntArray
 from gaudi_bert.common.crc32c import crc32c
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.files import read_file
@@ -30,11 +32,14 @@ from gaudi_bert.common.progress import Task, count_of
 from gaudi_bert.common.threads import each_in_threads, worker_count
 from gaudi_bert.packs import verify as packs
 from gaudi_bert.packs.verify import PackedFolder, check_inputs, check_same
-from gaudi_bert.tfrecords.file_contents import SequenceSums, describe_difference, pieces_of, sum_pieces
 from gaudi_bert.tfrecords.files import RecordInputs, bad_file, open_inputs
+from gaudi_bert.tfrecords.fingerprint import PackSizes, ScannedPacks, hash_unpacked, scan_packed, sum_hashes
 from gaudi_bert.tfrecords.histogram import why_bad
-from gaudi_bert.tfrecords.scan import scan_buffer
-from gaudi_bert.tfrecords.wire.schema import PackedSchema
+from gaudi_bert.tfrecords.scan import PIECE_BYTES, RecordScan, UnpackedFormat, map_files, scan_buffer
+from gaudi_bert.tfrecords.wire.example import position_table
+from gaudi_bert.tfrecords.wire.features import feature_table
+from gaudi_bert.tfrecords.wire.framing import ScanStatus
+from gaudi_bert.tfrecords.wire.schema import MAX_RECORD_BYTES, MAX_SEQUENCE_LENGTH, PackedSchema, UnpackedSchema
 
 _NAMED = 3
 # Their files are listed together: a list of all would grow with the data.
@@ -48,8 +53,15 @@ def verify(records: str | Path, packed: Path, run: StageRun) -> StageOutput[Veri
         return packs.verify(_RecordsReader(inputs, PackedFolder(here, Metadata.read(here)), run), run)
 
 
-_ReadFile = tuple[Path, bool, SequenceSums]
-"""A file, whether it is an input file of a group or else a shard, and what it holds."""
+class _ReadFile(NamedTuple):
+    """An input file of a group or one of its shards, as it was read."""
+
+    path: Path
+    is_input: bool
+    identity: InputFile
+    fingerprint: int  # the sum of the hashes of its sequences, modulo 2**64
+    lengths: IntArray  # int64 [most tokens + 1], how many sequences there are of each number of tokens
+    record_sizes: SizeArray  # uint32 [packs], the bytes of each record of a shard; of an input file, none
 
 
 @dataclass(frozen=True)
@@ -103,8 +115,7 @@ class _RecordsReader:
                 path, is_input = files[number]
                 with batches.batch(number):
                     try:
-                        pieces = pieces_of(path, schema.unpacked if is_input else schema, buffer, task.advance)
-                        return path, is_input, sum_pieces(pieces)
+                        return _read_file(path, is_input, schema, buffer, task.advance)
                     except InputError as error:
                         if is_input:
                             raise
@@ -114,36 +125,35 @@ class _RecordsReader:
 
     def _compare(self, stored: GroupManifest, plan_sha256: str, files: Sequence[_ReadFile]) -> packs.ReadGroup:
         """Compare the shards of a group with its input files, and compute its manifest again."""
-        packed, metadata, unpacked, repacked = self.folder.path, self.folder.metadata, SequenceSums(), SequenceSums()
-        inputs, shards = [], []
-        for path, is_input, sums in files:
-            (unpacked if is_input else repacked).add(sums)
-            identity = InputFile(name=path.name, bytes=sums.file_bytes, crc32c=sums.file_crc32c)
-            if is_input:
-                inputs.append(identity)
-            else:
-                shards.append(Shard(name=path.name, packs=sums.record_sizes.size, **identity.identity))
-        if not unpacked.is_same(repacked):
-            records, written = ([path for path, is_input, _ in files if is_input == side] for side in (True, False))
-            difference = describe_difference(records, written, PackedSchema.of(metadata), self.run.workers)
+        packed, metadata = self.folder.path, self.folder.metadata
+        inputs, shards = ([file for file in files if file.is_input == side] for side in (True, False))
+        fingerprint, lengths = _sums_of(shards)
+        expected, expected_lengths = _sums_of(inputs)
+        if fingerprint != expected or not np.array_equal(lengths, expected_lengths):
+            paths = ([file.path for file in side] for side in (inputs, shards))
+            difference = _describe_difference(*paths, PackedSchema.of(metadata), self.run.workers)
             raise FailedError(f"{packed}: group {stored.group}: {difference}")
-        for one, other in zip(stored.shards, shards, strict=False):
+        sizes = [file.record_sizes for file in shards]
+        written = tuple(
+            Shard(name=file.path.name, packs=file.record_sizes.size, **file.identity.identity) for file in shards
+        )
+        for one, other in zip(stored.shards, written, strict=False):
             if one.crc32c != other.crc32c:
                 raise FailedError(f"{packed / one.name}: its CRC-32C differs from its group's manifest; {metadata.remedy}")
-        check_inputs(packed, stored.inputs, inputs, metadata.remedy)
-        sizes = [sums.record_sizes for _, is_input, sums in files if not is_input]
+        identities = tuple(file.identity for file in inputs)
+        check_inputs(packed, stored.inputs, identities, metadata.remedy)
         right = GroupManifest(
             format_version=2,
             source_sha256=plan_sha256,
             group=stored.group,
-            packs=sum(shard.packs for shard in shards),
-            **of_counts(repacked.lengths[1 : metadata.max_sequence_length + 1].tolist()),
-            inputs=tuple(inputs),
+            packs=sum(shard.packs for shard in written),
+            **of_counts(lengths[1 : metadata.max_sequence_length + 1].tolist()),
+            inputs=identities,
             index_crc32c=_check_index(index_path(packed, stored.group), sizes, stored.remedy),
-            shards=tuple(shards),
+            shards=written,
         )
         bound = packs.group_bound(self.folder, right.counts, right.packs)
-        return packs.ReadGroup(stored, right, bound, repacked.fingerprint)
+        return packs.ReadGroup(stored, right, bound, fingerprint)
 
     def metadata(self, sums: PackedSums) -> Metadata:
         """Check that each file of the records is that of one manifest; return what metadata.json must state."""
@@ -196,3 +206,147 @@ def _check_index(path: Path, record_sizes: Sequence[SizeArray], remedy: str) -> 
     if stored != right:
         raise FailedError(f"{path}: does not say the sizes of the records; {remedy}")
     return crc32c(right)
+
+
+# --- what a file holds: the hash and the length of each sequence, piece by piece
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """The sequences of one piece of a file, in order; the last two are None for unpacked records."""
+
+    hashes: IntArray  # int64 [sequences]
+    lengths: Int32Array  # int32 [sequences], tokens of each
+    pack_sizes: Int32Array | None = None  # int32 [packs], how many sequences each pack holds
+    record_sizes: SizeArray | None = None  # uint32 [packs], the bytes of each record, frame and all
+
+
+class _PackedFormat:
+    """Checks and hashes packed records; a `_RecordFormat`."""
+
+    def __init__(self, schema: PackedSchema, buffer: ByteArray) -> None:
+        self.schema = schema
+        self.count = 0
+        smallest = 4 * schema.max_sequence_length + 6 * schema.masked_slots + 6 * schema.depth
+        packs = (PIECE_BYTES + MAX_RECORD_BYTES) // smallest + 1
+        sequences = (packs + 1) * min(schema.depth, schema.max_sequence_length)
+        self.scanned = ScannedPacks(
+            hashes=np.empty(sequences, np.int64),
+            lengths=np.empty(sequences, np.int32),
+            sequences=np.empty(packs, np.int32),
+            record_sizes=np.empty(packs, np.uint32),
+            done=np.zeros(2, np.int64),
+            starts=np.empty(schema.depth + 1, np.int64),
+        )
+        self._buffer = buffer
+        self._sizes = PackSizes(schema.max_sequence_length, schema.masked_slots, schema.depth, schema.max_predictions)
+        self._table = feature_table(schema.features)
+        self._position_varints = position_table()
+
+    def start_piece(self) -> None:
+        """Forget the packs of the last piece."""
+        self.scanned.done[:] = 0
+
+    def take(self, position: int, filled: int) -> tuple[ScanStatus, int]:
+        before = int(self.scanned.done[0])
+        status, position = scan_packed(
+            self._buffer, position, filled, self._sizes, self._table, self._position_varints, self.scanned
+        )
+        self.count += int(self.scanned.done[0]) - before
+        return ScanStatus(status), position
+
+
+def _pieces_of(
+    path: Path, schema: UnpackedSchema | PackedSchema, buffer: ByteArray, progress: Callable[[int], None] | None = None
+) -> Iterator[tuple[RecordScan, _Piece]]:
+    """The sequences of an input file, or of a shard, piece by piece; the scan knows the file's size and CRC at the end."""
+    if isinstance(schema, UnpackedSchema):
+        indexed = UnpackedFormat.for_pieces(schema, buffer)
+        hashes = np.empty(indexed.index.offsets.size, np.int64)
+        scan = RecordScan(path, indexed, buffer, progress)
+        for _ in scan.pieces():
+            hash_unpacked(indexed.index, indexed.rows, hashes)
+            yield scan, _Piece(hashes[: indexed.rows], indexed.index.lengths[: indexed.rows])
+    elif path.stat().st_size:  # a shard may be empty
+        checked = _PackedFormat(schema, buffer)
+        scan = RecordScan(path, checked, buffer, progress)
+        for _ in scan.pieces():
+            scanned, (packs, sequences) = checked.scanned, checked.scanned.done.tolist()
+            of_packs = scanned.sequences[:packs], scanned.record_sizes[:packs]
+            yield scan, _Piece(scanned.hashes[:sequences], scanned.lengths[:sequences], *of_packs)
+
+
+def _read_file(
+    path: Path, is_input: bool, schema: PackedSchema, buffer: ByteArray, progress: Callable[[int], None]
+) -> _ReadFile:
+    """Add up the pieces of a file."""
+    fingerprint, lengths = 0, np.zeros(MAX_SEQUENCE_LENGTH + 1, np.int64)
+    record_sizes, size, checksum = [np.zeros(0, np.uint32)], 0, 0
+    for scan, piece in _pieces_of(path, schema.unpacked if is_input else schema, buffer, progress):
+        fingerprint += int(sum_hashes(piece.hashes))
+        lengths += np.bincount(piece.lengths, minlength=lengths.size)
+        size, checksum = scan.file_bytes, scan.file_crc32c
+        if piece.record_sizes is not None:
+            record_sizes.append(piece.record_sizes.copy())
+    identity = InputFile(name=path.name, bytes=size, crc32c=checksum)
+    return _ReadFile(path, is_input, identity, fingerprint % 2**64, lengths, np.concatenate(record_sizes))
+
+
+def _sums_of(files: Sequence[_ReadFile]) -> tuple[int, IntArray]:
+    """Return the fingerprint of all sequences of some files, and how many there are of each number of tokens."""
+    lengths = np.zeros(MAX_SEQUENCE_LENGTH + 1, np.int64)
+    for file in files:
+        lengths += file.lengths
+    return sum(file.fingerprint for file in files) % 2**64, lengths
+
+
+# --- which sequences of a group are missing, doubled or changed, where the sums of its two sides differ
+
+
+def _describe_difference(files: Sequence[Path], shards: Sequence[Path], schema: PackedSchema, workers: int | None) -> str:
+    """One line: how many sequences of the files are missing from the shards, how many are too many, and the first of them.
+
+    In memory are 32 bytes for each sequence, half of what it takes to pack it.
+    """
+    with read_ahead([[*files, *shards]]) as batches, batches.batch(0):
+        expected, stored = _collect(files, schema.unpacked, workers), _collect(shards, schema, workers)
+    parts = []
+    for what, surplus, paths in (
+        ("sequences of the records are missing", _surplus(expected, stored), files),
+        ("are doubled, changed or foreign", _surplus(stored, expected), shards),
+    ):
+        if surplus.size:
+            named = [f"{paths[row[1]].name} record {row[2]}" for row in surplus[:_NAMED].tolist()]
+            if paths is shards:
+                named = [f"{name} sequence {row[3]}" for name, row in zip(named, surplus.tolist(), strict=False)]
+            more = ", ..." if len(surplus) > len(named) else ""
+            parts.append(f"{len(surplus)} {what}: {', '.join(named)}{more}")
+    return "; ".join([*parts, "write the folder again"])
+
+
+def _collect(files: Sequence[Path], schema: UnpackedSchema | PackedSchema, workers: int | None) -> IntArray:
+    """int64 [sequences, 4]: hash, number of the file, number of the record, number of the sequence in it (from 1)."""
+
+    def read(number: int, buffer: ByteArray) -> IntArray:
+        rows, record = [np.zeros((0, 4), np.int64)], 0
+        for _, piece in _pieces_of(files[number], schema, buffer):
+            sizes = np.ones(piece.hashes.size, np.int64) if piece.pack_sizes is None else piece.pack_sizes.astype(np.int64)
+            owners = np.repeat(np.arange(sizes.size), sizes)
+            numbers = np.arange(piece.hashes.size) - np.repeat(np.cumsum(sizes) - sizes, sizes) + 1
+            rows.append(np.stack([piece.hashes, np.full(owners.size, number), record + owners, numbers], axis=1))
+            record += sizes.size
+        return np.concatenate(rows)
+
+    return np.concatenate([np.zeros((0, 4), np.int64), *map_files(read, range(len(files)), workers)])
+
+
+def _surplus(rows: IntArray, others: IntArray) -> IntArray:
+    """Return those of `rows` whose hash occurs more often there than in `others` (the later ones of each hash)."""
+    allowed = Counter(others[:, 0].tolist())
+    surplus = []
+    for number, value in enumerate(rows[:, 0].tolist()):
+        if not allowed[value]:
+            surplus.append(number)
+        else:
+            allowed[value] -= 1
+    return rows[surplus]

@@ -1,4 +1,4 @@
-"""The stage `write` for TFRecords: how a group of a plan is packed (`packs.write` has the flow).
+"""The stages `pack` and `write` for TFRecords: how a group of a plan is packed (`packs.write` has the flow).
 
 A group with fewer packs than shards still has them all, some of them empty files: then every reader may count on a multiple
 of `shard_multiple` shards per group, and rank r of W reads the shards whose index mod W is r.
@@ -10,7 +10,7 @@ import mmap
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -19,27 +19,58 @@ import numpy as np
 from gaudi_bert import __version__
 from gaudi_bert.artefacts.base import METADATA_NAME, InputFile, VocabularyInfo, manifest_path
 from gaudi_bert.artefacts.completion import Signature
+from gaudi_bert.artefacts.mirrored_folder import local_copy, mirrored, release
 from gaudi_bert.artefacts.packed import GroupManifest, Metadata, PackedMetadata, PackedSums, of_counts
 from gaudi_bert.artefacts.plan import PlannedGroup, WritablePlan
-from gaudi_bert.artefacts.results import PlainResult, StageOutput, StageRun
+from gaudi_bert.artefacts.results import PackResult, PlainResult, StageOutput, StageRun, require_complete
 from gaudi_bert.artefacts.shards import Shard, SizeArray, index_path, shard_bounds, shard_name, write_index
-from gaudi_bert.artefacts.store.mirrored_folder import local_copy, mirrored, release
 from gaudi_bert.common.arrays import ByteArray, IntArray
 from gaudi_bert.common.dealing import deal_sequences
 from gaudi_bert.common.errors import FailedError, GaudiBertError, InputError
-from gaudi_bert.common.files import followed, in_store, read_text, shown_location, url_of
+from gaudi_bert.common.files import check_name, followed, in_store, read_text, shown_location, url_of
 from gaudi_bert.common.progress import Task, count_of, human_bytes
 from gaudi_bert.common.threads import map_in_threads, worker_count
+from gaudi_bert.config.sections import PackingSettings
 from gaudi_bert.packing.certificate import Certificate, check_certificate, simple_certificate
 from gaudi_bert.packs import write as packs
+from gaudi_bert.packs.plan import plan as plan_packs
 from gaudi_bert.packs.write import PackedOutput
 from gaudi_bert.tfrecords.files import RecordInputs, open_inputs, records_folder
+from gaudi_bert.tfrecords.histogram import OnBadFile, histogram
 from gaudi_bert.tfrecords.packed_shards import PackEncoder
 from gaudi_bert.tfrecords.scan import CompactedFormat, IndexedSequences, RecordScan, map_files
+from gaudi_bert.tfrecords.verify import verify
 from gaudi_bert.tfrecords.wire.framing import RecordStream
 from gaudi_bert.tfrecords.wire.schema import PackedSchema, UnpackedSchema
 
 _WRITERS_PER_CORE = 4
+
+
+def pack(
+    records: str | Path,
+    out: Path,
+    settings: PackingSettings,
+    run: StageRun,
+    *,
+    on_bad_file: OnBadFile = "stop",
+    verified: bool = False,
+) -> PackResult:
+    """Pack `records` (a folder, a file or a glob of unpacked TFRecords) into the folder `out`, in a run that does all parts.
+
+    The histogram and the plan are stored next to it, in `<out>-plan/`. `on_bad_file` is as for `histogram`; `verified`:
+    prove afterwards that every sequence is there.
+    """
+    check_name(out)
+    if not run.does_all:
+        raise InputError(f"{out}: records are packed at once; use `histogram`, `plan` and `write` to share the work")
+    _check_apart(records, out)
+    histogram_path = out.with_name(f"{out.name}-plan") / "histogram.json"
+    plan_path = histogram_path.with_name("plan.json")
+    histogram(records, histogram_path, run, on_bad_file=on_bad_file)
+    planned = plan_packs([histogram_path], plan_path, settings, run)
+    written = require_complete(write(records, plan_path, out, run))
+    proof = require_complete(verify(records, out, replace(run, overwrite=False))) if verified else None
+    return PackResult(written, planned, proof)
 
 
 def write(
@@ -55,12 +86,7 @@ def write(
     A run that does a part returns the totals of its groups; or those of the folder where that is finished already.
     `shards` has another `shard_multiple` or `shard_bytes` than the plan.
     """
-    if in_store(records) or in_store(out):
-        same = in_store(records) and in_store(out) and url_of(records) == url_of(out)
-    else:
-        same = followed(records_folder(records)) == followed(out)
-    if same:
-        raise InputError(f"{shown_location(records)}: the output folder is the folder of the records; choose another one")
+    _check_apart(records, out)
     with local_copy(plan, run.store) as path, mirrored(out, run.store) as folder, ExitStack() as stack:
         content = WritablePlan.read(path).model_copy(update=dict(shards or {}))
         settings = {key: getattr(content, key) for key in Metadata.planned}
@@ -82,6 +108,15 @@ def write(
             return _RecordsWriter(path, content, sha256, inputs, folder, run.workers)
 
         return packs.write(output, open_writer, run)
+
+
+def _check_apart(records: str | Path, out: Path) -> None:
+    if in_store(records) or in_store(out):
+        same = in_store(records) and in_store(out) and url_of(records) == url_of(out)
+    else:
+        same = followed(records_folder(records)) == followed(out)
+    if same:
+        raise InputError(f"{shown_location(records)}: the output folder is the folder of the records; choose another one")
 
 
 @dataclass

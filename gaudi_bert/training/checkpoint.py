@@ -22,7 +22,7 @@ from pydantic import BaseModel, Field, NonNegativeInt, PositiveInt, ValidationEr
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from gaudi_bert.artefacts.store.mirrored_folder import names_in, remove
+from gaudi_bert.artefacts.mirrored_folder import names_in, remove
 from gaudi_bert.common.errors import InputError, shown
 from gaudi_bert.common.files import atomic_file, explained_os_errors, open_file, regular
 from gaudi_bert.engines.protocol import Communicator, Model, Updates

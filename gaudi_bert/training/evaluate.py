@@ -18,8 +18,8 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from gaudi_bert.artefacts.completion import Signature, begin_artefact
+from gaudi_bert.artefacts.mirrored_folder import mirrored, shown_path
 from gaudi_bert.artefacts.results import StageOutput
-from gaudi_bert.artefacts.store.mirrored_folder import mirrored, shown_path
 from gaudi_bert.artefacts.training import EvaluationFigures, EvaluationResult
 from gaudi_bert.common.arrays import AnyArray, Float32Array, FloatArray
 from gaudi_bert.common.errors import FailedError, InputError

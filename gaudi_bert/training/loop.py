@@ -18,7 +18,7 @@ from typing import Any, Generic, TypeVar
 
 from gaudi_bert.artefacts.base import Artefact
 from gaudi_bert.artefacts.completion import Signature
-from gaudi_bert.artefacts.store.mirrored_folder import publish
+from gaudi_bert.artefacts.mirrored_folder import publish
 from gaudi_bert.common.errors import StoppedError
 from gaudi_bert.common.launch import handled_signals
 from gaudi_bert.common.progress import Reporter, Task

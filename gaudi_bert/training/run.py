@@ -19,8 +19,8 @@ import yaml
 from typing_extensions import Required, Unpack
 
 from gaudi_bert.artefacts.completion import Signature, begin_artefact, is_finished, remove_artefact, settings_path
+from gaudi_bert.artefacts.mirrored_folder import fetch, is_mirrored, mirrored, names_in, remove, shown_path
 from gaudi_bert.artefacts.results import StageOutput
-from gaudi_bert.artefacts.store.mirrored_folder import fetch, is_mirrored, mirrored, names_in, remove, shown_path
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import exclusive_lock, explained_os_errors, read_json, write_json, write_text
 from gaudi_bert.common.launch import find_launch, is_first_process, shares_folders

@@ -18,7 +18,7 @@ import numpy as np
 from pydantic import Field
 
 from gaudi_bert.artefacts.base import Figures
-from gaudi_bert.artefacts.store.mirrored_folder import fetch, fetch_below, files_in, mirrored_bucket
+from gaudi_bert.artefacts.mirrored_folder import fetch, fetch_below, files_in, mirrored_bucket
 from gaudi_bert.common.arrays import Float32Array, WeightArrays
 from gaudi_bert.common.errors import InputError, shortened
 from gaudi_bert.common.files import check_model, explained_os_errors, in_store, regular

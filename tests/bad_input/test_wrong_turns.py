@@ -10,7 +10,6 @@ import pytest
 from tests.builders.bert_folder import write_bert, write_rows
 from tests.builders.command_line import refusal, succeed
 from tests.builders.packing_case import make_case
-from tests.builders.pages import ROOT, blocks
 
 pytest.importorskip("torch", exc_type=ImportError)
 
@@ -26,14 +25,9 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_encoder(folder / "my-model", "roberta")
     for name in ("train", "new"):
         write_rows(folder / f"{name}.jsonl", "classification", 24, 0)
-    (folder / "texts").mkdir()
-    (folder / "texts" / "one.txt").write_text("the river sings\n")
-    yaml = next(block.text for block in blocks(ROOT / "docs" / "kubernetes.md") if "name: wiki" in block.text)
-    (folder / "wiki.yaml").write_text(yaml)
     (folder / "rows.jsonl").write_text('{"comment": "a", "mood": "b"}\n')
     (folder / "ids.jsonl").write_text('{"input_ids": [1, 2, 3]}\n')
     (folder / "texts.jsonl").write_text('{"text": "a"}\n')
-    (folder / "empty").mkdir()
     shutil.copytree(folder / "case" / "packed", folder / "half-records")
     succeed("pack", "ids.jsonl", "--out", "half-table", "--max-sequence-length", 8, folder=folder)
     lengths = (5, 12, 3, 16)
@@ -54,24 +48,19 @@ NOTHING = "no such folder or file, and no file matches it as a pattern; check th
 TUNE = "finetune --task classification --data"
 WRONG_TURNS = {
     "pack nowhere/ --out packed/": f"nowhere/: {NOTHING}",
-    "pack empty/ --out packed/": "empty/: the folder holds no record files, names that begin with _ or . aside; check the",
     "pack ids.jsonl --out packed/": "ids.jsonl: is a table: say how many slots a pack has at most, such as",
     "pack ids.jsonl --out packed/ --row-lengths 512,128": "--row-lengths 512,128: must be auto, or 1 to 3 lengths from 8,",
     "pack rows.jsonl --out packed/ --max-sequence-length 8": "rows.jsonl: has no column input_ids (it has comment, mood)",
-    "train --data ids.jsonl --out run --model roberta": "ids.jsonl: is a table that is not packed; run `gaudi-bert pack",
     "train --data my-tfrecords --out run --model my-model": FOLDER_MODEL,
     "train --data half-records --out run": "half-records: packing has not finished; run the `gaudi-bert write` or `pack`",
     "train --data half-table --out run --model my-model": "half-table: packing has not finished; run the `gaudi-bert pack`",
     "train --data half-rows --out run --model my-model": "half-rows: packing has not finished; run the `gaudi-bert pack`",
-    "tokenize texts/ --tokenizer my-model --out t": "Missing option '--max-sequence-length'; see: ",
     f"{TUNE} texts.jsonl --model MODEL --out t": "texts.jsonl: line 1 (row 1): has no 'label', only 'text'; name the column",
     "finetune --task classify --data train.jsonl --model MODEL --out t": "--task classify: must be classification, ",
-    "predict --model MODEL --data new.jsonl --out a.jsonl": "MODEL: its architecture is BertModel, which has no head for a",
-    "embed --model MODEL --data texts --out v.npy": "texts: cannot read: Is a directory; give a file in it",
+    "embed --model MODEL --data case --out v.npy": "case: cannot read: Is a directory; give a file in it",
     "embed --model MODEL --data rows.jsonl --out v.npy": ROWS,
     "embed --model nowhere --data new.jsonl --out v.npy": FOLDER,
     "embed --model MODEL --data new.jsonl --out v.bin": "v.bin: vectors are written as .npy, .parquet, .jsonl; give it",
-    "run wiki.yaml --on k8s": "--on k8s: choose one of local, docker, kubernetes",
 }
 
 

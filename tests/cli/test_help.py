@@ -65,12 +65,9 @@ def test_errors_are_red_on_a_terminal() -> None:
     assert on_a_terminal("report", "absent", NO_COLOR="1")[1].startswith("error: absent")
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_shells_complete_commands_and_options(shell: str) -> None:
-    words = {"bash": {"COMP_WORDS": "gaudi-bert ver", "COMP_CWORD": "1"}}
-    others = {"_TYPER_COMPLETE_ARGS": "gaudi-bert ver", "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
+def test_shells_complete_commands() -> None:
     code = "import sys; sys.argv = ['gaudi-bert']; from gaudi_bert.cli import main; main()"
-    done = run_python(code, _GAUDI_BERT_COMPLETE=f"complete_{shell}", **words.get(shell, others))
+    done = run_python(code, _GAUDI_BERT_COMPLETE="complete_bash", COMP_WORDS="gaudi-bert ver", COMP_CWORD="1")
     assert "verify" in done.stdout
     assert "verify-model" in done.stdout
 

@@ -33,18 +33,13 @@ DEMO = Path(__file__).resolve().parents[2] / "pipelines" / "demo.yaml"
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["histogram", ".", "--out", "h.json", "--shard", "4/4"], "--shard 4/4"),
         (["plan", "absent.json", "--out", "plan.json", "--algorithm", "nnl"], "did you mean nnls?"),
-        (["plan", "absent.json", "--out", "plan.json", "--depth", "0"], "--depth 0: must be an integer"),
         (["write", ".", "--plan", "p.json", "--out", "o", "--finish", "--shard", "0/2"], "exclude each other"),
         (["prepare", "a.txt", "--out", "o", "--vocab", "v", "--train-vocab", "99"], "exclude each other"),
         (["inspect", "absent", "--record", "x"], "Invalid value for '--record': must be an integer; see: "),
-        (["report", "work", "extra"], "unexpected extra argument(s) (extra); see: "),
         (["pack"], "Missing argument 'RECORDS'; see: "),
-        (["pack", "records", "--out"], "Option '--out' requires an argument; see: "),
         (["pack", "records", "--otu", "o"], "No such option: --otu (Possible options: --out, --set); see: "),
         (["pakc"], "No such command 'pakc'. Did you mean 'pack'? see: "),
-        (["conjure"], "No such command 'conjure'; see: "),
         (["run", DEMO, "--stages", "pack"], "stages are prepare, histogram"),
     ],
 )

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from gaudi_bert.artefacts.store.objects import Objects
+from gaudi_bert.artefacts.object_store import Objects
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import load_pipeline, pipeline_from_mapping
 from gaudi_bert.runners.kubernetes.manifests import PIPELINE_LABEL, render

@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 
-from gaudi_bert import __version__
-from gaudi_bert.runners.kubernetes.pods import pod_specs
 from tests.k8s.manifest_checks import VERSIONS, amount, check_manifests, check_pod, check_schema, containers
 
 Json = dict[str, Any]
@@ -61,24 +59,6 @@ def test_all_pods_of_the_cpu_overlay_fit_a_node_of_two_cores(built: dict[str, li
             memory += pods * max(amount(one["memory"]) for one in asked)
     assert round(cores, 6) <= 1.5
     assert memory <= 6 * 2**30
-
-
-def test_the_pytorch_overlays_train_in_its_image_with_what_the_vendor_requires(built: dict[str, list[Json]]) -> None:
-    """As on the vendor's Kubernetes page: huge pages, SYS_NICE, the host's IPC; ranks are started without mpirun."""
-    for overlay in ("gaudi-pytorch/training", "gaudi-pytorch-nodes/training"):
-        (job,) = (item for item in built[overlay] if item["kind"] == "Job" and item["metadata"]["name"] == "demo-train")
-        (spec,) = pod_specs(job)
-        (container,) = spec["containers"]
-        assert container["image"] == f"gaudi-bert-train-gaudi-pytorch:{__version__}"
-        assert container["resources"]["limits"].items() >= {"habana.ai/gaudi": "8", "hugepages-2Mi": "95000Mi"}.items()
-        assert container["securityContext"]["capabilities"] == {"add": ["SYS_NICE"]}
-        assert spec["hostIPC"] is True
-        environment = {variable["name"]: variable.get("value") for variable in container["env"]}
-        assert environment["PT_HPU_LAZY_MODE"] == "0"
-        assert environment["PT_HPU_RECIPE_CACHE_CONFIG"].split(",")[0] == "/var/cache/gaudi-bert"
-        assert "/var/cache/gaudi-bert" in {mount["mountPath"] for mount in container["volumeMounts"]}
-        assert container["command"][:2] == ["gaudi-bert", "run"]
-        assert environment.get("PET_NPROC_PER_NODE", "8") == "8"
 
 
 def test_the_run_inside_the_cluster_is_sound_and_has_few_rights(

@@ -190,7 +190,6 @@ def run_one(container: Container, stop: _Stop) -> list[str]:
 @pytest.mark.parametrize(
     ("code", "state", "kind", "named"),
     [
-        (1, {}, FailedError, "plan.json: lost"),
         (2, {}, InputError, "plan.json: lost"),
         (139, {}, FailedError, "plan.json: lost"),
         (75, {}, StoppedError, "plan.json: lost"),
@@ -271,14 +270,6 @@ def test_output_comes_as_it_is_written_and_each_result_comes_back(tiny: Path) ->
     assert {(tiny / "work/tiny" / stage).stat().st_uid for stage in ("plan", "write")} == {tiny.stat().st_uid}
     process = start(tiny, """print('{"plan": {"packs": 7}}')""", "plan", "--json")
     assert json.loads(process.communicate(timeout=60)[0]) == {"plan": {"packs": 7}}
-
-
-@pytest.mark.parametrize(("code", "kept"), [(1, 1), (2, 2), (139, 1)])
-def test_the_exit_code_and_the_last_error_of_a_stage_are_those_of_the_run(code: int, kept: int, tiny: Path) -> None:
-    process = start(tiny, f"say('error: an earlier one'); say('error: plan.json: lost'); sys.exit({code})", "plan,write")
-    _, said = process.communicate(timeout=60)
-    assert process.returncode == kept
-    assert said.splitlines()[1:] == ["error: an earlier one", "error: plan.json: lost"]
 
 
 def test_a_stage_that_uses_too_much_memory_names_its_setting(tiny: Path) -> None:

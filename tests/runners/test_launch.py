@@ -221,17 +221,3 @@ def test_one_server_starts_a_process_a_card() -> None:
     ]
     assert command[15:] == ["--host", "localhost:8", *STAGE]
     assert "-x" not in command
-
-
-@pytest.mark.parametrize(("workers", "cards", "processes"), [(1, 0, 1), (2, 0, 2), (3, 1, 3), (2, 8, 16), (5, 4, 20)])
-def test_over_ssh_all_slots_are_filled_and_the_port_is_told(workers: int, cards: int, processes: int) -> None:
-    settings = load_pipeline(None, [f"resources.workers={workers}", f"resources.cards={cards}"])
-    command = training_command(settings, STAGE, over_ssh=True, variables=("MINE",), ssh_port=2222)
-    assert command[command.index("-np") + 1] == str(processes)
-    assert command[command.index("plm_rsh_args") + 1].startswith("-p 2222 ")
-    passed = [command[index + 1] for index, word in enumerate(command) if word == "-x"]
-    assert passed[0] == "PATH"
-    assert {"MASTER_ADDR", "MASTER_PORT"} < set(passed)
-    assert passed[-1] == "MINE"
-    assert ("HABANA_LOGS" in passed) == (cards > 0)
-    assert command[-len(STAGE) :] == STAGE

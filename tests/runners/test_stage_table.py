@@ -8,48 +8,24 @@ from pathlib import Path
 import pytest
 
 from gaudi_bert.artefacts.base import part_path
-from gaudi_bert.artefacts.store.mirrored_folder import existing_histograms
+from gaudi_bert.artefacts.mirrored_folder import existing_histograms
 from gaudi_bert.artefacts.work_folder import WorkFolder
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import load_pipeline
-from gaudi_bert.runners.kubernetes.manifests import render
 from gaudi_bert.runners.local import _missing_inputs, run_stages, wait_for_inputs
 from gaudi_bert.runners.stage_calls import RunRequest
 from gaudi_bert.runners.stage_table import (
     STAGES,
-    STEPS,
     named_paths,
     preview_stage,
     stage_image,
     stages_of,
-    steps_of,
 )
 from tests.builders.plans import write_plan
 from tests.builders.reporters import a_run
 
 TASK = ["task.name=classification", "finetune.data=python-docstrings", "predict.data=python-docstrings"]
-
-
-def test_the_stages_and_steps_are_those_of_the_design() -> None:
-    pretraining = ["prepare", "histogram", "plan", "write", "verify", "train", "evaluate"]
-    assert list(STAGES) == [*pretraining, "finetune", "predict", "report"]
-    assert steps_of(["report", "verify", "write"]) == ["write", "write-finish", "verify", "verify-finish", "report"]
-    assert [name for name, stage in STAGES.items() if stage.shared] == ["prepare", "histogram", "write", "verify"]
-    assert [name for name, stage in STAGES.items() if stage.trains] == ["train", "evaluate", "finetune", "predict"]
-    assert [name for name, stage in STAGES.items() if stage.distributed] == ["train", "finetune"]
-
-
-def test_a_stage_needs_and_follows_only_what_comes_before_it() -> None:
-    before: set[str] = set()
-    for name, stage in STAGES.items():
-        assert {*stage.needs, *stage.follows} <= before
-        before.add(name)
-
-
-def test_every_step_has_its_manifest_in_order() -> None:
-    assert list(render(load_pipeline(None, TASK)).steps) == list(STEPS)
-    assert list(render(load_pipeline(None)).steps) == [step for step in STEPS if step not in ("finetune", "predict")]
 
 
 def test_every_path_of_a_pipeline_file_is_read_by_a_stage() -> None:
@@ -177,8 +153,8 @@ def test_finishing_a_verification_waits_for_all_its_parts(folder: WorkFolder) ->
     assert _missing_inputs(folder, "verify-finish") == []
 
 
-@pytest.mark.parametrize("parts", [1, 2, 3, 7])
-def test_a_histogram_is_there_when_all_its_parts_are(tmp_path: Path, parts: int) -> None:
+def test_a_histogram_is_there_when_all_its_parts_are(tmp_path: Path) -> None:
+    parts = 3
     whole = tmp_path / "histogram.json"
     for other in (tmp_path / "histogram-evaluation.json", part_path(whole, (0, parts + 1))):
         other.write_text("{}")  # another file, and a part of another number, do not count
@@ -234,9 +210,6 @@ def test_each_stage_has_its_image_and_its_resources() -> None:
         ([], "train-cpu", "train-cpu"),
         (["training.engine=pytorch"], "train-cpu-pytorch", "train-cpu-pytorch"),
         (["finetune.engine=pytorch"], "train-cpu", "train-cpu-pytorch"),
-        (["training.engine=pytorch", "finetune.engine=tensorflow"], "train-cpu-pytorch", "train-cpu"),
-        (["resources.cards=8"], "train-gaudi-pytorch", "train-gaudi-pytorch"),
-        (["resources.cards=8", "training.engine=tensorflow"], "train-gaudi", "train-gaudi"),
         (["resources.cards=8", "finetune.engine=tensorflow"], "train-gaudi-pytorch", "train-gaudi"),
     ],
 )

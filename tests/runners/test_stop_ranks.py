@@ -59,19 +59,6 @@ def start(command: list[str], environment: dict[str, str]) -> subprocess.Popen[s
     return subprocess.Popen(wrapper, env={**os.environ, **environment}, **pipes)  # type: ignore[call-overload,no-any-return]
 
 
-def test_ranks_are_started_when_all_workers_answer(worker: socket.socket, tmp_path: Path) -> None:
-    """As after a suspension, when the launcher is made together with its workers."""
-    port = worker.getsockname()[1]
-    ranks = over_ssh(port, sys.executable, "-c", "print('training')")
-    process = start(ranks, write_hosts(tmp_path, "127.0.0.1", "localhost"))
-    assert process.stderr is not None
-    waits = f"waiting for 2 workers, at most 600 s: worker 127.0.0.1 does not answer on port {port} (Connection refused)\n"
-    assert process.stderr.readline() == waits
-    worker.listen()
-    assert process.communicate(timeout=60) == ("training\n", "")
-    assert process.returncode == 0
-
-
 def test_a_launcher_that_waits_for_names_can_be_stopped(tmp_path: Path) -> None:
     process = start(over_ssh(2222, "mpirun"), write_hosts(tmp_path, "demo-train-worker-0.invalid"))
     assert process.stderr is not None
@@ -283,15 +270,6 @@ with open(os.environ["OUT"] + os.environ["OMPI_COMM_WORLD_RANK"], "w") as file:
 
 
 # --- the MPIJob's own commands as a user without rights: sshd on two hosts, and mpirun that starts ranks on them
-
-
-def test_ranks_are_started_on_two_hosts_without_root() -> None:
-    with made_hosts(USER) as hosts, hosts.workers():
-        rank = ["sh", "-c", "echo rank $OMPI_COMM_WORLD_RANK of $OMPI_COMM_WORLD_SIZE: $(id -u) on $(hostname), HOME=$HOME"]
-        done = subprocess.run(hosts.mpirun(rank), capture_output=True, text=True, timeout=120, check=False)
-        assert done.returncode == 0, done.stderr
-        lines = sorted(line.partition(">:")[2] for line in done.stdout.splitlines())
-        assert lines == [f"rank {number} of 2: {USER} on worker-{number + 1}, HOME=/tmp" for number in range(2)]
 
 
 # It saves when it is asked to, and is done when it is started the second time.

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("pyarrow", exc_type=ImportError)
 
-from gaudi_bert.artefacts.store.objects import Objects
+from gaudi_bert.artefacts.object_store import Objects
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.tables.pack import pack_table
 from gaudi_bert.tables.sources import is_table

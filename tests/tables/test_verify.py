@@ -18,7 +18,7 @@ import pyarrow
 from pyarrow import parquet
 
 from gaudi_bert.artefacts.base import NOTES_NAME
-from gaudi_bert.artefacts.store.objects import Objects
+from gaudi_bert.artefacts.object_store import Objects
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.config.sections import TableSettings
 from gaudi_bert.tables.pack import pack_table

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gaudi_bert.artefacts.store.objects import Objects
+from gaudi_bert.artefacts.object_store import Objects
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.tasks.answers import PredictOptions
 from gaudi_bert.tasks.predict import predict

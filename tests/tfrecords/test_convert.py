@@ -16,7 +16,7 @@ from gaudi_bert.artefacts.packed import Metadata, conversion_path
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.config.sections import PackingSettings
 from gaudi_bert.tfrecords.convert import convert
-from gaudi_bert.tfrecords.pack import pack
+from gaudi_bert.tfrecords.write import pack
 from tests.builders.folders import contents
 from tests.builders.packing_case import make_case, sequences_for_hdf5, unpacked_key, write_hdf5
 from tests.builders.reporters import QUIET, a_run

@@ -25,9 +25,8 @@ from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.sections import PackingSettings
 from gaudi_bert.tfrecords.files import find_vocabulary, list_record_files
 from gaudi_bert.tfrecords.histogram import histogram
-from gaudi_bert.tfrecords.pack import pack
 from gaudi_bert.tfrecords.verify import verify
-from gaudi_bert.tfrecords.write import write
+from gaudi_bert.tfrecords.write import pack, write
 from tests.builders.packing_case import make_case, write_tfrecord
 from tests.builders.reporters import Listener, a_run
 from tests.builders.unreadable import open_folder, unreadable

@@ -14,11 +14,11 @@ from gaudi_bert.artefacts.packed import Metadata
 from gaudi_bert.artefacts.shards import index_path
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.tfrecords import random_access
-from gaudi_bert.tfrecords.arrays import decode_columns
 from gaudi_bert.tfrecords.random_access import RecordFiles, open_shards
 from gaudi_bert.tfrecords.wire.example import decode_example
 from gaudi_bert.tfrecords.wire.framing import read_records
 from gaudi_bert.tfrecords.wire.schema import UnpackedSchema
+from gaudi_bert.tfrecords.wire.values import decode_columns
 from tests.builders.machines import GuardedBuffer
 from tests.builders.packing_case import PackingCase, make_case
 from tests.builders.shards import mapped_files

@@ -14,20 +14,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from gaudi_bert.artefacts.mirrored_folder import mirrored
+from gaudi_bert.artefacts.object_store import Objects
 from gaudi_bert.artefacts.packed import Metadata, Verification
 from gaudi_bert.artefacts.results import StageOutput
 from gaudi_bert.artefacts.shards import GroupShards, ShardTable
-from gaudi_bert.artefacts.store.mirrored_folder import mirrored
-from gaudi_bert.artefacts.store.objects import Objects
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.config.sections import PackingSettings
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.tfrecords.histogram import histogram
-from gaudi_bert.tfrecords.pack import pack
 from gaudi_bert.tfrecords.random_access import ShardCache
 from gaudi_bert.tfrecords.verify import verify
-from gaudi_bert.tfrecords.write import write
+from gaudi_bert.tfrecords.write import pack, write
 from gaudi_bert.training.input import TrainingOrder, _packed_source, evaluation_batches, open_source, training_batches
 from tests.builders.command_line import run_command
 from tests.builders.folders import contents as local_contents

@@ -18,7 +18,6 @@ from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.files import exclusive_lock
 from gaudi_bert.config.sections import PackingSettings
 from gaudi_bert.packs.plan import plan
-from gaudi_bert.tfrecords.pack import pack
 from gaudi_bert.tfrecords.wire.example import decode_example
 from gaudi_bert.tfrecords.wire.framing import read_records
 from gaudi_bert.tfrecords.wire.schema import PackedSchema
@@ -27,6 +26,7 @@ from gaudi_bert.tfrecords.write import (
     _BYTES_OF_A_TOKEN,
     _available_bytes,
     _read_group,
+    pack,
     write,
 )
 from tests.builders.folders import contents

@@ -25,9 +25,9 @@ import yaml
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import read_file, write_text
 from gaudi_bert.config.pipeline import PipelineSettings
-from gaudi_bert.runners.kubernetes.claims import check_access_mode
 from gaudi_bert.runners.kubernetes.manifests import Manifests, render
 from gaudi_bert.runners.kubernetes.pods import Manifest
+from gaudi_bert.runners.kubernetes.run import check_access_mode
 from gaudi_bert.runners.stage_table import KUSTOMIZATIONS, STAGES, steps_of
 
 _FIRST_LINE = "# Rendered by `gaudi-bert run --render`; an edit is lost when it is rendered again."

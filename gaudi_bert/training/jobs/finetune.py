@@ -24,8 +24,8 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import Unpack
 
+from gaudi_bert.artefacts.mirrored_folder import local_copies
 from gaudi_bert.artefacts.results import StageOutput
-from gaudi_bert.artefacts.store.mirrored_folder import local_copies
 from gaudi_bert.artefacts.training import BestCheckpoint, FineTuning
 from gaudi_bert.common.arrays import BatchArrays, FloatArray, IntArray
 from gaudi_bert.common.dealing import Packs

@@ -17,9 +17,9 @@ from typing_extensions import Unpack
 
 from gaudi_bert.artefacts.base import METADATA_NAME, VocabularyInfo
 from gaudi_bert.artefacts.completion import Signature
+from gaudi_bert.artefacts.mirrored_folder import fetch, mirrored_bucket, shown_path
 from gaudi_bert.artefacts.packed import Metadata
 from gaudi_bert.artefacts.results import StageOutput
-from gaudi_bert.artefacts.store.mirrored_folder import fetch, mirrored_bucket, shown_path
 from gaudi_bert.artefacts.training import EvaluationFigures, LossFigures, TrainingResult
 from gaudi_bert.artefacts.work_folder import TRAINING_NAME
 from gaudi_bert.common.arrays import BatchArrays

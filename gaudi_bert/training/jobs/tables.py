@@ -22,9 +22,9 @@ from typing_extensions import Unpack
 from gaudi_bert.artefacts.base import NOTES_NAME
 from gaudi_bert.artefacts.completion import Signature
 from gaudi_bert.artefacts.examples import TokenisedTexts
+from gaudi_bert.artefacts.mirrored_folder import fetch, local_copy, mirrored
 from gaudi_bert.artefacts.packed import RowTables, TableMetadata, files_that_tell_kinds, pack_kind, row_table_path
 from gaudi_bert.artefacts.results import StageOutput
-from gaudi_bert.artefacts.store.mirrored_folder import fetch, local_copy, mirrored
 from gaudi_bert.artefacts.training import TableTraining, WordEvaluation, WordFigures
 from gaudi_bert.artefacts.work_folder import TRAINING_NAME
 from gaudi_bert.common.arrays import Float32Array, FloatArray, IntArray

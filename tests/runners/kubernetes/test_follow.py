@@ -10,8 +10,6 @@ import pytest
 
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.progress import Reporter
-from gaudi_bert.config.pipeline import load_pipeline
-from gaudi_bert.runners.kubernetes import manage
 from gaudi_bert.runners.kubernetes.client import Cluster
 from gaudi_bert.runners.kubernetes.follow import _StepProgress, _Waits
 from gaudi_bert.runners.kubernetes.reasons import Problem, State
@@ -20,7 +18,6 @@ from tests.builders.fake_api_server import State as Moment
 from tests.builders.recorded_answers import (
     ACTIVE,
     COMPLETE,
-    FAILED,
     active,
     complete,
     failed,
@@ -98,12 +95,6 @@ def test_what_is_hopeless_ends_at_once_with_its_remedy_and_code_2(server: FakeAp
         run(["train"], "resources.workers=2", "kubernetes.start_seconds=600")
 
 
-def test_pods_that_run_well_meanwhile_give_the_next_wait_its_whole_time(server: FakeApiServer, run: Run) -> None:
-    stuck = active(unschedulable("p", "0/3 nodes are available: 3 Insufficient cpu."))
-    server.script("demo-plan", *[stuck, stuck, active(running("p"))] * 8, complete())
-    assert run(["plan"]) == {"plan": "done"}
-
-
 def test_a_quota_with_room_for_some_is_said_once(
     server: FakeApiServer, said: io.StringIO, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -167,7 +158,6 @@ def test_a_run_does_without_hidden_workloads(hidden: str, server: FakeApiServer,
 
 KINDS = {"Job": "job", "TrainJob": "trainjob"}
 STOPPED = "error: /work/demo/train: stopped on request after update 174 of 800; run it again to resume"
-LOST = "error: rank 0 aborts: rank 1 (demo-train-1, process 1) is lost in update 168: its process has ended or was killed"
 
 
 def node(index: int, state: Json, attempt: str = "a", created: str = "2026-01-01T00:00:00Z", **metadata: str) -> Json:
@@ -229,28 +219,6 @@ def test_pods_that_are_taken_away_save_and_their_successors_go_on(
     assert run(["train"], *options(kind)) == {"train": "done"}
     assert server.created(kind) == ["demo-train"], "the Job itself makes them anew"
     assert "stopped on request after update 174 of 800; retrying" in said.getvalue()
-
-
-@pytest.mark.parametrize(
-    ("pods", "error", "reason"),
-    [
-        ([ended(0, 1, LOST), ended(1, 137, reason="OOMKilled")], FailedError, "pod demo-train-1-a: OOMKilled"),
-        ([ended(0, 1, LOST), ended(1, 1, "error: disk full")], FailedError, "pod demo-train-1-a: error: disk full"),
-        ([ended(0, 1, LOST)], FailedError, "pod demo-train-0-a: error: rank 0 aborts: rank 1"),
-        ([ended(0, 2, "error: bad"), ended(1, 2, "error: bad")], InputError, "demo-train-.-a: error: bad"),
-    ],
-    ids=["out of memory", "failed", "lost", "bad input"],
-)
-def test_a_run_that_cannot_go_on_ends_with_the_reason_of_the_pod_that_failed(
-    pods: list[Json], error: type[Exception], reason: str, kind: str, server: FakeApiServer, cluster: Cluster, run: Run
-) -> None:
-    """Not with that of the pod that ended because of it."""
-    server.script("demo-train", Moment(ACTIVE, both()), Moment(FAILED, pods))
-    with pytest.raises(error, match=reason):
-        run(["train"], *options(kind))
-    status = manage.status(load_pipeline(None, options(kind)), cluster)["train"]
-    assert status["state"].startswith("failed: BackoffLimitExceeded")
-    assert reason[:10] in status["problem"]
 
 
 # --- what is shown of the logs of pods, and how far a step is, in one line a minute
@@ -329,16 +297,6 @@ def test_a_pod_that_is_alone_is_shown_line_by_line_or_for_how_long_it_has_been_s
         if clock.now == 30:
             progress.take("train: update 50/800 (6%)")
     assert said.getvalue().splitlines() == ["train: update 50/800 (6%)", "demo-train: running for 1 min 30 s"]
-
-
-def test_on_a_terminal_the_passing_line_is_always_there(said: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "300")  # a passing line is cut off where the terminal ends
-    reporter = Reporter(said)
-    reporter.live = True
-    progress = _StepProgress(OF_EIGHT, reporter, Clock())
-    for _ in range(3):
-        progress.show({}, pods("a"))
-    assert said.getvalue().count("demo-write: 0 of 8 parts done, 1 at work, running for 0.0 s") == 3
 
 
 def test_what_is_waited_for_is_said_at_once_when_it_changes_and_then_every_minute(said: io.StringIO) -> None:

@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 import yaml
 
-from gaudi_bert.artefacts.store.objects import Objects
+from gaudi_bert.artefacts.object_store import Objects
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import load_pipeline
 from gaudi_bert.runners.doctor import _needed_rights
 from gaudi_bert.runners.kubernetes import manage
 from gaudi_bert.runners.kubernetes.client import Cluster
+from gaudi_bert.runners.kubernetes.manifests import render
 from gaudi_bert.runners.kubernetes.run import run_on_kubernetes
 from tests.builders.fake_api_server import FakeApiServer, State
 from tests.builders.recorded_answers import ACTIVE, active, complete, failed, running, unschedulable
@@ -137,8 +138,9 @@ def test_the_role_allows_all_that_is_used_and_no_more(
     _, role, _ = yaml.safe_load_all((repository / "k8s" / "in-cluster" / "account.yaml").read_text())
     allowed = {(verb, resource) for rule in role["rules"] for resource in rule["resources"] for verb in rule["verbs"]}
     assert server.verbs == allowed
-    kinds = ("job", "nodes", "mpijob", "trainjob")
-    rights = [right for kind in kinds for right in _needed_rights(training=kind, queue=True, network_policy=True)]
+    nodes = [*TWO, "training.engine=pytorch"]
+    pipelines = [load_pipeline(None, each) for each in (TWO, nodes, [*nodes, "kubernetes.training=trainjob"])]
+    rights = [right for each in pipelines for right in _needed_rights(render(each), queue=True)]
     assert {(verb, resource) for _, resource, verb in rights} == allowed
 
 

@@ -124,6 +124,7 @@ def test_evaluation_takes_one_card_and_its_share_of_a_worker() -> None:
     (spec,) = pod_specs(render(settings).steps["evaluate"])
     share = {"cpu": "11", "memory": "52352Mi", "habana.ai/gaudi": "1", "hugepages-2Mi": "11874Mi"}
     assert spec["containers"][0]["resources"]["limits"] == share
+    assert spec["containers"][0]["securityContext"]["capabilities"] == {"add": ["SYS_NICE"]}, "as the vendor asks"
 
 
 # --- a cluster without a volume: what the pods get of a bucket; `test_commands.py` runs their commands

@@ -1,9 +1,9 @@
 """Compile kernels before their first use, by using them once on generated data: images and `make setup` do.
 
-python -m gaudi_bert.runners.compile_kernels              all of them
-python -m gaudi_bert.runners.compile_kernels records      what reads, packs and verifies records (and tables, HDF5 files)
-python -m gaudi_bert.runners.compile_kernels nnls         what plans by the default algorithm
-python -m gaudi_bert.runners.compile_kernels solvers      what plans by any algorithm
+python docker/compile_kernels.py              all of them
+python docker/compile_kernels.py records      what reads, packs and verifies records (and tables, HDF5 files)
+python docker/compile_kernels.py nnls         what plans by the default algorithm
+python docker/compile_kernels.py solvers      what plans by any algorithm
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from gaudi_bert.packing.pack_lengths import pack_lengths
 from gaudi_bert.reading.global_order import GlobalOrder
 from gaudi_bert.reading.streams import StreamReader
 from gaudi_bert.tables.pack import pack_table
-from gaudi_bert.tfrecords.arrays import pack_rows
 from gaudi_bert.tfrecords.histogram import histogram
-from gaudi_bert.tfrecords.pack import pack
 from gaudi_bert.tfrecords.random_access import RecordFiles, open_shards
 from gaudi_bert.tfrecords.wire.example import decode_example
 from gaudi_bert.tfrecords.wire.framing import read_records
 from gaudi_bert.tfrecords.wire.hdf5 import require_h5py
 from gaudi_bert.tfrecords.wire.schema import UnpackedSchema
+from gaudi_bert.tfrecords.wire.values import pack_rows
+from gaudi_bert.tfrecords.write import pack
 
 _LENGTH, _PREDICTIONS = 32, 5
 _LONG_PACK = 5003

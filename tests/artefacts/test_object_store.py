@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gaudi_bert.artefacts.store.objects import PART_BYTES, Objects
+from gaudi_bert.artefacts.object_store import PART_BYTES, Objects
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.files import in_store, path_below, shown_location, url_of
 from gaudi_bert.config.places import StoreSettings

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gaudi_bert.artefacts.base import complete_parts
-from gaudi_bert.artefacts.store.objects import ObjectInfo, Objects
+from gaudi_bert.artefacts.object_store import ObjectInfo, Objects
 from gaudi_bert.common.errors import GaudiBertError, InputError
 from gaudi_bert.common.files import Mirror, explained_os_errors, in_store, mirror_of, mounted, url_of
 from gaudi_bert.config.places import StoreSettings

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gaudi_bert.artefacts.store.mirrored_folder import (
+from gaudi_bert.artefacts.mirrored_folder import (
     _scratch_folder,
     fetch,
     files_in,
@@ -26,7 +26,7 @@ from gaudi_bert.artefacts.store.mirrored_folder import (
     remove,
     shown_path,
 )
-from gaudi_bert.artefacts.store.objects import Objects
+from gaudi_bert.artefacts.object_store import Objects
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.files import atomic_file, write_json, write_text
 from tests.builders.s3_server import ENVIRONMENT, ROOT, S3Server, contents, faulty_proxy, quick
@@ -83,7 +83,7 @@ def test_a_kill_between_two_files_leaves_the_first_and_the_next_run_goes_on(s3: 
     program = f"""
 import os, signal
 from pathlib import Path
-from gaudi_bert.artefacts.store.mirrored_folder import mirrored
+from gaudi_bert.artefacts.mirrored_folder import mirrored
 from gaudi_bert.common.files import atomic_file, write_text
 from gaudi_bert.config.places import StoreSettings
 with mirrored(Path({url!r}), StoreSettings(**{store.model_dump()!r})) as folder:
