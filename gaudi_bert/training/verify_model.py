@@ -232,7 +232,7 @@ def _compare_packed_with_unpacked(
     single = model.trial(join_sequences([[each.sequence] for each in placed], length, slots, 1), loss)
     outputs: _Differences = {name: (abs(ours.losses[name] - alone), abs(alone)) for name, alone in single.losses.items()}
     for row, each in enumerate(placed):
-        alone = PlacedSequence(each.sequence, row, 1, 0, np.arange(len(each.masked_slots)))
+        alone = _PlacedSequence(each.sequence, row, 1, 0, np.arange(len(each.masked_slots)))
         pairs = zip(_outputs_of(ours.outputs, each), _outputs_of(single.outputs, alone), strict=True)
         for (name, mine), (_, theirs) in pairs:
             difference, largest = outputs.get(name, (0.0, 0.0))
@@ -287,7 +287,7 @@ def _probe_leaks(model: Model, vocabulary_size: int, packed: BatchArrays, chosen
     return len(placed) - sum(is_chosen), leaks, moved
 
 
-def _outputs_of(outputs: dict[str, Float32Array], placed: PlacedSequence) -> Iterator[tuple[str, Float32Array]]:
+def _outputs_of(outputs: dict[str, Float32Array], placed: _PlacedSequence) -> Iterator[tuple[str, Float32Array]]:
     """The outputs that belong to one sequence."""
     slots = {"hidden_states": placed.positions, "masked_lm_logits": placed.masked_slots}
     for name, values in outputs.items():
@@ -316,7 +316,7 @@ class Sequence:
 
 
 @dataclass(frozen=True)
-class PlacedSequence:
+class _PlacedSequence:
     """A sequence and where its inputs and outputs lie in a batch of packs."""
 
     sequence: Sequence
@@ -331,7 +331,7 @@ class PlacedSequence:
         return slice(self.start, self.start + self.sequence.length)
 
 
-def split_packs(batch: BatchArrays) -> list[PlacedSequence]:
+def split_packs(batch: BatchArrays) -> list[_PlacedSequence]:
     """Every sequence of a batch of packs (packed features as arrays), pack by pack."""
     return [
         _placed(batch, pack, number)
@@ -340,7 +340,7 @@ def split_packs(batch: BatchArrays) -> list[PlacedSequence]:
     ]
 
 
-def _placed(batch: BatchArrays, pack: int, number: int) -> PlacedSequence:
+def _placed(batch: BatchArrays, pack: int, number: int) -> _PlacedSequence:
     positions = np.flatnonzero(batch["input_mask"][pack] == number)
     if not len(positions) or positions[-1] - positions[0] + 1 != len(positions):
         raise InputError(f"pack {pack}: the sequence number {number} in input_mask is missing or split; repack the data")
@@ -353,7 +353,7 @@ def _placed(batch: BatchArrays, pack: int, number: int) -> PlacedSequence:
         masked_ids=batch["masked_lm_ids"][pack][slots].astype(np.int32),
         next_sentence_label=int(batch["next_sentence_labels"][pack][number - 1]),
     )
-    return PlacedSequence(sequence, pack, number, start, slots)
+    return _PlacedSequence(sequence, pack, number, start, slots)
 
 
 def join_sequences(
