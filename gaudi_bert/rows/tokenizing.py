@@ -20,13 +20,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from gaudi_bert.common.arrays import Float32Array, Int32Array, IntArray
+from gaudi_bert.common.arrays import NOT_PREDICTED, Float32Array, Int32Array, IntArray
 from gaudi_bert.common.errors import InputError, shown
 from gaudi_bert.config.sections import OnBadRow, TaskName, TaskSettings, TooLong
 from gaudi_bert.rows.reading import sized_batches
 from gaudi_bert.rows.tokenizer import RowTokenizer
 from gaudi_bert.rows.types import (
-    IGNORED,
     LABELLED_TEXTS,
     NO_WORD,
     BadRow,
@@ -249,14 +248,14 @@ class _Job:
         before, after = self._frame
         bounds = self._bounds(row.position, len(ids), self.most - len(before) - len(after), self.settings.stride)
         chosen = _best_windows(first, bounds)
-        tags = np.full(len(row.tokens), IGNORED, np.int32)
+        tags = np.full(len(row.tokens), NOT_PREDICTED, np.int32)
         if row.tags is not None:
             tags[:] = [_label_number(numbers, tag, row.position, self.source) for tag in row.tags]
         for window, (start, end) in enumerate(bounds.tolist()):
             words = np.full(len(before) + end - start + len(after), NO_WORD, np.int32)
             own = first[(chosen == window) & (first >= start) & (first < end)]
             words[own - start + len(before)] = word_of[own]
-            target = np.full(len(words), IGNORED, np.int32)
+            target = np.full(len(words), NOT_PREDICTED, np.int32)
             target[own - start + len(before)] = tags[word_of[own]]
             spans = np.full((len(words), 2), NO_WORD, np.int32)
             spans[len(before) : len(words) - len(after)] = characters[start:end]

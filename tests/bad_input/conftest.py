@@ -10,7 +10,7 @@ import pytest
 
 from gaudi_bert.config.sections import TableSettings
 from tests.builders import tables
-from tests.builders.model_mutations import good_folder
+from tests.builders.bert_folder import good_folder
 from tests.builders.packing_case import make_case
 from tests.builders.reporters import a_run
 from tests.builders.watched_worker import WatchedWorker

@@ -111,3 +111,20 @@ def write_rows(path: Path, task: str, count: int, seed: int) -> Path:
     rows = [make_row(task, random) for _ in range(count)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return path
+
+
+def good_folder(folder: Path) -> Path:
+    """An encoder that says it is a classifier, with all files that `predict` and `embed` look at."""
+    from gaudi_bert.rows.tokenizer import open_tokenizer
+
+    write_bert(folder, layers=1)
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config |= {"architectures": ["BertForSequenceClassification"], "id2label": {"0": "a", "1": "b"}}
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    (folder / "tokenizer.json").write_text(open_tokenizer(folder).tokenizer.to_str(), encoding="utf-8")
+    modules = [{"type": "x.Transformer", "path": ""}, {"type": "x.Pooling", "path": "1_Pooling"}]
+    (folder / "modules.json").write_text(json.dumps(modules), encoding="utf-8")
+    (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 32, "do_lower_case": false}', encoding="utf-8")
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text('{"pooling_mode_mean_tokens": true}', encoding="utf-8")
+    return folder

@@ -21,7 +21,7 @@ from gaudi_bert.tasks.kinds.task import task_named
 from gaudi_bert.tasks.task_models import read_task_folder, start_weights
 from gaudi_bert.training.model_files import SentenceFolder, read_sentence_folder
 from gaudi_bert.training.weights import read_weights
-from tests.builders.model_mutations import good_folder
+from tests.builders.bert_folder import good_folder
 
 Json = Any
 
