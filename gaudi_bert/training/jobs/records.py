@@ -22,7 +22,7 @@ from gaudi_bert.artefacts.packed import Metadata
 from gaudi_bert.artefacts.results import StageOutput
 from gaudi_bert.artefacts.training import EvaluationFigures, LossFigures, TrainingResult
 from gaudi_bert.artefacts.work_folder import TRAINING_NAME
-from gaudi_bert.common.arrays import BatchArrays
+from gaudi_bert.common.arrays import AnyArray, BatchArrays
 from gaudi_bert.common.files import read_text, write_json, write_text
 from gaudi_bert.common.progress import Reporter, count_of
 from gaudi_bert.config.pipeline import PipelineSettings
@@ -226,7 +226,7 @@ _TOLERANCE = 1.05
 def _first_sequences(packed: BatchArrays, masked_slots: int) -> BatchArrays:
     """The first sequence of each pack in a row that it has for itself, with so many masked slots."""
     is_own_BL, is_own_BQ = packed["input_mask"] == 1, packed["masked_lm_weights"][:, :masked_slots] == 1
-    unpacked = {}
+    unpacked: dict[str, AnyArray] = {}
     for name, values in packed.items():
         if name.startswith("next_sentence_"):
             unpacked[name] = values[:, :1]
