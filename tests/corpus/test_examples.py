@@ -16,7 +16,6 @@ from gaudi_bert.corpus.examples import (
     BlockExamples,
     BlockJob,
     _choose_pairs,
-    _lengths_that_fit,
     _mask_sequences,
     _RandomStream,
     make_examples,
@@ -162,16 +161,6 @@ def test_whole_words_are_masked_whole_and_large_ones_passed_over() -> None:
 # --- pairs
 
 
-def truncated_lengths(first: int, second: int, most: int) -> tuple[int, int]:
-    """Take one token at a time from the longer segment, from the second where they are equal."""
-    while first + second > most:
-        if first > second:
-            first -= 1
-        else:
-            second -= 1
-    return first, second
-
-
 Corpus = list[list[int]]
 
 corpora = st.lists(st.lists(st.integers(1, 23), min_size=1, max_size=13), min_size=1, max_size=5)
@@ -185,11 +174,6 @@ def block_of(corpus: Corpus) -> TokenBlock:
         sentence_starts=np.concatenate(([0], np.cumsum(lengths, dtype=np.int64))),
         document_starts=np.concatenate(([0], np.cumsum([len(document) for document in corpus], dtype=np.int64))),
     )
-
-
-@given(st.integers(1, 40), st.integers(1, 40), st.integers(2, 31))
-def test_truncation_keeps_what_the_loop_keeps(first: int, second: int, most: int) -> None:
-    assert _lengths_that_fit(first, second, most) == truncated_lengths(first, second, most)
 
 
 @examples(150)

@@ -16,12 +16,12 @@ from gaudi_bert.config.pipeline import pipeline_from_mapping
 from gaudi_bert.config.sections import TASK_NAMES, TrainingSettings
 from gaudi_bert.engines import load_engine
 from gaudi_bert.engines.protocol import Communicator, ModelSpec
-from gaudi_bert.model.features import join_sequences
 from gaudi_bert.model.heads import PretrainingHead
 from gaudi_bert.training.input import TrainingOrder
 from gaudi_bert.training.jobs.finetune import _job_of
 from gaudi_bert.training.jobs.rows import FineTuneInput
 from gaudi_bert.training.objective import Objective, PretrainingObjective, TrainingStep
+from gaudi_bert.training.verify_model import join_sequences
 from tests.builders.gaudi_graphs import operations_of, pytorch_problems, tensorflow_problems, traced_pass
 from tests.builders.model_packs import WITHOUT_PYTORCH, random_packs, small_config
 from tests.builders.reporters import QUIET
