@@ -69,24 +69,17 @@ def test_other_encodings_and_compressed_files_are_read(tmp_path: Path, compress)
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda content: content[:-3], "record 6 at byte .*: the file is cut short"),
+        (lambda content: content[:-3], "record 22 at byte .*: the file is cut short"),
         (lambda content: content[:50] + bytes([content[50] ^ 1]) + content[51:], "record 0 at byte 0: its bytes"),
-        (lambda content: content + b"\0" * 20, "record 7 at byte .*: its length is damaged"),
-        (lambda content: content * 2, "holds 14 records, 7 in the metadata"),
+        (lambda content: content + b"\0" * 20, "record 23 at byte .*: its length is damaged"),
+        (lambda content: content * 2, "holds 46 records, 23 in the metadata"),
     ],
 )
 def test_damage_is_named(tmp_path: Path, change, message: str) -> None:
-    case = make_case(tmp_path, files=1)
-    files = open_case(case)
-    number = next(number for number, size in enumerate(files.sizes) if size)
-    path = files.paths[number]
-    content = b"".join(frame(payload) for payload in (list(read_records(path)) * 7)[:7])
-    path.write_bytes(change(content))
-    damaged = RecordFiles([path], files.schema, [7])
-    with pytest.raises(InputError, match=message) as caught:
-        damaged.read(np.zeros(7, np.int64), np.arange(7))
-    assert path.name in str(caught.value)
-    assert "\n" not in str(caught.value)
+    path = make_case(tmp_path, files=1).records / "part-0"
+    path.write_bytes(change(path.read_bytes()))
+    with pytest.raises(InputError, match=rf"part-0: {message}"):
+        RecordFiles([path], UnpackedSchema(29, 5), [23]).read(np.zeros(23, np.int64), np.arange(23))
 
 
 # --- by the index of a group
@@ -145,10 +138,6 @@ def test_damage_is_named_by_an_index_too(tmp_path: Path) -> None:
     content = path.read_bytes()
     path.write_bytes(content[:50] + bytes([content[50] ^ 1]) + content[51:])
     with pytest.raises(InputError, match="record 0 at byte 0: its bytes are damaged"):
-        read_all(files, shard)
-    files.close_except(())
-    path.write_bytes(content[:-1])
-    with pytest.raises(InputError, match=r"bytes now, .* before; start again"):
         read_all(files, shard)
 
 
