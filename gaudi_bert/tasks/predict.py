@@ -195,7 +195,7 @@ def _load(
     )
     per: Literal["sequence", "token"] = "token" if head.per_token else "sequence"
     rest: Literal["smaller", "single", "filled"] = "single" if engine.NAME == "tensorflow" else "smaller"
-    runner = PackRunner(model, per, width, rest="filled" if one_shape else rest)
+    runner = PackRunner(model.outputs, per, width, rest="filled" if one_shape else rest)
     return LoadedModel(path, tokenizer, longest, positions, start.identity, plan, runner)
 
 
