@@ -28,6 +28,7 @@ from gaudi_bert.engines.pytorch.bert import (
     attention_on,
     encode_packs,
     next_sentence_scores,
+    packed_parameters,
     pool,
     word_scores,
 )
@@ -107,6 +108,11 @@ class TorchModel(ABC):
         gradients = torch.autograd.grad(loss, trained, allow_unused=True)
         return float(sum(gradient.sum() for gradient in gradients if gradient is not None))
 
+    def freeze(self) -> None:
+        """Give up training, and loading of weights: they may be arranged for passes over few rows."""
+        for parameter in self.parameters_by_name.values():
+            parameter.requires_grad_(False)
+
     # --- what `updates.py` needs
 
     def loss(self, batch: Tensors, dropout_seed: Int32Array, factors_2: Tensor) -> tuple[Tensor, Tensor]:
@@ -170,6 +176,7 @@ class TorchBert(TorchModel):
             self.parameters_by_name[name] = torch.nn.Parameter(value.to(self.device))
         self.attention = attention_on(self.device.type, device is not None and device.fuses_attention)
         self._is_compiled = compiler is not None
+        self._frozen: dict[str, Tensor] | None = None
         self._compute: Callable[..., Any] = self._heads
         if compiler is not None:
             self._compute = torch.compile(self._heads, backend=compiler, dynamic=False, fullgraph=True)
@@ -206,7 +213,15 @@ class TorchBert(TorchModel):
             },
         )
 
+    def freeze(self) -> None:
+        """Give up training, and loading of weights: a copy of them is arranged for passes over few rows."""
+        super().freeze()
+        if self.compute_dtype == "float32" and not self._is_compiled:
+            self._frozen = packed_parameters(self.parameters_by_name, self.config)
+
     def _parameters(self) -> dict[str, Tensor]:
+        if self._frozen is not None:
+            return self._frozen
         if self.compute_dtype == "float64":
             return {name: parameter.double() for name, parameter in self.parameters_by_name.items()}
         parameters: dict[str, Tensor] = dict(self.parameters_by_name)
