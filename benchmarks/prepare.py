@@ -42,7 +42,7 @@ def real_text() -> list[list[str]]:
 
     folder = Path(os.environ.get("GAUDI_BERT_SHARED", ROOT.parent / "shared")) / "data" / "wiki-sample"
     if not folder.is_dir():
-        return documentation_documents(python_texts("python-docs"))
+        return list(documentation_documents(python_texts("python-docs")).values())
     sources = find_sources([str(folder / "text-*.txt")], folder)
     return [document for source in sources for document in read_documents(source, detect_format(source))]
 

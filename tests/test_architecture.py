@@ -123,7 +123,7 @@ HEAVY: dict[str, tuple[set[str], set[str]]] = {
     ),
     "docker": (set(), {"runners/docker"}),
     "kubernetes": (set(), {"runners/kubernetes"}),
-    **dict.fromkeys(("fastapi", "starlette", "uvicorn", "prometheus_client"), ({"serving"}, set())),
+    **dict.fromkeys(("fastapi", "starlette", "uvicorn", "uvloop", "prometheus_client"), ({"serving"}, set())),
     "torch": ({"encoders", "pytorch", "engines/pytorch"}, set()),
     "transformers": ({"encoders", "pytorch", "engines/pytorch"}, set()),
 }

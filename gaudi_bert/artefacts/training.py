@@ -176,16 +176,23 @@ class EvaluationResult(EvaluationFigures, _EvaluatedCheckpoint):
         return lines
 
 
-class MetricsLine(LossFigures):
-    """A line of metrics.jsonl: a report of the last updates, or an evaluation; sequences are since the run began."""
+class FineTuningLine(Figures):
+    """A line of metrics.jsonl, of fine-tuning: a report of the last updates, or an evaluation."""
 
-    remedy = "train again"
+    remedy = "fine-tune again"
 
     update: Count
     kind: Literal["train", "evaluation"]
-    sequences: Count
     sequences_per_second: float | None = None
     tokens_per_second: float | None = None
+
+
+class MetricsLine(LossFigures, FineTuningLine):
+    """The same of pretraining; sequences are since the run began."""
+
+    remedy = "train again"
+
+    sequences: Count
 
 
 # --- fine-tuning
@@ -247,14 +254,3 @@ class BestCheckpoint(Artefact):
     update: Count
     metric: str
     metrics: dict[str, float]
-
-
-class FineTuningLine(Figures):
-    """A line of metrics.jsonl of fine-tuning: a report of the last updates, or an evaluation."""
-
-    remedy = "fine-tune again"
-
-    update: Count
-    kind: Literal["train", "evaluation"]
-    sequences_per_second: float | None = None
-    tokens_per_second: float | None = None

@@ -238,7 +238,7 @@ def embed(
 @arguments.takes("gaudi_bert.serving.settings:ServeSettings")
 def serve(model: Model, options: arguments.Options) -> None:
     """Answer requests for embeddings, scores, labels or tags over HTTP, packed."""
-    require(["fastapi", "uvicorn", "prometheus_client"], "serve")
+    require(["fastapi", "uvicorn", "uvloop", "httptools", "prometheus_client"], "serve")
     from gaudi_bert.config.pipeline import section_from_options
     from gaudi_bert.serving import server
     from gaudi_bert.serving.settings import ServeSettings

@@ -98,8 +98,9 @@ def whole_number(name: str, value: object, least: int | None = None, most: int |
 
 
 MOST_TOKEN_ID = 2**31 - 1
-NOT_PREDICTED = -100  # in `labels`, where no token is to be predicted
 """Of a token in a table: token ids are int32 wherever a model takes them."""
+NOT_PREDICTED = -100
+"""In labels and targets, where nothing is to be predicted."""
 
 
 def first_not_whole(values: AnyArray, least: int, most: int) -> int:

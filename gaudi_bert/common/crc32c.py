@@ -42,40 +42,28 @@ def _call(builder: Any, name: str, result: Any, arguments: list[Any]) -> Any:
     return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), arguments)
 
 
-def _define_word_step(typing_context: Any, crc: Any, word: Any) -> Any:
+def _write_word_step(_: Any, builder: Any, crc: Any, word: Any) -> Any:
     """The register after eight more bytes."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return _call(builder, "llvm.x86.sse42.crc32.64.64", ir.IntType(64), list(arguments))
-
-    return types.int64(types.int64, types.int64), generate
+    return _call(builder, "llvm.x86.sse42.crc32.64.64", ir.IntType(64), [crc, word])
 
 
-def _define_byte_step(typing_context: Any, crc: Any, byte: Any) -> Any:
+def _write_byte_step(_: Any, builder: Any, crc: Any, byte: Any) -> Any:
     """The register after one more byte."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        narrow = [builder.trunc(arguments[0], ir.IntType(32)), builder.trunc(arguments[1], ir.IntType(8))]
-        return builder.zext(_call(builder, "llvm.x86.sse42.crc32.32.8", ir.IntType(32), narrow), ir.IntType(64))
-
-    return types.int64(types.int64, types.int64), generate
+    narrow = [builder.trunc(crc, ir.IntType(32)), builder.trunc(byte, ir.IntType(8))]
+    return builder.zext(_call(builder, "llvm.x86.sse42.crc32.32.8", ir.IntType(32), narrow), ir.IntType(64))
 
 
-def _define_carryless_product(typing_context: Any, first: Any, second: Any) -> Any:
+def _write_carryless_product(_: Any, builder: Any, first: Any, second: Any) -> Any:
     """The carry-less product of two registers of 32 bits."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        pair, zero = ir.VectorType(ir.IntType(64), 2), ir.IntType(32)(0)
-        vectors = [builder.insert_element(ir.Constant(pair, [0, 0]), argument, zero) for argument in arguments]
-        product = _call(builder, "llvm.x86.pclmulqdq", pair, [*vectors, ir.IntType(8)(0)])
-        return builder.extract_element(product, zero)
-
-    return types.int64(types.int64, types.int64), generate
+    pair, zero = ir.VectorType(ir.IntType(64), 2), ir.IntType(32)(0)
+    vectors = [builder.insert_element(ir.Constant(pair, [0, 0]), each, zero) for each in (first, second)]
+    product = _call(builder, "llvm.x86.pclmulqdq", pair, [*vectors, ir.IntType(8)(0)])
+    return builder.extract_element(product, zero)
 
 
-_word_step: Callable[[int, int], int] = intrinsic(_define_word_step)
-_byte_step: Callable[[int, int], int] = intrinsic(_define_byte_step)
-_carryless_product: Callable[[int, int], int] = intrinsic(_define_carryless_product)
+_word_step: Callable[[int, int], int] = intrinsic(types.int64, 2, _write_word_step)
+_byte_step: Callable[[int, int], int] = intrinsic(types.int64, 2, _write_byte_step)
+_carryless_product: Callable[[int, int], int] = intrinsic(types.int64, 2, _write_carryless_product)
 
 
 def _byte_tables() -> IntArray:

@@ -101,6 +101,7 @@ EXTRAS = {
     "torch": "pytorch",
     "transformers": "pytorch",
     "uvicorn": "serve",
+    "uvloop": "serve",
 }
 
 

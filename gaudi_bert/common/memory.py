@@ -35,9 +35,21 @@ def address_of(array: AnyArray) -> int:
     return as_word(array.ctypes.data)
 
 
-def intrinsic(function: Callable[..., Any]) -> Any:
-    """numba's `intrinsic`: compiled code that LLVM instructions are written for."""
-    return numba_intrinsic(function)
+def intrinsic(result: Any, words: int, write: Callable[..., Any]) -> Any:
+    """A function for kernels, of `words` arguments: `write(context, builder, *arguments)` makes its LLVM instructions."""
+    signature = result(*[types.int64] * words)
+
+    def generate(context: Any, builder: Any, _: Any, arguments: Any) -> Any:
+        written = write(context, builder, *arguments)
+        return context.get_dummy_value() if result is types.void else written
+
+    # numba looks how many arguments a definition takes besides the context of types.
+    definitions: tuple[Callable[..., Any], ...] = (
+        lambda types_, first: (signature, generate),
+        lambda types_, first, second: (signature, generate),
+        lambda types_, first, second, third: (signature, generate),
+    )
+    return numba_intrinsic(definitions[words - 1])
 
 
 def _pointer(builder: Any, address: Any, kind: Any) -> Any:
@@ -45,44 +57,31 @@ def _pointer(builder: Any, address: Any, kind: Any) -> Any:
 
 
 def _make_load(kind: Any) -> Any:
-    @intrinsic
-    def load(typing_context: Any, address: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            value = builder.load(_pointer(builder, arguments[0], kind))
-            value.align = 1
-            return value if kind is _WORD else builder.zext(value, _WORD)
+    def load(_: Any, builder: Any, address: Any) -> Any:
+        value = builder.load(_pointer(builder, address, kind))
+        value.align = 1
+        return value if kind is _WORD else builder.zext(value, _WORD)
 
-        return types.int64(types.int64), generate
-
-    return load
+    return intrinsic(types.int64, 1, load)
 
 
 def _make_store(kind: Any) -> Any:
-    @intrinsic
-    def store(typing_context: Any, address: Any, value: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            value = arguments[1] if kind is _WORD else builder.trunc(arguments[1], kind)
-            builder.store(value, _pointer(builder, arguments[0], kind)).align = 1
-            return context.get_dummy_value()
+    def store(_: Any, builder: Any, address: Any, value: Any) -> None:
+        narrow = value if kind is _WORD else builder.trunc(value, kind)
+        builder.store(narrow, _pointer(builder, address, kind)).align = 1
 
-        return types.void(types.int64, types.int64), generate
-
-    return store
+    return intrinsic(types.void, 2, store)
 
 
 def _make_indexed_load(kind: Any) -> Any:
     """A load of element `number` from an address: with the address constant in a loop, LLVM can use vectors."""
 
-    @intrinsic
-    def load(typing_context: Any, address: Any, number: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            value = builder.load(builder.gep(_pointer(builder, arguments[0], kind), [arguments[1]]))
-            value.align = 1
-            return value if kind is _WORD else builder.zext(value, _WORD)
+    def load(_: Any, builder: Any, address: Any, number: Any) -> Any:
+        value = builder.load(builder.gep(_pointer(builder, address, kind), [number]))
+        value.align = 1
+        return value if kind is _WORD else builder.zext(value, _WORD)
 
-        return types.int64(types.int64, types.int64), generate
-
-    return load
+    return intrinsic(types.int64, 2, load)
 
 
 byte_at: Callable[[int, int], int] = _make_indexed_load(_BYTE)
@@ -96,80 +95,35 @@ store_u32: Callable[[int, int], None] = _make_store(_INT)
 store_word: Callable[[int, int], None] = _make_store(_WORD)
 
 
-def _copy_bytes(typing_context: Any, destination: Any, source: Any, count: Any) -> Any:
+def _copy_bytes(_: Any, builder: Any, destination: Any, source: Any, count: Any) -> None:
     """memcpy: the two ranges do not overlap."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        to, of = (_pointer(builder, argument, _BYTE) for argument in arguments[:2])
-        cgutils.raw_memcpy(builder, to, of, arguments[2], 1)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64, types.int64), generate
+    cgutils.raw_memcpy(builder, _pointer(builder, destination, _BYTE), _pointer(builder, source, _BYTE), count, 1)
 
 
-def _fill_bytes(typing_context: Any, destination: Any, value: Any, count: Any) -> Any:
+def _fill_bytes(_: Any, builder: Any, destination: Any, value: Any, count: Any) -> None:
     """memset."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        to = _pointer(builder, arguments[0], _BYTE)
-        cgutils.memset(builder, to, arguments[2], builder.trunc(arguments[1], _BYTE))
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64, types.int64), generate
+    cgutils.memset(builder, _pointer(builder, destination, _BYTE), count, builder.trunc(value, _BYTE))
 
 
-def _prefetch(typing_context: Any, address: Any) -> Any:
+def _prefetch(_: Any, builder: Any, address: Any) -> None:
     """Ask for the cache line at an address (any address is harmless)."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        kind = ir.FunctionType(ir.VoidType(), [_BYTE.as_pointer(), _INT, _INT, _INT])
-        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-        builder.call(function, [_pointer(builder, arguments[0], _BYTE), _INT(0), _INT(3), _INT(1)])
-        return context.get_dummy_value()
-
-    return types.void(types.int64), generate
+    kind = ir.FunctionType(ir.VoidType(), [_BYTE.as_pointer(), _INT, _INT, _INT])
+    function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+    builder.call(function, [_pointer(builder, address, _BYTE), _INT(0), _INT(3), _INT(1)])
 
 
-def _count_bits(typing_context: Any, word: Any) -> Any:
-    """Count the bits of a word that are set."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.ctpop(arguments[0])
-
-    return types.int64(types.int64), generate
-
-
-def _make_wrapping(operation: str) -> Any:
-    """Arithmetic modulo 2**64. Numba's own + and - on int64 let LLVM assume that nothing overflows."""
-
-    @intrinsic
-    def compute(typing_context: Any, first: Any, second: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            return getattr(builder, operation)(*arguments)
-
-        return types.int64(types.int64, types.int64), generate
-
-    return compute
-
-
-add_words: Callable[[int, int], int] = _make_wrapping("add")
-subtract_words: Callable[[int, int], int] = _make_wrapping("sub")
-
-
-def _multiply_mix(typing_context: Any, first: Any, second: Any) -> Any:
+def _multiply_mix(_: Any, builder: Any, first: Any, second: Any) -> Any:
     """Both halves of the 128-bit product of two unsigned words, exclusive-or'ed: the mixing step of wyhash."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        wide = [builder.zext(argument, _DOUBLE_WORD) for argument in arguments]
-        product = builder.mul(*wide)
-        high = builder.trunc(builder.lshr(product, _DOUBLE_WORD(64)), _WORD)
-        return builder.xor(high, builder.trunc(product, _WORD))
-
-    return types.int64(types.int64, types.int64), generate
+    product = builder.mul(builder.zext(first, _DOUBLE_WORD), builder.zext(second, _DOUBLE_WORD))
+    high = builder.trunc(builder.lshr(product, _DOUBLE_WORD(64)), _WORD)
+    return builder.xor(high, builder.trunc(product, _WORD))
 
 
-copy_bytes: Callable[[int, int, int], None] = intrinsic(_copy_bytes)
-fill_bytes: Callable[[int, int, int], None] = intrinsic(_fill_bytes)
-prefetch: Callable[[int], None] = intrinsic(_prefetch)
-count_bits: Callable[[int], int] = intrinsic(_count_bits)
-multiply_mix: Callable[[int, int], int] = intrinsic(_multiply_mix)
+copy_bytes: Callable[[int, int, int], None] = intrinsic(types.void, 3, _copy_bytes)
+fill_bytes: Callable[[int, int, int], None] = intrinsic(types.void, 3, _fill_bytes)
+prefetch: Callable[[int], None] = intrinsic(types.void, 1, _prefetch)
+count_bits: Callable[[int], int] = intrinsic(types.int64, 1, lambda _, builder, word: builder.ctpop(word))
+multiply_mix: Callable[[int, int], int] = intrinsic(types.int64, 2, _multiply_mix)
+# Arithmetic modulo 2**64: numba's own + and - on int64 let LLVM assume that nothing overflows.
+add_words: Callable[[int, int], int] = intrinsic(types.int64, 2, lambda _, builder, one, other: builder.add(one, other))
+subtract_words: Callable[[int, int], int] = intrinsic(types.int64, 2, lambda _, builder, one, other: builder.sub(one, other))

@@ -134,13 +134,3 @@ def each_in_threads(
         except BaseException:
             failed.set()  # also where this thread was interrupted: the others end after what they are at
             raise
-
-
-def map_in_threads(
-    function: Callable[[_Item, ByteArray], _Result],
-    items: Sequence[_Item],
-    workers: int | None,
-    make_buffer: Callable[[], ByteArray],
-) -> list[_Result]:
-    """Return the results of `each_in_threads`."""
-    return list(each_in_threads(function, items, workers, make_buffer))

@@ -103,16 +103,6 @@ class Toleration(Settings):
             raise ValueError("operator Equal needs a key; give one, or set operator to Exists")
         return self
 
-    def as_manifest(self) -> dict[str, str]:
-        """Return the field of a pod's spec."""
-        return self.model_dump(exclude_none=True)
-
-    def tolerates(self, taint: Mapping[str, Any]) -> bool:
-        """Whether a pod with this toleration may be put on a node with `taint`."""
-        same_key = self.key in (None, taint["key"])
-        same_effect = self.effect in (None, taint["effect"])
-        return same_key and same_effect and (self.operator == "Exists" or (self.value or "") == (taint.get("value") or ""))
-
 
 class PodPlacement(Settings):
     """Placement and marks of pods."""

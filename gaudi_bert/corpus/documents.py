@@ -67,7 +67,7 @@ class Source:
 def find_sources(texts: Sequence[str], folder: Path) -> list[Source]:
     """All sources of `texts` in a fixed order; relative paths start at `folder`."""
     if not texts:
-        raise InputError(f"prepare: no text was given; name files, folders or globs, or {' or '.join(BUILT_IN_TEXTS)}")
+        raise InputError(f"prepare.text: no text was given; name files, folders or globs, or {' or '.join(BUILT_IN_TEXTS)}")
     sources: list[Source] = []
     seen: set[Path] = set()
     for text in texts:
@@ -182,7 +182,7 @@ def is_json_line(line: bytes, path: Path) -> bool:
 def read_documents(source: Source, text_format: TextFormat) -> Iterator[list[str]]:
     """The documents of `source`, each a non-empty list of sentences."""
     if source.path is None:
-        yield from documentation_documents(python_texts(source.name))
+        yield from documentation_documents(python_texts(source.name)).values()
         return
     lines = _lines_of_documents(source.path, text_format.name, text_format.gzipped)
     for _, document in itertools.groupby(lines, key=itemgetter(0)):

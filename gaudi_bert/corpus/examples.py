@@ -263,7 +263,10 @@ def _pairs_of_document(
             second = (starts[cut], starts[stop])
             label, following = 0, stop
         first_tokens, second_tokens = starts[cut] - starts[first], second[1] - second[0]
-        first_length, second_length = lengths_that_fit(first_tokens, second_tokens, most_tokens)
+        first_length, second_length = first_tokens, second_tokens
+        if first_tokens + second_tokens > most_tokens:
+            second_length = min(second_tokens, max(most_tokens // 2, most_tokens - first_tokens))
+            first_length = most_tokens - second_length
         first_start = starts[first] + random.heads(first_tokens - first_length)
         second_start = second[0] + random.heads(second_tokens - second_length)
         rows.append((first_start, first_start + first_length, second_start, second_start + second_length, label))
@@ -299,14 +302,6 @@ def _random_segment(
     while stop < end and starts[stop] - starts[chosen] < least_tokens:
         stop += 1
     return starts[chosen], starts[stop]
-
-
-def lengths_that_fit(first_length: int, second_length: int, most_tokens: int) -> tuple[int, int]:
-    """Tokens of A and B that remain when the longer one (B where equal) loses one at a time until they fit."""
-    if first_length + second_length <= most_tokens:
-        return first_length, second_length
-    second_length = min(second_length, max(most_tokens // 2, most_tokens - first_length))
-    return most_tokens - second_length, second_length
 
 
 # --- masking

@@ -28,7 +28,6 @@ from gaudi_bert.artefacts.results import PlainResult, StageOutput, StageRun
 from gaudi_bert.artefacts.work_folder import EXAMPLES_NAME, section_path
 from gaudi_bert.common.arrays import BoolArray
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.features import BUILT_IN_TEXTS
 from gaudi_bert.common.files import write_text
 from gaudi_bert.common.progress import Reporter, Task, count_of
 from gaudi_bert.common.threads import worker_count
@@ -78,9 +77,7 @@ def prepare(
 
     The result is the content of examples.json and whether there was nothing to do; or the sections of other shards.
     """
-    if settings.text is None:
-        raise InputError(f"prepare.text: no text was given; name files, folders or globs, or {' or '.join(BUILT_IN_TEXTS)}")
-    texts = [settings.text] if isinstance(settings.text, str) else list(settings.text)
+    texts = [settings.text] if isinstance(settings.text, str) else list(settings.text or ())
     with local_copies([*texts, settings.vocab], run.store) as (*sources, vocab), mirrored(out, run.store) as folder:
         here = {"text": tuple(map(str, sources)), "vocab": None if vocab is None else str(vocab)}
         local = settings.model_copy(update=here)

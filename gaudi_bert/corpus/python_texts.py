@@ -97,13 +97,8 @@ def _docstrings(node: ast.AST, name: str) -> Iterator[tuple[str, str]]:
 # --- documents
 
 
-def documentation_documents(texts: Mapping[str, str]) -> list[list[str]]:
-    """One document (a list of sentences) per text, in the order of the names; a text without a sentence gives none."""
-    return list(_named_documents(texts).values())
-
-
-def _named_documents(texts: Mapping[str, str]) -> dict[str, list[str]]:
-    """The same, by the names of the texts."""
+def documentation_documents(texts: Mapping[str, str]) -> dict[str, list[str]]:
+    """One document (a list of sentences) per text, in the order of their names; a text without a sentence gives none."""
     seen: set[str] = set()
     documents: dict[str, list[str]] = {}
     for name in sorted(texts, key=lambda name: (len(texts[name]), name)):
@@ -151,7 +146,7 @@ def labelled_docstrings(texts: Mapping[str, str], labels: int = LABELS) -> HeldO
     The label is the package. A text appears once, so no held-out row is also among the others.
     """
     by_text: dict[str, str] = {}
-    for name, sentences in _named_documents(texts).items():
+    for name, sentences in documentation_documents(texts).items():
         by_text.setdefault(" ".join(sentences), name)
     counts = Counter(map(_package, by_text.values()))
     chosen = set(sorted(counts, key=lambda label: (-counts[label], label))[:labels])

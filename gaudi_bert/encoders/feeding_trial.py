@@ -64,7 +64,7 @@ def feeding_of(model: Any, target: str = "transformers-5", kind: Any = None) -> 
     """
     if isinstance(model, Feeding):
         return model
-    if not isinstance(model, torch.nn.Module):
+    if isinstance(model, transformers.PretrainedConfig):
         tags = any(name.endswith("ForTokenClassification") for name in model.architectures or ())
         return replace(_ask(model, kind, target), labels_own_token=tags)
     if not hasattr(model, "config") or not hasattr(model, "base_model"):

@@ -25,7 +25,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 from gaudi_bert.common.arrays import BatchArrays
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.encoders.cpu import patch_linear
-from gaudi_bert.encoders.encoder_weights import architecture_of, read_model
+from gaudi_bert.encoders.encoder_weights import architecture_of, read_model, stored_buffers
 from gaudi_bert.encoders.feeding import (
     Feeding,
     additive_masks,
@@ -110,6 +110,10 @@ class PackedModel:
             if not head.is_of_text:
                 return widen(self._scores(hidden_BLH.to(self._dtype)))
             return widen(self._answers_of_texts(hidden_BLH.to(self._dtype), batch))
+
+    def stored_buffers(self) -> dict[str, Tensor]:
+        """Return what the module stores in addition to its parameters: statistics of its layers, for one."""
+        return stored_buffers(self.module)
 
     @property
     def device(self) -> torch.device:

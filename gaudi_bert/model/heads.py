@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from gaudi_bert.common.errors import InputError
 from gaudi_bert.model.config import BertConfig, ParameterSpec, parameter_specs
 
 Loss = Literal["token", "sequence"]
@@ -156,3 +157,16 @@ def variables_of(config: BertConfig, head: Head) -> dict[str, ParameterSpec]:
         f"{head.scope}/kernel": ParameterSpec((config.hidden_size, head.width), "normal"),
         f"{head.scope}/bias": ParameterSpec((head.width,), "zeros"),
     }
+
+
+_MOST_LOGITS = 2**31 - 1
+
+
+def check_logits(packs: int, slots: int, words: int) -> None:
+    """Refuse a batch that has more scores of words, one for each word in every slot of a pack, than int32 can number."""
+    logits = packs * slots * words
+    if logits > _MOST_LOGITS:
+        raise InputError(
+            f"batch: {packs} packs x {slots} slots x {words} words are {logits:,} logits, at most {_MOST_LOGITS:,} can be "
+            "numbered by int32; make micro-batches smaller (training.micro_batch_packs, finetune.micro_batch_packs)"
+        )

@@ -141,9 +141,9 @@ class UnpaddingEstimate:
 
 def compare_unpadding(histogram: Histogram, packing_factor: float) -> list[UnpaddingEstimate]:
     """Compare packing, whose speed-up is its factor on any number of accelerators, with un-padding."""
-    one_device = fit_one_device()
+    one_device = _fit_one_device()
     return [
-        UnpaddingEstimate(count, unpadding_speed_up(one_device, count), _linear_speed_up(histogram, count), packing_factor)
+        UnpaddingEstimate(count, _unpadding_speed_up(one_device, count), _linear_speed_up(histogram, count), packing_factor)
         for count in ACCELERATORS
     ]
 
@@ -162,7 +162,7 @@ def _quantile(distribution: _Gumbel, share: FloatArray) -> FloatArray:
     return value
 
 
-def fit_one_device() -> _Gumbel:
+def _fit_one_device() -> _Gumbel:
     """The distribution of one device: the slowest of 8 has the measured median and mode (equations 13, 14)."""
     shares = np.array([0.5, np.exp(-1.0)])
     values = _quantile(MEASURED_ON_8, shares)  # median and mode
@@ -171,7 +171,7 @@ def fit_one_device() -> _Gumbel:
     return float(values[1] - scale * scores[1]), scale
 
 
-def unpadding_speed_up(one_device: _Gumbel, accelerators: int) -> float:
+def _unpadding_speed_up(one_device: _Gumbel, accelerators: int) -> float:
     """Expected speed-up of un-padding on so many accelerators: that of the slowest."""
     shares = (np.arange(QUANTILES) + 0.5) / QUANTILES
     # The slowest of n is below s with probability 1 - (1 - P(s))^n; expm1 and log1p keep the small tail exact.

@@ -58,7 +58,6 @@ class _NnlsSolution:
     usage: FloatArray  # float64 [strategies], how often each is used, > 0
     residual: FloatArray  # float64 [L], counts - A x per length (index 0 is length 1)
     objective: float  # the weighted residual norm
-    rounds: int  # pricing rounds that were needed
 
 
 class _ActiveSet(NamedTuple):
@@ -114,14 +113,14 @@ def solve_nnls(
     most_rounds = np.iinfo(np.int64).max if max_rounds is None else max_rounds
     scratch = _make_scratch(max_length, len(chain))
     limits = most_rounds, max(work.remaining, 0.0)
-    size, rounds = _run(counts, squared_weights, chain, state, scratch, residual, *limits)
+    size = _run(counts, squared_weights, chain, state, scratch, residual, *limits)
     work.spend(float(state.operations[0]))
     strategies = []
     for lengths, copies, distinct in zip(state.lengths[:size], state.copies[:size], state.distinct[:size], strict=True):
         items = np.repeat(lengths[:distinct], copies[:distinct].astype(np.int64))
         strategies.append(tuple(np.sort(items).tolist()))
     objective = scale * float(np.sqrt(np.sum(squared_weights * residual**2)))
-    return _NnlsSolution(strategies, state.usage[:size] * scale, residual[1:] * scale, objective, int(rounds))
+    return _NnlsSolution(strategies, state.usage[:size] * scale, residual[1:] * scale, objective)
 
 
 def useful_depth(counts: IntArray, packs: float, depth: int) -> int:
@@ -167,8 +166,8 @@ def _run(
     residual: FloatArray,
     max_rounds: int,
     most_operations: float,
-) -> tuple[int, int]:
-    """The outer loop: price, let columns enter, restore feasibility. Returns (columns, rounds), and `residual` [L + 1]."""
+) -> int:
+    """The outer loop: price, let columns enter, restore feasibility. Returns the columns, and `residual` [L + 1]."""
     top = counts.size - 1
     prices, values = scratch.table[0], scratch.values
     largest = 0.0
@@ -195,7 +194,7 @@ def _run(
         if entered == size:
             break
         size = _restore_feasibility(state, scratch.products, entered)
-    return size, rounds
+    return size
 
 
 @inner_kernel

@@ -217,7 +217,7 @@ _MOST_ENTRIES = 1 << 22
 """Of the list: strategies times lengths."""
 
 
-def list_strategies(lengths: IntArray, max_length: int, depth: int, most_entries: int = _MOST_ENTRIES) -> IntArray | None:
+def list_strategies(lengths: IntArray, max_length: int, depth: int) -> IntArray | None:
     """Copies of each length (ascending) in every strategy that takes no more of the shortest, int64 [strategies, lengths].
 
     None if there are too many.
@@ -227,7 +227,7 @@ def list_strategies(lengths: IntArray, max_length: int, depth: int, most_entries
     for column in range(len(lengths) - 1, -1, -1):
         most = np.minimum(room // lengths[column], slots)
         choices = most + 1 if column else np.ones_like(most)
-        if int(choices.sum()) * len(lengths) > most_entries:
+        if int(choices.sum()) * len(lengths) > _MOST_ENTRIES:
             return None
         parent = np.repeat(np.arange(len(choices)), choices)
         number = most if column == 0 else np.arange(len(parent)) - np.repeat(np.cumsum(choices) - choices, choices)

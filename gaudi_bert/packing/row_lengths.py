@@ -120,7 +120,7 @@ def choose_row_lengths(
         lengths=tuple(length for _, length in rows.intervals(best)),
         cost=rows.cost(best),
         one_length_cost=rows.cost((candidates[-1],)),
-        padded_cost=padded_cost(counts, cost, batch_sequences),
+        padded_cost=_padded_cost(counts, cost, batch_sequences),
         _rows=rows,
     )
 
@@ -183,7 +183,7 @@ class _Rows:
         return part
 
 
-def padded_cost(counts: IntArray, cost: Cost, batch_sequences: int) -> float:
+def _padded_cost(counts: IntArray, cost: Cost, batch_sequences: int) -> float:
     """Expected cost of single sequences in batches of so many, drawn at random, each padded to its longest sequence."""
     lengths = np.flatnonzero(counts) + 1
     sequences = int(counts.sum())

@@ -23,7 +23,7 @@ from gaudi_bert.artefacts.results import StageOutput, StageRun
 from gaudi_bert.common.arrays import ByteArray
 from gaudi_bert.common.files import exclusive_lock, shown_location
 from gaudi_bert.common.progress import Reporter
-from gaudi_bert.common.threads import map_in_threads
+from gaudi_bert.common.threads import each_in_threads
 from gaudi_bert.config.sections import PackingSettings
 from gaudi_bert.packing.algorithms import pack_histogram
 from gaudi_bert.packing.histogram import Histogram, form_groups, group_histogram, too_large_files
@@ -94,7 +94,7 @@ def _pack(
             task.advance()
             return packing
 
-        return map_in_threads(pack, groups, run.workers, lambda: np.zeros(0, np.uint8))
+        return list(each_in_threads(pack, groups, run.workers, lambda: np.zeros(0, np.uint8)))
 
 
 def _plan(

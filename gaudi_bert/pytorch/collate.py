@@ -93,11 +93,8 @@ class PackCollator:
             except MODEL_ERRORS as error:
                 problem = "transformers does not know it; give the model or its config"
                 raise InputError(f"model type {model!r}: {problem}") from error
-        if isinstance(model, torch.nn.Module | transformers.PretrainedConfig):
+        if not isinstance(model, Feeding):  # which is for a model that is not one of transformers
             _check_software(target, model)
-        elif not isinstance(model, Feeding):  # which is for a model that is not one of transformers
-            problem = "is not a transformers model; pass a model, its config or its model_type"
-            raise InputError(f"{type(model).__name__}: {problem}")
         self.feeding = feeding_of(model, target)
         if self.feeding.embeds_first:
             raise InputError(

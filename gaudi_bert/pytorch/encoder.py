@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -125,7 +125,15 @@ class PackedEncoder:
         settings = TaskSettings(name=task or "classification", too_long="window" if tags else "truncate")
         per: Literal["sequence", "token"] = "token" if tags else "sequence"
         rest: Literal["smaller", "filled"] = "filled" if self.static_shapes else "smaller"
-        runner = PackRunner(_Outputs(self._packed, compute), per, width, _TOKENS_OF_A_BATCH, rest)
+
+        def outputs_of(batch: BatchArrays) -> Float32Array:
+            self._packed.check_tokens(batch)
+            with torch.inference_mode():
+                tensors = {name: torch.from_numpy(values) for name, values in batch.items()}
+                outputs: Float32Array = compute(on_device(tensors, self._packed.device)).float().cpu().numpy()
+            return outputs
+
+        runner = PackRunner(outputs_of, per, width, _TOKENS_OF_A_BATCH, rest)
         for first in range(0, len(texts), _WINDOW_TEXTS):
             rows = [_row(number, text, task) for number, text in enumerate(texts[first : first + _WINDOW_TEXTS], first)]
             most = self.max_sequence_length
@@ -147,20 +155,6 @@ class PackedEncoder:
             if bad is not None:
                 raise InputError(f"texts[{first + bad}]: the model's outputs are no finite numbers; its weights are damaged")
             yield rows, sequences, outputs
-
-
-class _Outputs(NamedTuple):
-    """A function of batches on a model's device as what `PackRunner` runs."""
-
-    packed: PackedModel
-    compute: Callable[[dict[str, torch.Tensor]], torch.Tensor]
-
-    def outputs(self, batch: BatchArrays) -> Float32Array:
-        self.packed.check_tokens(batch)
-        with torch.inference_mode():
-            tensors = {name: torch.from_numpy(values) for name, values in batch.items()}
-            outputs: Float32Array = self.compute(on_device(tensors, self.packed.device)).float().cpu().numpy()
-        return outputs
 
 
 def _row(number: int, text: Text, task: TaskName | None) -> Row:

@@ -218,7 +218,7 @@ def _render_page(inputs: _ReportInputs) -> str:
 # What browsers take as it is in a data URL inside single quotes; `#`, `%`, `&` and the quote are not among them.
 _PLAIN_IN_URLS = ' !"$()*+,-./:;<=>?@_~'
 
-_Line = TypeVar("_Line", MetricsLine, FineTuningLine)
+_Line = TypeVar("_Line", bound=FineTuningLine)
 
 
 def _last_training_line(lines: Sequence[_Line] | None) -> _Line | None:

@@ -324,9 +324,8 @@ def _negatives_of(record: Record, settings: TaskSettings) -> list[str]:
     """Return the texts that do not answer; none without such a column, unless one is named."""
     columns = negative_columns(record, settings)
     if "negative" in settings.named and settings.negative is not None and settings.negative not in record:
-        known = ", ".join(shown(name) for name in list(record)[:8])
-        remedy = "--set task.negative=NAME (a row without negatives has null there)"
-        raise InputError(f"has no {settings.negative!r}, only {known}; name the column: {remedy}")
+        remedy = "name the column: --set task.negative=NAME (a row without negatives has null there)"
+        raise _wrong(f"has no {settings.negative!r}, only {_names(record)}", remedy)
     return [text for column in columns if record.get(column) is not None for text in _texts_of(record, column)]
 
 

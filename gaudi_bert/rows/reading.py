@@ -155,7 +155,7 @@ def rows_of_part(
             whole = first[0][1] if first else record  # of which a pair may be one of several
             read = record if isinstance(whole, InputError) else whole
             columns = _columns_read(task, settings, row, read, labelled)
-            say(_described(part, settings, row, task, columns))
+            say(_described(part, settings, row, columns))
             say = None
         yield row
 
@@ -238,7 +238,7 @@ def _missing_columns(task: TaskName | None, settings: TaskSettings, labelled: bo
     return [f"it has no column {shown(column)}: name one with {naming_option(key)}" for key, column in missing.items()]
 
 
-def _described(part: RowPart, settings: TaskSettings, row: Row, task: TaskName | None, columns: list[str]) -> str:
+def _described(part: RowPart, settings: TaskSettings, row: Row, columns: list[str]) -> str:
     """Return what is read of a file, and how its first row begins."""
     content = row.question if isinstance(row, QuestionRow) else row[1]
     text = content if isinstance(content, str) else " ".join(map(str, content[:_MOST_SHOWN]))
@@ -277,7 +277,7 @@ def _columns_read(task: TaskName | None, settings: TaskSettings, row: Row, recor
 def _read_records(part: RowPart, settings: TaskSettings, task: TaskName | None, labelled: bool) -> Iterator[PlacedRecord]:
     """The records of a part with their positions; one that cannot be read is an error in its position."""
     if part.kind == "built-in":
-        documents = documentation_documents(python_texts(part.name))
+        documents = documentation_documents(python_texts(part.name)).values()
         yield from (
             (RowPosition(number), {settings.text: "\n".join(lines)}) for number, lines in enumerate(documents, start=1)
         )

@@ -12,21 +12,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gaudi_bert.common.arrays import Float32Array, Int32Array, IntArray
+from gaudi_bert.common.arrays import NOT_PREDICTED, Float32Array, Int32Array, IntArray
 from gaudi_bert.common.errors import InputError, shown
 from gaudi_bert.config.sections import OnBadRow, TaskName, TaskSettings, TooLong
 from gaudi_bert.rows.reading import sized_batches
 from gaudi_bert.rows.tokenizer import RowTokenizer
 from gaudi_bert.rows.types import (
-    IGNORED,
     LABELLED_TEXTS,
     NO_WORD,
     BadRow,
@@ -37,6 +37,7 @@ from gaudi_bert.rows.types import (
     Sequences,
     TaggedRow,
     TextRow,
+    join_sequences,
     source_name,
 )
 
@@ -49,17 +50,6 @@ _CHARACTERS_OF_TOKEN = 16
 """So many characters of a text are read at first for each token of a sequence."""
 _BATCH_CHARACTERS = 1 << 20
 _TO_LAST_SPACE, _TO_LAST_MARK = re.compile(r".*\s", re.DOTALL), re.compile(r".*\W", re.DOTALL)
-
-
-class _Piece(NamedTuple):
-    """One sequence; arrays as in `Sequences`."""
-
-    row: int
-    input_ids: Int32Array
-    segment_ids: NDArray[np.int8]
-    characters: Int32Array
-    words: Int32Array
-    target: Int32Array
 
 
 def policy_of(task: TaskName | None, settings: TaskSettings) -> TooLong:
@@ -97,9 +87,7 @@ def tokenize_rows(
         target = _row_targets(rows, task, numbers, job.source) if task in LABELLED_TEXTS else None
         return Sequences(*sequences, target=target, cut_rows=job.cut_rows)
     pieces = list(chain.from_iterable(job.pieces(rows, numbers)))
-    # Rows of a file have tags or answers, or none of them has.
-    labelled = getattr(rows[0], "tags" if isinstance(rows[0], TaggedRow) else "answers", None) is not None
-    return _joined(pieces, task, labelled, job.cut_rows)
+    return replace(join_sequences(pieces, [0] * len(pieces)), cut_rows=job.cut_rows)
 
 
 def tokenize_readable(
@@ -195,8 +183,8 @@ class _Job:
             waiting, size = [index for index in waiting if index not in encoded], 4 * size
         return [encoded[index] for index in range(len(rows))]
 
-    def pieces(self, rows: Sequence[Row], numbers: Mapping[str, int]) -> Iterator[Iterable[_Piece]]:
-        """The sequences of each row, for rows that may become several."""
+    def pieces(self, rows: Sequence[Row], numbers: Mapping[str, int]) -> Iterator[Iterable[Sequences]]:
+        """The sequences of each row, for rows that may become several; all rows have tags or answers, or none has."""
         if isinstance(rows[0], QuestionRow):
             questions = [row for row in rows if isinstance(row, QuestionRow)]
             contexts = self._encoded(dict.fromkeys(row.context for row in questions))
@@ -241,7 +229,7 @@ class _Job:
         before, after = self._frame
         return np.concatenate([before, ids, after]).astype(np.int32)
 
-    def _words(self, index: int, row: TaggedRow, encoding: Any, numbers: Mapping[str, int]) -> Iterator[_Piece]:
+    def _words(self, index: int, row: TaggedRow, encoding: Any, numbers: Mapping[str, int]) -> Iterator[Sequences]:
         ids = np.array(encoding.ids, np.int32)
         word_of = np.array(encoding.word_ids, np.int64).reshape(-1)
         first = np.flatnonzero(np.diff(word_of, prepend=NO_WORD))
@@ -249,20 +237,21 @@ class _Job:
         before, after = self._frame
         bounds = self._bounds(row.position, len(ids), self.most - len(before) - len(after), self.settings.stride)
         chosen = _best_windows(first, bounds)
-        tags = np.full(len(row.tokens), IGNORED, np.int32)
+        tags = np.full(len(row.tokens), NOT_PREDICTED, np.int32)
         if row.tags is not None:
             tags[:] = [_label_number(numbers, tag, row.position, self.source) for tag in row.tags]
         for window, (start, end) in enumerate(bounds.tolist()):
             words = np.full(len(before) + end - start + len(after), NO_WORD, np.int32)
             own = first[(chosen == window) & (first >= start) & (first < end)]
             words[own - start + len(before)] = word_of[own]
-            target = np.full(len(words), IGNORED, np.int32)
+            target = np.full(len(words), NOT_PREDICTED, np.int32)
             target[own - start + len(before)] = tags[word_of[own]]
             spans = np.full((len(words), 2), NO_WORD, np.int32)
             spans[len(before) : len(words) - len(after)] = characters[start:end]
-            yield _Piece(index, self._framed(ids[start:end]), np.zeros(len(words), np.int8), spans, words, target)
+            framed, known = self._framed(ids[start:end]), None if row.tags is None else target
+            yield _piece(index, framed, characters=spans, words=words, target=known)
 
-    def _question(self, index: int, row: QuestionRow, question: Any, context: Any) -> Iterator[_Piece]:
+    def _question(self, index: int, row: QuestionRow, question: Any, context: Any) -> Iterator[Sequences]:
         before, between, after, *segments = self._pair_frame
         framed = np.array([*before, *question.ids, *between], np.int32)
         room = self.most - len(framed) - len(after)
@@ -275,11 +264,13 @@ class _Job:
             segment_ids = np.repeat(np.array(segments, np.int8), [len(framed), len(input_ids) - len(framed)])
             spans = np.full((len(input_ids), 2), NO_WORD, np.int32)
             spans[len(framed) : len(framed) + end - start] = characters[start:end]
-            words = np.full(len(input_ids), NO_WORD, np.int32)
-            target = _answer_tokens(row, characters[start:end]) + (len(framed) if end > start else 0)
-            yield _Piece(index, input_ids, segment_ids, spans, words, np.where(target < len(framed), 0, target))
+            target: Int32Array | None = None
+            if row.answers is not None:
+                tokens = _answer_tokens(row, characters[start:end]) + (len(framed) if end > start else 0)
+                target = np.where(tokens < len(framed), 0, tokens)[np.newaxis]
+            yield _piece(index, input_ids, segment_ids=segment_ids, characters=spans, target=target)
 
-    def _language(self, index: int, row: Row) -> Iterator[_Piece]:
+    def _language(self, index: int, row: Row) -> Iterator[Sequences]:
         if isinstance(row, IdsRow):
             ids, room = np.array(row.input_ids, np.int32), self.most
             if ids.max() >= self.tokenizer.vocabulary_size:
@@ -290,9 +281,7 @@ class _Job:
             added = sum(map(len, self._frame))
             ids, room = np.array(self._encoded([text])[text].ids, np.int32), self.most - added
         for start, end in self._bounds(row.position, len(ids), room, 0).tolist():
-            part = ids[start:end] if isinstance(row, IdsRow) else self._framed(ids[start:end])
-            nothing = np.full((len(part), 2), NO_WORD, np.int32)
-            yield _Piece(index, part, np.zeros(len(part), np.int8), nothing, nothing[:, 0], nothing[0])
+            yield _piece(index, ids[start:end] if isinstance(row, IdsRow) else self._framed(ids[start:end]))
 
 
 def _answer_tokens(row: QuestionRow, characters: IntArray) -> Int32Array:
@@ -309,24 +298,10 @@ def _answer_tokens(row: QuestionRow, characters: IntArray) -> Int32Array:
     return np.array([first, last], np.int32)
 
 
-def _joined(pieces: Sequence[_Piece], task: TaskName | None, labelled: bool, cut_rows: int) -> Sequences:
-    lengths = [len(piece.input_ids) for piece in pieces]
-    tokens, questions = task == "token-classification", task == "question-answering"
-    target: Int32Array | None = None
-    if labelled and tokens:
-        target = np.concatenate([piece.target for piece in pieces])
-    elif labelled and questions:
-        target = np.stack([piece.target for piece in pieces])
-    return Sequences(
-        row=np.array([piece.row for piece in pieces], np.int64),
-        offsets=np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)]),
-        input_ids=np.concatenate([piece.input_ids for piece in pieces]),
-        segment_ids=np.concatenate([piece.segment_ids for piece in pieces]),
-        characters=np.concatenate([piece.characters for piece in pieces]) if tokens or questions else None,
-        words=np.concatenate([piece.words for piece in pieces]) if tokens else None,
-        target=target,
-        cut_rows=cut_rows,
-    )
+def _piece(index: int, input_ids: Int32Array, segment_ids: NDArray[np.int8] | None = None, **others: Any) -> Sequences:
+    """One sequence, of the row `index`."""
+    segments = np.zeros(len(input_ids), np.int8) if segment_ids is None else segment_ids
+    return Sequences(np.array([index]), np.array([0, len(input_ids)]), input_ids, segments, **others)
 
 
 # --- targets

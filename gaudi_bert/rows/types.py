@@ -24,12 +24,11 @@ TASKS_WITH_LABELS = ("classification", "multi-label", "token-classification")
 LABELLED_TEXTS = ("classification", "multi-label", "regression", "reranking")
 """Tasks with one label for a text or pair."""
 LANGUAGE_MODELLING = ("masked-language-modelling", "causal-language-modelling")
+"""Tasks whose rows need no label: what is to be answered is in the text."""
 OUTSIDE = "O"
 """The tag of a word that is of no entity."""
 NO_WORD = -1
 """In `Sequences.words`, a token that represents no word; in `characters`, one outside the text."""
-IGNORED = -100
-"""In the targets of token classification, a token without a tag."""
 
 
 class RowPosition(NamedTuple):

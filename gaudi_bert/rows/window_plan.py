@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 import numpy as np
 
@@ -67,22 +67,16 @@ class WindowPlan:
         return 1 - self.tokens / self.slots if self.slots else 0.0
 
 
-class _BatchModel(Protocol):
-    """Model that gives outputs for a batch of packs: [B, S, C] or [B, L, C]."""
-
-    def outputs(self, batch: BatchArrays) -> Float32Array:
-        """Return the outputs for features that `rows/packs.py` lays out."""
-
-
 @dataclass(frozen=True)
 class PackRunner:
     """Runs one model over a window, in batches of `batch_tokens`: about where a CPU is fastest.
 
     Packs that do not fill a batch (`rest`) are a smaller one, batches of one pack (for software that compiles each shape),
-    or one that is filled up with empty packs (for a device that has one shape). An output has `width` values.
+    or one that is filled up with empty packs (for a device that has one shape). `compute` gives the outputs for the features
+    of a batch (`rows/packs.py`), [B, S, C] or [B, L, C], each of `width` values.
     """
 
-    model: _BatchModel
+    compute: Callable[[BatchArrays], Float32Array]
     per: Literal["sequence", "token"]
     width: int
     batch_tokens: int = 1024
@@ -102,7 +96,7 @@ class PackRunner:
                     batch = remaining if self.rest == "smaller" else 1
                 chosen = np.arange(first, min(first + batch, len(part.packs)))
                 placed = lay_out_packs(sequences, part.packs, chosen, BatchShape(batch, part.length, part.depth))
-                values = self.model.outputs(placed.features(sequences))
+                values = self.compute(placed.features(sequences))
                 (placed.scatter_sequences if self.per == "sequence" else placed.scatter_tokens)(values, out)
                 computed(len(chosen) * part.length)
                 first += batch

@@ -73,34 +73,48 @@ def make_app(service: Service, api_key: str | None) -> FastAPI:
 
     app.add_exception_handler(RefusedError, refused)
     app.add_exception_handler(HTTPException, refused)
-    if api_key is not None:
-        app.add_middleware(_RequireKey, key=api_key)
+    app.add_middleware(_Gate, service=service, key=api_key)
     return app
 
 
-class _RequireKey:
-    """Refuses requests without the key; the comparison takes the same time whatever is sent."""
+class _Gate:
+    """Refuses requests without the key, and those that find no room, before anything of them is read.
 
-    def __init__(self, app: ASGIApp, key: str) -> None:
-        self._app, self._digest = app, hashlib.sha256(f"Bearer {key}".encode()).digest()
+    The comparison of the key takes the same time whatever is sent.
+    """
+
+    def __init__(self, app: ASGIApp, service: Service, key: str | None) -> None:
+        self._app, self._service = app, service
+        self._digest = None if key is None else hashlib.sha256(f"Bearer {key}".encode()).digest()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        sent = next((value for name, value in scope.get("headers", ()) if name == b"authorization"), b"")
-        is_right = hmac.compare_digest(hashlib.sha256(sent).digest(), self._digest)
-        if is_right or scope["type"] != "http" or scope["path"] in _OPEN:
-            await self._app(scope, receive, send)
+        try:
+            if scope["type"] == "http" and scope["path"] not in _OPEN:
+                self._check(scope)
+        except RefusedError as refusal:
+            await _refusal(scope["path"], refusal)(scope, receive, send)
             return
-        refusal = RefusedError(401, "unauthorized", "send the key as `Authorization: Bearer KEY`")
-        await _refusal(scope["path"], refusal)(scope, receive, send)
+        await self._app(scope, receive, send)
+
+    def _check(self, scope: Scope) -> None:
+        sent = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+        if self._digest is not None and not hmac.compare_digest(hashlib.sha256(sent).digest(), self._digest):
+            raise RefusedError(401, "unauthorized", "send the key as `Authorization: Bearer KEY`")
+        if scope["method"] == "POST" and (scope["path"] == "/" or scope["path"] in _ROUTES):
+            self._service.metrics.requests.labels(_counted(scope["path"])).inc()
+            try:
+                self._service.require_open()
+            except RefusedError as refusal:
+                self._service.metrics.failed.labels(refusal.kind).inc()
+                raise
 
 
 def _add_post(app: FastAPI, service: Service, path: str) -> None:
     """Add a route that reads a body; `/docs` describes it. That of `/` is the one for the kind of the model."""
-    counted = path.strip("/").replace("/", "_") or "root"
+    counted = _counted(path)
 
     async def endpoint(http: Request) -> Response:
         begun = time.monotonic()
-        service.metrics.requests.labels(counted).inc()
         service.requests += 1
         try:
             model = service.require_open()
@@ -122,6 +136,11 @@ def _add_post(app: FastAPI, service: Service, path: str) -> None:
     described = _ROUTES.get(path, _ROUTES["/embed"])[0]
     schema = {"requestBody": {"required": True, "content": {"application/json": {"schema": described.model_json_schema()}}}}
     app.add_api_route(path, endpoint, methods=["POST"], openapi_extra=schema, response_model=None, name=counted)
+
+
+def _counted(path: str) -> str:
+    """The name of a path in the metrics."""
+    return path.strip("/").replace("/", "_") or "root"
 
 
 def _json(content: object) -> Response:

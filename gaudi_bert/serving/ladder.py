@@ -1,9 +1,9 @@
 """The ladder: the few static shapes that a server computes, and how waiting texts are packed into one of them.
 
-One row of 32 slots, of 64, of 128, up to the longest row; then 2 rows of that length, 4, 8. So one short query costs 32
-slots, and a full queue fills the largest shape. Texts go into rows by first fit in the order in which they wait, the oldest
-first. Of all shapes the one is taken that computes most tokens a second by its measured cost; among those that are nearly as
-fast the cheapest, so that what comes next waits less.
+One row of 32 slots (on a CPU also of 16), of 64, of 128, up to the longest row; then 2 rows of that length, 4, 8. So one
+short query costs 32 slots, and a full queue fills the largest shape. Texts go into rows by first fit in the order in which
+they wait, the oldest first. Of all shapes the one is taken that computes most tokens a second by its measured cost; among
+those that are nearly as fast the cheapest, so that what comes next waits less.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from typing import NamedTuple
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.rows.window_plan import deepest
 
-SHORTEST_ROW = 32
 MOST_SHAPES = 12
 _NEARLY = 0.9
 """A shape that computes at least this share of the tokens a second of the fastest one is as good."""
+_BESIDE_BULK = 0.5
+"""The same where it holds the single texts that wait beside a request of many: they are answered the sooner."""
 
 
 class Shape(NamedTuple):
@@ -43,10 +44,10 @@ class Fill(NamedTuple):
     tokens: int
 
 
-def ladder(row_length: int, batch_rows: int) -> tuple[Shape, ...]:
-    """Return the shapes from one short row to `batch_rows` rows of `row_length`, ascending."""
+def ladder(row_length: int, batch_rows: int, shortest: int = 32) -> tuple[Shape, ...]:
+    """Return the shapes from one row of `shortest` slots to `batch_rows` rows of `row_length`, ascending."""
     lengths = [row_length]
-    while lengths[0] > SHORTEST_ROW:
+    while lengths[0] > shortest:
         lengths.insert(0, 1 << ((lengths[0] - 1).bit_length() - 1))
     rows = [1]
     while rows[-1] < batch_rows:
@@ -80,12 +81,13 @@ def first_fit(lengths: Sequence[int], shape: Shape) -> list[list[int]]:
     return rows
 
 
-def choose(lengths: Sequence[int], costs: Mapping[Shape, float]) -> Fill:
+def choose(lengths: Sequence[int], costs: Mapping[Shape, float], urgent: int = 0) -> Fill:
     """Return the shape that computes most of the waiting texts' tokens a second, and what fills it.
 
     Args:
         lengths: tokens of each waiting text, at most the longest row; the first one is computed in any case.
         costs: seconds of a batch of each shape, which do not fall from a shape to the next.
+        urgent: so many of the first texts are better computed soon than with many others.
     """
     largest = max(costs)
     of_longest = first_fit(lengths, largest)
@@ -96,4 +98,9 @@ def choose(lengths: Sequence[int], costs: Mapping[Shape, float]) -> Fill:
         rows = of_longest[: shape.rows] if shape.length == largest.length else first_fit(lengths, shape)
         fills.append(Fill(shape, rows, sum(lengths[number] for row in rows for number in row)))
     best = max(fill.tokens / costs[fill.shape] for fill in fills)
-    return next(fill for fill in fills if fill.tokens / costs[fill.shape] >= _NEARLY * best)
+
+    def is_good(fill: Fill) -> bool:
+        holds_urgent = urgent > 0 and sum(number < urgent for row in fill.rows for number in row) == urgent
+        return fill.tokens / costs[fill.shape] >= (_BESIDE_BULK if holds_urgent else _NEARLY) * best
+
+    return next(fill for fill in fills if is_good(fill))

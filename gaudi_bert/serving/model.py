@@ -189,11 +189,14 @@ def open_served_model(path: Path, settings: ServeSettings) -> ServedModel:
     )
     if not architecture.endswith(_WITH_ANSWERS):
         folder = read_sentence_folder(path, settings.pooling) or SentenceFolder(settings.pooling or "mean")
-        return ServedModel("embedding", None, folder, load_encoder(path, folder, options, normalize=False))
-    described = read_task_folder(path)
-    task = described.make_task()
-    loaded = load_task_model(described, task, options)
-    return ServedModel(_KINDS.get(task.name, "classifier"), task, SentenceFolder(), loaded)
+        served = ServedModel("embedding", None, folder, load_encoder(path, folder, options, normalize=False))
+    else:
+        described = read_task_folder(path)
+        task = described.make_task()
+        loaded = load_task_model(described, task, options)
+        served = ServedModel(_KINDS.get(task.name, "classifier"), task, SentenceFolder(), loaded)
+    served.model.freeze()
+    return served
 
 
 def _normal(vectors: Float32Array) -> Float32Array:

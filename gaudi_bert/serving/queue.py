@@ -125,7 +125,9 @@ class Queue:
                 tokens += work.lengths[number]
                 if len(offered) == _MOST_LOOKED_AT or tokens > 4 * largest.slots:
                     break
-            fill = choose([work.lengths[number] for work, number in offered], self.costs)
+            is_beside_bulk = len(offered) > len(self._works) and any(len(work.waiting) == 1 for work in self._works)
+            urgent = len(self._works) if is_beside_bulk else 0  # a turn of each request
+            fill = choose([work.lengths[number] for work, number in offered], self.costs, urgent)
             return self._taken(fill, offered)
 
     def _turns(self) -> Iterator[tuple[Work, int]]:

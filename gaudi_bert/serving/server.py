@@ -16,7 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
+import uvloop
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from gaudi_bert.artefacts.mirrored_folder import local_copies
 from gaudi_bert.common.errors import InputError
@@ -30,8 +31,10 @@ from gaudi_bert.serving.service import Service
 from gaudi_bert.serving.settings import ServeSettings
 
 # Slots: shorter rows leave more of them empty, longer ones cost more attention, on a CPU most.
+_SHORTEST_ROW = {"cpu": 16, "cuda": 32, "hpu": 32}
 _USUAL_ROW = {"cpu": 256, "cuda": 512, "hpu": 512}
 _BATCH_SLOTS = {"cpu": 2048, "cuda": 16384, "hpu": 16384}
+_MOST_HEADER_BYTES = 1 << 16
 _POLL_SECONDS, _JOIN_SECONDS = 0.05, 10.0
 
 
@@ -44,8 +47,10 @@ class _Server(uvicorn.Server):
         yield
 
 
-class _Connection(H11Protocol):
-    """A connection that is closed if no request comes."""
+class _Connection(HttpToolsProtocol):
+    """A connection that is closed if a request's headers do not come, or come too slowly, or are too long."""
+
+    _reads_headers, _header_bytes = True, 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         """Begin to wait for a request."""
@@ -60,6 +65,19 @@ class _Connection(H11Protocol):
             timer.cancel()
         elif self.timeout_keep_alive_task is None:
             self.timeout_keep_alive_task = timer
+        self._header_bytes = self._header_bytes + len(data) if self._reads_headers else 0
+        if self._header_bytes > _MOST_HEADER_BYTES and not self.transport.is_closing():
+            self.send_400_response("The headers are too long.")
+
+    def on_message_begin(self) -> None:
+        """Count the bytes of headers."""
+        super().on_message_begin()
+        self._reads_headers = True
+
+    def on_headers_complete(self) -> None:
+        """Answer the request, while its body comes."""
+        super().on_headers_complete()
+        self._reads_headers = False
 
 
 def serve(path: Path, settings: ServeSettings, reporter: Reporter) -> None:
@@ -78,7 +96,7 @@ def serve(path: Path, settings: ServeSettings, reporter: Reporter) -> None:
         await answer_until(stop, listener, path, settings, api_key, reporter)
 
     with open_listener(settings) as listener:
-        asyncio.run(until_signal(listener))
+        uvloop.run(until_signal(listener))
 
 
 async def answer_until(
@@ -138,7 +156,7 @@ def opened(path: Path, settings: ServeSettings) -> tuple[ServedModel, dict[Shape
             f"or --max-sequence-length {row_length}"
         )
     usual = max(1, _BATCH_SLOTS[device] // row_length)
-    shapes = ladder(row_length, settings.batch_rows or 1 << (usual.bit_length() - 1))
+    shapes = ladder(row_length, settings.batch_rows or 1 << (usual.bit_length() - 1), _SHORTEST_ROW[device])
     return model, measured(model, shapes)
 
 

@@ -31,7 +31,7 @@ from gaudi_bert.common.dealing import deal_sequences
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.files import check_name, followed
 from gaudi_bert.common.progress import Reporter, Task
-from gaudi_bert.common.threads import map_in_threads
+from gaudi_bert.common.threads import each_in_threads
 from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.config.sections import TableSettings
 from gaudi_bert.packing.algorithms import pack_histogram
@@ -156,7 +156,7 @@ class _TableWriter:
             path = self.output.folder / shard_name(number, shard, TableMetadata.shard_ending)
             return write_table_shard(path, layout, rows, packs, scalars, (bounds[shard], bounds[shard + 1]))
 
-        return map_in_threads(write_shard, range(shards), self.workers, lambda: np.zeros(0, np.uint8))
+        return list(each_in_threads(write_shard, range(shards), self.workers, lambda: np.zeros(0, np.uint8)))
 
     def check_manifest(self, manifest: GroupManifest) -> None:
         """Nothing was planned before the rows were read."""

@@ -25,8 +25,6 @@ from gaudi_bert.tables.parts import table_schema
 
 _ENDINGS = (".parquet", ".arrow", ".feather", ".jsonl", ".jsonl.gz")
 _DATASET_STATE = "state.json"
-_PIECE_BYTES = 1 << 20
-_ROWS_AT_ONCE = 2**14
 
 
 def is_table(source: str | Path) -> bool:

@@ -49,7 +49,6 @@ from gaudi_bert.tasks.task_models import TaskDescription, check_finished, is_ber
 from gaudi_bert.training.model_files import SentenceFolder, read_sentence_folder, tokenizer_length
 
 _ENDINGS = (".npy", ".parquet", ".jsonl")
-_ROWS_AT_ONCE = 8192
 
 
 def predict(
@@ -196,7 +195,7 @@ def _load(
     )
     per: Literal["sequence", "token"] = "token" if head.per_token else "sequence"
     rest: Literal["smaller", "single", "filled"] = "single" if engine.NAME == "tensorflow" else "smaller"
-    runner = PackRunner(model, per, width, rest="filled" if one_shape else rest)
+    runner = PackRunner(model.outputs, per, width, rest="filled" if one_shape else rest)
     return LoadedModel(path, tokenizer, longest, positions, start.identity, plan, runner)
 
 
@@ -362,8 +361,5 @@ def _write_array(ending: str, values: int, stored: Path, handle: BinaryIO) -> No
     vectors = np.memmap(stored, np.float32, "r").reshape(-1, values)
     if ending == ".parquet":
         write_vectors(handle, vectors)
-        return
-    header = {"descr": "<f4", "fortran_order": False, "shape": vectors.shape}
-    np.lib.format.write_array_header_1_0(handle, header)  # type: ignore[no-untyped-call]
-    for first in range(0, len(vectors), _ROWS_AT_ONCE):
-        handle.write(vectors[first : first + _ROWS_AT_ONCE].tobytes())
+    else:
+        np.save(handle, vectors)

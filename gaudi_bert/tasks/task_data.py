@@ -38,7 +38,7 @@ from gaudi_bert.rows.packs import BatchShape, lay_out_packs
 from gaudi_bert.rows.reading import SkippedRows, read_rows, windows
 from gaudi_bert.rows.tokenizer import RowTokenizer
 from gaudi_bert.rows.tokenizing import tokenize_readable, tokenize_rows
-from gaudi_bert.rows.types import TASKS_WITH_LABELS, Row, Sequences, join_sequences
+from gaudi_bert.rows.types import LANGUAGE_MODELLING, TASKS_WITH_LABELS, Row, Sequences, join_sequences
 from gaudi_bert.tasks.kinds.retrieval import texts_of_rows
 from gaudi_bert.tasks.kinds.task import EVALUATION_EPOCH, Draw, Task
 from gaudi_bert.training.evaluate import EvaluationBatch, EvaluationSet
@@ -47,11 +47,6 @@ from gaudi_bert.training.model_files import SentenceFolder
 from gaudi_bert.training.run_plan import RowPacks, RunPlan
 
 _WINDOW_ROWS = 20_000
-
-
-def is_labelled(task: TaskName) -> bool:
-    """Whether training rows of a task hold what is to be answered; a language model takes it from the text."""
-    return not task.endswith("-language-modelling")
 
 
 def labels_of(path: Path, task: TaskName, settings: TaskSettings) -> tuple[str, ...]:
@@ -88,7 +83,7 @@ def tokenized_file(
     """
 
     skipped = skipped or SkippedRows()
-    read = read_rows(path, task, settings, labelled=is_labelled(task), say=say, skipped=skipped)
+    read = read_rows(path, task, settings, labelled=task not in LANGUAGE_MODELLING, say=say, skipped=skipped)
     is_embedding, all_rows = task == "embedding", []
     if is_embedding:  # of these, each distinct text is a sequence
         all_rows = list(read)

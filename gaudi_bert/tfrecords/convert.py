@@ -26,7 +26,7 @@ from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.features import Axis, PackedFeature
 from gaudi_bert.common.files import atomic_file, exclusive_lock, followed, in_store, url_of, write_json
 from gaudi_bert.common.progress import Reporter
-from gaudi_bert.common.threads import map_in_threads
+from gaudi_bert.common.threads import each_in_threads
 from gaudi_bert.packs.verify import PackedFolder
 from gaudi_bert.tfrecords.files import input_file
 from gaudi_bert.tfrecords.random_access import RecordFiles, ShardPaths
@@ -71,7 +71,7 @@ def convert(
                     _write_hdf5_shard(metadata, slots, shard, target)
                 task.advance(metadata.packs / len(shards))
 
-            map_in_threads(write, shards, workers, lambda: np.zeros(0, np.uint8))
+            list(each_in_threads(write, shards, workers, lambda: np.zeros(0, np.uint8)))
         write_json(sibling, _vendor_metadata(metadata, strategies))
         content = Conversion(format="hdf5", files=len(shards), packs=metadata.packs, sequences=metadata.sequences)
         content.write(final)
@@ -175,7 +175,7 @@ def _survey(
             task.advance(len(used))
 
     with reporter.task("read packs", metadata.packs, "packs") as task:
-        map_in_threads(read, shards, workers, lambda: np.zeros(0, np.uint8))
+        list(each_in_threads(read, shards, workers, lambda: np.zeros(0, np.uint8)))
     return strategies, max(masked)
 
 

@@ -61,9 +61,7 @@ class _EncodeStatus(IntEnum):
 
     DONE = 0
     OUTPUT_FULL = 1
-    TOO_MANY_TOKENS = 2
-    TOO_MANY_MASKED = 3
-    TOO_DEEP = 4
+    TOO_MANY_MASKED = 2
 
 
 class _Layout(NamedTuple):
@@ -121,21 +119,20 @@ def _zeros(at: int, count: int) -> int:
 
 
 @borrowing_kernel
-def _measure(group: IndexedSequences, members: Int32Array, layout: _Layout, measured: _Measured) -> int:
-    """Fill `measured` for a pack of these members; DONE, or why they do not fit."""
+def _measure(group: IndexedSequences, members: Int32Array, layout: _Layout, measured: _Measured) -> bool:
+    """Fill `measured` for a pack of these members; False where they have more masked positions than the pack has slots.
+
+    They fit its tokens and its depth, as the plan has them.
+    """
     base, moved = address_of(group.buffer), address_of(measured.positions)
     tokens, masked = as_word(0), as_word(0)
     ids, masked_ids, positions, starts, numbers = 0, 0, 0, 0, 0
     target = moved
-    if members.size > layout.depth:
-        return _EncodeStatus.TOO_DEEP
     for index in range(members.size):
         row = group.rows[members[index]]
         real = as_word(row.length)
-        if tokens + real > layout.length:
-            return _EncodeStatus.TOO_MANY_TOKENS
         if masked + row.masked > layout.slots:
-            return _EncodeStatus.TOO_MANY_MASKED
+            return False
         target = _move_positions(base + group.offsets[members[index]] + row.positions, row.masked, tokens, target)
         ids += row.ids_bytes
         masked_ids += row.masked_ids_bytes
@@ -156,7 +153,7 @@ def _measure(group: IndexedSequences, members: Int32Array, layout: _Layout, meas
     sizes[PackedFeature.NEXT_SENTENCE_WEIGHTS] = 4 * layout.depth
     sizes[PackedFeature.POSITIONS] = positions + padding
     sizes[PackedFeature.SEGMENT_IDS] = layout.length
-    return _EncodeStatus.DONE
+    return True
 
 
 @borrowing_kernel
@@ -293,9 +290,8 @@ def _encode(
         if ahead < last:
             _prefetch_pack(group, members[starts[ahead] : starts[ahead + 1]])
         of_pack = members[starts[pack] : starts[pack + 1]]
-        status = _measure(group, of_pack, layout, measured)
-        if status != _EncodeStatus.DONE:
-            return status, pack, at - begin
+        if not _measure(group, of_pack, layout, measured):
+            return _EncodeStatus.TOO_MANY_MASKED, pack, at - begin
         content = content_size(layout.keys, measured.sizes)
         if at + message_size(content) + FRAME_BYTES + SLACK_BYTES > end:
             return _EncodeStatus.OUTPUT_FULL, pack, at - begin
@@ -322,11 +318,6 @@ def largest_record(schema: PackedSchema) -> int:
 
 
 _BUFFER_BYTES = 256 << 10  # larger writes make the kernel look for large pages, which can cost more than the copy
-_REFUSALS = {
-    _EncodeStatus.TOO_MANY_TOKENS: "its sequences are longer than a row",
-    _EncodeStatus.TOO_MANY_MASKED: "its sequences have more masked positions than masked_slots",
-    _EncodeStatus.TOO_DEEP: "it has more sequences than the depth",
-}
 
 
 class PackEncoder:
@@ -380,8 +371,9 @@ class PackEncoder:
         with atomic_file(path) as handle, slots:
             while pack < last:
                 status, following, count = self.encode(pack, last, out, record_sizes[pack - first :])
-                if status in _REFUSALS:
-                    raise InputError(f"{path.name}: pack {following - first}: {_REFUSALS[status]}; plan again")
+                if status == _EncodeStatus.TOO_MANY_MASKED:
+                    problem = "its sequences have more masked positions than masked_slots"
+                    raise InputError(f"{path.name}: pack {following - first}: {problem}; plan again")
                 handle.write(out[:count].data)
                 crc, size = crc32c(out[:count], crc), size + count
                 progress(following - pack)

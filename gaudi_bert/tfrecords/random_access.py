@@ -19,7 +19,6 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -53,13 +52,17 @@ _LARGEST = 2**31 - 1
 _READ_AHEAD_BYTES = 128 * 1024
 
 
+_Pages = mmap.mmap | bytes
+"""The content of a file, in memory page by page as it is read; of an empty file there are no pages, but b""."""
+
+
 @dataclass(frozen=True)
 class _Prepared:
     """Facts of a file before it is opened."""
 
     starts: IntArray  # int64 [records + 1], where the frames of its records begin; the last is the end of the file
     is_walked: bool  # they were read from the file itself, not in an index
-    content: _Mapped | None  # of a compressed file, its bytes, uncompressed
+    pages: _Pages | None  # of a compressed file, its bytes, uncompressed
 
 
 class RecordFiles(ShardFiles["_Prepared"]):
@@ -102,15 +105,16 @@ class RecordFiles(ShardFiles["_Prepared"]):
         starts = self._starts_of(number) if self._starts_of is not None else None
         if starts is not None:
             return _Prepared(starts, False, None)
-        content, is_compressed = _mapped_content(path)
-        count = _walk_frames(content.bytes, np.empty(0, np.int64))[1] if self._counts is None else int(self._counts[number])
+        pages, is_compressed = _mapped_content(path)
+        content = np.frombuffer(pages, np.uint8)
+        count = _walk_frames(content, np.empty(0, np.int64))[1] if self._counts is None else int(self._counts[number])
         room = np.empty(count, np.int64)
-        status, records, position = _walk_frames(content.bytes, room)
+        status, records, position = _walk_frames(content, room)
         if status != ScanStatus.GOOD:
             raise InputError(f"{record_location(path, records, position)}: {PROBLEMS[ScanStatus(status)]}")
         if records != count:
             raise InputError(f"{path}: holds {records:,} records, {count:,} in the metadata; write the data again")
-        return _Prepared(np.append(room, content.bytes.size), True, content if is_compressed else None)
+        return _Prepared(np.append(room, content.size), True, pages if is_compressed else None)
 
     def open(self, number: int, prepared: _Prepared) -> None:
         """Open a file that was prepared."""
@@ -196,30 +200,30 @@ class _OpenFile:
 
     def __init__(self, path: Path, prepared: _Prepared) -> None:
         self._path, self.starts, self._is_walked = path, prepared.starts, prepared.is_walked
-        self._content = prepared.content or _mapped_file(path)
-        size = self._content.bytes.size
-        if size != self.starts[-1]:
-            raise InputError(f"{path}: has {size:,} bytes now, {self.starts[-1]:,} before; start again")
+        self._pages = _mapped_file(path) if prepared.pages is None else prepared.pages
+        self._bytes = np.frombuffer(self._pages, np.uint8)
+        if self._bytes.size != self.starts[-1]:
+            raise InputError(f"{path}: has {self._bytes.size:,} bytes now, {self.starts[-1]:,} before; start again")
         self.advise(mmap.MADV_RANDOM, 0, len(self.starts) - 1)
 
     @property
     def addresses(self) -> tuple[int, int, int]:
         """The addresses of the bytes and of the starts, and how many records there are."""
-        return self._content.bytes.ctypes.data, self.starts.ctypes.data, len(self.starts) - 1
+        return self._bytes.ctypes.data, self.starts.ctypes.data, len(self.starts) - 1
 
     def advise(self, advice: int, first: int, last: int) -> None:
         """Tell the operating system how records `first` up to below `last` are read."""
-        if self._content.pages is not None:
+        if isinstance(self._pages, mmap.mmap):
             begin, end = int(self.starts[first]) // mmap.PAGESIZE * mmap.PAGESIZE, int(self.starts[last])
             step = _READ_AHEAD_BYTES if advice == mmap.MADV_WILLNEED else max(1, end - begin)
             for piece in range(begin, end, step):
-                self._content.pages.madvise(advice, piece, min(step, end - piece))
+                self._pages.madvise(advice, piece, min(step, end - piece))
 
     def problem(self, record: int) -> str:
         """Return what to say of a record whose length or checksum is wrong."""
         start, end = int(self.starts[record]), int(self.starts[record + 1])
         location = record_location(self._path, record, start)
-        status, records, _ = _walk_frames(self._content.bytes[start:end], np.empty(0, np.int64))
+        status, records, _ = _walk_frames(self._bytes[start:end], np.empty(0, np.int64))
         if self._is_walked or (status == ScanStatus.GOOD and records == 1):
             return f"{location}: {PROBLEMS[ScanStatus.BAD_BYTES]}"
         return (
@@ -228,23 +232,19 @@ class _OpenFile:
         )
 
 
-class _Mapped:
-    """The bytes of a file in memory, uint8, and their pages; an empty file has none."""
-
-    def __init__(self, handle: Any, size: int) -> None:
-        self.pages = mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ) if size else None
-        self.bytes: ByteArray = np.frombuffer(self.pages or b"", np.uint8)
+def _mapped(handle: Any, size: int) -> _Pages:
+    return mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
 
 
-def _mapped_file(path: Path) -> _Mapped:
+def _mapped_file(path: Path) -> _Pages:
     with explained_os_errors(path, "read"), open_file(path) as handle:
-        return _Mapped(handle, path.stat().st_size)
+        return _mapped(handle, path.stat().st_size)
 
 
-def _mapped_content(path: Path) -> tuple[_Mapped, bool]:
-    """The uncompressed bytes of a file, and whether it is a compressed one."""
+def _mapped_content(path: Path) -> tuple[_Pages, bool]:
+    """The uncompressed content of a file, and whether it is a compressed one."""
     if path.stat().st_size == 0:
-        return _mapped_file(path), False
+        return b"", False
     with RecordStream(path) as stream, explained_os_errors(path, "read"):
         if not stream.compression:
             return _mapped_file(path), False
@@ -253,7 +253,7 @@ def _mapped_content(path: Path) -> tuple[_Mapped, bool]:
             while count := stream.read_into(piece):
                 plain.write(piece[:count])
             plain.flush()
-            return _Mapped(plain, plain.tell()), True
+            return _mapped(plain, plain.tell()), True
 
 
 @borrowing_kernel
@@ -382,27 +382,6 @@ class ShardCache:
 # --- the shards of a packed folder, of which there may be hundreds of thousands
 
 
-def open_shards(folder: Path, metadata: Metadata, cache: ShardCache | None = None) -> RecordFiles:
-    """The packs of a folder by their shards and numbers, located by the index of their group where there is one."""
-    table = metadata.shard_table
-    return RecordFiles(
-        ShardPaths(folder, table), PackedSchema.of(metadata), table.packs, partial(_starts_of, folder, table), cache
-    )
-
-
-def open_packs(folder: Path, metadata: Metadata, cache: ShardCache | None = None) -> StoredPacks:
-    """The packs of a folder as they are read: from more shards, and from all parts of the input, where there is an index."""
-    files, streams = open_shards(folder, metadata, cache), streams_of(metadata.shard_multiple)
-    regions = regions_of_groups(metadata.shard_table.group_sizes, metadata.input_files, metadata.seed)
-    return StoredPacks(files, streams, MOST_SETS, regions)
-
-
-def _starts_of(folder: Path, table: ShardTable, shard: int) -> IntArray | None:
-    """Return where the records of a shard begin, by the index of its group."""
-    index = index_path(folder, table.group_and_number(shard)[0])
-    return read_starts(index, table.packs_before(shard), int(table.packs[shard]), int(table.bytes[shard]))
-
-
 @dataclass(frozen=True)
 class ShardPaths(Sequence[Path]):
     """The paths of the shards of a folder, created when they are requested."""
@@ -417,6 +396,24 @@ class ShardPaths(Sequence[Path]):
         if not -len(self) <= number < len(self):
             raise IndexError(number)
         return self.folder / self.table.name(number % len(self))
+
+    def starts_of(self, shard: int) -> IntArray | None:
+        """Return where the records of a shard begin, by the index of its group; None without one."""
+        table, index = self.table, index_path(self.folder, self.table.group_and_number(shard)[0])
+        return read_starts(index, table.packs_before(shard), int(table.packs[shard]), int(table.bytes[shard]))
+
+
+def open_shards(folder: Path, metadata: Metadata, cache: ShardCache | None = None) -> RecordFiles:
+    """The packs of a folder by their shards and numbers, located by the index of their group where there is one."""
+    paths = ShardPaths(folder, metadata.shard_table)
+    return RecordFiles(paths, PackedSchema.of(metadata), paths.table.packs, paths.starts_of, cache)
+
+
+def open_packs(folder: Path, metadata: Metadata, cache: ShardCache | None = None) -> StoredPacks:
+    """The packs of a folder as they are read: from more shards, and from all parts of the input, where there is an index."""
+    files, streams = open_shards(folder, metadata, cache), streams_of(metadata.shard_multiple)
+    regions = regions_of_groups(metadata.shard_table.group_sizes, metadata.input_files, metadata.seed)
+    return StoredPacks(files, streams, MOST_SETS, regions)
 
 
 # Sizes of more shards are not looked up before a run: that takes a minute on a cold disk, for each process.

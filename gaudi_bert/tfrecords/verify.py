@@ -24,7 +24,7 @@ from gaudi_bert.artefacts.mirrored_folder import fetch, mirrored, read_ahead, re
 from gaudi_bert.artefacts.packed import GroupManifest, Metadata, PackedSums, Verification, of_counts
 from gaudi_bert.artefacts.results import PlainResult, StageOutput, StageRun
 from gaudi_bert.artefacts.shards import Shard, SizeArray, index_path
-from gaudi_bert.common.arrays import ByteArray, Int32Array, IntArray
+from gaudi_bert.common.arrays import ByteArray, IntArray
 from gaudi_bert.common.crc32c import crc32c
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.files import read_file
@@ -211,16 +211,6 @@ def _check_index(path: Path, record_sizes: Sequence[SizeArray], remedy: str) -> 
 # --- what a file holds: the hash and the length of each sequence, piece by piece
 
 
-@dataclass(frozen=True)
-class _Piece:
-    """The sequences of one piece of a file, in order; the last two are None for unpacked records."""
-
-    hashes: IntArray  # int64 [sequences]
-    lengths: Int32Array  # int32 [sequences], tokens of each
-    pack_sizes: Int32Array | None = None  # int32 [packs], how many sequences each pack holds
-    record_sizes: SizeArray | None = None  # uint32 [packs], the bytes of each record, frame and all
-
-
 class _PackedFormat:
     """Checks and hashes packed records; a `_RecordFormat`."""
 
@@ -258,22 +248,29 @@ class _PackedFormat:
 
 def _pieces_of(
     path: Path, schema: UnpackedSchema | PackedSchema, buffer: ByteArray, progress: Callable[[int], None] | None = None
-) -> Iterator[tuple[RecordScan, _Piece]]:
-    """The sequences of an input file, or of a shard, piece by piece; the scan knows the file's size and CRC at the end."""
+) -> Iterator[tuple[RecordScan, ScannedPacks]]:
+    """The sequences of an input file, or of a shard, piece by piece; the scan knows the file's size and CRC at the end.
+
+    An unpacked record counts as a pack of one sequence; the sizes of those are not needed.
+    """
+    nothing = np.empty(0, np.int64)
     if isinstance(schema, UnpackedSchema):
         indexed = UnpackedFormat.for_pieces(schema, buffer)
         hashes = np.empty(indexed.index.offsets.size, np.int64)
         scan = RecordScan(path, indexed, buffer, progress)
         for _ in scan.pieces():
             hash_unpacked(indexed.index, indexed.rows, hashes)
-            yield scan, _Piece(hashes[: indexed.rows], indexed.index.lengths[: indexed.rows])
+            lengths = indexed.index.lengths[: indexed.rows]
+            sizes = np.ones_like(lengths), np.empty(0, np.uint32)
+            yield scan, ScannedPacks(hashes[: indexed.rows], lengths, *sizes, done=nothing, starts=nothing)
     elif path.stat().st_size:  # a shard may be empty
         checked = _PackedFormat(schema, buffer)
         scan = RecordScan(path, checked, buffer, progress)
         for _ in scan.pieces():
             scanned, (packs, sequences) = checked.scanned, checked.scanned.done.tolist()
+            of_sequences = scanned.hashes[:sequences], scanned.lengths[:sequences]
             of_packs = scanned.sequences[:packs], scanned.record_sizes[:packs]
-            yield scan, _Piece(scanned.hashes[:sequences], scanned.lengths[:sequences], *of_packs)
+            yield scan, ScannedPacks(*of_sequences, *of_packs, done=nothing, starts=nothing)
 
 
 def _read_file(
@@ -286,8 +283,7 @@ def _read_file(
         fingerprint += int(sum_hashes(piece.hashes))
         lengths += np.bincount(piece.lengths, minlength=lengths.size)
         size, checksum = scan.file_bytes, scan.file_crc32c
-        if piece.record_sizes is not None:
-            record_sizes.append(piece.record_sizes.copy())
+        record_sizes.append(piece.record_sizes.copy())
     identity = InputFile(name=path.name, bytes=size, crc32c=checksum)
     return _ReadFile(path, is_input, identity, fingerprint % 2**64, lengths, np.concatenate(record_sizes))
 
@@ -330,7 +326,7 @@ def _collect(files: Sequence[Path], schema: UnpackedSchema | PackedSchema, worke
     def read(number: int, buffer: ByteArray) -> IntArray:
         rows, record = [np.zeros((0, 4), np.int64)], 0
         for _, piece in _pieces_of(files[number], schema, buffer):
-            sizes = np.ones(piece.hashes.size, np.int64) if piece.pack_sizes is None else piece.pack_sizes.astype(np.int64)
+            sizes = piece.sequences.astype(np.int64)
             owners = np.repeat(np.arange(sizes.size), sizes)
             numbers = np.arange(piece.hashes.size) - np.repeat(np.cumsum(sizes) - sizes, sizes) + 1
             rows.append(np.stack([piece.hashes, np.full(owners.size, number), record + owners, numbers], axis=1))

@@ -29,7 +29,7 @@ from gaudi_bert.common.dealing import deal_sequences
 from gaudi_bert.common.errors import FailedError, GaudiBertError, InputError
 from gaudi_bert.common.files import check_name, followed, in_store, read_text, shown_location, url_of
 from gaudi_bert.common.progress import Task, count_of, human_bytes
-from gaudi_bert.common.threads import map_in_threads, worker_count
+from gaudi_bert.common.threads import each_in_threads, worker_count
 from gaudi_bert.config.sections import PackingSettings
 from gaudi_bert.packing.certificate import Certificate, check_certificate, simple_certificate
 from gaudi_bert.packs import write as packs
@@ -186,7 +186,7 @@ class _RecordsWriter:
             release(path)
             return written
 
-        written = map_in_threads(make, range(shards), _WRITERS_PER_CORE * cores, encoder.output_buffer)
+        written = list(each_in_threads(make, range(shards), _WRITERS_PER_CORE * cores, encoder.output_buffer))
         index = index_path(self.out, number)
         index_crc32c = write_index(index, [sizes for _, sizes in written])
         release(index)

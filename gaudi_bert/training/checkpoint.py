@@ -126,8 +126,6 @@ def _checksum(text: str) -> str:
 def read_checkpoint(path: Path | str) -> Checkpoint:
     """Read and check a checkpoint."""
     path = Path(path)
-    if not path.is_file():
-        raise InputError(f"{path}: no such checkpoint; give an update-*.safetensors file, or a folder that holds some")
     state = _read_state(path)
     try:
         with explained_os_errors(path, "read"), safe_open(regular(path), framework="np") as file:

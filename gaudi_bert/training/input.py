@@ -20,7 +20,7 @@ import itertools
 import json
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -35,10 +35,10 @@ from gaudi_bert.artefacts.mirrored_folder import fetch, mirrored
 from gaudi_bert.artefacts.packed import Metadata, pack_kind
 from gaudi_bert.common.arrays import AnyArray, BatchArrays, Float32Array, Int32Array, IntArray
 from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.features import UnpackedFeature
 from gaudi_bert.common.files import in_store, open_file
 from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.model.config import BertConfig
-from gaudi_bert.model.features import as_packed
 from gaudi_bert.reading.global_order import MOST_STREAMS, numbers_of_rank, streams_of
 from gaudi_bert.reading.streams import StoredPacks
 from gaudi_bert.tfrecords.files import find_vocabulary, list_record_files, open_inputs
@@ -332,9 +332,22 @@ def _checked(source: DataSource, files: RecordFiles, limits: dict[str, int], sha
     """Records as packs, their values checked."""
     batch: dict[str, AnyArray] = files.read(shards, records)
     if not source.is_packed:
-        batch = as_packed(batch)
+        batch = _as_packed(batch)
     _check_values(batch, limits, lambda row: files.location(int(shards[row]), int(records[row])))
     return batch
+
+
+def _as_packed(unpacked: Mapping[str, AnyArray]) -> dict[str, AnyArray]:
+    """A batch of unpacked examples as packs of depth 1; a row of padding alone counts as no sequence."""
+    mask_BL = unpacked["input_mask"]
+    packs, length = mask_BL.shape
+    return {
+        **{feature.key: unpacked[feature.key] for feature in UnpackedFeature},
+        "positions": np.arange(length, dtype=np.int32)[np.newaxis, :] * mask_BL,
+        "next_sentence_positions": np.zeros((packs, 1), np.int32),
+        "next_sentence_labels": unpacked["next_sentence_labels"].reshape(packs, 1),
+        "next_sentence_weights": mask_BL[:, :1].astype(np.float32),
+    }
 
 
 def _ahead(batches: Iterator[Batch], close: Callable[[], None]) -> Iterator[Batch]:

@@ -262,9 +262,6 @@ class Interval:
         self._sums.append(sums)
         self._work.append((sequences, tokens, packs, sum(batch["input_mask"].size for batch in batches)))
 
-    def __len__(self) -> int:
-        return len(self._sums)
-
     def close(self, communicator: Communicator) -> IntervalReport:
         """Report; every process must close its interval at the same time."""
         sums = np.array([each() for each in self._sums], np.float64)

@@ -19,7 +19,7 @@ from typing import Literal
 
 import numpy as np
 
-from gaudi_bert.common.arrays import BatchArrays, Float32Array, WeightArrays, random_words
+from gaudi_bert.common.arrays import BatchArrays, Float32Array, Int32Array, WeightArrays, random_words
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.files import check_model
 from gaudi_bert.common.progress import Reporter, count_of
@@ -27,7 +27,6 @@ from gaudi_bert.config.values import Engine as EngineChoice
 from gaudi_bert.engines import choose_engine, load_engine
 from gaudi_bert.engines.protocol import Engine, Model, ModelSpec
 from gaudi_bert.model.config import BertConfig
-from gaudi_bert.model.features import PlacedSequence, Sequence, join_sequences, split_packs
 from gaudi_bert.model.heads import Loss, PretrainingHead
 from gaudi_bert.training.checkpoint import find_checkpoint, read_checkpoint
 from gaudi_bert.training.input import DataSource, check_fits, evaluation_batches, open_data
@@ -233,7 +232,7 @@ def _compare_packed_with_unpacked(
     single = model.trial(join_sequences([[each.sequence] for each in placed], length, slots, 1), loss)
     outputs: _Differences = {name: (abs(ours.losses[name] - alone), abs(alone)) for name, alone in single.losses.items()}
     for row, each in enumerate(placed):
-        alone = PlacedSequence(each.sequence, row, 1, 0, np.arange(len(each.masked_slots)))
+        alone = _PlacedSequence(each.sequence, row, 1, 0, np.arange(len(each.masked_slots)))
         pairs = zip(_outputs_of(ours.outputs, each), _outputs_of(single.outputs, alone), strict=True)
         for (name, mine), (_, theirs) in pairs:
             difference, largest = outputs.get(name, (0.0, 0.0))
@@ -288,9 +287,106 @@ def _probe_leaks(model: Model, vocabulary_size: int, packed: BatchArrays, chosen
     return len(placed) - sum(is_chosen), leaks, moved
 
 
-def _outputs_of(outputs: dict[str, Float32Array], placed: PlacedSequence) -> Iterator[tuple[str, Float32Array]]:
+def _outputs_of(outputs: dict[str, Float32Array], placed: _PlacedSequence) -> Iterator[tuple[str, Float32Array]]:
     """The outputs that belong to one sequence."""
     slots = {"hidden_states": placed.positions, "masked_lm_logits": placed.masked_slots}
     for name, values in outputs.items():
         of_pack = values[placed.pack]
         yield name, of_pack[slots[name]] if name in slots else of_pack[placed.number - 1]
+
+
+# --- packs taken apart into their sequences, and sequences joined to packs, one at a time: for proofs and small batches,
+# plain rather than fast
+
+
+@dataclass(frozen=True)
+class Sequence:
+    """One sequence as it stands alone; arrays are int32, `masked_positions` count from its own start."""
+
+    input_ids: Int32Array
+    segment_ids: Int32Array
+    masked_positions: Int32Array
+    masked_ids: Int32Array
+    next_sentence_label: int
+
+    @property
+    def length(self) -> int:
+        """Number of tokens."""
+        return len(self.input_ids)
+
+
+@dataclass(frozen=True)
+class _PlacedSequence:
+    """A sequence and where its inputs and outputs lie in a batch of packs."""
+
+    sequence: Sequence
+    pack: int
+    number: int
+    start: int
+    masked_slots: Int32Array
+
+    @property
+    def positions(self) -> slice:
+        """The positions of its tokens in the pack."""
+        return slice(self.start, self.start + self.sequence.length)
+
+
+def split_packs(batch: BatchArrays) -> list[_PlacedSequence]:
+    """Every sequence of a batch of packs (packed features as arrays), pack by pack."""
+    return [
+        _placed(batch, pack, number)
+        for pack, mask_L in enumerate(batch["input_mask"])
+        for number in range(1, int(mask_L.max(initial=0)) + 1)
+    ]
+
+
+def _placed(batch: BatchArrays, pack: int, number: int) -> _PlacedSequence:
+    positions = np.flatnonzero(batch["input_mask"][pack] == number)
+    if not len(positions) or positions[-1] - positions[0] + 1 != len(positions):
+        raise InputError(f"pack {pack}: the sequence number {number} in input_mask is missing or split; repack the data")
+    start = int(positions[0])
+    slots = np.flatnonzero(batch["masked_lm_weights"][pack] == number)
+    sequence = Sequence(
+        input_ids=batch["input_ids"][pack][positions].astype(np.int32),
+        segment_ids=batch["segment_ids"][pack][positions].astype(np.int32),
+        masked_positions=(batch["masked_lm_positions"][pack][slots] - start).astype(np.int32),
+        masked_ids=batch["masked_lm_ids"][pack][slots].astype(np.int32),
+        next_sentence_label=int(batch["next_sentence_labels"][pack][number - 1]),
+    )
+    return _PlacedSequence(sequence, pack, number, start, slots)
+
+
+def join_sequences(
+    packs: list[list[Sequence]], length: int, masked_slots: int, depth: int
+) -> dict[str, Int32Array | Float32Array]:
+    """A batch of packs, one for each list of sequences, as the packed features (int32 and float32 arrays).
+
+    They must fit. A depth of 1 joins nothing: every sequence has its own row.
+    """
+    rows_BL = np.zeros((4, len(packs), length), np.int32)
+    slots_BQ = np.zeros((2, len(packs), masked_slots), np.int32)
+    numbers_BQ = np.zeros((len(packs), masked_slots), np.float32)
+    sentences_BS = np.zeros((2, len(packs), depth), np.int32)
+    real_BS = np.zeros((len(packs), depth), np.float32)
+    for pack, sequences in enumerate(packs):
+        start = slot = 0
+        for number, sequence in enumerate(sequences, start=1):
+            here, used = slice(start, start + sequence.length), slice(slot, slot + len(sequence.masked_ids))
+            own_positions = np.arange(sequence.length)
+            for row_L, values in zip(
+                rows_BL[:, pack], (sequence.input_ids, number, sequence.segment_ids, own_positions), strict=True
+            ):
+                row_L[here] = values
+            slots_BQ[0, pack, used] = sequence.masked_positions + start
+            slots_BQ[1, pack, used] = sequence.masked_ids
+            numbers_BQ[pack, used] = number
+            sentences_BS[:, pack, number - 1] = start, sequence.next_sentence_label
+            real_BS[pack, number - 1] = 1
+            start, slot = here.stop, used.stop
+    return {
+        **dict(zip(("input_ids", "input_mask", "segment_ids", "positions"), rows_BL, strict=True)),
+        **dict(zip(("masked_lm_positions", "masked_lm_ids"), slots_BQ, strict=True)),
+        "masked_lm_weights": numbers_BQ,
+        **dict(zip(("next_sentence_positions", "next_sentence_labels"), sentences_BS, strict=True)),
+        "next_sentence_weights": real_BS,
+    }

@@ -88,6 +88,11 @@ def _problems(operation: Any) -> Iterator[tuple[str, str]]:
 
 # --- PyTorch: a forward and backward pass on tensors that have shapes and no numbers
 
+# Operations of which PyTorch documents that they have no deterministic kernel on a GPU, as far as a model of text has them.
+_NOT_DETERMINISTIC = (
+    *("put", "kthvalue", "median", "nanmedian", "histc", "cumsum", "cumprod", "_ctc_loss", "nll_loss2d_forward"),
+    *("_embedding_bag", "_embedding_bag_dense_backward", "grid_sampler_2d_backward"),
+)
 _DEPENDS_ON_VALUES = ("nonzero", "unique", "masked_select", "_local_scalar_dense", "item", "repeat_interleave", "bincount")
 
 
@@ -102,6 +107,8 @@ def pytorch_problems(graph: Any) -> set[tuple[str, str]]:
         kind = str(getattr(node.target, "__name__", node.target)).split(".")[0]
         if kind in _DEPENDS_ON_VALUES:
             found.add(("data-dependent shape", kind))
+        if kind in _NOT_DETERMINISTIC:
+            found.add(("no deterministic kernel", kind))
         value = node.meta.get("val")
         for tensor in value if isinstance(value, tuple | list) else [value]:
             if isinstance(tensor, torch.Tensor):

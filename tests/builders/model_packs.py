@@ -11,8 +11,8 @@ from gaudi_bert.config.values import EngineName
 from gaudi_bert.engines import is_installed, load_engine
 from gaudi_bert.engines.protocol import ComputeDtype, Model, ModelSpec
 from gaudi_bert.model.config import BertConfig
-from gaudi_bert.model.features import Sequence
 from gaudi_bert.model.heads import Head, Loss, PretrainingHead
+from gaudi_bert.training.verify_model import Sequence
 
 VOCABULARY = 53
 WITHOUT_PYTORCH = pytest.mark.skipif(not is_installed("pytorch"), reason="PYTORCH MISSING: install it to test both engines")

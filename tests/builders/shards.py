@@ -1,9 +1,8 @@
-"""The shards of a packed folder: as its manifests have them, changed with their sums, and very many small ones."""
+"""The shards of a packed folder: as its manifests have them, changed with their sums, and those that are mapped."""
 
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,7 @@ from gaudi_bert.artefacts.base import NOTES_NAME, manifest_path
 from gaudi_bert.artefacts.packed import GroupManifest
 from gaudi_bert.artefacts.shards import Shard, index_path, write_index
 from gaudi_bert.common.crc32c import crc32c
-from gaudi_bert.tfrecords.wire.framing import frame, read_records
+from gaudi_bert.tfrecords.wire.framing import read_records
 from gaudi_bert.tfrecords.wire.schema import FRAME_BYTES
 
 
@@ -47,38 +46,6 @@ def mend_sums(packed: Path, group: int = 0) -> None:
     listed = {key: [shard[key] for shard in manifest["shards"]] for key in ("packs", "bytes")}
     metadata["groups"][group] = {**listed, "manifest_crc32c": crc32c(path.read_bytes())}
     stored.write_text(json.dumps(metadata))
-
-
-# --- very many small ones
-
-
-def write_many_shards(folder: Path, packed: Path, shards: int, group_shards: int = 32, index: bool = True) -> Path:
-    """Shards of one to three packs each, which are those of the folder `packed` over and over."""
-    folder.mkdir()
-    content = json.loads((packed / "metadata.json").read_text(encoding="utf-8"))
-    payloads = [
-        payload for path in sorted(packed.glob("*.tfrecord")) if path.stat().st_size for payload in read_records(path)
-    ]
-    content["groups"] = []
-    for group in range(-(-shards // group_shards)):
-        sizes: list[list[int]] = []
-        for shard in range(group * group_shards, min(shards, (group + 1) * group_shards)):
-            frames = [frame(payloads[(3 * shard + pack) % len(payloads)]) for pack in range(1 + shard % 3)]
-            (folder / f"packed-{group:05d}-{shard % group_shards:05d}.tfrecord").write_bytes(b"".join(frames))
-            sizes.append([len(each) for each in frames])
-        if index:
-            write_index(index_path(folder, group), [np.array(each, np.uint32) for each in sizes])
-        packs_and_bytes = {"packs": [len(each) for each in sizes], "bytes": [sum(each) for each in sizes]}
-        content["groups"].append({**packs_and_bytes, "manifest_crc32c": group})
-    packs = sum(sum(group["packs"]) for group in content["groups"])
-    content["packs"], content["gap"] = packs, packs - content["lower_bound"]
-    (folder / "metadata.json").write_text(json.dumps(content), encoding="utf-8")
-    return folder
-
-
-def open_files() -> int:
-    """Descriptors of this process."""
-    return len(os.listdir("/proc/self/fd"))
 
 
 def mapped_files(folder: Path) -> int:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from gaudi_bert.common.features import PackingFigures
-from gaudi_bert.model.features import Sequence, join_sequences
+from gaudi_bert.training.verify_model import Sequence, join_sequences
 
 LENGTH, PREDICTIONS, DEPTH, VOCABULARY = 23, 4, 3, 61
 MASKED_SLOTS = PREDICTIONS + DEPTH

@@ -9,9 +9,9 @@ from gaudi_bert.config.values import EngineName
 from gaudi_bert.engines import load_engine
 from gaudi_bert.engines.protocol import Communicator, Model, ModelSpec
 from gaudi_bert.model.config import BertConfig
-from gaudi_bert.model.features import join_sequences
 from gaudi_bert.model.heads import PretrainingHead
 from gaudi_bert.training.objective import GLOBAL, LossDenominators, PretrainingObjective, TrainingStep
+from gaudi_bert.training.verify_model import join_sequences
 from tests.builders import training_data as data
 
 UPDATES = 5

@@ -1,7 +1,6 @@
 """What each of two real Horovod processes does for `training/test_two_processes.py`; started by horovodrun.
 
-usage: python -m tests.builders.two_processes DATA ROWS OUT   trains on DATA, and fine-tunes on ROWS;
-writes OUT/rank-<n>.json and, from rank 0, OUT/<case>.npz
+usage: python -m tests.builders.two_processes DATA OUT   writes OUT/rank-<n>.json and, from rank 0, OUT/<case>.npz
 """
 
 from __future__ import annotations
@@ -21,48 +20,11 @@ from gaudi_bert.config.pipeline import PipelineSettings, pipeline_from_mapping
 from gaudi_bert.config.sections import TrainingSettings
 from gaudi_bert.engines.tensorflow.engine import connect
 from gaudi_bert.training.evaluate import evaluate
-from gaudi_bert.training.jobs.finetune import finetune
 from gaudi_bert.training.jobs.records import train
-from gaudi_bert.training.jobs.rows import FineTuneInput
 from gaudi_bert.training.objective import TrainingStep
 from tests.builders import training_data
 from tests.builders import training_updates as work
-from tests.builders.bert_folder import without_dropout, write_bert, write_rows
 from tests.builders.reporters import QUIET
-
-# Updates of 6 packs, micro-batch by micro-batch; the rows make five of them, the last one ragged.
-ROWS = 40
-FINETUNE = {
-    "max_sequence_length": 61,
-    "depth": 3,
-    "batch_sequences": 18,
-    "micro_batch_packs": 2,
-    "epochs": 2,
-    "optimizer": "lamb",
-    "learning_rate": 1e-3,
-    "log_every_updates": 1,
-}
-
-
-def write_files(folder: Path) -> Path:
-    """Rows to learn from and to measure on, and a model without dropout, which each process would draw for itself."""
-    folder.mkdir()
-    write_rows(folder / "rows.jsonl", "token-classification", ROWS, 1)
-    write_rows(folder / "held-out.jsonl", "token-classification", 19, 2)
-    without_dropout(write_bert(folder / "bert"), folder)
-    return folder
-
-
-def fine_tuned(files: Path, out: Path, threads: int | None = None) -> None:
-    """One run, by as many processes as there are."""
-    changes = {**FINETUNE, "threads": threads}
-    settings = pipeline_from_mapping({"task": {"name": "token-classification", "stride": 4}, "finetune": changes}, "test")
-    rows = FineTuneInput(files / "rows.jsonl", files / "held-out.jsonl", files / "still-bert")
-    finetune(settings, rows, out, reporter=QUIET)
-
-
-# --- the two processes
-
 
 # Of processes that horovodrun or mpirun starts on this machine.
 ENVIRONMENT = {
@@ -118,7 +80,7 @@ def stopped(data: Path, out: Path, rank: int) -> str:
 
 
 def main() -> None:
-    data, rows, out = map(Path, sys.argv[1:])
+    data, out = map(Path, sys.argv[1:])
     # As the stage `train` would set them, before TensorFlow is used.
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)
@@ -140,7 +102,6 @@ def main() -> None:
     )
     facts["trained"] = to_json(trained)
     facts["evaluated"] = to_json(evaluate(data / "evaluation", out / "trained", reporter=QUIET))
-    fine_tuned(rows, out / "tuned", threads=1)
     (out / f"rank-{connected.rank}.json").write_text(json.dumps(facts))
 
 

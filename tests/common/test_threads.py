@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.threads import each_in_threads, map_in_threads, usable_cores, worker_count
+from gaudi_bert.common.threads import each_in_threads, usable_cores, worker_count
 from gaudi_bert.engines.pytorch import _prepare_torch
 from gaudi_bert.engines.tensorflow import prepare_tensorflow
 from tests.builders.command_line import run_python
@@ -90,7 +90,7 @@ def no_buffer() -> np.ndarray:
 
 @pytest.mark.parametrize("workers", [1, 2, 5])
 def test_results_come_in_the_order_of_the_items(workers: int) -> None:
-    assert map_in_threads(lambda number, _: number**2, range(333), workers, no_buffer) == [n**2 for n in range(333)]
+    assert list(each_in_threads(lambda number, _: number**2, range(333), workers, no_buffer)) == [n**2 for n in range(333)]
 
 
 def test_results_that_wait_behind_a_slow_item_are_few() -> None:
@@ -118,7 +118,7 @@ def test_the_first_error_in_the_order_of_the_items_is_raised() -> None:
         return number
 
     with pytest.raises(InputError, match="item 50"):
-        map_in_threads(work, range(500), 3, no_buffer)
+        list(each_in_threads(work, range(500), 3, no_buffer))
 
 
 def test_as_many_threads_as_items_or_cores_and_never_none() -> None:

@@ -43,11 +43,6 @@ def test_how_many_are_held_out(documents: int, fraction: float, held_out: int) -
     assert (len(chosen), chosen.sum()) == (documents, held_out)
 
 
-def test_of_a_single_document_none_can_be_held_out() -> None:
-    with pytest.raises(InputError, match="single document"):
-        choose_evaluation(1, 0.1, 1)
-
-
 @examples(100)
 @given(st.lists(st.tuples(st.integers(1, 100), st.booleans()), max_size=60), st.integers(1, 23))
 def test_blocks_and_sections_divide_the_documents(documents: list[tuple[int, bool]], parts: int) -> None:

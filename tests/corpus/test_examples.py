@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import random
-import statistics
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,7 +18,6 @@ from gaudi_bert.corpus.examples import (
     _choose_pairs,
     _mask_sequences,
     _RandomStream,
-    lengths_that_fit,
     make_examples,
 )
 from gaudi_bert.corpus.vocabulary import SPECIAL_TOKENS, TokenBlock, Vocabulary, tokenize_documents
@@ -125,10 +122,6 @@ def test_duplicates_differ_and_all_depends_on_seed_split_and_block() -> None:
 def test_text_that_leaves_no_token_makes_nothing() -> None:
     nothing = make_examples(_job_of([["\u200b", " "], ["\x07"]]))
     assert (nothing.frames, len(nothing.lengths), nothing.counts["sequences"]) == (b"", 0, 0)
-    some = tokenize_documents([["\u200b"], ["w1", "\x07", "w2"], [], ["w39"]], VOCABULARY, True)
-    assert some.document_starts.tolist() == [0, 2, 3]
-    assert some.sentence_starts.tolist() == [0, 1, 2, 4]
-    assert [VOCABULARY.tokens[token] for token in some.tokens] == ["w1", "w2", "w3", "##9"]
 
 
 # --- masks
@@ -165,49 +158,7 @@ def test_whole_words_are_masked_whole_and_large_ones_passed_over() -> None:
     assert seen == {(1,), (5, 6)}
 
 
-# --- pairs, against naive twins: one token, one sentence at a time, as BERT's published script describes them
-
-
-def truncated_lengths(first: int, second: int, most: int) -> tuple[int, int]:
-    """Take one token at a time from the longer segment, from the second where they are equal."""
-    while first + second > most:
-        if first > second:
-            first -= 1
-        else:
-            second -= 1
-    return first, second
-
-
-def pair_lengths_of_corpus(
-    corpus: list[list[int]], max_sequence_length: int, short_probability: float, generator: random.Random
-) -> list[tuple[int, int, int]]:
-    """(tokens of A, tokens of B, label) of every pair of one pass over `corpus`: sentence lengths, a list a document."""
-    most = max_sequence_length - 3
-    pairs = []
-    for number, document in enumerate(corpus):
-        target = generator.randint(2, most) if generator.random() < short_probability else most
-        chunk: list[int] = []
-        place = 0
-        while place < len(document):
-            chunk.append(document[place])
-            if place == len(document) - 1 or sum(chunk) >= target:
-                cut = generator.randint(1, len(chunk) - 1) if len(chunk) >= 2 else 1
-                first, label = sum(chunk[:cut]), 0
-                if len(chunk) == 1 or generator.random() < 0.5:
-                    label = 1
-                    other = generator.choice([index for index in range(len(corpus)) if index != number])
-                    second = 0
-                    for length in corpus[other][generator.randrange(len(corpus[other])) :]:
-                        second += length
-                        if second >= target - first:
-                            break
-                    place -= len(chunk) - cut
-                else:
-                    second = sum(chunk[cut:])
-                pairs.append((*truncated_lengths(first, second, most), label))
-                chunk = []
-            place += 1
-    return pairs
+# --- pairs
 
 
 Corpus = list[list[int]]
@@ -223,11 +174,6 @@ def block_of(corpus: Corpus) -> TokenBlock:
         sentence_starts=np.concatenate(([0], np.cumsum(lengths, dtype=np.int64))),
         document_starts=np.concatenate(([0], np.cumsum([len(document) for document in corpus], dtype=np.int64))),
     )
-
-
-@given(st.integers(1, 40), st.integers(1, 40), st.integers(2, 31))
-def test_truncation_keeps_what_the_loop_keeps(first: int, second: int, most: int) -> None:
-    assert lengths_that_fit(first, second, most) == truncated_lengths(first, second, most)
 
 
 @examples(150)
@@ -271,22 +217,3 @@ def test_one_sentence_has_no_pair_and_two_only_the_real_one() -> None:
     assert [column.tolist() for column in pairs] == [[0], [5], [5], [11], [0]]
     empty = TokenBlock(np.zeros(0, np.int32), np.zeros(1, np.int64), np.zeros(1, np.int64))
     assert not _choose_pairs(empty, 16, 0.1, _RandomStream(1, "test"))[0].size
-
-
-@pytest.mark.parametrize("length", [29, 64])
-def test_same_distribution_as_the_naive_twin(length: int) -> None:
-    generator = random.Random(3)
-    corpus = [[generator.randint(1, 30) for _ in range(generator.randint(1, 40))] for _ in range(60)]
-    block = block_of(corpus)
-    rounds = 40
-    fast, naive = [], []
-    for seed in range(rounds):
-        first_start, first_stop, second_start, second_stop, labels = _choose_pairs(
-            block, length, 0.1, _RandomStream(seed, "test")
-        )
-        fast.append((len(labels), (first_stop - first_start).mean(), (second_stop - second_start).mean(), labels.mean()))
-        rows = np.array(pair_lengths_of_corpus(corpus, length, 0.1, random.Random(seed)))
-        naive.append((len(rows), *rows.mean(axis=0)))
-    for mine, theirs in zip(zip(*fast, strict=True), zip(*naive, strict=True), strict=True):
-        spread = statistics.stdev(theirs) / rounds**0.5
-        assert abs(statistics.mean(mine) - statistics.mean(theirs)) < 5 * spread

@@ -59,7 +59,7 @@ def test_every_built_in_text_is_there_about_as_long_as_stated_and_without_repeti
     for name, size in BUILT_IN_TEXTS.items():
         texts = python_texts(name)
         agree(sum(map(len, texts.values())), size, 0.2)
-        documents = documentation_documents(texts)
+        documents = documentation_documents(texts).values()
         assert len(documents) > (60 if name == "python-docs" else 5000)
         long_sentences = [sentence for document in documents for sentence in document if len(sentence) > 150]
         assert len(set(long_sentences)) > 0.98 * len(long_sentences), "paragraphs are not repeated"
@@ -100,7 +100,7 @@ For example:
 
 
 def test_what_becomes_a_sentence() -> None:
-    long, short = documentation_documents({"z": SHORT, "a": LONG, "rulers": "****\n\n====\n"})
+    long, short = documentation_documents({"z": SHORT, "a": LONG, "rulers": "****\n\n====\n"}).values()
     common = "This paragraph, which is wrapped, stands in both of the topics."
     assert short == ['The "short" topic', common, "It has two sentences."]
     assert long == [

@@ -64,7 +64,7 @@ def test_training_does_not_depend_on_the_process() -> None:
     code = (
         "from gaudi_bert.corpus.vocabulary import train_vocabulary\n"
         "from gaudi_bert.corpus.python_texts import documentation_documents, python_texts\n"
-        "documents = documentation_documents(python_texts('python-docs'))[:20]\n"
+        "documents = list(documentation_documents(python_texts('python-docs')).values())[:20]\n"
         "print(train_vocabulary(lambda: documents, 2000, True).sha256)"
     )
     first, second = (run_python(code, PYTHONHASHSEED=number, RAYON_NUM_THREADS=number) for number in ("1", "2"))

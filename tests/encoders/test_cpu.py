@@ -38,6 +38,17 @@ def test_large_products(
     assert torch.autograd.grad(fixed.sum(), other)[0].shape == other.shape
 
 
+@pytest.mark.parametrize(("rows", "inputs", "outputs"), [(1, 1, 1), (7, 31, 13), (33, 64, 1)])
+def test_products_from_packed_weights(rows: int, inputs: int, outputs: int) -> None:
+    """Packed where oneDNN is there and can, and as they are otherwise; what they give is the same."""
+    random = torch.Generator().manual_seed(rows)
+    left, right, bias = (torch.randn(*shape, generator=random) for shape in ((rows, inputs), (inputs, outputs), (outputs,)))
+    packed = cpu.pack_weights(right)
+    assert packed.is_mkldnn == torch.backends.mkldnn.is_available()
+    agree(product(left, packed, bias).numpy(), (left @ right + bias).numpy(), 1e-5)
+    assert not cpu.pack_weights(right.double()).is_mkldnn
+
+
 @pytest.mark.parametrize(("rows", "classes", "together"), [(1, 1, 1), (7, 31, 64), (13, 5, 1 << 18)])
 def test_losses_some_rows_at_a_time(rows: int, classes: int, together: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu, "_NUMBERS_TOGETHER", together)

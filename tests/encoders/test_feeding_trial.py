@@ -334,8 +334,9 @@ def test_the_encoder_tries_rows_as_long_as_it_computes() -> None:
 def test_a_trial_changes_neither_statistics_nor_modes() -> None:
     model = changed(Statistics).train()
     model.embeddings.eval()
-    state = {name: value.clone() for name, value in model.state_dict().items()}
+    state, drawn = {name: value.clone() for name, value in model.state_dict().items()}, torch.random.get_rng_state()
     with pytest.raises(InputError, match="in training, sequences change their neighbours"):
         PackCollator("transformers-5", model)
+    assert torch.equal(torch.random.get_rng_state(), drawn)
     assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
     assert (model.training, model.norm.training, model.embeddings.training) == (True, True, False)

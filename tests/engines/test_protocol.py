@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from gaudi_bert.config.values import EngineName
 from gaudi_bert.engines.protocol import Model
-from gaudi_bert.model.features import join_sequences, split_packs
 from gaudi_bert.model.heads import Loss
-from gaudi_bert.training.verify_model import _compare_packed_with_unpacked, _probe_leaks
+from gaudi_bert.training.verify_model import _compare_packed_with_unpacked, _probe_leaks, join_sequences, split_packs
 from tests.builders.agree import agree
 from tests.builders.effort import LONG
 from tests.builders.model_packs import BY_EACH_ENGINE, VOCABULARY, WITHOUT_PYTORCH, random_packs, small_model

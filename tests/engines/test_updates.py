@@ -19,10 +19,10 @@ from gaudi_bert.config.sections import TrainingSettings
 from gaudi_bert.engines import load_engine
 from gaudi_bert.engines.protocol import Communicator, ModelSpec, UpdateLoss, UpdateScalars
 from gaudi_bert.model.config import initial_value, parameter_specs
-from gaudi_bert.model.features import join_sequences
 from gaudi_bert.model.heads import PretrainingHead, VectorHead
 from gaudi_bert.tasks.contrast import forbidden_candidates, in_batch_negatives
 from gaudi_bert.training.objective import LossDenominators
+from gaudi_bert.training.verify_model import join_sequences
 from tests.builders import training_data as data
 from tests.builders import training_updates as work
 from tests.builders.agree import agree, identical

@@ -1,4 +1,4 @@
-"""Variables of a BERT and their first values; its config."""
+"""Variables of a BERT and their first values; its config; batches that are too large for any."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.model.config import BertConfig, ParameterSpec, initial_value, parameter_count, parameter_specs
+from gaudi_bert.model.heads import check_logits
 from tests.builders.model_packs import small_config
 
 
@@ -61,3 +62,9 @@ def test_config_reads_hugging_faces_json():
     for change, message in (({"model_type": "roberta"}, "only bert"), ({"add_cross_attention": True}, "second input")):
         with pytest.raises(InputError, match=message):
             BertConfig.from_json({**stored, **change})
+
+
+def test_scores_of_words_that_int32_cannot_number_are_refused():
+    check_logits(2, 2**15, 2**15 - 1)
+    with pytest.raises(InputError, match="micro_batch_packs"):
+        check_logits(2, 2**15, 2**15)

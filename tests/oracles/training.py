@@ -5,12 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 
-def clip(gradients, largest):
-    norm = np.sqrt(sum((gradient**2).sum() for gradient in gradients.values()))
-    factor = largest / norm if 0 < largest < norm else 1.0
-    return {name: gradient * factor for name, gradient in gradients.items()}
-
-
 def run(kind, values, gradients_of_updates, rates, settings):
     """Values after all updates; `kind` is adamw or lamb; `gradients_of_updates` a list of dictionaries."""
     values = {name: value.astype(np.float64) for name, value in values.items()}

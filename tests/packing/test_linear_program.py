@@ -13,7 +13,7 @@ from gaudi_bert.packing.certificate import check_certificate
 from gaudi_bert.packing.exact import bounds, linear_program
 from gaudi_bert.packing.exact.optimal import _pack_optimally
 from gaudi_bert.packing.histogram import Histogram
-from gaudi_bert.packing.mixture import Work, packs_of
+from gaudi_bert.packing.mixture import packs_of
 from tests.builders.histograms import small_histograms
 from tests.builders.properties import examples
 from tests.oracles import packing as naive
@@ -43,13 +43,3 @@ def test_plans_from_a_list_against_trying_everything(histogram: Histogram, depth
     fewest = naive.fewest_packs(tuple(histogram.counts.tolist()), depth)
     assert packs_of(optimum.mixture) == fewest
     assert check_certificate(optimum.certificate, histogram.counts) == optimum.certificate.bound <= fewest
-
-
-def test_strategies_that_were_added_make_an_iteration_dearer() -> None:
-    """A second of CPU at a nanosecond an operation, whatever was added; two thirds more where only the size counted."""
-    lengths = np.clip(np.exp(np.random.default_rng(5).normal(6.75, 0.5, 100_000)).astype(int), 1, 2048)
-    counts = np.bincount(lengths, minlength=2049)[1:]
-    program = linear_program.LinearProgram.limited(counts, len(counts), Work(1e9))
-    program.generate()
-    assert program.work.exhausted
-    assert 5_000 < program.master.iterations < 8_500

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from gaudi_bert.artefacts.base import NOTES_NAME
 from gaudi_bert.artefacts.packed import Metadata
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.sections import TableSettings
@@ -22,6 +20,7 @@ from tests.builders.effort import tries
 from tests.builders.packing_case import PackingCase, make_case
 from tests.builders.reporters import a_run
 from tests.builders.shards import shards_of
+from tests.builders.tables import random_rows, write_parquet
 from tests.oracles.global_order import dealt_epoch
 
 torch = pytest.importorskip("torch", reason="PYTORCH MISSING: install the extra dev to test packs for PyTorch")
@@ -161,12 +160,6 @@ def test_a_rest_that_fills_no_batch_of_the_new_processes_is_left_out(case: Packi
     assert loader.state_dict()["packs_done"] == 8
 
 
-def test_workers_without_the_batch_size_are_refused(case: PackingCase) -> None:
-    dataset = PackedDataset(case.packed)
-    with pytest.raises(InputError, match="2 workers"):
-        next(iter(torch.utils.data.DataLoader(dataset, batch_size=2, collate_fn=batch_ids, num_workers=2)))
-
-
 def test_what_cannot_work_is_refused_in_one_line(case: PackingCase, tmp_path: Path) -> None:
     dataset = PackedDataset(case.packed)
     (tmp_path / "packed-1.parquet").write_bytes(b"no table")
@@ -183,6 +176,7 @@ def test_what_cannot_work_is_refused_in_one_line(case: PackingCase, tmp_path: Pa
         r"packed-1.parquet": lambda: PackedDataset(tmp_path),
         r"a batch of 999 on each of 1 ": lambda: PackedDataset(case.packed, batch_packs=999),
         r"1 batches of 999": lambda: PackedLoader(PackedDataset(case.packed), 999, batch_ids),
+        "2 workers": lambda: next(iter(torch.utils.data.DataLoader(PackedDataset(case.packed), 2, num_workers=2))),
         "persistent_workers": lambda: PackedLoader(dataset, 2, batch_ids, num_workers=1, persistent_workers=True),
         "other packs": lambda: dataset.load_state_dict({"seed": 1}),
         "packs_done = 9999": lambda: dataset.load_state_dict(dataset.state_dict() | {"packs_done": 9999}),
@@ -197,47 +191,24 @@ def test_what_cannot_work_is_refused_in_one_line(case: PackingCase, tmp_path: Pa
 
 # --- packs by their numbers are the folder's, in any order
 
-L = 32
-
-
-def write_table(folder: Path, added: int = 0) -> Path:
-    """Two files of Parquet and one of Arrow, whose tokens have another name; `added` to every token."""
-    pyarrow, parquet = (pytest.importorskip(name) for name in ("pyarrow", "pyarrow.parquet"))
-    folder.mkdir(parents=True)
-    random = np.random.default_rng(1)
-    tokens = [random.integers(1, 99, size) for size in random.integers(1, 50, 230)]
-    for name, rows in (("a.parquet", range(90)), ("b.parquet", range(90, 140)), ("c.arrow", range(140, 230))):
-        columns = {
-            "tokens": [tokens[row] + added for row in rows],
-            "labels": [tokens[row] + 1 for row in rows],
-            "score": [row / 8 for row in rows],
-            "name": [f"row {row}" for row in rows],
-        }
-        table = pyarrow.table(columns)
-        if name.endswith(".parquet"):
-            parquet.write_table(table, folder / name, row_group_size=37)
-        else:
-            with pyarrow.OSFile(str(folder / name), "wb") as sink, pyarrow.ipc.new_file(sink, table.schema) as writer:
-                writer.write_table(table, max_chunksize=25)
-    return folder
-
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """The table and its packs."""
+def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A packed table of several groups."""
+    pytest.importorskip("pyarrow")
     folder = tmp_path_factory.mktemp("tables")
-    table = write_table(folder / "table")
-    settings = {"max_sequence_length": L, "too_long": "split", "input_column": "tokens", "shard_multiple": 3}
-    pack_table(table, folder / "packed", TableSettings(**settings, group_sequences=80), a_run())
-    return table, folder / "packed"
+    write_parquet(folder / "table.parquet", random_rows(230, 50, 1))
+    settings = {"max_sequence_length": 32, "too_long": "split", "shard_multiple": 3, "group_sequences": 80}
+    pack_table(folder / "table.parquet", folder / "packed", TableSettings(**settings), a_run())
+    return folder / "packed"
 
 
-def test_packed_tables_are_read_in_the_same_way(folders) -> None:
+def test_packed_tables_are_read_in_the_same_way(table: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
-    paths = sorted(folders[1].glob("packed-*.parquet"))
+    paths = sorted(table.glob("packed-*.parquet"))
     rows = [parquet.read_table(path).to_pylist() for path in paths]
     windows = [parquet.ParquetFile(path).metadata.row_group(0).num_rows for path in paths]
-    dataset = PackedDataset(folders[1], seed=SEED)
+    dataset = PackedDataset(table, seed=SEED)
     actual = list(dataset)
     order = dealt_epoch(list(map(len, rows)), SEED, 0, windows)
     for row, (file, number) in zip(actual, order, strict=True):
@@ -245,9 +216,8 @@ def test_packed_tables_are_read_in_the_same_way(folders) -> None:
     assert ids(actual) != ids(list(dataset))
 
 
-def test_a_sampler_may_decide_the_order(folders) -> None:
-    packed = folders[1]
-    packs = PackedDataset(packed).as_map()
+def test_a_sampler_may_decide_the_order(table: Path) -> None:
+    packs = PackedDataset(table).as_map()
     generator = torch.Generator().manual_seed(3)
     loader = torch.utils.data.DataLoader(
         packs, 4, shuffle=True, collate_fn=PackCollator(), num_workers=2, generator=generator
@@ -263,9 +233,8 @@ def test_a_sampler_may_decide_the_order(folders) -> None:
 
 
 @pytest.mark.parametrize("target", ["transformers-5", "flash"])
-def test_columns_of_sequences_are_in_the_batch(folders, target: str) -> None:
-    packed = folders[1]
-    packs = PackedDataset(packed).as_map()
+def test_columns_of_sequences_are_in_the_batch(table: Path, target: str) -> None:
+    packs = PackedDataset(table).as_map()
     rows = sorted((packs[number] for number in range(len(packs))), key=lambda row: len(row["seq_lens"]))
     rows = [rows[0], rows[-1]]
     batch = PackCollator(target, Feeding())(rows)
@@ -279,11 +248,3 @@ def test_columns_of_sequences_are_in_the_batch(folders, target: str) -> None:
     assert batch["indices"].dtype == torch.int64
     assert batch["indices"].shape == batch["seq_lens"].shape
     assert not {"score", "name", "indices", "starts"} & set(model_inputs(batch))
-
-
-@pytest.mark.parametrize("content", ["[]", "null", "7", '"table"', "{}", '{"format": "table", "rows": []}'])
-def test_damaged_metadata_is_refused(folders, tmp_path: Path, content: str) -> None:
-    copy = Path(shutil.copytree(folders[1], tmp_path / "copy"))
-    (copy / NOTES_NAME / "metadata.json").write_text(content)
-    with pytest.raises(InputError, match=r"metadata\.json"):
-        PackedDataset(copy)

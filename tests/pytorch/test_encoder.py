@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, pre_tokenizers  # noqa: E402
 from gaudi_bert.common.errors import InputError  # noqa: E402
 from gaudi_bert.pytorch import PackedEncoder  # noqa: E402
 from tests.builders.agree import agree  # noqa: E402
-from tests.builders.encoders import CONFIGS, LABELS, SERVED, TEXTS, TOKENIZER, model_of  # noqa: E402
+from tests.builders.encoders import LABELS, SERVED, TEXTS, TOKENIZER, model_of  # noqa: E402
 
 
 def alone(model: Any, text: str) -> Any:
@@ -156,20 +156,3 @@ def test_outputs_that_are_no_numbers_are_refused_by_the_number_of_the_text(kind:
     first = next(number for number, ids in enumerate(read) if token in ids)
     with pytest.raises(InputError, match=rf"texts\[{first}\]"):
         getattr(encoder, use)(texts)
-
-
-class SecondTokenHead(transformers.RobertaForSequenceClassification):
-    """A head that reads the whole batch."""
-
-    def forward(self, **given):
-        output = super().forward(**given)
-        output.logits = output.logits - output.logits.mean(0) / 2
-        return output
-
-
-def test_a_head_that_mixes_texts_is_refused() -> None:
-    torch.manual_seed(5)
-    model = SecondTokenHead(CONFIGS["roberta"](**LABELS))
-    model.__class__.__name__ = "MixingForSequenceClassification"
-    with pytest.raises(InputError, match="its head gives packed texts other answers than texts alone"):
-        PackedEncoder(model, TOKENIZER, max_sequence_length=64)

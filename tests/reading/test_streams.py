@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,16 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gaudi_bert.artefacts.packed import Metadata
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.reading.global_order import WINDOW_PACKS, GlobalOrder, numbers_of_rank
 from gaudi_bert.reading.streams import ShardFiles, StoredPacks, StreamReader
-from gaudi_bert.tfrecords.random_access import open_shards
 from tests.builders.agree import identical
-from tests.builders.packing_case import make_case
 from tests.builders.properties import examples
-from tests.builders.shards import mapped_files, open_files, write_many_shards
-from tests.builders.waiting import wait_until
 from tests.oracles.global_order import dealt_epoch
 
 
@@ -133,24 +127,6 @@ def test_a_shard_that_cannot_be_opened_is_reported_when_it_is_read() -> None:
     reader.locate(0, np.arange(15))
     with pytest.raises(InputError, match="is damaged"):
         reader.locate(0, np.arange(15, 20))
-
-
-@pytest.mark.parametrize("index", [True, False])
-def test_a_process_has_the_shards_of_its_streams_open_until_nobody_refers_to_them(tmp_path: Path, index: bool) -> None:
-    case = make_case(tmp_path / "case")
-    folder = write_many_shards(tmp_path / "many", case.packed, 331, index=index)
-    metadata = Metadata.read(folder)
-    order, before, most = GlobalOrder(metadata.shard_table.packs, 3), open_files(), 0
-    files = open_shards(folder, metadata)
-    reader = StreamReader(files, order, 3, 4)
-    for numbers in np.array_split(numbers_of_rank(0, order.packs, 3, 4), 20):
-        files.read(*reader.locate(0, numbers))
-        most = max(most, mapped_files(folder))
-        assert open_files() <= before + most + 3  # one that is being prepared
-    assert 0 < most <= order.shards_at_once(4) + 8
-    assert mapped_files(folder) > 0
-    del files, reader
-    wait_until(lambda: mapped_files(folder) == 0)  # one may still be being prepared, by a thread
 
 
 # --- what every reader of a packed folder begins with: the one order, with windows that cost no more than they must

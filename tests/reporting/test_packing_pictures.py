@@ -81,24 +81,6 @@ def test_a_bar_that_towers_over_the_others_is_cut_and_says_so() -> None:
         assert words_in(pictures.draw_fills(np.array(counts), None).axes[0]) == []
 
 
-def test_slots_are_to_scale() -> None:
-    axes = FIGURES["slots"]().axes[0]
-    assert [bar.get_width() for bar in axes.patches] == [200, 200, 200, 0]
-    assert {"before: 40 rows, 50.00 % real tokens", "after: 20 rows, 100.00 % real tokens"} <= set(words_in(axes))
-    assert "proven bound: 20 rows" in words_in(axes)
-
-
-@pytest.mark.parametrize("count", [0, 1, 5])
-def test_curves_of_few_and_of_no_reports(count: int) -> None:
-    points = [(10 * number, 0.1 * number) for number in range(count)]
-    figure = pictures.draw_curves(points, points, is_accuracy=True, baseline=("unigram baseline", 0.05))
-    words = words_in(figure.axes[0])
-    assert "unigram baseline, 5.0 %" in words
-    assert ("held out" in words) == (count > 0)
-    assert figure.axes[0].get_ylim()[0] == 0
-    assert b"nan" not in pictures.picture_bytes(figure, "svg")
-
-
 @pytest.mark.parametrize(
     ("first", "last", "is_accuracy", "range_shown"),
     [

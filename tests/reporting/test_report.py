@@ -133,15 +133,11 @@ EMPTY_METADATA = json.dumps({**contents()["packed/train/metadata.json"], "histog
     ("name", "content", "named"),
     [
         ("plan.json", '{"groups": 5}', r"plan\.json"),
-        ("packed/train/metadata.json", "[]", r"metadata\.json"),
         ("packed/train/metadata.json", NARROW_METADATA, r"plan\.json: a pack of 13 tokens"),
         ("packed/train/metadata.json", EMPTY_METADATA, "no sequence"),
         ("packed/train/verification.json", "{}", r"verification\.json"),
         ("train/metrics.jsonl", '{"kind": "train"}\n', r"metrics\.jsonl: line 1"),
         ("train/settings.yaml", "a: [", r"settings\.yaml: line 1, column 5"),
-        ("train/evaluation.json", '{"masked_lm_loss": NaN}', r"evaluation\.json"),
-        ("examples/examples.json", '{"splits": {}}', r"examples\.json"),
-        ("histogram.json", '{"max_sequence_length": 3, "counts": [1]}', r"histogram\.json"),
     ],
 )
 def test_damaged_files_are_named(tmp_path: Path, name: str, content: str, named: str) -> None:

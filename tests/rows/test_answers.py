@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from gaudi_bert.common.arrays import NOT_PREDICTED
 from gaudi_bert.config.sections import TaskSettings
-from gaudi_bert.rows.types import IGNORED, NO_WORD, RowPosition, Sequences, TaggedRow
+from gaudi_bert.rows.types import NO_WORD, RowPosition, Sequences, TaggedRow
 from gaudi_bert.tasks.kinds.task import task_named
 from tests.builders.agree import agree
 
@@ -19,7 +20,7 @@ def test_tags_are_entities_with_their_characters() -> None:
         TaggedRow(RowPosition(2), ("Rome",), ("B-y",)),
     ]
     words = np.array([NO_WORD, 0, NO_WORD, 1, 2, 3, NO_WORD, NO_WORD, 0, NO_WORD], np.int32)
-    target = np.array([IGNORED, 1, IGNORED, 2, 0, 3, IGNORED, IGNORED, 3, IGNORED], np.int32)
+    target = np.array([NOT_PREDICTED, 1, NOT_PREDICTED, 2, 0, 3, NOT_PREDICTED, NOT_PREDICTED, 3, NOT_PREDICTED], np.int32)
     logits = np.zeros((10, 4), np.float32)
     for token, tag in ((1, 1), (3, 2), (4, 0), (5, 1), (8, 3)):
         logits[token, tag] = 50.0

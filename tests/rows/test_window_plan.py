@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from itertools import combinations
-
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gaudi_bert.rows.window_plan import GRID, LEAST_GAIN, MOST_LENGTHS, WindowPlan, _best_row_lengths, plan_window, row_cost
-from tests.builders.agree import agree
+from gaudi_bert.rows.window_plan import LEAST_GAIN, WindowPlan, plan_window, row_cost
 from tests.builders.properties import examples
 
 # --- plans of windows: every sequence once, in a row that holds it; cheaper than unpacked, or unpacked
@@ -77,28 +74,3 @@ def test_long_rows_stay_alone_in_a_few_lengths() -> None:
 
 def test_rows_are_no_longer_than_needed() -> None:
     assert plan_window(np.array([290, 301]), hidden_size=384).parts[0].length == 304
-
-
-# --- the lengths of rows that hold one sequence each, beside all others that could be chosen
-
-
-def length_cost(length: int) -> float:
-    return row_cost(length, 128)
-
-
-def cost_of(lengths: list[int], rows: list[int]) -> float:
-    return sum(length_cost(min(row for row in rows if row >= length)) for length in lengths)
-
-
-@examples(60)
-@given(st.lists(st.one_of(st.integers(1, 40), st.integers(1, 269)), min_size=1, max_size=60), st.integers(0, 20))
-def test_no_others_cost_less(lengths: list[int], beyond: int) -> None:
-    longest = max(lengths) + beyond
-    rows, total = _best_row_lengths(np.bincount(lengths)[1:], longest, length_cost)
-    assert rows == sorted(set(rows))
-    assert max(lengths) <= rows[-1] <= longest
-    assert len(rows) <= MOST_LENGTHS
-    agree(total, cost_of(lengths, rows), 1e-12)
-    grid = range(GRID, longest, GRID)
-    others = [[*some, longest] for count in range(MOST_LENGTHS) for some in combinations(grid, count)]
-    assert total <= min(cost_of(lengths, other) for other in others) * (1 + 1e-12)

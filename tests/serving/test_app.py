@@ -126,7 +126,7 @@ def test_info_names_the_model_and_its_shapes(embedding: Served, classifier: Serv
     info = embedding.get("/info").json
     assert info["model_type"] == {"embedding": {"pooling": "mean"}}
     assert (info["max_input_length"], info["max_client_batch_size"], info["model_dtype"]) == (64, 2048, "float32")
-    assert list(info["shapes"])[:2] == ["1x32", "1x64"]
+    assert list(info["shapes"])[:2] == ["1x16", "1x32"]
     assert len(info["shapes"]) <= 12
     assert classifier.get("/info").json["model_type"]["classifier"]["id2label"] == {"0": "O", "1": "B-x", "2": "I-x"}
     assert {"/embed", "/v1/embeddings", "/rerank"} <= set(embedding.get("/openapi.json").json["paths"])

@@ -17,6 +17,7 @@ COSTS = {shape: 0.004 + 0.0002 * shape.slots for shape in ladder(256, 8)}
 def test_shapes_double_from_one_short_row_to_all_rows() -> None:
     assert [str(shape) for shape in ladder(256, 8)] == ["1x32", "1x64", "1x128", "1x256", "2x256", "4x256", "8x256"]
     assert [str(shape) for shape in ladder(300, 3)] == ["1x32", "1x64", "1x128", "1x256", "1x300", "2x300", "3x300"]
+    assert [str(shape) for shape in ladder(64, 1, shortest=16)] == ["1x16", "1x32", "1x64"]
     assert ladder(24, 1) == (Shape(1, 24),)
 
 
@@ -51,6 +52,14 @@ def test_many_texts_fill_a_shape_that_is_nearly_as_fast_as_the_largest() -> None
 
 def test_a_card_whose_batches_cost_the_same_takes_the_largest() -> None:
     assert choose([10, 100, 60] * 200, dict.fromkeys(ladder(256, 8), 0.01)).shape == Shape(8, 256)
+
+
+def test_single_texts_beside_a_bulk_take_a_shape_that_is_half_as_fast() -> None:
+    bulk = [64] * 400
+    assert choose([64, 9, 14, *bulk], COSTS).shape.length == 256
+    fill = choose([64, 9, 14, *bulk], COSTS, urgent=3)
+    assert (fill.shape, fill.rows) == (Shape(1, 128), [[0, 1, 2]])
+    assert choose([64, 200, 9, *bulk], COSTS, urgent=3).shape.slots >= 512
 
 
 @given(st.lists(st.integers(1, 256), min_size=1, max_size=120))

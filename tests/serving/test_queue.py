@@ -46,6 +46,17 @@ def test_requests_take_turns() -> None:
     assert (queue.texts, queue.tokens) == (4, 80)
 
 
+def test_a_query_beside_a_bulk_does_not_wait_for_the_fastest_shape() -> None:
+    bulk, query, pair = work_of(*[10] * 90), work_of(9), work_of(9, 9)
+    queue = queue_of(bulk, pair)
+    queue.costs = {shape: 0.001 * (1 + index) for index, shape in enumerate(ladder(256, 2))}
+    assert len(taken(queue)) > 40
+    assert queue.add(query)
+    first, texts = next(iter(bulk.waiting)), taken(queue)
+    assert texts[:2] == [(bulk, first), (query, 0)]
+    assert len(texts) < 30
+
+
 def test_the_oldest_text_is_in_the_next_batch_however_long() -> None:
     queries = [work_of(7) for _ in range(40)]
     old = work_of(64)

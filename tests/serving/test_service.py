@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from gaudi_bert.common.errors import FailedError
-from gaudi_bert.engines.pytorch.encoder_model import build_encoder
+from gaudi_bert.engines.pytorch.model import build_encoder
 from gaudi_bert.serving.service import _BODIES_AT_ONCE
 from tests.builders.agree import agree
 from tests.builders.encoders import TEXTS
@@ -52,7 +52,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
         model.module.register_forward_pre_hook(made.hook, with_kwargs=True)
         return model
 
-    monkeypatch.setattr("gaudi_bert.engines.pytorch.encoder_model.build_encoder", build)
+    monkeypatch.setattr("gaudi_bert.engines.pytorch.engine.build_encoder", build)
     return made
 
 

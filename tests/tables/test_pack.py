@@ -111,15 +111,6 @@ def test_lengths_of_rows_that_cost_least_and_one_where_several_gain_little(tmp_p
     assert again.written == StageOutput(one.written.content, skipped=True)
 
 
-def test_a_second_run_does_nothing_and_other_settings_are_refused(tmp_path: Path) -> None:
-    tables.write_parquet(tmp_path / "rows.parquet", tables.random_rows(20, 61, seed=10))
-    first = pack_table(tmp_path / "rows.parquet", tmp_path / "out", settings(), a_run())
-    again = pack_table(tmp_path / "rows.parquet", tmp_path / "out", settings(), a_run())
-    assert again == PackResult(StageOutput(first.written.content, skipped=True))
-    with pytest.raises(InputError, match=r"depth: .max. there, 2 now.*--overwrite"):
-        pack_table(tmp_path / "rows.parquet", tmp_path / "out", settings(depth=2), a_run())
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, int]:
     """A packed table of several groups, verified, and its packs."""

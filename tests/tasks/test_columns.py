@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import re
 import sys
 from pathlib import Path
@@ -65,19 +64,6 @@ def test_columns_by_a_header_and_by_names(folder: Path, command: str) -> None:
         answers = [(folder / f"{command}-{name}.csv.jsonl").read_text() for name in ("rows", "bare")]
         assert answers[0] == answers[1]
         assert len(answers[0].splitlines()) == len(TEXTS)
-
-
-@pytest.mark.parametrize("command", ["embed", "predict", "finetune"])
-def test_rows_that_are_too_long_are_cut_and_counted(folder: Path, command: str) -> None:
-    rows = [{"text": text, "label": 1.5} for text in ("the cat", "the cat " * 40)]
-    (folder / "long.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    done = run(folder, command, "long.jsonl", f"long-{command}.jsonl")
-    assert done.returncode == 0, done.stderr
-    assert "1 of 2 rows" in done.stderr
-    refused = run(folder, command, "long.jsonl", f"no-{command}.jsonl", "--too-long", "error")
-    assert (refused.returncode, "line 2 (row 2): has " in refused.stderr) == (2, True)
-    skipped = run(folder, command, "long.jsonl", f"sk-{command}.jsonl", "--too-long", "error", "--on-bad-row", "skip")
-    assert skipped.returncode == 0, skipped.stderr
 
 
 @pytest.mark.parametrize("command", ["tokenize", "embed", "predict"])

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from gaudi_bert.common.arrays import NOT_PREDICTED
 from gaudi_bert.common.dealing import Packs
 from gaudi_bert.config.sections import TASK_NAMES, TaskSettings
 from gaudi_bert.config.values import EngineName
@@ -22,7 +23,7 @@ from gaudi_bert.engines import load_engine
 from gaudi_bert.engines.protocol import Model, ModelSpec
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.rows.packs import BatchShape, lay_out_packs
-from gaudi_bert.rows.types import IGNORED, NO_WORD, Sequences
+from gaudi_bert.rows.types import NO_WORD, Sequences
 from gaudi_bert.tasks.kinds.task import Draw, Task, Vocabulary, task_named
 from gaudi_bert.training.weights import to_hugging_face
 from tests.builders.agree import agree, identical
@@ -78,7 +79,7 @@ def make_sequences(task: Task) -> Sequences:
         "multi-label": random.integers(0, 2, (count, 3)).astype(np.float32),
         "regression": random.normal(size=count).astype(np.float32),
         "reranking": random.uniform(size=count).astype(np.float32),
-        "token-classification": np.where(words == 0, random.integers(0, 3, tokens), IGNORED).astype(np.int32),
+        "token-classification": np.where(words == 0, random.integers(0, 3, tokens), NOT_PREDICTED).astype(np.int32),
         "question-answering": np.array([[n // 3, n - 2] for n in LENGTHS], np.int32),
     }.get(task.name)
     tagged = task.name == "token-classification"
@@ -146,7 +147,7 @@ def task_inputs(task, sequences, number, span, placed, features) -> tuple[np.nda
     if task.name in ("multi-label", "regression"):
         return ids, {"labels": target[number : number + 1]}, 1
     if task.name == "token-classification":
-        return ids, {"labels": target[span][None].astype(np.int64)}, int((target[span] != IGNORED).sum())
+        return ids, {"labels": target[span][None].astype(np.int64)}, int((target[span] != NOT_PREDICTED).sum())
     if task.name == "question-answering":
         first, last = target[number].astype(np.int64)
         return ids, {"start_positions": np.array([first]), "end_positions": np.array([last])}, 1

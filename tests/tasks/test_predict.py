@@ -22,7 +22,6 @@ from tests.builders.json_lines import lines_of, write_lines
 from tests.builders.reporters import QUIET
 
 TEXTS = ["the cat sat on the mat", "dogs runs", "over the hill, and south!", "the river flows north", "unable mat"] * 4
-CONTEXT = "The river flows north over the hill, and the cat sat on the mat. Unable dogs runs south!"
 
 
 def write_model(folder: Path, architecture: str, **config: Any) -> Any:
@@ -78,22 +77,6 @@ def test_texts_and_pairs(tmp_path: Path, config: dict[str, Any], pair: str | Non
         elif names:
             assert (answer["label"], list(answer["probabilities"])) == (names[int(expected.argmax())], names)
     assert len({json.dumps(answer) for answer in answers}) > 1
-
-
-def test_answers_to_questions_packed_or_not(tmp_path: Path) -> None:
-    write_model(tmp_path / "m", "BertForQuestionAnswering")
-    rows = [{"question": question, "context": CONTEXT} for question in ("what flows north", "who sat", "where")]
-    data = write_lines(tmp_path / "x.jsonl", rows)
-    windows = PredictOptions(max_sequence_length=24)
-    answers = run(tmp_path / "m", data, tmp_path / "y.jsonl", windows, n_best=3, stride=6)
-    alone = PredictOptions(max_sequence_length=24, packed=False)
-    unpacked = run(tmp_path / "m", data, tmp_path / "z.jsonl", alone, n_best=3, stride=6)
-    for one, other in zip(answers, unpacked, strict=True):
-        assert len(one["answers"]) == 3
-        for mine, theirs in zip(one["answers"], other["answers"], strict=True):
-            assert (mine["text"], mine["start"], mine["end"]) == (theirs["text"], theirs["start"], theirs["end"])
-            assert CONTEXT[mine["start"] : mine["end"]] == mine["text"]
-            agree(mine["score"], theirs["score"], 1e-5, scale=1.0)
 
 
 def test_two_classes_that_transformers_did_not_name(tmp_path: Path) -> None:
@@ -270,19 +253,11 @@ def test_options_differ_from_the_folder_s_own(folder: Path, data: Path, expected
     assert cut.cut_rows == 15
 
 
-@pytest.mark.parametrize("ending", ["npy", "jsonl"])
-def test_rows_that_cannot_be_read_keep_their_places(folder: Path, tmp_path: Path, ending: str) -> None:
+def test_rows_that_cannot_be_read_keep_their_places(folder: Path, tmp_path: Path) -> None:
     """An empty text has a vector; a row without a text has none, and its place says so."""
     (tmp_path / "x.jsonl").write_text('{"text": ""}\n{"text": null}\n{"text": "the cat"}\n')
-    with pytest.raises(InputError, match=r"line 2 [(]row 2[)]: text is None; it must be a text"):
-        embedded(folder, tmp_path / "x.jsonl", tmp_path / f"v.{ending}")
-    result = embedded(folder, tmp_path / "x.jsonl", tmp_path / f"v.{ending}", on_bad_row="skip")
+    result = embedded(folder, tmp_path / "x.jsonl", tmp_path / "v.npy", on_bad_row="skip")
     assert (result.rows, result.bad_rows) == (3, 1)
-    if ending == "jsonl":
-        lines = lines_of(tmp_path / "v.jsonl")
-        assert [next(iter(line)) for line in lines] == ["embedding", "error", "embedding"]
-        assert lines[1]["error"].startswith("line 2 (row 2): text is None")
-        return
     assert np.isnan(np.load(tmp_path / "v.npy")).all(axis=1).tolist() == [False, True, False]
 
 

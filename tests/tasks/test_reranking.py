@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,6 @@ from gaudi_bert.tasks.answers import PredictOptions
 from gaudi_bert.tasks.predict import predict
 from tests.builders.agree import agree
 from tests.builders.bert_folder import without_dropout as still
-from tests.builders.bert_folder import write_tokenizer
 from tests.builders.json_lines import lines_of, losses_of, write_lines
 from tests.builders.reporters import QUIET
 from tests.tasks.conftest import run
@@ -73,34 +70,6 @@ def test_documents_of_equal_scores_stay_in_the_order_of_their_rows(finished: Any
     (group,) = answers_of(out, data, tmp_path / "y.jsonl", group_by="query")
     found = [document["document"] for document in group["documents"]]
     assert found in (["mat"] * 4 + ["the cat"] * 4, ["the cat"] * 4 + ["mat"] * 4)
-
-
-@pytest.mark.parametrize("loss", [None, "listwise"])
-def test_a_model_that_scores_all_alike_is_not_kept(loss: str | None, model: Path, tmp_path: Path) -> None:
-    """Wherever the positives stand; and the loss of an evaluation is the one that is trained."""
-    rows = [{"query": f"cat {n}", "positive": "mat", "negatives": ["dogs", "hill", "river"]} for n in range(5)]
-    data = write_lines(tmp_path / "x.jsonl", rows)
-    # Nothing is learnt, in float32, so evaluations are of the head with which the run begins.
-    still_one = {"batch_sequences": 5, "epochs": 1, "learning_rate": 1e-60, "engine": "pytorch"}
-    dead = shutil.copytree(without_head(model, tmp_path), tmp_path / "dead")
-    run("reranking", data, data, dead, tmp_path / "o", finetune=still_one, task_settings={"loss": loss})
-    metrics = json.loads((tmp_path / "o" / "metrics.json").read_text())["metrics"]
-    agree(metrics["mrr@10"], (1 + 1 / 2 + 1 / 3 + 1 / 4) / 4, 1e-6, scale=1.0)
-    agree(metrics["loss"], np.log(4) if loss else np.log(2), 1e-6, scale=1.0)
-
-
-def without_head(model: Path, tmp_path: Path) -> Path:
-    """A reranker whose head is zeros."""
-    import torch
-    import transformers
-
-    config = transformers.BertConfig.from_pretrained(still(model, tmp_path), num_labels=1)
-    dead = transformers.BertForSequenceClassification(config)
-    torch.nn.init.zeros_(dead.classifier.weight)
-    torch.nn.init.zeros_(dead.classifier.bias)
-    dead.save_pretrained(tmp_path / "zeros")
-    write_tokenizer(tmp_path / "zeros")
-    return tmp_path / "zeros"
 
 
 def test_listwise(model: Path, tmp_path: Path) -> None:

@@ -21,11 +21,10 @@ from sentence_transformers.sentence_transformer import losses
 from gaudi_bert.config.sections import TrainingSettings
 from gaudi_bert.training.run_plan import learning_rate_at
 from tests.builders.agree import agree
-from tests.builders.bert_folder import without_dropout
 from tests.builders.encoders import write_encoder
 from tests.builders.json_lines import losses_of, write_lines
 from tests.tasks.conftest import run
-from tests.tasks.test_embedding import scored, sentences
+from tests.tasks.test_embedding import sentences
 
 pytestmark = pytest.mark.slow
 
@@ -36,20 +35,10 @@ NEGATIVES = [
     {"anchor": text, "positive": f"{other} . north", "negative": negative}
     for text, other, negative in zip(*(sentences(ROWS, seed) for seed in (3, 8, 4)), strict=True)
 ]
-# Exact in float32, to which they are cast there.
-SCORED = [{**row, "label": round(8 * row["label"]) / 8} for row in scored(ROWS, 3)]
-
-# What the other losses and all gradients are is in `test_contrast.py`, to the last digits.
-CASES: dict[str, tuple[list[dict[str, Any]], Any]] = {
-    "negatives": (NEGATIVES, losses.MultipleNegativesRankingLoss),
-    "cosent": (SCORED, losses.CoSENTLoss),
-}
 
 
-def write_model(folder: Path, name: str, request: pytest.FixtureRequest) -> Path:
-    if name == "trained minilm":
-        return without_dropout(request.getfixturevalue("minilm"), folder)
-    write_encoder(folder, name, "AutoModel", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+def write_model(folder: Path) -> Path:
+    write_encoder(folder, "roberta", "AutoModel", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
     (folder / "tokenizer_config.json").write_text('{"pad_token": "<pad>", "tokenizer_class": "PreTrainedTokenizerFast"}')
     return folder
 
@@ -69,12 +58,6 @@ def updated(module: Any, loss_of: Callable[[], Any]) -> list[float]:
     return losses_of_updates
 
 
-def columns_of(rows: list[dict[str, Any]]) -> tuple[list[list[str]], Any]:
-    """The texts by columns, and the labels."""
-    columns = [[row[name] for row in rows] for name in rows[0] if name != "label"]
-    return columns, torch.tensor([float(row.get("label", 0)) for row in rows])
-
-
 def weights_of(model: Any) -> dict[str, np.ndarray]:
     return {name: value.detach().numpy().copy() for name, value in model.named_parameters()}
 
@@ -89,15 +72,15 @@ def check_weights(ours: dict[str, np.ndarray], first: dict[str, np.ndarray], rig
     assert distance(ours) <= 1e-4 * distance(first)
 
 
-@pytest.mark.parametrize(("name", "case"), [*(("roberta", case) for case in CASES), ("trained minilm", "negatives")])
-def test_five_updates(name: str, case: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    rows, loss_of = CASES[case]
-    model, data = write_model(tmp_path / "m", name, request), write_lines(tmp_path / "x.jsonl", rows)
+def test_five_updates(tmp_path: Path) -> None:
+    """By in-batch negatives; what the other losses and all gradients are is in `test_contrast.py`, to the last digits."""
+    model, data = write_model(tmp_path / "m"), write_lines(tmp_path / "x.jsonl", NEGATIVES)
     changes = {**LOOP, "epochs": UPDATES, "batch_sequences": ROWS, "warmup_share": 0.0, "micro_batch_packs": 2}
     run("embedding", data, None, model, tmp_path / "out", finetune={**changes, "engine": "pytorch"})
     opened = library.SentenceTransformer(str(model), device="cpu")
-    loss, (columns, labels), first = loss_of(opened).train(), columns_of(rows), weights_of(opened)
-    expected = updated(opened, lambda: loss([opened.preprocess(column) for column in columns], labels))
+    loss, first = losses.MultipleNegativesRankingLoss(opened).train(), weights_of(opened)
+    columns = [[row[name] for row in NEGATIVES] for name in NEGATIVES[0]]
+    expected = updated(opened, lambda: loss([opened.preprocess(column) for column in columns], None))
     agree(losses_of(tmp_path / "out"), expected, 1e-5)
     ours = library.SentenceTransformer(str(tmp_path / "out"), device="cpu")
     check_weights(weights_of(ours), first, weights_of(opened))

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gaudi_bert.tasks import update_plan
-from gaudi_bert.tasks.update_plan import GroupedRows, RowStream, _fill_packs, choose_shape
+from gaudi_bert.tasks.update_plan import GroupedRows, RowStream, choose_shape
 
 
 def stream_of(rows: int, batch_rows: int, epochs: int, seed: int = 5, texts: int | None = None) -> RowStream:
@@ -67,30 +67,6 @@ def test_a_run_of_many_epochs_is_planned_by_what_it_looks_at_first(monkeypatch: 
         assert stream.looked_at == 9
         shapes.append(choose_shape(stream, most_packs=5, processes=2, hidden_size=24, longest=128))
     assert shapes[0] == shapes[1]
-
-
-def best_fit(lengths: list[int], length: int, depth: int) -> int:
-    """Packs, the longest first, each into the fullest pack that has room."""
-    packs: list[list[int]] = []
-    for size in sorted(lengths, reverse=True):
-        fitting = [pack for pack in packs if len(pack) < depth and sum(pack) + size <= length]
-        if fitting:
-            max(fitting, key=sum).append(size)
-        else:
-            packs.append([size])
-    return len(packs)
-
-
-@given(st.lists(st.lists(st.integers(1, 23), min_size=1, max_size=40), min_size=1, max_size=4), st.integers(1, 6))
-def test_best_fit(updates: list[list[int]], depth: int) -> None:
-    starts = np.cumsum([0, *map(len, updates)])
-    flat, needed = np.array(list(itertools.chain.from_iterable(updates))), np.zeros(len(updates), np.int64)
-    deepest = _fill_packs(flat, starts, 23, depth, np.zeros(len(flat), np.int64), needed)
-    assert deepest <= depth
-    assert all(count >= -(-sum(lengths) // 23) for count, lengths in zip(needed, updates, strict=True))
-    unlimited = np.zeros(len(updates), np.int64)
-    _fill_packs(flat, starts, 23, 99, np.zeros(len(flat), np.int64), unlimited)
-    assert unlimited.tolist() == [best_fit(lengths, 23, 99) for lengths in updates]
 
 
 def stream_of_questions(rows: int, contexts: int, batch_rows: int, epochs: int) -> RowStream:

@@ -4,14 +4,11 @@ are one line that names file and record."""
 from __future__ import annotations
 
 import gzip
-import io
 import json
 import os
 import random
 import re
 import shutil
-import struct
-import tarfile
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -26,7 +23,7 @@ from gaudi_bert.config.sections import PackingSettings
 from gaudi_bert.tfrecords.files import find_vocabulary, list_record_files
 from gaudi_bert.tfrecords.histogram import histogram
 from gaudi_bert.tfrecords.verify import verify
-from gaudi_bert.tfrecords.write import pack, write
+from gaudi_bert.tfrecords.write import pack
 from tests.builders.packing_case import make_case, write_tfrecord
 from tests.builders.reporters import Listener, a_run
 from tests.builders.unreadable import open_folder, unreadable
@@ -144,18 +141,13 @@ TWO = file_entry("b.tfrecord", [[4, 1, 2]])
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ("{", "not a JSON file"),
-        ([1, 2], "is not as this version writes it"),
         ({"max_sequence_length": 2, "counts": [0, 0]}, "holds no sequence"),
         ({"max_sequence_length": 3, "counts": [1, 1]}, "2 counts for lengths 1 to 3"),
         ({**content(ONE), "counts": [0, 3, 0, 2]}, "length 4 is counted 2 times in all, but 1 times in the files"),
         (content({**ONE, "sequences": 5}), "the counts of a.tfrecord do not add up to its 5 sequences"),
-        (content({**ONE, "tokens": 11}), "do not add up to its 4 sequences, 11 tokens"),
-        ({**content(ONE), "sequences": 3}, "sequences is 3, the counts add up to 4"),
         ({**content(ONE), "tokens": 11}, "tokens is 11, the counts add up to 10"),
         (content(ONE, ONE), "a.tfrecord is counted twice"),
         ({**content(ONE), "files": [{**ONE, "counts": [[2, 1, 3], [4]]}]}, "must be rows of integers"),
-        ({**content(ONE), "files": [{**ONE, "counts": [[2, 1, 10**30]]}]}, "must be rows of integers"),
         ({**content(ONE), "files": [{**ONE, "counts": [[2, -1, 3]]}]}, "a.tfrecord has a negative count"),
         ({**content(ONE), "files": [{**ONE, "counts": [[2, 9, 3], [4, 2, 1]]}]}, "a masked count of a.tfrecord is 9"),
         (content(ONE) | {"files": [{**ONE, "sequences": 1, "tokens": 9, "counts": [[9, 1, 1]]}]}, "a.tfrecord is 9"),
@@ -174,7 +166,6 @@ def test_only_like_histograms_are_merged(tmp_path: Path) -> None:
         ("predictions", {**content(TWO), "max_predictions": 3}, "max_predictions is 3, but 2 in"),
         ("vocabulary", {**content(TWO), "vocabulary": None}, "vocabulary is None"),
         ("files", {**content(TWO), "files": None}, "has no counts per file while others have"),
-        ("same", content(ONE), "a.tfrecord is counted twice"),
     ):
         other = written(tmp_path, f"{name}.json", value)
         with pytest.raises(InputError, match=message):
@@ -244,10 +235,6 @@ def good(seed: int) -> dict:
     return random_sequence(random.Random(seed), 24, 4)
 
 
-def flip(data: bytes, place: int) -> bytes:
-    return data[:place] + bytes([data[place] ^ 4]) + data[place + 1 :]
-
-
 def refused_by_histogram(records: Path | str, out: Path, *parts: str) -> None:
     """In one line that names what it must, and nothing is written."""
     with pytest.raises(InputError) as caught:
@@ -277,42 +264,15 @@ def test_what_is_not_there_or_no_tfrecord_is_refused(tmp_path: Path) -> None:
         refused_by_histogram(tmp_path / name, tmp_path / "histogram.json", str(tmp_path / name), reason)
 
 
-def test_write_refuses_a_file_that_changed_since_it_was_counted(tmp_path: Path) -> None:
-    """The same size, legal records, but not those of the plan; or damaged."""
-    case = make_case(tmp_path, files=3, sequences_per_file=5)
-    target, out = case.records / "part-1", tmp_path / "again"
-    original = target.read_bytes()
-    end = struct.unpack_from("<Q", original)[0] + 16
-    for data, reason in ((original[end:] + original[:end], "crc32c"), (flip(original, len(original) // 2), "damaged")):
-        target.write_bytes(data)
-        with pytest.raises(InputError, match=f"^{target}: .*{reason}"):
-            write(case.records, case.plan, out, a_run(workers=1))
-        assert not (out / "metadata.json").exists()
-        assert not [path for path in out.glob("group-*.json") if "part-1" in path.read_text()]
-    target.write_bytes(original)
-    write(case.records, case.plan, out, a_run())
-    assert (out / "metadata.json").read_bytes() == (case.packed / "metadata.json").read_bytes()
-
-
 # --- files that are not records at all: refused by what they are, with the way in
 
 
-def tar_of(names: list[str]) -> bytes:
-    stream = io.BytesIO()
-    with tarfile.open(fileobj=stream, mode="w") as archive:
-        for name in names:
-            entry = tarfile.TarInfo(name)
-            entry.size = 3
-            archive.addfile(entry, io.BytesIO(b"abc"))
-    return stream.getvalue()
-
-
+TAR = bytes(257) + b"ustar" + bytes(250)
 FOREIGN = {
-    "shard-000.tar": (tar_of(["0001.txt"]), "a tar archive, as WebDataset"),
-    "shard-000.tar.gz": (gzip.compress(tar_of(["0001.txt"])), "a tar archive, as WebDataset"),
+    "shard-000.tar": (TAR, "a tar archive, as WebDataset"),
+    "shard-000.tar.gz": (gzip.compress(TAR), "a tar archive, as WebDataset"),
     "data.idx": (b"MMIDIDX\x00\x00" + bytes(30), "one of the two files of a Megatron data set"),
     "data.bin": (bytes(range(200)), "one of the two files of a Megatron data set"),
-    "table.parquet": (b"PAR1" + bytes(40), "a Parquet table;"),
     "table.arrow": (b"ARROW1\0\0" + bytes(40), "an Arrow table;"),
 }
 

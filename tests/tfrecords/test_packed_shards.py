@@ -120,23 +120,3 @@ def test_a_full_output_is_continued_where_it_stopped(tmp_path: Path) -> None:
             pack = following
         assert b"".join(pieces) == whole[:whole_size].tobytes()
         assert sizes.tolist() == right.tolist()
-
-
-@pytest.mark.parametrize(
-    ("schema", "status"),
-    [
-        (PackedSchema(64, 99, 3, 9), _EncodeStatus.TOO_DEEP),
-        (PackedSchema(64, 3, 4, 9), _EncodeStatus.TOO_MANY_MASKED),
-        (PackedSchema(63, 99, 4, 9), _EncodeStatus.TOO_MANY_TOKENS),
-    ],
-)
-def test_packs_that_are_not_feasible_are_refused(tmp_path: Path, schema: PackedSchema, status: _EncodeStatus) -> None:
-    rng = random.Random(7)
-    sequences = [of_length(rng, 16, 64, 9) for _ in range(8)]
-    for sequence in sequences:
-        sequence["masked_lm_weights"] = [1.0] + [0.0] * 8
-        sequence["masked_lm_positions"] = [15] + [0] * 8
-        sequence["masked_lm_ids"] = [7] + [0] * 8
-    group = index_of(tmp_path / "part", sequences, UnpackedSchema(64, 9))
-    encoder = PackEncoder(schema, group, Packs(np.arange(8, dtype=np.int32), np.array([0, 4, 8])))
-    assert encoder.encode(0, 2, np.zeros(1 << 16, np.uint8), np.zeros(2, np.uint32))[:2] == (status, 0)

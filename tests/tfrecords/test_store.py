@@ -96,19 +96,6 @@ def test_compressed_files_and_one_side_on_the_disk(s3: S3Server, tmp_path: Path)
     assert contents("s3://bucket/there.v2", objects) == local_contents(case.packed)
 
 
-def test_a_shard_that_is_missing_or_damaged_is_found(case: PackingCase, s3: S3Server) -> None:
-    objects, url = Objects(quick(s3.endpoint)), "s3://bucket/damaged"
-    upload(case.packed, url, objects)
-    shard = f"{url}/packed-00001-00002.tfrecord"
-    whole = objects.read(shard)
-    objects.write(shard, bytes([whole[0] ^ 1]) + whole[1:])
-    with pytest.raises(FailedError, match=f"^{shard}: "):
-        verify("s3://bucket/records", Path(url), a_run(store=objects.settings))
-    objects.remove(shard)
-    with pytest.raises(FailedError, match=f"^{shard}: the shard is missing"):
-        verify("s3://bucket/records", Path(url), a_run(store=objects.settings))
-
-
 @pytest.mark.parametrize(
     ("records", "message"),
     [

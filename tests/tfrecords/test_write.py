@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import struct
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -111,14 +112,19 @@ def change_plan(case: PackingCase, folder: Path, change: Callable[[dict[str, Any
 
 def test_files_that_are_not_those_of_the_plan_are_named(case: PackingCase, tmp_path: Path) -> None:
     records = Path(shutil.copytree(case.records, tmp_path / "records"))
+    data = (records / "part-3").read_bytes()
+    end = struct.unpack_from("<Q", data)[0] + 16
     for change, reason in (
+        (lambda: (records / "part-3").write_bytes(data[end:] + data[:end]), r"part-3: crc32c .* in the plan"),
+        (lambda: (records / "part-3").write_bytes(data[:99] + bytes([data[99] ^ 1]) + data[100:]), r"part-3: .* damaged"),
         (lambda: (records / "part-3").rename(records / "part-x"), r"part-x: is not in the plan"),
         (lambda: (records / "part-x").unlink(), r"file part-3 of the plan is missing"),
         (lambda: (records / "part-3").write_bytes(b"short"), r"part-3: 5 bytes, .* in the plan"),
     ):
         change()
         with pytest.raises(InputError, match=reason):
-            write(records, case.plan, tmp_path / "out", a_run(part=(0, 7)))
+            write(records, case.plan, tmp_path / "out", a_run(workers=1))
+        assert not (tmp_path / "out" / "metadata.json").exists()
 
 
 def test_a_folder_of_another_plan_is_refused(case: PackingCase, tmp_path: Path) -> None:

@@ -163,13 +163,6 @@ def test_only_the_newest_are_kept_and_the_newest_is_found(tmp_path) -> None:
     assert find_checkpoint(tmp_path / "run") == find_checkpoint(folder) == folder / "update-00000010.safetensors"
 
 
-def test_a_missing_checkpoint_is_one_line(tmp_path) -> None:
-    with pytest.raises(InputError, match="no checkpoint there"):
-        find_checkpoint(tmp_path)
-    with pytest.raises(InputError, match="no such checkpoint"):
-        read_checkpoint(tmp_path / "update-00000001.safetensors")
-
-
 # --- resuming a run: all is restored, another model is refused
 
 
@@ -189,18 +182,6 @@ def save_run(folder, model: Model, progress: dict | None = None):
     progress = progress or {"packs": 30, "order": 4, "processes": 2, "sequences": 80, "tokens": 900}
     checkpoint = Checkpoint(5, values, first, second, progress, {"run": SIGNATURE})
     return write_checkpoint(folder, checkpoint), checkpoint
-
-
-def test_model_moments_and_position_come_back(tmp_path) -> None:
-    _, stored = save_run(tmp_path, make_run(1)[0])
-    model, updates = make_run(2)
-    said: list[str] = []
-    assert resume_run(tmp_path, model, updates, SIGNATURE, said.append) == Progress(5, 30, 80, 900)
-    for loaded, values in zip(
-        (model.values(), *updates.moments()), (stored.variables, stored.first_moments, stored.second_moments), strict=True
-    ):
-        identical(loaded, dict(values))
-    assert said == []
 
 
 def test_a_checkpoint_of_another_order_is_refused_and_without_any_a_run_starts_at_the_beginning(tmp_path) -> None:

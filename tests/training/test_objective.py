@@ -13,7 +13,7 @@ from gaudi_bert.config.sections import TrainingSettings
 from gaudi_bert.config.values import EngineName
 from gaudi_bert.engines.protocol import Communicator, UpdateScalars
 from gaudi_bert.engines.tensorflow import updates as optimizers
-from gaudi_bert.engines.tensorflow.updates import _clip_factor, _Optimizer
+from gaudi_bert.engines.tensorflow.updates import _Optimizer
 from gaudi_bert.training.input import open_source
 from gaudi_bert.training.objective import Interval, LossDenominators, PretrainingObjective, denominators_for, dropout_seed
 from tests.builders import training_data as data
@@ -192,16 +192,6 @@ def test_equals_the_naive_optimizer_after_seven_updates(optimizer: str, changes:
     expected = naive.run(optimizer, values, gradients, rates, settings)
     for name, value in expected.items():
         agree(ours[name], value, 1e-6, scale=1.0)
-
-
-@pytest.mark.parametrize("largest", [0.0, 0.5, 1e6])
-def test_clipping_is_by_the_joint_norm_which_shows_what_is_not_finite(largest: float) -> None:
-    gradients = random_values(5)
-    factor, norm = _clip_factor([tf.constant(gradient) for gradient in gradients.values()], largest)
-    for gradient, value in zip(gradients.values(), naive.clip(gradients, largest).values(), strict=True):
-        agree(gradient * factor.numpy(), value, 1e-5)
-    agree(norm.numpy(), np.sqrt(sum((g.astype(float) ** 2).sum() for g in gradients.values())), 1e-5)
-    assert not np.isfinite(_clip_factor([tf.constant([1.0, np.inf])], largest)[1].numpy())
 
 
 # --- the figures of an interval

@@ -17,9 +17,9 @@ from gaudi_bert.engines.tensorflow import bert
 from gaudi_bert.engines.tensorflow.bert import _attention_bias
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.training.checkpoint import Checkpoint, write_checkpoint
-from gaudi_bert.training.verify_model import verify_model
+from gaudi_bert.training.verify_model import join_sequences, split_packs, verify_model
 from tests.builders import training_data
-from tests.builders.model_packs import pretraining_model
+from tests.builders.model_packs import pretraining_model, random_packs
 from tests.builders.reporters import QUIET
 
 
@@ -98,13 +98,14 @@ def test_a_wrong_gradient_is_found(monkeypatch):
         verify_model(checkpoint=None, data=None, reporter=QUIET)
 
 
-def test_what_cannot_be_verified_is_refused(tmp_path, checkpoint):
-    data = training_data.write_packed(tmp_path / "data", training_data.make_packs(3), vocabulary=10**6)
-    write_checkpoint(tmp_path / "bare", Checkpoint(1, {"bert/pooler/dense/bias": np.zeros(3, np.float32)}))
-    for model, records, reason in (
-        (checkpoint, data, "vocab_size"),
-        (tmp_path / "data", None, "no checkpoint there"),
-        (tmp_path / "bare", None, "no model settings"),
-    ):
-        with pytest.raises(InputError, match=reason):
-            verify_model(checkpoint=model, data=records, reporter=QUIET)
+def test_a_sequence_that_is_not_in_one_piece_is_refused():
+    batch = join_sequences(random_packs(1, [[3, 2]]), 7, 4, 3)
+    batch["input_mask"][0, 6] = 1
+    with pytest.raises(InputError, match="missing or split"):
+        split_packs(batch)
+
+
+def test_a_checkpoint_without_the_settings_of_its_model_is_refused(tmp_path):
+    write_checkpoint(tmp_path, Checkpoint(1, {"bert/pooler/dense/bias": np.zeros(3, np.float32)}))
+    with pytest.raises(InputError, match="no model settings"):
+        verify_model(checkpoint=tmp_path, data=None, reporter=QUIET)

@@ -40,20 +40,15 @@ def has_gaudi() -> bool:
     return importlib.util.find_spec("habana_frameworks") is not None
 
 
-def _prepare_torch(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Set what is not set; it has no effect once torch is imported."""
+def _prepare(environment: MutableMapping[str, str] = os.environ) -> None:
+    """Set what is not set; it has no effect once torch, or the vendor's software, is imported."""
     # PyTorch counts the cores that it may run on, and knows nothing of a container's share of their time.
     cores = limited_cores()
     threads = {} if cores is None else {"OMP_NUM_THREADS": str(cores)}
-    for name, value in {**_QUIET, **threads, **({} if "OMP_WAIT_POLICY" in environment else _SHORT_WAIT)}.items():
+    wait = {} if "OMP_WAIT_POLICY" in environment else _SHORT_WAIT
+    of_gaudi = VARIABLES if has_gaudi() and "habana_frameworks.torch" not in sys.modules else {}
+    for name, value in {**_QUIET, **threads, **wait, **of_gaudi}.items():
         environment.setdefault(name, value)
-
-
-def _prepare_gaudi(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Set what is not set, unless it is too late."""
-    if has_gaudi() and "habana_frameworks.torch" not in sys.modules:
-        for name, value in VARIABLES.items():
-            environment.setdefault(name, value)
 
 
 def environment_notes() -> tuple[str, ...]:
@@ -68,5 +63,4 @@ def environment_notes() -> tuple[str, ...]:
     return tuple(notes)
 
 
-_prepare_torch()
-_prepare_gaudi()
+_prepare()

@@ -21,7 +21,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.encoders.cpu import attention_in_cache, dropout, is_large_product, linear, product
+from gaudi_bert.encoders.cpu import attention_in_cache, dropout, is_large_product, linear, pack_weights, product
 from gaudi_bert.encoders.feeding import widen
 from gaudi_bert.model.config import BertConfig, layer_scope
 from gaudi_bert.model.heads import FORBIDDEN_SCORE
@@ -29,6 +29,9 @@ from gaudi_bert.model.heads import FORBIDDEN_SCORE
 WORDS = "bert/embeddings/word_embeddings"
 WORDS_TO_LOOK_UP = f"{WORDS}/rows"
 """The same variable where its rows are looked up, if their gradient is to be sparse."""
+_ALL_PARTS = ("query", "key", "value")
+_SOME_PARTS = (("query",), ("key", "value"))
+"""What is computed together of self-attention, where not every position is a query."""
 _Parameters = Mapping[str, Tensor]
 Attention = Callable[[Tensor, Tensor, Tensor, Tensor, float], Tensor]
 """Query, key, value, bias and the rate of dropout to the context of every query, [B, N, P, D]."""
@@ -191,6 +194,31 @@ def _encoder_layer(network: Network, scope: str, query_RH: Tensor, hidden_TH: Te
     return network.layer_norm(output_RH + attended_RH, f"{scope}/output/LayerNorm")
 
 
+def _joined(parameters: _Parameters, scope: str, parts: tuple[str, ...]) -> tuple[Tensor, Tensor]:
+    """The kernels of parts of self-attention side by side, [H, O], and their biases, [O]."""
+    name = f"{scope}/{'+'.join(parts)}"
+    if f"{name}/kernel" in parameters:
+        return parameters[f"{name}/kernel"], parameters[f"{name}/bias"]
+    biases = {part: parameters[f"{scope}/{part}/bias"] for part in parts}
+    if "key" in biases:  # whose true gradient is zero, as softmax is blind to it: zero it is given, not rounding noise
+        biases["key"] = biases["key"].detach()
+    return torch.cat([parameters[f"{scope}/{part}/kernel"] for part in parts], dim=1), torch.cat(list(biases.values()))
+
+
+def packed_parameters(parameters: _Parameters, config: BertConfig) -> dict[str, Tensor]:
+    """Return what the encoder's layers multiply by, joined and in the layout of products of few rows; without gradients."""
+    packed = dict(parameters)
+    for layer in range(config.num_hidden_layers):
+        scope = layer_scope(layer)
+        for parts in (_ALL_PARTS, *_SOME_PARTS):
+            name = f"{scope}/attention/self/{'+'.join(parts)}"
+            kernel_HO, bias_O = _joined(parameters, f"{scope}/attention/self", parts)
+            packed |= {f"{name}/kernel": pack_weights(kernel_HO), f"{name}/bias": bias_O}
+        for name in ("attention/output/dense", "intermediate/dense", "output/dense"):
+            packed[f"{scope}/{name}/kernel"] = pack_weights(parameters[f"{scope}/{name}/kernel"])
+    return packed
+
+
 def _self_attention(network: Network, scope: str, query_RH: Tensor, hidden_TH: Tensor, bias_B1PL: Tensor) -> Tensor:
     """The context of every query, [R, H], before the output projection."""
     config, (packs, _, queries, length) = network.config, bias_B1PL.shape
@@ -198,19 +226,14 @@ def _self_attention(network: Network, scope: str, query_RH: Tensor, hidden_TH: T
 
     def project(inputs: Tensor, positions: int, parts: tuple[str, ...]) -> tuple[Tensor, ...]:
         """Return for each of `parts` what the heads see of `inputs`, [B, N, positions, D]: one product for all parts."""
-        kernel_HO = torch.cat([network.parameters[f"{scope}/{part}/kernel"] for part in parts], dim=1)
-        biases = {part: network.parameters[f"{scope}/{part}/bias"] for part in parts}
-        if "key" in biases:  # whose true gradient is zero, as softmax is blind to it: zero it is given, not rounding noise
-            biases["key"] = biases["key"].detach()
-        bias_O = torch.cat(list(biases.values()))
-        fused = product(inputs, kernel_HO, bias_O)
+        fused = product(inputs, *_joined(network.parameters, scope, parts))
         return tuple(part.transpose(1, 2) for part in fused.reshape(packs, positions, len(parts), heads, size).unbind(2))
 
     if query_RH is hidden_TH:
-        query_BNPD, key_BNLD, value_BNLD = project(hidden_TH, length, ("query", "key", "value"))
+        query_BNPD, key_BNLD, value_BNLD = project(hidden_TH, length, _ALL_PARTS)
     else:
-        (query_BNPD,) = project(query_RH, queries, ("query",))
-        key_BNLD, value_BNLD = project(hidden_TH, length, ("key", "value"))
+        (query_BNPD,) = project(query_RH, queries, _SOME_PARTS[0])
+        key_BNLD, value_BNLD = project(hidden_TH, length, _SOME_PARTS[1])
     rate = config.attention_probs_dropout_prob if network.training else 0.0
     context_BNPD = network.attention(query_BNPD, key_BNLD, value_BNLD, bias_B1PL, rate)
     return context_BNPD.transpose(1, 2).reshape(packs * queries, heads * size)

@@ -1,4 +1,4 @@
-"""Models in PyTorch as `engines/protocol.Model`: what all of them share, BERT with each of its heads, and the sums of these.
+"""Models in PyTorch as `engines/protocol.Model`: what all of them share, BERT, any other encoder, and the sums of the heads.
 
 Letters: B packs, L positions, Q masked slots, S depth, P rows of logits, C values or classes of a head, H hidden size,
 K sums of a head, V vocabulary.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -28,12 +28,15 @@ from gaudi_bert.engines.pytorch.bert import (
     attention_on,
     encode_packs,
     next_sentence_scores,
+    packed_parameters,
     pool,
     word_scores,
 )
-from gaudi_bert.model.config import BertConfig, initial_value, is_decayed
-from gaudi_bert.model.features import check_logits
-from gaudi_bert.model.heads import OTHER_SEQUENCE, Loss, PretrainingHead, TaskHead, VectorHead, variables_of
+from gaudi_bert.model.config import BertConfig, EncoderConfig, initial_value, is_decayed
+from gaudi_bert.model.heads import OTHER_SEQUENCE, Loss, PretrainingHead, TaskHead, VectorHead, check_logits, variables_of
+
+if TYPE_CHECKING:
+    from gaudi_bert.encoders.packed_model import PackedModel
 
 Tensors = Mapping[str, Tensor]
 _WORK_SEED = np.array([1, 2], np.int32)
@@ -98,16 +101,17 @@ class TorchModel(ABC):
             sums = self.sums(outputs, tensors)
         return to_numpy(outputs.float()) if head.keeps_outputs else None, to_numpy(sums.float())
 
-    def trial(self, batch: BatchArrays, loss: Loss) -> Trial:
-        """Outputs, losses and gradients of a model of pretraining."""
-        raise InputError("an encoder of transformers: BERT's heads of pretraining are tried only")
-
     def work(self, batch: BatchArrays) -> float:
         """One forward and backward pass with dropout; a number that needs all gradients. For timing."""
         loss, _ = self.loss(self.tensors(batch), _WORK_SEED, torch.ones(2, device=self.device))
         trained = [parameter for parameter in self.parameters_by_name.values() if parameter.requires_grad]
         gradients = torch.autograd.grad(loss, trained, allow_unused=True)
         return float(sum(gradient.sum() for gradient in gradients if gradient is not None))
+
+    def freeze(self) -> None:
+        """Give up training, and loading of weights: they may be arranged for passes over few rows."""
+        for parameter in self.parameters_by_name.values():
+            parameter.requires_grad_(False)
 
     # --- what `updates.py` needs
 
@@ -172,6 +176,7 @@ class TorchBert(TorchModel):
             self.parameters_by_name[name] = torch.nn.Parameter(value.to(self.device))
         self.attention = attention_on(self.device.type, device is not None and device.fuses_attention)
         self._is_compiled = compiler is not None
+        self._frozen: dict[str, Tensor] | None = None
         self._compute: Callable[..., Any] = self._heads
         if compiler is not None:
             self._compute = torch.compile(self._heads, backend=compiler, dynamic=False, fullgraph=True)
@@ -208,7 +213,15 @@ class TorchBert(TorchModel):
             },
         )
 
+    def freeze(self) -> None:
+        """Give up training, and loading of weights: a copy of them is arranged for passes over few rows."""
+        super().freeze()
+        if self.compute_dtype == "float32" and not self._is_compiled:
+            self._frozen = packed_parameters(self.parameters_by_name, self.config)
+
     def _parameters(self) -> dict[str, Tensor]:
+        if self._frozen is not None:
+            return self._frozen
         if self.compute_dtype == "float64":
             return {name: parameter.double() for name, parameter in self.parameters_by_name.items()}
         parameters: dict[str, Tensor] = dict(self.parameters_by_name)
@@ -247,6 +260,99 @@ def pretraining_outputs(network: Network, batch: Tensors) -> tuple[Tensor, Tenso
     first_PH, masked_PH = read_BPH[:, :depth].flatten(0, 1), read_BPH[:, depth:].flatten(0, 1)
     words_BQV = word_scores(network, masked_PH).reshape(packs, -1, network.config.vocab_size)
     return words_BQV, next_sentence_scores(network, first_PH).reshape(packs, -1, 2)
+
+
+# --- any encoder of `transformers`: its own classes, heads and names of weights, fed packs (`encoders/packed_model.py`)
+
+
+def build_encoder(
+    spec: ModelSpec,
+    device: Device | None,
+    *,
+    seed: int | None,
+    compute_dtype: ComputeDtype | None = None,
+    compiler: str | None = None,
+) -> _TorchEncoder:
+    """An encoder with a head; its initial values are those of `transformers`, drawn from the seed (of 0 where it is None).
+
+    Raises:
+        InputError: packs cannot be fed to such a model, or `transformers` has no such head for it.
+    """
+    from gaudi_bert.encoders.encoder_weights import class_of, config_of  # these load transformers
+    from gaudi_bert.encoders.feeding_trial import feeding_of
+    from gaudi_bert.encoders.packed_model import PackedModel
+    from gaudi_bert.encoders.trial import MODEL_ERRORS, quiet_transformers, reason_of
+
+    config = config_of(cast(EncoderConfig, spec.config), spec.head)
+    kind = class_of(config, spec.head)
+    feeding = feeding_of(config, kind=kind)
+    try:
+        with torch.random.fork_rng(devices=[]), quiet_transformers():
+            torch.manual_seed(0 if seed is None else seed)
+            module = kind._from_config(config).float()  # noqa: SLF001 - how transformers makes one of a config
+    except MODEL_ERRORS as error:
+        problem = f"cannot be built: {reason_of(error)}; correct its config.json"
+        raise InputError(f"model type {config.model_type!r}: {problem}") from error
+    packed = PackedModel(module, feeding, spec.head if isinstance(spec.head, TaskHead) else None)
+    packed.try_packs(training=True)
+    if isinstance(spec.head, TaskHead):
+        packed.try_head()
+    return _TorchEncoder(spec, device, compute_dtype, packed, compiler)
+
+
+class _TorchEncoder(TorchModel):
+    """A model of `transformers` on packs, on its device, and compiled where that was chosen."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        device: Device | None,
+        compute_dtype: ComputeDtype | None,
+        packed: PackedModel,
+        compiler: str | None,
+    ) -> None:
+        super().__init__(spec, device, compute_dtype)
+        self.packed, self.module = packed, packed.module.to(self.device)
+        self.parameters_by_name = dict(self.module.named_parameters())
+        self._undecayed = {name for name in self.parameters_by_name if name.endswith("bias")}
+        for path, inner in self.module.named_modules():
+            if "Norm" in type(inner).__name__:
+                self._undecayed |= {f"{path}.{name}" for name, _ in inner.named_parameters(recurse=False)}
+        if self.recomputes:
+            # Names of transformers of today, and before.
+            names = ("activation_checkpointing_enable", "gradient_checkpointing_enable")
+            try:
+                next(getattr(self.module, name) for name in names if hasattr(self.module, name))({"use_reentrant": False})
+            except ValueError as error:
+                kind = type(self.module).__name__
+                raise InputError(f"recompute = true: {kind} cannot compute its layers twice; set it to false") from error
+        self._compute: Callable[[Tensors], Tensor] = self._outputs
+        if compiler is not None:
+            self._compute = torch.compile(self._outputs, backend=compiler, dynamic=False, fullgraph=True)
+
+    def buffers(self) -> dict[str, Tensor]:
+        """Return what the module stores in addition to its parameters: statistics of its layers, for one."""
+        return self.packed.stored_buffers()
+
+    def is_decayed(self, name: str) -> bool:
+        """Whether weight decay applies to a variable: not to biases, nor to the scales of norms."""
+        return name not in self._undecayed and self.parameters_by_name[name].requires_grad
+
+    def checked(self, batch: BatchArrays) -> BatchArrays:
+        self.packed.check_tokens(batch)
+        return batch
+
+    def forward(self, batch: Tensors, training: bool) -> Tensor:
+        """Return what the head gives: [B, S, C], [B, L, C], or scores of words [B, Q, V]; wide."""
+        self.packed.train(training)
+        return self._compute(batch)
+
+    def _outputs(self, batch: Tensors) -> Tensor:
+        head = self.spec.head
+        return self.packed.vectors(batch, head) if isinstance(head, VectorHead) else self.packed.answers(batch)
+
+
+# --- what goes to the device and comes back
 
 
 def _on_device(batch: BatchArrays, device: torch.device) -> dict[str, Tensor]:

@@ -38,8 +38,7 @@ from gaudi_bert.engines.tensorflow.operations import (
     without_gradient,
 )
 from gaudi_bert.model.config import BertConfig, layer_scope
-from gaudi_bert.model.features import check_logits
-from gaudi_bert.model.heads import FORBIDDEN_SCORE
+from gaudi_bert.model.heads import FORBIDDEN_SCORE, check_logits
 
 # Every dropout of the model has a number.
 _EMBEDDINGS_DROPOUT_SITE = 0

@@ -27,7 +27,6 @@ from gaudi_bert.engines.tensorflow.bert import (
 )
 from gaudi_bert.engines.tensorflow.operations import ForwardPass, as_graph, dense, widen
 from gaudi_bert.model.config import BertConfig, initial_value
-from gaudi_bert.model.features import check_logits
 from gaudi_bert.model.heads import (
     LOWEST_HIDDEN,
     OTHER_SEQUENCE,
@@ -36,6 +35,7 @@ from gaudi_bert.model.heads import (
     PretrainingHead,
     TaskHead,
     VectorHead,
+    check_logits,
     variables_of,
 )
 

@@ -373,7 +373,7 @@ def _placed(settings: PipelineSettings, component: str, spec: Manifest, placemen
     values: Manifest = {
         "nodeSelector": dict(placement.node_selector),
         "affinity": dict(placement.affinity),
-        "tolerations": [toleration.as_manifest() for toleration in placement.tolerations],
+        "tolerations": [toleration.model_dump(exclude_none=True) for toleration in placement.tolerations],
         "priorityClassName": placement.priority_class,
         "runtimeClassName": placement.runtime_class,
     }

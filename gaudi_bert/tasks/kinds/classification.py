@@ -20,11 +20,11 @@ from typing import Any, cast
 
 import numpy as np
 
-from gaudi_bert.common.arrays import AnyArray, BatchArrays, Float32Array, IntArray
+from gaudi_bert.common.arrays import NOT_PREDICTED, AnyArray, BatchArrays, Float32Array, IntArray
 from gaudi_bert.config.sections import TaskSettings
 from gaudi_bert.rows.answers import TagScheme, class_answers, multi_label_answers, number_answers, tag_answers, tagged_words
 from gaudi_bert.rows.packs import Placement
-from gaudi_bert.rows.types import IGNORED, NO_WORD, Row, Sequences, TaggedRow
+from gaudi_bert.rows.types import NO_WORD, Row, Sequences, TaggedRow
 from gaudi_bert.tasks.kinds.task import NO_VOCABULARY, Draw, Task, TextTask, Vocabulary
 from gaudi_bert.tasks.ranking import correlations
 
@@ -132,8 +132,8 @@ class TokenClassification(Task):
         if sequences.target is None:
             words = placed.tokens(cast(IntArray, sequences.words), NO_WORD)
             return {"target_weights": (words != NO_WORD).astype(np.float32)}
-        targets = placed.tokens(sequences.target.astype(np.int32), IGNORED)
-        return {"targets": np.maximum(targets, 0), "target_weights": (targets != IGNORED).astype(np.float32)}
+        targets = placed.tokens(sequences.target.astype(np.int32), NOT_PREDICTED)
+        return {"targets": np.maximum(targets, 0), "target_weights": (targets != NOT_PREDICTED).astype(np.float32)}
 
     def metrics(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> dict[str, float]:
         """f1, precision, recall of entities, or f1_macro of tags; accuracy of words. A word that was cut off is outside."""

@@ -48,15 +48,13 @@ _SHOWN = 3
 
 
 class TextTable(NamedTuple):
-    """The distinct texts of rows, with their prompts, in the order in which they appear; those of row i are
-    `members[starts[i] : starts[i + 1]]`.
+    """The distinct texts of rows, with their prompts, in the order in which they appear; `rows`: those of each row.
 
     `content` [texts]: equal for texts that are equal without their prompts.
     """
 
     texts: list[TextRow]
-    members: IntArray
-    starts: IntArray
+    rows: GroupedRows
     content: IntArray
 
 
@@ -80,8 +78,7 @@ class Embedding(Task):
     def paired(self, sequences: Sequences, rows: Sequence[Row]) -> PairedRows:
         """Every text is compared with those of all rows."""
         table, scores = texts_of_rows(self.settings, rows), _scores(rows)
-        groups = GroupedRows(table.members, table.starts)
-        return PairedRows(groups, partial(_loss, self.settings, table, groups, scores), has_answers=scores is None)
+        return PairedRows(table.rows, partial(_loss, self.settings, table, scores), has_answers=scores is None)
 
     def metrics(self, vectors: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> dict[str, float]:
         """Return those of a search, or pearson and spearman; `vectors` are of the distinct texts."""
@@ -106,7 +103,7 @@ class Embedding(Task):
             return
         queries, documents, query_of_row, answer_of_row = _search_of(table)
         texts = chain.from_iterable(cast(TupleRow, row).texts for row in rows)
-        text_of = dict(zip(table.members.tolist(), texts, strict=True))
+        text_of = dict(zip(table.rows.members.tolist(), texts, strict=True))
         nearest_QK = search(vectors[queries], vectors[documents])
         for cosine, query, answer in zip(alike, query_of_row, answer_of_row, strict=True):
             above = np.flatnonzero(nearest_QK[query] == answer)
@@ -120,24 +117,24 @@ class Embedding(Task):
 
 def _search_of(table: TextTable) -> tuple[IntArray, IntArray, IntArray, IntArray]:
     """The distinct anchors, the distinct other texts, and which of both are the anchor and the positive of each row."""
-    anchors, positives = table.members[table.starts[:-1]], table.members[table.starts[:-1] + 1]
+    members, firsts = table.rows.members, table.rows.starts[:-1]
+    anchors, positives = members[firsts], members[firsts + 1]
     queries, query_of_row = np.unique(anchors, return_inverse=True)
-    documents = np.unique(np.delete(table.members, table.starts[:-1]))
+    documents = np.unique(np.delete(members, firsts))
     return queries, documents, query_of_row, np.searchsorted(documents, positives)
 
 
 def _loss(
     settings: TaskSettings,
     table: TextTable,
-    groups: GroupedRows,
     scores: FloatArray | None,
     outputs_NC: FloatArray,
     sequences_N: IntArray,
     rows: IntArray,
 ) -> LossAndGradient:
     """In-batch negatives, or of pairs with a score."""
-    texts = np.searchsorted(sequences_N, groups.of(rows))
-    sizes = groups.starts[rows + 1] - groups.starts[rows]
+    texts = np.searchsorted(sequences_N, table.rows.of(rows))
+    sizes = table.rows.starts[rows + 1] - table.rows.starts[rows]
     first = np.cumsum(sizes) - sizes
     anchors, positives = texts[first], texts[first + 1]
     of_vectors: LossOfVectors
@@ -176,13 +173,13 @@ def texts_of_rows(settings: TaskSettings, rows: Sequence[Row], *, lower_case: bo
                 content.append(contents.setdefault(text, len(contents)))
     sizes = np.fromiter((len(cast(TupleRow, row).texts) for row in rows), np.int64, len(rows))
     starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
-    return TextTable(texts, np.array(members, np.int64), starts, np.array(content, np.int64))
+    return TextTable(texts, GroupedRows(np.array(members, np.int64), starts), np.array(content, np.int64))
 
 
 def _cosines(vectors: Float32Array, table: TextTable) -> FloatArray:
     """Return the cosine of the first two texts of each row."""
-    firsts = table.starts[:-1]
-    return cosines(vectors[table.members[firsts]], vectors[table.members[firsts + 1]])
+    members, firsts = table.rows.members, table.rows.starts[:-1]
+    return cosines(vectors[members[firsts]], vectors[members[firsts + 1]])
 
 
 def _scores(rows: Sequence[Row]) -> FloatArray | None:

@@ -202,7 +202,7 @@ def _first_value(word: int, ends: int) -> int:
 
 
 @borrowing_kernel
-def decode_varints(at: int, end: int, values: Int32Array) -> bool:
+def _decode_varints(at: int, end: int, values: Int32Array) -> bool:
     """Fill `values` with the numbers in [at, end); whether they are exactly as many, of at most five bytes and 31 bits."""
     if end - at == values.size:
         return _decode_bytes(at, values)
@@ -308,7 +308,7 @@ def _decode_records(
                 if span.bytes != 4 * row.size:
                     return record
                 copy_bytes(address_of(row), span.start, 4 * row.size)  # as bits
-            elif not decode_varints(span.start, end, row):
+            elif not _decode_varints(span.start, end, row):
                 return record
     return -1
 

@@ -37,11 +37,11 @@ from gaudi_bert.config.sections import TaskSettings
 from gaudi_bert.engines.protocol import Communicator, ModelSpec, UpdateLoss
 from gaudi_bert.rows.packs import lay_out_packs
 from gaudi_bert.rows.reading import check_first_row
-from gaudi_bert.rows.types import Sequences, TupleRow
+from gaudi_bert.rows.types import LANGUAGE_MODELLING, Sequences, TupleRow
 from gaudi_bert.tasks.contrast import PairedRows
 from gaudi_bert.tasks.kinds.retrieval import CORRELATIONS
 from gaudi_bert.tasks.kinds.task import TaskObjective, learns_pairs
-from gaudi_bert.tasks.task_data import TaskData, is_labelled
+from gaudi_bert.tasks.task_data import TaskData
 from gaudi_bert.tasks.task_models import sees_only_before
 from gaudi_bert.tasks.update_plan import RowStream, UpdateShape, choose_shape
 from gaudi_bert.training.input import Batch
@@ -319,7 +319,7 @@ def finetune(
     with local_copies(paths, settings.store) as copies:
         name = settings.task.name
         if name is not None:
-            check_first_row(str(copies[0]), name, settings.task, labelled=is_labelled(name))
+            check_first_row(str(copies[0]), name, settings.task, labelled=name not in LANGUAGE_MODELLING)
         job = _job_of(settings, FineTuneInput(*copies), Path(out))  # type: ignore[arg-type]
         return run_job(job, settings, out, **options)
 

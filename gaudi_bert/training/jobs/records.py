@@ -22,7 +22,7 @@ from gaudi_bert.artefacts.packed import Metadata
 from gaudi_bert.artefacts.results import StageOutput
 from gaudi_bert.artefacts.training import EvaluationFigures, LossFigures, TrainingResult
 from gaudi_bert.artefacts.work_folder import TRAINING_NAME
-from gaudi_bert.common.arrays import BatchArrays
+from gaudi_bert.common.arrays import AnyArray, BatchArrays
 from gaudi_bert.common.files import read_text, write_json, write_text
 from gaudi_bert.common.progress import Reporter, count_of
 from gaudi_bert.config.pipeline import PipelineSettings
@@ -32,7 +32,6 @@ from gaudi_bert.config.shipped import name_of_sizes
 from gaudi_bert.config.values import free_settings
 from gaudi_bert.engines.protocol import Model, ModelSpec
 from gaudi_bert.model.config import parameter_count
-from gaudi_bert.model.features import join_sequences, split_packs
 from gaudi_bert.model.heads import PretrainingHead
 from gaudi_bert.training.evaluate import RecordsEvaluation
 from gaudi_bert.training.input import DataSource, TrainingOrder, check_fits, open_data, training_batches
@@ -166,9 +165,7 @@ class _RecordsJob(Job[TrainingResult]):
         packed = next(training_batches(self._source, self._config, settings.micro_batch_packs, order))
         # A card works by itself: only the clock knows how long. On a CPU, the work of other processes is not counted.
         clock = time.process_time if run.device.kind == "cpu" else time.perf_counter
-        rows, length = packed["input_ids"].shape
-        singles = [[placed.sequence] for placed in split_packs(packed)][:rows]
-        unpacked = join_sequences(singles, length, self._source.schema.max_predictions, 1)
+        unpacked = _first_sequences(packed, self._source.schema.max_predictions)
 
         def seconds(inputs: BatchArrays) -> float:
             started = clock()
@@ -224,6 +221,18 @@ def _copy_tokenizer(data: Path, run: Path, lower_case: bool, positions: int, sto
 
 _PAIRS = 5
 _TOLERANCE = 1.05
+
+
+def _first_sequences(packed: BatchArrays, masked_slots: int) -> BatchArrays:
+    """The first sequence of each pack in a row that it has for itself, with so many masked slots."""
+    is_own_BL, is_own_BQ = packed["input_mask"] == 1, packed["masked_lm_weights"][:, :masked_slots] == 1
+    unpacked: dict[str, AnyArray] = {}
+    for name, values in packed.items():
+        if name.startswith("next_sentence_"):
+            unpacked[name] = values[:, :1]
+        else:
+            unpacked[name] = values[:, :masked_slots] * is_own_BQ if name.startswith("masked_lm_") else values * is_own_BL
+    return unpacked
 
 
 def _realized_speedup(

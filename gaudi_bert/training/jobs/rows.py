@@ -187,17 +187,15 @@ class FineTuneJob(Job[FineTuning]):
             reporter.say(f"{path}: {sequences.cut_rows:,} of {len(rows):,} rows are too long and were {what}")
         packings: tuple[Packing, ...] = ()
         counts = counts_of(sequences, length)
-        if is_first and not self.plans_packs:
-            pass  # they are built when they are read
-        elif self.section.row_lengths is None:
-            packings = (pack_histogram(Histogram(length, counts), self.section.algorithm, depth),)
-        else:
+        if self.section.row_lengths is not None:
             try:
                 chosen = self._row_lengths(counts, depth)
             except InputError as error:
                 raise InputError(f"finetune.row_lengths: {path}: {error}") from error
             packings = chosen.packings
             self._costs = [chosen.cost_line()] if is_first else self._costs
+        elif self.plans_packs or not is_first:  # others are built when they are read
+            packings = (pack_histogram(Histogram(length, counts), self.section.algorithm, depth),)
         return TaskData(path, file_identity(path), rows, sequences, packings)
 
     def _row_lengths(self, counts: IntArray, depth: int | str) -> RowLengths:

@@ -24,7 +24,7 @@ import torch
 from torch.utils import backend_registration
 
 from gaudi_bert.engines import pytorch as gaudi
-from gaudi_bert.engines.pytorch import VARIABLES, _prepare_gaudi, _prepare_torch
+from gaudi_bert.engines.pytorch import VARIABLES, _prepare
 from tests.builders import training_data as data
 from tests.builders.agree import agree
 from tests.builders.bert_folder import VOCABULARY, write_rows, write_tokenizer
@@ -117,12 +117,11 @@ def types_of(events: Events, *operations: str) -> set[str]:
 
 
 def check_order(events: Events, **variables: str) -> None:
-    """Variables, then the package, then the device, and only then anything on it; nothing fused."""
+    """Variables, then the package, then the device, and only then anything on it."""
     assert names(events)[:2] == [PACKAGE, CORE]
     for event in events[:2]:
         assert event["environment"] == {**VARIABLES, **variables}
     assert names(events).count(CORE) == 1
-    assert FUSED not in names(events)
 
 
 def figures(out: Path) -> list[float]:
@@ -141,7 +140,7 @@ def test_one_process_and_the_task_that_it_goes_on_with(folder: Path, tmp_path: P
     assert "a resumed run may differ in rounding" in note
     (events,) = calls_of(tmp_path)
     check_order(events)
-    assert not {HCCL, "process group", "all_reduce", "initialize_distributed_hpu"} & set(names(events))
+    assert not {FUSED, HCCL, "process group", "all_reduce", "initialize_distributed_hpu"} & set(names(events))
     compiled = [event for event in events if event["call"] == "compile"]
     assert [(event["devices"], event["symbols"]) for event in compiled] == [(["hpu"], [])] * 2
     assert types_of(events, "bmm") == {"bfloat16"}
@@ -155,38 +154,32 @@ def test_one_process_and_the_task_that_it_goes_on_with(folder: Path, tmp_path: P
     check_order(*calls_of(tmp_path / "tuned"))
 
 
-def test_a_bridge_that_is_imported_by_name_computes_what_a_cpu_does(folder: Path, tmp_path: Path) -> None:
+def test_a_bridge_that_is_imported_by_name_computes_what_a_cpu_does_by_the_vendors_attention(
+    folder: Path, tmp_path: Path
+) -> None:
     """In float32, not compiled, with the automatic device; and the same run on a CPU, which loads nothing of the vendor's.
 
-    A variable that the user set stays, and is named.
+    A variable that the user set stays, and is named. Every layer calls the vendor's attention, when training and when
+    evaluating, with one mask for all heads.
     """
     by_name = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
-    command = train_command(tmp_path / "hpu" / "run", "compile=false", "device=auto")
+    asked = ("gaudi_fused_attention=true", "compile=false")
+    command = train_command(tmp_path / "hpu" / "run", "device=auto", *asked)
     done = run(folder, tmp_path / "hpu", command, PT_HPU_LAZY_MODE="1", **by_name)
     assert "note: PT_HPU_LAZY_MODE=1 is set in the environment and stays (the default here is 0)" in done.stderr
-    run(folder, tmp_path / "cpu", train_command(tmp_path / "cpu" / "run", "device=cpu"), **by_name)
+    run(folder, tmp_path / "cpu", train_command(tmp_path / "cpu" / "run", "device=cpu", *asked), **by_name)
     assert calls_of(tmp_path / "cpu") == []
     (events,) = calls_of(tmp_path / "hpu")
     check_order(events, PT_HPU_LAZY_MODE="1")
     assert "compile" not in names(events)
-    assert types_of(events, "addmm", "mm", "bmm", "_softmax") == {"float32"}
-    assert len(figures(tmp_path / "hpu" / "run")) > 6
-    agree(figures(tmp_path / "hpu" / "run"), figures(tmp_path / "cpu" / "run"), 1e-5, scale=1.0)
-
-
-def test_the_vendors_attention_is_called_as_documented_and_computes_the_same(folder: Path, tmp_path: Path) -> None:
-    """Every layer calls it, when training and when evaluating, with one mask for all heads; figures are those of a CPU."""
-    for device in ("hpu", "cpu"):
-        asked = ("gaudi_fused_attention=true", "compile=false", f"device={device}")
-        run(folder, tmp_path / device, train_command(tmp_path / device / "run", *asked))
-    (events,) = calls_of(tmp_path / "hpu")
-    assert names(events).index(CORE) < names(events).index(FUSED)
+    assert types_of(events, "addmm", "mm") == {"float32"}
     called = [event for event in events if event["call"] == "FusedSDPA"]
     assert len(called) >= 3 * data.MODEL["num_hidden_layers"]
     for event in called:
         (packs, _, queries, _), mask = event["query"], event["mask"]
         assert mask == [packs, 1, queries, data.LENGTH]
         assert (event["dropout_p"], event["is_causal"], set(event["types"])) == (0.0, False, {"float32"})
+    assert len(figures(tmp_path / "hpu" / "run")) > 6
     agree(figures(tmp_path / "hpu" / "run"), figures(tmp_path / "cpu" / "run"), 1e-5, scale=1.0)
 
 
@@ -195,7 +188,7 @@ def test_the_vendors_attention_is_called_as_documented_and_computes_the_same(fol
     [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, None)],
 )
 def test_how_long_threads_wait_is_set_unless_the_user_has_set_it(given: dict[str, str], wait: str | None) -> None:
-    _prepare_torch(given)
+    _prepare(given)
     assert given.get("GOMP_SPINCOUNT") == wait
 
 
@@ -205,10 +198,10 @@ def test_variables_that_come_too_late_are_not_set_and_are_named(monkeypatch: pyt
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
     early: dict[str, str] = {"PT_HPU_LAZY_MODE": "1"}
-    _prepare_gaudi(early)
-    assert early == {**VARIABLES, "PT_HPU_LAZY_MODE": "1"}
+    _prepare(early)
+    assert {**early, **VARIABLES, "PT_HPU_LAZY_MODE": "1"} == early
     monkeypatch.setitem(sys.modules, "habana_frameworks.torch", types.ModuleType("habana_frameworks.torch"))
-    _prepare_gaudi()
+    _prepare()
     assert not VARIABLES.keys() & os.environ.keys()
     notes = gaudi.environment_notes()
     assert notes[0] == "note: PT_HPU_LAZY_MODE was not set when torch was imported; set it to 0 before that"

@@ -1,6 +1,4 @@
-"""Updates on a device: nothing waits for it, layers computed twice give the same bits, and what has no deterministic kernel
-is refused.
-"""
+"""Updates on a device: layers computed twice give the same bits, and what has no deterministic kernel is refused."""
 
 from __future__ import annotations
 
@@ -12,58 +10,18 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.sections import FineTuneSettings, TrainingSettings
 from gaudi_bert.engines import load_engine
 from gaudi_bert.engines.protocol import Communicator, ModelSpec, UpdateScalars
 from gaudi_bert.engines.pytorch import engine as engine_module
-from gaudi_bert.engines.pytorch.model import ahead_on_device
 from gaudi_bert.model.config import BertConfig, EncoderConfig
-from gaudi_bert.model.heads import Head, PretrainingHead
-from tests.builders import training_updates as work
 from tests.builders.agree import agree, identical
-from tests.builders.task_batches import HEADS, LENGTH, TEXTS, batch_of, packs_of
+from tests.builders.task_batches import LENGTH, TEXTS, batch_of, packs_of
 from tests.builders.torch_models import MODELS
 
 VOCABULARY = 61
-
-
-# Operations of which PyTorch documents that they have no deterministic kernel on a GPU, as far as a model of text has them.
-NOT_DETERMINISTIC = (
-    *("put_", "put", "kthvalue", "median", "nanmedian", "histc", "bincount", "cumsum", "cumprod", "scatter_reduce"),
-    *("_ctc_loss", "nll_loss2d_forward", "_embedding_bag", "_embedding_bag_dense_backward", "grid_sampler_2d_backward"),
-)
-
-
-class NoWaiting(TorchDispatchMode):
-    """Refuses operations for which the host waits until a device is done, or whose bits a GPU would not repeat."""
-
-    def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
-        name = function.overloadpacket.__name__
-        assert name not in NOT_DETERMINISTIC
-        assert name not in ("_local_scalar_dense", "nonzero", "masked_select", "equal", "is_nonzero", "unique_dim"), name
-        return function(*arguments, **(options or {}))
-
-
-@pytest.mark.parametrize(
-    "head", [PretrainingHead("sequence"), *HEADS], ids=lambda head: getattr(head, "kind", "pretraining")
-)
-def test_nothing_in_a_micro_batch_waits_for_the_device(head: Head) -> None:
-    sizes = {"hidden_size": 12, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 20}
-    config = BertConfig(**sizes, vocab_size=VOCABULARY, max_position_embeddings=LENGTH)
-    model = load_engine("pytorch").build(ModelSpec(config, head), seed=1)
-    batch = (
-        work.packed(work.packs_of(1)) if head == PretrainingHead("sequence") else batch_of(packs_of(head, VOCABULARY), head)
-    )
-    factors, seed = torch.ones(2), np.array([1, 2], np.int32)
-    (tensors,) = ahead_on_device([batch], model.device)
-    with NoWaiting():
-        loss, sums = model.loss(tensors, seed, factors)
-        loss.backward()
-    assert bool(sums.isfinite().all())
-    assert any(bool(parameter.grad.any()) for parameter in model.parameters_by_name.values() if parameter.grad is not None)
 
 
 # --- layers that are computed twice, and kernels that repeat their bits

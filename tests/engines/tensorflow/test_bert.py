@@ -10,7 +10,7 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.engines.tensorflow.bert import encode_packs
 from gaudi_bert.engines.tensorflow.model import _pretraining_sums
 from gaudi_bert.engines.tensorflow.operations import pick_tokens
-from gaudi_bert.model.features import join_sequences
+from gaudi_bert.training.verify_model import join_sequences
 from tests.builders.agree import agree
 from tests.builders.gaudi_graphs import operations_of
 from tests.builders.model_packs import random_packs, small_model

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import types
 from importlib.machinery import ModuleSpec
 
-import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -15,6 +15,7 @@ from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.launch import Launch, find_launch
 from gaudi_bert.config.sections import TrainingSettings
 from gaudi_bert.engines.protocol import Communicator
+from gaudi_bert.engines.tensorflow import prepare_tensorflow
 from gaudi_bert.engines.tensorflow.engine import BFLOAT16_LIST, connect, open_device
 
 VARIABLES = ("TF_HCCL_MEMORY_ALLOWANCE_MB", "TF_BF16_CONVERSION")
@@ -126,18 +127,6 @@ def launch(monkeypatch, launcher: str, number: int, processes: int, **changes) -
     monkeypatch.setitem(sys.modules, "horovod.tensorflow", module)
 
 
-def test_alone_nothing_travels() -> None:
-    communicator = connect(SETTINGS, {})
-    assert (communicator.rank, communicator.size, communicator.local_size, communicator.is_first) == (0, 1, 1, True)
-    assert communicator.any_true(True)
-    assert not communicator.any_true(False)
-    arrays = {"one": np.ones(2, np.float32)}
-    assert communicator.broadcast(arrays) is arrays
-    np.testing.assert_array_equal(communicator.sum_array(np.arange(3)), [0.0, 1.0, 2.0])
-    with communicator.watched(SETTINGS) as watched:
-        assert watched is communicator
-
-
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_every_launcher_is_known_and_without_horovod_every_rank_of_several_says_so(monkeypatch, launcher: str) -> None:
     launch(monkeypatch, launcher, 0, 1)
@@ -175,3 +164,41 @@ def test_the_fusion_threshold_is_set_before_horovod_starts(monkeypatch) -> None:
     launch(monkeypatch, "horovodrun", 0, 2, init=lambda: seen.append(os.environ["HOROVOD_FUSION_THRESHOLD"]), size=lambda: 2)
     connect(TrainingSettings(fusion_bytes="16MiB"), {})
     assert seen == [str(16 * 2**20)]
+
+
+# --- the variables that TensorFlow reads
+
+
+def test_onednn_is_used_on_every_processor_unless_the_user_says_otherwise() -> None:
+    unset: dict[str, str] = {}
+    prepare_tensorflow(unset)
+    assert unset == {"TF_ENABLE_ONEDNN_OPTS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    chosen = {"TF_ENABLE_ONEDNN_OPTS": "0", "TF_CPP_MIN_LOG_LEVEL": "1"}
+    before = dict(chosen)
+    prepare_tensorflow(chosen)
+    assert chosen == before
+
+
+def test_on_gaudi_the_vendor_chooses_the_kernels(monkeypatch) -> None:
+    stand_in(monkeypatch)
+    environment: dict[str, str] = {}
+    prepare_tensorflow(environment)
+    assert environment == {"TF_CPP_MIN_LOG_LEVEL": "3"}
+
+
+@pytest.mark.parametrize("module", ["gaudi_bert.engines.tensorflow.bert", "gaudi_bert.engines.tensorflow.engine"])
+def test_it_is_set_before_tensorflow_is_loaded(module: str) -> None:
+    """The import is stopped where it comes to TensorFlow, which would read its variables there."""
+    code = (
+        "import importlib, os, sys\n"
+        "class Watch:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'tensorflow':\n"
+        "            print(os.environ.get('TF_ENABLE_ONEDNN_OPTS'))\n"
+        "            sys.exit()\n"
+        "sys.meta_path.insert(0, Watch())\n"
+        f"importlib.import_module({module!r})\n"
+    )
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("TF_")}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
+    assert done.stdout.split() == ["1"], done.stderr

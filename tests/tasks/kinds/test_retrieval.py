@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
+import pytest
 
 from gaudi_bert.config.sections import TaskSettings
 from gaudi_bert.rows.types import RowPosition, TextRow, TupleRow
@@ -22,6 +26,15 @@ def test_equally_near_texts_rank_in_the_order_of_the_file_and_count_by_their_mea
     scored = [TupleRow(position, ("a", "p"), 0.5), TupleRow(position, ("b", "p"), 0.25)]
     vectors = np.array([[1, 0], [0, 1], [0, -2]], np.float32)
     assert list(task.predictions(vectors, None, scored)) == [{"cosine": 0.0}, {"cosine": -1.0}]
+
+
+@pytest.mark.parametrize(("loss", "expected"), [(None, None), ("listwise", np.log(2))])
+def test_the_loss_of_an_evaluation_is_the_one_that_is_trained(loss: Any, expected: float | None) -> None:
+    """Documents of equal scores rank by chance: the mean of the first and the second place."""
+    rows = [TextRow(RowPosition(1), "q", text) for text in ("a", "b")]
+    sequences = SimpleNamespace(target=np.array([1.0, 0.0], np.float32))
+    found = Reranking(TaskSettings(name="reranking", loss=loss)).metrics(np.zeros((2, 1), np.float32), sequences, rows)
+    assert (found["mrr@10"], found.get("loss")) == (0.75, expected)
 
 
 def test_pairs_with_several_labels_are_named() -> None:

@@ -1,22 +1,14 @@
-"""Updates of pairs: the packs of each, in as many micro-batches as it needs, and no packing that nothing uses."""
+"""Updates of pairs: the packs of each, in as many micro-batches as it needs."""
 
 from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from gaudi_bert.config.pipeline import pipeline_from_mapping
 from gaudi_bert.rows.packs import BatchShape
 from gaudi_bert.rows.types import Sequences
 from gaudi_bert.tasks.update_plan import GroupedRows, RowStream, UpdateShape
-from gaudi_bert.training.jobs.finetune import _PairData, finetune
-from gaudi_bert.training.jobs.rows import FineTuneInput
-from tests.builders.bert_folder import write_bert
-from tests.builders.json_lines import write_lines
-from tests.builders.reporters import QUIET
+from gaudi_bert.training.jobs.finetune import _PairData
 
 
 @pytest.mark.parametrize("processes", [1, 2])
@@ -40,15 +32,3 @@ def test_an_update_that_needs_more_packs_than_were_planned_has_more_micro_batche
         expected = len(stream.distinct(update, update + 1)[0])
         assert sorted(numbers[numbers >= 0].tolist()) == list(range(expected))
         assert expected <= data.most_sequences(update)
-
-
-def test_no_packs_of_training_texts_are_planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def planned(*_: Any) -> None:
-        raise AssertionError("packs are planned")
-
-    monkeypatch.setattr("gaudi_bert.training.jobs.rows.pack_histogram", planned)
-    model = write_bert(tmp_path / "m", layers=1, positions=64)
-    data = write_lines(tmp_path / "x.jsonl", [{"anchor": f"cat {n}", "positive": f"the hill {n}"} for n in range(7)])
-    settings = pipeline_from_mapping({"task": {"name": "embedding"}, "finetune": {"batch_sequences": 3}}, "test")
-    plan = finetune(settings, FineTuneInput(data, None, model), tmp_path / "out", reporter=QUIET, dry_run=True)
-    assert plan.slots_per_pack <= 64

@@ -18,5 +18,5 @@ def hpu_backend(graph: torch.fx.GraphModule, inputs: Sequence[Any], **options: A
     tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
     sizes = [str(size) for tensor in tensors for size in tensor.shape if not isinstance(size, int)]
     devices = sorted({tensor.device.type for tensor in tensors})
-    record("compile", devices=devices, symbols=sizes, options=sorted(options), nodes=len(graph.graph.nodes))
+    record("compile", devices=devices, symbols=sizes)
     return graph.forward

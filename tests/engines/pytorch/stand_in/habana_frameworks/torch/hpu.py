@@ -1,8 +1,6 @@
-"""The module `torch.hpu`, as far as PyTorch and this project ask it; HPU_STAND_IN_CARDS is how many cards there are."""
+"""The module `torch.hpu`, as far as PyTorch and this project ask it."""
 
 from __future__ import annotations
-
-import os
 
 import torch
 
@@ -16,11 +14,11 @@ class Event(torch.Event):
 
 
 def device_count() -> int:
-    return int(os.environ.get("HPU_STAND_IN_CARDS", "8"))
+    return 8
 
 
 def is_available() -> bool:
-    return device_count() > 0
+    return True
 
 
 def is_initialized() -> bool:
