@@ -11,8 +11,8 @@ from pathlib import Path
 
 from typer.main import get_command
 
-from gaudi_bert.cli.help import EXAMPLES
 from gaudi_bert.cli.main import GROUPS, app
+from gaudi_bert.cli.output import EXAMPLES
 from gaudi_bert.common.files import write_text
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "commands.md"

@@ -18,8 +18,8 @@ import pytest
 import typer
 import yaml
 
-from gaudi_bert.cli.help import EXAMPLES
 from gaudi_bert.cli.main import app
+from gaudi_bert.cli.output import EXAMPLES
 from gaudi_bert.config.pipeline import settings_schema
 from gaudi_bert.config.shipped import new_pipeline
 from tests.builders.pages import PAGES, ROOT, blocks, name

@@ -20,12 +20,7 @@ from typing import Any, NoReturn
 import typer
 
 from gaudi_bert import __version__
-from gaudi_bert.cli import (
-    data_commands,
-    help,
-    model_commands,
-    pipeline_commands,
-)
+from gaudi_bert.cli import data_commands, model_commands, output, pipeline_commands
 from gaudi_bert.common.errors import (
     EXTRAS,
     FailedError,
@@ -77,7 +72,7 @@ GROUPS: dict[str, dict[str, Callable[..., None]]] = {
 }
 
 
-class _Commands(help.Commands):
+class _Commands(output.Commands):
     def invoke(self, ctx: Any) -> Any:
         """Run the command; typer would turn an interruption into its own exit code."""
         try:
@@ -97,14 +92,14 @@ app = typer.Typer(
     name="gaudi-bert",
     help="Pack short sequences into full rows, prove the packing, and train on it: on Gaudi, a GPU or a CPU.",
     epilog="`gaudi-bert COMMAND -h` (or `gaudi-bert help COMMAND`) explains a command.",
-    context_settings=help.CONTEXT,
+    context_settings=output.CONTEXT,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
 for _title, _group in GROUPS.items():
     for _name, _command in _group.items():
         # What only Jobs call is not on the first page of help.
-        app.command(_name, cls=help.Command, hidden=_name == "wait", rich_help_panel=_title)(_command)
+        app.command(_name, cls=output.Command, hidden=_name == "wait", rich_help_panel=_title)(_command)
 app.add_typer(pipeline_commands.k8s, rich_help_panel="Pipelines and machines")
 
 
@@ -119,7 +114,7 @@ def _options(
     version: bool = typer.Option(
         False, "--version", "-V", callback=_print_version, is_eager=True, help="Print the version."
     ),
-    quiet: bool = typer.Option(False, "--quiet", "-q", callback=help.be_quiet, help="Print results and errors alone."),
+    quiet: bool = typer.Option(False, "--quiet", "-q", callback=output.be_quiet, help="Print results and errors alone."),
 ) -> None:
     """Options without a subcommand."""
 
@@ -231,7 +226,7 @@ def _missing_extra(module: str) -> InputError:
 
 
 def _end(error: GaudiBertError) -> NoReturn:
-    kind = help.error_prefix()
+    kind = output.error_prefix()
     if isinstance(error, StoppedError):
         kind = ""  # stopping a command is not an error
         for number in _STOP_SIGNALS:  # a second one would end this process with another exit code

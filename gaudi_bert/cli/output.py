@@ -1,18 +1,171 @@
-"""How a result is printed: a few lines for people, or one JSON object for programs."""
+"""What commands print: their help, grouped by purpose and in colour on a terminal; and results, for people or programs."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
+import sys
 from collections.abc import Sequence
+from functools import partial
+from itertools import takewhile
 from typing import Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 from gaudi_bert.artefacts.results import to_json
+from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.launch import is_first_process
 from gaudi_bert.common.progress import RESULT_ALONE
+
+# An example of each command, for the foot of its help. Tests parse each one.
+EXAMPLES = {
+    "estimate": "gaudi-bert estimate wikipedia-512",
+    "prepare": "gaudi-bert prepare text/ --train-vocab 30000 --out examples/",
+    "tokenize": "gaudi-bert tokenize texts.jsonl --tokenizer model/ --max-sequence-length 512 --out tokens/",
+    "histogram": "gaudi-bert histogram my-tfrecords/ --out histogram.json",
+    "plan": "gaudi-bert plan histogram.json --out plan.json --algorithm optimal",
+    "write": "gaudi-bert write my-tfrecords/ --plan plan.json --out packed/",
+    "pack": "gaudi-bert pack my-tfrecords/ --out packed/ --verify",
+    "verify": "gaudi-bert verify my-tfrecords/ packed/",
+    "convert": "gaudi-bert convert packed/ --to hdf5 --out packed-hdf5/",
+    "inspect": "gaudi-bert inspect packed/ --record 7 --vocab vocab.txt",
+    "train": "gaudi-bert train --data packed/ --out run/ --model bert-base --set training.learning_rate=1e-4",
+    "evaluate": "gaudi-bert evaluate --data packed-held-out/ --checkpoint run/",
+    "verify-model": "gaudi-bert verify-model --checkpoint run/",
+    "export": "gaudi-bert export --checkpoint run/ --out model/",
+    "finetune": (
+        "gaudi-bert finetune --task classification --data train.jsonl --evaluation dev.jsonl --model model/ --out tuned/"
+    ),
+    "predict": "gaudi-bert predict --model tuned/ --data new.jsonl --out answers.jsonl",
+    "embed": "gaudi-bert embed --model model/ --data texts.jsonl --out vectors.npy",
+    "serve": "gaudi-bert serve --model model/",
+    "run": "gaudi-bert run demo --stages prepare,histogram,plan,write,verify",
+    "init": "gaudi-bert init wiki",
+    "report": "gaudi-bert report work/demo",
+    "settings": "gaudi-bert settings training",
+    "doctor": "gaudi-bert doctor --pipeline wiki.yaml",
+}
+
+CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
+_BOLD, _CYAN, _RED, _PLAIN = "\033[1m", "\033[36m", "\033[31m", "\033[0m"
+
+
+def _has_colours(stream: Any) -> bool:
+    """Whether a stream is a terminal that wants colours (https://no-color.org)."""
+    return bool(stream.isatty()) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def error_prefix() -> str:
+    """Return what an error line begins with."""
+    return f"{_RED}error:{_PLAIN} " if _has_colours(sys.stderr) else "error: "
+
+
+def be_quiet(requested: bool = True) -> None:
+    """Silence everything but results and errors, in this process and those that it starts."""
+    if requested:
+        os.environ.update(dict.fromkeys((RESULT_ALONE, "GAUDI_BERT_QUIET"), "1"))
+
+
+class Command(TyperCommand):
+    """A command whose help ends with an example; `-o` is `--out`, `-q` is `--quiet`; choices, as in [a|b], are completed."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        for parameter in self.params:
+            choices = re.fullmatch(r"\[(.*)\]", parameter.metavar or "")
+            if parameter.param_type_name == "argument":
+                parameter.metavar = str(parameter.name).upper()
+            elif parameter.name == "out":
+                parameter.opts.append("-o")
+            elif choices is not None:  # set by no public way afterwards
+                parameter._custom_shell_complete = partial(_beginning_so, choices[1].split("|"))  # noqa: SLF001
+        if self.name in EXAMPLES:
+            self.epilog = f"Example:  {EXAMPLES[self.name]}"
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        """Write the option of all commands, and the example on one line, to be copied."""
+        formatter.write("\n  -q, --quiet, with any command, prints the result alone.\n")
+        if self.epilog:
+            formatter.write(f"\n{self.epilog}\n")
+
+    def get_help(self, ctx: Any) -> str:
+        """The help as text."""
+        plain = re.sub(r"\{([A-Z_]+)\}", r"\1", super().get_help(ctx))
+        plain = re.sub(
+            r"^(  [A-Z][A-Z_]+(?:\.\.\.)? )(<[^>]+>)", lambda match: match[1] + " " * len(match[2]), plain, flags=re.M
+        )
+        return _coloured(plain)
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the arguments; `-q` may be anywhere among the options."""
+        options = list(takewhile(lambda word: word != "--", args))
+        loud = [word for word in options if word not in ("-q", "--quiet")]
+        be_quiet(len(loud) < len(options))
+        rest: list[str] = super().parse_args(ctx, loud + args[len(options) :])
+        return rest
+
+
+def _beginning_so(choices: Sequence[str], ctx: Any, parameter: Any, incomplete: str) -> list[str]:
+    return [choice for choice in choices if choice.startswith(incomplete)]
+
+
+class Commands(TyperGroup):
+    """Commands below the titles of their panels, none of whose summaries is cut off."""
+
+    def get_help(self, ctx: Any) -> str:
+        """The help as text."""
+        return _coloured(super().get_help(ctx))
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return a command with all of its options, some of which are derived from settings when it is used."""
+        command = super().get_command(ctx, cmd_name)
+        complete = getattr(getattr(command, "callback", None), "complete", None)
+        if complete is None:
+            return command
+        alone = typer.Typer(add_completion=False, rich_markup_mode=None)
+        alone.command(cmd_name, cls=Command)(complete())
+        return typer.main.get_command(alone)
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the arguments: `help COMMAND` is `COMMAND --help`, and nothing at all prints the help."""
+        if args[:1] == ["help"]:
+            args = [*args[1:], "--help"]
+        elif not args and sys.stdout.isatty():
+            args = ["--help"]
+        elif not args and not ctx.resilient_parsing:  # a script that lost its words; a shell that completes has none
+            typer.echo(self.get_help(ctx), err=True)
+            ctx.exit(InputError.exit_code)
+        rest: list[str] = super().parse_args(ctx, args)
+        return rest
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the summaries of all commands."""
+        names = self.list_commands(ctx)
+        panels: dict[str, list[tuple[str, str]]] = {}
+        for name in names:
+            command: Any = self.commands[name]
+            if not command.hidden:
+                rows = panels.setdefault(command.rich_help_panel or "Commands", [])
+                rows.append((name.ljust(max(map(len, names))), command.get_short_help_str(limit=1000)))
+        for title, rows in panels.items():
+            with formatter.section(title):
+                formatter.write_dl(rows)
+
+
+def _coloured(text: str) -> str:
+    """Headings in bold, and what is to be typed in colour, where the help goes to a terminal."""
+    if not _has_colours(sys.stdout):
+        return text
+    text = re.sub(r"^(\w.*:)$", rf"{_BOLD}\1{_PLAIN}", text, flags=re.MULTILINE)
+    return re.sub(
+        r"^(  (?:-[\w-]+(?:, -[\w-]+)*|[a-z][\w-]*)(?=  | <| [A-Z]|$))", rf"{_CYAN}\1{_PLAIN}", text, flags=re.MULTILINE
+    )
+
+
+# --- results
 
 
 def print_result(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gaudi_bert.cli import arguments, help, output
+from gaudi_bert.cli import arguments, output
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.files import shown_location
 from gaudi_bert.common.launch import find_launch, is_first_process
@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # settings take as long to load as everything else, and `--he
     from gaudi_bert.runners.stage_calls import RunRequest
 
 k8s = typer.Typer(
-    cls=help.Commands, name="k8s", help="Look after a pipeline on a Kubernetes cluster.", rich_markup_mode=None
+    cls=output.Commands, name="k8s", help="Look after a pipeline on a Kubernetes cluster.", rich_markup_mode=None
 )
 
 
@@ -262,7 +262,7 @@ def _settings_and_cluster(pipeline: Path, overrides: list[str] | None) -> tuple[
     return settings, Cluster(settings.kubernetes.namespace, say=Reporter().say)
 
 
-@k8s.command(cls=help.Command)
+@k8s.command(cls=output.Command)
 def status(pipeline: arguments.Pipeline, set_: arguments.Set = None, json: arguments.Json = False) -> None:
     """Show the state of each step, and what is wrong with it."""
     from gaudi_bert.runners.kubernetes import manage
@@ -271,7 +271,7 @@ def status(pipeline: arguments.Pipeline, set_: arguments.Set = None, json: argum
     output.print_result(steps, json, manage.status_lines(steps))
 
 
-@k8s.command(cls=help.Command)
+@k8s.command(cls=output.Command)
 def logs(
     pipeline: arguments.Pipeline,
     step: Annotated[str | None, typer.Option(help="One step only, e.g. train or write-finish.")] = None,
@@ -284,7 +284,7 @@ def logs(
     manage.show_logs(settings, step, cluster, typer.echo)
 
 
-@k8s.command(cls=help.Command)
+@k8s.command(cls=output.Command)
 def delete(
     pipeline: arguments.Pipeline,
     data: Annotated[
@@ -300,7 +300,7 @@ def delete(
     output.print_result({"removed": removed}, json, removed or ["there was nothing to remove"])
 
 
-@k8s.command("open", cls=help.Command)
+@k8s.command("open", cls=output.Command)
 def _open(
     pipeline: arguments.Pipeline,
     out: Annotated[

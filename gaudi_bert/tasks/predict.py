@@ -150,8 +150,8 @@ class LoadedModel:
     positions: int
     identity: str
     plan: Callable[[IntArray], WindowPlan]
-    model: Model
     runner: PackRunner
+    model: Model
 
 
 def load_task_model(described: TaskDescription, task: Task, options: PredictOptions) -> LoadedModel:
@@ -197,7 +197,7 @@ def _load(
     per: Literal["sequence", "token"] = "token" if head.per_token else "sequence"
     rest: Literal["smaller", "single", "filled"] = "single" if engine.NAME == "tensorflow" else "smaller"
     runner = PackRunner(model.outputs, per, width, rest="filled" if one_shape else rest)
-    return LoadedModel(path, tokenizer, longest, positions, start.identity, plan, model, runner)
+    return LoadedModel(path, tokenizer, longest, positions, start.identity, plan, runner, model)
 
 
 @contextmanager

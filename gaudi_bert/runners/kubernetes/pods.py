@@ -76,7 +76,7 @@ def stage_pod(settings: PipelineSettings, step: str, *, by_trainer: bool = False
     spec |= {
         "initContainers": [_waiting(settings, step)],
         "containers": [container],
-        "volumes": _volumes(settings, volumes),
+        "volumes": _storage(settings, volumes)[0],
     }
     placement = settings.kubernetes.data_pods
     if stage.trains:
@@ -110,7 +110,7 @@ def launcher_pod(settings: PipelineSettings) -> Manifest:
         "terminationGracePeriodSeconds": _GRACE_SECONDS,
         "initContainers": [_waiting(settings, "train")],
         "containers": [container],
-        "volumes": _volumes(settings, ["pipeline", "work", "scratch"]),
+        "volumes": _storage(settings, ["pipeline", "work", "scratch"])[0],
     }
     placement = _training_placement(settings).model_copy(update={"node_selector": {}, "affinity": {}, "runtime_class": None})
     return _placed(settings, "train", spec, placement)
@@ -135,7 +135,7 @@ def worker_pod(settings: PipelineSettings) -> Manifest:
         **_pod(settings, as_root=cards),
         "terminationGracePeriodSeconds": _GRACE_SECONDS,
         "containers": [container],
-        "volumes": _volumes(settings, volumes),
+        "volumes": _storage(settings, volumes)[0],
     }
     if cards:
         spec["hostIPC"] = True
@@ -182,7 +182,7 @@ def _container(
         **({"env": list(environment)} if environment else {}),
         **({"envFrom": [{"secretRef": {"name": secret}}]} if secret and "--work" in command else {}),
         "terminationMessagePolicy": "FallbackToLogsOnError",
-        "volumeMounts": _mounts(settings, volumes),
+        "volumeMounts": _storage(settings, volumes)[1],
     }
 
 
@@ -291,43 +291,29 @@ def _node_variables(settings: PipelineSettings) -> list[Manifest]:
 
 # --- volumes
 
-_MOUNT_PATHS = {
-    "pipeline": "/etc/gaudi-bert",
-    "work": "/work",
-    "scratch": "/tmp",
-    "shared-memory": "/dev/shm",
-    "recipe-cache": _RECIPES,
-}
-
 
 def work_claim_name(settings: PipelineSettings) -> str:
     """The claim of the volume that holds the work folder: the one that the pipeline names, or its own."""
     return settings.kubernetes.work_claim or f"{settings.name}-work"
 
 
-def _volumes(settings: PipelineSettings, names: Sequence[str]) -> list[Manifest]:
-    """The volumes called `names`, and the one with the user's data; with a store there is none for the work folder."""
-    sources: Manifest = {
-        "pipeline": {"configMap": {"name": f"{settings.name}-pipeline"}},
-        "work": {"persistentVolumeClaim": {"claimName": work_claim_name(settings)}},
-        "scratch": {"emptyDir": {"sizeLimit": settings.kubernetes.scratch}},
-        "shared-memory": {"emptyDir": {"medium": "Memory", "sizeLimit": settings.resources.shared_memory}},
-        "recipe-cache": {"emptyDir": {}},
-        "data": {"persistentVolumeClaim": {"claimName": settings.kubernetes.data_claim, "readOnly": True}},
+def _storage(settings: PipelineSettings, names: Sequence[str]) -> tuple[list[Manifest], list[Manifest]]:
+    """The volumes called `names` and the one with the user's data, and their mounts; a work folder in a store needs none."""
+    kubernetes = settings.kubernetes
+    places: dict[str, tuple[str, Manifest]] = {
+        "pipeline": ("/etc/gaudi-bert", {"configMap": {"name": f"{settings.name}-pipeline"}}),
+        "work": ("/work", {"persistentVolumeClaim": {"claimName": work_claim_name(settings)}}),
+        "scratch": ("/tmp", {"emptyDir": {"sizeLimit": kubernetes.scratch}}),
+        "shared-memory": ("/dev/shm", {"emptyDir": {"medium": "Memory", "sizeLimit": settings.resources.shared_memory}}),
+        "recipe-cache": (_RECIPES, {"emptyDir": {}}),
+        "data": (DATA_FOLDER, {"persistentVolumeClaim": {"claimName": kubernetes.data_claim, "readOnly": True}}),
     }
-    mounted = [name for name in names if name != "work" or not settings.kubernetes.store]
-    mounted += ["data"] if settings.kubernetes.data_claim else []
-    return [{"name": name, **sources[name]} for name in mounted]
-
-
-def _mounts(settings: PipelineSettings, names: Sequence[str]) -> list[Manifest]:
-    mounts: list[Manifest] = [
-        {"name": name, "mountPath": _MOUNT_PATHS[name], **({"readOnly": True} if name == "pipeline" else {})}
-        for name in names
-        if name != "work" or not settings.kubernetes.store
-    ]
-    data = {"name": "data", "mountPath": DATA_FOLDER, "readOnly": True}
-    return [*mounts, data] if settings.kubernetes.data_claim else mounts
+    mounted = [name for name in names if name != "work" or not kubernetes.store]
+    mounted += ["data"] if kubernetes.data_claim else []
+    mounts: list[Manifest] = [{"name": name, "mountPath": places[name][0]} for name in mounted]
+    for mount in mounts:
+        mount |= {"readOnly": True} if mount["name"] in ("pipeline", "data") else {}
+    return [{"name": name, **places[name][1]} for name in mounted], mounts
 
 
 # --- sshd of the workers of an MPIJob

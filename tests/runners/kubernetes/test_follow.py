@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import io
-import time
 from typing import Any
 
 import pytest
 
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.progress import Reporter
-from gaudi_bert.runners.kubernetes.client import Cluster
 from gaudi_bert.runners.kubernetes.follow import _StepProgress, _Waits
 from gaudi_bert.runners.kubernetes.reasons import Problem, State
 from tests.builders.fake_api_server import FakeApiServer, Fault, Run
@@ -95,25 +93,6 @@ def test_what_is_hopeless_ends_at_once_with_its_remedy_and_code_2(server: FakeAp
         run(["train"], "resources.workers=2", "kubernetes.start_seconds=600")
 
 
-def test_a_quota_with_room_for_some_is_said_once(
-    server: FakeApiServer, said: io.StringIO, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The name of the pod that is refused changes with every attempt; the pods that are there do the work."""
-    wait, number = Cluster.wait_for_change, iter(range(60))
-
-    def refuse_another(cluster: Cluster, item: Any, seconds: float) -> None:
-        attempt = next(number)
-        words = f'pods "demo-histogram-{attempt}" is forbidden: exceeded quota: compute, requested: cpu=1'
-        server.warn("demo-histogram", words, f"2099-01-01T00:00:{attempt:02d}Z")
-        wait(cluster, item, seconds)
-
-    monkeypatch.setattr(Cluster, "wait_for_change", refuse_another)
-    server.script("demo-histogram", *[active(running("h-0"), running("h-1"))] * 12, complete())
-    assert run(["histogram"], "resources.data_workers=4") == {"histogram": "done"}
-    (line,) = [line for line in said.getvalue().splitlines() if "exceeded quota" in line]
-    assert "Job demo-histogram gets 2 of 4 pods: " in line
-
-
 # --- suspended by a queue
 
 SUSPENDED = {"conditions": [{"type": "Suspended", "status": "True", "reason": "JobSuspended", "message": "Job suspended"}]}
@@ -121,17 +100,6 @@ SUSPENDED = {"conditions": [{"type": "Suspended", "status": "True", "reason": "J
 
 def waiting() -> Moment:
     return Moment(SUSPENDED, [], suspended=True)
-
-
-def test_a_job_that_waits_may_outlive_the_time_to_start(server: FakeApiServer, said: io.StringIO, run: Run) -> None:
-    """The watch ends after half a second each time, so that it waits for far more than a second."""
-    server.watches.extend(["silence"] * 6)
-    server.script("demo-plan", *[waiting()] * 7, active(running("p")), complete(succeeded("p")))
-    started = time.monotonic()
-    assert run(["plan"], "kubernetes.queue=gpus") == {"plan": "done"}
-    assert time.monotonic() - started > 2, "twice as long as it may take to start"
-    assert said.getvalue().count("Job demo-plan waits for its queue gpus: Job suspended\n") == 1
-    assert "has no pods" not in said.getvalue()
 
 
 def test_the_time_to_start_begins_when_it_is_admitted(server: FakeApiServer, run: Run) -> None:
