@@ -48,7 +48,7 @@ def test_requests_take_turns() -> None:
 
 def test_a_query_beside_a_bulk_does_not_wait_for_the_fastest_shape() -> None:
     bulk, query, pair = work_of(*[10] * 200), work_of(9), work_of(9, 9)
-    queue = queue_of(bulk, pair)
+    queue = queue_of(bulk, pair, most_texts=300)
     queue.costs = {shape: 0.001 * (1 + index) for index, shape in enumerate(ladder(256, 2))}
     assert len(taken(queue)) > 40
     assert queue.add(query)
