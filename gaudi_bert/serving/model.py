@@ -79,7 +79,8 @@ class ServedModel:
             InputError: a text holds a token that changes the other texts of its row.
         """
         if self.task is None:
-            rows = [self._prepared(row, prompt) for row in rows if isinstance(row, TextRow)]
+            texts = [(row, prompt + row.text) for row in rows if isinstance(row, TextRow)]
+            rows = [row._replace(text=text.lower() if self.folder.lower_case else text) for row, text in texts]
         name = None if self.task is None else self.task.settings.name
         too_long: Literal["window", "truncate"] = "window" if self.kind == "tagger" else "truncate"
         settings = (TaskSettings() if self.task is None else self.task.settings).model_copy(update={"too_long": too_long})
@@ -90,10 +91,6 @@ class ServedModel:
                 rows, self.loaded.tokenizer, task=name, settings=settings, max_sequence_length=self.longest
             )
         return self._checked(sequences)
-
-    def _prepared(self, row: TextRow, prompt: str) -> TextRow:
-        text = prompt + row.text
-        return row._replace(text=text.lower() if self.folder.lower_case else text)
 
     def _ends(self, rows: Sequence[TextRow]) -> Sequences:
         """The sequences of texts of which the end stays, if they are too long."""
