@@ -90,7 +90,6 @@ def test_two_processes_learn_as_one_does(folder: Path, done: dict[str, Any]) -> 
     ("missing", "said"),
     [
         ("bert", r"finetune\.init_checkpoint = .*bert: no such file or folder; check the path"),
-        ("pipelines/train.jsonl", r"finetune\.data = .*train\.jsonl: no such file"),
         ("pipelines/held-out.jsonl", r"finetune\.evaluation_data = .*held-out\.jsonl: no such file"),
     ],
 )
