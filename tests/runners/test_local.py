@@ -13,9 +13,8 @@ from gaudi_bert.artefacts.object_store import Objects
 from gaudi_bert.artefacts.training import FineTuning
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.pipeline import PipelineSettings, pipeline_from_mapping
-from gaudi_bert.runners.local import _missing_inputs, run_stages
-from gaudi_bert.runners.stage_calls import RunRequest
-from gaudi_bert.runners.stage_table import stages_of
+from gaudi_bert.runners.local import _CALLS, RunRequest, _missing_inputs, run_stages
+from gaudi_bert.runners.stage_table import STAGES, stages_of
 from gaudi_bert.tasks.task_data import make_built_in_rows
 from tests.builders import folders
 from tests.builders.bert_folder import write_bert, write_rows
@@ -54,6 +53,10 @@ def pipeline(folder: Path, **changes: Any) -> PipelineSettings:
 
 def run(folder: Path, settings: PipelineSettings, *stages: str, work: str = "work", **how: Any) -> dict[str, Any]:
     return run_stages(RunRequest(settings, folder / work, folder / "pipelines", a_run(**how)), stages)
+
+
+def test_every_stage_of_the_table_is_called() -> None:
+    assert list(_CALLS) == list(STAGES)
 
 
 def test_rows_are_learnt_and_answered_and_nothing_is_done_twice(folder: Path, done: dict[str, Any]) -> None:
