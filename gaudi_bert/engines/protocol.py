@@ -165,9 +165,9 @@ class Model(Protocol):
         """One forward and backward pass with dropout; a number that needs all gradients. For timing."""
 
 
-def check_weights(model: Model, values: WeightArrays) -> None:
-    """Refuse values by name that are not of variables of the model."""
-    problem = misfit(model.shapes(), values, may_lack="")
+def check_weights(shapes: Mapping[str, tuple[int, ...]], values: WeightArrays) -> None:
+    """Refuse values by name that are not of variables of a model, which have these shapes."""
+    problem = misfit(shapes, values, may_lack="")
     if problem is not None:
         raise InputError(f"model: {problem}; load the weights of a model of the same config")
 

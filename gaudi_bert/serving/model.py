@@ -61,7 +61,7 @@ class ServedModel:
     @property
     def model(self) -> TorchModel:
         """Model that computes batches."""
-        return cast("TorchModel", self.loaded.runner.model)
+        return cast("TorchModel", self.loaded.model)
 
     @property
     def is_per_token(self) -> bool:

@@ -25,7 +25,7 @@ from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.config.sections import TaskSettings, TrainingSettings
 from gaudi_bert.engines import choose_engine, load_engine
-from gaudi_bert.engines.protocol import ModelSpec
+from gaudi_bert.engines.protocol import Model, ModelSpec
 from gaudi_bert.model.config import NO_PACKS, BertConfig
 from gaudi_bert.model.heads import Pooling, TaskHead, VectorHead
 from gaudi_bert.rows.reading import check_first_row
@@ -141,7 +141,7 @@ class LoadedModel:
     """A model with its weights, which `identity` distinguishes from others, on a device, and its tokenizer.
 
     A sequence has at most `max_sequence_length` tokens, a row `positions`. `plan` packs sequences by their lengths, int64
-    [N]; `runner` runs the packs of a plan, or with `runner.model` one batch.
+    [N]; `runner` runs the packs of a plan, `model` one batch.
     """
 
     path: Path
@@ -151,6 +151,7 @@ class LoadedModel:
     identity: str
     plan: Callable[[IntArray], WindowPlan]
     runner: PackRunner
+    model: Model
 
 
 def load_task_model(described: TaskDescription, task: Task, options: PredictOptions) -> LoadedModel:
@@ -196,7 +197,7 @@ def _load(
     per: Literal["sequence", "token"] = "token" if head.per_token else "sequence"
     rest: Literal["smaller", "single", "filled"] = "single" if engine.NAME == "tensorflow" else "smaller"
     runner = PackRunner(model.outputs, per, width, rest="filled" if one_shape else rest)
-    return LoadedModel(path, tokenizer, longest, positions, start.identity, plan, runner)
+    return LoadedModel(path, tokenizer, longest, positions, start.identity, plan, runner, model)
 
 
 @contextmanager

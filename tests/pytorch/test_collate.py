@@ -115,16 +115,6 @@ def test_a_causal_model_predicts_no_first_token() -> None:
     assert (batch["attention_mask"][:, 0] == 0).tolist() == naive_mask(causal=True)
 
 
-def test_heads_gather_in_static_shapes() -> None:
-    batch = PackCollator(gather_heads=True, masked_slots=4, depth=3)(ROWS)
-    assert "labels" not in batch
-    assert batch["masked_lm_positions"].tolist() == [[1, 2, 4, 0], [5, 0, 0, 0]]
-    assert batch["masked_lm_labels"].tolist() == [[7, 8, 9, -100], [5, -100, -100, -100]]
-    assert batch["sequence_positions"].tolist() == [[0, 3, 5], [0, 0, 0]]
-    assert batch["next_sentence_label"].tolist() == [[1, 0, 1], [0, -100, -100]]
-    assert PackCollator(gather_heads=True)(ROWS)["masked_lm_labels"].shape == (2, 3)
-
-
 def test_what_cannot_work_is_refused_in_one_line() -> None:
     short = {**ROWS[0], "input_ids": ROWS[0]["input_ids"][:5]}
     unlabelled = [{name: values for name, values in row.items() if name != "labels"} for row in ROWS]

@@ -64,31 +64,6 @@ def batch_ids(rows: list[dict]) -> list[bytes]:
     return ids(rows)
 
 
-def test_rows_hold_what_the_records_hold_under_the_names_of_packed_tables(case: PackingCase) -> None:
-    payloads = itertools.chain.from_iterable(
-        read_records(case.packed / shard.name) for shard in shards_of(case.packed) if shard.packs
-    )
-    expected = {pack["input_ids"].tobytes(): pack for pack in map(decode_example, payloads)}
-    for row in PackedDataset(case.packed):
-        pack = expected.pop(row["input_ids"].astype(np.int64).tobytes())
-        tokens = int((pack["input_mask"] > 0).sum())
-        sequences = int(pack["next_sentence_weights"].sum())
-        np.testing.assert_array_equal(row["sequence_ids"], pack["input_mask"])
-        np.testing.assert_array_equal(row["token_type_ids"], pack["segment_ids"])
-        np.testing.assert_array_equal(row["position_ids"][:tokens], pack["positions"][:tokens])
-        np.testing.assert_array_equal(row["position_ids"][tokens:], np.arange(len(pack["positions"]) - tokens))
-        np.testing.assert_array_equal(
-            row["seq_lens"],
-            np.bincount(pack["input_mask"])[1:] if tokens < 29 else np.bincount(pack["input_mask"], minlength=2)[1:],
-        )
-        np.testing.assert_array_equal(row["next_sentence_labels"], pack["next_sentence_labels"][:sequences])
-        labels = np.full(29, -100)
-        used = pack["masked_lm_weights"] > 0
-        labels[pack["masked_lm_positions"][used]] = pack["masked_lm_ids"][used]
-        np.testing.assert_array_equal(row["labels"], labels)
-    assert not expected
-
-
 @pytest.mark.repeated
 def test_random_schedules_of_stops_and_other_world_sizes_read_the_one_order(case: PackingCase, epochs) -> None:
     """Each stretch of a schedule is read by another number of processes, from the state that the last one left."""

@@ -78,7 +78,7 @@ class TorchModel(ABC):
 
     def load_values(self, values: WeightArrays) -> None:
         """Set variables by name; those that `values` does not name keep what they hold."""
-        check_weights(self, values)
+        check_weights(self.shapes(), values)
         variables = self._variables()
         with torch.no_grad():
             for name, value in values.items():

@@ -89,7 +89,7 @@ class TensorFlowModel:
 
     def load_values(self, values: WeightArrays) -> None:
         """Set variables by name; those that `values` does not name keep what they hold."""
-        check_weights(self, values)
+        check_weights(self.shapes(), values)
         for name, value in values.items():
             self.variables[name].assign(np.asarray(value, dtype=np.float32))
 

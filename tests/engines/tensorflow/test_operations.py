@@ -1,4 +1,7 @@
-"""Operations with a backward pass of their own, against automatic gradients in float64; and the statistics of dropout."""
+"""Operations with a backward pass of their own, against automatic gradients in float64; and the statistics of dropout.
+
+What a model without dropout shows is in `tests/engines/test_protocol.py`.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,8 @@ from gaudi_bert.engines.tensorflow.bert import _attention_bias, attend
 from gaudi_bert.engines.tensorflow.model import cross_entropy
 from gaudi_bert.engines.tensorflow.operations import (
     ForwardPass,
-    activation,
     dense,
     dropout,
-    gather_rows,
     keep_mask,
     keep_scale,
     layer_norm,
@@ -50,11 +51,6 @@ def plain_layer_norm(x, gamma, beta):
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_gelu_is_exact(compiled):
-    check_same(activation("gelu", compiled), lambda x: 0.5 * x * tf.math.erfc(-x / np.sqrt(2.0)), normal(7, 11) * 3)
-
-
-@pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("rate", [0.0, 0.25])
 def test_layer_norm_also_of_a_sum(compiled, rate):
     inputs = normal(7, 13), normal(7, 13), normal(13), normal(13)
@@ -76,16 +72,6 @@ def test_dense(inputs, outputs, compiled):
         lambda x, kernel, bias: x @ kernel + bias,
         *(normal(11, inputs), normal(inputs, outputs), normal(outputs)),
     )
-
-
-def test_gather_rows_is_dense_and_sums_repeated_rows():
-    indices = tf.constant([3, 0, 3, 3, 1], tf.int32)
-    check_same(lambda table: gather_rows(table, indices), lambda table: tf.gather(table, indices), normal(5, 3))
-    table = normal(5, 3)
-    with tf.GradientTape() as tape:
-        tape.watch(table)
-        rows = gather_rows(table, indices)
-    assert isinstance(tape.gradient(rows, table), tf.Tensor)
 
 
 @pytest.mark.parametrize("compiled", [False, True])
@@ -111,15 +97,7 @@ def test_attention_core(causal, rate, compiled):
     )
 
 
-def test_cross_entropy():
-    labels = tf.constant([4, 0, 2, 2, 1], tf.int32)
-    logits = normal(5, 6) * 3
-    check_same(
-        lambda x: cross_entropy(x, labels)[0],
-        lambda x: tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=x),
-        logits,
-    )
-    np.testing.assert_array_equal(cross_entropy(logits, labels)[1], np.argmax(logits, axis=1))
+def test_cross_entropy_of_a_hopeless_label():
     hopeless, _ = cross_entropy(tf.constant([[0.0, 1000.0, -1000.0]]), tf.constant([2], tf.int32))
     assert hopeless.numpy()[0] == 2000.0
 
