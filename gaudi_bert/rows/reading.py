@@ -59,9 +59,7 @@ _FORMS: dict[TaskName | None, tuple[tuple[str, ...], ...]] = {
     "embedding": (("anchor", "positive", "negative"), _PAIRS),
 }
 """The settings that name the columns of a row, for each form that rows of a task have; of other tasks those of a text."""
-_ALL_COLUMNS = frozenset(
-    {"text", "text_pair", "label", "tokens", "tags", "anchor", "query", "document", "positive", "negative"}
-)
+_ALL_COLUMNS = frozenset(key for forms in (*_FORMS.values(), (_PAIRS,)) for form in forms for key in form)
 _LABELS, _MAY_LACK = ("label", "tags"), ("text_pair", "negative")
 _MOST_SHOWN = 60
 

@@ -13,8 +13,6 @@ import pytest
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.threads import each_in_threads, usable_cores, worker_count
-from gaudi_bert.engines.pytorch import _prepare_torch
-from gaudi_bert.engines.tensorflow import prepare_tensorflow
 from tests.builders.command_line import run_python
 
 
@@ -70,15 +68,6 @@ def test_both_engines_start_as_many_threads_as_a_limit_allows() -> None:
     )
     done = run_python(code)
     assert done.stdout.split() == ["3", "3", "3"], done.stderr
-
-
-@pytest.mark.usefixtures("_a_machine_of_96_cores")
-def test_what_the_user_has_set_stays() -> None:
-    chosen = {"OMP_NUM_THREADS": "7", "TF_NUM_INTRAOP_THREADS": "5", "TF_NUM_INTEROP_THREADS": "3"}
-    environment = dict(chosen)
-    prepare_tensorflow(environment)
-    _prepare_torch(environment)
-    assert environment | chosen == environment
 
 
 # --- work in threads

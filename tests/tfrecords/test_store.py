@@ -187,20 +187,6 @@ def test_a_bucket_is_read_through_the_shards_of_its_streams(few: PackingCase, s3
         assert evaluated == rows(evaluation_batches(local, CONFIG, BATCH))
 
 
-def test_a_shard_is_whole_or_absent_through_a_bad_server(few: PackingCase, s3: S3Server) -> None:
-    table = Metadata.read(few.packed).shard_table
-    shard = int(np.argmax(table.packs))
-    content = (few.packed / table.name(shard)).read_bytes()
-    with faulty_proxy(s3.port, seed=5) as proxy, stored_source(few, proxy.endpoint) as stored:
-        seen: list[bytes] = []
-        path = stored.path / table.name(shard)
-        proxy.after_get = lambda _: seen.append(path.read_bytes() if path.exists() else b"")
-        proxy.share = 0.5
-        stored.open_packs().files.prepare(shard)
-        assert path.read_bytes() == content
-        assert set(seen) <= {b"", content}
-
-
 def test_two_readers_of_a_shard_fetch_it_once(few: PackingCase, s3: S3Server) -> None:
     with faulty_proxy(s3.port) as proxy, stored_source(few, proxy.endpoint) as stored:
         shard = int(np.argmax(stored.metadata.shard_table.packs))
