@@ -88,6 +88,7 @@ EXTRAS = {
     "docker": "docker",
     "fastapi": "serve",
     "h5py": "hdf5",
+    "httptools": "serve",
     "jinja2": "report",
     "kubernetes": "kubernetes",
     "matplotlib": "report",

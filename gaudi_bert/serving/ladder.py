@@ -18,7 +18,7 @@ MOST_SHAPES = 12
 _NEARLY = 0.9
 """A shape that computes at least this share of the tokens a second of the fastest one is as good."""
 _BESIDE_BULK = 0.5
-"""The same where it holds the single texts that wait beside a request of many: they are answered the sooner."""
+"""The same while single texts come beside a request of many: what is in such a batch, and what comes next, waits less."""
 
 
 class Shape(NamedTuple):

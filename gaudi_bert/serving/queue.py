@@ -1,7 +1,8 @@
 """What waits for the device: the texts of requests, bounded, in turns.
 
 Requests take turns, a text each, in the order in which they came; so the oldest text is always in the next batch, and a
-request of a thousand texts does not hold up one of a single text.
+request of a thousand texts does not hold up one of a single text. While such single ones come, what is taken of a bulk at
+once is kept small.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from gaudi_bert.rows.types import Sequences
 from gaudi_bert.serving.ladder import Fill, Shape, choose
 
 _MOST_LOOKED_AT = 1024  # texts: a batch holds fewer, and to look at more would keep the device waiting
+_LATELY = 5.0  # seconds
 
 
 class Work:
@@ -35,13 +37,8 @@ class Work:
         self.sequences, self.outputs, self.finished = sequences, outputs, finished
         self.lengths: list[int] = sequences.lengths.tolist()
         self.waiting = dict.fromkeys(range(len(self.lengths)))
-        self.unfinished = len(self.lengths)
+        self.waiting_tokens, self.unfinished = sum(self.lengths), len(self.lengths)
         self.accepted_at, self.started_at = time.monotonic(), 0.0
-
-    @property
-    def waiting_tokens(self) -> int:
-        """Tokens of the texts that wait."""
-        return sum(self.lengths[number] for number in self.waiting)
 
 
 class Batch(NamedTuple):
@@ -71,6 +68,7 @@ class Queue:
         self._changed, self._closed = threading.Condition(), False
         self.costs: Mapping[Shape, float] = {}
         self.texts = self.tokens = 0
+        self._single_at = -_LATELY  # when a request of one text came
 
     @property
     def is_full(self) -> bool:
@@ -89,6 +87,7 @@ class Queue:
             if self.texts + texts > self._most_texts or self.tokens + tokens > self.most_tokens:
                 return False
             self._works[work] = None
+            self._single_at = work.accepted_at if texts == 1 else self._single_at
             self.texts += texts
             self.tokens += tokens
             self._changed.notify()
@@ -102,6 +101,7 @@ class Queue:
             del self._works[work]
             self.texts -= len(work.waiting)
             self.tokens -= work.waiting_tokens
+            work.waiting_tokens = 0
             work.waiting.clear()
         return True
 
@@ -125,8 +125,9 @@ class Queue:
                 tokens += work.lengths[number]
                 if len(offered) == _MOST_LOOKED_AT or tokens > 4 * largest.slots:
                     break
-            is_beside_bulk = len(offered) > len(self._works) and any(len(work.waiting) == 1 for work in self._works)
-            urgent = len(self._works) if is_beside_bulk else 0  # a turn of each request
+            has_bulk = any(work.waiting_tokens > largest.slots for work in self._works)
+            is_mixed = has_bulk and time.monotonic() - self._single_at < _LATELY
+            urgent = len(self._works) if is_mixed else 0  # a turn of each request
             fill = choose([work.lengths[number] for work, number in offered], self.costs, urgent)
             return self._taken(fill, offered)
 
@@ -148,6 +149,7 @@ class Queue:
         for row in batch.rows:
             for work, number in row:
                 del work.waiting[number]
+                work.waiting_tokens -= work.lengths[number]
                 work.started_at = work.started_at or now
                 if not work.waiting:
                     del self._works[work]

@@ -11,6 +11,7 @@ import contextlib
 import signal
 import socket
 import stat
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,6 +36,7 @@ _SHORTEST_ROW = {"cpu": 16, "cuda": 32, "hpu": 32}
 _USUAL_ROW = {"cpu": 256, "cuda": 512, "hpu": 512}
 _BATCH_SLOTS = {"cpu": 2048, "cuda": 16384, "hpu": 16384}
 _MOST_HEADER_BYTES = 1 << 16
+_SWITCH_SECONDS = 0.0005  # that the device's thread waits at most while requests are read or refused
 _POLL_SECONDS, _JOIN_SECONDS = 0.05, 10.0
 
 
@@ -95,6 +97,7 @@ def serve(path: Path, settings: ServeSettings, reporter: Reporter) -> None:
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
         await answer_until(stop, listener, path, settings, api_key, reporter)
 
+    sys.setswitchinterval(_SWITCH_SECONDS)
     with open_listener(settings) as listener:
         uvloop.run(until_signal(listener))
 

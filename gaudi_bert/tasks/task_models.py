@@ -30,8 +30,8 @@ from gaudi_bert.rows.tokenizer import RowTokenizer, copy_tokenizer
 from gaudi_bert.rows.types import TASKS_WITH_LABELS
 from gaudi_bert.tasks.kinds.task import NO_VOCABULARY, Task, Vocabulary, task_named
 from gaudi_bert.training.checkpoint import newest_settings
-from gaudi_bert.training.model_files import TaskConfig, model_config, read_config, tokenizer_length
-from gaudi_bert.training.weights import read_weights, to_hugging_face
+from gaudi_bert.training.model_files import TaskConfig, tokenizer_length
+from gaudi_bert.training.weights import model_config, read_config, read_weights, to_hugging_face
 
 _MASKED: TaskKind = "masked-language-modelling"
 _FRESH = "fresh weights"

@@ -130,8 +130,8 @@ class _RecordsReader:
         fingerprint, lengths = _sums_of(shards)
         expected, expected_lengths = _sums_of(inputs)
         if fingerprint != expected or not np.array_equal(lengths, expected_lengths):
-            paths = ([file.path for file in side] for side in (inputs, shards))
-            difference = _describe_difference(*paths, PackedSchema.of(metadata), self.run.workers)
+            records, packs_of_them = ([file.path for file in side] for side in (inputs, shards))
+            difference = _describe_difference(records, packs_of_them, PackedSchema.of(metadata), self.run.workers)
             raise FailedError(f"{packed}: group {stored.group}: {difference}")
         sizes = [file.record_sizes for file in shards]
         written = tuple(

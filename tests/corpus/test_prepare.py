@@ -187,12 +187,6 @@ def digest(folder: Path) -> str:
     return hashed.hexdigest()
 
 
-def prepared(out: Path, texts: list[Path], **changes: Any) -> str:
-    settings = PrepareSettings(text=tuple(map(str, texts)), **changes)
-    prepare(settings, out, a_run(workers=1), pipeline_folder=out)
-    return digest(out)
-
-
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
@@ -210,4 +204,6 @@ def test_the_same_seed_gives_the_same_examples_in_every_version(
     tmp_path: Path, changes: dict[str, Any], expected: str
 ) -> None:
     write_text(tmp_path / "text.txt")
-    assert prepared(tmp_path / "out", [tmp_path / "text.txt"], **changes) == expected
+    settings = PrepareSettings(text=str(tmp_path / "text.txt"), **changes)
+    prepare(settings, tmp_path / "out", a_run(workers=1), pipeline_folder=tmp_path)
+    assert digest(tmp_path / "out") == expected

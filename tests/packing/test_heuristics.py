@@ -15,7 +15,6 @@ from gaudi_bert.packing.heuristics import (
     pack_first_fit,
     pack_greedily,
     pack_longest_first,
-    pack_none,
     pack_shortest_first,
 )
 from gaudi_bert.packing.histogram import Histogram
@@ -40,17 +39,6 @@ def test_every_published_integer(algorithm: str, name: str) -> None:
         padding = packs * histogram.max_sequence_length - histogram.tokens
         figures = (packs, len(mixture), max(map(len, mixture)), padding)
         assert figures == (row["packs"], row["n_strategies"], row["depth_used"], row["padding"]), depth
-
-
-def test_longest_pack_first_splits_counts_and_shortest_pack_first_opens_before_it_splits() -> None:
-    counts = np.zeros(512, dtype=np.int64)
-    counts[255] = 7
-    assert pack_longest_first(counts, 3) == {(256, 256): 3, (256,): 1}
-    assert pack_shortest_first(counts, 3) == {(256,): 7}
-
-
-def test_no_packing_is_one_pack_a_sequence() -> None:
-    assert pack_none(np.array([2, 0, 3])) == {(1,): 2, (3,): 3}
 
 
 @given(histogram=small_histograms(17, 5), depth=st.integers(1, 6))

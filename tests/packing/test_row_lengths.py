@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.packing.algorithms import pack_histogram
-from gaudi_bert.packing.certificate import check_certificate
 from gaudi_bert.packing.histogram import Histogram
 from gaudi_bert.packing.row_lengths import LEAST_GAIN, MOST_LENGTHS, Cost, _padded_cost, choose_row_lengths, row_cost
 from tests.builders.agree import agree
@@ -79,25 +78,6 @@ def test_many_packs_are_chosen_by_bounds_within_a_hundredth_of_the_best_plans(ma
     assert gains == (make != uniform)
     assert total(chosen.lengths) <= (1.01 * best if gains else total((512,)))
     agree([chosen.cost, chosen.one_length_cost], [total(chosen.lengths), total((512,))], 0.02)
-
-
-@pytest.mark.parametrize(("make", "length"), [(lognormal, 127), (uniform, 512), (bimodal, 1021), (lognormal, 2048)])
-def test_every_sequence_is_in_the_shortest_row_it_fits(make, length: int) -> None:
-    counts = make(length, 4000)
-    chosen = choose_row_lengths(counts, ENCODER, multiple=32, algorithm="lpfhp")
-    above, covered = 0, np.zeros(len(counts) + 32, dtype=np.int64)
-    for length, packing in zip(chosen.lengths, chosen.packings, strict=True):
-        assert not packing.histogram.counts[:above].any()
-        assert length % 32 == 0
-        covered[:length] += packing.histogram.counts
-        assert check_certificate(packing.certificate, packing.histogram.counts) == packing.lower_bound <= packing.packs
-        above = length
-    assert covered[: len(counts)].tolist() == counts.tolist()
-    assert 1 <= len(chosen.packings) <= 3
-    agree(chosen.cost, sum(packing.packs * ENCODER(packing.histogram.max_sequence_length) for packing in chosen.packings))
-    assert chosen.cost <= chosen.one_length_cost
-    assert len(chosen.lengths) == 1 or chosen.cost < (1.0 - LEAST_GAIN) * chosen.one_length_cost
-    assert chosen.cost < chosen.padded_cost
 
 
 def test_the_cost_of_padded_batches_is_that_of_drawn_ones() -> None:

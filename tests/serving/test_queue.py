@@ -39,22 +39,23 @@ def taken(queue: Queue) -> list[tuple[Work, int]]:
 
 
 def test_requests_take_turns() -> None:
-    bulk, query = work_of(*[20] * 9), work_of(20)
-    queue = queue_of(bulk, query)
-    assert taken(queue) == [(bulk, 0), (query, 0), (bulk, 1)]
-    assert taken(queue) == [(bulk, 2), (bulk, 3), (bulk, 4)]
-    assert (queue.texts, queue.tokens) == (4, 80)
+    bulk, pair = work_of(*[20] * 9), work_of(20, 20)
+    queue = queue_of(bulk, pair)
+    assert taken(queue) == [(bulk, 0), (pair, 0), (bulk, 1)]
+    assert taken(queue) == [(bulk, 2), (pair, 1), (bulk, 3)]
+    assert (queue.texts, queue.tokens) == (5, 100)
 
 
 def test_a_query_beside_a_bulk_does_not_wait_for_the_fastest_shape() -> None:
-    bulk, query, pair = work_of(*[10] * 90), work_of(9), work_of(9, 9)
-    queue = queue_of(bulk, pair)
+    bulk, query, pair = work_of(*[10] * 200), work_of(9), work_of(9, 9)
+    queue = queue_of(bulk, pair, most_texts=300)
     queue.costs = {shape: 0.001 * (1 + index) for index, shape in enumerate(ladder(256, 2))}
     assert len(taken(queue)) > 40
     assert queue.add(query)
     first, texts = next(iter(bulk.waiting)), taken(queue)
     assert texts[:2] == [(bulk, first), (query, 0)]
     assert len(texts) < 30
+    assert len(taken(queue)) < 30, "another query may come soon"
 
 
 def test_the_oldest_text_is_in_the_next_batch_however_long() -> None:

@@ -231,10 +231,6 @@ def test_entries_that_cannot_be_read_are_not_left_out_in_silence(tmp_path: Path)
 # --- bad input: one line with file and record, and nothing written that looks finished
 
 
-def good(seed: int) -> dict:
-    return random_sequence(random.Random(seed), 24, 4)
-
-
 def refused_by_histogram(records: Path | str, out: Path, *parts: str) -> None:
     """In one line that names what it must, and nothing is written."""
     with pytest.raises(InputError) as caught:
@@ -245,46 +241,31 @@ def refused_by_histogram(records: Path | str, out: Path, *parts: str) -> None:
     assert not out.exists()
 
 
-def test_what_is_not_there_or_no_tfrecord_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "empty-folder").mkdir()
-    (tmp_path / "empty").write_bytes(b"")
-    (tmp_path / "text").write_bytes(b"This is a text and not a TFRecord at all.\n" * 10)
-    (tmp_path / "short").write_bytes(b"abc")
-    (tmp_path / "none").write_bytes(gzip.compress(b""))
-    (tmp_path / "packed").write_bytes(frame(example({**good(1), "positions": [0], "next_sentence_positions": [0]})))
-    for name, reason in {
-        "missing": "no such folder or file",
-        "empty-folder": "holds no record files",
-        "empty": "the file is empty",
-        "text": "not a TFRecord file",
-        "short": "not a TFRecord file",
-        "none": "holds no record",
-        "packed": "this is a packed example",
-    }.items():
-        refused_by_histogram(tmp_path / name, tmp_path / "histogram.json", str(tmp_path / name), reason)
-
-
-# --- files that are not records at all: refused by what they are, with the way in
-
-
+PACK = example({**random_sequence(random.Random(1), 24, 4), "positions": [0], "next_sentence_positions": [0]})
 TAR = bytes(257) + b"ustar" + bytes(250)
-FOREIGN = {
+NO_RECORDS = {
+    "missing": (None, "no such folder or file"),
+    "empty": (b"", "the file is empty"),
+    "text": (b"This is a text and not a TFRecord at all.\n" * 10, "not a TFRecord file"),
+    "short": (b"abc", "not a TFRecord file"),
+    "none": (gzip.compress(b""), "holds no record"),
+    "packed": (frame(PACK), "this is a packed example"),
+    # Of other tools, with the way in.
     "shard-000.tar": (TAR, "a tar archive, as WebDataset"),
     "shard-000.tar.gz": (gzip.compress(TAR), "a tar archive, as WebDataset"),
     "data.idx": (b"MMIDIDX\x00\x00" + bytes(30), "one of the two files of a Megatron data set"),
     "data.bin": (bytes(range(200)), "one of the two files of a Megatron data set"),
-    "table.arrow": (b"ARROW1\0\0" + bytes(40), "an Arrow table;"),
+    "table.arrow": (b"ARROW1\0\0" + bytes(40), "an Arrow table; give it to `gaudi-bert pack`"),
 }
 
 
-@pytest.mark.parametrize("name", FOREIGN)
-def test_what_is_foreign_is_named(tmp_path: Path, name: str) -> None:
-    (tmp_path / "records").mkdir()
-    for file in (name, "data.idx") if name == "data.bin" else (name,):
-        (tmp_path / "records" / file).write_bytes(FOREIGN[file][0])
-    refused_by_histogram(
-        tmp_path / "records", tmp_path / "histogram.json", f"{name}: ", FOREIGN[name][1], "`gaudi-bert pack`"
-    )
+def test_what_is_not_there_or_no_record_is_named(tmp_path: Path) -> None:
+    for name, (content, reason) in NO_RECORDS.items():
+        if content is not None:
+            (tmp_path / name).write_bytes(content)
+        refused_by_histogram(tmp_path / name, tmp_path / "histogram.json", f"{tmp_path / name}: ", reason)
+    (tmp_path / "empty-folder").mkdir()
+    refused_by_histogram(tmp_path / "empty-folder", tmp_path / "histogram.json", "holds no record files")
 
 
 def damage(folder: Path, numbers: list[int]) -> None:

@@ -81,67 +81,62 @@ MUTATIONS: dict[str, tuple[Callable[[Packs], object], str]] = {
 def test_every_mutation_is_found_and_named(case: PackingCase, tmp_path: Path, name: str) -> None:
     change, reason = MUTATIONS[name]
     packed = mutate(case, tmp_path / "packed", change)
+    (packed / "verification.json").write_text("{}")
     with pytest.raises(FailedError, match=reason) as caught:
         verify(case.records, packed, a_run())
     text = str(caught.value)
     assert "\n" not in text
     assert "part-" in text or "packed-" in text, "the file and the record are named"
     assert " record " in text
+    assert not (packed / "verification.json").exists(), "an earlier proof is removed"
 
 
-def test_damage_to_files_is_found(case: PackingCase, tmp_path: Path) -> None:
-    packed = Path(shutil.copytree(case.packed, tmp_path / "packed"))
-    shard = packed / max(shards_of(case.packed), key=lambda shard: shard.bytes).name
-    data = shard.read_bytes()
-    size = int.from_bytes(data[:8], "little") + 16
-    for changed, reason in (
-        (data[:40] + bytes([data[40] ^ 1]) + data[41:], "record 0 at byte 0: its bytes are damaged"),
-        (data[size:] + data[:size], "its CRC-32C differs"),
-    ):
-        shard.write_bytes(changed)
-        with pytest.raises(FailedError, match=f"{shard.name}.*{reason}"):
-            verify(case.records, packed, a_run())
-    shard.unlink()
-    with pytest.raises(FailedError, match=f"{shard.name}: the shard is missing"):
-        verify(case.records, packed, a_run())
+def without_first(data: bytes) -> bytes:
+    """All records of a file but the first."""
+    return data[int.from_bytes(data[:8], "little") + 16 :]
 
 
-def test_inputs_that_changed_are_found(case: PackingCase, tmp_path: Path) -> None:
-    records = tmp_path / "records"
-    shutil.copytree(case.records, records)
-    data = (records / "part-2").read_bytes()
-    size = int.from_bytes(data[:8], "little") + 16
-    (records / "part-2").write_bytes(data[size:])
-    with pytest.raises(FailedError, match="1 are doubled, changed or foreign"):
-        verify(records, case.packed, a_run())
-    (records / "part-2").write_bytes(data[size:] + data[:size])
-    with pytest.raises(FailedError, match="part-2 has changed since it was packed"):
-        verify(records, case.packed, a_run())
+def rotated(data: bytes) -> bytes:
+    rest = without_first(data)
+    return rest + data[: -len(rest)]
 
 
-def test_a_wrong_or_missing_index_is_found(case: PackingCase, tmp_path: Path) -> None:
-    packed = Path(shutil.copytree(case.packed, tmp_path / "packed"))
-    index = packed / "group-00001.index"
-    data = index.read_bytes()
-    for changed in (data[:-4], data[:5] + bytes([data[5] ^ 1]) + data[6:], data[4:8] + data[:4] + data[8:]):
-        index.write_bytes(changed)
-        with pytest.raises(FailedError, match=r"group-00001\.index: does not say the sizes of the records"):
-            verify(case.records, packed, a_run())
-    index.unlink()
-    with pytest.raises(FailedError, match=r"group-00001\.index: the index is missing"):
-        verify(case.records, packed, a_run())
+def rewritten(name: str, change: Callable[[bytes], bytes]) -> Callable[[Path], object]:
+    return lambda folder: (folder / name).write_bytes(change((folder / name).read_bytes()))
 
 
-@pytest.mark.parametrize(
-    ("source", "name"),
-    [
-        ("group-00001.index", "group-00002.index"),
-        ("group-00001.json", "group-00002.json"),
-        ("packed-00001-00000.tfrecord", "packed-00009-00000.tfrecord"),
-    ],
-)
-def test_files_that_metadata_does_not_have_are_found(case: PackingCase, tmp_path: Path, source: str, name: str) -> None:
-    packed = Path(shutil.copytree(case.packed, tmp_path / "packed"))
-    shutil.copy(packed / source, packed / name)
-    with pytest.raises(FailedError, match=rf"{name}: is .*metadata\.json"):
-        verify(case.records, packed, a_run())
+def copied(name: str, to: str) -> Callable[[Path], object]:
+    return lambda folder: shutil.copy(folder / name, folder / to)
+
+
+def removed(name: str) -> Callable[[Path], object]:
+    return lambda folder: (folder / name).unlink()
+
+
+# Of group 1, whose shards begin with this one.
+SHARD, INDEX, MANIFEST = "packed/packed-00001-00000.tfrecord", "packed/group-00001.index", "packed/group-00001.json"
+DAMAGE: list[tuple[Callable[[Path], object], str]] = [
+    (rewritten(SHARD, lambda data: data[:40] + bytes([data[40] ^ 1]) + data[41:]), f"{SHARD}: record 0 .*are damaged"),
+    (rewritten(SHARD, rotated), f"{SHARD}: its CRC-32C differs"),
+    (removed(SHARD), f"{SHARD}: the shard is missing"),
+    (copied(SHARD, "packed/packed-00009-00000.tfrecord"), r"packed-00009-00000.tfrecord: is .*metadata\.json"),
+    (copied(MANIFEST, "packed/group-00002.json"), r"group-00002.json: is .*metadata\.json"),
+    (copied(INDEX, "packed/group-00002.index"), r"group-00002.index: is .*metadata\.json"),
+    (rewritten(INDEX, lambda data: data[:-4]), f"{INDEX}: does not say the sizes"),
+    (rewritten(INDEX, lambda data: data[:5] + bytes([data[5] ^ 1]) + data[6:]), f"{INDEX}: does not say the sizes"),
+    (rewritten(INDEX, lambda data: data[4:8] + data[:4] + data[8:]), f"{INDEX}: does not say the sizes"),
+    (removed(INDEX), f"{INDEX}: the index is missing"),
+    (rewritten("records/part-2", without_first), "1 are doubled, changed or foreign"),
+    (rewritten("records/part-2", rotated), "part-2 has changed since it was packed"),
+    (removed("records/part-2"), "missing from the records: part-2"),
+    (copied("records/part-2", "records/part-9"), "input file part-9 is not among those that were packed"),
+]
+
+
+@pytest.mark.parametrize(("change", "reason"), DAMAGE)
+def test_damage_is_named(case: PackingCase, tmp_path: Path, change: Callable[[Path], object], reason: str) -> None:
+    for folder in (case.records, case.packed):
+        shutil.copytree(folder, tmp_path / folder.name)
+    change(tmp_path)
+    with pytest.raises(FailedError, match=reason):
+        verify(tmp_path / "records", tmp_path / "packed", a_run())

@@ -58,14 +58,11 @@ def test_metadata_says_what_is_there(case: PackingCase) -> None:
     assert metadata.tokens == sum(sum(sequence["input_mask"]) for sequence in case.sequences)
     assert metadata.packs == sum(shard.packs for shard in shards_of(case.packed)) == planned["totals"]["packs"]
     assert metadata.padding_tokens == metadata.packs * metadata.max_sequence_length - metadata.tokens
-    lengths = Counter(sum(sequence["input_mask"]) for sequence in case.sequences)
-    assert list(metadata.histogram) == [lengths[length] for length in range(1, metadata.max_sequence_length + 1)]
     for shard in shards_of(case.packed):
         data = (case.packed / shard.name).read_bytes()
         assert (shard.bytes, shard.crc32c) == (len(data), crc32c(data))
     names = sorted(shard.name for shard in shards_of(case.packed))
     assert sorted(path.name for path in case.packed.glob("packed-*")) == names
-    assert metadata.input_files == len(list(case.records.iterdir()))
 
 
 def test_threads_shards_and_order_do_not_matter(case: PackingCase, tmp_path: Path) -> None:
