@@ -1,9 +1,8 @@
-"""Part K of N as a promise: any N, any order, again after any failure, the same bytes; and the page's own examples."""
+"""Part K of N as the page on Kubernetes shows it: its examples give what one command gives."""
 
 from __future__ import annotations
 
 import os
-import random
 import re
 import shutil
 import stat
@@ -16,61 +15,23 @@ import yaml
 
 from gaudi_bert.common.launch import parse_part
 from tests.builders.command_line import succeed
-from tests.builders.effort import LONG, sampled
 from tests.builders.folders import contents
 from tests.builders.packing_case import PackingCase, make_case
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = (ROOT / "docs" / "kubernetes.md").read_text(encoding="utf-8")
 EXAMPLES = dict(re.findall(r"^### ([\w ]+)\n(?:(?!^#).)*?^```\w+\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL))
-FILES = 7
-# One, fewer than files, more than files.
-PARTS = (1, 2, 3, 7, 16, 64) if LONG else (1, 3, 16)
 
 
 @pytest.fixture(scope="module")
 def case(tmp_path_factory: pytest.TempPathFactory) -> PackingCase:
     """Seven files, packed in groups of two."""
-    return make_case(tmp_path_factory.mktemp("case"), files=FILES, sequences_per_file=50, group_sequences=100)
-
-
-@pytest.fixture(scope="module")
-def whole_plan(case: PackingCase, tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """The plan of one histogram, made at once."""
-    folder = tmp_path_factory.mktemp("whole")
-    succeed("histogram", case.records, "--out", folder / "histogram.json")
-    succeed("plan", folder / "histogram.json", "--out", folder / "plan.json")
-    return (folder / "plan.json").read_bytes()
+    return make_case(tmp_path_factory.mktemp("case"), files=7, sequences_per_file=50, group_sequences=100)
 
 
 def made_in(folder: Path) -> dict[str, bytes]:
     """All but the settings, which name the part."""
     return {name: content for name, content in contents(folder).items() if name != "settings.json"}
-
-
-def in_any_order(parts: int) -> list[int]:
-    """All parts in an order of their own, and some of them once more."""
-    numbers = random.Random(parts).sample(range(parts), parts)
-    return [*numbers, *numbers[::7]]
-
-
-@pytest.mark.repeated
-@pytest.mark.parametrize("parts", sampled(PARTS, 2, first=1))
-def test_any_number_of_parts_gives_the_same_plan_and_packs(
-    parts: int, case: PackingCase, whole_plan: bytes, tmp_path: Path
-) -> None:
-    for part in in_any_order(parts):
-        out = tmp_path / f"histogram-{part}.json"
-        succeed("histogram", case.records, "--out", out, "--shard", f"{part}/{parts}", "--workers", 1)
-        assert out.exists() == (part < FILES)
-    histograms = sorted(tmp_path.glob("histogram-*.json"))
-    succeed("plan", *histograms, "--out", tmp_path / "plan.json")
-    assert (tmp_path / "plan.json").read_bytes() == whole_plan
-    # The plan of the case has groups of its own size, which a command has no option for; it decides the rest.
-    for part in in_any_order(parts):
-        succeed("write", case.records, "--plan", case.plan, "--out", tmp_path / "packed", "--shard", f"{part}/{parts}")
-    succeed("write", case.records, "--plan", case.plan, "--out", tmp_path / "packed", "--finish")
-    assert made_in(tmp_path / "packed") == made_in(case.packed)
 
 
 def run_example(example: str, folder: Path) -> None:

@@ -33,8 +33,7 @@ from gaudi_bert.config.sections import PackingSettings, PrepareSettings, TableSe
 from gaudi_bert.corpus import blocks
 from gaudi_bert.corpus.prepare import prepare
 from gaudi_bert.packs.plan import plan
-from gaudi_bert.runners.local import run_stages
-from gaudi_bert.runners.stage_calls import RunRequest
+from gaudi_bert.runners.local import RunRequest, run_stages
 from gaudi_bert.tables.pack import pack_table
 from gaudi_bert.tfrecords.convert import convert
 from gaudi_bert.tfrecords.histogram import histogram

@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # settings take as long to load as everything else, and `--he
     from gaudi_bert.artefacts.work_folder import WorkFolder
     from gaudi_bert.config.pipeline import PipelineSettings
     from gaudi_bert.runners.kubernetes.client import Cluster
-    from gaudi_bert.runners.stage_calls import RunRequest
+    from gaudi_bert.runners.local import RunRequest
 
 k8s = typer.Typer(
     cls=output.Commands, name="k8s", help="Look after a pipeline on a Kubernetes cluster.", rich_markup_mode=None
@@ -81,7 +81,7 @@ def run(
 ) -> None:
     """Run the stages of a pipeline file; finished stages are skipped."""
     from gaudi_bert.artefacts.work_folder import WorkFolder
-    from gaudi_bert.runners.stage_calls import RunRequest
+    from gaudi_bert.runners.local import RunRequest
     from gaudi_bert.runners.stage_table import check_stages, select_stages, stages_of
 
     if on not in _RUNNERS:

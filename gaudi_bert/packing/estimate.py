@@ -139,15 +139,6 @@ class UnpaddingEstimate:
     packing: float
 
 
-def compare_unpadding(histogram: Histogram, packing_factor: float) -> list[UnpaddingEstimate]:
-    """Compare packing, whose speed-up is its factor on any number of accelerators, with un-padding."""
-    one_device = _fit_one_device()
-    return [
-        UnpaddingEstimate(count, _unpadding_speed_up(one_device, count), _linear_speed_up(histogram, count), packing_factor)
-        for count in ACCELERATORS
-    ]
-
-
 _Gumbel = tuple[float, float]
 """Location and scale of the Gumbel distribution P(s) = exp(-exp(-(s - location) / scale))."""
 
@@ -162,21 +153,25 @@ def _quantile(distribution: _Gumbel, share: FloatArray) -> FloatArray:
     return value
 
 
-def _fit_one_device() -> _Gumbel:
-    """The distribution of one device: the slowest of 8 has the measured median and mode (equations 13, 14)."""
+def compare_unpadding(histogram: Histogram, packing_factor: float) -> list[UnpaddingEstimate]:
+    """Compare packing, whose speed-up is its factor on any number of accelerators, with un-padding."""
+    # One device: the slowest of 8 has the measured median and mode (equations 13, 14).
     shares = np.array([0.5, np.exp(-1.0)])
-    values = _quantile(MEASURED_ON_8, shares)  # median and mode
+    median, mode = _quantile(MEASURED_ON_8, shares)
     scores = _quantile((0.0, 1.0), 1 - (1 - shares) ** (1 / 8))
-    scale = float((values[0] - values[1]) / (scores[0] - scores[1]))
-    return float(values[1] - scale * scores[1]), scale
-
-
-def _unpadding_speed_up(one_device: _Gumbel, accelerators: int) -> float:
-    """Expected speed-up of un-padding on so many accelerators: that of the slowest."""
-    shares = (np.arange(QUANTILES) + 0.5) / QUANTILES
+    scale = float((median - mode) / (scores[0] - scores[1]))
+    one_device = float(mode - scale * scores[1]), scale
     # The slowest of n is below s with probability 1 - (1 - P(s))^n; expm1 and log1p keep the small tail exact.
-    slowest = -np.expm1(np.log1p(-shares) / accelerators)
-    return float(_quantile(one_device, slowest).mean())
+    draws = np.log1p(-(np.arange(QUANTILES) + 0.5) / QUANTILES)
+    return [
+        UnpaddingEstimate(
+            accelerators=count,
+            unpadding=float(_quantile(one_device, -np.expm1(draws / count)).mean()),
+            ideal_unpadding=_linear_speed_up(histogram, count),
+            packing=packing_factor,
+        )
+        for count in ACCELERATORS
+    ]
 
 
 def _linear_speed_up(histogram: Histogram, accelerators: int) -> float:

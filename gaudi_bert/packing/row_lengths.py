@@ -116,11 +116,15 @@ def choose_row_lengths(
     steps = range(1, last + 1) if last <= _MOST_CANDIDATES else np.geomspace(1, last, _MOST_CANDIDATES).round().astype(int)
     candidates = sorted({min(int(step) * multiple, longest or last * multiple) for step in steps})
     best = lengths or _cheapest(rows, candidates)
+    # Single sequences, drawn at random for batches: how often one of each length is the longest of its batch.
+    occurring, sequences = np.flatnonzero(counts) + 1, int(counts.sum())
+    none_longer = (np.cumsum(counts[occurring - 1]) / sequences) ** min(batch_sequences, sequences)
+    is_longest = np.diff(none_longer, prepend=0.0)
     return RowLengths(
         lengths=tuple(length for _, length in rows.intervals(best)),
         cost=rows.cost(best),
         one_length_cost=rows.cost((candidates[-1],)),
-        padded_cost=_padded_cost(counts, cost, batch_sequences),
+        padded_cost=float(sequences * (is_longest @ np.array([cost(length) for length in occurring.tolist()]))),
         _rows=rows,
     )
 
@@ -181,13 +185,3 @@ class _Rows:
         own = self._counts[above:length]
         part[above : above + len(own)] = own
         return part
-
-
-def _padded_cost(counts: IntArray, cost: Cost, batch_sequences: int) -> float:
-    """Expected cost of single sequences in batches of so many, drawn at random, each padded to its longest sequence."""
-    lengths = np.flatnonzero(counts) + 1
-    sequences = int(counts.sum())
-    batch = min(batch_sequences, sequences)
-    none_longer = (np.cumsum(counts[lengths - 1]) / sequences) ** batch
-    is_longest = np.diff(none_longer, prepend=0.0)
-    return float(sequences * (is_longest @ np.array([cost(length) for length in lengths.tolist()])))

@@ -254,7 +254,11 @@ def examine_cluster(settings: PipelineSettings, reporter: Reporter, cluster: Clu
         cluster.check_namespace()
     except GaudiBertError as error:
         namespace = _refused("namespace", error)
-    rights = _check_rights(cluster, manifests, queue=settings.kubernetes.queue is not None)
+    needed = _needed_rights(manifests, queue=settings.kubernetes.queue is not None)
+    missing = [f"{verb} {resource}" for group, resource, verb in needed if not cluster.is_allowed(group, resource, verb)]
+    rights = CheckResult("rights", "ok", f"all {len(needed)} that a run uses")
+    if missing:
+        rights = CheckResult("rights", "failed", f"may not {', '.join(missing)}", "ask for the Role in k8s/in-cluster")
     results = [_check_version(version, settings), namespace, rights]
     if any(result.verdict == "failed" for result in results[:2]):
         return results
@@ -286,14 +290,6 @@ def _needed_rights(manifests: Manifests, *, queue: bool) -> list[tuple[str, str,
     unneeded = {KINDS[kind].plural for kind in (*unused, *(() if queue else ("Workload",)))}
     rights = {(kind.group, kind.plural, verb) for kind in KINDS.values() for verb in kind.verbs}
     return sorted(right for right in {*rights, ("", "pods/log", "get")} if right[1] not in unneeded)
-
-
-def _check_rights(cluster: Cluster, manifests: Manifests, *, queue: bool) -> CheckResult:
-    rights = _needed_rights(manifests, queue=queue)
-    missing = [f"{verb} {resource}" for group, resource, verb in rights if not cluster.is_allowed(group, resource, verb)]
-    if missing:
-        return CheckResult("rights", "failed", f"may not {', '.join(missing)}", "ask for the Role in k8s/in-cluster")
-    return CheckResult("rights", "ok", f"all {len(rights)} that a run uses")
 
 
 def _check_volume(cluster: Cluster, settings: PipelineSettings) -> CheckResult:

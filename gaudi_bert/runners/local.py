@@ -1,34 +1,271 @@
 """Runs the stages of a pipeline in this process, one after the other; or waits until the inputs of one of them exist.
 
+A stage is called with its settings and its files in the work folder. It is imported when it is called, because the data
+image has no TensorFlow, and decides for itself whether its artefact exists already.
+
 Waiting is what the init container of each Job does, since Kubernetes does not order Jobs. The last file of an artefact
 appears complete or not at all, so its presence means that the artefact is finished.
 """
 
 from __future__ import annotations
 
+import sys
+import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from gaudi_bert.artefacts.mirrored_folder import exists
-from gaudi_bert.artefacts.work_folder import WorkFolder
+import yaml
+
+from gaudi_bert.artefacts.mirrored_folder import existing_histograms, exists, local_copy
+from gaudi_bert.artefacts.results import PlainResult, StageOutput, StageRun
+from gaudi_bert.artefacts.training import FineTuning, TrainingResult
+from gaudi_bert.artefacts.work_folder import SplitPaths, WorkFolder
 from gaudi_bert.common.errors import FailedError, InputError, require
-from gaudi_bert.common.files import in_store, shown_location
+from gaudi_bert.common.features import BUILT_IN_ROWS
+from gaudi_bert.common.files import in_store, path_below, shown_location, write_text
+from gaudi_bert.common.launch import find_launch
 from gaudi_bert.common.progress import Reporter, human_seconds
 from gaudi_bert.config.pipeline import PipelineSettings
-from gaudi_bert.runners.stage_calls import RunRequest
+from gaudi_bert.runners.launch import run_training_processes
 from gaudi_bert.runners.stage_table import SHARED_STAGES, STAGES, STEPS, check_stages, select_stages
 
-if TYPE_CHECKING:  # its types need numpy
-    from gaudi_bert.runners.stage_calls import StageResult
+if TYPE_CHECKING:  # some need numpy
+    from gaudi_bert.tasks.answers import StreamResult
+    from gaudi_bert.training.run_plan import RunPlan
 
+    SplitResult = StageOutput[Any] | PlainResult
+    # One for each split: `train`, `evaluation`.
+    StageResult = Mapping[str, SplitResult] | SplitResult | RunPlan | StreamResult
+
+
+@dataclass(frozen=True)
+class RunRequest:
+    """One run of a pipeline, as it was requested; and each of its stages in this process.
+
+    Relative paths in the pipeline file start at `pipeline_folder`. `how` each stage runs is as requested, but the store is
+    that of the settings.
+    """
+
+    settings: PipelineSettings
+    work: Path
+    pipeline_folder: Path
+    how: StageRun
+
+    @property
+    def folder(self) -> WorkFolder:
+        """The work folder of this pipeline."""
+        return WorkFolder.of(self.settings, self.work, self.pipeline_folder)
+
+    @property
+    def _run(self) -> StageRun:
+        return replace(self.how, store=self.settings.store)
+
+    def _file(self, key: str, text: str) -> Path:
+        path = path_below(self.pipeline_folder, text)
+        if not in_store(path) and not path.exists():
+            raise InputError(f"{key} = {path}: no such file or folder; check the path")
+        return path
+
+    def _rows(self, key: str, text: str, split: str) -> Path:
+        return self.folder.rows(split) if text in BUILT_IN_ROWS else self._file(key, text)
+
+    def _each_split(self, make: Callable[[SplitPaths], SplitResult]) -> StageResult:
+        return {name: make(self.folder.split(name)) for name in self.folder.splits}
+
+    # --- data
+
+    def prepare(self) -> StageResult:
+        """Text to examples; nothing where the pipeline names its own records."""
+        from gaudi_bert.corpus.prepare import prepare
+
+        if self.folder.records is not None:
+            records = str(self.settings.prepare.records)
+            return PlainResult([f"nothing to do: the pipeline names its own records, {records}"], {"records": records})
+        return prepare(self.settings.prepare, self.folder.examples, self._run, pipeline_folder=self.pipeline_folder)
+
+    def histogram(self) -> StageResult:
+        """Examples to counts."""
+        from gaudi_bert.tfrecords.histogram import histogram
+
+        return self._each_split(lambda paths: histogram(paths.records, paths.histogram, self._run, numbered=True))
+
+    def plan(self) -> StageResult:
+        """Counts to a plan."""
+        from gaudi_bert.packs.plan import plan
+
+        def make(paths: SplitPaths) -> SplitResult:
+            histograms = existing_histograms(paths.histogram, self.settings.store)
+            return plan(histograms, paths.plan, self.settings.packing, self._run)
+
+        return self._each_split(make)
+
+    def write(self) -> StageResult:
+        """Examples to packs."""
+        from gaudi_bert.tfrecords.write import write
+
+        return self._each_split(lambda paths: write(paths.records, paths.plan, paths.packed, self._run))
+
+    def verify(self) -> StageResult:
+        """Proof that every example is in the packs once."""
+        from gaudi_bert.tfrecords.verify import verify
+
+        return self._each_split(lambda paths: verify(paths.records, paths.packed, self._run))
+
+    # --- training and tasks
+
+    def train(self) -> StageResult:
+        """Packs to checkpoints."""
+        folder = self.folder
+        data = folder.split("train").packed
+        evaluation_data = folder.split("evaluation").packed if folder.has_evaluation else None
+        if _starts_processes(self.settings):
+            files = {"--data": data, "--evaluation-data": evaluation_data, "--out": folder.train}
+            _run_processes(self.settings, "train", files, ["--overwrite" if self.how.overwrite else "--resume"])
+            with local_copy(folder.training_result, self.settings.store) as path:
+                return StageOutput(TrainingResult.read(path))
+
+        # A process that only starts others loads no engine.
+        from gaudi_bert.training.jobs.records import train
+
+        return train(
+            self.settings,
+            data=data,
+            evaluation_data=evaluation_data,
+            out=folder.train,
+            reporter=self.how.reporter,
+            resume=not self.how.overwrite,
+            overwrite=self.how.overwrite,
+        )
+
+    def evaluate(self) -> StageResult:
+        """Checkpoints to metrics, packed and unpacked."""
+        from gaudi_bert.training.evaluate import evaluate
+
+        folder = self.folder
+        if not folder.has_evaluation:
+            self.how.reporter.say("evaluate: nothing to do, the pipeline holds no evaluation data out")
+            return PlainResult(["nothing to do: the pipeline holds no evaluation data out"], {})
+        return evaluate(
+            data=folder.split("evaluation").packed,
+            checkpoint=folder.train,
+            unpacked=folder.split("evaluation").records,
+            out=folder.evaluation_result,
+            reporter=self.how.reporter,
+            store=self.settings.store,
+            engine=self.settings.training.engine,
+        )
+
+    def finetune(self) -> StageResult:
+        """Rows of a task and weights to a model of the task."""
+        self._make_built_in_rows()
+        folder, settings, task = self.folder, self.settings, self.settings.task
+        if task.labels is not None:  # seen from this process
+            task = task.model_copy(update={"labels": str(self._file("task.labels", task.labels))})
+            settings = settings.model_copy(update={"task": task})
+        data, evaluation_data, model, vocabulary = self._finetuning_files()
+        if _starts_processes(settings):
+            files = {"--data": data, "--evaluation": evaluation_data, "--model": model, "--vocab": vocabulary}
+            files |= {"--out": folder.finetune}
+            _run_processes(settings, "finetune", files, ["--overwrite"] if self.how.overwrite else [])
+            return StageOutput(FineTuning.read(folder.finetuning_result))
+
+        from gaudi_bert.training.jobs.finetune import finetune
+        from gaudi_bert.training.jobs.rows import FineTuneInput
+
+        inputs = FineTuneInput(data, evaluation_data, model, vocabulary)
+        return finetune(settings, inputs, folder.finetune, reporter=self.how.reporter, overwrite=self.how.overwrite)
+
+    def _make_built_in_rows(self) -> None:
+        names = (self.settings.finetune.data, self.settings.finetune.evaluation_data, self.settings.predict.data)
+        if any(name in BUILT_IN_ROWS for name in names):
+            from gaudi_bert.tasks.task_data import make_built_in_rows
+
+            train, evaluation = self.folder.rows("train"), self.folder.rows("evaluation")
+            make_built_in_rows(
+                train, evaluation, self.settings.task.name, reporter=self.how.reporter, overwrite=self.how.overwrite
+            )
+
+    def _finetuning_files(self) -> tuple[Path, Path | None, Path, Path | None]:
+        """Return the files that `finetune` reads: rows, rows to evaluate on, weights, and the folder of the vocabulary."""
+        finetune, folder = self.settings.finetune, self.folder
+        data = self._rows("finetune.data", str(finetune.data), "train")
+        evaluation_data = None
+        if finetune.evaluation_data is not None:
+            evaluation_data = self._rows("finetune.evaluation_data", finetune.evaluation_data, "evaluation")
+        vocabulary = None if finetune.vocab is None else self._file("finetune.vocab", finetune.vocab)
+        if finetune.init_checkpoint is None:
+            # The vocabulary of this pipeline's examples is next to them, whether it wrote them or they were given.
+            own = folder.examples if folder.records is None else folder.records.parent
+            return data, evaluation_data, folder.train, vocabulary or own
+        # A URL; or a folder, a file, a TF1 checkpoint's prefix, from where the command was started, as `train` has it.
+        model = Path(finetune.init_checkpoint)
+        if not in_store(model) and not model.exists() and not any(model.parent.glob(f"{model.name}.*")):
+            raise InputError(f"finetune.init_checkpoint = {model}: no such file or folder; check the path")
+        return data, evaluation_data, model, vocabulary
+
+    def predict(self) -> StageResult:
+        """Rows and a model of the task to answers."""
+        from gaudi_bert.tasks.answers import PredictOptions
+        from gaudi_bert.tasks.predict import predict
+
+        settings = self.settings.predict
+        return predict(
+            self.folder.finetune,
+            str(self._rows("predict.data", str(settings.data), "evaluation")),
+            str(self.folder.predictions),
+            PredictOptions(settings.max_sequence_length, settings.precision),
+            self.settings.task.model_dump(include={"format", "delimiter", "encoding", "on_bad_row"}, exclude_unset=True),
+            reporter=self.how.reporter,
+            overwrite=self.how.overwrite,
+            store=self.settings.store,
+        )
+
+    def report(self) -> StageResult:
+        """A page about what the work folder holds."""
+        from gaudi_bert.reporting.report import report
+
+        return report(self.folder.root, store=self.settings.store)
+
+
+def _starts_processes(settings: PipelineSettings) -> bool:
+    return settings.resources.workers * settings.resources.processes_per_worker > 1 and find_launch() is None
+
+
+def _run_processes(settings: PipelineSettings, stage: str, files: Mapping[str, Path | None], flags: Sequence[str]) -> None:
+    """Do a stage in several processes on this machine, each of them the command of the same name.
+
+    `files` are options and their paths, without those that are None.
+    """
+    options = [text for option, path in files.items() if path is not None for text in (option, str(path))]
+    with tempfile.TemporaryDirectory(prefix="gaudi-bert-") as folder:
+        pipeline = Path(folder) / f"{settings.name}.yaml"
+        write_text(pipeline, yaml.safe_dump(settings.model_dump(mode="json", exclude_unset=True), sort_keys=False))
+        command = [sys.executable, "-m", "gaudi_bert", stage, "--pipeline", str(pipeline), *options, *flags]
+        run_training_processes(settings, stage, command)
+
+
+# --- one stage after the other
+
+# The method that does each stage.
+_CALLS: Mapping[str, Callable[[RunRequest], StageResult]] = {
+    "prepare": RunRequest.prepare,
+    "histogram": RunRequest.histogram,
+    "plan": RunRequest.plan,
+    "write": RunRequest.write,
+    "verify": RunRequest.verify,
+    "train": RunRequest.train,
+    "evaluate": RunRequest.evaluate,
+    "finetune": RunRequest.finetune,
+    "predict": RunRequest.predict,
+    "report": RunRequest.report,
+}
 _TASK_STAGES = frozenset({"finetune", "predict"})
 # The library that a stage needs beyond the core.
 _OF_STAGE = {"prepare": "tokenizers", "report": "matplotlib"}
-POLL_SECONDS = 2.0
-_SAY_EVERY_SECONDS = 60.0
 
 
 def run_stages(run: RunRequest, stages: Sequence[str]) -> dict[str, StageResult]:
@@ -47,7 +284,7 @@ def run_stages(run: RunRequest, stages: Sequence[str]) -> dict[str, StageResult]
         for needed in STAGES[name].needs:
             for path in STAGES[needed].missing_products(run.folder):
                 raise InputError(f"{shown_location(path)}: does not exist; run the stage `{needed}` first")
-        results[name] = STAGES[name].call(run)
+        results[name] = _CALLS[name](run)
     return results
 
 
@@ -71,6 +308,12 @@ def _check_sharing(run: RunRequest, stages: Sequence[str]) -> None:
         raise InputError(f"--finish: give one stage that has a step to finish it, --stages {' or '.join(finished)}")
     if run.how.finish and run.how.overwrite:
         raise InputError("--finish and --overwrite exclude each other; do the parts again with --shard K/N --overwrite")
+
+
+# --- waiting
+
+_POLL_SECONDS = 2.0
+_SAY_EVERY_SECONDS = 60.0
 
 
 def _missing_inputs(folder: WorkFolder, step: str) -> list[Path]:
@@ -107,5 +350,5 @@ def wait_for_inputs(
         if waited == 0 or clock() - last_message >= _SAY_EVERY_SECONDS:
             last_message = clock()
             reporter.say(f"{step}: waiting for {shown_location(missing[0])}{others}")
-        sleep(min(POLL_SECONDS, timeout_seconds - waited))
+        sleep(min(_POLL_SECONDS, timeout_seconds - waited))
     return clock() - started

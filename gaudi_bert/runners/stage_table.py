@@ -1,7 +1,7 @@
 """The stages of a pipeline, one row per stage: what every runner, and waiting between them, knows of a stage.
 
 A stage has one or more steps: where its parts must be put together, that is a second step. Adding a stage
-means a method of `RunRequest` (`stage_calls.py`), one row here, and its Job below `k8s/`.
+means one row here, a method of `RunRequest` (`local.py`), and its Job below `k8s/`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 from gaudi_bert import __version__
 from gaudi_bert.artefacts.mirrored_folder import existing_histograms, exists, local_copy
@@ -23,10 +23,6 @@ from gaudi_bert.common.files import in_store, path_below
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.config.values import EngineName
-from gaudi_bert.runners.stage_calls import RunRequest
-
-if TYPE_CHECKING:  # its types need numpy
-    from gaudi_bert.runners.stage_calls import StageResult
 
 Kustomization = Literal["data", "training", "finetuning", "results"]
 KUSTOMIZATIONS: tuple[Kustomization, ...] = get_args(Kustomization)
@@ -39,7 +35,6 @@ class Stage:
 
     Attributes:
         name: as in `--stages`.
-        call: does it in this process.
         makes: the file of each of its products that is written last, so that its presence proves the product complete.
         image: which kind of image it runs in; `training` has an engine.
         kustomization: the folder below `k8s/` that holds its Job.
@@ -55,7 +50,6 @@ class Stage:
     """
 
     name: str
-    call: Callable[[RunRequest], StageResult]
     makes: Paths
     image: Literal["data", "training"] = "data"
     kustomization: Kustomization = "data"
@@ -111,10 +105,9 @@ def _unverified(folder: WorkFolder) -> list[Path]:
 
 
 _ROWS = (
-    Stage("prepare", RunRequest.prepare, _examples, reads=("prepare.text", "prepare.vocab"), shared=True, parallel=True),
+    Stage("prepare", _examples, reads=("prepare.text", "prepare.vocab"), shared=True, parallel=True),
     Stage(
         "histogram",
-        RunRequest.histogram,
         _of_each_split(lambda paths: paths.histogram),
         needs=("prepare",),
         shared=True,
@@ -123,14 +116,12 @@ _ROWS = (
     ),
     Stage(
         "plan",
-        RunRequest.plan,
         _of_each_split(lambda paths: paths.plan),
         needs=("histogram",),
         parallel=True,
     ),
     Stage(
         "write",
-        RunRequest.write,
         _of_each_split(lambda paths: paths.metadata),
         needs=("plan",),
         shared=True,
@@ -139,7 +130,6 @@ _ROWS = (
     ),
     Stage(
         "verify",
-        RunRequest.verify,
         _of_each_split(lambda paths: paths.verification),
         needs=("write",),
         shared=True,
@@ -148,7 +138,6 @@ _ROWS = (
     ),
     Stage(
         "train",
-        RunRequest.train,
         lambda folder: [folder.training_result] if folder.pretrains else [],
         image="training",
         kustomization="training",
@@ -160,7 +149,6 @@ _ROWS = (
     # A training that was stopped can be evaluated, and any work folder reported on, as far as it has come.
     Stage(
         "evaluate",
-        RunRequest.evaluate,
         lambda folder: [folder.evaluation_result] if folder.pretrains and folder.has_evaluation else [],
         image="training",
         kustomization="results",
@@ -168,7 +156,6 @@ _ROWS = (
     ),
     Stage(
         "finetune",
-        RunRequest.finetune,
         lambda folder: [folder.finetuning_result] if folder.finetunes else [],
         image="training",
         kustomization="finetuning",
@@ -182,7 +169,6 @@ _ROWS = (
     ),
     Stage(
         "predict",
-        RunRequest.predict,
         lambda folder: [folder.predictions] if folder.predicts else [],
         image="training",
         kustomization="finetuning",
@@ -192,7 +178,6 @@ _ROWS = (
     ),
     Stage(
         "report",
-        RunRequest.report,
         lambda folder: [folder.report],
         kustomization="results",
         follows=("train", "evaluate", "finetune", "predict"),

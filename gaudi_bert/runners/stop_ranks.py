@@ -1,21 +1,17 @@
 """Lets ranks save before they are stopped: as the parent of `mpirun`, and as the hook of a worker's pod.
 
-The parent of `mpirun` turns the first request to stop into SIGUSR1, which mpirun passes to all ranks. It tells ranks of
-PyTorch where to meet, which mpirun does not. On a cluster it starts mpirun when all workers answer, and again when ranks
-have saved because a worker's pod was stopped: a stop that this process did not request is a drained node or a deleted pod,
-and costs neither a retry of the Job nor its backoff.
-
-On SIGTERM, as when a rank is lost, mpirun terminates the other ranks after `odls_base_sigkill_timeout`, and kills them after
-the same time again. It is short, so that a lost rank ends the others soon; a run that must stop is told by a signal that
-mpirun only forwards, and has time to save. A second request goes to mpirun as it is. The end of the process that started
-this one, however it came, counts as a request.
-
     python3 -m gaudi_bert.runners.stop_ranks mpirun ...
+
+The first request to stop becomes SIGUSR1, which mpirun only forwards, so that ranks have time to save: on SIGTERM, as when
+a rank is lost, it kills them after twice `odls_base_sigkill_timeout`, which is short. A second request goes to mpirun as it
+is; the end of the process that started this one counts as a request. On a cluster, mpirun starts when all workers answer,
+and again when ranks have saved because a worker's pod was stopped: a drained node costs neither a retry of the Job nor its
+backoff. Ranks of PyTorch are told where to meet, which mpirun does not do.
+
+    python3 -m gaudi_bert.runners.stop_ranks here
 
 A worker of an MPIJob runs sshd, which takes its ranks along when it is stopped. So the pod's `preStop` hook tells the ranks
 first, and returns when they have ended; Kubernetes stops sshd after that.
-
-    python3 -m gaudi_bert.runners.stop_ranks here
 """
 
 from __future__ import annotations

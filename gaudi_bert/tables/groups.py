@@ -4,9 +4,7 @@ As with TFRecords, a group has at most `group_sequences` rows and `group_bytes` 
 settings; here it consists of the parts that the formats have (row groups, record batches, blocks of lines), dealt by a
 seeded permutation, so that each group mixes all regions of the table. A larger part is a separate group.
 
-No value becomes a Python object. What is checked of every row: it is there and not empty, its aligned columns are as long as
-its `input_ids`, no value is missing, no token id is negative, no token is masked out as padding. The first wrong
-row is named.
+No value becomes a Python object. Every row is checked, and the first wrong one is named.
 """
 
 from __future__ import annotations

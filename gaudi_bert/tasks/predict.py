@@ -20,7 +20,7 @@ import numpy as np
 from gaudi_bert.artefacts.mirrored_folder import local_copies, mirrored
 from gaudi_bert.common.arrays import Float32Array, IntArray
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.files import check_model, in_store, open_file, url_of
+from gaudi_bert.common.files import in_store, open_file, url_of
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.config.sections import TaskSettings, TrainingSettings
@@ -312,7 +312,6 @@ def embed(
         _local_files(model, data, out) as (path, rows_file, answers_file),
         shown_progress("embed", rows_file, answers_file, reporter) as progress,
     ):
-        check_model(path)
         check_finished(path)
         check_settings_apply(None, settings)
         check_policy(None, settings)

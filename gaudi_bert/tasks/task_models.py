@@ -30,8 +30,8 @@ from gaudi_bert.rows.tokenizer import RowTokenizer, copy_tokenizer
 from gaudi_bert.rows.types import TASKS_WITH_LABELS
 from gaudi_bert.tasks.kinds.task import NO_VOCABULARY, Task, Vocabulary, task_named
 from gaudi_bert.training.checkpoint import newest_settings
-from gaudi_bert.training.model_files import TaskConfig, model_config, read_config, tokenizer_length
-from gaudi_bert.training.weights import read_weights, to_hugging_face
+from gaudi_bert.training.model_files import TaskConfig, tokenizer_length
+from gaudi_bert.training.weights import model_config, read_config, read_weights, to_hugging_face
 
 _MASKED: TaskKind = "masked-language-modelling"
 _FRESH = "fresh weights"
@@ -48,7 +48,6 @@ _ARCHITECTURES: dict[str, TaskName] = {
 
 def is_bert(path: Path) -> bool:
     """Whether weights are of a BERT; another model is refused without `transformers` to run it."""
-    check_model(path)
     check_finished(path)
     config = (path if path.is_dir() else path.parent) / "config.json"
     content = read_json(config) if config.is_file() else {}
@@ -70,7 +69,8 @@ def sees_only_before(model: Path) -> bool:
 
 
 def check_finished(path: Path) -> None:
-    """Refuse the checkpoints of a run of another model than BERT: only a finished run holds such a model."""
+    """Refuse a model that is not there, and the run of another one than BERT that was stopped: it holds no such model."""
+    check_model(path)
     if (path / "config.json").is_file():
         return
     stored = newest_settings(path / "checkpoints") or newest_settings(path if path.is_dir() else path.parent) or {}
@@ -233,7 +233,6 @@ class TaskDescription:
 
 def read_task_folder(path: Path) -> TaskDescription:
     """The description of a model in a folder of `finetune`, or of transformers' `...For<Task>`."""
-    check_model(path)
     check_finished(path)
     file = path / "config.json"
     if not file.is_file():

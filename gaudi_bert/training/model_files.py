@@ -18,16 +18,13 @@ from gaudi_bert.artefacts.base import Figures
 from gaudi_bert.common.arrays import Float32Array
 from gaudi_bert.common.errors import InputError, shortened, shown
 from gaudi_bert.common.files import read_json, write_json
-from gaudi_bert.config.sections import ModelSettings, TaskName, TaskSettings
-from gaudi_bert.model.config import LARGEST_SIZES, BertConfig
+from gaudi_bert.config.sections import TaskName, TaskSettings
+from gaudi_bert.model.config import LARGEST_SIZES
 from gaudi_bert.model.heads import Pooling
+from gaudi_bert.training.weights import COPY_AGAIN, FileName
 
-COPY_AGAIN = "copy the folder again, or save it again with save_pretrained"
 _Positions = Annotated[int, Field(ge=3, le=LARGEST_SIZES["max_position_embeddings"])]
-# Of a file or folder in the folder itself: nothing leads out of it.
-FileName = Annotated[str, Field(pattern=r"^[^/\\\x00]{0,254}[^./\\\x00]$")]
 _MOST_LABELS = 1_000_000
-_BERT_VOCABULARY = 30522
 
 
 class _OwnConfig(Figures):
@@ -68,27 +65,6 @@ class TaskConfig(Figures):
         """Whether it is a `CrossEncoder` of sentence-transformers that scores by the sigmoid of its one value."""
         activation = (self.sentence_transformers or {}).get("activation_fn")
         return len(self.labels) == 1 and isinstance(activation, str) and activation.endswith(".Sigmoid")
-
-
-def read_config(file: Path) -> BertConfig:
-    """The size and form of the model, from config.json or bert_config.json."""
-    values = read_json(file)
-    if not isinstance(values, dict):
-        raise InputError(f"{file}: is not an object with the settings of a model; {COPY_AGAIN}")
-    try:
-        return BertConfig.from_json(values)
-    except InputError as error:
-        raise InputError(f"{file}: {error}") from error
-
-
-def model_config(settings: ModelSettings, vocabulary_size: int | None, max_sequence_length: int) -> BertConfig:
-    """The model's configuration: what the settings leave open comes from the data."""
-    values = settings.model_dump()
-    if values["vocab_size"] is None:
-        values["vocab_size"] = vocabulary_size or _BERT_VOCABULARY
-    if values["max_position_embeddings"] is None:
-        values["max_position_embeddings"] = max_sequence_length
-    return BertConfig(**values)
 
 
 def tokenizer_length(folder: Path) -> int | None:

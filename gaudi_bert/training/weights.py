@@ -1,4 +1,4 @@
-"""Weights of three kinds: a checkpoint of ours, a Hugging Face folder, a TF1 checkpoint of Google's.
+"""Weights of three kinds: a checkpoint of ours, a Hugging Face folder, a TF1 checkpoint of Google's; and a BERT's config.
 
 One rule decides whether weights fit a model: all settings that its function depends on must be equal, also
 `max_position_embeddings`: positions are neither cut off nor added.
@@ -21,14 +21,18 @@ from gaudi_bert.artefacts.base import Figures
 from gaudi_bert.artefacts.mirrored_folder import fetch, fetch_below, files_in, mirrored_bucket
 from gaudi_bert.common.arrays import Float32Array, WeightArrays
 from gaudi_bert.common.errors import InputError, shortened
-from gaudi_bert.common.files import check_model, explained_os_errors, in_store, regular
+from gaudi_bert.common.files import check_model, explained_os_errors, in_store, read_json, regular
 from gaudi_bert.config.places import StoreSettings
+from gaudi_bert.config.sections import ModelSettings
 from gaudi_bert.engines import is_installed
 from gaudi_bert.engines.protocol import Model
 from gaudi_bert.model.config import BertConfig, misfit, parameter_specs
 from gaudi_bert.training.checkpoint import CHECKPOINT_NAMES, find_checkpoint, is_checkpoint, read_checkpoint
-from gaudi_bert.training.model_files import COPY_AGAIN, FileName, read_config
 
+COPY_AGAIN = "copy the folder again, or save it again with save_pretrained"
+# Of a file or folder in the folder itself: nothing leads out of it.
+FileName = Annotated[str, Field(pattern=r"^[^/\\\x00]{0,254}[^./\\\x00]$")]
+_BERT_VOCABULARY = 30522
 # All other settings of a model are of the function that its weights belong to.
 _OF_TRAINING = ("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range")
 # What weights of a bare encoder lack; it then starts from random numbers.
@@ -109,6 +113,27 @@ def load_weights(path: Path | str, model: Model, config: BertConfig) -> Weights:
         )
     model.load_values(weights.variables)
     return weights
+
+
+def read_config(file: Path) -> BertConfig:
+    """The size and form of the model, from config.json or bert_config.json."""
+    values = read_json(file)
+    if not isinstance(values, dict):
+        raise InputError(f"{file}: is not an object with the settings of a model; {COPY_AGAIN}")
+    try:
+        return BertConfig.from_json(values)
+    except InputError as error:
+        raise InputError(f"{file}: {error}") from error
+
+
+def model_config(settings: ModelSettings, vocabulary_size: int | None, max_sequence_length: int) -> BertConfig:
+    """The model's configuration: what the settings leave open comes from the data."""
+    values = settings.model_dump()
+    if values["vocab_size"] is None:
+        values["vocab_size"] = vocabulary_size or _BERT_VOCABULARY
+    if values["max_position_embeddings"] is None:
+        values["max_position_embeddings"] = max_sequence_length
+    return BertConfig(**values)
 
 
 def _config_next_to(folder: Path) -> BertConfig | None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.packing.algorithms import pack_histogram
 from gaudi_bert.packing.histogram import Histogram
-from gaudi_bert.packing.row_lengths import LEAST_GAIN, MOST_LENGTHS, Cost, _padded_cost, choose_row_lengths, row_cost
+from gaudi_bert.packing.row_lengths import LEAST_GAIN, MOST_LENGTHS, Cost, choose_row_lengths, row_cost
 from tests.builders.agree import agree
 from tests.builders.histograms import bimodal, lognormal, uniform
 from tests.builders.properties import examples
@@ -85,8 +85,8 @@ def test_the_cost_of_padded_batches_is_that_of_drawn_ones() -> None:
     lengths = np.random.default_rng(0).permutation(np.repeat(np.arange(1, 258), counts))
     longest = np.random.default_rng(1).choice(lengths, (20_000, 8)).max(axis=1)
     drawn = len(lengths) * np.mean([ENCODER(length) for length in longest.tolist()])
-    agree(_padded_cost(counts, ENCODER, 8), drawn, 0.01)
-    agree(_padded_cost(counts, float, 1), float(counts @ np.arange(1, 258)))
+    agree(choose_row_lengths(counts, ENCODER, batch_sequences=8).padded_cost, drawn, 0.01)
+    agree(choose_row_lengths(counts, float, batch_sequences=1).padded_cost, float(counts @ np.arange(1, 258)))
 
 
 def test_given_lengths_are_taken_as_they_are() -> None:

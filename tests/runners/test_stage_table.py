@@ -13,8 +13,7 @@ from gaudi_bert.artefacts.work_folder import WorkFolder
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import load_pipeline
-from gaudi_bert.runners.local import _missing_inputs, run_stages, wait_for_inputs
-from gaudi_bert.runners.stage_calls import RunRequest
+from gaudi_bert.runners.local import RunRequest, _missing_inputs, run_stages, wait_for_inputs
 from gaudi_bert.runners.stage_table import (
     STAGES,
     named_paths,

@@ -37,11 +37,10 @@ from gaudi_bert.training.evaluate import RecordsEvaluation
 from gaudi_bert.training.input import DataSource, TrainingOrder, check_fits, open_data, training_batches
 from gaudi_bert.training.logs import MlperfLog
 from gaudi_bert.training.loop import RunContext, TrainingLoop
-from gaudi_bert.training.model_files import model_config
 from gaudi_bert.training.objective import PretrainingObjective, denominators_for
 from gaudi_bert.training.run import Job, Prepared, RunOptions, run_job
 from gaudi_bert.training.run_plan import RunPlan, RunSettings
-from gaudi_bert.training.weights import load_weights, local_weights
+from gaudi_bert.training.weights import load_weights, local_weights, model_config
 
 _DEFAULT_MODEL = "the default, for first tries: --model bert-base, bert-large or a config.json chooses another"
 _SMALL_MODELS_RATE = ", the default for small models: BERT was published with 1e-4 (--set training.learning_rate=1e-4)"

@@ -196,7 +196,6 @@ def test_the_problem_that_is_told_is_the_one_that_matters(only: Only) -> None:
     ("conditions", "outcome"),
     [
         ([], None),
-        ([{"type": "Complete", "status": "False"}], None),
         ([{"type": "Complete", "status": "True"}], "complete"),
         ([{"type": "Created", "status": "True"}, {"type": "Succeeded", "status": "True"}], "complete"),
         ([{"type": "Failed", "status": "True", "reason": "Deadline", "message": "late"}], "failed: Deadline: late"),

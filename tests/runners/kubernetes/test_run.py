@@ -228,9 +228,8 @@ ONCE = {"accessModes": ["ReadWriteOnce"]}
         [TWO, "kubernetes.access_mode=ReadWriteMany"],
         [TWO, "kubernetes.work_claim=shared"],
         [TWO, "kubernetes.store=s3://bucket/work"],
-        ["kubernetes.training=mpijob"],
     ],
-    ids=["one worker", "ReadWriteMany", "own claim", "bucket", "MPIJob of one"],
+    ids=["one worker", "ReadWriteMany", "own claim", "bucket"],
 )
 def test_a_volume_that_all_workers_may_mount_is_accepted(overrides: list[str]) -> None:
     check_access_mode(load_pipeline(None, overrides))

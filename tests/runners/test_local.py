@@ -13,9 +13,8 @@ from gaudi_bert.artefacts.object_store import Objects
 from gaudi_bert.artefacts.training import FineTuning
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.pipeline import PipelineSettings, pipeline_from_mapping
-from gaudi_bert.runners.local import _missing_inputs, run_stages
-from gaudi_bert.runners.stage_calls import RunRequest
-from gaudi_bert.runners.stage_table import stages_of
+from gaudi_bert.runners.local import _CALLS, RunRequest, _missing_inputs, run_stages
+from gaudi_bert.runners.stage_table import STAGES, stages_of
 from gaudi_bert.tasks.task_data import make_built_in_rows
 from tests.builders import folders
 from tests.builders.bert_folder import write_bert, write_rows
@@ -56,6 +55,10 @@ def run(folder: Path, settings: PipelineSettings, *stages: str, work: str = "wor
     return run_stages(RunRequest(settings, folder / work, folder / "pipelines", a_run(**how)), stages)
 
 
+def test_every_stage_of_the_table_is_called() -> None:
+    assert list(_CALLS) == list(STAGES)
+
+
 def test_rows_are_learnt_and_answered_and_nothing_is_done_twice(folder: Path, done: dict[str, Any]) -> None:
     learnt = done["finetune"].content
     assert learnt == FineTuning.read(folder / "whole" / "tiny" / "finetune" / "metrics.json")
@@ -90,7 +93,6 @@ def test_two_processes_learn_as_one_does(folder: Path, done: dict[str, Any]) -> 
     ("missing", "said"),
     [
         ("bert", r"finetune\.init_checkpoint = .*bert: no such file or folder; check the path"),
-        ("pipelines/train.jsonl", r"finetune\.data = .*train\.jsonl: no such file"),
         ("pipelines/held-out.jsonl", r"finetune\.evaluation_data = .*held-out\.jsonl: no such file"),
     ],
 )
