@@ -188,7 +188,7 @@ class FineTuningLine(Figures):
 
 
 class MetricsLine(LossFigures, FineTuningLine):
-    """The same of pretraining; sequences are since the run began."""
+    """A line of the metrics of pretraining; sequences are counted since the run began."""
 
     remedy = "train again"
 

@@ -151,7 +151,8 @@ def read_encoder_weights(
     kind = class_of(library, head)
     model, missing = _read_parts(folder, kind, library, lacks_head=lacks_head)
     variables: dict[str, Any] = {**dict(model.named_parameters()), **stored_buffers(model)}
-    values = {name: _numbers(value) for name, value in variables.items() if name not in missing}
+    wide = {name: value.float() if value.is_floating_point() else value for name, value in variables.items()}
+    values = {name: value.detach().numpy() for name, value in wide.items() if name not in missing}
     return config, kind.__name__, values, tuple(name for name in variables if name in missing)
 
 
@@ -159,11 +160,6 @@ def stored_buffers(module: Any) -> dict[str, torch.Tensor]:
     """Return what `save_pretrained` writes in addition to the parameters, by name: buffers that are part of the model."""
     stored = module.state_dict().keys() - set(getattr(module, "_keys_to_ignore_on_save", None) or ())
     return {name: buffer for name, buffer in module.named_buffers() if name in stored}
-
-
-def _numbers(tensor: torch.Tensor) -> AnyArray:
-    wide: AnyArray = (tensor.detach().float() if tensor.is_floating_point() else tensor).numpy()
-    return wide
 
 
 # --- a model from its folder, as `save_pretrained` writes it: with all of its weights, or refused; nothing is downloaded

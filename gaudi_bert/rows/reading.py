@@ -345,7 +345,10 @@ def _read_conll(part: RowPart, settings: TaskSettings, labelled: bool) -> Iterat
             cells = [cell.strip(" ") for cell in text.split("\t")] if "\t" in text else text.strip(" ").split(" ")
             if not any(cells) or cells[0] == _DOCUMENT_LINE:
                 if words:  # the sentence ends
-                    yield position, _sentence(part, position, words, tags, settings)
+                    if tags and len(tags) != len(words):
+                        problem = f"a sentence of {len(words)} words has {len(tags)} tags; give each word one"
+                        raise InputError(f"{part.location(position)}: {problem}")
+                    yield position, {settings.tokens: words, settings.tags: tags} if tags else {settings.tokens: words}
                     words, tags, position, size = [], [], RowPosition(position.number + 1), 0
                 continue
             position, size = position if words else position._replace(line=number), size + len(line)
@@ -360,10 +363,3 @@ def _read_conll(part: RowPart, settings: TaskSettings, labelled: bool) -> Iterat
                 raise InputError(f"{part.location(position._replace(line=number))}: {problem}")
             words.append(cells[0])
             tags += cells[-1:] if len(cells) > 1 else []
-
-
-def _sentence(part: RowPart, position: RowPosition, words: list[str], tags: list[str], settings: TaskSettings) -> Record:
-    if tags and len(tags) != len(words):
-        problem = f"a sentence of {len(words)} words has {len(tags)} tags; give each word one"
-        raise InputError(f"{part.location(position)}: {problem}")
-    return {settings.tokens: words, settings.tags: tags} if tags else {settings.tokens: words}

@@ -156,7 +156,10 @@ class RecordFiles(ShardFiles["_Prepared"]):
         lengths = np.empty(len(files), np.int64)
         absent = _find_lengths(self._addresses, files, records, lengths)
         if absent >= 0:
-            self._refuse(int(files[absent]), int(records[absent]))
+            file, record = int(files[absent]), int(records[absent])
+            if 0 <= record < self._addresses[file, 2]:
+                raise InputError(self._open[file].problem(record))
+            raise IndexError(f"{self.location(file, record)} is requested, but the file does not have it")
         ends = np.cumsum(lengths)
         offsets, payloads = ends - lengths, np.empty(int(ends[-1]) if len(ends) else 0, np.uint8)
         bad = _copy_payloads(self._addresses, files, records, lengths, payloads, offsets)
@@ -170,11 +173,6 @@ class RecordFiles(ShardFiles["_Prepared"]):
                 for begin, end, file, record in zip(offsets, ends, files, records, strict=True)
             ]
             return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
-
-    def _refuse(self, file: int, record: int) -> None:
-        if 0 <= record < self._addresses[file, 2]:
-            raise InputError(self._open[file].problem(record))
-        raise IndexError(f"{self.location(file, record)} is requested, but the file does not have it")
 
     def location(self, file: int, record: int) -> str:
         """Return what to call a record in an error."""

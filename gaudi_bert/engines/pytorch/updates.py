@@ -66,7 +66,9 @@ class TorchUpdates:
                 name: parameter.grad if parameter.grad is not None else torch.zeros_like(parameter)
                 for name, parameter in model.parameters_by_name.items()
             }
-            factor, norm = _clip_factor(list(gradients.values()), self._settings.clip_norm)
+            norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(each) for each in gradients.values()]))
+            most = self._settings.clip_norm  # of all gradients jointly; 0: they stay
+            factor = torch.ones_like(norm) if most == 0 else most / norm.clamp(min=most)
             self._optimizer.apply(gradients, scalars, factor, update)
             for parameter in model.parameters_by_name.values():
                 parameter.grad = None
@@ -139,12 +141,6 @@ class TorchUpdates:
 # written out in operations that any device has.
 
 _FUSED_DEVICES = ("cpu", "cuda")
-
-
-def _clip_factor(gradients: Sequence[Tensor], clip_norm: float) -> tuple[Tensor, Tensor]:
-    """The factor with which the joint norm of all gradients is at most `clip_norm` (0: they stay), and the norm before."""
-    norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(gradient) for gradient in gradients]))
-    return torch.ones_like(norm) if clip_norm == 0 else clip_norm / norm.clamp(min=clip_norm), norm
 
 
 class _Optimizer:

@@ -95,7 +95,11 @@ def follow(cluster: Cluster, item: Json, reporter: Reporter, start_seconds: floa
                 if problem is None:
                     waits.begin_again()
                 elif waits.are_over(problem):
-                    _give_up(cluster, current, problem, waits.waited)
+                    cluster.delete(current["kind"], current["metadata"]["name"])
+                    after = f" after {human_seconds(waits.waited)}" if waits.waited >= 1 else ""
+                    removed = f"{problem.reason}{after} ({title_of(current)} was removed)"
+                    message = f"{removed}; {problem.remedy}" if problem.remedy else removed
+                    raise _ERRORS.get(problem.state, FailedError)(message)
                 progress.show(current, pods)
             cluster.wait_for_change(current, _WATCH_SECONDS)
             if time.monotonic() - round_started < _SHORTEST_ROUND_SECONDS:
@@ -137,13 +141,6 @@ class _Waits:
             else:
                 self._reporter.say(f"{problem.reason}; retrying")
         return False
-
-
-def _give_up(cluster: Cluster, item: Json, problem: Problem, waited: float) -> None:
-    cluster.delete(item["kind"], item["metadata"]["name"])
-    after = f" after {human_seconds(waited)}" if waited >= 1 else ""
-    removed = f"{problem.reason}{after} ({title_of(item)} was removed)"
-    raise _ERRORS.get(problem.state, FailedError)(f"{removed}; {problem.remedy}" if problem.remedy else removed)
 
 
 # --- what the pods write, and how far the step is
