@@ -315,9 +315,9 @@ def overload(server: Server, options: argparse.Namespace) -> None:
         rates.append(len(many) / (time.perf_counter() - begun))
         if len(rates) == 2:
             break
-        begun, before, used = time.perf_counter(), server.memory_mib(), server.cpu_seconds()
+        begun, before, used, own = time.perf_counter(), server.memory_mib(), server.cpu_seconds(), time.process_time()
         found = asyncio.run(flood(server, texts, 10 * rates[0], 60.0))
-        taken, used = time.perf_counter() - begun, server.cpu_seconds() - used
+        taken, used, own = time.perf_counter() - begun, server.cpu_seconds() - used, time.process_time() - own
         good = [each for each in found if each[0] == 200]
         wrong = sum(np.abs(np.array(json.loads(answer)[0]) - expected[text]).max() > 1e-5 for _, text, answer, _ in good)
         counts = dict(sorted(Counter(status for status, *_ in found).items()))
@@ -325,7 +325,7 @@ def overload(server: Server, options: argparse.Namespace) -> None:
         show("good answers / the highest rate", [len(good) / taken / rates[0]], "times", ">= 0.9")
         show("seconds of an answer, longest", [max(each[3] for each in good)], "s")
         show("seconds of a refusal, longest", [max((each[3] for each in found if each[0] != 200), default=0.0)], "s")
-        show("cores that the server used", [used / taken], "")
+        show("cores that the server, and the clients, used", [used / taken, own / taken], "")
         show("memory before, and at the most", [before, server.memory_mib()], "MiB")
     show("rate afterwards / before", [rates[1] / rates[0]], "times")
 
