@@ -40,7 +40,7 @@ from gaudi_bert.serving.service import Service
 
 _OPEN = ("/health", "/ping", "/metrics")
 _VECTORS_AT_ONCE = 32  # that become JSON on the thread of all requests
-Answer = Callable[[Service, ServedModel, Request, Any], Awaitable[Any]]
+_Answer = Callable[[Service, ServedModel, Request, Any], Awaitable[Any]]
 
 
 def make_app(service: Service, api_key: str | None) -> FastAPI:
@@ -327,7 +327,7 @@ async def _tokenize(service: Service, model: ServedModel, http: Request, request
     return await service.aside(model.tokens, [prompt + text for text in texts], request.add_special_tokens)
 
 
-_ROUTES: dict[str, tuple[type[Asked], Answer]] = {
+_ROUTES: dict[str, tuple[type[Asked], _Answer]] = {
     "/embed": (EmbedRequest, _embed),
     "/rerank": (RerankRequest, _rerank),
     "/predict": (PredictRequest, _predict),

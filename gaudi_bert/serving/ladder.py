@@ -14,7 +14,7 @@ from typing import NamedTuple
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.rows.window_plan import deepest
 
-MOST_SHAPES = 12
+_MOST_SHAPES = 12
 _NEARLY = 0.9
 """A shape that computes at least this share of the tokens a second of the fastest one is as good."""
 _BESIDE_BULK = 0.5
@@ -52,12 +52,12 @@ def ladder(row_length: int, batch_rows: int, shortest: int = 32) -> tuple[Shape,
     rows = [1]
     while rows[-1] < batch_rows:
         rows.append(min(2 * rows[-1], batch_rows))
-    if len(rows) >= MOST_SHAPES:
+    if len(rows) >= _MOST_SHAPES:
         raise InputError(
-            f"--batch-rows {batch_rows}: makes {len(rows)} shapes, at most {MOST_SHAPES} are computed; lower it"
+            f"--batch-rows {batch_rows}: makes {len(rows)} shapes, at most {_MOST_SHAPES} are computed; lower it"
         )
     shapes = [Shape(1, length) for length in lengths] + [Shape(count, row_length) for count in rows[1:]]
-    return tuple(shapes[-MOST_SHAPES:])
+    return tuple(shapes[-_MOST_SHAPES:])
 
 
 def first_fit(lengths: Sequence[int], shape: Shape) -> list[list[int]]:

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr, ValidationError
 
-Ids = Annotated[list[StrictInt], Field(min_length=1)]
+_Ids = Annotated[list[StrictInt], Field(min_length=1)]
 
 
 class Asked(BaseModel):
@@ -30,7 +30,7 @@ class Cut(Asked):
 class EmbedRequest(Cut):
     """POST /embed."""
 
-    inputs: StrictStr | list[StrictStr] | Ids | list[Ids]
+    inputs: StrictStr | list[StrictStr] | _Ids | list[_Ids]
     normalize: StrictBool | None = Field(None, description="vectors of length 1; default: as the model's folder says")
     prompt_name: StrictStr | None = None
     dimensions: Annotated[StrictInt, Field(ge=1)] | None = None
@@ -63,7 +63,7 @@ class TokenizeRequest(Asked):
 class OpenAIEmbeddings(Asked):
     """POST /v1/embeddings."""
 
-    input: StrictStr | list[StrictStr] | Ids | list[Ids]
+    input: StrictStr | list[StrictStr] | _Ids | list[_Ids]
     model: StrictStr | None = None
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: Annotated[StrictInt, Field(ge=1)] | None = None

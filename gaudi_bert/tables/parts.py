@@ -66,7 +66,10 @@ def table_schema(path: Path) -> Any:
     """The pyarrow schema of a table; that of JSON lines is what its first block shows."""
     pyarrow = require_pyarrow()
     if _is_json(path):
-        return _json_schema(path)
+        rows = list(_rows(path, next(_blocks(path, 0, None), b""), 0))
+        if not rows:
+            raise InputError(f"{path}: the table holds no row; there is nothing to pack")
+        return _checked_table(path, rows, 0, None).schema
     with explained_arrow_errors(path):
         if _is_parquet(path):
             from pyarrow import parquet
@@ -222,14 +225,6 @@ def _json_parts(path: Path) -> list[tuple[int, int, int, int]]:
     if path.suffix != ".gz" or not parts:
         return parts
     return [(0, end, sum(part[2] for part in parts), sum(part[3] for part in parts))]
-
-
-def _json_schema(path: Path) -> Any:
-    """The columns and types that the first block shows."""
-    rows = list(_rows(path, next(_blocks(path, 0, None), b""), 0))
-    if not rows:
-        raise InputError(f"{path}: the table holds no row; there is nothing to pack")
-    return _checked_table(path, rows, 0, None).schema
 
 
 def _read_json_lines(path: Path, start: int, end: int, first_row: int, schema: Any) -> Any:
