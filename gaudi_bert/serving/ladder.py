@@ -1,7 +1,7 @@
 """The ladder: the few static shapes that a server computes, and how waiting texts are packed into one of them.
 
-One row of 32 slots (on a CPU also of 16), of 64, of 128, up to the longest row; then 2 rows of that length, 4, 8. So one
-short query costs 32 slots, and a full queue fills the largest shape. Texts go into rows by first fit in the order in which
+One row of 32 slots (on a CPU of 16), twice as many, up to the longest row; then 2 rows of that length, 4, 8. So one short
+query costs 32 slots or 16, and a full queue fills the largest shape. Texts go into rows by first fit in the order in which
 they wait, the oldest first. Of all shapes the one is taken that computes most tokens a second by its measured cost; among
 those that are nearly as fast the cheapest, so that what comes next waits less.
 """

@@ -31,7 +31,7 @@ WORDS_TO_LOOK_UP = f"{WORDS}/rows"
 """The same variable where its rows are looked up, if their gradient is to be sparse."""
 _ALL_PARTS = ("query", "key", "value")
 _SOME_PARTS = (("query",), ("key", "value"))
-"""What is computed together of self-attention, where not every position is a query."""
+"""What is computed together of self-attention in the last layer, where not every position is a query."""
 _Parameters = Mapping[str, Tensor]
 Attention = Callable[[Tensor, Tensor, Tensor, Tensor, float], Tensor]
 """Query, key, value, bias and the rate of dropout to the context of every query, [B, N, P, D]."""
@@ -209,8 +209,8 @@ def packed_parameters(parameters: _Parameters, config: BertConfig) -> dict[str, 
     """Return what the encoder's layers multiply by, joined and in the layout of products of few rows; without gradients."""
     packed = dict(parameters)
     for layer in range(config.num_hidden_layers):
-        scope = layer_scope(layer)
-        for parts in (_ALL_PARTS, *_SOME_PARTS):
+        scope, is_last = layer_scope(layer), layer == config.num_hidden_layers - 1
+        for parts in (_ALL_PARTS, *_SOME_PARTS) if is_last else (_ALL_PARTS,):
             name = f"{scope}/attention/self/{'+'.join(parts)}"
             kernel_HO, bias_O = _joined(parameters, f"{scope}/attention/self", parts)
             packed |= {f"{name}/kernel": pack_weights(kernel_HO), f"{name}/bias": bias_O}
