@@ -110,19 +110,15 @@ def write_log(path: Path, accuracies: list[float | Exception], settings: MlperfS
 
 
 @pytest.mark.repeated
-@pytest.mark.parametrize("ruleset", ["2.1.0", "3.0.0", "3.1.0", "4.0.0", "4.1.0"] if LONG else ["2.1.0", "4.1.0"])
+@pytest.mark.parametrize("ruleset", ["2.1.0", "3.0.0", "3.1.0", "4.0.0", "4.1.0"] if LONG else ["4.1.0"])
 def test_a_run_is_accepted_in_the_closed_division_where_it_reached_the_target(tmp_path: Path, ruleset: str) -> None:
     for last, is_accepted in ((0.724, True), (0.719, False)):
         write_log(tmp_path / "mlperf.log", [0.31, last])
         assert accepted(tmp_path / "mlperf.log", ruleset) == is_accepted
 
 
-def test_blocks_and_evaluations_alternate(tmp_path: Path) -> None:
+def test_values_of_the_log_and_a_run_that_is_aborted(tmp_path: Path) -> None:
     write_log(tmp_path / "mlperf.log", [0.1, 0.8])
-    run = [line["key"] for line in entries(tmp_path / "mlperf.log")]
-    block, evaluation = ["block_start", "block_stop"], ["eval_start", "eval_accuracy", "eval_stop"]
-    first = [*evaluation[:1], "eval_samples", *evaluation[1:]]
-    assert run[run.index("run_start") :] == ["run_start", *block, *first, *block, *evaluation, "run_stop"]
     assert entries(tmp_path / "mlperf.log")[-1]["metadata"]["status"] == "success"
     values = {line["key"]: line["value"] for line in entries(tmp_path / "mlperf.log")}
     assert (values["global_batch_size"], values["gradient_accumulation_steps"]) == (448, 1)

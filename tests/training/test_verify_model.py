@@ -50,7 +50,6 @@ def test_random_weights_on_random_sequences():
     printed = to_json(result)
     assert json.loads(json.dumps(printed)) == printed
     assert "leak probe" in stream.getvalue()
-    assert verify_model(checkpoint=None, data=None, reporter=QUIET) == result
 
 
 @pytest.mark.parametrize("kind", ["packed", "unpacked"])
