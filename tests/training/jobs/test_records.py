@@ -172,7 +172,7 @@ def test_a_dry_run_prints_the_plan_for_the_processes_of_the_settings_and_writes_
     assert plan["dry_run"] is True
     assert plan["accumulation_steps"] == 2
     agree(plan["sequences_per_update"], 8 * plan["packing_factor"])
-    assert plan["processes"] == 2
+    assert plan["workers"] == 2
     assert "2 x 2 packs" in listener.text
     assert list(tmp_path.iterdir()) == []
 
