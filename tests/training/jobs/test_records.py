@@ -11,7 +11,6 @@ import pytest
 import yaml
 
 from gaudi_bert.artefacts.results import to_json
-from gaudi_bert.artefacts.training import TrainingResult
 from gaudi_bert.common.errors import FailedError, InputError, StoppedError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import PipelineSettings, pipeline_from_mapping
@@ -82,15 +81,6 @@ def test_a_run_that_was_stopped_twice_and_damaged_ends_with_the_same_bits(packed
     assert evaluations_of(out) == evaluations_of(whole_run)
     updates = [line["update"] for line in lines_of(out / "metrics.jsonl") if line["kind"] == "train"]
     assert updates == sorted(set(updates))
-
-
-def test_a_run_killed_before_its_last_word_says_it_when_it_goes_on(packed, held_out, whole_run, tmp_path) -> None:
-    out = tmp_path / "train"
-    shutil.copytree(whole_run, out)
-    (out / "training.json").unlink()
-    summary = train(settings(), packed, held_out, out, reporter=QUIET)
-    assert summary.content.evaluation == TrainingResult.read(whole_run / "training.json").evaluation
-    identical(lines_of(out / "metrics.jsonl"), lines_of(whole_run / "metrics.jsonl"))
 
 
 @pytest.mark.slow
