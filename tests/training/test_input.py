@@ -17,14 +17,7 @@ from gaudi_bert.training.input import TrainingOrder, check_fits, evaluation_batc
 from tests.builders import training_data as data
 from tests.builders.packing_case import make_case
 
-CONFIG = BertConfig(
-    vocab_size=data.VOCABULARY,
-    hidden_size=8,
-    num_hidden_layers=1,
-    num_attention_heads=2,
-    intermediate_size=8,
-    max_position_embeddings=data.LENGTH,
-)
+CONFIG = BertConfig(**data.MODEL, vocab_size=data.VOCABULARY, max_position_embeddings=data.LENGTH)
 
 
 @pytest.fixture(scope="module")

@@ -15,26 +15,15 @@ from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.engines.tensorflow import bert
 from gaudi_bert.engines.tensorflow.bert import _attention_bias
-from gaudi_bert.model.config import BertConfig
 from gaudi_bert.training.checkpoint import Checkpoint, write_checkpoint
 from gaudi_bert.training.verify_model import verify_model
-from tests.builders import training_data
-from tests.builders.model_packs import pretraining_model
+from tests.builders.model_packs import pretraining_model, small_config
 from tests.builders.reporters import QUIET
 
 
 @pytest.fixture
 def checkpoint(tmp_path):
-    config = BertConfig(
-        vocab_size=training_data.VOCABULARY,
-        hidden_size=24,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=40,
-        max_position_embeddings=64,
-        initializer_range=0.15,
-        attention="causal",
-    )
+    config = small_config(max_position_embeddings=64, attention="causal")
     values = pretraining_model(config, 3).values()
     write_checkpoint(tmp_path / "checkpoints", Checkpoint(7, values, settings={"model": config.to_json()}))
     return tmp_path
