@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 from gaudi_bert.common.errors import FailedError, InputError
-from gaudi_bert.config.pipeline import pipeline_from_mapping
+from gaudi_bert.config.pipeline import PipelineSettings, section_from_mapping
 from gaudi_bert.config.sections import MlperfSettings, TrainingSettings
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.training.jobs.records import train
@@ -74,7 +74,7 @@ def test_the_log_of_a_real_run_is_accepted_in_the_open_division(tmp_path: Path) 
         "target_masked_lm_accuracy": 1e-9,
     }
     mlperf = WHO.model_copy(update={"division": "open"}).model_dump()
-    settings = pipeline_from_mapping({"model": data.MODEL, "training": training, "mlperf": mlperf}, "test")
+    settings = section_from_mapping(PipelineSettings, {"model": data.MODEL, "training": training, "mlperf": mlperf}, "test")
     with contextlib.redirect_stdout(out):
         result = train(settings, packed, packed, log.parent, reporter=QUIET).content
     assert accepted(log, "4.1.0")

@@ -145,7 +145,10 @@ class TokenClassification(Task):
             return {"accuracy": accuracy, "f1_macro": _mean_f1(list(chain(*right)), list(chain(*guesses)))}
         from seqeval.metrics import f1_score, precision_score, recall_score
 
-        chunks = [[[self._scheme.chunk_tag(tag) for tag in tags] for tags in each] for each in (right, guesses)]
+        # As seqeval reads tags: the position and the kind.
+        chunks = [
+            [["-".join(filter(None, self._scheme.split(tag))) for tag in row] for row in rows] for rows in (right, guesses)
+        ]
         scores = {"f1": f1_score, "precision": precision_score, "recall": recall_score}
         of_entities = {name: float(score(*chunks, zero_division=0)) for name, score in scores.items()}
         return {**of_entities, "accuracy": accuracy}
