@@ -183,9 +183,8 @@ def test_without_horovod_the_remedy_is_named(monkeypatch) -> None:
     )
     with pytest.raises(InputError, match=said):
         run("pass", section_from_mapping(PipelineSettings, {"resources": {"workers": 2}}, "test"))
-    by_name = section_from_mapping(
-        PipelineSettings, {"resources": {"workers": 2}, "training": {"engine": "tensorflow"}}, "test"
-    )
+    values = {"resources": {"workers": 2}, "training": {"engine": "tensorflow"}}
+    by_name = section_from_mapping(PipelineSettings, values, "test")
     monkeypatch.setattr(launch, "find_spec", lambda name: None if name == "horovod" else True)
     with pytest.raises(InputError, match=said):
         run("pass", by_name)

@@ -108,9 +108,8 @@ def test_a_device_that_is_not_there_is_one_line(packed, tmp_path, device: str, m
 
 def test_a_dry_run_plans_for_the_processes_of_the_settings_and_writes_nothing(packed, tmp_path) -> None:
     values = {"model": data.MODEL, "training": BY_PYTORCH, "resources": {"workers": 3}}
-    plan = train(
-        section_from_mapping(PipelineSettings, values, "test"), packed, None, tmp_path / "run", reporter=QUIET, dry_run=True
-    )
+    settings = section_from_mapping(PipelineSettings, values, "test")
+    plan = train(settings, packed, None, tmp_path / "run", reporter=QUIET, dry_run=True)
     assert plan.processes == 3
     assert not (tmp_path / "run").exists()
 
