@@ -1,10 +1,8 @@
 """Runs the stages of a pipeline in containers of this machine: `gaudi-bert run PIPELINE --stages STAGE`, each in its image.
 
-A container has what its stage needs and no more: the caller's user, no capabilities, no way to get more rights, and of the
-disk only the work folder and, read-only, what the pipeline file names. All of these have the same path as on the host, so
-that relative paths and those in messages mean the same. A stage with Gaudi cards runs as the vendor's software asks for: as
-root, by the runtime `habana`, with the host's IPC and SYS_NICE. A stage that uses an object store has the caller's log-ins
-for it, and this machine's network. Requests for cores become shares, as on Kubernetes; a limit of memory is one.
+A container has what its stage needs and no more: the caller's user, no capabilities, and of the disk only the work folder
+and, read-only, what the pipeline file names, by the paths of the host. A stage with Gaudi cards runs as the vendor's
+software asks for; one that uses an object store has the caller's log-ins for it, and this machine's network.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from gaudi_bert.common.errors import FailedError, GaudiBertError, InputError, StoppedError
+from gaudi_bert.common.errors import FailedError, InputError, StoppedError
 from gaudi_bert.common.files import explained_os_errors, in_store, scheme_of, shown_location
 from gaudi_bert.common.launch import handled_signals
 from gaudi_bert.common.progress import Reporter
@@ -36,7 +34,6 @@ _ANSWER_SECONDS = 60
 _STOP_SECONDS = 120
 # By this label with the work folder, containers of a killed run are recognised.
 _WORK_LABEL = "gaudi-bert.work"
-_ERRORS: Mapping[int, type[GaudiBertError]] = {2: InputError}
 
 
 def run_on_docker(
@@ -338,7 +335,8 @@ def _run_container(daemon: Any, options: Mapping[str, Any], stop: _Stop, reporte
         raise StoppedError(reason or "stopped on request; run the same command again to resume")
     if code:
         why = state.get("Error") or "see its last words above"
-        raise _ERRORS.get(code, FailedError)(reason or f"{container.name} ended with exit code {code}; {why}")
+        kind = InputError if code == InputError.exit_code else FailedError
+        raise kind(reason or f"{container.name} ended with exit code {code}; {why}")
     return printed
 
 

@@ -80,8 +80,7 @@ def examine_store(url: str, settings: PipelineSettings) -> CheckResult:
 
 # --- this machine: Python, the engines and extras, the driver of Gaudi cards, the cards, the disk
 #
-# The vendor numbers the parts of the Gaudi software alike: the driver, which is in the kernel of the host, and the bridge by
-# which a framework uses cards, in the image or where the vendor's framework is installed. They must be of one release.
+# The driver in the kernel of the host, and the bridge by which a framework uses cards, must be of one release.
 
 _COMMAND_SECONDS = 20
 # The release of the image of each engine: docker/train-gaudi.Dockerfile, docker/train-gaudi-pytorch.Dockerfile.
@@ -237,8 +236,7 @@ def _check_cards(answers: _HostAnswers, settings: PipelineSettings) -> CheckResu
 
 # --- a cluster: is it reachable, is the namespace there, which rights are missing, and what would the server say to a run?
 #
-# The server answers for its own rules, in its own words, by a dry run of everything: quotas, limits, pod security, missing
-# classes and operators. Nothing is created.
+# By a dry run of everything, the server answers for its own rules in its own words; nothing is created.
 
 _OLDEST = (1, 24)
 

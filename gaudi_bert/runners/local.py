@@ -1,10 +1,7 @@
 """Runs the stages of a pipeline in this process, one after the other; or waits until the inputs of one of them exist.
 
-A stage is called with its settings and its files in the work folder. It is imported when it is called, because the data
-image has no TensorFlow, and decides for itself whether its artefact exists already.
-
-Waiting is what the init container of each Job does, since Kubernetes does not order Jobs. The last file of an artefact
-appears complete or not at all, so its presence means that the artefact is finished.
+A stage is imported when it is called, because the data image has no engine, and decides for itself whether its artefact
+exists already. Waiting is what the init container of each Job does, since Kubernetes does not order Jobs.
 """
 
 from __future__ import annotations
@@ -250,19 +247,6 @@ def _run_processes(settings: PipelineSettings, stage: str, files: Mapping[str, P
 
 # --- one stage after the other
 
-# The method that does each stage.
-_CALLS: Mapping[str, Callable[[RunRequest], StageResult]] = {
-    "prepare": RunRequest.prepare,
-    "histogram": RunRequest.histogram,
-    "plan": RunRequest.plan,
-    "write": RunRequest.write,
-    "verify": RunRequest.verify,
-    "train": RunRequest.train,
-    "evaluate": RunRequest.evaluate,
-    "finetune": RunRequest.finetune,
-    "predict": RunRequest.predict,
-    "report": RunRequest.report,
-}
 _TASK_STAGES = frozenset({"finetune", "predict"})
 # The library that a stage needs beyond the core.
 _OF_STAGE = {"prepare": "tokenizers", "report": "matplotlib"}
@@ -284,7 +268,7 @@ def run_stages(run: RunRequest, stages: Sequence[str]) -> dict[str, StageResult]
         for needed in STAGES[name].needs:
             for path in STAGES[needed].missing_products(run.folder):
                 raise InputError(f"{shown_location(path)}: does not exist; run the stage `{needed}` first")
-        results[name] = _CALLS[name](run)
+        results[name] = getattr(run, name)()  # each stage has a method of its name
     return results
 
 

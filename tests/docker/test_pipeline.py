@@ -227,16 +227,3 @@ def test_two_processes_train_by_pytorch(docker: Docker, vendor: str, by_pytorch:
     assert (summary["train"]["updates"], summary["train"]["processes"]) == (6, 2)
     assert 0 <= summary["evaluate"]["masked_lm_accuracy"] <= 1
     assert docker("ps", "--all", "--quiet", "--filter", f"label=gaudi-bert.work={by_pytorch / 'work' / 'tiny'}").stdout == ""
-
-
-def test_two_processes_of_the_command_train_train_in_the_image(docker: Docker, vendor: str, by_pytorch: Path) -> None:
-    """As who knows the vendor's image starts it: mpirun, and the command that each process runs."""
-    succeed("run", "tiny.yaml", "--on", "docker", "--stages", "prepare,histogram,plan,write", folder=by_pytorch)
-    command = "gaudi-bert train --pipeline tiny.yaml --data work/tiny/packed/train --out work/tiny/train"
-    launcher = "-m gaudi_bert.runners.stop_ranks mpirun --allow-run-as-root -np 2 --bind-to none --host localhost:2"
-    options = f"--rm --ipc=host --volume {by_pytorch}:{by_pytorch} --workdir {by_pytorch} --entrypoint python3".split()
-    words = f"{launcher} {command} --set training.engine=pytorch".split()
-    done = docker("run", *options, GAUDI, *words, check=False)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    assert "train: on Gaudi card, PyTorch" in done.stdout + done.stderr
-    assert json.loads((by_pytorch / "work" / "tiny" / "train" / "training.json").read_text())["processes"] == 2

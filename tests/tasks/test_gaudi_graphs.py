@@ -103,7 +103,7 @@ def small_batch() -> dict[str, np.ndarray]:
 # --- every planted fault is found, wherever it hides
 
 FAULTS = {
-    "unique": (lambda numbers: tf.unique(numbers)[0], "data-dependent shape", "Unique"),
+    "unique": (lambda numbers: tf.unique(numbers)[0], "dynamic shape", "Unique"),
     "double": (lambda numbers: tf.cast(numbers, tf.float64) * 2, "double precision", "Cast"),
     "python": (lambda numbers: tf.py_function(lambda each: each, [numbers], tf.float32), "host call", "EagerPyFunc"),
 }
