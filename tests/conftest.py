@@ -126,7 +126,7 @@ def s3() -> Iterator[S3Server]:
 
 @pytest.fixture(scope="session")
 def kustomize(repository: Path) -> Callable[[Path], list[Any]]:
-    """Callable[[Path], list[Any]]s a folder with kustomize or kubectl; skips loudly where there is neither."""
+    """Builds a folder with kustomize or kubectl; skips loudly where there is neither."""
     tools = repository / ".tools" / "usr" / "bin"
     for command in (["kubectl", "kustomize"], ["kustomize", "build"]):
         program = shutil.which(command[0]) or shutil.which(command[0], path=str(tools))

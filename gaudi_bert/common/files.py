@@ -290,10 +290,8 @@ def write_text(path: Path, text: str) -> None:
     try:
         data = text.encode("utf-8")
     except UnicodeEncodeError as error:
-        begin = max(text.rfind(mark, 0, error.start) for mark in '"\n') + 1
-        end = min((position for mark in '"\n' if (position := text.find(mark, error.end)) >= 0), default=len(text))
-        name = shown(text[begin:end].partition(" ")[0])
-        raise InputError(f"{path}: would hold a name that is not UTF-8, {name}; rename that file") from error
+        around = shown(text[max(0, error.start - 30) : error.end + 30])
+        raise InputError(f"{path}: would hold a name that is not UTF-8, in {around}; rename that file") from error
     with atomic_file(path) as handle:
         handle.write(data)
 

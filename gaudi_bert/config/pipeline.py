@@ -274,41 +274,13 @@ def _keys(defaults: Settings, prefix: str, markdown: bool) -> Iterator[tuple[str
             yield key, f"{key}: {limits}" + (meaning and f"\n    {meaning}")
 
 
-# --- YAML that people write, with what could take for ever or hide a mistake refused
-#
-# Aliases are followed, but each counts as much as it stands for, so that a few lines of aliases of aliases do not become
-# millions of values. A key that is given twice is an error: YAML forbids it, and PyYAML takes the last one in silence.
+# --- YAML that people write: a key that is given twice is an error, which PyYAML passes over in silence
 
 _MOST_CHARACTERS = 1 << 18
-MOST_DEPTH = 32
-_MOST_VALUES = 10_000
 
 
 class _Loader(yaml.SafeLoader):
-    """`yaml.SafeLoader` with limits, and without repeated keys."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
-        self._depth = 0
-        self._values = 0
-        self._sizes: dict[int, int] = {}
-
-    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        """Compose a node as PyYAML does, counting values and depth."""
-        before = self._values
-        self._depth += 1
-        is_alias = self.check_event(yaml.AliasEvent)
-        if self._depth > MOST_DEPTH:
-            raise yaml.YAMLError(f"nested more than {MOST_DEPTH} deep")
-        node = super().compose_node(parent, index)
-        if is_alias and id(node) not in self._sizes:
-            raise yaml.YAMLError("a value that holds itself")
-        self._values += self._sizes[id(node)] if is_alias else 1
-        if self._values > _MOST_VALUES:
-            raise yaml.YAMLError(f"more than {_MOST_VALUES:,} values, aliases counted as often as they are used")
-        self._sizes.setdefault(id(node), self._values - before)
-        self._depth -= 1
-        return node
+    """`yaml.SafeLoader` without repeated keys."""
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         """Construct a mapping as PyYAML does, but a key that is given twice is an error."""
@@ -335,6 +307,7 @@ def parse_yaml(text: str, source: str) -> Any:
         where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark is not None else ""
         reason = shortened(str(error.problem or error.context), 200)
         raise InputError(f"{source}: {where}not valid YAML: {reason}") from error
-    except (yaml.YAMLError, ValueError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         # PyYAML raises ValueError for numbers and dates that cannot be.
-        raise InputError(f"{source}: not a YAML file: {shortened(str(error), 240)}") from error
+        reason = "nested too deep" if isinstance(error, RecursionError) else shortened(str(error), 240)
+        raise InputError(f"{source}: not a YAML file: {reason}") from error

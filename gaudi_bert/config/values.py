@@ -115,11 +115,8 @@ def _parse_row_lengths(value: object) -> object:
     if value is None or value == "auto":
         return value
     parts = re.findall(r"[^,\s]+", value) if isinstance(value, str) else value
-    numbers = (
-        [int(part) if re.fullmatch(r"\d{1,7}", str(part)) else 0 for part in parts]
-        if isinstance(parts, list | tuple)
-        else []
-    )
+    listed = parts if isinstance(parts, list | tuple) else ()
+    numbers = [int(part) if isinstance(part, int | str) and re.fullmatch(r"\d{1,7}", str(part)) else 0 for part in listed]
     if not 1 <= len(numbers) <= _MOST_ROW_LENGTHS or numbers != sorted(set(numbers)) or numbers[0] < 8:
         raise ValueError(f"must be auto, or 1 to {_MOST_ROW_LENGTHS} lengths from 8, ascending, as in 512,2048,8192")
     return tuple(numbers)
@@ -243,7 +240,7 @@ def plain_message(problem: ErrorDetails) -> str:
         return problem["msg"].removeprefix("Value error, ")
     if kind == "literal_error":
         choices = context["expected"].replace("'", "")
-        near = difflib.get_close_matches(str(problem["input"])[:80], re.split(", | or ", choices), n=1, cutoff=0.75)
+        near = difflib.get_close_matches(shown(problem["input"]).strip("'"), re.split(", | or ", choices), n=1, cutoff=0.75)
         return f"must be {choices}" + (f"; did you mean {near[0]}?" if near else "")
     if kind in _LIMITS:
         return f"must be {_SIGNS[_LIMITS[kind]]} {context[_LIMITS[kind]]:,}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -36,8 +35,6 @@ _FILES = (TOKENIZER_NAME, _CASING, "special_tokens_map.json", "added_tokens.json
 _CHECKPOINTS = "checkpoints"
 # As BertTokenizer in transformers has it: a longer word becomes [UNK].
 _LONGEST_WORD_CHARACTERS = 100
-# Steps of a normalizer that follow one another multiply a text.
-_MOST_GROWTH = 1000
 
 
 # Of tokenizers that do not say which of their tokens are special: those of a vocab.txt.
@@ -212,25 +209,11 @@ def _read_tokenizer(file: Path) -> Tokenizer:
 
     with explained_os_errors(file, "read"), _library_errors(file):
         tokenizer = Tokenizer.from_file(str(regular(file)))
-    growth = 1.0 if tokenizer.normalizer is None else _growth(json.loads(tokenizer.normalizer.__getstate__()))
-    if growth > _MOST_GROWTH:
-        raise InputError(
-            f"{file}: its normalizer may make texts {growth:.3g} times as long, at most {_MOST_GROWTH} is allowed; "
-            "leave out the steps of type Replace that add text"
-        )
     tokenizer.no_truncation()
     tokenizer.no_padding()
     with _library_errors(file):
         tokenizer.encode("a", "a")  # a template may name what is not there
     return tokenizer
-
-
-def _growth(normalizer: dict[str, Any]) -> float:
-    """Return how many times as long the steps that replace text may make one."""
-    if normalizer.get("type") == "Replace":
-        replaced = normalizer["pattern"].get("String")
-        return max(1.0, len(normalizer["content"]) / max(1, len(replaced)) if replaced else len(normalizer["content"]) + 1.0)
-    return math.prod(_growth(step) for step in normalizer.get("normalizers", ()))
 
 
 @contextmanager

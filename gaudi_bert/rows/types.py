@@ -149,6 +149,19 @@ class Sequences:
         return np.diff(self.offsets)
 
 
+def separate_sequences(
+    input_ids: SequenceOf[Int32Array], segment_ids: SequenceOf[NDArray[np.int8]], cut_rows: int = 0
+) -> Sequences:
+    """Return sequences of which each is a row of its own, from the tokens and segments of each."""
+    return Sequences(
+        row=np.arange(len(input_ids), dtype=np.int64),
+        offsets=np.concatenate([np.zeros(1, np.int64), np.cumsum([len(ids) for ids in input_ids], dtype=np.int64)]),
+        input_ids=np.concatenate(input_ids),
+        segment_ids=np.concatenate(segment_ids),
+        cut_rows=cut_rows,
+    )
+
+
 def join_sequences(parts: SequenceOf[Sequences], rows_of_parts: SequenceOf[int]) -> Sequences:
     """Sequences of consecutive windows of rows (`rows_of_parts[i]` rows in window i) as one."""
     rows_before = np.cumsum(rows_of_parts) - np.asarray(rows_of_parts)

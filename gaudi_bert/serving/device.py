@@ -17,7 +17,7 @@ from gaudi_bert.common.arrays import Float32Array, IntArray
 from gaudi_bert.common.dealing import Packs
 from gaudi_bert.common.errors import FailedError, GaudiBertError
 from gaudi_bert.rows.packs import BatchShape, lay_out_packs
-from gaudi_bert.rows.types import Sequences
+from gaudi_bert.rows.types import Sequences, separate_sequences
 from gaudi_bert.rows.window_plan import deepest
 from gaudi_bert.serving.ladder import Shape
 from gaudi_bert.serving.model import ServedModel
@@ -46,9 +46,7 @@ def compute(model: ServedModel, batch: Batch) -> None:
     out = run_packs(model, sequences, [len(row) for row in batch.rows], batch.shape)
     for index, (work, number) in enumerate(each for row in batch.rows for each in row):
         if model.is_per_token:
-            own = work.sequences.offsets
-            part = out[sequences.offsets[index] : sequences.offsets[index + 1]]
-            work.outputs[own[number] : own[number + 1]] = part
+            work.outputs[work.slice_of(number)] = out[sequences.offsets[index] : sequences.offsets[index + 1]]
         else:
             work.outputs[number] = out[index]
 
@@ -59,12 +57,7 @@ def full_batch(model: ServedModel, shape: Shape) -> tuple[Sequences, list[int]]:
     per_row = shape.length // tokens
     count = per_row * shape.rows
     ids = np.resize(np.array(model.loaded.tokenizer.tokenizer.encode("a").ids, np.int32), tokens)
-    texts = Sequences(
-        row=np.arange(count, dtype=np.int64),
-        offsets=np.arange(count + 1, dtype=np.int64) * tokens,
-        input_ids=np.tile(ids, count),
-        segment_ids=np.zeros(count * tokens, np.int8),
-    )
+    texts = separate_sequences([ids] * count, [np.zeros(tokens, np.int8)] * count)
     return texts, [per_row] * shape.rows
 
 

@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
-from gaudi_bert.common.arrays import BatchArrays, Float32Array, Int32Array
+from gaudi_bert.common.arrays import BatchArrays, Float32Array
 from gaudi_bert.common.errors import InputError, shown
 from gaudi_bert.common.files import check_model
 from gaudi_bert.config.sections import TaskSettings
 from gaudi_bert.rows.tokenizing import tokenize_rows
-from gaudi_bert.rows.types import Row, Sequences, TextRow
+from gaudi_bert.rows.types import Row, Sequences, TextRow, separate_sequences
 from gaudi_bert.serving.settings import ServeSettings
 from gaudi_bert.tasks.answers import PredictOptions
 from gaudi_bert.tasks.kinds.task import Task
@@ -105,7 +104,7 @@ class ServedModel:
             for row, encoding in zip(rows, encodings, strict=True)
         ]
         cut = sum(bool(encoding.overflowing) for encoding in encodings)
-        return _joined([np.array(encoding.ids, np.int32) for encoding in encodings], segments, cut)
+        return separate_sequences([np.array(encoding.ids, np.int32) for encoding in encodings], segments, cut)
 
     def of_ids(self, texts: Sequence[Sequence[int]], *, cuts_left: bool = False) -> Sequences:
         """Return the sequences of texts that are tokenized already, with the special tokens around them that they lack."""
@@ -121,7 +120,7 @@ class ServedModel:
             cut += len(inner) > room
             shortened = inner[max(0, len(inner) - room) :] if cuts_left else inner[:room]
             parts.append(np.array([*before, *shortened, *after], np.int32))
-        return self._checked(_joined(parts, [np.zeros(len(part), np.int8) for part in parts], cut))
+        return self._checked(separate_sequences(parts, [np.zeros(len(part), np.int8) for part in parts], cut))
 
     def _checked(self, sequences: Sequences) -> Sequences:
         self.model.checked({"input_ids": sequences.input_ids})
@@ -201,13 +200,3 @@ def _normal(vectors: Float32Array) -> Float32Array:
     lengths = np.linalg.norm(vectors.astype(np.float64), axis=1, keepdims=True)
     normal: Float32Array = (vectors / np.maximum(lengths, 1e-12)).astype(np.float32)
     return normal
-
-
-def _joined(input_ids: Sequence[Int32Array], segment_ids: Sequence[NDArray[np.int8]], cut_rows: int) -> Sequences:
-    return Sequences(
-        row=np.arange(len(input_ids), dtype=np.int64),
-        offsets=np.concatenate([np.zeros(1, np.int64), np.cumsum([len(ids) for ids in input_ids], dtype=np.int64)]),
-        input_ids=np.concatenate(input_ids),
-        segment_ids=np.concatenate(segment_ids),
-        cut_rows=cut_rows,
-    )

@@ -12,10 +12,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
-import numpy as np
-
 from gaudi_bert.common.arrays import Float32Array
-from gaudi_bert.rows.types import Sequences
+from gaudi_bert.rows.types import Sequences, separate_sequences
 from gaudi_bert.serving.ladder import Fill, Shape, choose
 
 _MOST_LOOKED_AT = 1024  # texts: a batch holds fewer, and to look at more would keep the device waiting
@@ -39,6 +37,10 @@ class Work:
         self.waiting = dict.fromkeys(range(len(self.lengths)))
         self.waiting_tokens, self.unfinished = sum(self.lengths), len(self.lengths)
         self.accepted_at, self.started_at = time.monotonic(), 0.0
+
+    def slice_of(self, number: int) -> slice:
+        """Return where the tokens of a sequence are among those of all of them."""
+        return slice(self.sequences.offsets[number], self.sequences.offsets[number + 1])
 
 
 class Batch(NamedTuple):
@@ -160,12 +162,5 @@ class Queue:
 
 def gathered(batch: Batch) -> Sequences:
     """Return the sequences of a batch as one, in the order of its rows."""
-    parts = [(work.sequences, number) for row in batch.rows for work, number in row]
-    slices = [slice(of.offsets[number], of.offsets[number + 1]) for of, number in parts]
-    lengths = [part.stop - part.start for part in slices]
-    return Sequences(
-        row=np.arange(len(parts), dtype=np.int64),
-        offsets=np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)]),
-        input_ids=np.concatenate([of.input_ids[part] for (of, _), part in zip(parts, slices, strict=True)]),
-        segment_ids=np.concatenate([of.segment_ids[part] for (of, _), part in zip(parts, slices, strict=True)]),
-    )
+    parts = [(work.sequences, work.slice_of(number)) for row in batch.rows for work, number in row]
+    return separate_sequences([of.input_ids[part] for of, part in parts], [of.segment_ids[part] for of, part in parts])

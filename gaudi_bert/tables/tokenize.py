@@ -257,9 +257,7 @@ class _Encoder:
         self.columns = (TOKENS_COLUMN, _SEGMENTS_COLUMN) if with_segments else (TOKENS_COLUMN,)
 
     def _encode(self, library: Tokenizer, texts: list[_Text]) -> Sequence[Encoding]:
-        # Without positions in the text, where the library can leave them out, it is faster.
-        encode = getattr(library, "encode_batch_fast", library.encode_batch)
-        encoded: Sequence[Encoding] = encode(texts, add_special_tokens=self.settings.special_tokens)
+        encoded: Sequence[Encoding] = library.encode_batch_fast(texts, add_special_tokens=self.settings.special_tokens)
         return encoded
 
     def rows(self, batch: Sequence[TextRow], part: RowPart) -> tuple[list[list[list[int]]], Counter[str]]:

@@ -106,24 +106,9 @@ with mirrored(Path({url!r}), StoreSettings(**{store.model_dump()!r})) as folder:
     assert contents(url, Objects(store)) == {"shard": b"whole", "manifest.json": b"whole"}
 
 
-def test_two_writers_put_equal_bytes_and_neither_waits_or_fails(s3: S3Server) -> None:
-    url, names = f"{URL}/two", [f"shard-{number}" for number in range(20)]
-
-    def write(_: int) -> None:
-        with mirrored(Path(url), quick(s3.endpoint)) as folder:
-            for name in names:
-                write_text(folder / name, name * 1000)
-            write_text(folder / "manifest.json", "whole")
-
-    with ThreadPoolExecutor(2) as pool:
-        list(pool.map(write, range(2)))
-    wanted = {name: (name * 1000).encode() for name in names}
-    assert contents(url, Objects(quick(s3.endpoint))) == {**wanted, "manifest.json": b"whole"}
-
-
-def test_two_runs_in_one_process_do_not_see_each_others_folder(s3: S3Server) -> None:
-    store = quick(s3.endpoint)
-    both_are_open, names = threading.Barrier(2, timeout=60), ("run-a", "run-b")
+@pytest.mark.parametrize("names", [("run-a", "run-b"), ("same", "same")])
+def test_two_writers_in_one_process_neither_see_each_others_folder_nor_wait(names: tuple[str, str], s3: S3Server) -> None:
+    store, both_are_open = quick(s3.endpoint), threading.Barrier(2, timeout=60)
 
     def run(name: str) -> Path:
         with mirrored(Path(f"{URL}/{name}"), store) as folder:

@@ -217,15 +217,6 @@ def test_what_is_no_path_is_named(tmp_path: Path, name: str) -> None:
         write_text(tmp_path / name, "x")
 
 
-@pytest.mark.parametrize("text", ['{"inputs": {"a\udcff b.jsonl": "57"}}', "first\na\udcff b.jsonl 57\n"])
-def test_a_name_that_is_no_text_is_named_alone(tmp_path: Path, text: str) -> None:
-    with pytest.raises(InputError) as caught:
-        write_text(tmp_path / "x", text)
-    assert "a\\udcff" in str(caught.value)
-    assert "inputs" not in str(caught.value)
-    assert "57" not in str(caught.value)
-
-
 def test_a_file_without_permission_is_not_missing() -> None:
     with open_folder() as folder:
         path = folder / "x"

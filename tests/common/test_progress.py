@@ -13,8 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.progress import Reporter, human_bytes, human_seconds, native_lines_to
+from gaudi_bert.common.progress import Reporter, human_bytes, human_seconds
 from tests.builders.command_line import run_python
 
 
@@ -130,8 +129,3 @@ def test_only_what_is_below_python_goes_to_the_log(tmp_path: Path, ending: list[
     assert done.stderr.splitlines() == ["before", "inside", "error: inside", *last]
     assert log.read_text(encoding="utf-8").splitlines() == ["of the run before", "native"]
     assert done.returncode == len(ending)
-
-
-def test_a_log_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no-folder"), native_lines_to(tmp_path / "no-folder" / "native.log"):
-        pass

@@ -11,22 +11,20 @@ from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.packing import algorithms, heuristics
 from gaudi_bert.packing.algorithms import ALGORITHMS, pack_histogram, solve
 from gaudi_bert.packing.certificate import check_certificate, simple_certificate
-from gaudi_bert.packing.heuristics import pack_longest_first
 from gaudi_bert.packing.histogram import Histogram
-from gaudi_bert.packing.mixture import Packing, packs_of
+from gaudi_bert.packing.mixture import Packing
 from gaudi_bert.packing.nnls import loop_weights
 from gaudi_bert.packing.nnls_solver import solve_nnls
 from tests.builders.command_line import run_python
-from tests.builders.effort import sampled
-from tests.builders.histograms import ADVERSARIAL, published, small_histograms
+from tests.builders.histograms import ADVERSARIAL, small_histograms
 from tests.builders.properties import examples
 from tests.oracles.packing import fewest_packs
 
 
-def plans(seed: int) -> str:
+def plans() -> str:
     """What the solvers return for some histograms, to the last bit."""
-    random, lines = np.random.default_rng(seed), []
-    for size in (1, 2, 3, 5, 7, 13, 29, 41):
+    random, lines = np.random.default_rng(1), []
+    for size in (1, 2, 3, 5, 7, 13, 29):
         counts = random.integers(1, 99, size) * random.integers(0, 2, size)
         for depth in {1, 2, 3, 5, size}:
             solution = solve_nnls(counts, loop_weights(size), depth)
@@ -37,29 +35,22 @@ def plans(seed: int) -> str:
     return "\n".join(lines)
 
 
-@pytest.mark.parametrize("seed", sampled([1, 2], 2))
-def test_compiled_and_interpreted_kernels_agree_to_the_last_bit(seed: int) -> None:
-    code = f"from tests.packing.test_algorithms import plans; print(plans({seed}))"
+def test_compiled_and_interpreted_kernels_agree_to_the_last_bit() -> None:
+    code = "from tests.packing.test_algorithms import plans; print(plans())"
     done = run_python(code, NUMBA_DISABLE_JIT="1", PYTHONPATH=str(Path(__file__).parents[2]))
     assert done.returncode == 0, done.stderr
-    assert done.stdout.rstrip("\n") == plans(seed)
-
-
-@given(histogram=small_histograms(16, 9), depth=st.integers(1, 6))
-@examples(60)
-def test_the_default_is_never_worse_on_any_histogram(histogram: Histogram, depth: int) -> None:
-    heuristic = packs_of(pack_longest_first(histogram.counts, depth))
-    assert packs_of(solve(histogram.counts, "nnls", depth).mixture) <= heuristic
+    assert done.stdout.rstrip("\n") == plans()
 
 
 @given(histogram=small_histograms(9, 2), depth=st.integers(1, 4))
-@examples(25)
+@examples(40)
 def test_every_algorithm_against_trying_everything(histogram: Histogram, depth: int) -> None:
     best = fewest_packs(tuple(histogram.counts.tolist()), depth)
-    for algorithm in ALGORITHMS:
-        packing = pack_histogram(histogram, algorithm, depth)
+    packings = {algorithm: pack_histogram(histogram, algorithm, depth) for algorithm in ALGORITHMS}
+    for packing in packings.values():
         assert packing.lower_bound <= best <= packing.packs
         assert check_certificate(packing.certificate, histogram.counts) == packing.lower_bound
+    assert packings["nnls"].packs <= packings["lpfhp"].packs, "the default is never worse than the heuristic"
 
 
 @pytest.mark.parametrize("case", ADVERSARIAL)
@@ -95,13 +86,6 @@ def test_masked_slots() -> None:
     for predictions, least in ((20, 24), (1, 6)):
         with pytest.raises(InputError, match=f"need {least}"):
             slots(known, 4, max_predictions=predictions, masked_slots=least - 1)
-
-
-def test_bad_depths_and_algorithms_are_refused() -> None:
-    with pytest.raises(InputError, match="depth = 0"):
-        pack_histogram(published("squad-384"), "lpfhp", 0)
-    with pytest.raises(InputError, match="did you mean `nnls`"):
-        pack_histogram(published("squad-384"), "nnsl")
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,8 @@ import pytest
 from gaudi_bert.packing.certificate import check_certificate
 from gaudi_bert.packing.exact.bounds import prove_bound
 from gaudi_bert.packing.heuristics import pack_longest_first
-from gaudi_bert.packing.mixture import Work, packs_of
+from gaudi_bert.packing.histogram import Histogram
+from gaudi_bert.packing.mixture import Work, check_mixture, packs_of
 from gaudi_bert.packing.nnls import _iterative_nnls
 from tests.builders.histograms import published, scattered
 
@@ -32,3 +33,5 @@ def test_a_bound_is_a_bound_however_little_was_done(operations: float) -> None:
     counts = scattered(301, 90, 40)
     certificate = prove_bound(counts, 4, Work(operations))
     assert certificate.bound <= check_certificate(certificate, counts) <= packs_of(pack_longest_first(counts, 4))
+    for leftovers in ("best-fit", "complement"):  # a loop that is cut off ends with a packing too
+        check_mixture(_iterative_nnls(counts, 4, leftovers, work=Work(operations)), Histogram(len(counts), counts), 4)

@@ -17,18 +17,8 @@ from gaudi_bert.packing.histogram import (
     group_histogram,
     histogram_of,
     rescaled,
-    too_large_files,
 )
 from tests.builders.properties import examples
-
-
-def test_the_counts_cannot_be_changed() -> None:
-    given = np.array([1, 2, 3])
-    histogram = Histogram(3, given)
-    given[0] = 9
-    assert histogram.counts.tolist() == [1, 2, 3]
-    with pytest.raises(ValueError, match="read-only"):
-        histogram.counts[0] = 5
 
 
 @pytest.mark.parametrize(
@@ -37,11 +27,9 @@ def test_the_counts_cannot_be_changed() -> None:
         (3, [1, 2], "counts has 2 entries"),
         (3, [1, -2, 0], "holds -2 at length 2"),
         (3, [True, 2, 0], "holds True at length 1"),
-        (2, np.array([1.0, 2.0]), "holds 1.0 at length 1"),
         (2, np.ma.array([1, 2], mask=[True, False]), r"counts\[0\] is masked"),
         (3, [1, 2**63, 0], "at length 2"),
         (2, [2**61, 2**61], "tokens"),
-        (2, {"a": 1}, "counts is {'a': 1}"),
         (2, np.ones((2, 1), int), r"\(2, 1\)"),
         (0, [], "max_sequence_length = 0"),
     ],
@@ -70,8 +58,7 @@ NUMBERS = [3, 1, 8, 8]
         tuple(NUMBERS),
         iter(NUMBERS),
         [np.int8(3), 1, np.uint64(8), 8],
-        *(np.array(NUMBERS, dtype) for dtype in ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")),
-        np.array(NUMBERS, object),
+        *(np.array(NUMBERS, dtype) for dtype in ("int8", "uint16", "int64", "uint64", object)),
         np.array([NUMBERS, NUMBERS]).T[:, 0],
         np.array(NUMBERS, ">i4"),
     ],
@@ -96,11 +83,9 @@ BAD = {
     "too large for any type": ([3, 2**70], "lengths[1] is 1180591620717411303424;"),
     "wraps": (np.array([3, 2**64 - 1], np.uint64), "lengths[1] is 18446744073709551615;"),
     "NaN": (np.array([3.0, np.nan]), "lengths[1] is nan, of type float64;"),
-    "floats that are whole": (np.array([3.0, 2.0]), "lengths[0] is 3.0, of type float64;"),
     "float in a list": ([3, 2.0], "lengths[1] is 2.0;"),
     "truth values": (np.array([True, False]), "lengths[0] is True, of type bool;"),
     "null in an array": (np.array([3, None]), "lengths[1] is None;"),
-    "list of lists": ([[1, 2], [3]], "lengths[0] is [1, 2];"),
 }
 
 
@@ -132,14 +117,6 @@ def test_groups_are_even_and_depend_on_the_seed() -> None:
     assert groups == form_groups(files[::-1], 500, 10**9, seed=1)
     assert groups != form_groups(files, 500, 10**9, seed=2)
     assert groups[0] != files[:7]
-
-
-def test_a_larger_file_is_a_group_of_its_own() -> None:
-    files = [file(0, 10), file(1, 900), file(2, 10), file(3, 1, size=99)]
-    groups = form_groups(files, 100, 50, seed=3)
-    assert [files[1]] in groups
-    assert [files[3]] in groups
-    assert too_large_files(files, 100, 50) == [files[1], files[3]]
 
 
 @given(

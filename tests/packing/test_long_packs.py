@@ -11,13 +11,10 @@ from gaudi_bert.packing import certificate, nnls
 from gaudi_bert.packing.algorithms import pack_histogram
 from gaudi_bert.packing.certificate import check_certificate
 from gaudi_bert.packing.exact import bounds, linear_program, optimal
-from gaudi_bert.packing.exact.optimal import _pack_optimally
 from gaudi_bert.packing.heuristics import pack_longest_first
 from gaudi_bert.packing.histogram import Histogram
-from gaudi_bert.packing.long_packs import deal_into_slots, interpolated_prices, pack_thinned, rematch_halves, split_counts
+from gaudi_bert.packing.long_packs import deal_into_slots, pack_thinned, rematch_halves, split_counts
 from gaudi_bert.packing.mixture import Work, check_mixture, packs_of
-from tests.builders.effort import sampled
-from tests.builders.histograms import bimodal, lognormal, uniform
 from tests.builders.properties import examples
 from tests.oracles.packing import fewest_packs
 
@@ -75,32 +72,6 @@ def test_excess_is_swapped_or_gets_a_new_pack(coarse: int, lengths: dict[int, in
     counts[np.array(list(lengths)) - 1] = list(lengths.values())
     mixture, left = deal_into_slots({(5, 5): coarse}, counts, 10, 2, Work(1e9))
     assert (mixture, left.any()) == (packs, False)
-
-
-@pytest.mark.parametrize(("bins", "max_length"), [(10, 97), (16, 64), (31, 331)])
-def test_splitting_keeps_number_and_tokens(bins: int, max_length: int) -> None:
-    counts = np.random.default_rng(bins).integers(0, 1000, max_length)
-    counts[: -(-max_length // bins)] = 0  # shorter than a bin
-    split = split_counts(counts, bins)
-    assert split.sum() == counts.sum()
-    tokens = counts @ np.arange(1, max_length + 1)
-    assert abs(split @ np.arange(1, bins + 1) * max_length / bins - tokens) <= max_length / bins
-
-
-@pytest.mark.parametrize(
-    ("counts", "depth"),
-    sampled([(lognormal(8192, 3000), 8), (uniform(8192, 3000, 3), 4), (bimodal(8191, 3000, 6), 8191)], 2, first=1),
-)
-def test_thousands_of_lengths_end_within_a_pack(counts: np.ndarray, depth: int) -> None:
-    optimum = _pack_optimally(counts, depth)
-    check_mixture(optimum.mixture, Histogram(len(counts), counts), depth)
-    assert optimum.gap <= 1
-
-
-def test_interpolated_prices_never_fall() -> None:
-    prices = interpolated_prices(np.array([0, 5, 5, 12]), 19)
-    assert (np.diff(prices) >= 0).all()
-    assert prices[[3, 9, 13, 18]].tolist() == [0, 5, 5, 12]
 
 
 @given(st.integers(0, 2**32 - 1), st.sampled_from([31, 64, 97]), st.integers(1, 7), st.integers(20, 400))

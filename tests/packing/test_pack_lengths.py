@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import gaudi_bert
 from gaudi_bert import Packs, pack_histogram, pack_lengths
 from gaudi_bert.common.dealing import deal_sequences
 from gaudi_bert.common.errors import ArgumentError
@@ -140,6 +139,7 @@ def test_a_histogram_has_the_figures_of_its_lengths(counts: list[int], depth: in
         (lambda: pack_histogram([0, 0, 1], 2), "max_sequence_length 2"),
         (lambda: pack_lengths([1], 1).shard(2, 2), "rank = 2"),
         (lambda: pack_lengths([1], 1).shard(0, 0), "size = 0"),
+        (lambda: pack_histogram([1, 2], algorithm="nnsl"), "did you mean `nnls`"),
     ],
 )
 def test_bad_arguments_are_named(call: Callable[[], object], named: str) -> None:
@@ -170,11 +170,3 @@ def test_whatever_is_given_instead_is_refused_in_a_short_line(argument: str) -> 
             CALLS[argument](odd)
         assert len(str(caught.value)) <= 1000
         assert "\n" not in str(caught.value)
-
-
-def test_the_package_names_its_library_and_nothing_else() -> None:
-    assert {"pack_lengths", "pack_histogram", "__version__"} <= set(dir(gaudi_bert))
-    with pytest.raises(AttributeError, match="no attribute 'pack_length'"):
-        gaudi_bert.pack_length  # noqa: B018
-    with pytest.raises(ImportError):
-        from gaudi_bert import nothing  # noqa: F401

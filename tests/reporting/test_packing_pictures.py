@@ -81,22 +81,6 @@ def test_a_bar_that_towers_over_the_others_is_cut_and_says_so() -> None:
         assert words_in(pictures.draw_fills(np.array(counts), None).axes[0]) == []
 
 
-@pytest.mark.parametrize(
-    ("first", "last", "is_accuracy", "range_shown"),
-    [
-        (0.70, 0.69, False, (0.626, 0.704)),  # one that hardly moved has a tenth of its height
-        (9.0, 6.0, False, (5.82, 9.18)),
-        (0.72, 0.78, True, (0.697, 0.785)),  # an accuracy that is high from the start
-    ],
-)
-def test_a_curve_is_shown_over_its_own_range(
-    first: float, last: float, is_accuracy: bool, range_shown: tuple[float, float]
-) -> None:
-    axes = pictures.draw_curves([(10, first), (20, last)], [(1000, first)], is_accuracy=is_accuracy).axes[0]
-    agree(axes.get_ylim(), range_shown, 0.001, scale=1.0)
-    assert axes.get_xlim()[1] > 1010, "the dot of the last point has room"
-
-
 def test_pictures_of_a_page_have_no_background_and_an_ink_for_light_and_dark_pages() -> None:
     with pictures.page_style():
         figure = FIGURES["curves"]()

@@ -12,7 +12,6 @@ from pyarrow import csv, parquet
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.sections import TaskSettings
-from gaudi_bert.rows.fields import read_label_names
 from gaudi_bert.rows.reading import read_rows
 from gaudi_bert.rows.types import RowPosition, TaggedRow
 from tests.builders.rows import SQUAD, rows_of, write
@@ -41,14 +40,6 @@ BAD: list[tuple[str, str | bytes, str, str]] = [
     ("x.jsonl", '{"text": "a", "label": NaN}', "regression", "label is nan; regression needs a finite number"),
     ("x.jsonl", '{"text": "a", "label": -1' + "0" * 400 + "}", "regression", "label is a number of 1,329 bits"),
     ("x.tsv", "text\tlabel\na\t1_000", "regression", "label is '1_000'; regression needs a finite number"),
-    ("x.tsv", "text\tlabel\na\t" + "9" * 5000, "classification", "name the labels: --labels FILE"),
-    ("x.jsonl", '{"text": "a", "label": ' + "9" * 5000 + "}", "classification", "line 1 (row 1): not JSON"),
-    (
-        "x.jsonl",
-        '{"input_ids": [2, 4294967303, 3]}',
-        "causal-language-modelling",
-        "line 1 (row 1): input_ids[1] is 4294967303",
-    ),
     ("x.jsonl", '{"input_ids": [2, true]}', "causal-language-modelling", "input_ids[1] is True; token numbers are"),
     ("x.jsonl", '{"tokens": ["a"], "tags": []}', "token-classification", "line 1 (row 1): has 1 words and 0 tags"),
     ("x.jsonl", '{"tokens": ["a", ""], "tags": ["O", "O"]}', "token-classification", "tokens[1] is ''"),
@@ -62,15 +53,6 @@ BAD: list[tuple[str, str | bytes, str, str]] = [
     ("x.conll", "a\u00a0b\n", "token-classification", "line 1 (row 1): the word 'a\\xa0b' has no tag"),
     ("x.conll", "a O\n\n\tO\n", "token-classification", "line 3 (row 2): has no word before its tag"),
     ("x.json", json.dumps(SQUAD), "classification", "SQuAD's JSON is for question-answering"),
-    ("x.conll", "a\tO\nb\n", "token-classification", "line 2 (row 1): the word 'b' has no tag"),
-    ("x.conll", "a O\n", "classification", "CoNLL is for token-classification"),
-    ("x.tsv", "text\ttext\n", "classification", "two columns are called 'text'"),
-    (
-        "x.tsv",
-        "good\tjoy\nbad\tfear\n",
-        "classification",
-        "line 1: its header is 'good, joy'; it has no column 'text': name one with --text-column NAME",
-    ),
     ("x.csv", "good,joy\nbad,fear\n", "classification", "without a header line, name all: --columns text,label,id"),
     ("x.csv", 'text,label\n"a,b\n', "classification", "line 2: not CSV"),
     ("x.xyz", "a", "classification", "unknown ending"),
@@ -80,8 +62,6 @@ RETRIEVAL: list[tuple[str, str, str]] = [
     ("embedding", '{"anchor": "a cat"}', "has no 'positive', only 'anchor'; name the"),
     ("embedding", '{"anchor": "cat", "positive": "cat"}', "both texts are 'cat'"),
     ("embedding", '{"anchor": "a", "positive": "b", "label": 0}', "has a label beside anchor and positive"),
-    ("embedding", '{"anchor": "a", "positive": "b", "scores": [1]}', "has a scores beside anchor and positive"),
-    ("embedding", '{"text": "a", "text_pair": "b", "label": "near"}', "label is 'near'; embedding needs a finite number"),
     ("reranking", '{"query": "a", "document": "b", "label": 2}', "label is 2; reranking needs a number of 0 to 1"),
     ("reranking", '{"query": "a", "label": 1}', "has no 'document', only"),
     ("reranking", '{"query": "a", "positive": 5}', "positive is 5; it must be a text, or a list of texts"),
@@ -113,25 +93,13 @@ def test_numbers_beyond_the_names_of_labels(tmp_path: Path) -> None:
         rows_of(path, "classification", labels=str(labels))
 
 
-@pytest.mark.parametrize("zeros", [0, 18, 5000])
-def test_a_class_number_may_have_leading_zeros(tmp_path: Path, zeros: int) -> None:
-    labels = str(write(tmp_path / "labels.txt", "no\nyes\n"))
+def test_a_class_number_may_have_leading_zeros(tmp_path: Path) -> None:
+    labels, zeros = str(write(tmp_path / "labels.txt", "no\nyes\n")), 5000
     (row,) = rows_of(write(tmp_path / "x.tsv", f"text\tlabel\na\t{'0' * zeros}1\n"), "classification", labels=labels)
     assert row[1:] == ("a", None, "yes")
     for digits in (f"{'0' * zeros}2", f"-{'0' * zeros}1", f"{10**400}"):
         with pytest.raises(InputError, match="--labels names 0 to 1"):
             rows_of(write(tmp_path / "x.tsv", f"text\tlabel\na\t{digits}\n"), "classification", labels=labels)
-
-
-def test_a_hundred_thousand_names_are_looked_up_once_each(tmp_path: Path) -> None:
-    """With a search through all names for each row and for each name this would take hours."""
-    names = [f"label {number}" for number in range(100_000)]
-    labels = write(tmp_path / "labels.txt", "\n".join(names) + "\n\n")
-    assert read_label_names(labels) == tuple(names)
-    lines = (json.dumps({"text": "a", "label": name}) for name in reversed(names))
-    path = write(tmp_path / "x.jsonl", "\n".join(lines))
-    found = read_rows(path, "classification", TaskSettings(labels=str(labels)), labelled=True)
-    assert [row.label for row in found] == names[::-1]  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("kind", ["csv", "parquet"])

@@ -29,13 +29,11 @@ def table_of(kind: str, rows: Sequence[Sequence[str]], delimiter: str | None = N
 
 HEADERS = [
     (("text", "label"), [("comment", "sentiment"), ("nice", "joy")]),
-    (("a", "b"), [("Review", "Stars")]),
     (("id", "text", "label"), [("", "comment", "rating"), ("0", "nice", "5"), ("1", "bad", "1")]),
     (("text", "label"), [("kommentar", "sterne"), ("sehr gut", "5"), ("schlecht", "1.5")]),
     (("text", "other"), [("first name", "OTHER"), ("x", "y")]),
 ]
 NO_HEADERS = [
-    (("text", "label"), [("great", "joy"), ("very bad", "anger"), ("so so", "joy")]),
     (("text", "label"), [("great", "3"), ("very bad", "1")]),
     (("text", "label"), [("text is a word", "joy")]),
     (("text", "other"), [("text", "text")]),

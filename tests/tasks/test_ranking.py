@@ -63,14 +63,6 @@ def test_figures_of_scikit_learn() -> None:
     agree(ours["ndcg@10"], ndcg_score([gains], [scores], k=10), 1e-12, scale=1.0)
 
 
-@pytest.mark.parametrize("answer", range(4))
-def test_a_model_that_scores_all_alike_is_worth_chance_wherever_the_answer_stands(answer: int) -> None:
-    gains = np.eye(4)[answer]
-    ours = figures_of_groups(np.zeros(4, np.float32), gains, ["q"] * 4)
-    agree(ours["ndcg@10"], ndcg_score([gains], [np.zeros(4)], k=10), 1e-12, scale=1.0)
-    agree(ours["mrr@10"], (1 + 1 / 2 + 1 / 3 + 1 / 4) / 4, 1e-12, scale=1.0)
-
-
 def test_a_long_query_costs_what_it_holds() -> None:
     """An array of equal cells, one for each row, would take 12 GB."""
     queries = ["q" * 30_000, *(str(number) for number in range(99_999))]

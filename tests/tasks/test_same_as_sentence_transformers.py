@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 
 pytest.importorskip("torch", exc_type=ImportError)
@@ -43,45 +39,25 @@ def write_model(folder: Path) -> Path:
     return folder
 
 
-def updated(module: Any, loss_of: Callable[[], Any]) -> list[float]:
-    """The losses of the updates."""
-    optimizer = torch.optim.AdamW(module.parameters(), eps=LOOP["epsilon"], weight_decay=0.0)
-    settings = TrainingSettings(learning_rate=LOOP["learning_rate"], updates=UPDATES, warmup_updates=0)
-    losses_of_updates = []
-    for update in range(1, UPDATES + 1):
-        optimizer.param_groups[0]["lr"] = learning_rate_at(update, settings)
-        value = loss_of()
-        optimizer.zero_grad()
-        value.backward()
-        optimizer.step()
-        losses_of_updates.append(float(value.detach()))
-    return losses_of_updates
-
-
-def weights_of(model: Any) -> dict[str, np.ndarray]:
-    return {name: value.detach().numpy().copy() for name, value in model.named_parameters()}
-
-
-def check_weights(ours: dict[str, np.ndarray], first: dict[str, np.ndarray], right: dict[str, np.ndarray]) -> None:
-    """Weights are the expected ones, as far as they moved from the first."""
-    agree(ours, right, 1e-5, scale=1.0)
-
-    def distance(values: dict[str, np.ndarray]) -> float:
-        return float(np.sqrt(sum(np.sum(np.square(values[name].astype(np.float64) - right[name])) for name in right)))
-
-    assert distance(ours) <= 1e-4 * distance(first)
-
-
 def test_five_updates(tmp_path: Path) -> None:
     """By in-batch negatives; what the other losses and all gradients are is in `test_contrast.py`, to the last digits."""
     model, data = write_model(tmp_path / "m"), write_lines(tmp_path / "x.jsonl", NEGATIVES)
     changes = {**LOOP, "epochs": UPDATES, "batch_sequences": ROWS, "warmup_share": 0.0, "micro_batch_packs": 2}
     run("embedding", data, None, model, tmp_path / "out", finetune={**changes, "engine": "pytorch"})
     opened = library.SentenceTransformer(str(model), device="cpu")
-    loss, first = losses.MultipleNegativesRankingLoss(opened).train(), weights_of(opened)
+    loss = losses.MultipleNegativesRankingLoss(opened).train()
+    optimizer = torch.optim.AdamW(opened.parameters(), eps=LOOP["epsilon"], weight_decay=0.0)
+    settings = TrainingSettings(learning_rate=LOOP["learning_rate"], updates=UPDATES, warmup_updates=0)
     columns = [[row[name] for row in NEGATIVES] for name in NEGATIVES[0]]
-    expected = updated(opened, lambda: loss([opened.preprocess(column) for column in columns], None))
+    expected = []
+    for update in range(1, UPDATES + 1):
+        optimizer.param_groups[0]["lr"] = learning_rate_at(update, settings)
+        value = loss([opened.preprocess(column) for column in columns], None)
+        optimizer.zero_grad()
+        value.backward()
+        optimizer.step()
+        expected.append(float(value.detach()))
     agree(losses_of(tmp_path / "out"), expected, 1e-5)
     ours = library.SentenceTransformer(str(tmp_path / "out"), device="cpu")
-    check_weights(weights_of(ours), first, weights_of(opened))
-    assert json.loads((tmp_path / "out" / "metrics.json").read_text())["updates"] == UPDATES
+    right = {name: value.detach().numpy() for name, value in opened.named_parameters()}
+    agree({name: value.detach().numpy() for name, value in ours.named_parameters()}, right, 1e-5, scale=1.0)

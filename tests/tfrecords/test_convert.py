@@ -18,6 +18,7 @@ from gaudi_bert.tfrecords.convert import convert
 from gaudi_bert.tfrecords.write import pack
 from tests.builders.folders import contents
 from tests.builders.packing_case import make_case, sequences_for_hdf5, unpacked_key, write_hdf5
+from tests.builders.properties import examples
 from tests.builders.reporters import QUIET, a_run
 from tests.oracles.packed_record import read_packs, sequences_of
 
@@ -42,6 +43,7 @@ def packs_of(folder: Path, sequences: list[dict], **settings) -> Path:
     predictions=st.integers(1, 6),
     seed=st.integers(0, 99),
 )
+@examples(20)
 def test_every_sequence_is_read_back(tmp_path_factory, depth, count, length, predictions, seed) -> None:
     folder, sequences = tmp_path_factory.mktemp("packs"), sequences_for_hdf5(count, length, predictions, seed)
     packed = packs_of(folder, sequences, depth=depth)

@@ -170,10 +170,6 @@ def test_only_like_histograms_are_merged(tmp_path: Path) -> None:
         other = written(tmp_path, f"{name}.json", value)
         with pytest.raises(InputError, match=message):
             HistogramFile.read_all([one, other])
-    with pytest.raises(InputError, match=r"no histogram\.json is given"):
-        HistogramFile.read_all([])
-    with pytest.raises(InputError, match="cannot read"):
-        HistogramFile.read_all([tmp_path / "missing.json"])
 
 
 # --- RECORDS as a list of files
@@ -247,14 +243,11 @@ NO_RECORDS = {
     "missing": (None, "no such folder or file"),
     "empty": (b"", "the file is empty"),
     "text": (b"This is a text and not a TFRecord at all.\n" * 10, "not a TFRecord file"),
-    "short": (b"abc", "not a TFRecord file"),
     "none": (gzip.compress(b""), "holds no record"),
     "packed": (frame(PACK), "this is a packed example"),
     # Of other tools, with the way in.
-    "shard-000.tar": (TAR, "a tar archive, as WebDataset"),
     "shard-000.tar.gz": (gzip.compress(TAR), "a tar archive, as WebDataset"),
     "data.idx": (b"MMIDIDX\x00\x00" + bytes(30), "one of the two files of a Megatron data set"),
-    "data.bin": (bytes(range(200)), "one of the two files of a Megatron data set"),
     "table.arrow": (b"ARROW1\0\0" + bytes(40), "an Arrow table; give it to `gaudi-bert pack`"),
 }
 
@@ -300,9 +293,6 @@ def test_bad_files_are_left_out_on_request_and_kept_in_mind(tmp_path: Path) -> N
         stored = json.loads((tmp_path / name).read_text())["bad_files"]
         known = [(each["name"], each["bytes"], each["crc32c"]) for each in stored]
         assert known == [(name, len(data), crc32c(data)) for name in names for data in [(records / name).read_bytes()]]
-    for part in range(2):
-        verify(records, packed, a_run(part=(part, 2)))
-    verify(records, packed, a_run(finish=True))
     damaged = (records / "part-001").read_bytes()
     (records / "part-001").unlink()
     refused_by_verify(records, packed, "part-001 was skipped as bad, and is missing now")

@@ -23,7 +23,6 @@ from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.config.sections import PackingSettings
 from gaudi_bert.model.config import BertConfig
-from gaudi_bert.tfrecords.histogram import histogram
 from gaudi_bert.tfrecords.random_access import ShardCache
 from gaudi_bert.tfrecords.verify import verify
 from gaudi_bert.tfrecords.write import pack, write
@@ -94,20 +93,6 @@ def test_compressed_files_and_one_side_on_the_disk(s3: S3Server, tmp_path: Path)
     assert local_contents(tmp_path / "here") == local_contents(case.packed)
     write(case.records, case.plan, Path("s3://bucket/there.v2"), a_run(store=objects.settings))
     assert contents("s3://bucket/there.v2", objects) == local_contents(case.packed)
-
-
-@pytest.mark.parametrize(
-    ("records", "message"),
-    [
-        ("s3://no-such-bucket/records", "s3://no-such-bucket/records: no record files there, or no such bucket"),
-        ("s3://bucket/nothing", "s3://bucket/nothing: no record files there, or no such bucket"),
-        ("s3://bucket/plan.json", "s3://bucket/plan.json: "),
-    ],
-)
-def test_records_that_are_not_there(case: PackingCase, s3: S3Server, tmp_path: Path, records: str, message: str) -> None:
-    with pytest.raises(InputError) as caught:
-        histogram(records, tmp_path / "histogram.json", a_run(store=quick(s3.endpoint)))
-    assert str(caught.value).startswith(message)
 
 
 def test_from_the_command_line(case: PackingCase, s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,7 +34,6 @@ from tests.builders.folders import contents
 from tests.builders.packing_case import PackingCase, make_case, packed_keys
 from tests.builders.reporters import a_run
 from tests.builders.shards import shards_of
-from tests.oracles.wire import crc32c
 
 
 @pytest.fixture(scope="module")
@@ -49,20 +48,6 @@ def sequences_in(packed: Path) -> Counter:
             for payload in read_records(packed / shard.name):
                 keys.update(packed_keys({name: values.tolist() for name, values in decode_example(payload).items()}))
     return keys
-
-
-def test_metadata_says_what_is_there(case: PackingCase) -> None:
-    metadata = Metadata.read(case.packed)
-    planned = json.loads(case.plan.read_text())
-    assert metadata.sequences == len(case.sequences)
-    assert metadata.tokens == sum(sum(sequence["input_mask"]) for sequence in case.sequences)
-    assert metadata.packs == sum(shard.packs for shard in shards_of(case.packed)) == planned["totals"]["packs"]
-    assert metadata.padding_tokens == metadata.packs * metadata.max_sequence_length - metadata.tokens
-    for shard in shards_of(case.packed):
-        data = (case.packed / shard.name).read_bytes()
-        assert (shard.bytes, shard.crc32c) == (len(data), crc32c(data))
-    names = sorted(shard.name for shard in shards_of(case.packed))
-    assert sorted(path.name for path in case.packed.glob("packed-*")) == names
 
 
 def test_threads_shards_and_order_do_not_matter(case: PackingCase, tmp_path: Path) -> None:

@@ -16,40 +16,6 @@ from gaudi_bert.rows.types import Sequences
 from gaudi_bert.tasks.kinds.language_modelling import WordTargets
 from gaudi_bert.tasks.kinds.task import Draw, Vocabulary, task_named
 
-
-def test_masks_are_drawn_anew_each_epoch_and_do_not_know_their_pack() -> None:
-    task = task_named("masked-language-modelling")(TaskSettings(), (), Vocabulary(50, (0, 2, 3), 4))
-    lengths = [9, 30, 3, 2, 17]
-    offsets = np.concatenate([[0], np.cumsum(lengths)])
-    ids = np.random.default_rng(1).integers(5, 50, offsets[-1]).astype(np.int32)
-    ids[offsets[:-1]], ids[offsets[1:] - 1] = 2, 3
-    sequences = Sequences(np.arange(5), offsets, ids, np.zeros(len(ids), np.int8))
-
-    def masked(packs: Packs, depth: int, epoch: int) -> dict[int, list]:
-        placed = lay_out_packs(sequences, packs, np.arange(len(packs)), BatchShape(len(packs), 64, depth))
-        features = task.target_features(sequences, placed, Draw(1, epoch))
-        found: dict[int, list] = {number: [] for number in range(5)}
-        for pack, (positions, targets, weights) in enumerate(
-            zip(features["masked_positions"], features["targets"], features["target_weights"], strict=True)
-        ):
-            for position, target in zip(positions[weights > 0], targets[weights > 0], strict=True):
-                inside = (placed.packs == pack) & (placed.starts <= position) & (position < placed.starts + placed.lengths)
-                here = int(np.flatnonzero(inside)[0])
-                within = int(position - placed.starts[here])
-                number = int(placed.sequences[here])
-                assert ids[offsets[number] + within] == target
-                found[number].append((within, int(features["input_ids"][pack, position])))
-        return found
-
-    alone, together = Packs(np.arange(5), np.arange(6)), Packs(np.array([4, 1, 0, 3, 2]), np.array([0, 3, 5]))
-    first = masked(alone, 1, 0)
-    assert masked(together, 3, 0) == first
-    assert [len(first[number]) for number in range(5)] == [1, 4, 1, 0, 2]
-    assert masked(alone, 1, 1) != first
-
-
-# --- of a packed table
-
 MASKED = "masked-language-modelling"
 VOCABULARY = Vocabulary(200, (0, 1, 2, 3), 3)
 SEED = 11
@@ -152,3 +118,23 @@ def test_next_tokens_end_with_each_sequence() -> None:
     assert batch["targets"].tolist() == [[6, 7, 0, 0, 10, 0, 0, 0]]
     assert batch["target_weights"].tolist() == [[1, 1, 0, 0, 1, 0, 0, 0]]
     assert batch["positions"].tolist() == [[0, 1, 2, 0, 0, 1, 0, 0]]
+
+
+def test_masks_of_rows_are_drawn_anew_each_epoch_and_do_not_know_their_pack() -> None:
+    task = task_named(MASKED)(TaskSettings(), (), Vocabulary(50, (0, 2, 3), 4))
+    random = np.random.default_rng(1)
+    texts = [[2, *random.integers(5, 50, length - 2).tolist(), 3] for length in (9, 30, 3, 2, 17)]
+    ids = np.concatenate(texts).astype(np.int32)
+    sequences = Sequences(np.arange(5), np.cumsum([0, *map(len, texts)]), ids, np.zeros(len(ids), np.int8))
+
+    def masked(orders: list[list[int]], epoch: int) -> dict[tuple[int, int], dict[int, tuple[int, int]]]:
+        packs = Packs(np.concatenate(orders), np.cumsum([0, *map(len, orders)]))
+        placed = lay_out_packs(sequences, packs, np.arange(len(packs)), BatchShape(len(packs), 64, 3))
+        features = task.target_features(sequences, placed, Draw(1, epoch))
+        return masks_of(features, [[(number, 0, texts[number]) for number in order] for order in orders])
+
+    first = masked([[0], [1], [2], [3], [4]], 0)
+    assert masked([[4, 1, 0], [3, 2]], 0) == first
+    assert [len(first[number, 0]) for number in range(5)] == [1, 4, 1, 0, 2]
+    assert all(target == texts[row][at] for (row, _), each in first.items() for at, (_, target) in each.items())
+    assert masked([[0], [1], [2], [3], [4]], 1) != first
