@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
@@ -162,13 +162,11 @@ def _check_host(answers: _HostAnswers, settings: PipelineSettings) -> list[Check
     else:
         results.append(CheckResult("cards", "ok", "none here, and the pipeline asks for none"))
     needed = _GROUPS_ON_DISK * settings.packing.group_bytes
-    finding = f"{answers.disk / 2**30:.1f} GiB free in the current folder"
+    disk = CheckResult("disk", "ok", f"{answers.disk / 2**30:.1f} GiB free in the current folder")
     if answers.disk < needed:
-        return [
-            *results,
-            CheckResult("disk", "warning", finding, f"free {needed / 2**30:.1f} GiB, or lower packing.group_bytes"),
-        ]
-    return [*results, CheckResult("disk", "ok", finding)]
+        remedy = f"free {needed / 2**30:.1f} GiB, or lower packing.group_bytes"
+        disk = replace(disk, verdict="warning", remedy=remedy)
+    return [*results, disk]
 
 
 def _check_engines(answers: _HostAnswers, settings: PipelineSettings) -> CheckResult:

@@ -28,7 +28,7 @@ from gaudi_bert.common.launch import find_launch
 from gaudi_bert.common.progress import Reporter, human_seconds
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.runners.launch import run_training_processes
-from gaudi_bert.runners.stage_table import SHARED_STAGES, STAGES, STEPS, check_stages, select_stages
+from gaudi_bert.runners.stage_table import STAGES, STEPS, select_stages
 
 if TYPE_CHECKING:  # some need numpy
     from gaudi_bert.tasks.answers import StreamResult
@@ -255,7 +255,7 @@ _OF_STAGE = {"prepare": "tokenizers", "report": "matplotlib"}
 def run_stages(run: RunRequest, stages: Sequence[str]) -> dict[str, StageResult]:
     """Run `stages` in the pipeline's order; the result of each."""
     _check_sharing(run, stages)
-    check_stages(run.settings, stages)
+    stages = select_stages(run.settings, stages)
     require(_libraries(run.settings, stages), "this run")
     if _TASK_STAGES.intersection(stages) and in_store(run.folder.root):
         raise InputError(
@@ -263,7 +263,7 @@ def run_stages(run: RunRequest, stages: Sequence[str]) -> dict[str, StageResult]
             "give a folder (rows and weights may be URLs)"
         )
     results: dict[str, StageResult] = {}
-    for name in select_stages(stages):
+    for name in stages:
         run.how.reporter.say(f"--- {name}")
         for needed in STAGES[name].needs:
             for path in STAGES[needed].missing_products(run.folder):
@@ -274,7 +274,7 @@ def run_stages(run: RunRequest, stages: Sequence[str]) -> dict[str, StageResult]
 
 def _libraries(settings: PipelineSettings, stages: Sequence[str]) -> Iterator[str]:
     """All that the stages need beyond the core, so that what is missing is named before the first of them runs."""
-    for name in select_stages(stages):
+    for name in stages:
         if name in _OF_STAGE:
             yield _OF_STAGE[name]
         if STAGES[name].trains:
@@ -285,8 +285,9 @@ def _libraries(settings: PipelineSettings, stages: Sequence[str]) -> Iterator[st
 
 
 def _check_sharing(run: RunRequest, stages: Sequence[str]) -> None:
-    if run.how.part is not None and (len(stages) != 1 or stages[0] not in SHARED_STAGES):
-        raise InputError(f"--shard: give one stage that can be shared out, --stages {' or '.join(SHARED_STAGES)}")
+    shared = [stage.name for stage in STAGES.values() if stage.shared]
+    if run.how.part is not None and (len(stages) != 1 or stages[0] not in shared):
+        raise InputError(f"--shard: give one stage that can be shared out, --stages {' or '.join(shared)}")
     finished = [stage.name for stage in STAGES.values() if stage.parts is not None]
     if run.how.finish and (len(stages) != 1 or stages[0] not in finished):
         raise InputError(f"--finish: give one stage that has a step to finish it, --stages {' or '.join(finished)}")

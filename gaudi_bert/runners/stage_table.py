@@ -178,21 +178,12 @@ _ROWS = (
 
 STAGES: Mapping[str, Stage] = MappingProxyType({stage.name: stage for stage in _ROWS})
 STEPS: Mapping[str, Stage] = MappingProxyType({step: stage for stage in _ROWS for step in stage.steps})
-SHARED_STAGES = tuple(stage.name for stage in _ROWS if stage.shared)
-
-
-def select_stages(names: Iterable[str]) -> list[str]:
-    """`names` in the pipeline's order."""
-    chosen = list(names)
-    unknown = [name for name in chosen if name not in STAGES]
-    if unknown:
-        raise InputError(f"--stages {unknown[0]}: no such stage; stages are {', '.join(STAGES)}")
-    return [name for name in STAGES if name in chosen]
 
 
 def steps_of(stages: Iterable[str]) -> list[str]:
     """The steps of `stages`, in the pipeline's order."""
-    return [step for name in select_stages(stages) for step in STAGES[name].steps]
+    chosen = set(stages)
+    return [step for name, stage in STAGES.items() if name in chosen for step in stage.steps]
 
 
 def stages_of(settings: PipelineSettings) -> list[str]:
@@ -200,14 +191,17 @@ def stages_of(settings: PipelineSettings) -> list[str]:
     return [name for name, stage in STAGES.items() if stage.is_part_of(settings)]
 
 
-def check_stages(settings: PipelineSettings, names: Iterable[str]) -> None:
-    """Refuse stages that a pipeline does not have."""
-    own = stages_of(settings)
+def select_stages(settings: PipelineSettings, names: Iterable[str]) -> list[str]:
+    """`names` in the pipeline's order; those that it does not have are refused."""
+    own, chosen = stages_of(settings), list(names)
     remedies = {"finetune": "set finetune.data, and task.name", "predict": "set predict.data"}
-    for name in names:
+    for name in chosen:
+        if name not in STAGES:
+            raise InputError(f"--stages {name}: no such stage; stages are {', '.join(STAGES)}")
         if name not in own:
             remedy = remedies.get(name, "leave out finetune.init_checkpoint where it is to pretrain its own weights")
             raise InputError(f"--stages {name}: this pipeline has only {', '.join(own)}; {remedy}")
+    return [name for name in own if name in chosen]
 
 
 # --- the files that stages read

@@ -13,7 +13,7 @@ from gaudi_bert.artefacts.completion import read_signature
 from gaudi_bert.artefacts.packed import Metadata, TableMetadata
 from gaudi_bert.config.sections import PackingSettings
 from tests.builders import tables
-from tests.builders.command_line import refusal, run_python, succeed
+from tests.builders.command_line import refusal, succeed
 from tests.builders.folders import contents
 from tests.builders.packing_case import PackingCase, make_case
 
@@ -40,28 +40,6 @@ def test_pack_and_verify(tmp_path: Path) -> None:
     parts = (*pack, "--out", tmp_path / "parts", "--too-long", "truncate")
     succeed(*parts, "--shard", "0/1")
     succeed(*parts, "--finish", "--group-bytes", "1GiB")
-
-
-# As where pandas is not installed, which libraries look for.
-WITHOUT_PANDAS = """
-import sys
-class Blocked:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] == "pandas":
-            raise ModuleNotFoundError("No module named 'pandas'", name="pandas")
-sys.meta_path.insert(0, Blocked())
-from gaudi_bert.cli import main
-main(sys.argv[1:])
-"""
-
-
-def test_tables_need_no_pandas(tmp_path: Path) -> None:
-    rows = [{"input_ids": [1, 2], "flags": [True, False], "scores": [0.5, 1.5], "name": str(row)} for row in range(7)]
-    tables.write_parquet(tmp_path / "rows.parquet", rows)
-    command = ("pack", tmp_path / "rows.parquet", "--out", tmp_path / "out", *PACK, "--verify")
-    done = run_python(WITHOUT_PANDAS, *command)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "verified: every one of 7 sequences is in the packs exactly once" in done.stdout
 
 
 @pytest.mark.parametrize(
