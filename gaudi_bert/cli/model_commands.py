@@ -82,13 +82,12 @@ def verify_model(
         Path | None,
         typer.Option(help="A checkpoint, or a folder of transformers; default: seeded random weights.", show_default=False),
     ] = None,
-    data: Annotated[Path | None, typer.Option(help="A packed folder; default: generated packs.")] = None,
     json: arguments.Json = False,
 ) -> None:
     """Prove that packing changes nothing: outputs, losses, gradients, and no leak between sequences."""
     from gaudi_bert.training import verify_model
 
-    result = verify_model.verify_model(checkpoint=checkpoint, data=data, reporter=Reporter())
+    result = verify_model.verify_model(checkpoint=checkpoint, reporter=Reporter())
     output.print_result(result, json)
 
 

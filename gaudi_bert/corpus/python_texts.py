@@ -1,13 +1,9 @@
 """The documentation that every CPython carries, as small corpora that need no download: documents, and labelled rows.
 
 `python-docs` are the topics of its manual (`pydoc_data.topics`): some 80 long texts. `python-docstrings` are the docstrings
-of its standard library, read from the source files without importing any: some 6,000 texts, most of them shorter than a row.
-Both are a function of the Python that runs, and differ a little from one version to the next.
-
-A heading, a paragraph (its wrapped lines joined, then split into sentences), a list item and each line of an example are
-sentences. Rulers below headings and borders of tables are omitted. Some texts repeat parts of others (the topic
-"specialnames" holds "attribute-access"; subclasses repeat the docstrings of their base): a paragraph stays in the shortest
-text that has it alone, so that no held-out document is also part of a training document.
+of its standard library: some 6,000 texts, most of them shorter than a row. Both differ a little from one version of Python
+to the next. A paragraph that several texts have stays in the shortest of them alone, so that no held-out document is also
+part of a training document.
 """
 
 from __future__ import annotations

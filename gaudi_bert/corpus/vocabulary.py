@@ -1,13 +1,10 @@
 """The WordPiece vocabulary (a given vocab.txt, or one trained from the text), and documents as its token numbers.
 
-The same text gives the same vocabulary. Training is byte-pair merging on word counts as in the `tokenizers` library (its
-WordPiece trainer). That trainer meets characters in the order of a randomised hash table, so its result changes from run to
-run; here it is given the alphabet, alone and as `##` continuations, as reserved tokens in a fixed order, so that nothing
-depends on chance.
+The same text gives the same vocabulary: the trainer of the `tokenizers` library meets characters in the order of a
+randomised hash table, so it is given the alphabet, alone and as `##` continuations, as reserved tokens in a fixed order.
 
-A space always separates words: BERT's clean-up, case, accents and punctuation look at one character at a time, and WordPiece
-at one word. So the tokens of a sentence are those of its words between spaces, and as few words make up most of a text, each
-is given to the tokenizer once (a test compares this with the tokenizer's own result on complete sentences).
+The tokens of a sentence are those of its words between spaces: BERT's clean-up looks at one character at a time, and
+WordPiece at one word. As few words make up most of a text, each is given to the tokenizer once.
 """
 
 from __future__ import annotations

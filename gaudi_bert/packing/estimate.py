@@ -117,12 +117,10 @@ def scan_lengths(histogram: Histogram, depth: int | str) -> list[LengthEstimate]
 # --- why packing scales and un-padding does not (paper 4.4 and appendix E)
 #
 # Un-padding processes only real tokens, so a batch takes as long as it has tokens, and all accelerators wait for the
-# slowest. The paper takes the speed-ups measured on 8 GPUs with 32 sequences each, finds them _Gumbel distributed (location
-# 1.6038, scale 0.1288), and derives one device's distribution from 1 - P_8(s) = (1 - P_1(s))^8 at the median and at the
-# mode. Its listing solves these two equations by Nelder-Mead; both are linear in location and scale, so here they are solved
-# directly: location 1.94 as printed, scale 0.318 (printed: 0.108, which fits neither equation; the paper's 50 % at 32
-# accelerators and 30 % at 2048 follow from 0.318). The expected speed-up of n accelerators is that of the slowest of n
-# draws, by integration.
+# slowest. The paper finds the speed-ups measured on 8 GPUs Gumbel distributed, and derives one device's distribution from
+# 1 - P_8(s) = (1 - P_1(s))^8 at the median and at the mode; both are linear in location and scale: location 1.94 as
+# printed, scale 0.318 (printed: 0.108, which fits neither equation; the paper's 50 % at 32 accelerators and 30 % at 2048
+# follow from 0.318). The expected speed-up of n accelerators is that of the slowest of n draws, by integration.
 
 ACCELERATORS = tuple(2**exponent for exponent in range(12))
 DEVICE_SEQUENCES = 32

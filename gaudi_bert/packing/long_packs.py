@@ -1,17 +1,12 @@
 """Long packs, with thousands of lengths: plan on a coarse grid, deal the sequences into its slots, swap what does not fit.
 
-With thousands of lengths the linear program itself is the cost. So the lengths are split among some hundred bins (a coarse
-grid), and that problem is solved; its prices, interpolated to the real lengths, prove a bound that is nearly as good as its
-own. Its plan states which bins share a pack, and has as many slots as there are sequences. The shortest sequence gets the
-shortest slot, and so on; among the slots of one bin, the pack that is fullest so far gets the shortest sequence, so that
-errors cancel while packs fill up. What then sticks out of a pack goes by swaps: a sequence of the pack against one that is
-shorter by just the excess, in a pack that has this much room. Swaps change no number of sequences, so no limit of depth is
-touched, and they waste nothing: excess and room fall by the same amount. With thousands of lengths there are nearly always
-such pairs, down to the last token, which is why packs come out exactly full (the multi-way partitioning by differences of
-Karmarkar and Karp, 1982, with exchanges as a finish). Where swaps end before all packs fit, an empty pack is opened; its
-empty slots are swapped like sequences of length 0. Packs that are still not near the bound are cut in two and matched again.
-
-Of more sequences than can be dealt one by one, a part is planned (`pack_thinned`).
+With thousands of lengths the linear program itself is the cost. So the lengths are split among some hundred bins, and that
+problem is solved; its prices, interpolated, prove a bound. Its plan states which bins share a pack, and has as many slots as
+there are sequences. The shortest sequence gets the shortest slot, and so on; among the slots of one bin, the fullest pack
+gets the shortest sequence, so that errors cancel. What then sticks out of a pack is swapped against a sequence that is
+shorter by just the excess, in a pack with this much room (the multi-way partitioning by differences of Karmarkar and Karp,
+1982, with exchanges as a finish): that touches no limit of depth, and with thousands of lengths there are nearly always such
+pairs. Where swaps end before all packs fit, an empty pack is opened, whose slots are swapped like sequences of length 0.
 """
 
 from __future__ import annotations
@@ -70,12 +65,9 @@ class _Dealt(NamedTuple):
 def deal_into_slots(
     coarse: Mapping[Strategy, int], counts: IntArray, bins: int, depth: int, work: Work
 ) -> tuple[Mixture, IntArray]:
-    """Deal sequences one by one into the slots of a plan, whose swaps may do `work`.
+    """Deal sequences one by one into the slots of a plan; returns the packs, and the sequences that do not fit, int64 [L].
 
     `coarse` are strategies of bins, of which `bins` fill a pack, with exactly as many slots as `counts` has sequences.
-
-    Returns:
-        The packs, each of at most L tokens and `depth` sequences, and the sequences that do not fit into them: int64 [L].
     """
     max_length = len(counts)
     spare = max(LEAST_SPARE, int(SPARE_SHARE * sum(coarse.values())))
@@ -169,9 +161,7 @@ def _swap_until_all_fit(dealt: _Dealt, spare: int, work: Work) -> None:
 
 @kernel
 def _shortest_enough(dealt: _Dealt, packs: IntArray) -> IntArray:
-    """The shortest sequence of each pack that is longer than its excess: int64 [packs]. In falling order of these, the room
-    that one pack gets by giving up its sequence may take that of the next.
-    """
+    """The shortest sequence of each pack that is longer than its excess, int64 [packs]: longer ones are given up first."""
     result = np.full(packs.size, dealt.first_sequence.size)
     for number, pack in enumerate(packs):
         for slot in range(dealt.first_slot[pack], dealt.first_slot[pack + 1]):
@@ -224,9 +214,7 @@ def _swap_by_length(dealt: _Dealt, pack: int) -> bool:
 
 @kernel
 def _swap_for(dealt: _Dealt, pack: int, taken: int, allowed: int) -> int:
-    """Swap a sequence of the pack against one that is shorter by `taken`, in a pack that has an excess of at most `allowed`
-    then; -1 if there is one, else how many were looked at.
-    """
+    """Swap against a sequence shorter by `taken`, whose pack then exceeds by at most `allowed`: -1, or the number seen."""
     probes = 0
     for slot in range(dealt.first_slot[pack], dealt.first_slot[pack + 1]):
         sequence = dealt.sequence[slot]
@@ -306,9 +294,8 @@ def _give_up(dealt: _Dealt) -> IntArray:
 def split_counts(counts: IntArray, bins: int, slack: float = 0.0) -> IntArray:
     """Sequences in each bin, int64 [bins], where a length between two bins is split among both.
 
-    Bin c stands for c * L / bins tokens. Number and tokens of all sequences stay as they are, to within one bin, except that
-    sequences shorter than one bin lie in the first. With `slack` each sequence counts as so many tokens more, which leaves
-    room for those that fill the bins with real lengths.
+    Bin c stands for c * L / bins tokens. Number and tokens of all sequences stay as they are, to within one bin, but what is
+    shorter than a bin lies in the first. With `slack` each sequence counts as so many tokens more.
     """
     max_length = len(counts)
     result = [0] * (bins + 2)
@@ -337,11 +324,9 @@ def interpolated_prices(prices: IntArray, max_length: int) -> IntArray:
 
 
 def pack_thinned(counts: IntArray, depth: int, pack: Callable[[IntArray], Mixture], planned: int = THINNED) -> Mixture:
-    """Pack more sequences than can be dealt out: `pack` packs every n-th of them by length, and each of its packs is used n
-    times.
+    """Pack more sequences than can be dealt: `pack` packs every n-th of them by length, each of its packs is used n times.
 
-    The slot of a sequence then takes this one and the n - 1 that are next shorter, so that it wastes next to nothing where
-    there are many of them. The fewer than n longest ones that remain are packed by best fit.
+    A slot then takes its sequence and the n - 1 next shorter ones; the fewer than n longest are packed by best fit.
     """
     every = -(-int(counts.sum()) // planned)
     longest = int(counts.sum()) % every
@@ -354,22 +339,14 @@ def pack_thinned(counts: IntArray, depth: int, pack: Callable[[IntArray], Mixtur
 # --- fewer packs by cutting all of them in two and matching the parts again
 #
 # Every pack is cut, at random, into two parts of at most half the depth each. Then the parts are matched, the largest first,
-# each with the largest part that still fits. Where a pack holds at most two parts, that gives as few packs as these parts
-# allow: if a best matching gives the largest part x another partner w than the largest one that fits, y, then x and y may
-# change partners, because what fits y fits w. So no round needs more packs than the one before it. And it packs tightly:
-# what room there is gathers with the smallest parts, until two of them that stood alone share a pack.
-#
-# This ends where swaps do not: with thousands of packs that have to be exactly full, such as those of two
-# sequences of just over and just under half a pack.
+# each with the largest part that still fits, which is a best matching: if x has another partner w than the largest one that
+# fits, y, then x and y may change partners, because what fits y fits w. So no round needs more packs than the one before it,
+# and room gathers with the smallest parts, until two that stood alone share a pack. This ends where swaps do not: with
+# thousands of packs that have to be exactly full.
 
-STALLED_SEQUENCES, LEAST_STALLED = 10_000_000, 25
-"""It is given up when rounds over so many sequences together saved no pack, but not before so many rounds."""
-
-FEWEST_SEQUENCES = 1000
-"""A round over fewer takes as long."""
-
-OPERATIONS_PER_SEQUENCE, OPERATIONS_PER_TOKEN = 100, 5
-"""Of a round, for each sequence and for each token of a pack, by which parts are sorted."""
+STALLED_SEQUENCES, LEAST_STALLED = 10_000_000, 25  # given up when rounds over so many, and so many rounds, saved no pack
+FEWEST_SEQUENCES = 1000  # a round over fewer takes as long
+OPERATIONS_PER_SEQUENCE, OPERATIONS_PER_TOKEN = 100, 5  # of a round; by the tokens of a pack parts are sorted
 
 
 def rematch_halves(mixture: Mixture, max_length: int, depth: int, enough: int, work: Work) -> Mixture:
@@ -391,9 +368,7 @@ def rematch_halves(mixture: Mixture, max_length: int, depth: int, enough: int, w
 
 
 def packs_with_room(mixture: Mixture, max_length: int, most: int) -> Mixture:
-    """Packs of at most `most` sequences, if the mixture has more: those that are not full, the roomiest first, for half of
-    them at most; and the same share of each strategy, for what the others leave.
-    """
+    """Packs of at most `most` sequences: half of them the roomiest not full, then an equal share of each strategy."""
     sequences = sum(len(strategy) * count for strategy, count in mixture.items())
     if sequences <= most:
         return dict(mixture)

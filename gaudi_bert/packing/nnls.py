@@ -159,14 +159,11 @@ def pack_ennlshp(counts: IntArray, depth: int) -> Mixture:
 #
 # Solve the weighted NNLS for the remaining sequences; round the usages down (those below 2 to the nearest integer);
 # where that makes more slots than there are sequences, the surplus is padding; repeat with what is not covered, until fewer
-# than 100 sequences remain or 20 rounds are over. Lengths 1 to 8 get the residual weight sqrt(8 / (2 L)), because their
-# surplus is cheap padding.
+# than 100 sequences remain or 20 rounds are over.
 #
 # What remains is packed by `leftovers`. "complement" is the published way: a pack (length, L - length) for each sequence,
 # after the last round. "best-fit" puts it into the room that the trimmed surplus slots leave, then into new packs; and
-# because each round pays for its exact fills with padding, it does so after every round and keeps the last round that
-# gained. The published listing fails on a leftover of full length (it asks for a sequence of length 0) and may loop for
-# ever without progress; neither happens here.
+# because each round pays for its exact fills with padding, it does so after every round and keeps the last that gained.
 
 MAX_ROUNDS = 20
 FEW_SEQUENCES = 100

@@ -1,18 +1,11 @@
 """Weighted non-negative least squares over all strategies of a depth, without ever listing the strategies.
 
-The packing problem of the paper (section 3.1.2, F.4.3): find usages x >= 0 of the strategies that add up to
-exactly the maximum sequence length such that  || w (A x - b) ||  is least, where b are the counts per length
-and column p of A holds the lengths of strategy p. Solved by the active-set method of Lawson and Hanson (1974,
-chapter 23), using the structure of A:
-
-- the gradient of a column is the sum of its lengths' prices w^2 (b - A x), so the best column is a max-plus
-  knapsack (`pricing`) and the matrix, whose columns number s^2 / 12 at depth 3 and explode beyond, is never
-  built;
-- a product of two columns needs their few lengths only;
-- the normal equations of the passive columns are a Cholesky factor that is updated and downdated;
-- several columns with disjoint lengths enter in one round, which saves rounds.
-
-Objective and residual are unique; x is not, because columns are linearly dependent.
+The packing problem of the paper (section 3.1.2, F.4.3): find usages x >= 0 of the strategies that add up to exactly the
+maximum sequence length such that  || w (A x - b) ||  is least, where b are the counts per length and column p of A holds the
+lengths of strategy p. Solved by the active-set method of Lawson and Hanson (1974, chapter 23): the gradient of a column is
+the sum of its lengths' prices w^2 (b - A x), so the best column is a max-plus knapsack (`pricing`) and A is never built; the
+normal equations of the passive columns are a Cholesky factor that is updated and downdated; several columns with disjoint
+lengths enter in one round. Objective and residual are unique; x is not, because columns are linearly dependent.
 """
 
 from __future__ import annotations
@@ -37,17 +30,10 @@ from gaudi_bert.packing.pricing import (
 LONGEST_WHOLE = 4096
 """Packs of more tokens are not solved length by length: the factor has that many rows and columns."""
 
-GRADIENT_TOLERANCE = 1e-12
-"""A column may enter if its gradient exceeds this share of the largest w^2 b."""
-
-STALLED_ROUNDS = 20
-"""Rounds without any gain after which only rounding errors can remain."""
-
-ADDITIONS = 2
-"""Columns that may enter in one round; more of them save pricing and cost exchanges."""
-
-DEEPER = 1
-"""Sequences by which packs may be deeper than the mean; deeper ones are hardly ever needed, and cost time."""
+GRADIENT_TOLERANCE = 1e-12  # a column may enter if its gradient exceeds this share of the largest w^2 b
+STALLED_ROUNDS = 20  # without any gain, after which only rounding errors can remain
+ADDITIONS = 2  # columns that may enter in one round; more of them save pricing and cost exchanges
+DEEPER = 1  # sequences by which packs may be deeper than the mean; deeper ones are hardly ever needed, and cost time
 
 
 @dataclass(frozen=True)
@@ -87,12 +73,7 @@ class _Scratch(NamedTuple):
 
 
 def solve_nnls(
-    target: AnyArray,
-    weights: FloatArray,
-    depth: int,
-    *,
-    max_rounds: int | None = None,
-    work: Work | None = None,
+    target: AnyArray, weights: FloatArray, depth: int, *, max_rounds: int | None = None, work: Work | None = None
 ) -> _NnlsSolution:
     """Solve  min || weights (A x - target) ||, x >= 0,  over all strategies of at most `depth` lengths that fill L slots.
 
@@ -396,12 +377,7 @@ def _substitute_forward(factor: FloatArray, size: int, values: FloatArray) -> No
 
 @inner_kernel
 def _subtract_rows(
-    values: FloatArray,
-    first: FloatArray,
-    second: FloatArray,
-    third: FloatArray,
-    fourth: FloatArray,
-    factors: FloatArray,
+    values: FloatArray, first: FloatArray, second: FloatArray, third: FloatArray, fourth: FloatArray, factors: FloatArray
 ) -> None:
     one, two, three, four = factors[0], factors[1], factors[2], factors[3]
     for column in range(values.size):

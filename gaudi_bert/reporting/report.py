@@ -170,9 +170,8 @@ def _read_inputs(workdir: Path) -> _ReportInputs:
     return inputs
 
 
-# --- the report as one self-contained HTML page: no script, no link to anything outside, pictures inline, no date.
-#
-# The template holds the words; this module turns the inputs into the figures, pictures and tables that it shows.
+# --- the report as one self-contained HTML page: no script, no link to anything outside, pictures inline, no date; its
+# words are in the template
 
 
 class _Card(NamedTuple):

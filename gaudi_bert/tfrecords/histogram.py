@@ -1,9 +1,7 @@
-"""The stage `histogram`: one pass over RECORDS that checks every byte and counts the sequences of each
-length, file by file.
+"""The stage `histogram`: one pass over RECORDS that checks every byte and counts the sequences of each length, file by file.
 
-Every record is held to the contract here (both CRCs, features, sizes, masks, positions), so that bad input is
-refused before anything is planned or written. Files are read by several threads, each in constant memory; the
-result does not depend on how many.
+Every record is held to the contract here, so that bad input is refused before anything is planned or written. Files are read
+by several threads, each in constant memory; the result does not depend on how many.
 """
 
 from __future__ import annotations
@@ -52,11 +50,10 @@ def histogram(
     out: Path,
     run: StageRun,
     *,
-    vocabulary: Path | None = None,
     on_bad_file: OnBadFile = "stop",
     numbered: bool = False,
 ) -> StageOutput[HistogramFile] | PlainResult:
-    """Check RECORDS and count their sequences; the vocabulary is by default `vocab.txt` next to the folder of RECORDS.
+    """Check RECORDS and count their sequences; the vocabulary is the `vocab.txt` next to the folder of RECORDS.
 
     There are at most as many parts as files; a part is written to `out`, or with `numbered` to its `part_path`. A file
     that cannot be read is refused, or with `on_bad_file` "skip" skipped, and named in the result.
@@ -70,8 +67,7 @@ def histogram(
         sizes = {path: inputs.sizes[path] for path in run.share_of(list(inputs.sizes))}
         if not sizes:
             return PlainResult(["nothing to do: there are fewer files than parts"], {"files": 0, "skipped": True})
-        vocabulary = vocabulary if vocabulary is not None else inputs.vocabulary
-        info = None if vocabulary is None else VocabularyInfo.of(vocabulary)
+        info = None if inputs.vocabulary is None else VocabularyInfo.of(inputs.vocabulary)
         policy = {} if on_bad_file == "stop" else {"on_bad_file": on_bad_file}
         signature = Signature(
             "histogram",

@@ -1,9 +1,7 @@
-"""The stage `inspect`: one record of a TFRecord file, shown so that a person can check it.
+"""The stage `inspect`: one record of a TFRecord file, packed or not, shown so that a person can check it.
 
-A record is packed when it has the features that only packing adds (`positions`, `next_sentence_positions`);
-otherwise it is one unpacked example. Both are cut into sequences by `input_mask` (in a packed record it holds
-the number of the sequence, in an unpacked one it is the number 1 throughout), and everything else is listed
-under the sequence that it belongs to. What first contradicts the contract is listed under `problems`.
+Records are cut into sequences by `input_mask` (in a packed one it holds the number of the sequence), and everything else is
+listed under the sequence that it belongs to. What first contradicts the contract is listed under `problems`.
 """
 
 from __future__ import annotations

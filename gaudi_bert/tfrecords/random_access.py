@@ -1,13 +1,10 @@
 """Records of many files by their numbers, as dense arrays: where they begin, the bytes in the page cache.
 
-A file is mapped into memory when it is opened. The index of its group states where its records begin
-(`artefacts.shards`), and then only the pages of the records that are read are touched; a file without one is walked,
-from length to length. The length of a record, its checksum, and that of its bytes are checked when it is read. A compressed
-file is first written out to a temporary file without a name. A record in an encoding that the kernels do not take is decoded
-by the general reader.
-
-Files are open until `close_except` or `StreamReader`, which also prepares the next ones, closes them. `read` opens those
-that are not open. Those of an object store are brought to the local disk by a `ShardCache` when they are prepared.
+A file is mapped into memory when it is opened. The index of its group states where its records begin, and then only the
+pages of the records that are read are touched; a file without one is walked. The checksums of a record are checked when it
+is read. A compressed file is first written out to a temporary file without a name; a record in an encoding that the kernels
+do not take is decoded by the general reader. Files are open until `close_except` or `StreamReader` closes them; those of an
+object store are brought to the local disk by a `ShardCache` when they are prepared.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
 """Reading record files at full speed: pieces into a buffer, kernels over the buffer, files in threads.
 
 `RecordScan` joins a stream, a buffer and a *format* (what to do with records: index unpacked ones here, check and hash
-packed ones in `verify`). It reads a piece that fits the processor's cache, runs the format's kernel over it,
-and moves the rest of the last record to the front of the buffer. A record that the kernel calls unusual goes to
-the general reader and put back in canonical encoding, so that it ends where it ended. Where a writer leaves lists of one
-value unpacked, that is up to four bytes longer than what it replaces; they overwrite the CRC before it, which has
-been checked (or of the bytes that are free at the front).
+packed ones in `verify`): it reads a piece that fits the processor's cache, and runs the format's kernel over it. A record
+that the kernel calls unusual is put back in canonical encoding, so that it ends where it ended. Where a writer leaves lists
+of one value unpacked, that is up to four bytes longer; they overwrite the CRC before it, which has been checked.
 """
 
 from __future__ import annotations

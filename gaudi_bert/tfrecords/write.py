@@ -347,14 +347,10 @@ def _check_group_memory(number: int, group: PlannedGroup, paths: Sequence[Path],
     if available is None or needed <= available:
         return
     largest = max(paths, key=lambda path: path.stat().st_size if path.exists() else 0)
-    shown, remedy = largest, "split the file into several"
-    if len(paths) > 1:
-        remedy = f"lower packing.group_bytes or packing.group_sequences, or split the largest file, {largest.name}"
-        shown = largest.parent
     raise InputError(
-        f"{shown}: group {number} has {count_of(group.sequences, 'sequence')} in "
-        f"{count_of(len(paths), 'file')} and is packed in memory: at least {human_bytes(needed)} are needed, "
-        f"{human_bytes(available)} are available; {remedy}, then make the histogram and the plan again"
+        f"{largest}: group {number}, of {count_of(len(paths), 'file')}, is packed in memory, which takes "
+        f"{human_bytes(needed)} at least, {human_bytes(available)} are available; lower packing.group_sequences, or split "
+        "this file, the largest, then make the histogram and the plan again"
     )
 
 

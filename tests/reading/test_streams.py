@@ -70,7 +70,7 @@ class CountedShards(ShardFiles[int]):
     st.integers(1, 9),
     st.data(),
 )
-@examples(200)
+@examples(60)
 def test_records_are_those_of_the_order_and_few_shards_are_open(
     sizes: list[int], streams: int, world_size: int, at_once: int, data
 ) -> None:

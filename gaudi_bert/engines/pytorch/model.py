@@ -233,7 +233,6 @@ class TorchBert(TorchModel):
         return Network(self.config, parameters, training, self.attention, training and self.recomputes)
 
     def _heads(self, parameters: Tensors, batch: Tensors, training: bool) -> Any:
-        """From features to what the head gives; one graph for a set of shapes."""
         network, head = self._network(parameters, training), self.spec.head
         if isinstance(head, PretrainingHead):
             return pretraining_outputs(network, batch)
@@ -331,7 +330,6 @@ class _TorchEncoder(TorchModel):
             self._compute = torch.compile(self._outputs, backend=compiler, dynamic=False, fullgraph=True)
 
     def buffers(self) -> dict[str, Tensor]:
-        """Return what the module stores in addition to its parameters: statistics of its layers, for one."""
         return self.packed.stored_buffers()
 
     def is_decayed(self, name: str) -> bool:
@@ -343,7 +341,6 @@ class _TorchEncoder(TorchModel):
         return batch
 
     def forward(self, batch: Tensors, training: bool) -> Tensor:
-        """Return what the head gives: [B, S, C], [B, L, C], or scores of words [B, Q, V]; wide."""
         self.packed.train(training)
         return self._compute(batch)
 

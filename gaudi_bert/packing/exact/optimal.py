@@ -60,34 +60,17 @@ FAR = 1_000
 
 # --- what the search for fewer packs may cost, by what it can gain
 
-FULL_WORK = 90e9
-"""What may be done for few sequences, or where at least one pack in fifty may be saved: a minute or so."""
-
-NEAR_WORK = 1.2e9
-"""What may be done where next to nothing can be saved: a second."""
-
-NEGLIGIBLE = 1e-5
-"""A share of the packs that is not looked for with thousands of lengths."""
-
-FULL_GAIN, FEW_PACKS = 0.02, 10
-"""The share of the packs that may be saved, beyond so many packs, from which on the search may take `FULL_WORK`."""
-
-FEWEST_SEQUENCES = 500
-"""The search for the packs of this many sequences or fewer may take `FULL_WORK`: each pack is a large share of them."""
-
-HEURISTIC_MULTIPLE = 3
-"""The search may in any case take so many times as long as LPFHP took."""
-
+FULL_WORK = 90e9  # for few sequences, or where at least one pack in fifty may be saved: a minute or so
+NEAR_WORK = 1.2e9  # where next to nothing can be saved: a second
+NEGLIGIBLE = 1e-5  # a share of the packs that is not looked for with thousands of lengths
+FULL_GAIN, FEW_PACKS = 0.02, 10  # the share that may be saved, beyond so many packs, from which on it may take `FULL_WORK`
+FEWEST_SEQUENCES = 500  # so many or fewer may take `FULL_WORK`: each pack is a large share of them
+HEURISTIC_MULTIPLE = 3  # the search may in any case take so many times as long as LPFHP took
+# What matching in halves may do before anything else is tried, as a share of `NEAR_WORK`: of more and of at most
+# `FEW_LENGTHS` lengths, whose linear program is quick.
 MATCHING_SHARE, QUICK_MATCHING_SHARE = 0.4, 0.04
-"""What matching in halves may do before anything else is tried, as a share of `NEAR_WORK`: of more and of at most
-`FEW_LENGTHS` lengths, whose linear program is quick."""
-
-SEARCH_SHARE = 2 / 3
-"""What the linear programs and their dives may do of the work at one depth; the rest is for `nnls` and for matching."""
-
-
-FEW_SEQUENCES = 1500
-"""So many sequences or fewer may cost seconds for each pack that is saved."""
+SEARCH_SHARE = 2 / 3  # of the work at one depth, for linear programs and dives; the rest is for `nnls` and for matching
+FEW_SEQUENCES = 1500  # so many or fewer may cost seconds for each pack that is saved
 
 _SHARES = (0.08, 0.15, 0.25, 0.02)
 _FIRST = (DiveSettings(0.15), DiveSettings(0.25), DiveSettings(0.4), DiveSettings(0.08, 0.6))
