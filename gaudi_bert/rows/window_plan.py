@@ -155,7 +155,6 @@ def _alone(lengths: IntArray, rows: list[int]) -> Iterator[Part]:
 
 
 def _counts(lengths: IntArray, longest: int) -> IntArray:
-    """Sequences of each length from 1."""
     counts: IntArray = np.bincount(lengths, minlength=longest + 1)[1:]
     return counts
 

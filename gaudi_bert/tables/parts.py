@@ -261,7 +261,6 @@ def _blocks(path: Path, start: int, end: int | None) -> Iterator[bytes]:
 
 
 def _lines(block: bytes) -> list[bytes]:
-    """The lines of a block that are not blank."""
     return [line for line in block.removeprefix(_BYTE_ORDER_MARK).split(b"\n") if line.strip()]
 
 

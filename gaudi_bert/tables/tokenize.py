@@ -142,7 +142,6 @@ def _finish(
     output: _TokensOutput,
     identities: Sequence[dict[str, Any]],
 ) -> StageOutput[TokenisedTexts] | PlainResult:
-    """Write tokens.json when all parts are there."""
     files = tuple(file for _, file in output.completed(range(parts)))
     missing = parts - len(files)
     if missing:

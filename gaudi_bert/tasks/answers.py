@@ -373,7 +373,6 @@ class _AnswerFile(AnswerStream):
         self._count.unlink(missing_ok=True)
 
     def _open(self) -> BinaryIO:
-        """The partial file, cut to what counts."""
         if self._handle is None:
             with explained_os_errors(self.out, "write"):
                 self.out.parent.mkdir(parents=True, exist_ok=True)

@@ -17,7 +17,7 @@ import yaml
 
 from gaudi_bert.artefacts.object_store import Objects
 from gaudi_bert.common.progress import Reporter
-from gaudi_bert.config.pipeline import load_pipeline, pipeline_from_mapping
+from gaudi_bert.config.pipeline import PipelineSettings, load_pipeline, section_from_mapping
 from gaudi_bert.runners.kubernetes.manifests import PIPELINE_LABEL, render
 from gaudi_bert.runners.kubernetes.open_results import _sent_lines
 from gaudi_bert.runners.kubernetes.pods import Manifest, pod_specs
@@ -152,7 +152,7 @@ def test_what_the_pages_delete_are_the_jobs_of_the_demo_and_nothing_else() -> No
 
 @pytest.mark.parametrize("block", [block for language, block in BLOCKS if language == "yaml"])
 def test_the_settings_of_the_pages_are_accepted(block: str) -> None:
-    manifests = render(pipeline_from_mapping(yaml.safe_load(block), "docs/kubernetes.md"))
+    manifests = render(section_from_mapping(PipelineSettings, yaml.safe_load(block), "docs/kubernetes.md"))
     assert manifests.steps
     pytest.importorskip("kubernetes_validate")
     for version in ("1.25", "1.26"):  # of 1.24, which the page names as well, there is no schema

@@ -12,7 +12,7 @@ import pytest
 from gaudi_bert.artefacts.object_store import Objects
 from gaudi_bert.artefacts.training import FineTuning
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.config.pipeline import PipelineSettings, pipeline_from_mapping
+from gaudi_bert.config.pipeline import PipelineSettings, section_from_mapping
 from gaudi_bert.runners.local import RunRequest, _missing_inputs, run_stages
 from gaudi_bert.runners.stage_table import stages_of
 from gaudi_bert.tasks.task_data import make_built_in_rows
@@ -49,7 +49,7 @@ def pipeline(folder: Path, **changes: Any) -> PipelineSettings:
     finetune = {**LEARN, **files, "log_every_updates": 1, **changes.pop("finetune", {})}
     task = {"name": "classification", "too_long": "truncate", "labels": "names.txt"}
     mapping = {"name": "tiny", "task": task, "finetune": finetune, "predict": {"data": "held-out.jsonl"}, **changes}
-    return pipeline_from_mapping(mapping, "test")
+    return section_from_mapping(PipelineSettings, mapping, "test")
 
 
 def run(folder: Path, settings: PipelineSettings, *stages: str, work: str = "work", **how: Any) -> dict[str, Any]:
