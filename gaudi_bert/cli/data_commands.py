@@ -198,7 +198,7 @@ def _shard_settings(overrides: list[str] | None, plan: Path) -> dict[str, int]:
     """Return what `write --set` changes about the shards of a plan; what the plan has decided is refused."""
     settings = arguments.packing_settings(overrides)
     for override in overrides or ():
-        key = arguments.set_key(override)
+        key = override.partition("=")[0].strip()
         if key.removeprefix("packing.") not in _OF_SHARDS:
             raise InputError(
                 f"--set {override}: {plan.name} has decided `{key}`; give it to `gaudi-bert plan`, and here only "

@@ -114,7 +114,7 @@ def test_planted_faults_of_tensorflow() -> None:
 
     with tf.Graph().as_default():
         graph = tf.function(hidden, autograph=False).get_concrete_function(tf.TensorSpec([4], tf.float32)).graph
-    faults = {("data-dependent shape", "Unique"), ("double precision", "Cast"), ("host call", "EagerPyFunc")}
+    faults = {("dynamic shape", "Unique"), ("double precision", "Cast"), ("host call", "EagerPyFunc")}
     assert faults <= tensorflow_problems([graph])
 
 
