@@ -35,7 +35,7 @@ ROOT = Path(__file__).resolve().parent.parent
 LONG_FILES = (
     *("training/test_two_processes", "test_two_processes", "training/jobs/test_rows", "test_pages"),
     *("training/test_train", "test_killed", "test_many_machines", "test_start", "tasks", "training"),
-    *("runners", "test_end_to_end", "pytorch", "model", "packing", "artefacts", "k8s/test_commands"),
+    *("runners", "pytorch", "model", "packing", "artefacts", "k8s/test_commands"),
 )
 
 

@@ -50,12 +50,11 @@ def train(
     settings = arguments.pipeline_settings(pipeline, [*sizes, *(set_ or ())], options)
     begins: RunOptions = {"reporter": Reporter(), "resume": resume, "overwrite": overwrite, "dry_run": dry_run}
     if is_table:
-        trained = tables.train_on_table(settings, data, given, evaluation_data, out, **begins)
+        result: object = tables.train_on_table(settings, data, given, evaluation_data, out, **begins)
         following = output.words_of("embed", "--model", out, "--data", "texts.jsonl", "--out", "x.npy")
-        output.print_result(trained, json, next_command=None if dry_run else following, shared=True)
-        return
-    result = records.train(settings, data, evaluation_data, out, **begins)
-    following = output.words_of("export", "--checkpoint", out, "--out", "model/")
+    else:
+        result = records.train(settings, data, evaluation_data, out, **begins)
+        following = output.words_of("export", "--checkpoint", out, "--out", "model/")
     output.print_result(result, json, next_command=None if dry_run else following, shared=True)
 
 

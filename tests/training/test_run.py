@@ -12,7 +12,7 @@ import yaml
 pytest.importorskip("torch", exc_type=ImportError)
 
 from gaudi_bert.common.errors import InputError, StoppedError
-from gaudi_bert.config.pipeline import pipeline_from_mapping
+from gaudi_bert.config.pipeline import PipelineSettings, section_from_mapping
 from gaudi_bert.engines.protocol import Communicator
 from gaudi_bert.training import run
 from gaudi_bert.training.checkpoint import find_checkpoint, read_checkpoint
@@ -126,7 +126,7 @@ def test_two_processes_are_one_big_batch(packed, held_out, tmp_path) -> None:
     sets = [word for key, value in values.items() for word in ("--set", f"{key}={value}")]
     done = finished([*TORCHRUN, *map(str, words), *sets])
     assert "by 2 processes" in done.stdout
-    alone = pipeline_from_mapping({"model": MODEL, "training": {**SHORT, "engine": "pytorch"}}, "a test")
+    alone = section_from_mapping(PipelineSettings, {"model": MODEL, "training": {**SHORT, "engine": "pytorch"}}, "a test")
     train(alone, packed, held_out, tmp_path / "one", reporter=QUIET)
     one, two = (read_checkpoint(find_checkpoint(tmp_path / name)) for name in ("one", "two"))
     agree(two.variables, one.variables, 1e-6, scale=1.0)

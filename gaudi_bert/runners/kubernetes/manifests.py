@@ -32,7 +32,7 @@ from gaudi_bert.runners.stage_table import STEPS, named_paths, quantity_value, s
 PIPELINE_LABEL = "app.kubernetes.io/instance"
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 # The first version of Kubernetes in which podFailurePolicy and backoffLimitPerIndex are on by default.
-FAILURE_POLICY_SINCE = (1, 29)
+_FAILURE_POLICY_SINCE = (1, 29)
 # What a step may be, and the label by which the pods of each are selected.
 POD_LABELS = {
     "Job": "job-name",
@@ -83,7 +83,7 @@ def render(settings: PipelineSettings, server_version: tuple[int, int] | None = 
     check_paths(settings)
     policy = settings.kubernetes.failure_policy
     if policy == "auto":
-        policy = (server_version or settings.kubernetes.version_numbers) >= FAILURE_POLICY_SINCE
+        policy = (server_version or settings.kubernetes.version_numbers) >= _FAILURE_POLICY_SINCE
     shared = _shared_objects(settings)
     steps = {}
     for step in steps_of(stages_of(settings)):

@@ -13,7 +13,7 @@ import yaml
 from gaudi_bert.artefacts.results import to_json
 from gaudi_bert.common.errors import FailedError, InputError, StoppedError
 from gaudi_bert.common.progress import Reporter
-from gaudi_bert.config.pipeline import PipelineSettings, pipeline_from_mapping
+from gaudi_bert.config.pipeline import PipelineSettings, section_from_mapping
 from gaudi_bert.rows.tokenizer import open_tokenizer
 from gaudi_bert.training.checkpoint import find_checkpoint, newest_settings, read_checkpoint
 from gaudi_bert.training.jobs.records import _realized_speedup, train
@@ -157,7 +157,7 @@ def test_a_finished_run_on_a_read_only_file_system_is_nothing_to_do(packed, held
 def test_a_dry_run_prints_the_plan_for_the_processes_of_the_settings_and_writes_nothing(packed, held_out, tmp_path) -> None:
     listener = Listener()
     values = {"model": data.MODEL, "training": {"micro_batch_packs": 2, "global_batch_sequences": 16}}
-    run = pipeline_from_mapping({**values, "resources": {"workers": 2}}, "test")
+    run = section_from_mapping(PipelineSettings, {**values, "resources": {"workers": 2}}, "test")
     plan = to_json(train(run, packed, held_out, tmp_path / "train", reporter=listener, dry_run=True))
     assert plan["dry_run"] is True
     assert plan["accumulation_steps"] == 2

@@ -21,7 +21,7 @@ import transformers
 
 from gaudi_bert.artefacts.base import NOTES_NAME
 from gaudi_bert.common.errors import InputError, StoppedError
-from gaudi_bert.config.pipeline import PipelineSettings, pipeline_from_mapping
+from gaudi_bert.config.pipeline import PipelineSettings, section_from_mapping
 from gaudi_bert.training.checkpoint import find_checkpoint, read_checkpoint
 from gaudi_bert.training.input import TrainingOrder
 from gaudi_bert.training.jobs.tables import WordTargets, _open_packed_table, _TableEvaluation, train_on_table
@@ -73,7 +73,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def settings(**training: Any) -> PipelineSettings:
     values = {"training": {**UPDATES, "threads": None, **training}, "task": {"masked_lm_probability": 0.2}}
-    return pipeline_from_mapping(values, "test")
+    return section_from_mapping(PipelineSettings, values, "test")
 
 
 def trained(files: Path, model: str, out: Path, reporter: Any = QUIET, packs: str = "packed", **training: Any) -> Any:
