@@ -3,9 +3,6 @@
 [CLS] text [SEP], [CLS] text [SEP] second text [SEP], or with other special tokens, as the tokenizer has them. A row of more
 tokens than a sequence may have is refused, cut (the longer text of a pair first), or taken in windows. A word is represented
 by its first word piece.
-
-Windows of `room` tokens start every `room - stride` tokens, and the last one ends with the text, as in Hugging Face's
-scripts for question answering.
 """
 
 from __future__ import annotations
