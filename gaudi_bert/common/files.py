@@ -287,7 +287,7 @@ def write_text(path: Path, text: str) -> None:
     try:
         data = text.encode("utf-8")
     except UnicodeEncodeError as error:
-        around = shown(text[max(0, error.start - 30) : error.end + 30])
+        around = shown(text[max(0, error.start - 10) : error.start + 11])
         raise InputError(f"{path}: would hold a name that is not UTF-8, in {around}; rename that file") from error
     with atomic_file(path) as handle:
         handle.write(data)

@@ -267,7 +267,10 @@ def _from_hugging_face(tensors: WeightArrays, config: BertConfig) -> dict[str, F
     """
     names: dict[str, str] = {}
     for name in tensors:
-        other = names.setdefault(_full_name(name), name)
+        full = name.removesuffix(".gamma") + ".weight" if name.endswith("LayerNorm.gamma") else name
+        full = full.removesuffix(".beta") + ".bias" if full.endswith("LayerNorm.beta") else full
+        full = full if full.startswith(("bert.", "cls.", *_TASK_HEADS)) else f"bert.{full}"
+        other = names.setdefault(full, name)
         if other != name:
             raise InputError(f"weights: {other} and {name} are the same weights; leave out the one that is superfluous")
     everything = {full: tensors[name] for full, name in names.items()}
@@ -299,9 +302,3 @@ def _from_hugging_face(tensors: WeightArrays, config: BertConfig) -> dict[str, F
                 f"weights: {name} is unknown; give those of a BertForPreTraining, a BertModel or a BertFor... of a task"
             )
     return ours
-
-
-def _full_name(name: str) -> str:
-    name = name.removesuffix(".gamma") + ".weight" if name.endswith("LayerNorm.gamma") else name
-    name = name.removesuffix(".beta") + ".bias" if name.endswith("LayerNorm.beta") else name
-    return name if name.startswith(("bert.", "cls.", *_TASK_HEADS)) else f"bert.{name}"

@@ -223,15 +223,6 @@ def test_an_interval_counts_real_work_and_leaves_the_first_update_out_of_the_spe
     }
 
 
-def test_time_between_intervals_is_nobodys() -> None:
-    times = iter([7.0, 8.0])
-    interval = Interval(OBJECTIVE, 51, has_cold_start=False, clock=lambda: next(times))
-    for _ in range(3):
-        interval.begin()
-        interval.add(tf.ones(9).numpy, [BATCH])
-    agree(interval.close(Communicator()).seconds_per_update, 1 / 3)
-
-
 @pytest.mark.parametrize(
     ("slot", "value", "what"), [(0, np.nan, "the loss"), (2, np.inf, "the loss"), (8, np.nan, "the gradient")]
 )
