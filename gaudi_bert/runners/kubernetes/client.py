@@ -124,14 +124,8 @@ def _resource(kind: str) -> Any:
     from kubernetes.dynamic import Resource
 
     row = KINDS[kind]
-    return Resource(
-        prefix="apis" if row.group else "api",
-        group=row.group,
-        api_version=row.version,
-        kind=kind,
-        name=row.plural,
-        namespaced=row.namespaced,
-    )
+    where = {"prefix": "apis" if row.group else "api", "group": row.group, "api_version": row.version}
+    return Resource(kind=kind, name=row.plural, namespaced=row.namespaced, **where)
 
 
 def _load_configuration() -> None:
@@ -271,11 +265,8 @@ class Cluster:
         """Whether this account has a right in the namespace; a part of a resource is written as `pods/log`."""
         resource, _, part = resource.partition("/")
         attributes = {"namespace": self.namespace, "group": group, "resource": resource, "verb": verb}
-        review = {
-            "apiVersion": "authorization.k8s.io/v1",
-            "kind": "SelfSubjectAccessReview",
-            "spec": {"resourceAttributes": attributes | ({"subresource": part} if part else {})},
-        }
+        spec = {"resourceAttributes": attributes | ({"subresource": part} if part else {})}
+        review = {"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview", "spec": spec}
         answer = self._call("ask for rights", "create", "SelfSubjectAccessReview", body=review)
         return bool(answer.get("status", {}).get("allowed"))
 
