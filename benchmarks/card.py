@@ -1,9 +1,9 @@
 """What a card does with packed BERT: one command on a machine with a GPU or a Gaudi card, at most eight minutes, JSON.
 
     python benchmarks/card.py                          the card that is there; needs the extra `pytorch`
-    python benchmarks/card.py --device cpu --small     a rehearsal that prints the same keys, in a minute or two
+    python benchmarks/card.py --device cpu --small     a rehearsal of one tiny model, in a minute
 
-Printed are: losses of 50 updates beside those of the CPU (float32, no dropout); for BERT-base and BERT-large at 128 and 512
+Printed are: losses beside those of the CPU (float32, no dropout); for BERT-base and BERT-large at 128 and 512
 tokens in bfloat16 the real tokens a second, the share of the card's matrix peak (its own best product of two matrices),
 packs beside padded rows, both beside `transformers` on padded rows, and memory; and two processes where there are two
 cards. What there is no time left for is null.
@@ -46,7 +46,6 @@ from gaudi_bert.training.input import Batch, DataSource, TrainingOrder, open_sou
 from gaudi_bert.training.objective import PretrainingObjective, TrainingStep
 
 MINUTES = 8.0
-UPDATES_OF_LOSSES = 50
 SIZES = {
     "bert-base": BertConfig(vocab_size=VOCABULARY),
     "bert-large": BertConfig(
@@ -64,11 +63,14 @@ class Rehearsal(NamedTuple):
 
     tokens_an_update: int
     updates: int
+    rounds: int
     sequences: int
     matrix: int
+    updates_of_losses: int
+    vocabulary: int
 
 
-SMALL, FULL = Rehearsal(1024, 2, 300, 256), Rehearsal(32_768, 8, 6000, 8192)
+SMALL, FULL = Rehearsal(512, 1, 1, 100, 256, 3, 1500), Rehearsal(32_768, 8, 3, 6000, 8192, 50, VOCABULARY)
 
 
 class Records(NamedTuple):
@@ -80,16 +82,16 @@ class Records(NamedTuple):
     mean_tokens: float
 
 
-def make_records(folder: Path, length: int, sequences: int) -> Records:
+def make_records(folder: Path, length: int, size: Rehearsal) -> Records:
     """Write and pack them."""
     histogram = HISTOGRAM.with_name(f"wikipedia-{length}.json")
     counts = np.array(json.loads(histogram.read_text(encoding="utf-8"))["counts"], float)
-    lengths = np.random.default_rng(3).choice(np.arange(1, len(counts) + 1), sequences, p=counts / counts.sum())
+    lengths = np.random.default_rng(3).choice(np.arange(1, len(counts) + 1), size.sequences, p=counts / counts.sum())
     rng, records = np.random.default_rng(4), folder / f"records-{length}"
     records.mkdir()
     with (records / "part-0").open("wb") as handle:
         for each in lengths:
-            handle.write(frame(make_example(int(max(each, 8)), length, rng)))
+            handle.write(frame(make_example(int(max(each, 8)), length, rng, size.vocabulary)))
     packed = folder / f"packed-{length}"
     pack(records, packed, PackingSettings(depth=DEPTH), StageRun(QUIET))
     metadata = Metadata.read(packed)
@@ -99,8 +101,8 @@ def make_records(folder: Path, length: int, sequences: int) -> Records:
 class Card:
     """The device, and how its time and memory are measured."""
 
-    def __init__(self, kind: str) -> None:
-        self.kind = kind
+    def __init__(self, kind: str, rounds: int) -> None:
+        self.kind, self.rounds = kind, rounds
         engine = load_engine("pytorch")
         self.settings = TrainingSettings(device=kind, seed=1)
         self.communicator: Communicator = engine.connect(self.settings, {})
@@ -112,11 +114,11 @@ class Card:
         """Torch's module of the device; None for a CPU."""
         return getattr(torch, self.kind) if self.kind != "cpu" else None
 
-    def seconds(self, function: Callable[[], Any], rounds: int = 3) -> float:
+    def seconds(self, function: Callable[[], Any], rounds: int | None = None) -> float:
         """The best of some rounds, each until the device is done."""
         function()
         times = []
-        for _ in range(rounds):
+        for _ in range(rounds or self.rounds):
             self.wait()
             started = time.perf_counter()
             function()
@@ -204,9 +206,9 @@ class Theirs:
             self._optimizer.step()
 
 
-def losses(card: Card, records: Records, config: BertConfig, rows: int) -> list[float]:
-    """After each of some updates, in float32."""
-    sums = [each() for each in Ours(card, config, records.packed, rows, "float32").run(UPDATES_OF_LOSSES)]
+def losses(card: Card, records: Records, config: BertConfig, updates: int) -> list[float]:
+    """After each of some updates of eight packs, in float32."""
+    sums = [each() for each in Ours(card, config, records.packed, 8, "float32").run(updates)]
     return [float(each[0] / each[1] + each[2] / each[3]) for each in sums]
 
 
@@ -283,7 +285,7 @@ def two_processes(arguments: argparse.Namespace) -> dict[str, Any]:
 def one_process(card: Card, size: Rehearsal, config: BertConfig) -> float:
     """Sequences a second of all processes together."""
     with tempfile.TemporaryDirectory() as folder:
-        records = make_records(Path(folder), 128, size.sequences)
+        records = make_records(Path(folder), 128, size)
         rows = max(size.tokens_an_update // 128, 1)
         ours = Ours(card, config, records.packed, rows, "bfloat16")
         seconds = card.seconds(lambda: ours.run(size.updates))
@@ -298,8 +300,8 @@ def main() -> None:
     parser.add_argument("--process", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     began, size = time.monotonic(), SMALL if arguments.small else FULL
-    sizes = {name: BertConfig(vocab_size=VOCABULARY, **TINY) if arguments.small else one for name, one in SIZES.items()}
-    card = Card(_device(arguments.device))
+    sizes = {"bert-base": BertConfig(vocab_size=size.vocabulary, **TINY)} if arguments.small else SIZES
+    card = Card(_device(arguments.device), size.rounds)
     if arguments.process:
         rate = one_process(card, size, sizes["bert-base"])
         if card.communicator.is_first:
@@ -311,10 +313,11 @@ def main() -> None:
         return function() if arguments.small or time.monotonic() - began < 60 * MINUTES * share else None
 
     peak = card.peak_flops(size.matrix)
-    plain = BertConfig(vocab_size=VOCABULARY, **{**TINY, **NO_DROPOUT})
+    plain = BertConfig(vocab_size=size.vocabulary, **{**TINY, **NO_DROPOUT})
     with tempfile.TemporaryDirectory() as folder:
-        records = {length: make_records(Path(folder), length, size.sequences) for length in LENGTHS}
-        curves = {"card": losses(card, records[128], plain, 8), "cpu": losses(Card("cpu"), records[128], plain, 8)}
+        records = {length: make_records(Path(folder), length, size) for length in LENGTHS}
+        devices = {"card": card, "cpu": Card("cpu", size.rounds)}
+        curves = {name: losses(each, records[128], plain, size.updates_of_losses) for name, each in devices.items()}
         found = {
             name: {
                 str(length): in_time(lambda c=config, r=records[length]: measure(card, c, r, size, peak), 0.75)

@@ -28,7 +28,7 @@ def draw_lengths(count: int, seed: int) -> np.ndarray:
     return np.random.default_rng(seed).choice(np.arange(1, counts.size + 1), size=count, p=counts / counts.sum())
 
 
-def make_example(length: int, max_sequence_length: int, rng: np.random.Generator) -> bytes:
+def make_example(length: int, max_sequence_length: int, rng: np.random.Generator, vocabulary: int = VOCABULARY) -> bytes:
     """One serialised example with `length` tokens, 15 % of them masked."""
     masked = min(MAX_PREDICTIONS, max(1, round(length * MASKED_SHARE)))
     boundary = int(rng.integers(1, max(2, length - 1)))
@@ -36,12 +36,12 @@ def make_example(length: int, max_sequence_length: int, rng: np.random.Generator
     masked = positions.size
     features = {name: np.zeros(max_sequence_length, np.int64) for name in ("input_ids", "input_mask", "segment_ids")}
     features |= {name: np.zeros(MAX_PREDICTIONS, np.int64) for name in ("masked_lm_positions", "masked_lm_ids")}
-    features["input_ids"][:length] = rng.integers(1000, VOCABULARY, length)
+    features["input_ids"][:length] = rng.integers(1000, vocabulary, length)
     features["input_ids"][[0, min(boundary, length - 1), length - 1]] = CLS, SEP, SEP
     features["input_mask"][:length] = 1
     features["segment_ids"][boundary:length] = 1
     features["masked_lm_positions"][:masked] = np.minimum(positions, length - 1)
-    features["masked_lm_ids"][:masked] = rng.integers(1000, VOCABULARY, masked)
+    features["masked_lm_ids"][:masked] = rng.integers(1000, vocabulary, masked)
     weights = np.zeros(MAX_PREDICTIONS, np.float32)
     weights[:masked] = 1
     features["masked_lm_weights"] = weights

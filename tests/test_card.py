@@ -21,13 +21,12 @@ CARD = Path(__file__).parents[1] / "benchmarks" / "card.py"
 @pytest.mark.slow
 def test_a_rehearsal_measures_what_a_card_would() -> None:
     """On a CPU: everything but what flash-attn, which runs on GPUs only, would give."""
-    done = finished([sys.executable, str(CARD), "--device", "cpu", "--small"], seconds=2400)
+    done = finished([sys.executable, str(CARD), "--device", "cpu", "--small"])
     printed = json.loads(done.stdout)
     losses = {where: np.array(printed["losses"][where]) for where in ("card", "cpu")}
-    assert len(losses["card"]) == 50
+    assert len(losses["card"]) == 3
     identical(losses["card"], losses["cpu"])
-    figures = [printed["models"][model][length] for model in ("bert-base", "bert-large") for length in ("128", "512")]
-    for each in figures:
+    for each in (printed["models"]["bert-base"][length] for length in ("128", "512")):
         assert each["transformers_tokens_per_second"].pop("flash_attention_2") is None
         assert min(each.pop("sequences_per_second").values()) > 0
         assert each.pop("transformers_tokens_per_second")["sdpa"] > 0

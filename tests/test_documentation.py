@@ -72,7 +72,7 @@ def targets(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
-def test_links_and_pictures_lead_to_files_of_the_repository(page: Path) -> None:
+def test_a_page_is_in_the_index_with_short_lines_and_links_that_lead_to_files(page: Path) -> None:
     for target in targets(PROSE[page]):
         path, _, anchor = target.partition("#")
         if re.match(r"[a-z]+:", path):
@@ -82,6 +82,10 @@ def test_links_and_pictures_lead_to_files_of_the_repository(page: Path) -> None:
         assert not anchor or anchor in anchors(linked), f"{name(page)} links to {target}"
     used = set(re.findall(r"\]\[([^\]]+)\]", PROSE[page]))
     assert used == set(re.findall(r"^\[([^\]]+)\]: ", PROSE[page], flags=re.M))
+    text = page.read_text(encoding="utf-8")
+    assert [line for line in text.splitlines() if len(line) > LONGEST_LINE and not re.match(r"\||\[[^\]]+\]: ", line)] == []
+    index = ROOT / "docs" / "README.md"
+    assert page.parent != index.parent or page == index or f"({page.name})" in index.read_text(encoding="utf-8")
 
 
 def module_of(path: Path) -> Any:
@@ -115,15 +119,6 @@ def test_no_file_names_an_address_of_the_project_that_nobody_serves(repository: 
     ]
     found = [path for path in files if path.is_file() and re.search(rb"//[\w.-]+/gaudi-bert/", path.read_bytes())]
     assert found == []
-
-
-@pytest.mark.parametrize("page", PAGES, ids=name)
-def test_no_line_is_too_long(page: Path) -> None:
-    lines = page.read_text(encoding="utf-8").splitlines()
-    long = [
-        number for number, line in enumerate(lines, 1) if len(line) > LONGEST_LINE and not re.match(r"\||\[[^\]]+\]: ", line)
-    ]
-    assert long == []
 
 
 @pytest.mark.parametrize(("page", "line"), QUOTED)
@@ -177,12 +172,6 @@ def test_two_pages_and_one_module_have_the_form_of_installing() -> None:
         assert re.search(r"pip\s+install\s+(--\S+\s+)*'?gaudi-bert", file.read_text(encoding="utf-8")) is None, file
 
 
-def test_every_page_is_in_the_index() -> None:
-    index = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
-    pages = {page.name for page in (ROOT / "docs").glob("*.md")} - {"README.md"}
-    assert {page for page in pages if f"({page})" not in index} == set()
-
-
 # --- the Python of README.md and of docs/python.md, run as a reader would
 
 
@@ -212,18 +201,3 @@ def test_the_session_of_the_readme_prints_what_it_shows() -> None:
         result = doctest.DocTestRunner().run(test, out=differences.write)
         assert result.attempted >= 3
         assert result.failed == 0, differences.getvalue()
-
-
-def test_tests_that_scripts_and_pages_name_are_there() -> None:
-    """A test that moved, and a script that still names its old place, show on a clean clone alone."""
-    naming = [
-        *filter(Path.is_file, (ROOT / "scripts").iterdir()),
-        ROOT / "Makefile",
-        ROOT / ".ci" / "run",
-        ROOT / "tests" / "test_pages.py",
-        *PAGES,
-    ]
-    for path in naming:
-        named = re.findall(r"(?<![\w/])tests/[\w/-]+\.\w+", path.read_text(encoding="utf-8"))
-        missing = [each for each in named if not (ROOT / each).exists()]
-        assert missing == [], f"{path}: {missing}"

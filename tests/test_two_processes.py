@@ -1,8 +1,7 @@
-"""Every command that several processes of a launcher run together, at first run and when all is done already."""
+"""The stages that processes of a launcher do together: by `run`, and then again by `run` and by each command."""
 
 from __future__ import annotations
 
-import itertools
 import json
 import shutil
 import subprocess
@@ -14,12 +13,10 @@ from typing import Any
 import pytest
 import yaml
 
-from gaudi_bert.training.checkpoint import _read_newest
 from tests.builders import training_data as data
 from tests.builders import two_processes
 from tests.builders.bert_folder import VOCABULARY, write_rows, write_tokenizer
 from tests.builders.effort import LONG
-from tests.builders.ssh_hosts import made_hosts, wait_until
 
 MPIRUN = "mpirun --allow-run-as-root --oversubscribe --bind-to none --mca mpi_yield_when_idle 1 -np 2"
 LAUNCHERS = {"mpi": MPIRUN.split(), "gloo": ["horovodrun", "--gloo", "-np", "2"]}
@@ -50,8 +47,8 @@ def need(launcher: str) -> None:
         pytest.skip("HOROVOD WITHOUT MPI: remove .venv/.horovod-complete, and run `make setup-horovod` with libopenmpi-dev")
 
 
-def make_pipeline(folder: Path, how: str) -> list[list[str]]:
-    """A pipeline whose data are packed already; what comes after that, by a command each or by `run`: first, and again."""
+def make_pipeline(folder: Path) -> list[list[str]]:
+    """A pipeline whose data are packed already; `run` of what comes after that, and a command for each of its stages."""
     work = folder / "work" / "tiny"
     packed, held_out, unpacked = work / "packed" / "train", work / "packed" / "evaluation", work / "examples" / "evaluation"
     data.write_packed(packed, data.make_packs(29), vocabulary=len(VOCABULARY))
@@ -68,8 +65,7 @@ def make_pipeline(folder: Path, how: str) -> list[list[str]]:
     finetune = ["finetune", "--pipeline", pipeline, "--data", rows, "--evaluation", others, "--model", work / "train"]
     finetune += ["--vocab", work / "examples", "--out", work / "finetune"]
     run = ["run", pipeline, "--stages", ",".join(STAGES), "--work", folder / "work"]
-    commands = [run, run] if how == "run" else [train, train, evaluate, evaluate, finetune, finetune, run]
-    return [[*map(str, command), "--json"] for command in commands]
+    return [[*map(str, command), "--json"] for command in (run, run, train, evaluate, finetune)]
 
 
 def in_two_processes(launcher: str, commands: list[list[str]], folder: Path) -> list[dict[str, Any]]:
@@ -87,53 +83,15 @@ def in_two_processes(launcher: str, commands: list[list[str]], folder: Path) -> 
     return [json.loads(ending["stdout"]) for ending in first]
 
 
-# Which processes run a command does not depend on their launcher: each of both, and in the long form each with each.
-HOW = list(itertools.product(LAUNCHERS, ("commands", "run"))) if LONG else [("gloo", "commands"), ("mpi", "run")]
-
-
+# Which processes run a command does not depend on their launcher: the long form tries both.
 @pytest.mark.slow
 @pytest.mark.repeated
-@pytest.mark.parametrize(("launcher", "how"), HOW)
-def test_every_command_ends_well_in_both_processes_and_prints_once(launcher: str, how: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("launcher", LAUNCHERS if LONG else ["mpi"])
+def test_every_stage_ends_well_in_both_processes_and_is_printed_once(launcher: str, tmp_path: Path) -> None:
     need(launcher)
-    *alone, done = in_two_processes(launcher, make_pipeline(tmp_path, how), tmp_path)
-    if how == "run":
-        (whole,) = alone
-        firsts = [whole[name] for name in STAGES]
-    else:
-        firsts = alone[::2]
-        assert alone[1::2] == [{**first, "skipped": True} for first in firsts]
-    assert not any("skipped" in first for first in firsts)
-    assert firsts[0]["processes"] == 2
-    assert done == {name: {**first, "skipped": True} for name, first in zip(STAGES, firsts, strict=True)}
-
-
-# --- training in a worker of an MPIJob that is stopped: as root, in whose folder the virtual environment may be
-
-
-ROOT = Path(__file__).resolve().parent.parent
-
-
-@pytest.mark.slow
-def test_a_worker_that_is_stopped_lets_its_ranks_save_the_update_that_they_have_done() -> None:
-    """The other worker is left alone."""
-    need("mpi")
-    with made_hosts(0) as hosts:
-        packed, out, log = hosts.folder / "packed", hosts.folder / "run", hosts.folder / "training.log"
-        data.write_packed(packed, data.make_packs(29))
-        settings = {**LOOP, "updates": 10**6, "warmup_updates": 1, "global_batch_sequences": 16, "measure_speedup": False}
-        sets = [word for name, value in settings.items() for word in ("--set", f"training.{name}={value}")]
-        sets += [word for name, value in two_processes.MODEL.items() for word in ("--set", f"model.{name}={value}")]
-        train = [sys.executable, "-m", "gaudi_bert", "train", "--data", str(packed), "--out", str(out), *sets]
-        with hosts.workers() as servers:
-            with log.open("w") as output:
-                launcher = subprocess.Popen(hosts.mpirun(train), stdout=output, stderr=subprocess.STDOUT, cwd=ROOT)
-            wait_until("update 3/", log, [*servers, launcher], seconds=240)
-            hosts.stop_worker(servers[0], PYTHONPATH=str(ROOT), PATH=ENVIRONMENT["PATH"])
-            assert launcher.wait(60) != 0, "a run that was stopped is not complete"
-            servers[0].wait(30)
-        last = [json.loads(line)["update"] for line in (out / "metrics.jsonl").read_text().splitlines()][-1]
-        assert f"stopped on request after update {last} of 1000000; run it again to resume" in log.read_text()
-        checkpoint = _read_newest(out / "checkpoints", pytest.fail)
-        assert checkpoint is not None
-        assert checkpoint.update == last
+    first, again, *alone = in_two_processes(launcher, make_pipeline(tmp_path), tmp_path)
+    assert list(first) == list(STAGES)
+    assert not any("skipped" in first[name] for name in STAGES)
+    assert first["train"]["processes"] == 2
+    assert again == {name: {**first[name], "skipped": True} for name in STAGES}
+    assert alone == list(again.values())

@@ -28,7 +28,7 @@ import numpy as np
 
 from gaudi_bert.artefacts.histogram import CountedFile, HistogramFile
 from gaudi_bert.artefacts.object_store import Objects
-from gaudi_bert.config.pipeline import PipelineSettings, pipeline_from_mapping
+from gaudi_bert.config.pipeline import PipelineSettings, section_from_mapping
 from gaudi_bert.config.sections import PackingSettings, PrepareSettings, TableSettings
 from gaudi_bert.corpus import blocks
 from gaudi_bert.corpus.prepare import prepare
@@ -252,7 +252,7 @@ def pipeline(text: str, store: dict, prepare: dict | None = None, training: dict
         "training": {**rhythm, **batch, **(training or {})},
         "store": store,
     }
-    return pipeline_from_mapping(mapping, "a test")
+    return section_from_mapping(PipelineSettings, mapping, "a test")
 
 
 def write_text_files(folder: Path) -> None:

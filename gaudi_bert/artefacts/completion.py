@@ -116,7 +116,6 @@ def remove_artefact(artefact: Path, final: Path | None = None) -> None:
 
 
 def _others(artefact: Path, settings: Path) -> list[Path]:
-    """Return the content of a folder and of the folder of its settings, but for the settings."""
     folders = (artefact,) if settings.parent in (artefact, artefact.parent) else (artefact, settings.parent)
     paths = dict.fromkeys(folder / name for folder in folders if folder.is_dir() for name in names_in(folder))
     return [path for path in paths if path not in (settings, *folders)]

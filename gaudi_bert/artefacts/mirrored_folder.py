@@ -4,9 +4,7 @@
 file goes up as soon as it is complete (`common.files` reports it): the file that marks an artefact as finished goes up last,
 as it is written last on a disk. Files that grow go up when a stage calls `publish`; hidden files stay here. The files of an
 earlier run come down when a stage requests them. `local_copies` fetches what libraries read more than once, in any order.
-
-The functions here take local paths. For a path that is in no mirrored folder they do what is right on a disk, mostly
-nothing.
+The functions here take local paths; on a disk they do what is right there, mostly nothing.
 """
 
 from __future__ import annotations

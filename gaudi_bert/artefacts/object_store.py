@@ -1,9 +1,8 @@
 """Objects in a store: few verbs, each atomic, tried again with growing pauses.
 
 What a server or a network does wrong for a moment (500, 503, a reset, a body cut short, silence) costs a pause and another
-attempt; what will not change (no rights, no such bucket, a full disk) is reported at once. Every fetched object has the
-reported size, and is the version that it was before: one that is replaced while it is read is refused. The libraries are
-fsspec's: each takes its credentials as its own tools do, and nothing of them is ever in a message.
+attempt; what will not change (no rights, no such bucket, a full disk) is reported at once. An object that is replaced while
+it is read is refused. Each library of fsspec takes its credentials as its own tools do; nothing of them is in a message.
 """
 
 from __future__ import annotations

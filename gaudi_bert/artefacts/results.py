@@ -3,9 +3,8 @@
 Machine K of N does part (K, N): of the groups that the stage writes (or of the files that it reads) number K, K + N, ...
 Where a last file is written when all groups are there, a run that does nothing else is the one with `finish`.
 
-Results are frozen and typed, and `--json` prints an object of each (`to_json`): of its fields, or what its `as_json` makes
-of them: an artefact is printed as it is stored. A field with a default is one that is not always known (not skipped, not
-measured): it is omitted where it has its default.
+`--json` prints an object of each result (`to_json`): of its fields, or what its `as_json` makes of them. A field with a
+default is one that is not always known: it is omitted where it has its default.
 """
 
 from __future__ import annotations

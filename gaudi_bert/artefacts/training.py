@@ -35,12 +35,12 @@ class EvaluationFigures(LossFigures):
 
     Attributes:
         unigram_baseline: masked-LM accuracy of always answering the most frequent masked token.
-        next_sentence_baseline: next-sentence accuracy of always answering the more frequent label; None in older files.
+        next_sentence_baseline: next-sentence accuracy of always answering the more frequent label.
         masked_tokens: masked positions that were evaluated.
     """
 
     unigram_baseline: Share
-    next_sentence_baseline: Share | None = None
+    next_sentence_baseline: Share
     sequences: Count
     masked_tokens: Count
 
@@ -51,12 +51,11 @@ class EvaluationFigures(LossFigures):
 
     def line(self) -> str:
         """Return the accuracies of both tasks in percent, each with its baseline of one answer for everything."""
-        more = self.next_sentence_baseline
-        baseline = "" if more is None else f" (the more frequent answer: {100 * more:.1f} %)"
         return (
             f"masked-LM accuracy {100 * self.masked_lm_accuracy:.1f} % "
             f"(the most frequent token: {100 * self.unigram_baseline:.1f} %), "
-            f"next-sentence accuracy {100 * self.next_sentence_accuracy:.1f} %{baseline}, loss {self.loss:.3f}, "
+            f"next-sentence accuracy {100 * self.next_sentence_accuracy:.1f} % "
+            f"(the more frequent answer: {100 * self.next_sentence_baseline:.1f} %), loss {self.loss:.3f}, "
             f"over {count_of(self.sequences, 'sequence')}"
         )
 

@@ -17,11 +17,6 @@ TRAINING_NAME = "training.json"
 FINETUNING_NAME = "metrics.json"
 
 
-def section_path(folder: Path, split: str, number: int) -> Path:
-    """Return the path of the figures of a finished section of `prepare`, in the folder of examples."""
-    return folder / "sections" / f"{split}-{number:05d}.json"
-
-
 @dataclass(frozen=True)
 class SplitPaths:
     """The artefacts of one split (`train` or `evaluation`), in the order in which they are written."""

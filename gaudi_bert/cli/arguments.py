@@ -120,14 +120,9 @@ def packing_settings(overrides: list[str] | None, options: Options | None = None
     typed = {f"packing.{name}": each for name, each in (options or {}).items()}
     settings = pipeline_settings(None, overrides, typed).packing
     for override in overrides or ():
-        if set_key(override).partition(".")[0] != "packing":
+        if override.partition(".")[0].strip() != "packing":
             raise InputError(f"--set {override}: this command reads the keys of `packing` alone, such as packing.depth=4")
     return settings
-
-
-def set_key(override: str) -> str:
-    """The key of a `--set KEY=VALUE`."""
-    return override.partition("=")[0].strip()
 
 
 # --- options that are derived from settings

@@ -198,7 +198,7 @@ def _shard_settings(overrides: list[str] | None, plan: Path) -> dict[str, int]:
     """Return what `write --set` changes about the shards of a plan; what the plan has decided is refused."""
     settings = arguments.packing_settings(overrides)
     for override in overrides or ():
-        key = arguments.set_key(override)
+        key = override.partition("=")[0].strip()
         if key.removeprefix("packing.") not in _OF_SHARDS:
             raise InputError(
                 f"--set {override}: {plan.name} has decided `{key}`; give it to `gaudi-bert plan`, and here only "
@@ -275,16 +275,18 @@ def _pack_table(
     run: StageRun,
     verified: bool,
 ) -> PackResult | PlainResult | ByRowLength[PackResult | PlainResult]:
+    from gaudi_bert.artefacts.examples import TokenisedTexts
     from gaudi_bert.config.pipeline import section_from_options
     from gaudi_bert.config.sections import TableSettings
     from gaudi_bert.tables.pack import pack_table
-    from gaudi_bert.tables.sources import tokenized_length
 
     options = arguments.values_of(typed)
     if "max_sequence_length" not in options:
         # The longest of the lengths of rows that were typed, which are checked here.
         given = section_from_options(TableSettings, max_sequence_length=1, row_lengths=options.get("row_lengths"))
-        options["max_sequence_length"] = max(given.given_lengths, default=None) or tokenized_length(source)
+        texts = TokenisedTexts.read_if_present(Path(source))  # of `tokenize`, which wrote how long rows may be
+        known = None if texts is None else texts.max_sequence_length
+        options["max_sequence_length"] = max(given.given_lengths, default=known)
     if options["max_sequence_length"] is None:
         raise InputError(f"{source}: is a table: say how many slots a pack has at most, such as --max-sequence-length 2048")
     settings = _table_settings(source, options, overrides)

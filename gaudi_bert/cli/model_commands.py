@@ -50,12 +50,11 @@ def train(
     settings = arguments.pipeline_settings(pipeline, [*sizes, *(set_ or ())], options)
     begins: RunOptions = {"reporter": Reporter(), "resume": resume, "overwrite": overwrite, "dry_run": dry_run}
     if is_table:
-        trained = tables.train_on_table(settings, data, given, evaluation_data, out, **begins)
+        result: object = tables.train_on_table(settings, data, given, evaluation_data, out, **begins)
         following = output.words_of("embed", "--model", out, "--data", "texts.jsonl", "--out", "x.npy")
-        output.print_result(trained, json, next_command=None if dry_run else following, shared=True)
-        return
-    result = records.train(settings, data, evaluation_data, out, **begins)
-    following = output.words_of("export", "--checkpoint", out, "--out", "model/")
+    else:
+        result = records.train(settings, data, evaluation_data, out, **begins)
+        following = output.words_of("export", "--checkpoint", out, "--out", "model/")
     output.print_result(result, json, next_command=None if dry_run else following, shared=True)
 
 
@@ -83,13 +82,12 @@ def verify_model(
         Path | None,
         typer.Option(help="A checkpoint, or a folder of transformers; default: seeded random weights.", show_default=False),
     ] = None,
-    data: Annotated[Path | None, typer.Option(help="A packed folder; default: generated packs.")] = None,
     json: arguments.Json = False,
 ) -> None:
     """Prove that packing changes nothing: outputs, losses, gradients, and no leak between sequences."""
     from gaudi_bert.training import verify_model
 
-    result = verify_model.verify_model(checkpoint=checkpoint, data=data, reporter=Reporter())
+    result = verify_model.verify_model(checkpoint=checkpoint, reporter=Reporter())
     output.print_result(result, json)
 
 

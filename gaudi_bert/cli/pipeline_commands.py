@@ -82,14 +82,13 @@ def run(
     """Run the stages of a pipeline file; finished stages are skipped."""
     from gaudi_bert.artefacts.work_folder import WorkFolder
     from gaudi_bert.runners.local import RunRequest
-    from gaudi_bert.runners.stage_table import check_stages, select_stages, stages_of
+    from gaudi_bert.runners.stage_table import select_stages, stages_of
 
     if on not in _RUNNERS:
         raise InputError(f"--on {on}: choose one of {', '.join(_RUNNERS)}")
     settings = arguments.pipeline_settings(pipeline, set_)
     requested = stages_of(settings) if stages is None else [name.strip() for name in stages.split(",") if name.strip()]
-    names = select_stages(requested)
-    check_stages(settings, names)
+    names = select_stages(settings, requested)
     how = arguments.stage_run(shard, finish, workers=workers, overwrite=overwrite)
     _check_launch(on, names, how.part)
     if dry_run:

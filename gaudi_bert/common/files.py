@@ -1,13 +1,10 @@
 """Paths here and in object stores, files that are either complete or absent, and locks that die with their process.
 
-A file is written to a hidden temporary name next to its destination, flushed to the disk, and renamed; the folder is flushed
-after the rename. A process killed at any moment leaves at most a temporary file, which the next writer of that file removes.
-Nothing is written through a symbolic link that somebody put there: temporary names cannot be known before, files of such a
-name are created exclusively, and locks are opened without following links.
+A process killed at any moment leaves at most a temporary file, which the next writer of that file removes. Nothing is
+written through a symbolic link that somebody put there: temporary names cannot be known before.
 
 Every file that outlives a stage gets its name here. So this is the door to object stores: `mounted` puts a mirror behind a
-folder, as `mount` does for the operating system, and the mirror is notified of each file there, in the order in which files
-are completed.
+folder, and the mirror is notified of each file there, in the order in which files are completed.
 """
 
 from __future__ import annotations
@@ -290,7 +287,7 @@ def write_text(path: Path, text: str) -> None:
     try:
         data = text.encode("utf-8")
     except UnicodeEncodeError as error:
-        around = shown(text[max(0, error.start - 30) : error.end + 30])
+        around = shown(text[max(0, error.start - 10) : error.start + 11])
         raise InputError(f"{path}: would hold a name that is not UTF-8, in {around}; rename that file") from error
     with atomic_file(path) as handle:
         handle.write(data)

@@ -6,8 +6,7 @@ Parts (see docs/kubernetes.md#without-a-clusters-runner-many-machines):
     auto     Slurm's array: K counts from SLURM_ARRAY_TASK_MIN, N is SLURM_ARRAY_TASK_COUNT
     auto/N   an Indexed Job of Kubernetes: K is JOB_COMPLETION_INDEX
 
-For parts, the environment is read for the last two only, so that a stale variable never changes what a command
-does.
+The environment is read for the last two only, so that a stale variable never changes what a command does.
 """
 
 from __future__ import annotations

@@ -163,13 +163,6 @@ def load_pipeline(
             raise InputError(f"--set {shortened(override)}: write it as key.path=value, for example packing.depth=4")
         typed[key] = f"--set {override}"
         _set_key(mapping, key, _value_of(key, text, typed[key]), typed[key])
-    return pipeline_from_mapping(mapping, source, typed)
-
-
-def pipeline_from_mapping(
-    mapping: Mapping[str, Any], source: str, typed: Mapping[str, str] | None = None
-) -> PipelineSettings:
-    """Validate a complete pipeline, as `section_from_mapping` does it."""
     return section_from_mapping(PipelineSettings, mapping, source, typed)
 
 
@@ -209,7 +202,6 @@ def _set_key(mapping: dict[str, Any], key: str, value: object, typed: str) -> No
 
 
 def _value_of(key: str, text: str, typed: str) -> object:
-    """The value of a YAML text for a key."""
     value = parse_yaml(text, shortened(typed))
     field = field_at(PipelineSettings, key.split("."))
     kinds = plain_types(field.annotation) if field is not None else set()

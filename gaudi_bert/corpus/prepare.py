@@ -23,7 +23,7 @@ from gaudi_bert.artefacts.completion import GroupedOutput, Signature, settings_p
 from gaudi_bert.artefacts.examples import PreparedExamples, PreparedSection, PreparedVocabulary, TextSource
 from gaudi_bert.artefacts.mirrored_folder import fetch, local_copies, mirrored, release, remove, shown_path
 from gaudi_bert.artefacts.results import PlainResult, StageOutput, StageRun
-from gaudi_bert.artefacts.work_folder import EXAMPLES_NAME, section_path
+from gaudi_bert.artefacts.work_folder import EXAMPLES_NAME
 from gaudi_bert.common.arrays import BoolArray
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import write_text
@@ -95,7 +95,7 @@ def _prepare(
         out / EXAMPLES_NAME,
         _signature(settings, sources, given),
         PreparedSection,
-        lambda section: section_path(out, section.split, section.number),
+        lambda section: out / "sections" / f"{section.split}-{section.number:05d}.json",
         run.reporter,
     )
     if output.begin(run.overwrite):

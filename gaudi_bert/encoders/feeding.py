@@ -73,7 +73,6 @@ class _EmbedsFirst(torch.nn.Module):
 
     @property
     def base_model(self) -> torch.nn.Module:
-        """The same, as models of `transformers` have it."""
         return self
 
     def forward(self, input_ids: Tensor, attention_mask: Any = None, **others: Tensor) -> Any:

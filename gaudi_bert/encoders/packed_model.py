@@ -159,7 +159,6 @@ class PackedModel:
         return self._scores(rows_RKH, (within_K < tokens_BS.reshape(-1, 1)).long()).unflatten(0, starts_BS.shape)
 
     def _scores(self, hidden: Tensor, mask: Tensor | None = None) -> Tensor:
-        """The head's own outputs on hidden states, [.., C]."""
         mask = torch.ones(hidden.shape[:2], dtype=torch.int64, device=hidden.device) if mask is None else mask
         return _logits_of(cast(torch.nn.Module, self._stand_in)(inputs_embeds=hidden, attention_mask=mask))
 

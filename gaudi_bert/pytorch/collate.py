@@ -156,7 +156,6 @@ class PackCollator:
         return batch | {name: self._own_column(rows, name) for name in self._own_columns(rows)}
 
     def _own_columns(self, rows: Sequence[Row]) -> list[str]:
-        """The data's own columns with a value for each sequence."""
         others = {name for name in rows[0] if name not in (*_TOKEN_COLUMNS, *_OF_SEQUENCES, self.sequence_labels)}
         return [name for name in rows[0] if name in others and all(len(row[name]) == len(row["seq_lens"]) for row in rows)]
 

@@ -47,7 +47,7 @@ class _MappedPacks(Dataset[Row]):
     def __init__(self, shards: Any, rows_of: Callable[[Any], Sequence[Row]]) -> None:
         self._shards, self._rows_of = shards, rows_of
         self._ends = np.cumsum(shards.sizes)
-        self._open: dict[int, None] = {}  # the one that was used longest ago comes first
+        self._used: set[int] = set()
 
     def __reduce__(self) -> tuple[Any, ...]:
         """For another process, which opens the shards itself."""
@@ -69,15 +69,11 @@ class _MappedPacks(Dataset[Row]):
             raise IndexError(f"pack {list(numbers)}: there are {len(self):,} packs")
         shards = np.searchsorted(self._ends, packs, side="right")
         records = packs - (self._ends - self._shards.sizes)[shards]
-        rows, used = list(self._rows_of(self._shards.read(shards, records))), np.unique(shards).tolist()
-        for shard in used:
-            self._open.pop(shard, None)
-            self._open[shard] = None
-        while len(self._open) > max(_MOST_OPEN_SHARDS, len(used)):
-            oldest = next(iter(self._open))
-            del self._open[oldest]
-            self._shards.close(oldest)
-        return rows
+        self._used.update(shards.tolist())
+        if len(self._used) > _MOST_OPEN_SHARDS:
+            self._used = set(shards.tolist())
+            self._shards.close_except(self._used)
+        return list(self._rows_of(self._shards.read(shards, records)))
 
 
 def _open(folder: Path) -> tuple[StoredPacks, str, Callable[[Any], Sequence[Row]]]:

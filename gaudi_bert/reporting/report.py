@@ -268,11 +268,10 @@ def _learning_cards(inputs: _ReportInputs) -> list[_Card]:
     if evaluation is None:
         return []
     accuracy, baseline = evaluation.masked_lm_accuracy, evaluation.unigram_baseline
-    note = next_sentence_note = "on held-out documents"
+    note = "on held-out documents"
     if baseline:
         note = f"{accuracy / baseline:.1f} times the unigram baseline, {percent(baseline)}"
-    if evaluation.next_sentence_baseline is not None:
-        next_sentence_note = f"the more frequent answer alone: {percent(evaluation.next_sentence_baseline)}"
+    next_sentence_note = f"the more frequent answer alone: {percent(evaluation.next_sentence_baseline)}"
     return [
         _Card("Masked-LM accuracy", percent(accuracy), note),
         _Card("Next-sentence accuracy", percent(evaluation.next_sentence_accuracy), next_sentence_note),

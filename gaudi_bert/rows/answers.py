@@ -43,12 +43,6 @@ def number_answers(logits_N1: Float32Array) -> Iterator[dict[str, Any]]:
         yield {"value": value}
 
 
-def score_answers(logits_N1: Float32Array) -> Iterator[dict[str, Any]]:
-    """`{"score"}`, the probability that a document answers its query."""
-    for score in (1.0 / (1.0 + np.exp(-logits_N1[:, 0].astype(np.float64)))).astype(np.float32).tolist():
-        yield {"score": score}
-
-
 def tag_answers(
     logits_TC: Float32Array, sequences: Sequences, rows: Sequence[Row], labels: Sequence[str]
 ) -> Iterator[dict[str, Any]]:
@@ -126,7 +120,3 @@ class TagScheme:
             return tag, _UNNAMED
         match = _CHUNK.fullmatch(tag)
         return ("", tag) if match is None else (_POSITIONS.get(match[1], match[1]), match[2])
-
-    def chunk_tag(self, tag: str) -> str:
-        """The tag as `seqeval` reads it."""
-        return "-".join(filter(None, self.split(tag)))

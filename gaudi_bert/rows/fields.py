@@ -64,7 +64,6 @@ class RowReader:
 
     @cached_property
     def _known_names(self) -> frozenset[str]:
-        """Return the names of labels, as a set for fast look-ups."""
         return frozenset(self.label_names or ())
 
     def row(self, position: RowPosition, record: Record) -> Row:

@@ -167,7 +167,6 @@ def complete_file(path: str | Path, settings: TaskSettings) -> RowPart:
 
 
 def _format_by_ending(path: str | Path) -> RowFormat | None:
-    """The format that a file's name states."""
     name = Path(path).name.lower()
     return _ENDINGS.get(Path(name.removesuffix(".gz").removesuffix(".zst")).suffix)
 

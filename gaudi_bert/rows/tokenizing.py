@@ -3,9 +3,6 @@
 [CLS] text [SEP], [CLS] text [SEP] second text [SEP], or with other special tokens, as the tokenizer has them. A row of more
 tokens than a sequence may have is refused, cut (the longer text of a pair first), or taken in windows. A word is represented
 by its first word piece.
-
-Windows of `room` tokens start every `room - stride` tokens, and the last one ends with the text, as in Hugging Face's
-scripts for question answering.
 """
 
 from __future__ import annotations
@@ -299,7 +296,6 @@ def _answer_tokens(row: QuestionRow, characters: IntArray) -> Int32Array:
 
 
 def _piece(index: int, input_ids: Int32Array, segment_ids: NDArray[np.int8] | None = None, **others: Any) -> Sequences:
-    """One sequence, of the row `index`."""
     segments = np.zeros(len(input_ids), np.int8) if segment_ids is None else segment_ids
     return Sequences(np.array([index]), np.array([0, len(input_ids)]), input_ids, segments, **others)
 
@@ -328,7 +324,6 @@ def _row_targets(
 
 
 def _label_number(numbers: Mapping[str, int], name: str, position: RowPosition, source: str) -> int:
-    """The number of the label `name` of a row."""
     if name not in numbers:
         known = ", ".join(list(numbers)[:8]) + (", ..." if len(numbers) > 8 else "")
         raise InputError(f"{source}: {position}: the label {shown(name)} is unknown, known are {known}; fix it")

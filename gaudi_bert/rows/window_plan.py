@@ -1,10 +1,8 @@
 """How a window of sequences is packed for prediction: in rows of the lengths that cost least. No TensorFlow.
 
-Any number of sequences may share a row here, and rows may be of any length that holds the longest sequence. Short rows cost
-less per token (attention spans the row), long rows are filled better. So a few choices are packed by best fit and the
-cheapest is taken: one length for all, or a long one for the sequences that need it, filled up with others, and a short one
-for the rest; or a row for each sequence, in a few lengths. Every length is another shape to compile, so there are few, on a
-grid that is the same for all windows. The choice depends on the window's lengths alone: a killed run makes it again.
+Short rows cost less per token (attention spans the row), long rows are filled better. So a few choices are packed by best
+fit and the cheapest is taken. Every length is another shape to compile, so there are few, on a grid that is the same for all
+windows. The choice depends on the window's lengths alone: a killed run makes it again.
 
 Letters: N sequences of a window, G lengths of the grid.
 """
@@ -155,7 +153,6 @@ def _alone(lengths: IntArray, rows: list[int]) -> Iterator[Part]:
 
 
 def _counts(lengths: IntArray, longest: int) -> IntArray:
-    """Sequences of each length from 1."""
     counts: IntArray = np.bincount(lengths, minlength=longest + 1)[1:]
     return counts
 

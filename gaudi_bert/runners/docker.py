@@ -1,10 +1,8 @@
 """Runs the stages of a pipeline in containers of this machine: `gaudi-bert run PIPELINE --stages STAGE`, each in its image.
 
-A container has what its stage needs and no more: the caller's user, no capabilities, no way to get more rights, and of the
-disk only the work folder and, read-only, what the pipeline file names. All of these have the same path as on the host, so
-that relative paths and those in messages mean the same. A stage with Gaudi cards runs as the vendor's software asks for: as
-root, by the runtime `habana`, with the host's IPC and SYS_NICE. A stage that uses an object store has the caller's log-ins
-for it, and this machine's network. Requests for cores become shares, as on Kubernetes; a limit of memory is one.
+A container has what its stage needs and no more: the caller's user, no capabilities, and of the disk only the work folder
+and, read-only, what the pipeline file names, by the paths of the host. A stage with Gaudi cards runs as the vendor's
+software asks for; one that uses an object store has the caller's log-ins for it, and this machine's network.
 """
 
 from __future__ import annotations
@@ -22,12 +20,12 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from gaudi_bert.common.errors import FailedError, GaudiBertError, InputError, StoppedError
+from gaudi_bert.common.errors import FailedError, InputError, StoppedError
 from gaudi_bert.common.files import explained_os_errors, in_store, scheme_of, shown_location
 from gaudi_bert.common.launch import handled_signals
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import PipelineSettings
-from gaudi_bert.config.places import ImageSettings
+from gaudi_bert.config.places import DockerSettings, ImageSettings
 from gaudi_bert.runners.launch import card_variables
 from gaudi_bert.runners.stage_table import STAGES, missing_paths, named_paths, quantity_value, stage_image
 
@@ -36,7 +34,6 @@ _ANSWER_SECONDS = 60
 _STOP_SECONDS = 120
 # By this label with the work folder, containers of a killed run are recognised.
 _WORK_LABEL = "gaudi-bert.work"
-_ERRORS: Mapping[int, type[GaudiBertError]] = {2: InputError}
 
 
 def run_on_docker(
@@ -91,9 +88,10 @@ def _stage_container(
     if not row.trains and "--workers" not in flags:
         command += ["--workers", str(resources.data_processes)]  # each takes memory, and the container's is limited
     folder = _work_folder(settings, work)
-    urls = [text for text in (str(folder), *(text for _, text in _read_paths(settings, stage))) if in_store(text)]
+    read = [(key, text) for key, text in named_paths(settings) if key in row.reads]
+    urls = [text for text in (str(folder), *(text for _, text in read)) if in_store(text)]
     variables, mounts = _store_access(settings, urls) if urls else ({}, {})
-    mounts |= {path: True for key, text in _read_paths(settings, stage) for path in _shown(key, text, pipeline.parent)}
+    mounts |= {path: True for key, text in read for path in _shown(key, text, pipeline.parent)}
     mounts[pipeline.absolute()] = True
     if not in_store(work):
         mounts[folder.absolute()] = False
@@ -102,7 +100,9 @@ def _stage_container(
             raise InputError(
                 f"{path}: in a container, {folder_of_image} is the image's own; put the files into a folder of their own"
             )
-    pod = resources.training if row.trains else resources.data
+    pod, with_cards = resources.training if row.trains else resources.data, row.trains and resources.cards > 0
+    if with_cards:
+        variables |= {"HABANA_VISIBLE_DEVICES": settings.docker.visible_devices, **card_variables("/tmp/gaudi-bert-recipes")}
     memory, cores = int(quantity_value(pod.memory_limit or pod.memory)), quantity_value(pod.cpu)
     return {
         "image": stage_image(settings, row),
@@ -121,17 +121,13 @@ def _stage_container(
         "memswap_limit": memory,
         "nano_cpus": int(settings.docker.cpus * 1e9) if settings.docker.cpus else None,
         **({"network_mode": "host"} if urls else {}),
-        **(_with_cards(settings, cores, variables) if row.trains and resources.cards else _confined(folder, cores)),
+        **(_with_cards(settings.docker, cores) if with_cards else _confined(folder, cores)),
         **({"shm_size": int(quantity_value(resources.shared_memory))} if row.trains and not resources.cards else {}),
     }
 
 
 def _work_folder(settings: PipelineSettings, work: Path) -> Path:
     return work / settings.name if in_store(work) else work.absolute() / settings.name
-
-
-def _read_paths(settings: PipelineSettings, stage: str) -> list[tuple[str, str]]:
-    return [(key, text) for key, text in named_paths(settings) if key in STAGES[stage].reads]
 
 
 def _shown(key: str, text: str, pipeline_folder: Path) -> Iterator[Path]:
@@ -170,11 +166,8 @@ def _confined(folder: Path, cores: float) -> dict[str, Any]:
     }
 
 
-def _with_cards(settings: PipelineSettings, cores: float, variables: Mapping[str, str]) -> dict[str, Any]:
-    docker = settings.docker
-    own = {"HABANA_VISIBLE_DEVICES": docker.visible_devices, **card_variables("/tmp/gaudi-bert-recipes")}
+def _with_cards(docker: DockerSettings, cores: float) -> dict[str, Any]:
     return {
-        "environment": {"HOME": "/tmp", **variables, **own, **settings.resources.environment},
         "user": "0:0",
         "runtime": docker.runtime,
         "ipc_mode": "host",
@@ -338,7 +331,8 @@ def _run_container(daemon: Any, options: Mapping[str, Any], stop: _Stop, reporte
         raise StoppedError(reason or "stopped on request; run the same command again to resume")
     if code:
         why = state.get("Error") or "see its last words above"
-        raise _ERRORS.get(code, FailedError)(reason or f"{container.name} ended with exit code {code}; {why}")
+        kind = InputError if code == InputError.exit_code else FailedError
+        raise kind(reason or f"{container.name} ended with exit code {code}; {why}")
     return printed
 
 

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
@@ -80,8 +80,7 @@ def examine_store(url: str, settings: PipelineSettings) -> CheckResult:
 
 # --- this machine: Python, the engines and extras, the driver of Gaudi cards, the cards, the disk
 #
-# The vendor numbers the parts of the Gaudi software alike: the driver, which is in the kernel of the host, and the bridge by
-# which a framework uses cards, in the image or where the vendor's framework is installed. They must be of one release.
+# The driver in the kernel of the host, and the bridge by which a framework uses cards, must be of one release.
 
 _COMMAND_SECONDS = 20
 # The release of the image of each engine: docker/train-gaudi.Dockerfile, docker/train-gaudi-pytorch.Dockerfile.
@@ -163,13 +162,11 @@ def _check_host(answers: _HostAnswers, settings: PipelineSettings) -> list[Check
     else:
         results.append(CheckResult("cards", "ok", "none here, and the pipeline asks for none"))
     needed = _GROUPS_ON_DISK * settings.packing.group_bytes
-    finding = f"{answers.disk / 2**30:.1f} GiB free in the current folder"
+    disk = CheckResult("disk", "ok", f"{answers.disk / 2**30:.1f} GiB free in the current folder")
     if answers.disk < needed:
-        return [
-            *results,
-            CheckResult("disk", "warning", finding, f"free {needed / 2**30:.1f} GiB, or lower packing.group_bytes"),
-        ]
-    return [*results, CheckResult("disk", "ok", finding)]
+        remedy = f"free {needed / 2**30:.1f} GiB, or lower packing.group_bytes"
+        disk = replace(disk, verdict="warning", remedy=remedy)
+    return [*results, disk]
 
 
 def _check_engines(answers: _HostAnswers, settings: PipelineSettings) -> CheckResult:
@@ -237,8 +234,7 @@ def _check_cards(answers: _HostAnswers, settings: PipelineSettings) -> CheckResu
 
 # --- a cluster: is it reachable, is the namespace there, which rights are missing, and what would the server say to a run?
 #
-# The server answers for its own rules, in its own words, by a dry run of everything: quotas, limits, pod security, missing
-# classes and operators. Nothing is created.
+# By a dry run of everything, the server answers for its own rules in its own words; nothing is created.
 
 _OLDEST = (1, 24)
 

@@ -1,10 +1,8 @@
 """Starts the training processes of a pipeline, which find each other by Horovod or PyTorch; passes on the request to stop.
 
-One process without cards needs no launcher. Those of PyTorch on one machine, or in one of several pods, are started by this
-process: each gets its number in the environment, and the address where the first one listens. Those of TensorFlow on CPUs
-likewise, by the variables and the server of `horovodrun`; on cards or on several hosts `mpirun` starts them
-(`training_command`). The programs `horovodrun` and `torchrun` are not used: they kill all processes before a checkpoint may
-be complete, and turn every exit code into 1 and a traceback.
+Processes of PyTorch, and of TensorFlow on CPUs, are started by this process, with the variables of `torchrun` and
+`horovodrun`; these programs themselves kill all processes before a checkpoint may be complete, and turn every exit code into
+1 and a traceback. On cards or on several hosts `mpirun` starts those of TensorFlow.
 """
 
 from __future__ import annotations

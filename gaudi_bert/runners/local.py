@@ -1,10 +1,7 @@
 """Runs the stages of a pipeline in this process, one after the other; or waits until the inputs of one of them exist.
 
-A stage is called with its settings and its files in the work folder. It is imported when it is called, because the data
-image has no TensorFlow, and decides for itself whether its artefact exists already.
-
-Waiting is what the init container of each Job does, since Kubernetes does not order Jobs. The last file of an artefact
-appears complete or not at all, so its presence means that the artefact is finished.
+A stage is imported when it is called, because the data image has no engine, and decides for itself whether its artefact
+exists already. Waiting is what the init container of each Job does, since Kubernetes does not order Jobs.
 """
 
 from __future__ import annotations
@@ -31,7 +28,7 @@ from gaudi_bert.common.launch import find_launch
 from gaudi_bert.common.progress import Reporter, human_seconds
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.runners.launch import run_training_processes
-from gaudi_bert.runners.stage_table import SHARED_STAGES, STAGES, STEPS, check_stages, select_stages
+from gaudi_bert.runners.stage_table import STAGES, STEPS, select_stages
 
 if TYPE_CHECKING:  # some need numpy
     from gaudi_bert.tasks.answers import StreamResult
@@ -250,19 +247,6 @@ def _run_processes(settings: PipelineSettings, stage: str, files: Mapping[str, P
 
 # --- one stage after the other
 
-# The method that does each stage.
-_CALLS: Mapping[str, Callable[[RunRequest], StageResult]] = {
-    "prepare": RunRequest.prepare,
-    "histogram": RunRequest.histogram,
-    "plan": RunRequest.plan,
-    "write": RunRequest.write,
-    "verify": RunRequest.verify,
-    "train": RunRequest.train,
-    "evaluate": RunRequest.evaluate,
-    "finetune": RunRequest.finetune,
-    "predict": RunRequest.predict,
-    "report": RunRequest.report,
-}
 _TASK_STAGES = frozenset({"finetune", "predict"})
 # The library that a stage needs beyond the core.
 _OF_STAGE = {"prepare": "tokenizers", "report": "matplotlib"}
@@ -271,7 +255,7 @@ _OF_STAGE = {"prepare": "tokenizers", "report": "matplotlib"}
 def run_stages(run: RunRequest, stages: Sequence[str]) -> dict[str, StageResult]:
     """Run `stages` in the pipeline's order; the result of each."""
     _check_sharing(run, stages)
-    check_stages(run.settings, stages)
+    stages = select_stages(run.settings, stages)
     require(_libraries(run.settings, stages), "this run")
     if _TASK_STAGES.intersection(stages) and in_store(run.folder.root):
         raise InputError(
@@ -279,18 +263,18 @@ def run_stages(run: RunRequest, stages: Sequence[str]) -> dict[str, StageResult]
             "give a folder (rows and weights may be URLs)"
         )
     results: dict[str, StageResult] = {}
-    for name in select_stages(stages):
+    for name in stages:
         run.how.reporter.say(f"--- {name}")
         for needed in STAGES[name].needs:
             for path in STAGES[needed].missing_products(run.folder):
                 raise InputError(f"{shown_location(path)}: does not exist; run the stage `{needed}` first")
-        results[name] = _CALLS[name](run)
+        results[name] = getattr(run, name)()  # each stage has a method of its name
     return results
 
 
 def _libraries(settings: PipelineSettings, stages: Sequence[str]) -> Iterator[str]:
     """All that the stages need beyond the core, so that what is missing is named before the first of them runs."""
-    for name in select_stages(stages):
+    for name in stages:
         if name in _OF_STAGE:
             yield _OF_STAGE[name]
         if STAGES[name].trains:
@@ -301,8 +285,9 @@ def _libraries(settings: PipelineSettings, stages: Sequence[str]) -> Iterator[st
 
 
 def _check_sharing(run: RunRequest, stages: Sequence[str]) -> None:
-    if run.how.part is not None and (len(stages) != 1 or stages[0] not in SHARED_STAGES):
-        raise InputError(f"--shard: give one stage that can be shared out, --stages {' or '.join(SHARED_STAGES)}")
+    shared = [stage.name for stage in STAGES.values() if stage.shared]
+    if run.how.part is not None and (len(stages) != 1 or stages[0] not in shared):
+        raise InputError(f"--shard: give one stage that can be shared out, --stages {' or '.join(shared)}")
     finished = [stage.name for stage in STAGES.values() if stage.parts is not None]
     if run.how.finish and (len(stages) != 1 or stages[0] not in finished):
         raise InputError(f"--finish: give one stage that has a step to finish it, --stages {' or '.join(finished)}")

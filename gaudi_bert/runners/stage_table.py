@@ -1,7 +1,6 @@
 """The stages of a pipeline, one row per stage: what every runner, and waiting between them, knows of a stage.
 
-A stage has one or more steps: where its parts must be put together, that is a second step. Adding a stage
-means one row here, a method of `RunRequest` (`local.py`), and its Job below `k8s/`.
+A stage has one or more steps: where its parts must be put together, that is a second step.
 """
 
 from __future__ import annotations
@@ -36,22 +35,22 @@ class Stage:
     Attributes:
         name: as in `--stages`.
         makes: the file of each of its products that is written last, so that its presence proves the product complete.
-        image: which kind of image it runs in; `training` has an engine.
+        trains: whether it runs the model: in the training image, on cards where there are any.
         kustomization: the folder below `k8s/` that holds its Job.
         needs: the stages whose products must exist before it starts.
         follows: the stages that it also waits for where all are started at once.
         reads: the settings that name files which it reads.
         shared: whether many machines may do it together, each its part.
         parts: the products of its parts, where a second step finishes it; None where nothing has to be finished.
-        parallel: whether it uses several processes or threads, `resources.data_processes` of them.
+        parallel: whether it uses `resources.data_processes` processes or threads.
         distributed: whether all workers and cards of `resources` do it together, as one training.
         is_finished: whether a product exists.
-        is_part_of: whether a pipeline has it.
+        is_part_of: whether a pipeline has it, by its settings or its work folder.
     """
 
     name: str
     makes: Paths
-    image: Literal["data", "training"] = "data"
+    trains: bool = False
     kustomization: Kustomization = "data"
     needs: tuple[str, ...] = ()
     follows: tuple[str, ...] = ()
@@ -61,12 +60,7 @@ class Stage:
     parallel: bool = False
     distributed: bool = False
     is_finished: Callable[[Path, StoreSettings | None], bool] = exists
-    is_part_of: Callable[[PipelineSettings], bool] = lambda settings: settings.pretrains
-
-    @property
-    def trains(self) -> bool:
-        """Whether it runs the model: in the training image, on cards where there are any."""
-        return self.image == "training"
+    is_part_of: Callable[[PipelineSettings | WorkFolder], bool] = lambda pipeline: pipeline.pretrains
 
     @property
     def steps(self) -> tuple[str, ...]:
@@ -75,7 +69,8 @@ class Stage:
 
     def missing_products(self, folder: WorkFolder) -> list[Path]:
         """The products that do not exist yet, on a disk or in a store."""
-        return [path for path in self.makes(folder) if not self.is_finished(path, folder.store)]
+        products = self.makes(folder) if self.is_part_of(folder) else []
+        return [path for path in products if not self.is_finished(path, folder.store)]
 
 
 def _of_each_split(product: Callable[[SplitPaths], Path]) -> Paths:
@@ -114,12 +109,7 @@ _ROWS = (
         parallel=True,
         is_finished=lambda path, store: bool(existing_histograms(path, store)),
     ),
-    Stage(
-        "plan",
-        _of_each_split(lambda paths: paths.plan),
-        needs=("histogram",),
-        parallel=True,
-    ),
+    Stage("plan", _of_each_split(lambda paths: paths.plan), needs=("histogram",), parallel=True),
     Stage(
         "write",
         _of_each_split(lambda paths: paths.metadata),
@@ -138,8 +128,8 @@ _ROWS = (
     ),
     Stage(
         "train",
-        lambda folder: [folder.training_result] if folder.pretrains else [],
-        image="training",
+        lambda folder: [folder.training_result],
+        trains=True,
         kustomization="training",
         needs=("write",),
         follows=("verify",),
@@ -149,15 +139,15 @@ _ROWS = (
     # A training that was stopped can be evaluated, and any work folder reported on, as far as it has come.
     Stage(
         "evaluate",
-        lambda folder: [folder.evaluation_result] if folder.pretrains and folder.has_evaluation else [],
-        image="training",
+        lambda folder: [folder.evaluation_result] if folder.has_evaluation else [],
+        trains=True,
         kustomization="results",
         follows=("train",),
     ),
     Stage(
         "finetune",
-        lambda folder: [folder.finetuning_result] if folder.finetunes else [],
-        image="training",
+        lambda folder: [folder.finetuning_result],
+        trains=True,
         kustomization="finetuning",
         needs=("train",),
         reads=(
@@ -165,16 +155,16 @@ _ROWS = (
             "prepare.records",  # for the vocabulary next to them
         ),
         distributed=True,
-        is_part_of=lambda settings: settings.finetunes,
+        is_part_of=lambda pipeline: pipeline.finetunes,
     ),
     Stage(
         "predict",
-        lambda folder: [folder.predictions] if folder.predicts else [],
-        image="training",
+        lambda folder: [folder.predictions],
+        trains=True,
         kustomization="finetuning",
         needs=("finetune",),
         reads=("predict.data",),
-        is_part_of=lambda settings: settings.predicts,
+        is_part_of=lambda pipeline: pipeline.predicts,
     ),
     Stage(
         "report",
@@ -182,27 +172,18 @@ _ROWS = (
         kustomization="results",
         follows=("train", "evaluate", "finetune", "predict"),
         reads=(),
-        is_part_of=lambda settings: True,
+        is_part_of=lambda pipeline: True,
     ),
 )
 
 STAGES: Mapping[str, Stage] = MappingProxyType({stage.name: stage for stage in _ROWS})
 STEPS: Mapping[str, Stage] = MappingProxyType({step: stage for stage in _ROWS for step in stage.steps})
-SHARED_STAGES = tuple(stage.name for stage in _ROWS if stage.shared)
-
-
-def select_stages(names: Iterable[str]) -> list[str]:
-    """`names` in the pipeline's order."""
-    chosen = list(names)
-    unknown = [name for name in chosen if name not in STAGES]
-    if unknown:
-        raise InputError(f"--stages {unknown[0]}: no such stage; stages are {', '.join(STAGES)}")
-    return [name for name in STAGES if name in chosen]
 
 
 def steps_of(stages: Iterable[str]) -> list[str]:
     """The steps of `stages`, in the pipeline's order."""
-    return [step for name in select_stages(stages) for step in STAGES[name].steps]
+    chosen = set(stages)
+    return [step for name, stage in STAGES.items() if name in chosen for step in stage.steps]
 
 
 def stages_of(settings: PipelineSettings) -> list[str]:
@@ -210,14 +191,17 @@ def stages_of(settings: PipelineSettings) -> list[str]:
     return [name for name, stage in STAGES.items() if stage.is_part_of(settings)]
 
 
-def check_stages(settings: PipelineSettings, names: Iterable[str]) -> None:
-    """Refuse stages that a pipeline does not have."""
-    own = stages_of(settings)
+def select_stages(settings: PipelineSettings, names: Iterable[str]) -> list[str]:
+    """`names` in the pipeline's order; those that it does not have are refused."""
+    own, chosen = stages_of(settings), list(names)
     remedies = {"finetune": "set finetune.data, and task.name", "predict": "set predict.data"}
-    for name in names:
+    for name in chosen:
+        if name not in STAGES:
+            raise InputError(f"--stages {name}: no such stage; stages are {', '.join(STAGES)}")
         if name not in own:
             remedy = remedies.get(name, "leave out finetune.init_checkpoint where it is to pretrain its own weights")
             raise InputError(f"--stages {name}: this pipeline has only {', '.join(own)}; {remedy}")
+    return [name for name in own if name in chosen]
 
 
 # --- the files that stages read

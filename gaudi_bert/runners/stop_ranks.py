@@ -2,11 +2,10 @@
 
     python3 -m gaudi_bert.runners.stop_ranks mpirun ...
 
-The first request to stop becomes SIGUSR1, which mpirun only forwards, so that ranks have time to save: on SIGTERM, as when
-a rank is lost, it kills them after twice `odls_base_sigkill_timeout`, which is short. A second request goes to mpirun as it
-is; the end of the process that started this one counts as a request. On a cluster, mpirun starts when all workers answer,
-and again when ranks have saved because a worker's pod was stopped: a drained node costs neither a retry of the Job nor its
-backoff. Ranks of PyTorch are told where to meet, which mpirun does not do.
+The first request to stop becomes SIGUSR1, which mpirun only forwards, so that ranks have time to save: on SIGTERM it kills
+them soon. A second request goes to mpirun as it is; the end of the process that started this one counts as a request. On a
+cluster, mpirun starts when all workers answer, and again when ranks have saved because a worker's pod was stopped: a drained
+node costs neither a retry of the Job nor its backoff. Ranks of PyTorch are told where to meet.
 
     python3 -m gaudi_bert.runners.stop_ranks here
 

@@ -191,7 +191,6 @@ def _checked_lists(part: TablePart, table: Any, columns: TableColumns, most_toke
 
 
 def _refuse_rows(part: TablePart, wrong: BoolArray, reason: str) -> None:
-    """Refuse the first of the rows that are wrong."""
     if wrong.any():
         raise InputError(f"{part.path}: row {part.first_row + int(np.argmax(wrong))}: {reason}")
 

@@ -339,7 +339,6 @@ class TableFiles(ShardFiles["_Footer"]):
 
 
 def _footer(path: Path) -> _Footer:
-    """The footer of a file, which must be a packed table."""
     types = require_pyarrow().types
     with opened_parquet(path, memory_map=True) as file:
         schema, metadata = named(path, file.schema_arrow), file.metadata

@@ -2,9 +2,7 @@
 
 A part is what the format itself can read alone: a row group of Parquet, a record batch of Arrow (a file, or a stream as
 Hugging Face datasets write it; both are mapped into memory and not copied), a block of lines of JSON. One that is larger
-than requested is read in equal runs of rows; those of a row group are decoded from its front. A gzipped file can be read
-from its front only, so it is one part. The parts are listed from the footer or the heads of batches, without reading
-more than the first page of a column; lines of JSON are counted.
+than requested is read in equal runs of rows. A gzipped file can be read from its front only, so it is one part.
 """
 
 from __future__ import annotations
@@ -261,7 +259,6 @@ def _blocks(path: Path, start: int, end: int | None) -> Iterator[bytes]:
 
 
 def _lines(block: bytes) -> list[bytes]:
-    """The lines of a block that are not blank."""
     return [line for line in block.removeprefix(_BYTE_ORDER_MARK).split(b"\n") if line.strip()]
 
 

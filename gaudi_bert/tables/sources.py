@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gaudi_bert.artefacts.examples import TokenisedTexts
 from gaudi_bert.artefacts.object_store import Objects
 from gaudi_bert.common.arrow import require_pyarrow
 from gaudi_bert.common.errors import InputError, shortened
@@ -39,12 +38,6 @@ def is_table(source: str | Path) -> bool:
         return _has_ending(path)
     matches = glob.glob(os.fspath(source))
     return _has_ending(path) or (bool(matches) and all(name.endswith(_ENDINGS) for name in matches))
-
-
-def tokenized_length(source: str | Path) -> int | None:
-    """Most tokens of a row of a folder of `tokenize`; None of any other table."""
-    texts = TokenisedTexts.read_if_present(Path(source))
-    return None if texts is None else texts.max_sequence_length
 
 
 def table_files(source: str | Path, reporter: Reporter | None = None) -> list[Path]:
@@ -249,7 +242,6 @@ def _leave_out(name: str) -> str:
 
 
 def _check_same_columns(files: Sequence[Path], columns: TableColumns) -> None:
-    """Every file must have the columns of the first, with their types."""
     for path in files[1:]:
         schema = table_schema(path)
         for name in columns.stored_names:

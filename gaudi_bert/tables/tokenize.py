@@ -5,8 +5,7 @@
                                          tokenizer, which `pack` carries on; tokens.json: the result, written last
 
 A part is a function of the text and the settings alone: shard K of N writes the parts K, K + N, ..., and the last one to end
-writes tokens.json. The library's own threads tokenise a batch of texts while the batch before it is written. Memory is
-that of a few batches and of the longest text, whatever the size of the data.
+writes tokens.json. Memory is that of a few batches and of the longest text, whatever the size of the data.
 """
 
 from __future__ import annotations
@@ -142,7 +141,6 @@ def _finish(
     output: _TokensOutput,
     identities: Sequence[dict[str, Any]],
 ) -> StageOutput[TokenisedTexts] | PlainResult:
-    """Write tokens.json when all parts are there."""
     files = tuple(file for _, file in output.completed(range(parts)))
     missing = parts - len(files)
     if missing:

@@ -309,7 +309,6 @@ def _refuse(packs: _StoredPacks, name: str, wrong: AnyArray) -> None:
 
 
 def _check_scalars(packs: _StoredPacks, layout: PackLayout, rows: GroupRows, of_rows: IntArray) -> None:
-    """Every scalar column holds, for each sequence, the value of its row."""
     pyarrow = require_pyarrow()
     for name in layout.columns.scalars:
         column = packs.table.column(name).combine_chunks()

@@ -1,10 +1,9 @@
 """Rows in, answers out, window by window: to a file or a pipe, in bounded memory; for `predict` and `embed`.
 
 Next to OUT are `.OUT.partial`, the answers so far, and `.OUT.progress.json`, which states how much of them counts. A window
-is first flushed to the disk and then counted: what a killed run wrote beyond the count is cut off. When all windows are
-written, the partial file gets its name and the count is removed. A window is not answered again if its rows are the same,
-even if a later row was fixed meanwhile. Answers for an object store are uploaded once they are complete: a run that is
-killed before that starts again.
+is first flushed to the disk and then counted: what a killed run wrote beyond the count is cut off. A window is not answered
+again if its rows are the same, even if a later row was fixed meanwhile. Answers for an object store are uploaded once they
+are complete: a run that is killed before that starts again.
 """
 
 from __future__ import annotations
@@ -373,7 +372,6 @@ class _AnswerFile(AnswerStream):
         self._count.unlink(missing_ok=True)
 
     def _open(self) -> BinaryIO:
-        """The partial file, cut to what counts."""
         if self._handle is None:
             with explained_os_errors(self.out, "write"):
                 self.out.parent.mkdir(parents=True, exist_ok=True)

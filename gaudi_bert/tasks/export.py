@@ -106,5 +106,4 @@ def _vocabulary(weights: Weights, config: BertConfig, given: Path | None, report
 
 
 def _run_folder(weights: Weights) -> Path:
-    """The folder of the run, for a checkpoint of ours inside it."""
     return weights.path.resolve().parent.parent

@@ -1,10 +1,8 @@
 """Files of labelled rows to sequences to batches of packs: every sequence once an epoch, paired differently each time.
 
-A file is read and tokenized a window of rows at a time, and identified by its content. Its packs are planned once: the plan
-states how many packs hold which lengths; which sequences share a pack, and the order of the packs, are seeded permutations
-of (seed, epoch). Packs are numbered through all epochs, those of each length of rows by themselves, and the plan of the run
-knows which of them are in which micro-batch (`RunPlan.micro_batches`): nothing is dropped at the end of an epoch, and a
-position is one number. After the last epoch come empty packs, which fill up the last update.
+Packs are planned once: the plan states how many packs hold which lengths; which sequences share a pack, and the order of
+the packs, are seeded permutations of (seed, epoch). Packs are numbered through all epochs, those of each length of rows by
+themselves: nothing is dropped at the end of an epoch. After the last one come empty packs, which fill up the last update.
 """
 
 from __future__ import annotations

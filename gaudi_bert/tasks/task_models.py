@@ -84,7 +84,6 @@ def check_finished(path: Path) -> None:
 
 
 def _check_transformers(what: str) -> None:
-    """Refuse what needs `transformers` where it is not installed."""
     if importlib.util.find_spec("transformers") is None:
         raise InputError(f"{what} needs transformers; run: {install_command('pytorch')}")
 

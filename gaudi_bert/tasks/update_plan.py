@@ -1,10 +1,9 @@
 """Updates of rows that belong together, as pairs of texts do: each has so many rows, and all are of one static shape.
 
 The rows of all epochs are one stream, each epoch in another random order; update u takes the rows u M to (u + 1) M of it,
-so every row is seen once an epoch, and only the last update of a run may have fewer. An epoch is ordered when it comes.
-Sequences that several rows of an update share are computed once. Updates swap rows until all need as many tokens. Packs are
-built by best fit, a few microseconds an update, without a proof; the length of a pack is chosen so that the most packs that
-an update needs, a constant, leave little room.
+so every row is seen once an epoch, and only the last update of a run may have fewer. Sequences that several rows of an
+update share are computed once. Updates swap rows until all need as many tokens. Packs are built by best fit, without a
+proof; their length is chosen so that the most packs that an update needs, a constant, leave little room.
 
 Letters: M rows of an update, N rows, E epochs, L positions of a pack, S depth.
 """

@@ -149,7 +149,6 @@ class TrainingLoop:
         }
 
     def _update(self, task: Task) -> None:
-        """Do one update."""
         context, update = self.context, self.progress.update + 1
         context.communicator.note(f"update {update}", slow=self._is_cold)
         self._interval.begin()

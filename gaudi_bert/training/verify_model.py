@@ -1,9 +1,8 @@
-"""Stage verify-model: packing changes nothing, shown for a user's own weights and data.
+"""Stage verify-model: packing changes nothing, shown for a user's own weights.
 
-The first packs of the data go through the model packed and one sequence to a row: outputs, losses and the gradient of
-every variable must agree to float32 rounding. Then all tokens of one sequence of each pack are changed, and not one bit of
-any other sequence's outputs may change. Without a checkpoint, the weights are seeded random ones; without data, so are the
-sequences.
+Packs of random sequences go through the model packed and one sequence to a row: outputs, losses and the gradient of every
+variable must agree to float32 rounding. Then all tokens of one sequence of each pack are changed, and not one bit of any
+other sequence's outputs may change. Without a checkpoint, the weights are seeded random ones.
 
 A folder of `transformers`, whatever its model, is tried as `finetune` tries it (`encoders/packed_model.py`).
 """
@@ -11,7 +10,7 @@ A folder of `transformers`, whatever its model, is tried as `finetune` tries it 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,25 +18,22 @@ from typing import Literal
 
 import numpy as np
 
-from gaudi_bert.common.arrays import BatchArrays, Float32Array, Int32Array, WeightArrays, random_words
+from gaudi_bert.common.arrays import BatchArrays, Float32Array, Int32Array, WeightArrays
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.files import check_model
 from gaudi_bert.common.progress import Reporter, count_of
 from gaudi_bert.config.values import Engine as EngineChoice
 from gaudi_bert.engines import choose_engine, load_engine
-from gaudi_bert.engines.protocol import Engine, Model, ModelSpec
+from gaudi_bert.engines.protocol import Model, ModelSpec
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.model.heads import Loss, PretrainingHead
 from gaudi_bert.training.checkpoint import find_checkpoint, read_checkpoint
-from gaudi_bert.training.input import DataSource, check_fits, evaluation_batches, open_data
 from gaudi_bert.training.weights import local_weights
 
 _OUTPUT_BOUND = 1e-5
 _GRADIENT_BOUND = 1e-5
 _ZERO_GRADIENT_BOUND = 1e-9
-_RANDOM_LENGTH, _RANDOM_VOCABULARY, _RANDOM_PACKS = 128, 997, 5
-_MOST_JOINED = 8
-_PACKS, _SEARCHED_PACKS = 8, 256  # the first that hold several sequences, of so many
+_LENGTH, _VOCABULARY, _PACKS, _DEPTH = 128, 997, 5, 8
 _SEED = 12345
 _Dtype = Literal["float32", "float64"]
 # By name: the largest difference, and the largest value; of a gradient the norms of both.
@@ -52,7 +48,6 @@ class VerifyModelResult:
     """
 
     weights: str
-    data: str
     packs: int
     sequences: int
     differences: dict[str, float]
@@ -69,57 +64,47 @@ class VerifyModelResult:
         ]
 
 
-def verify_model(
-    *,
-    checkpoint: Path | None,
-    data: Path | None,
-    reporter: Reporter,
-    engine: EngineChoice = "auto",
-) -> VerifyModelResult:
-    """Prove that packed equals unpacked; unpacked records are joined to packs first.
+def verify_model(*, checkpoint: Path | None, reporter: Reporter, engine: EngineChoice = "auto") -> VerifyModelResult:
+    """Prove that packed equals unpacked.
 
     Raises:
         FailedError: it does not.
-        InputError: the weights or the data cannot be read, or do not fit each other.
+        InputError: the weights cannot be read.
     """
-    with ExitStack() as stack:
-        weights = None if checkpoint is None else stack.enter_context(local_weights(checkpoint))
+    config = BertConfig(
+        vocab_size=_VOCABULARY,
+        hidden_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=256,
+        max_position_embeddings=_LENGTH,
+        initializer_range=0.1,
+    )
+    values: WeightArrays = {}
+    with nullcontext() if checkpoint is None else local_weights(checkpoint) as weights:
         if weights is not None:
             check_model(weights)
-        if weights is not None and (weights / "config.json").is_file():  # any model of transformers, with its own weights
-            if data is not None:
-                raise InputError(f"{data}: a folder of transformers is tried on packs of random tokens; leave --data out")
-            from gaudi_bert.encoders.packed_model import verify_folder  # loads torch and transformers
+            if (weights / "config.json").is_file():  # any model of transformers, with its own weights
+                from gaudi_bert.encoders.packed_model import verify_folder  # loads torch and transformers
 
-            differences, count, sequences = verify_folder(weights, reporter.say)
-            return VerifyModelResult(str(weights), "random", count, sequences, differences, sequences - count)
-        source = None if data is None else stack.enter_context(open_data(data))
-        vocabulary = _RANDOM_VOCABULARY if source is None else source.vocabulary_size
-        config = BertConfig(  # a small one, with room for the data
-            vocab_size=BertConfig.vocab_size if vocabulary is None else vocabulary,
-            hidden_size=64,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            intermediate_size=256,
-            max_position_embeddings=_RANDOM_LENGTH if source is None else source.schema.max_sequence_length,
-            initializer_range=0.1,
-        )
-        values: WeightArrays = {}
-        if weights is not None:
+                differences, count, sequences = verify_folder(weights, reporter.say)
+                return VerifyModelResult(str(weights), count, sequences, differences, sequences - count)
             stored = read_checkpoint(find_checkpoint(weights))
             if "model" not in stored.settings:
                 raise InputError(f"{weights}: holds no model settings; use a checkpoint that `train` wrote")
             config, values = BertConfig.from_json(stored.settings["model"]), stored.variables
-        if source is not None:
-            check_fits(source, config)
-        batch = _random_packs(config) if source is None else _first_packs(source, config)
     chosen = choose_engine(engine, key="--engine")
     reporter.say(f"verify-model: {chosen.line()}")
-    model_of = partial(_build, load_engine(chosen.name), config, values)
+    build, batch = partial(load_engine(chosen.name).build, ModelSpec(config, PretrainingHead()), seed=_SEED), _packs(config)
+
+    def model_of(compute_dtype: _Dtype) -> Model:
+        model = build(compute_dtype=compute_dtype)
+        model.load_values(values)
+        return model
+
     differences = _compare(model_of, batch, "sequence", reporter.say) | _compare(model_of, batch, "token", reporter.say)
     return VerifyModelResult(
         weights="random" if checkpoint is None else str(checkpoint),
-        data="random" if data is None else str(data),
         packs=len(batch["input_ids"]),
         sequences=len(split_packs(batch)),
         differences=differences,
@@ -127,63 +112,27 @@ def verify_model(
     )
 
 
-def _build(engine: Engine, config: BertConfig, values: WeightArrays, compute_dtype: _Dtype) -> Model:
-    """Make what is proven: a model with these weights, random ones where there are none, in float32 or float64."""
-    model = engine.build(ModelSpec(config, PretrainingHead()), seed=_SEED, compute_dtype=compute_dtype)
-    model.load_values(values)
-    return model
-
-
-# --- The packs: the first ones of the data, or random ones
-
-
-def _first_packs(source: DataSource, config: BertConfig) -> BatchArrays:
-    """The first packs of several sequences in the data, or where there are too few, of one; unpacked ones are joined."""
-    most = _SEARCHED_PACKS if source.is_packed else 3 * _PACKS
-    (batch,) = evaluation_batches(source, config, most, take_packs=most)
-    sequences = np.count_nonzero(batch["next_sentence_weights"], axis=1)
-    if source.is_packed:
-        chosen = np.argsort(sequences < 2, kind="stable")[: min(_PACKS, np.count_nonzero(sequences))]
-        return {name: values[chosen] for name, values in batch.items()}
-    return _join([placed.sequence for placed in split_packs(batch)], source.schema.max_sequence_length)
-
-
-def _random_packs(config: BertConfig) -> BatchArrays:
-    """Packs of random sequences of many lengths, some with padding."""
-    length = min(_RANDOM_LENGTH, config.max_position_embeddings)
-    words = iter(random_words(100_000, _SEED, "verify-model").tolist())
-
-    def below(limit: int) -> int:
-        return int(next(words)) % limit
-
-    sequences: list[Sequence] = []
-    while sum(sequence.length for sequence in sequences) < _RANDOM_PACKS * length:
-        size = 1 + below(max(1, length // 2))
-        positions = sorted({below(size) for _ in range(1 + size // 7)})
-        sequences.append(
-            Sequence(
-                input_ids=np.array([below(config.vocab_size) for _ in range(size)], np.int32),
-                segment_ids=np.array([slot * config.type_vocab_size // size for slot in range(size)], np.int32),
-                masked_positions=np.array(positions, np.int32),
-                masked_ids=np.array([below(config.vocab_size) for _ in positions], np.int32),
-                next_sentence_label=int(len(sequences) % 3 < 2),
-            )
-        )
-    return _join(sequences, length)
-
-
-def _join(sequences: list[Sequence], length: int) -> BatchArrays:
-    """Packs by first fit, longest sequence first."""
+def _packs(config: BertConfig) -> BatchArrays:
+    """Packs of random sequences of many lengths, some with padding, by first fit, the longest sequence first."""
+    random, length = np.random.default_rng(_SEED), min(_LENGTH, config.max_position_embeddings)
     packs: list[list[Sequence]] = []
-    for sequence in sorted(sequences, key=lambda each: -each.length):
-        for pack in packs:
-            if len(pack) < _MOST_JOINED and sum(each.length for each in pack) + sequence.length <= length:
-                pack.append(sequence)
-                break
-        else:
-            packs.append([sequence])
+    sizes = sorted(random.integers(1, max(2, length // 2 + 1), 4 * _PACKS).tolist(), reverse=True)
+    for number, size in enumerate(sizes):
+        positions = np.unique(random.integers(0, size, 1 + size // 7))
+        sequence = Sequence(
+            input_ids=random.integers(0, config.vocab_size, size).astype(np.int32),
+            segment_ids=(np.arange(size) * config.type_vocab_size // size).astype(np.int32),
+            masked_positions=positions.astype(np.int32),
+            masked_ids=random.integers(0, config.vocab_size, len(positions)).astype(np.int32),
+            next_sentence_label=int(number % 3 < 2),  # unequal, or the gradient of a bias nearly cancels
+        )
+        fitting = (pack for pack in packs if len(pack) < _DEPTH and sum(each.length for each in pack) + size <= length)
+        pack = next(fitting, None)
+        if pack is None:
+            packs.append(pack := [])
+        pack.append(sequence)
     slots = max(sum(len(sequence.masked_ids) for sequence in pack) for pack in packs)
-    return join_sequences(packs, length, slots, max(len(pack) for pack in packs))
+    return join_sequences(packs, length, slots, max(map(len, packs)))
 
 
 # --- Packed compared with unpacked, for any weights and any packs (Krell et al., 2021, section 3.2: "the behavior of the
@@ -258,8 +207,7 @@ def _check_leaks(model: Model, vocabulary_size: int, batch: BatchArrays, say: Ca
             raise FailedError(
                 "changing the tokens of a sequence did not change its own outputs: the weights ignore the input"
             )
-    probe = f"{total} sequences next to a changed one, not one bit differs" if total else "no pack holds two sequences"
-    say(f"verify-model:   leak probe: {probe}")
+    say(f"verify-model:   leak probe: {total} sequences next to a changed one, not one bit differs")
     return total
 
 
@@ -327,7 +275,6 @@ class _PlacedSequence:
 
     @property
     def positions(self) -> slice:
-        """The positions of its tokens in the pack."""
         return slice(self.start, self.start + self.sequence.length)
 
 
@@ -341,11 +288,8 @@ def split_packs(batch: BatchArrays) -> list[_PlacedSequence]:
 
 
 def _placed(batch: BatchArrays, pack: int, number: int) -> _PlacedSequence:
-    positions = np.flatnonzero(batch["input_mask"][pack] == number)
-    if not len(positions) or positions[-1] - positions[0] + 1 != len(positions):
-        raise InputError(f"pack {pack}: the sequence number {number} in input_mask is missing or split; repack the data")
+    positions, slots = (np.flatnonzero(batch[name][pack] == number) for name in ("input_mask", "masked_lm_weights"))
     start = int(positions[0])
-    slots = np.flatnonzero(batch["masked_lm_weights"][pack] == number)
     sequence = Sequence(
         input_ids=batch["input_ids"][pack][positions].astype(np.int32),
         segment_ids=batch["segment_ids"][pack][positions].astype(np.int32),

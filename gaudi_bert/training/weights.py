@@ -265,8 +265,16 @@ def _from_hugging_face(tensors: WeightArrays, config: BertConfig) -> dict[str, F
 
     `tensors` may have the names of the first releases, with `gamma` and `beta` for layer norm.
     """
-    state = _state(tensors)
-    ours: dict[str, Float32Array] = {}
+    names: dict[str, str] = {}
+    for name in tensors:
+        full = name.removesuffix(".gamma") + ".weight" if name.endswith("LayerNorm.gamma") else name
+        full = full.removesuffix(".beta") + ".bias" if full.endswith("LayerNorm.beta") else full
+        full = full if full.startswith(("bert.", "cls.", *_TASK_HEADS)) else f"bert.{full}"
+        other = names.setdefault(full, name)
+        if other != name:
+            raise InputError(f"weights: {other} and {name} are the same weights; leave out the one that is superfluous")
+    everything = {full: tensors[name] for full, name in names.items()}
+    state, ours = dict(everything), {}
     for name, spec in parameter_specs(config).items():
         value = state.pop(_hugging_face_name(name), None)
         if value is None:
@@ -285,7 +293,6 @@ def _from_hugging_face(tensors: WeightArrays, config: BertConfig) -> dict[str, F
         value = np.asarray(state.pop(name), dtype=np.float32)
         scope, _, last = name.partition(".")
         ours[f"{scope}/kernel" if last == "weight" else f"{scope}/{last}"] = np.ascontiguousarray(value.T)
-    everything = {_full_name(name): value for name, value in tensors.items()}
     for name, value in state.items():  # what was not read: counters, and tied ones that equal what they are tied to
         if name in _TIED and _TIED[name] in everything:
             if not np.array_equal(value, everything[_TIED[name]]):
@@ -295,19 +302,3 @@ def _from_hugging_face(tensors: WeightArrays, config: BertConfig) -> dict[str, F
                 f"weights: {name} is unknown; give those of a BertForPreTraining, a BertModel or a BertFor... of a task"
             )
     return ours
-
-
-def _state(tensors: WeightArrays) -> dict[str, Float32Array]:
-    """The tensors by their full names of today; two for one variable are refused."""
-    names: dict[str, str] = {}
-    for name in tensors:
-        other = names.setdefault(_full_name(name), name)
-        if other != name:
-            raise InputError(f"weights: {other} and {name} are the same weights; leave out the one that is superfluous")
-    return {full: tensors[name] for full, name in names.items()}
-
-
-def _full_name(name: str) -> str:
-    name = name.removesuffix(".gamma") + ".weight" if name.endswith("LayerNorm.gamma") else name
-    name = name.removesuffix(".beta") + ".bias" if name.endswith("LayerNorm.beta") else name
-    return name if name.startswith(("bert.", "cls.", *_TASK_HEADS)) else f"bert.{name}"

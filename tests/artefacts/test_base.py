@@ -19,7 +19,8 @@ from tests.builders.reporters import a_run
 
 EVALUATION = {
     "loss": 5.25, "masked_lm_loss": 4.5, "masked_lm_accuracy": 0.25, "next_sentence_loss": 0.75,
-    "next_sentence_accuracy": 0.5, "unigram_baseline": 0.125, "sequences": 7, "masked_tokens": 20,
+    "next_sentence_accuracy": 0.5, "unigram_baseline": 0.125, "next_sentence_baseline": 0.5,
+    "sequences": 7, "masked_tokens": 20,
 }  # fmt: skip
 
 

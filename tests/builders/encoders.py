@@ -40,7 +40,6 @@ CONFIGS: dict[str, Any] = {
         **SIZES, pad_token_id=1, max_position_embeddings=64, relative_attention=True, pos_att_type=["p2c", "c2p"], **more
     ),
 }
-SERVED = ["roberta", "modernbert", "minilm"]
 
 
 def tokenizer() -> Tokenizer:

@@ -16,11 +16,6 @@ from gaudi_bert.engines.protocol import UpdateLoss
 
 # --- TensorFlow: the graphs that an update was traced to, and every function that they call
 
-# The size of the output depends on values, whatever the inputs. Others, such as Range or Tile, are found by their shape.
-_DATA_DEPENDENT = {"Where", "Unique", "UniqueV2", "UniqueWithCounts", "UniqueWithCountsV2", "ListDiff", "DynamicPartition"}
-_DATA_DEPENDENT_PREFIXES = ("NonMaxSuppression", "Ragged", "Sparse", "DenseToDenseSet", "DenseToSparseSet", "SetSize")
-# Dense in, dense out: only the labels, the zeros, or the rows that are picked give them their name.
-_NOT_DATA_DEPENDENT = {"SparseSoftmaxCrossEntropyWithLogits", "SparseMatMul", "SparseSegmentSumGrad", "SparseToDense"}
 _HOST_CALLS = {
     *("PyFunc", "PyFuncStateless", "EagerPyFunc", "NumericVerify", "Print", "PrintV2", "Assert", "CheckNumerics"),
     *("CheckNumericsV2", "Timestamp", "WriteSummary", "HistogramSummary", "ScalarSummary", "MergeSummary"),
@@ -65,9 +60,6 @@ def _problems(operation: Any) -> Iterator[tuple[str, str]]:
     import tensorflow as tf
 
     kind = operation.type
-    by_name = kind in _DATA_DEPENDENT or kind.startswith(_DATA_DEPENDENT_PREFIXES)
-    if by_name and kind not in _NOT_DATA_DEPENDENT:
-        yield "data-dependent shape", kind
     if kind in _HOST_CALLS:
         yield "host call", kind
     if any(_function_body(operation.graph, called) is None for called in _called_functions(operation)):

@@ -46,7 +46,6 @@ _SIZES = {
 _BERT = {**_SIZES, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 _LLAMA = {**_SIZES, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 HEADS: dict[str, tuple[Callable[[], Any], str | None]] = {
-    "masked": (lambda: transformers.BertForMaskedLM(transformers.BertConfig(**_BERT)), None),
     "causal": (lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(**_LLAMA)), None),
     "sequences": (lambda: PackedBertForSequenceClassification(transformers.BertConfig(**_BERT)), "label"),
 }
@@ -180,7 +179,7 @@ def with_accelerate(head: str, data: Path, out: Path, rank: int, processes: int,
 
 def refused(data: Path, out: Path, rank: int, processes: int) -> dict[str, str]:
     """What cannot work with several processes, and the error that says so."""
-    model, share, collate = make("masked", data, rank, processes, SEED)
+    model, share, collate = make("causal", data, rank, processes, SEED)
 
     def train(kind: type, dataset: PackedDataset, **config: Any) -> None:
         arguments = TrainingArguments(

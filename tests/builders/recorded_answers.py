@@ -48,11 +48,7 @@ def image_missing(name: str, message: str, reason: str = "ErrImagePull") -> Json
 
 
 def evicted(name: str) -> Json:
-    return {
-        "metadata": {"name": name, "creationTimestamp": "2026-01-01T00:00:00Z"},
-        "spec": {"containers": [{"name": "plan", "image": IMAGE}]},
-        "status": {"phase": "Failed", "reason": "Evicted", "message": "The node was low on resource: memory."},
-    }
+    return pod(name, "Failed", containerStatuses=[], reason="Evicted", message="The node was low on resource: memory.")
 
 
 def preempted(name: str) -> Json:

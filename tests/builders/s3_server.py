@@ -29,7 +29,7 @@ ENVIRONMENT = {
 _SERVER = """
 import sys
 from moto.server import ThreadedMotoServer
-server = ThreadedMotoServer(ip_address=sys.argv[1], port=0, verbose=False)
+server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
 server.start()
 print(server._server.server_port, flush=True)
 sys.stdin.read()
@@ -40,11 +40,10 @@ server.stop()
 @dataclass(frozen=True)
 class S3Server:
     port: int
-    address: str = "127.0.0.1"
 
     @property
     def endpoint(self) -> str:
-        return f"http://{self.address}:{self.port}"
+        return f"http://127.0.0.1:{self.port}"
 
     def make_bucket(self, name: str) -> None:
         import s3fs
@@ -55,12 +54,11 @@ class S3Server:
 
 
 @contextmanager
-def s3_server(address: str = "127.0.0.1") -> Iterator[S3Server]:
+def s3_server() -> Iterator[S3Server]:
     """The server; it ends with the block."""
-    with subprocess.Popen(
-        [PYTHON, "-c", _SERVER, address], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    ) as process:
-        yield S3Server(int(process.stdout.readline()), address)
+    pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
+    with subprocess.Popen([PYTHON, "-c", _SERVER], stdin=pipe, stdout=pipe, stderr=nothing, text=True) as process:
+        yield S3Server(int(process.stdout.readline()))
         process.stdin.close()
         process.wait(30)
 

@@ -40,10 +40,10 @@ done
 
 
 class Hosts:
-    """A launcher and two workers, each a network namespace with a name of its own, and processes of `user` alone."""
+    """A launcher and two workers, each a network namespace with a name of its own, and processes of `USER` alone."""
 
-    def __init__(self, folder: Path, prefix: str, user: int) -> None:
-        self.folder, self.prefix, self.user = folder, prefix, user
+    def __init__(self, folder: Path, prefix: str) -> None:
+        self.folder, self.prefix = folder, prefix
         (configuration,) = render(SETTINGS).of_kind("ConfigMap")
         self.launcher, self.worker = pod_specs(render(SETTINGS).steps["train"])
         (folder / "passwd").write_text(configuration["data"]["passwd"])
@@ -51,10 +51,10 @@ class Hosts:
         subprocess.run(["ssh-keygen", "-q", "-t", "ecdsa", "-N", "", "-f", folder / "keys" / "id_rsa"], check=True)
         (folder / "keys" / "authorized_keys").write_bytes((folder / "keys" / "id_rsa.pub").read_bytes())
         for path in (folder / "keys").iterdir():
-            path.chmod(0o644 if user else 0o600)  # as the secret of an MPIJob is mounted; its owner is root
+            path.chmod(0o644)  # as the secret of an MPIJob is mounted; its owner is root
 
     def command(self, host: str, command: list[str], **environment: str) -> list[str]:
-        """`command` on a host, as the user: unless that is root, with no capability and no way to get one."""
+        """`command` on a host, as the user, with no capability and no way to get one."""
         own = {"/tmp/ssh_host_key": f"{self.folder}/{host}/key", "/etc/gaudi-bert-ssh": f"{self.folder}/keys"}
         words = []
         for word in command:
@@ -62,11 +62,10 @@ class Hosts:
                 word = word.replace(place, here)
             words.append(word)
         names = f"mount --bind {self.folder}/hosts /etc/hosts"
-        own_files = f"mount --bind {self.folder}/passwd /etc/passwd" if self.user else "mkdir -p /run/sshd"
-        prepare = f'hostname {host} && {names} && {own_files} && exec "$@"'
+        prepare = f'hostname {host} && {names} && mount --bind {self.folder}/passwd /etc/passwd && exec "$@"'
         namespaces = ["unshare", "--mount", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc"]
         on_host = ["ip", "netns", "exec", f"{self.prefix}{host[-1]}", *namespaces]
-        as_user = ["setpriv", f"--reuid={self.user}", f"--regid={self.user}", *_WITHOUT_RIGHTS] if self.user else []
+        as_user = ["setpriv", f"--reuid={USER}", f"--regid={USER}", *_WITHOUT_RIGHTS]
         variables = [f"{name}={value}" for name, value in {"HOME": "/tmp", **environment}.items()]
         return [*on_host, "sh", "-c", prepare, "sh", *as_user, "env", *variables, *words]
 
@@ -100,12 +99,12 @@ class Hosts:
         subprocess.run([*enter, "env", *variables, *hook], timeout=120, check=True)
         os.kill(process, signal.SIGTERM)
 
-    def mpirun(self, rank: list[str], start: str = "mpirun") -> list[str]:
-        """The launcher's command from the word `start` on, with `rank` in the position of the training."""
+    def mpirun(self, rank: list[str]) -> list[str]:
+        """The launcher's command, with `rank` in the position of the training."""
         command: list[str] = self.launcher["containers"][0]["command"]
         hostfile = self.folder / "hostfile"
         hostfile.write_text("".join(f"{host} slots=1\n" for host in WORKERS))  # as the MPI operator gives it
-        started = [*command[command.index(start) : command.index("gaudi-bert")], *rank]
+        started = [*command[command.index("python3") : command.index("gaudi-bert")], *rank]
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         return self.command("launcher-l", started, OMPI_MCA_orte_default_hostfile=str(hostfile), PATH=path)
 
@@ -120,8 +119,8 @@ def wait_until(words: str, log: Path, processes: list[subprocess.Popen[bytes]], 
 
 
 @contextmanager
-def made_hosts(user: int) -> Iterator[Hosts]:
-    """The hosts, whose processes are those of `user`; skips loudly where they cannot be made."""
+def made_hosts() -> Iterator[Hosts]:
+    """The hosts; skips loudly where they cannot be made."""
     missing = [program for program in PROGRAMS if shutil.which(program) is None]
     if missing or os.geteuid() != 0:
         pytest.skip(f"SSHD NOT TRIED: needs root, to make hosts, and {', '.join(PROGRAMS)}; not there: {missing}")
@@ -130,12 +129,12 @@ def made_hosts(user: int) -> Iterator[Hosts]:
     folder.chmod(0o755)
     for name in ("keys", *WORKERS):
         (folder / name).mkdir()
-        os.chown(folder / name, *((0, 0) if name == "keys" else (user, user)))
+        os.chown(folder / name, *((0, 0) if name == "keys" else (USER, USER)))
     try:
         made = subprocess.run(["sh", "-c", NETWORK.format(prefix)], capture_output=True, text=True, check=False)
         if made.returncode:
             pytest.skip(f"SSHD NOT TRIED: this machine lets nobody make network namespaces: {made.stderr.strip()}")
-        yield Hosts(folder, prefix, user)
+        yield Hosts(folder, prefix)
     finally:
         for host in "l12":
             subprocess.run(["ip", "netns", "del", f"{prefix}{host}"], capture_output=True, check=False)

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from gaudi_bert.artefacts.results import to_json
 from gaudi_bert.common.errors import StoppedError
-from gaudi_bert.config.pipeline import PipelineSettings, pipeline_from_mapping
+from gaudi_bert.config.pipeline import PipelineSettings, section_from_mapping
 from gaudi_bert.config.sections import TrainingSettings
 from gaudi_bert.engines.tensorflow.engine import connect
 from gaudi_bert.training.evaluate import evaluate
@@ -56,7 +56,7 @@ TRAINING = {
 
 
 def settings(**training) -> PipelineSettings:
-    return pipeline_from_mapping({"model": MODEL, "training": {**TRAINING, **training}}, "test")
+    return section_from_mapping(PipelineSettings, {"model": MODEL, "training": {**TRAINING, **training}}, "test")
 
 
 def stopped(data: Path, out: Path, rank: int) -> str:

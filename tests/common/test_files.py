@@ -215,6 +215,8 @@ def test_what_is_no_path_is_named(tmp_path: Path, name: str) -> None:
         read_json(tmp_path / name)
     with pytest.raises(InputError, match="invalid path"):
         write_text(tmp_path / name, "x")
+    with pytest.raises(InputError, match=r"not UTF-8, in .*b\\udcff\.jsonl"):
+        write_text(tmp_path / "x", '{"inputs": {"b\udcff.jsonl": "57"}}')
 
 
 def test_a_file_without_permission_is_not_missing() -> None:

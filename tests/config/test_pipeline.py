@@ -15,7 +15,6 @@ from gaudi_bert.config.pipeline import (
     PipelineSettings,
     load_pipeline,
     parse_yaml,
-    pipeline_from_mapping,
     section_from_mapping,
     settings_page,
 )
@@ -94,7 +93,7 @@ def test_a_file_that_is_no_pipeline_is_refused_with_its_name(tmp_path: Path, tex
 
 def test_keys_that_disagree_are_named_without_all_the_others() -> None:
     with pytest.raises(InputError) as caught:
-        pipeline_from_mapping({"name": "mine", "finetune": {"data": "rows.jsonl"}}, "mine.yaml")
+        section_from_mapping(PipelineSettings, {"name": "mine", "finetune": {"data": "rows.jsonl"}}, "mine.yaml")
     assert str(caught.value) == "mine.yaml: finetune.data is set, but no task; set task.name, for example to classification"
 
 
@@ -159,7 +158,7 @@ def test_wrong_values_of_every_key_are_refused_in_plain_words(key: str) -> None:
             assert message.startswith((f"--set {key}="[:30], f"the settings: {key} ")), message
     assert refused, "no value is wrong for it"
     for value in ODD:
-        message = refusal(pipeline_from_mapping, nested(key, value), "mine.yaml")
+        message = refusal(section_from_mapping, PipelineSettings, nested(key, value), "mine.yaml")
         assert message is None or (message.startswith("mine.yaml: ") and key in message), message
 
 
@@ -182,7 +181,7 @@ def test_wrong_values_of_options(section: Any) -> None:
     ],
 )
 def test_an_unknown_key_is_looked_for_in_all_sections(key: str, nearest: str) -> None:
-    message = refusal(pipeline_from_mapping, nested(key, 1), "mine.yaml")
+    message = refusal(section_from_mapping, PipelineSettings, nested(key, 1), "mine.yaml")
     assert message is not None
     assert message.startswith(f"mine.yaml: unknown key `{key}`; {nearest}")
 
@@ -215,7 +214,7 @@ def test_aliases_of_aliases_take_no_time() -> None:
     lines = [f"{name}: &{name} [{', '.join(['*' + before] * 9)}]" for before, name in itertools.pairwise(names)]
     bomb = parse_yaml("\n".join(["a: &a [x, x, x, x, x, x, x, x, x]", *lines]), "a.yaml")[names[-1]]
     for key, value in itertools.product(KEYS[::13], (bomb, parse_yaml("&a [*a]", "a.yaml"))):
-        assert refusal(pipeline_from_mapping, nested(key, value), "mine.yaml")
+        assert refusal(section_from_mapping, PipelineSettings, nested(key, value), "mine.yaml")
 
 
 @pytest.mark.parametrize(

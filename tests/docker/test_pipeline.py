@@ -195,13 +195,6 @@ def vendor(docker: Docker, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     docker("image", "rm", GAUDI, VENDOR)
 
 
-@pytest.fixture
-def by_pytorch(tiny: Path) -> Path:
-    """The same small pipeline, trained by PyTorch."""
-    (tiny / "tiny.yaml").write_text(TINY.replace("device: cpu", "engine: pytorch"))
-    return tiny
-
-
 def test_an_image_of_gaudi_keeps_the_vendors_pytorch(docker: Docker, vendor: str) -> None:
     shown = (
         "import importlib.metadata as m, json; print(json.dumps({d.metadata['Name']: d.version for d in m.distributions()}))"
@@ -218,25 +211,11 @@ def test_an_image_of_gaudi_keeps_the_vendors_pytorch(docker: Docker, vendor: str
 
 
 @pytest.mark.parametrize("processes", [WORKERS, CARDS], ids=["on CPUs", "on cards"])
-def test_two_processes_train_by_pytorch(docker: Docker, vendor: str, by_pytorch: Path, processes: tuple[str, ...]) -> None:
-    succeed("run", "tiny.yaml", "--on", "docker", "--stages", "prepare,histogram,plan,write,verify", folder=by_pytorch)
-    done = succeed(
-        "run", "tiny.yaml", "--on", "docker", "--stages", "train,evaluate", "--json", *processes, folder=by_pytorch
-    )
+def test_two_processes_train_by_pytorch(docker: Docker, vendor: str, tiny: Path, processes: tuple[str, ...]) -> None:
+    (tiny / "tiny.yaml").write_text(TINY.replace("device: cpu", "engine: pytorch"))
+    succeed("run", "tiny.yaml", "--on", "docker", "--stages", DATA_STAGES, folder=tiny)
+    done = succeed("run", "tiny.yaml", "--on", "docker", "--stages", "train,evaluate", "--json", *processes, folder=tiny)
     summary = json.loads(done.stdout)
     assert (summary["train"]["updates"], summary["train"]["processes"]) == (6, 2)
     assert 0 <= summary["evaluate"]["masked_lm_accuracy"] <= 1
-    assert docker("ps", "--all", "--quiet", "--filter", f"label=gaudi-bert.work={by_pytorch / 'work' / 'tiny'}").stdout == ""
-
-
-def test_two_processes_of_the_command_train_train_in_the_image(docker: Docker, vendor: str, by_pytorch: Path) -> None:
-    """As who knows the vendor's image starts it: mpirun, and the command that each process runs."""
-    succeed("run", "tiny.yaml", "--on", "docker", "--stages", "prepare,histogram,plan,write", folder=by_pytorch)
-    command = "gaudi-bert train --pipeline tiny.yaml --data work/tiny/packed/train --out work/tiny/train"
-    launcher = "-m gaudi_bert.runners.stop_ranks mpirun --allow-run-as-root -np 2 --bind-to none --host localhost:2"
-    options = f"--rm --ipc=host --volume {by_pytorch}:{by_pytorch} --workdir {by_pytorch} --entrypoint python3".split()
-    words = f"{launcher} {command} --set training.engine=pytorch".split()
-    done = docker("run", *options, GAUDI, *words, check=False)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    assert "train: on Gaudi card, PyTorch" in done.stdout + done.stderr
-    assert json.loads((by_pytorch / "work" / "tiny" / "train" / "training.json").read_text())["processes"] == 2
+    assert leftovers(docker, tiny) == ""

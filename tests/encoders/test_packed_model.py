@@ -67,7 +67,7 @@ def test_a_head_that_mixes_tokens_is_refused(head: Callable, use: Callable) -> N
 )
 def test_outputs_gradients_and_answers(name: str, kind: str, found: set[str], tmp_path: Path) -> None:
     write_encoder(tmp_path / "m", name, kind, **({**LABELS, **READS_ALL} if "answers" in found else {}))
-    result = verify_model(checkpoint=tmp_path / "m", data=None, reporter=QUIET)
+    result = verify_model(checkpoint=tmp_path / "m", reporter=QUIET)
     assert set(result.differences) == found
     assert max(result.differences.values()) < 1e-4
     assert (result.packs, result.sequences, result.leak_comparisons) == (3, 6, 3)
@@ -76,7 +76,7 @@ def test_outputs_gradients_and_answers(name: str, kind: str, found: set[str], tm
 def test_a_model_that_packs_are_not_right_for_fails(tmp_path: Path) -> None:
     write_encoder(tmp_path / "m", "deberta", "AutoModel")
     with pytest.raises(FailedError, match="deberta"):
-        verify_model(checkpoint=tmp_path / "m", data=None, reporter=QUIET)
+        verify_model(checkpoint=tmp_path / "m", reporter=QUIET)
 
 
 def test_a_gradient_of_packs_that_differs_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,10 +88,4 @@ def test_a_gradient_of_packs_that_differs_is_found(tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr(packed_model, "alone_outputs", damped)
     with pytest.raises(FailedError, match="gradients"):
-        verify_model(checkpoint=tmp_path / "m", data=None, reporter=QUIET)
-
-
-def test_packed_data_are_not_for_a_folder_of_transformers(tmp_path: Path) -> None:
-    write_encoder(tmp_path / "m", "roberta", "AutoModel")
-    with pytest.raises(InputError, match="data"):
-        verify_model(checkpoint=tmp_path / "m", data=tmp_path / "data", reporter=QUIET)
+        verify_model(checkpoint=tmp_path / "m", reporter=QUIET)

@@ -90,14 +90,6 @@ def test_flex_has_a_block_mask(model: str, causal: bool, window: int) -> None:
         assert each.shape == (2, 1, 7, 7)
 
 
-def test_layers_with_a_window_have_a_mask_of_their_own() -> None:
-    transformers = pytest.importorskip("transformers")
-    config = transformers.ModernBertConfig(num_hidden_layers=3, local_attention=2)
-    masks = PackCollator("transformers-5", config)(ROWS)["attention_mask"]
-    assert (masks["full_attention"][:, 0] == 0).tolist() == naive_mask()
-    assert (masks["sliding_attention"][:, 0] == 0).tolist() == naive_mask(window=1)
-
-
 @pytest.mark.parametrize(
     ("model", "offset"), [("bert", 0), ("roberta", 2), ("roberta with another padding", 5), ("distilbert", 0), ("gpt2", 0)]
 )
@@ -106,13 +98,6 @@ def test_positions_begin_where_the_type_of_model_has_them(model: str, offset: in
     batch = PackCollator("transformers-5", config if " " in model else model)(ROWS)
     assert batch["position_ids"][0].tolist() == [offset + position for position in (0, 1, 2, 0, 1, 0, 0)]
     assert ("token_type_ids" in batch) == (model.startswith(("bert", "roberta")))  # those with two types
-
-
-def test_a_causal_model_predicts_no_first_token() -> None:
-    rows = [{**row, "labels": row["input_ids"]} for row in ROWS]
-    batch = PackCollator("transformers-5", "gpt2")(rows)
-    assert batch["labels"][0].tolist() == [-100, 12, 13, -100, 22, -100, -100]
-    assert (batch["attention_mask"][:, 0] == 0).tolist() == naive_mask(causal=True)
 
 
 def test_what_cannot_work_is_refused_in_one_line() -> None:

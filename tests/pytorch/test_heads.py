@@ -1,118 +1,26 @@
-"""Heads that gather, against our TensorFlow trainer and each sequence alone; losses that add up to one large batch's."""
+"""Heads that gather, against each sequence alone; losses that add up to those of one large batch."""
 
 from __future__ import annotations
-
-from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from gaudi_bert.common.errors import InputError
-from tests.builders import training_data as data
 from tests.builders.agree import agree
 
 torch = pytest.importorskip("torch", reason="PYTORCH MISSING: install the extra dev to test packs for PyTorch")
 transformers = pytest.importorskip("transformers")
-pytest.importorskip("tensorflow", reason="TENSORFLOW MISSING: the heads are compared with those of our trainer")
 
-from gaudi_bert.model.config import BertConfig  # noqa: E402
+from torch.nn.functional import cross_entropy  # noqa: E402
+
 from gaudi_bert.pytorch import (  # noqa: E402
     PackCollator,
     PackedBertForPreTraining,
     PackedBertForSequenceClassification,
-    PackedDataset,
-    PackedLoader,
     model_inputs,
     update_counts,
     update_loss,
 )
-from gaudi_bert.training.input import (  # noqa: E402
-    TrainingOrder,
-    open_source,
-    training_batches,
-)
-from gaudi_bert.training.weights import to_hugging_face  # noqa: E402
-from tests.builders.model_packs import pretraining_model  # noqa: E402
-
-SEED, PACKS = 9, 12
-CONFIG = BertConfig(
-    vocab_size=data.VOCABULARY,
-    hidden_size=24,
-    num_hidden_layers=2,
-    num_attention_heads=2,
-    intermediate_size=40,
-    max_position_embeddings=32,
-    hidden_dropout_prob=0.0,
-    attention_probs_dropout_prob=0.0,
-    initializer_range=0.15,
-)
-
-
-@pytest.fixture(scope="module")
-def packed(tmp_path_factory):
-    """Packs whose tokens are not [PAD]: PyTorch's embedding of padding has no gradient."""
-    packs = [
-        [replace(sequence, input_ids=np.maximum(sequence.input_ids, 1)) for sequence in pack] for pack in data.make_packs(29)
-    ]
-    return data.write_packed(tmp_path_factory.mktemp("packed") / "train", packs)
-
-
-@pytest.fixture(scope="module")
-def ours():
-    return pretraining_model(CONFIG, 3)
-
-
-@pytest.fixture(scope="module")
-def theirs(ours):
-    model = PackedBertForPreTraining(transformers.BertConfig(**CONFIG.to_json()))
-    values = to_hugging_face(ours.values())
-    missing, unknown = model.load_state_dict({name: torch.tensor(value) for name, value in values.items()}, strict=False)
-    assert set(missing) <= {"cls.predictions.decoder.weight", "cls.predictions.decoder.bias"}
-    assert not unknown
-    assert list(transformers.BertForPreTraining(model.config).state_dict()) == list(model.state_dict())
-    model.tie_weights()
-    return model
-
-
-def batches(packed, batch_packs: int, **shapes) -> PackedLoader:
-    collator = PackCollator("transformers-5", transformers.BertConfig(), gather_heads=True, **shapes)
-    return PackedLoader(PackedDataset(packed, seed=SEED), batch_packs, collator)
-
-
-def gradients(model, loss) -> dict:
-    model.zero_grad()
-    loss.backward()
-    return {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
-
-
-def test_loss_and_gradients_are_those_of_our_tensorflow_trainer(packed, ours, theirs) -> None:
-    source = open_source(packed)
-    order = TrainingOrder(seed=SEED, shuffle_packs=4096)
-    tensorflow_batch = next(training_batches(source, CONFIG, PACKS, order))
-    torch_batch = next(iter(batches(packed, PACKS, masked_slots=data.MASKED_SLOTS, depth=data.DEPTH)))
-    np.testing.assert_array_equal(tensorflow_batch["input_ids"], torch_batch["input_ids"])  # the readers have one order
-    outputs, losses, expected = ours.trial(tensorflow_batch, "token")
-    actual = theirs(**torch_batch)
-    assert abs(float(actual.loss.detach()) - sum(losses.values())) <= 1e-5
-    used = tensorflow_batch["masked_lm_weights"] > 0
-    assert np.abs(outputs["masked_lm_logits"][used] - actual.prediction_logits.detach().numpy()[used]).max() <= 1e-5
-    theirs_gradients = gradients(theirs, actual.loss)
-    whole = np.sqrt(sum(float((value**2).sum()) for value in expected.values()))
-    for (name, value), theirs_name in zip(expected.items(), to_hugging_face(expected), strict=True):
-        value = value.T if name.endswith("/kernel") else value
-        difference = np.linalg.norm(theirs_gradients[theirs_name].numpy() - value)
-        scale = whole if name.endswith("key/bias") else np.linalg.norm(value)  # the gradient of a key bias is truly 0
-        assert difference <= 1e-4 * scale, name
-
-
-def test_a_batch_without_masked_positions_has_a_loss_of_its_sentences_alone(packed, theirs) -> None:
-    batch = next(iter(batches(packed, 3)))
-    loss = theirs(**{**batch, "masked_lm_labels": torch.full_like(batch["masked_lm_labels"], -100)}).loss
-    assert 0 < float(loss) < float(theirs(**batch).loss)
-    assert theirs(**{name: value for name, value in batch.items() if "label" not in name}).loss is None
-
-
-# --- heads with one output for each sequence, and losses of heads with one output for each token
 
 SIZES = {
     "vocab_size": 60,
@@ -153,26 +61,65 @@ def model_of(kind, **settings):
     return kind(transformers.BertConfig(**SIZES, **settings)).eval()
 
 
-@pytest.mark.parametrize(("labels", "column"), [(4, "label"), (1, "score")])
-def test_an_output_for_each_sequence_is_that_of_the_sequence_alone(labels: int, column: str) -> None:
-    plain = model_of(transformers.BertForSequenceClassification, num_labels=labels)
-    packed = model_of(PackedBertForSequenceClassification, num_labels=labels)
+def gradients(model, loss) -> dict:
+    model.zero_grad()
+    loss.backward()
+    return {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
+
+
+def pair_of(plain_kind, packed_kind, **settings):
+    """A model and its packed one, of the same names and weights."""
+    plain, packed = (model_of(kind, **settings) for kind in (plain_kind, packed_kind))
     assert list(plain.state_dict()) == list(packed.state_dict())
     packed.load_state_dict(plain.state_dict())
-    batch = PackCollator(model=packed, sequence_labels=column, depth=5)(rows())
-    actual = packed(**model_inputs(batch))
-    assert actual.logits.shape == (4, 5, labels)
-    alone, losses = [], []
-    for number, row in enumerate(rows()):
+    return plain, packed
+
+
+def each_alone(plain) -> list[tuple]:
+    """The outputs of each sequence as a row by itself, with its pack, its number in it, and its place there."""
+    found = []
+    for pack, row in enumerate(rows()):
         ends = np.cumsum(row["seq_lens"])
-        for sequence, (first, last) in enumerate(zip(ends - row["seq_lens"], ends, strict=True)):
-            label = torch.tensor(row[column][sequence : sequence + 1])
-            one = plain(torch.tensor(row["input_ids"][None, first:last]), labels=label)
-            alone.append(one.logits[0] - actual.logits[number, sequence])
-            losses.append(one.loss)
-    assert len(alone) == 10
-    agree(torch.stack(alone).detach(), torch.zeros(10, labels), 1e-5, scale=1.0)
-    agree(actual.loss.item(), torch.stack(losses).mean().item(), 1e-5)
+        for number, (first, last) in enumerate(zip(ends - row["seq_lens"], ends, strict=True)):
+            found.append((plain(torch.tensor(row["input_ids"][None, first:last])), pack, number, slice(first, last)))
+    assert len(found) == 10
+    return found
+
+
+@pytest.mark.parametrize(("labels", "column"), [(4, "label"), (1, "score")])
+def test_an_output_for_each_sequence_is_that_of_the_sequence_alone(labels: int, column: str) -> None:
+    kinds = transformers.BertForSequenceClassification, PackedBertForSequenceClassification
+    plain, packed = pair_of(*kinds, num_labels=labels)
+    actual = packed(**model_inputs(PackCollator(model=packed, sequence_labels=column, depth=5)(rows())))
+    assert actual.logits.shape == (4, 5, labels)
+    alone = each_alone(plain)
+    logits = torch.cat([one.logits for one, *_ in alone])
+    agree(torch.stack([actual.logits[pack, number] for _, pack, number, _ in alone]).detach(), logits.detach(), 1e-5)
+    wanted = torch.from_numpy(np.concatenate([row[column] for row in rows()]))
+    loss = cross_entropy(logits, wanted) if labels > 1 else (logits[:, 0] - wanted).square().mean()
+    agree(actual.loss.item(), loss.item(), 1e-5)
+
+
+def test_words_and_sentences_of_pretraining_are_those_of_each_sequence_alone() -> None:
+    plain, packed = pair_of(transformers.BertForPreTraining, PackedBertForPreTraining)
+    batch = PackCollator(model=packed, gather_heads=True, depth=5)(rows())
+    actual, alone, created = packed(**model_inputs(batch)), each_alone(plain), rows()
+    labels = [torch.tensor(created[pack]["labels"][place]) for _, pack, _, place in alone]
+    words = torch.cat([one.prediction_logits[0, wanted >= 0] for (one, *_), wanted in zip(alone, labels, strict=True)])
+    sentences = torch.cat([one.seq_relationship_logits for one, *_ in alone])
+    agree(actual.prediction_logits[batch["masked_lm_labels"] >= 0].detach(), words.detach(), 1e-5, scale=1.0)
+    found = torch.stack([actual.seq_relationship_logits[pack, number] for _, pack, number, _ in alone])
+    agree(found.detach(), sentences.detach(), 1e-5, scale=1.0)
+    second = torch.from_numpy(np.concatenate([row["next_sentence_labels"] for row in created]))
+    of_words = torch.cat(labels)
+    loss = cross_entropy(words, of_words[of_words >= 0]) + cross_entropy(sentences, second)
+    agree(actual.loss.item(), loss.item(), 1e-5)
+    expected = gradients(plain, loss)
+    for name, gradient in gradients(packed, actual.loss).items():
+        agree(gradient, expected[name], 1e-5, scale=1.0)
+    none = {**batch, "masked_lm_labels": torch.full_like(batch["masked_lm_labels"], -100)}
+    agree(packed(**none).loss.item(), cross_entropy(sentences, second).item(), 1e-5)
+    assert packed(**{name: value for name, value in batch.items() if "label" not in name}).loss is None
 
 
 def test_a_head_with_one_output_for_a_row_is_refused() -> None:

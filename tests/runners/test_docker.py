@@ -20,7 +20,7 @@ import pytest
 from gaudi_bert import __version__
 from gaudi_bert.common.errors import FailedError, InputError, StoppedError
 from gaudi_bert.common.progress import Reporter
-from gaudi_bert.config.pipeline import pipeline_from_mapping
+from gaudi_bert.config.pipeline import PipelineSettings, section_from_mapping
 from gaudi_bert.runners.docker import _run_container, _stage_container, _Stop, run_on_docker
 from tests.builders.real_containers import BASE, DOCKER
 from tests.builders.reporters import QUIET
@@ -32,7 +32,7 @@ SECRET = {"AWS_SECRET_ACCESS_KEY": "the-secret", "GOOGLE_API_KEY": "other", "EDI
 def container(
     folder: Path, stage: str, mapping: dict[str, Any] | None = None, *flags: str, work: str | None = None
 ) -> dict[str, Any]:
-    settings = pipeline_from_mapping({"name": "tiny", **(mapping or {})}, "a test")
+    settings = section_from_mapping(PipelineSettings, {"name": "tiny", **(mapping or {})}, "a test")
     return _stage_container(settings, stage, folder / "pipelines" / "tiny.yaml", Path(work or folder / "work"), flags)
 
 
@@ -142,7 +142,7 @@ def test_work_in_a_bucket_brings_the_stores_log_in_and_network(tmp_path: Path, m
 def test_a_daemon_that_is_not_there_is_one_line(address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("docker.client")
     monkeypatch.setenv("DOCKER_HOST", address)
-    settings = pipeline_from_mapping({"name": "tiny"}, "a test")
+    settings = section_from_mapping(PipelineSettings, {"name": "tiny"}, "a test")
     with pytest.raises(InputError, match=address):
         run_on_docker(settings, ["plan"], tmp_path / "tiny.yaml", tmp_path / "work", Reporter(io.StringIO()))
 

@@ -21,7 +21,7 @@ from gaudi_bert.runners.doctor import CheckResult, _check_host, _HostAnswers, ex
 from gaudi_bert.runners.kubernetes.client import Cluster
 from tests.builders.command_line import run_command
 from tests.builders.fake_api_server import FakeApiServer, Fault
-from tests.builders.machines import hl_smi_table, put_hl_smi
+from tests.builders.machines import hl_smi_table
 from tests.builders.s3_server import S3Server, quick
 
 CARDS = load_pipeline(None, ["resources.cards=8", "resources.training={cpu: 95, memory: 409Gi}"])
@@ -93,7 +93,8 @@ def test_on_cards_an_engine_needs_its_bridge() -> None:
 
 
 def test_the_command_asks_hl_smi(tmp_path: Path) -> None:
-    put_hl_smi(tmp_path, hl_smi_table("1.24.0", cards=2, name="HL-325L"), "")
+    (tmp_path / "hl-smi").write_text(f"#!/bin/sh\necho '{hl_smi_table('1.24.0', cards=2, name='HL-325L')}'\n")
+    (tmp_path / "hl-smi").chmod(0o755)
     command = [sys.executable, "-m", "gaudi_bert", "doctor", "--set", "resources.cards=8", "--json"]
     environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
@@ -187,12 +188,9 @@ def stored(endpoint: str, **changes: Any) -> PipelineSettings:
     return load_pipeline(None).model_copy(update={"store": quick(endpoint, **changes)})
 
 
-def test_a_place_that_is_ready_is_left_as_it_was(s3: S3Server) -> None:
+def test_a_place_that_is_ready_is_left_as_it_was_and_what_is_missing_is_named(s3: S3Server) -> None:
     assert examine_store("s3://bucket/ready/", stored(s3.endpoint)).verdict == "ok"
     assert Objects(quick(s3.endpoint)).list("s3://bucket/ready") == {}
-
-
-def test_what_is_missing_is_named(s3: S3Server) -> None:
     bucket = examine_store("s3://no-such-bucket/x", stored(s3.endpoint))
     assert bucket.verdict == "failed"
     assert "no-such-bucket" in bucket.found

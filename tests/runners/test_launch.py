@@ -14,7 +14,7 @@ import pytest
 
 from gaudi_bert.common.errors import FailedError, InputError, StoppedError
 from gaudi_bert.common.launch import Launch, find_launch, find_node
-from gaudi_bert.config.pipeline import PipelineSettings, load_pipeline, pipeline_from_mapping
+from gaudi_bert.config.pipeline import PipelineSettings, load_pipeline, section_from_mapping
 from gaudi_bert.runners import launch
 from gaudi_bert.runners.launch import (
     _cores_of_processes,
@@ -22,7 +22,7 @@ from gaudi_bert.runners.launch import (
     training_command,
 )
 
-TWO = pipeline_from_mapping({"resources": {"workers": 2}, "training": {"engine": "pytorch"}}, "test")
+TWO = section_from_mapping(PipelineSettings, {"resources": {"workers": 2}, "training": {"engine": "pytorch"}}, "test")
 RANK = "import os, sys, time; rank = int(os.environ['RANK']); "
 
 
@@ -45,7 +45,7 @@ def test_each_process_is_told_its_number_and_where_the_others_are(
     if engine == "auto" and has_horovod:
         pytest.importorskip("horovod.runner")
     monkeypatch.setattr(launch, "find_spec", lambda name: name != "horovod" or has_horovod or None)
-    settings = pipeline_from_mapping({"resources": {"workers": 3}, "training": {"engine": engine}}, "test")
+    settings = section_from_mapping(PipelineSettings, {"resources": {"workers": 3}, "training": {"engine": engine}}, "test")
     code = f"import json, os; json.dump(dict(os.environ), open('{tmp_path}/' + os.environ['RANK'], 'w'))"
     run_training_processes(settings, "train", [sys.executable, "-c", code])
     found = [json.loads((tmp_path / str(rank)).read_text()) for rank in range(3)]
@@ -73,7 +73,7 @@ def test_a_pod_starts_the_ranks_of_its_cards_whatever_launchers_are_there(
 ) -> None:
     for name, value in NODE.items():
         monkeypatch.setenv(name, value)
-    settings = pipeline_from_mapping({"resources": {"workers": 3, "cards": 2}}, "test")
+    settings = section_from_mapping(PipelineSettings, {"resources": {"workers": 3, "cards": 2}}, "test")
     code = f"import json, os; json.dump(dict(os.environ), open('{tmp_path}/' + os.environ['RANK'], 'w'))"
     run_training_processes(settings, "train", [sys.executable, "-c", code])
     assert sorted(path.name for path in tmp_path.iterdir()) == ["2", "3"]
@@ -107,7 +107,7 @@ def test_processes_are_bound_to_cores_of_their_own_where_the_pipeline_says_so(tm
     """Where there are too few, one line says so."""
     allowed = os.sched_getaffinity(0)
     resources = {"workers": 1 if len(allowed) < 2 else 2, "cores_per_process": 1}
-    settings = pipeline_from_mapping({"resources": resources, "training": {"engine": "pytorch"}}, "test")
+    settings = section_from_mapping(PipelineSettings, {"resources": resources, "training": {"engine": "pytorch"}}, "test")
     code = f"""
 import os, time
 time.sleep(0.3)
@@ -118,7 +118,7 @@ open('{tmp_path}/' + os.environ['RANK'], 'w').write(str(os.sched_getaffinity(0))
     assert all(own <= allowed for own in cores)
     run_training_processes(settings, "train", [sys.executable, "-c", code])
     assert [(tmp_path / str(rank)).read_text() for rank in range(len(cores))] == [str(own) for own in cores]
-    many = pipeline_from_mapping({"resources": {"workers": 2, "cores_per_process": 10_000}}, "test")
+    many = section_from_mapping(PipelineSettings, {"resources": {"workers": 2, "cores_per_process": 10_000}}, "test")
     with pytest.raises(
         InputError, match=r"resources.cores_per_process = 10000: 2 processes need 20000 cores, and there are"
     ):
@@ -182,8 +182,9 @@ def test_without_horovod_the_remedy_is_named(monkeypatch) -> None:
         "2 processes need Horovod, which is not installed; run `make setup-horovod`, or set training.engine to pytorch, or"
     )
     with pytest.raises(InputError, match=said):
-        run("pass", pipeline_from_mapping({"resources": {"workers": 2}}, "test"))
-    by_name = pipeline_from_mapping({"resources": {"workers": 2}, "training": {"engine": "tensorflow"}}, "test")
+        run("pass", section_from_mapping(PipelineSettings, {"resources": {"workers": 2}}, "test"))
+    values = {"resources": {"workers": 2}, "training": {"engine": "tensorflow"}}
+    by_name = section_from_mapping(PipelineSettings, values, "test")
     monkeypatch.setattr(launch, "find_spec", lambda name: None if name == "horovod" else True)
     with pytest.raises(InputError, match=said):
         run("pass", by_name)
@@ -194,7 +195,7 @@ def test_with_cards_mpirun_starts_them(monkeypatch, tmp_path) -> None:
     program.parent.mkdir()
     program.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/arguments\n')
     program.chmod(0o755)
-    settings = pipeline_from_mapping({"resources": {"cards": 8, "mpi_prefix": str(tmp_path)}}, "test")
+    settings = section_from_mapping(PipelineSettings, {"resources": {"cards": 8, "mpi_prefix": str(tmp_path)}}, "test")
     run_training_processes(settings, "train", ["gaudi-bert", "train"])
     arguments = (tmp_path / "arguments").read_text().split()
     assert arguments[arguments.index("-np") + 1] == "8"

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from gaudi_bert.artefacts.base import part_path
-from gaudi_bert.artefacts.mirrored_folder import existing_histograms
 from gaudi_bert.artefacts.work_folder import WorkFolder
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.progress import Reporter
@@ -57,14 +55,6 @@ def test_a_stage_run_too_early_names_the_one_before_it(stage: str, missing: str,
     run = RunRequest(load_pipeline(None, TASK), tmp_path, tmp_path, a_run())
     with pytest.raises(InputError, match=f"/demo/{missing}: does not exist; run the stage `{first}` first"):
         run_stages(run, [stage])
-
-
-def test_the_products_of_given_records_and_of_no_evaluation_are_not_missed(tmp_path: Path) -> None:
-    settings = load_pipeline(None, ["prepare.records=/data/records"])
-    folder = WorkFolder.of(settings, tmp_path, tmp_path)
-    assert STAGES["prepare"].missing_products(folder) == []
-    assert STAGES["evaluate"].missing_products(folder) == []
-    assert STAGES["plan"].missing_products(folder) == [folder.root / "plan.json"]
 
 
 def test_the_stages_of_a_pipeline_are_those_that_its_file_asks_for() -> None:
@@ -152,19 +142,13 @@ def test_finishing_a_verification_waits_for_all_its_parts(folder: WorkFolder) ->
     assert _missing_inputs(folder, "verify-finish") == []
 
 
-def test_a_histogram_is_there_when_all_its_parts_are(tmp_path: Path) -> None:
-    parts = 3
-    whole = tmp_path / "histogram.json"
-    for other in (tmp_path / "histogram-evaluation.json", part_path(whole, (0, parts + 1))):
-        other.write_text("{}")  # another file, and a part of another number, do not count
-    for number in range(parts):
-        assert existing_histograms(whole) == []
-        part = part_path(whole, (number, parts))
-        part.write_text("{}")
-        part.with_name(f"{part.stem}.settings.json").write_text("{}")
-    assert existing_histograms(whole) == [part_path(whole, (number, parts)) for number in range(parts)]
-    whole.write_text("{}")
-    assert existing_histograms(whole) == [whole]
+def test_a_histogram_is_there_when_all_its_parts_are(folder: WorkFolder) -> None:
+    make(folder, "histogram-evaluation.json")
+    make(folder, "histogram-00000-of-00004.json")  # a part of another number does not count
+    for number in range(3):
+        assert _missing_inputs(folder, "plan") == [folder.root / "histogram.json"]
+        make(folder, f"histogram-{number:05d}-of-00003.json")
+    assert _missing_inputs(folder, "plan") == []
 
 
 def test_waiting_ends_when_the_last_file_appears(folder: WorkFolder) -> None:
@@ -183,14 +167,10 @@ def test_waiting_ends_when_the_last_file_appears(folder: WorkFolder) -> None:
 
 
 def test_waiting_is_bounded_and_says_what_is_missing(folder: WorkFolder) -> None:
-    now = [0.0]
-
-    def sleep(seconds: float) -> None:
-        now[0] += seconds
-
-    with pytest.raises(FailedError, match=r"plan\.json and 1 more: not there after 5\.0 s, so write cannot start"):
-        wait_for_inputs(folder, "write", 5, Reporter(quiet=True), sleep=sleep, clock=lambda: now[0])
-    assert now[0] == 5.0
+    waited: list[float] = []
+    with pytest.raises(FailedError, match=r"plan\.json and 1 more: not there after 5\.0 s"):
+        wait_for_inputs(folder, "write", 5, Reporter(quiet=True), sleep=waited.append, clock=lambda: sum(waited))
+    assert sum(waited) == 5.0
 
 
 def test_each_stage_has_its_image_and_its_resources() -> None:

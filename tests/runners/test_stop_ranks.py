@@ -19,9 +19,10 @@ import pytest
 from gaudi_bert.config.pipeline import load_pipeline
 from gaudi_bert.runners import stop_ranks
 from gaudi_bert.runners.launch import training_command
-from gaudi_bert.runners.stop_ranks import _meeting_point, _named_variables, _run_ranks, _workers_of
-from tests.builders.ssh_hosts import USER, WORKERS, made_hosts, wait_until
+from gaudi_bert.runners.stop_ranks import _meeting_point, _named_variables, _run_ranks
+from tests.builders.ssh_hosts import WORKERS, made_hosts, wait_until
 
+WRAPPER = [sys.executable, "-m", "gaudi_bert.runners.stop_ranks"]
 HOSTFILE = "OMPI_MCA_orte_default_hostfile"
 # How a stand-in waits for a signal, for a minute at most: one that comes between two steps of the interpreter is handled
 # after the sleep that follows, so no sleep may be long.
@@ -54,9 +55,16 @@ def write_hosts(folder: Path, *names: str) -> dict[str, str]:
 
 
 def start(command: list[str], environment: dict[str, str]) -> subprocess.Popen[str]:
-    wrapper = [sys.executable, "-m", "gaudi_bert.runners.stop_ranks", *command]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen(wrapper, env={**os.environ, **environment}, **pipes)  # type: ignore[call-overload,no-any-return]
+    pipe, variables = subprocess.PIPE, {**os.environ, **environment}
+    return subprocess.Popen([*WRAPPER, *command], env=variables, stdout=pipe, stderr=pipe, text=True)
+
+
+def start_ranks(command: list[str], environment: dict[str, str]) -> subprocess.Popen[str]:
+    """Return when they have said so."""
+    process = start(command, environment)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "started\n"
+    return process
 
 
 def test_a_launcher_that_waits_for_names_can_be_stopped(tmp_path: Path) -> None:
@@ -93,26 +101,15 @@ def test_only_ranks_of_a_stopped_worker_are_started_again(
 
 def test_a_launcher_that_is_stopped_itself_starts_nothing_again(worker: socket.socket, tmp_path: Path) -> None:
     worker.listen()
-    saves = "import signal, sys, time; signal.signal(signal.SIGUSR1, lambda *_: sys.exit(75)); print('x', flush=True); "
-    ranks = over_ssh(worker.getsockname()[1], sys.executable, "-c", f"{saves}\n{WAIT}")
-    process = start(ranks, write_hosts(tmp_path, "127.0.0.1"))
-    assert process.stdout is not None
-    assert process.stdout.readline() == "x\n"
+    ranks = over_ssh(worker.getsockname()[1], sys.executable, "-c", SAVES)
+    process = start_ranks(ranks, write_hosts(tmp_path, "127.0.0.1"))
     process.send_signal(signal.SIGTERM)
-    assert process.communicate(timeout=60) == ("", "")
+    assert process.communicate(timeout=60) == ("saved\n", "")
     assert process.returncode == 75
-
-
-def test_mpirun_inside_one_pod_waits_for_nobody(tmp_path: Path) -> None:
-    environment = write_hosts(tmp_path, "demo-train-worker-0.invalid")
-    assert _workers_of(["mpirun", "-np", "8", "gaudi-bert"], environment) == []
-    assert _workers_of(over_ssh(22, "mpirun"), {}) == []
-    assert _workers_of(over_ssh(22, "mpirun"), environment) == [("demo-train-worker-0.invalid", 22)]
 
 
 # --- stopping what mpirun started: ranks save and end by themselves, and a lost rank ends the others soon
 
-WRAPPER = [sys.executable, "-m", "gaudi_bert.runners.stop_ranks"]
 # Says that it has started, saves when it is told to, and ends as a stopped training does. The handler does not print: the
 # signal can come before the `print` that it answers has returned, and Python's files are not reentrant.
 SAVES = f"""
@@ -126,23 +123,16 @@ os.write(1, b"started\\n")
 DEAF = SAVES.replace("    sys.exit(75)\n", "")
 
 
-def start_ranks(script: str) -> subprocess.Popen[str]:
-    process = subprocess.Popen([*WRAPPER, sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "started\n"
-    return process
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_the_first_request_lets_ranks_save_and_their_exit_code_is_kept(number: int) -> None:
-    process = start_ranks(SAVES)
+    process = start_ranks([sys.executable, "-c", SAVES], {})
     process.send_signal(number)
     output, _ = process.communicate(timeout=30)
     assert (output, process.returncode) == ("saved\n", 75)
 
 
 def test_the_second_request_ends_what_does_not_listen() -> None:
-    process = start_ranks(DEAF)
+    process = start_ranks([sys.executable, "-c", DEAF], {})
     process.terminate()
     assert process.stdout is not None
     assert process.stdout.readline() == "saved\n"
@@ -285,10 +275,10 @@ while :; do sleep 0.1; done
 def test_a_launcher_outlives_the_end_of_a_worker_and_waits_for_names_that_come_later() -> None:
     """A suspended MPIJob that is resumed, and then a drained node: the launcher that was started first ends well."""
     root = str(Path(__file__).resolve().parents[2])
-    with made_hosts(USER) as hosts:
+    with made_hosts() as hosts:
         names, log = (hosts.folder / "hosts").read_text(), hosts.folder / "launcher.log"
         (hosts.folder / "hosts").write_text("127.0.0.1 localhost\n")
-        command = hosts.mpirun(["sh", "-c", RANK.format(folder=hosts.folder)], start="python3")
+        command = hosts.mpirun(["sh", "-c", RANK.format(folder=hosts.folder)])
         with log.open("w") as output:
             environment = {**os.environ, "PYTHONPATH": root}
             launcher = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)

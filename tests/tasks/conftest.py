@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gaudi_bert.artefacts.training import FineTuning
-from gaudi_bert.config.pipeline import pipeline_from_mapping
+from gaudi_bert.config.pipeline import PipelineSettings, section_from_mapping
 from gaudi_bert.config.sections import TASK_NAMES
 from gaudi_bert.training.jobs.finetune import finetune
 from gaudi_bert.training.jobs.rows import FineTuneInput
@@ -53,9 +53,8 @@ def run(task: str, data: Path, evaluation: Path | None, model: Path, out: Path, 
     windows = {} if task in ONE_ANSWER else {"stride": 4}
     task_settings = {"name": task, "too_long": "truncate", **windows, **options.pop("task_settings", {})}
     values = {"task": task_settings, "finetune": {**SETTINGS, **changes}, "store": options.pop("store", {})}
-    return finetune(
-        pipeline_from_mapping(values, "test"), FineTuneInput(data, evaluation, model), out, reporter=reporter, **options
-    )
+    settings, files = section_from_mapping(PipelineSettings, values, "test"), FineTuneInput(data, evaluation, model)
+    return finetune(settings, files, out, reporter=reporter, **options)
 
 
 @dataclass(frozen=True)

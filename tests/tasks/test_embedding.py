@@ -17,7 +17,7 @@ import transformers
 from safetensors.numpy import load_file
 
 from gaudi_bert.common.errors import InputError, StoppedError
-from gaudi_bert.config.pipeline import pipeline_from_mapping
+from gaudi_bert.config.pipeline import PipelineSettings, section_from_mapping
 from gaudi_bert.config.sections import TaskSettings
 from gaudi_bert.tasks.predict import EmbedOptions, embed
 from gaudi_bert.training.jobs.finetune import finetune
@@ -135,7 +135,7 @@ def test_texts_are_cut_where_the_folder_cuts_them(stored: int, length: int, tmp_
         "finetune": {"epochs": 1, "batch_sequences": 3},
     }
     files, out = FineTuneInput(write_lines(tmp_path / "x.jsonl", rows), None, model), tmp_path / "out"
-    result = finetune(pipeline_from_mapping(values, "test"), files, out, reporter=QUIET).content
+    result = finetune(section_from_mapping(PipelineSettings, values, "test"), files, out, reporter=QUIET).content
     assert result.max_sequence_length == length
     assert json.loads((out / "sentence_bert_config.json").read_text())["max_seq_length"] == length
     assert json.loads((out / "1_Pooling" / "config.json").read_text())["pooling_mode_cls_token"] is True

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from gaudi_bert.config.pipeline import pipeline_from_mapping
+from gaudi_bert.config.pipeline import PipelineSettings, section_from_mapping
 from gaudi_bert.config.sections import TASK_NAMES, TrainingSettings
 from gaudi_bert.engines import load_engine
 from gaudi_bert.engines.protocol import Communicator, ModelSpec
@@ -46,7 +46,7 @@ def graphs_of(model: Any, batches: list[Any], settings: Any, objective: Objectiv
 def problems_of_job(engine: str, task: dict[str, Any], data: Path, model: Path) -> set[tuple[str, str]]:
     """Of the first update of a fine-tuning."""
     section = {"max_sequence_length": 61, "batch_sequences": 12, "micro_batch_packs": 4, "engine": engine}
-    settings = pipeline_from_mapping({"task": task, "finetune": section}, "test")
+    settings = section_from_mapping(PipelineSettings, {"task": task, "finetune": section}, "test")
     prepared = _job_of(settings, FineTuneInput(data, None, model), Path()).prepare(1, QUIET)
     plan = prepared.plan
     batches = list(islice(prepared.batches(plan, TrainingOrder(1, True)), plan.accumulation_steps))
@@ -114,7 +114,7 @@ def test_planted_faults_of_tensorflow() -> None:
 
     with tf.Graph().as_default():
         graph = tf.function(hidden, autograph=False).get_concrete_function(tf.TensorSpec([4], tf.float32)).graph
-    faults = {("data-dependent shape", "Unique"), ("double precision", "Cast"), ("host call", "EagerPyFunc")}
+    faults = {("dynamic shape", "Unique"), ("double precision", "Cast"), ("host call", "EagerPyFunc")}
     assert faults <= tensorflow_problems([graph])
 
 

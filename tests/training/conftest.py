@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gaudi_bert.artefacts.base import VocabularyInfo
-from gaudi_bert.config.pipeline import PipelineSettings, pipeline_from_mapping
+from gaudi_bert.config.pipeline import PipelineSettings, section_from_mapping
 from gaudi_bert.training.jobs.records import train
 from tests.builders import training_data as data
 from tests.builders.effort import once
@@ -34,7 +34,7 @@ TRAINING = {
 
 def settings(**training: object) -> PipelineSettings:
     values = {"model": MODEL, "training": {**TRAINING, **training}, "prepare": {"lower_case": False}}
-    return pipeline_from_mapping(values, "test")
+    return section_from_mapping(PipelineSettings, values, "test")
 
 
 def make_work(work: Path) -> None:

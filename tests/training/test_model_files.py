@@ -6,7 +6,6 @@ import json
 import re
 import shutil
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -52,9 +51,7 @@ def read_all(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        *(("hidden_size", value) for value in (0, 1.5, True, "2", None)),
-        ("num_hidden_layers", 10**4000),
-        ("max_position_embeddings", 2**40),
+        *(("hidden_size", value) for value in (True, "2", 10**4000)),
         ("num_attention_heads", 7),
         ("initializer_range", float("inf")),
         ("model_type", "x" * 10**6),
@@ -75,19 +72,16 @@ def test_a_config_with_a_wrong_value_is_one_line(folder: Path, key: str, value: 
     assert len(str(caught.value)) < 600
 
 
-@pytest.mark.parametrize("module", [*({"type": "x.Pooling", "path": path} for path in ("../../etc", 5)), {"path": ""}])
-def test_modules_lead_nowhere_else(folder: Path, module: Json) -> None:
-    (folder / "modules.json").write_text(json.dumps([module]))
-    with pytest.raises(InputError, match=r"modules\.json: is not a list of modules"):
-        read_all(folder)
-
-
-@pytest.mark.parametrize("index", [*({"weight_map": {"a": name}} for name in (5, "../outside")), {"weight_map": {}}, []])
-def test_an_index_names_files_of_its_folder(folder: Path, index: Json) -> None:
+def test_modules_and_an_index_lead_nowhere_else(folder: Path) -> None:
+    for module in (*({"type": "x.Pooling", "path": path} for path in ("../../etc", 5)), {"path": ""}):
+        (folder / "modules.json").write_text(json.dumps([module]))
+        with pytest.raises(InputError, match=r"modules\.json: is not a list of modules"):
+            read_all(folder)
     (folder / "model.safetensors").rename(folder / "other.safetensors")
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(InputError, match=r"index\.json.*weight_map|index\.json.*its content"):
-        read_weights(folder)
+    for index in (*({"weight_map": {"a": name}} for name in (5, "../outside")), {"weight_map": {}}, []):
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+        with pytest.raises(InputError, match=r"index\.json.*weight_map|index\.json.*its content"):
+            read_weights(folder)
 
 
 def test_weights_that_are_not_finite_are_refused_by_name(folder: Path) -> None:
@@ -113,13 +107,13 @@ def test_an_empty_vocabulary_is_refused(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("token", "segment", "vocabulary", "message"),
     [
-        (2, 1, None, None),
         (10**6, 1, None, r"its template gives the token 1000000, the model's are 0 to"),
         (2, 5, None, r"its template gives the segment 5, the model's are 0 to 1"),
         (2, 1, 11, "the config wants"),
     ],
 )
 def test_numbers_that_the_model_does_not_have_are_refused(folder: Path, token, segment, vocabulary, message) -> None:
+    read_all(folder)
     cls, first = {"SpecialToken": {"id": "[CLS]", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}
     template = {
         "type": "TemplateProcessing",
@@ -130,7 +124,7 @@ def test_numbers_that_the_model_does_not_have_are_refused(folder: Path, token, s
     rewrite(folder / "tokenizer.json", lambda content: {**content, "post_processor": template})
     if vocabulary is not None:
         rewrite(folder / "config.json", lambda config: {**config, "vocab_size": vocabulary})
-    with nullcontext() if message is None else pytest.raises(InputError, match=message):
+    with pytest.raises(InputError, match=message):
         read_all(folder)
 
 
@@ -165,19 +159,13 @@ def test_the_older_form_like_minilm_and_the_newer_one(tmp_path: Path) -> None:
 def test_what_cannot_be_done(tmp_path: Path) -> None:
     assert read_sentence_folder(tmp_path) is None
     mean = {"pooling_mode_mean_tokens": True}
-    kinds = [
-        ["Transformer", "Pooling", "Dense"],
-        ["Transformer", "Normalize", "Pooling"],
-        ["Transformer", "Pooling", "Normalize", "Normalize"],
-        ["Pooling"],
-    ]
-    for number, modules in enumerate(kinds):
+    for number, modules in enumerate((["Transformer", "Pooling", "Dense"], ["Transformer", "Normalize", "Pooling"])):
         folder = write(tmp_path / f"m{number}", modules, mean)
         for pooling in (None, "mean"):
             with pytest.raises(InputError, match=re.escape(", ".join(modules))):
                 read_sentence_folder(folder, pooling)  # type: ignore[arg-type]
-    several = ({**mean, "pooling_mode_max_tokens": True}, {"pooling_mode_weightedmean_tokens": True})
-    for number, poolings in enumerate((*several, {"pooling_mode": ["mean", "max"]}, {"pooling_mode": [7]})):
+    older = {**mean, "pooling_mode_max_tokens": True}
+    for number, poolings in enumerate((older, {"pooling_mode": ["mean", "max"]}, {"pooling_mode": [7]})):
         with pytest.raises(InputError, match="only one of cls, mean, max and last"):
             read_sentence_folder(write(tmp_path / f"p{number}", ["Transformer", "Pooling"], poolings))
     sparse = write(tmp_path / "sparse", ["Transformer", "Pooling"], mean)

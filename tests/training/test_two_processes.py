@@ -58,20 +58,17 @@ def ranks(results) -> list[dict]:
     return [json.loads((results / f"rank-{rank}.json").read_text()) for rank in range(2)]
 
 
-@pytest.mark.parametrize("case", [case for case in script.CASES if case != "local"])
+@pytest.mark.parametrize("case", script.CASES)
 def test_two_processes_are_one_big_batch(results, case) -> None:
-    """The parameters after five updates, however the packs are shared out."""
+    """The parameters after five updates, however the packs are shared out; but for `local`, as the predecessor had it."""
     arguments = {**script.CASES[case], "micro_batches": 1}
-    one = work.run_updates(Communicator(), **arguments)
-    start = work.make_model().values()
-    two = np.load(results / f"{case}.npz")
-    assert work.largest_difference(one, two) <= 1e-6
+    one, start, two = (
+        work.run_updates(Communicator(), **arguments),
+        work.make_model().values(),
+        np.load(results / f"{case}.npz"),
+    )
+    assert (work.largest_difference(one, two) <= 1e-6) == (case != "local")
     assert work.largest_difference(one, start) > 1e-3
-
-
-def test_the_predecessors_normalization_is_another_gradient(results) -> None:
-    """`local`: the mean of the micro-batches' own means."""
-    assert work.largest_difference(work.run_updates(Communicator(), 1), np.load(results / "local.npz")) > 1e-5
 
 
 def test_a_signal_to_one_process_stops_both_with_one_checkpoint(ranks, results) -> None:
@@ -169,7 +166,7 @@ main(sys.argv[2:])
 def test_a_process_that_is_lost_in_an_update_ends_the_other(
     end: str, records: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    values = {**script.TRAINING, "updates": 8, "save_every_updates": 2, "stall_seconds": 20, "measure_speedup": "false"}
+    values = {**script.TRAINING, "updates": 8, "save_every_updates": 2, "stall_seconds": 12, "measure_speedup": "false"}
     sets = [f"training.{name}={value}" for name, value in values.items()]
     sets += [f"model.{name}={value}" for name, value in script.MODEL.items()]
     command = ["train", "--data", str(records / "train"), "--out", str(tmp_path / "out"), "--engine", "tensorflow"]

@@ -15,26 +15,15 @@ from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.engines.tensorflow import bert
 from gaudi_bert.engines.tensorflow.bert import _attention_bias
-from gaudi_bert.model.config import BertConfig
 from gaudi_bert.training.checkpoint import Checkpoint, write_checkpoint
-from gaudi_bert.training.verify_model import join_sequences, split_packs, verify_model
-from tests.builders import training_data
-from tests.builders.model_packs import pretraining_model, random_packs
+from gaudi_bert.training.verify_model import verify_model
+from tests.builders.model_packs import pretraining_model, small_config
 from tests.builders.reporters import QUIET
 
 
 @pytest.fixture
 def checkpoint(tmp_path):
-    config = BertConfig(
-        vocab_size=training_data.VOCABULARY,
-        hidden_size=24,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=40,
-        max_position_embeddings=64,
-        initializer_range=0.15,
-        attention="causal",
-    )
+    config = small_config(max_position_embeddings=64, attention="causal")
     values = pretraining_model(config, 3).values()
     write_checkpoint(tmp_path / "checkpoints", Checkpoint(7, values, settings={"model": config.to_json()}))
     return tmp_path
@@ -42,7 +31,7 @@ def checkpoint(tmp_path):
 
 def test_random_weights_on_random_sequences():
     stream = io.StringIO()
-    result = verify_model(checkpoint=None, data=None, reporter=Reporter(stream))
+    result = verify_model(checkpoint=None, reporter=Reporter(stream))
     assert result.sequences > result.packs
     assert result.leak_comparisons > result.sequences
     assert result.differences["hidden_states"] < 1e-5
@@ -50,35 +39,20 @@ def test_random_weights_on_random_sequences():
     printed = to_json(result)
     assert json.loads(json.dumps(printed)) == printed
     assert "leak probe" in stream.getvalue()
-    assert verify_model(checkpoint=None, data=None, reporter=QUIET) == result
 
 
-@pytest.mark.parametrize("kind", ["packed", "unpacked"])
-def test_checkpoint_on_data(tmp_path, checkpoint, kind):
-    write = training_data.write_packed if kind == "packed" else training_data.write_unpacked
-    data = write(tmp_path / "data", training_data.make_packs(13))
-    result = verify_model(checkpoint=checkpoint, data=data, reporter=QUIET)
+def test_a_checkpoint(checkpoint):
+    result = verify_model(checkpoint=checkpoint, reporter=QUIET)
     assert result.sequences > result.packs > 1
     assert result.differences["masked_lm_logits"] < 1e-4
     assert result.differences["gradient"] < 1e-5
     assert result.leak_comparisons > 0
 
 
-@pytest.mark.parametrize("several", [0, 7])
-def test_packs_of_several_sequences_are_looked_for(tmp_path, checkpoint, several):
-    """Where there is none, nothing is compared."""
-    packs = [pack for pack in training_data.make_packs(60) if len(pack) == 1]
-    packs += training_data.make_packs(several) if several else []
-    data = training_data.write_packed(tmp_path / "data", packs, shards=1)
-    result = verify_model(checkpoint=checkpoint, data=data, reporter=QUIET)
-    assert result.packs == 8
-    assert (result.leak_comparisons > 0) == (several > 0)
-
-
 def test_a_leaking_mask_is_found(monkeypatch):
     monkeypatch.setattr(bert, "_attention_bias", lambda mask, *rest: _attention_bias(tf.minimum(mask, 1), *rest))
     with pytest.raises(FailedError, match="packed and unpacked differ by"):
-        verify_model(checkpoint=None, data=None, reporter=QUIET)
+        verify_model(checkpoint=None, reporter=QUIET)
 
 
 def test_a_wrong_gradient_is_found(monkeypatch):
@@ -95,17 +69,10 @@ def test_a_wrong_gradient_is_found(monkeypatch):
 
     monkeypatch.setattr(bert, "encode_packs", damaged)
     with pytest.raises(FailedError, match="gradient of bert/encoder"):
-        verify_model(checkpoint=None, data=None, reporter=QUIET)
-
-
-def test_a_sequence_that_is_not_in_one_piece_is_refused():
-    batch = join_sequences(random_packs(1, [[3, 2]]), 7, 4, 3)
-    batch["input_mask"][0, 6] = 1
-    with pytest.raises(InputError, match="missing or split"):
-        split_packs(batch)
+        verify_model(checkpoint=None, reporter=QUIET)
 
 
 def test_a_checkpoint_without_the_settings_of_its_model_is_refused(tmp_path):
     write_checkpoint(tmp_path, Checkpoint(1, {"bert/pooler/dense/bias": np.zeros(3, np.float32)}))
     with pytest.raises(InputError, match="no model settings"):
-        verify_model(checkpoint=tmp_path, data=None, reporter=QUIET)
+        verify_model(checkpoint=tmp_path, reporter=QUIET)

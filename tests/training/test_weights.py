@@ -15,9 +15,10 @@ from gaudi_bert.engines.protocol import Model
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.tasks.export import export
 from gaudi_bert.training.checkpoint import Checkpoint, find_checkpoint, is_checkpoint, read_checkpoint, write_checkpoint
+from gaudi_bert.training.verify_model import join_sequences
 from gaudi_bert.training.weights import _from_hugging_face, load_weights, read_weights, to_hugging_face
 from tests.builders import training_data as data
-from tests.builders.agree import identical
+from tests.builders.agree import agree, identical
 from tests.builders.model_packs import pretraining_model, small_config, small_model
 from tests.builders.reporters import QUIET
 
@@ -193,15 +194,23 @@ def test_there_and_back_again_to_the_bit(whole_run, tmp_path) -> None:
     ]
 
 
-def test_transformers_loads_it(whole_run, tmp_path) -> None:
-    """What it computes then is in `tests/pytorch/test_heads.py`."""
-    transformers = pytest.importorskip("transformers")
+def test_transformers_loads_it_and_computes_the_same(whole_run, tmp_path) -> None:
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     export(whole_run, tmp_path / "out", reporter=QUIET)
-    _, loading = transformers.BertForPreTraining.from_pretrained(tmp_path / "out", output_loading_info=True)
-    assert not loading["missing_keys"]
-    assert not loading["unexpected_keys"]
+    theirs, loading = transformers.BertForPreTraining.from_pretrained(tmp_path / "out", output_loading_info=True)
+    assert not any(loading[key] for key in ("missing_keys", "unexpected_keys"))
     tokenizer = json.loads((tmp_path / "out" / "tokenizer_config.json").read_text())
     assert tokenizer == {"tokenizer_class": "BertTokenizer", "do_lower_case": False, "model_max_length": 40}
+    ours = pretraining_model(read_weights(whole_run).config, 3)
+    load_weights(whole_run, ours, ours.spec.config)
+    (sequence,) = data.make_packs(1)[0]  # it fills its row
+    outputs = ours.trial(join_sequences([[sequence]], data.LENGTH, data.MASKED_SLOTS, 1), "token").outputs
+    with torch.no_grad():
+        ids, types = (torch.from_numpy(each[None]).long() for each in (sequence.input_ids, sequence.segment_ids))
+        found = theirs.eval()(ids, token_type_ids=types)
+    agree(found.seq_relationship_logits[0].numpy(), outputs["next_sentence_logits"][0, 0], 1e-5)
+    masked = found.prediction_logits[0, torch.from_numpy(sequence.masked_positions).long()].numpy()
+    agree(masked, outputs["masked_lm_logits"][0, : len(masked)], 1e-5)
 
 
 def test_what_cannot_be_exported_is_refused(whole_run, causal, tmp_path) -> None:

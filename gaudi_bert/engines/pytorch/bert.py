@@ -24,7 +24,7 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.encoders.cpu import attention_in_cache, dropout, is_large_product, linear, pack_weights, product
 from gaudi_bert.encoders.feeding import widen
 from gaudi_bert.model.config import BertConfig, layer_scope
-from gaudi_bert.model.heads import FORBIDDEN_SCORE
+from gaudi_bert.model.heads import FORBIDDEN_SCORE, check_logits
 
 WORDS = "bert/embeddings/word_embeddings"
 WORDS_TO_LOOK_UP = f"{WORDS}/rows"
@@ -255,7 +255,15 @@ def word_scores(network: Network, picked_PH: Tensor) -> Tensor:
     return widen(linear(changed_PH, network.parameters[WORDS])).add_(network.parameters["cls/predictions/output_bias"])
 
 
-def next_sentence_scores(network: Network, first_PH: Tensor) -> Tensor:
-    """Wide scores [P, 2]: 0 = the second text really follows the first, 1 = it is a random one."""
+def pretraining_outputs(network: Network, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """Wide scores of the words at the masked slots, [B, Q, V], and of the next sentences, [B, S, 2]."""
+    positions_BP = torch.cat([batch["next_sentence_positions"], batch["masked_lm_positions"]], dim=1)
+    packs, depth = batch["next_sentence_positions"].shape
+    check_logits(packs, batch["masked_lm_positions"].shape[1], network.config.vocab_size)
+    read_BPH = encode_packs(network, batch, positions_BP).reshape(packs, positions_BP.shape[1], -1)
+    first_PH, masked_PH = read_BPH[:, :depth].flatten(0, 1), read_BPH[:, depth:].flatten(0, 1)
+    words_BQV = word_scores(network, masked_PH).reshape(packs, -1, network.config.vocab_size)
+    # Next sentences: 0 = the second text really follows the first, 1 = it is a random one.
     weights_2H, bias_2 = (network.parameters[f"cls/seq_relationship/output_{name}"] for name in ("weights", "bias"))
-    return _wide_product(pool(network, first_PH), weights_2H.t(), bias_2)
+    sentences_P2 = _wide_product(pool(network, first_PH), weights_2H.t(), bias_2)
+    return words_BQV, sentences_P2.reshape(packs, -1, 2)

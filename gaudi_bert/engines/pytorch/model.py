@@ -27,9 +27,9 @@ from gaudi_bert.engines.pytorch.bert import (
     Network,
     attention_on,
     encode_packs,
-    next_sentence_scores,
     packed_parameters,
     pool,
+    pretraining_outputs,
     word_scores,
 )
 from gaudi_bert.model.config import BertConfig, EncoderConfig, initial_value, is_decayed
@@ -233,7 +233,6 @@ class TorchBert(TorchModel):
         return Network(self.config, parameters, training, self.attention, training and self.recomputes)
 
     def _heads(self, parameters: Tensors, batch: Tensors, training: bool) -> Any:
-        """From features to what the head gives; one graph for a set of shapes."""
         network, head = self._network(parameters, training), self.spec.head
         if isinstance(head, PretrainingHead):
             return pretraining_outputs(network, batch)
@@ -249,17 +248,6 @@ class TorchBert(TorchModel):
             inputs_PH = network.drop(inputs_PH)
         with torch.autocast(self.device.type, enabled=False):
             return network.dense(inputs_PH, head.scope).reshape(packs, -1 if head.is_of_text else length, head.width)
-
-
-def pretraining_outputs(network: Network, batch: Tensors) -> tuple[Tensor, Tensor]:
-    """Wide scores of the words at the masked slots, [B, Q, V], and of the next sentences, [B, S, 2]."""
-    positions_BP = torch.cat([batch["next_sentence_positions"], batch["masked_lm_positions"]], dim=1)
-    packs, depth = batch["next_sentence_positions"].shape
-    check_logits(packs, batch["masked_lm_positions"].shape[1], network.config.vocab_size)
-    read_BPH = encode_packs(network, batch, positions_BP).reshape(packs, positions_BP.shape[1], -1)
-    first_PH, masked_PH = read_BPH[:, :depth].flatten(0, 1), read_BPH[:, depth:].flatten(0, 1)
-    words_BQV = word_scores(network, masked_PH).reshape(packs, -1, network.config.vocab_size)
-    return words_BQV, next_sentence_scores(network, first_PH).reshape(packs, -1, 2)
 
 
 # --- any encoder of `transformers`: its own classes, heads and names of weights, fed packs (`encoders/packed_model.py`)
@@ -331,7 +319,6 @@ class _TorchEncoder(TorchModel):
             self._compute = torch.compile(self._outputs, backend=compiler, dynamic=False, fullgraph=True)
 
     def buffers(self) -> dict[str, Tensor]:
-        """Return what the module stores in addition to its parameters: statistics of its layers, for one."""
         return self.packed.stored_buffers()
 
     def is_decayed(self, name: str) -> bool:
@@ -343,7 +330,6 @@ class _TorchEncoder(TorchModel):
         return batch
 
     def forward(self, batch: Tensors, training: bool) -> Tensor:
-        """Return what the head gives: [B, S, C], [B, L, C], or scores of words [B, Q, V]; wide."""
         self.packed.train(training)
         return self._compute(batch)
 

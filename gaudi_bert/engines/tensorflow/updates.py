@@ -194,7 +194,7 @@ class TensorFlowUpdates:
 
 
 # Variables of fewer numbers lie in the processor's caches: they are not worth a compilation.
-LEAST_COMPILED = 2**16
+_LEAST_COMPILED = 2**16
 
 
 def _clip_factor(gradients: Sequence[tf.Tensor], clip_norm: float) -> tuple[tf.Tensor, tf.Tensor]:
@@ -224,7 +224,7 @@ class _Optimizer:
             is_adapted = settings.optimizer == "lamb" and (settings.layer_adaptation == "all" or is_decayed(name))
             decay = settings.weight_decay if is_decayed(name) else 0.0
             rule = (settings.beta_1, settings.beta_2, settings.epsilon, decay, is_adapted)
-            is_compiled = self._compiled and variable.shape.num_elements() >= LEAST_COMPILED
+            is_compiled = self._compiled and variable.shape.num_elements() >= _LEAST_COMPILED
             first, second = (moments[name] for moments in self.moments)
             kernel(_move, is_compiled)(variable, first, second, gradient, factor, scalars, rule)
 

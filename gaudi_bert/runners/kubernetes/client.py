@@ -1,8 +1,7 @@
 """A cluster as a run sees it: the connection, and one namespace.
 
-Plain dictionaries go in and out, whatever the version of the official client (35 to 37), because its own types differ
-between its major versions. Nothing is discovered from the server: a run knows its kinds, and an account may be allowed to
-see these alone.
+Plain dictionaries go in and out: the types of the official client differ between its major versions (35 to 37). Nothing is
+discovered from the server, of which an account may see the kinds of a run alone.
 """
 
 from __future__ import annotations
@@ -29,11 +28,7 @@ from gaudi_bert.common.progress import human_seconds
 
 @dataclass(frozen=True)
 class _Kind:
-    """One kind of object.
-
-    `verbs` are what a run does with objects of this kind; empty for what only `doctor` looks at, as far as it may. The
-    group of the core is empty.
-    """
+    """One kind of object; `verbs` are what a run does with it, none for what only `doctor` looks at, as far as it may."""
 
     name: str
     plural: str
@@ -129,14 +124,8 @@ def _resource(kind: str) -> Any:
     from kubernetes.dynamic import Resource
 
     row = KINDS[kind]
-    return Resource(
-        prefix="apis" if row.group else "api",
-        group=row.group,
-        api_version=row.version,
-        kind=kind,
-        name=row.plural,
-        namespaced=row.namespaced,
-    )
+    where = {"prefix": "apis" if row.group else "api", "group": row.group, "api_version": row.version}
+    return Resource(kind=kind, name=row.plural, namespaced=row.namespaced, **where)
 
 
 def _load_configuration() -> None:
@@ -276,11 +265,8 @@ class Cluster:
         """Whether this account has a right in the namespace; a part of a resource is written as `pods/log`."""
         resource, _, part = resource.partition("/")
         attributes = {"namespace": self.namespace, "group": group, "resource": resource, "verb": verb}
-        review = {
-            "apiVersion": "authorization.k8s.io/v1",
-            "kind": "SelfSubjectAccessReview",
-            "spec": {"resourceAttributes": attributes | ({"subresource": part} if part else {})},
-        }
+        spec = {"resourceAttributes": attributes | ({"subresource": part} if part else {})}
+        review = {"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview", "spec": spec}
         answer = self._call("ask for rights", "create", "SelfSubjectAccessReview", body=review)
         return bool(answer.get("status", {}).get("allowed"))
 
@@ -339,7 +325,6 @@ class Cluster:
         return self._log_ends[pod, container]
 
     def _seen(self, action: str, kind: str, if_allowed: bool, **which: str | None) -> Json | None:
-        """Return the answer of `get`; None where nothing is there, or, with `if_allowed`, where it may not be seen."""
         try:
             return self._call(action, "get", kind, **which)
         except NotFoundError:
@@ -350,11 +335,7 @@ class Cluster:
             return None
 
     def _call(self, action: str, verb: str, kind: str, **arguments: Any) -> Json:
-        """Return the JSON answer to one request.
-
-        `action` is what is being done, for errors; `verb` is `get` (with a name or of all), `create`, `replace` or
-        `delete`.
-        """
+        """Return the JSON answer to one request; `action` is what is being done, for errors, and `verb` the client's."""
         arguments |= {"namespace": self.namespace} if KINDS[kind].namespaced else {}
         response = self._open(action, verb, _resource(kind), read_whole=True, **arguments)
         answer: dict[str, Any] = json.loads(response.data)
@@ -372,8 +353,7 @@ class Cluster:
     ) -> Any:
         """Return the raw answer, complete or still to be read, once there is one; an error for a refusal that stays.
 
-        `method` is the client's: a verb with a resource, or `request` for a path that is not an object's. What is not
-        `patient` is requested once, and its failure is not blamed on the server, which gets logs from a node.
+        What is not `patient` is requested once, and its failure is not blamed on the server, which gets logs from a node.
         """
         import urllib3
         from kubernetes.client.exceptions import ApiException

@@ -1,9 +1,7 @@
 """Follows one submitted step to its end: logs, progress, and the reason where it fails or does not start.
 
-The object is read, checked, and then watched until it changes; a watch that is dropped or has expired only means that the
-object is read again a little earlier. So nothing that happens between two watches is lost.
-
-What is suspended waits for its queue, for as long as that takes; when it is admitted, its time to start begins again.
+The object is read, checked, and then watched until it changes, so nothing that happens between two watches is lost. What
+is suspended waits for its queue, for as long as that takes; when it is admitted, its time to start begins again.
 
 A thread follows the log of a pod; of pods that share a step, the first one reports. When the connection drops, the log is
 read again from a little before the last line that came, and what was shown already is recognised by its time.

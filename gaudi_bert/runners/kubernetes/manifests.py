@@ -5,7 +5,6 @@ One function builds each kind of object from the pipeline file, and `pods.py` th
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
@@ -32,7 +31,7 @@ from gaudi_bert.runners.stage_table import STEPS, named_paths, quantity_value, s
 PIPELINE_LABEL = "app.kubernetes.io/instance"
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 # The first version of Kubernetes in which podFailurePolicy and backoffLimitPerIndex are on by default.
-FAILURE_POLICY_SINCE = (1, 29)
+_FAILURE_POLICY_SINCE = (1, 29)
 # What a step may be, and the label by which the pods of each are selected.
 POD_LABELS = {
     "Job": "job-name",
@@ -51,8 +50,6 @@ _FAILURE_RULES = (
     {"action": "Ignore", "onExitCodes": {"operator": "In", "values": [75]}},
     {"action": "FailJob", "onExitCodes": {"operator": "In", "values": [2]}},
 )
-
-_Builder = Callable[[PipelineSettings, str, bool], Manifest]
 
 
 @dataclass(frozen=True)
@@ -83,24 +80,16 @@ def render(settings: PipelineSettings, server_version: tuple[int, int] | None = 
     check_paths(settings)
     policy = settings.kubernetes.failure_policy
     if policy == "auto":
-        policy = (server_version or settings.kubernetes.version_numbers) >= FAILURE_POLICY_SINCE
-    shared = _shared_objects(settings)
-    steps = {}
+        policy = (server_version or settings.kubernetes.version_numbers) >= _FAILURE_POLICY_SINCE
+    shared, steps = _shared_objects(settings), {}
+    builders = {"Job": _job, "MPIJob": _mpijob, "TrainJob": _trainjob}
     for step in steps_of(stages_of(settings)):
         kind = _TRAINING_KINDS[settings.training_kind] if step == "train" else "Job"
         if kind == "TrainJob":
             shared.append(_training_runtime(settings, policy))
-        builders: dict[str, _Builder] = {"Job": _job, "MPIJob": _mpijob, "TrainJob": _trainjob}
         steps[step] = builders[kind](settings, step, policy)
-    namespace = {
-        "apiVersion": "v1",
-        "kind": "Namespace",
-        "metadata": {
-            "name": settings.kubernetes.namespace,
-            "labels": {**APP_LABELS, PIPELINE_LABEL: settings.name},
-        },
-    }
-    return Manifests(namespace, tuple(shared), steps)
+    metadata = {"name": settings.kubernetes.namespace, "labels": {**APP_LABELS, PIPELINE_LABEL: settings.name}}
+    return Manifests({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata}, tuple(shared), steps)
 
 
 def check_paths(settings: PipelineSettings) -> None:

@@ -74,21 +74,18 @@ def _sender(settings: PipelineSettings, cluster: Cluster) -> Manifest:
     pod = spec["template"]["spec"]
     del pod["initContainers"]
     (container,) = pod["containers"]
-    command = container["command"]
-    work = command[command.index("--work") + 1]
     # It reads no pipeline file, whose ConfigMap `kubectl apply -k` names by its content.
     pod["volumes"] = [volume for volume in pod["volumes"] if "configMap" not in volume]
     mounted = {volume["name"] for volume in pod["volumes"]}
     container["volumeMounts"] = [mount for mount in container["volumeMounts"] if mount["name"] in mounted]
-    container["command"] = ["python3", "-m", "gaudi_bert.runners.kubernetes.open_results", f"{work}/{settings.name}"]
+    container["command"] = ["python3", "-m", "gaudi_bert.runners.kubernetes.open_results", f"/work/{settings.name}"]
     return item
 
 
 # --- sending, in the pod: `python3 -m gaudi_bert.runners.kubernetes.open_results WORKDIR`
 #
-# The files go as a compressed archive in lines of base64, with their size and SHA-256 before them, so that a log that was
-# cut short is never treated as complete. A node keeps 10 MiB of a log, as a rule: TensorBoard's files are omitted where they
-# would not fit.
+# A compressed archive in lines of base64, after its size and SHA-256, so that a log that was cut short is noticed. A node
+# keeps 10 MiB of a log, as a rule: TensorBoard's files are omitted where they would not fit.
 
 _MOST_BYTES = 6 << 20
 _LINE_BYTES = 6144

@@ -24,7 +24,7 @@ _EFA_RESOURCE = "vpc.amazonaws.com/efa"
 _HUGE_PAGES = "hugepages-2Mi"
 _MEBIBYTE = 2**20
 DATA_FOLDER = "/data"
-PIPELINE_FILE = "/etc/gaudi-bert/pipeline.yaml"
+_PIPELINE_FILE = "/etc/gaudi-bert/pipeline.yaml"
 # Next to the pipeline in its ConfigMap, mounted as /etc/passwd.
 USER_NAME_FILE = "passwd"
 _IMAGE_USER = 1000
@@ -187,7 +187,7 @@ def _container(
 
 
 def _waiting(settings: PipelineSettings, step: str) -> Manifest:
-    words = ["gaudi-bert", "wait", PIPELINE_FILE, "--work", _work(settings), "--for", step]
+    words = ["gaudi-bert", "wait", _PIPELINE_FILE, "--work", _work(settings), "--for", step]
     command = [*words, "--timeout", str(settings.kubernetes.wait_seconds)]
     home, volumes = [{"name": "HOME", "value": "/tmp"}], ["pipeline", "work", "scratch"]
     container = _container("wait", settings, STEPS[step], command, home, volumes)
@@ -202,7 +202,7 @@ def _work(settings: PipelineSettings) -> str:
 
 
 def _run(settings: PipelineSettings, *options: str) -> list[str]:
-    return ["gaudi-bert", "run", PIPELINE_FILE, "--work", _work(settings), *options]
+    return ["gaudi-bert", "run", _PIPELINE_FILE, "--work", _work(settings), *options]
 
 
 def _command(settings: PipelineSettings, step: str) -> list[str]:
@@ -223,9 +223,8 @@ def _command(settings: PipelineSettings, step: str) -> list[str]:
     return command
 
 
-# Cores, memory, cards and huge pages. With cards, requests equal limits in everything: extended resources and huge pages
-# allow nothing else, and a pod with reserved cores and memory is evicted last. Without cards, cores are only requested, so
-# that idle ones are used.
+# With cards, requests equal limits in everything: extended resources and huge pages allow nothing else, and a pod with
+# reserved cores and memory is evicted last. Without cards, cores are only requested, so that idle ones are used.
 
 
 def _resources(settings: PipelineSettings, stage: Stage) -> Manifest:

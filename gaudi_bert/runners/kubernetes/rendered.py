@@ -6,9 +6,8 @@
     DIR/finetuning finetune and predict
     DIR/results    evaluate and report
 
-Each part takes the base along. `kubectl apply -k DIR` starts everything, but with cards or a queue the data only, so that
-nothing is reserved for training while data are packed. With a TrainJob, too: Kubeflow Trainer refuses one whose
-TrainingRuntime it does not know yet, so the base is applied first.
+Each part takes the base along. `kubectl apply -k DIR` starts everything; with cards or a queue the data only, so that
+nothing is reserved for training meanwhile, and with a TrainJob, which Kubeflow Trainer refuses before its TrainingRuntime.
 """
 
 from __future__ import annotations

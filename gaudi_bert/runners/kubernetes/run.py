@@ -1,11 +1,8 @@
 """Runs a pipeline on a cluster: checks everything, submits step by step, and follows each step to its end.
 
 Running again continues. A Job that carries the same digest (of its manifest, the pipeline file and the volume) is followed
-if it still runs and skipped if it is complete; a finished one with another digest, or a failed one, is replaced, and then
-the stage itself skips what its work folder holds already. An active Job with another digest is another run of the same
-work folder, and stays as it is.
-
-Objects that do not carry the pipeline's label are somebody else's: a run that would need their names is refused.
+if it still runs and skipped if it is complete; any other that has ended is replaced. An active Job with another digest is
+another run of the same work folder: this one is refused, as where an object of that name lacks the pipeline's label.
 """
 
 from __future__ import annotations
@@ -172,8 +169,7 @@ def _digest(item: Manifest) -> str | None:
 
 # --- the volume of the work folder: whether all pods can mount it, and which claim of it a run uses, creates or replaces
 #
-# A claim cannot be changed, and holds the packed data when training needs it. So whether the workers, which may run on
-# several nodes, can all mount its volume is settled before it is created.
+# A claim cannot be changed, so whether workers on several nodes can mount its volume is settled before it is created.
 
 _SHARED, _ALONE = "ReadWriteMany", "ReadWriteOnce"
 # Network file systems that attach nothing to a node, so that any number of nodes mount a claim, whatever its mode.

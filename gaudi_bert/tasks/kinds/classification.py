@@ -145,9 +145,12 @@ class TokenClassification(Task):
             return {"accuracy": accuracy, "f1_macro": _mean_f1(list(chain(*right)), list(chain(*guesses)))}
         from seqeval.metrics import f1_score, precision_score, recall_score
 
-        chunks = [[[self._scheme.chunk_tag(tag) for tag in tags] for tags in each] for each in (right, guesses)]
+        def chunks(rows_of_tags: Sequence[Sequence[str]]) -> list[list[str]]:
+            """The tags as `seqeval` reads them."""
+            return [["-".join(filter(None, self._scheme.split(tag))) for tag in tags] for tags in rows_of_tags]
+
         scores = {"f1": f1_score, "precision": precision_score, "recall": recall_score}
-        of_entities = {name: float(score(*chunks, zero_division=0)) for name, score in scores.items()}
+        of_entities = {name: float(score(chunks(right), chunks(guesses), zero_division=0)) for name, score in scores.items()}
         return {**of_entities, "accuracy": accuracy}
 
     def answers(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:

@@ -24,7 +24,6 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import count_of
 from gaudi_bert.config.sections import TaskSettings
 from gaudi_bert.model.heads import VectorHead
-from gaudi_bert.rows.answers import score_answers
 from gaudi_bert.rows.packs import Placement
 from gaudi_bert.rows.types import Row, Sequences, TextRow, TupleRow
 from gaudi_bert.tasks.contrast import (
@@ -223,8 +222,9 @@ class Reranking(TextTask):
         return figures
 
     def answers(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
-        """`{"score"}`, 0 to 1."""
-        return score_answers(logits)
+        """`{"score"}`, the probability that a document answers its query."""
+        scores = (1.0 / (1.0 + np.exp(-logits[:, 0].astype(np.float64)))).astype(np.float32)
+        return ({"score": score} for score in scores.tolist())
 
     def config_json(self) -> dict[str, Any]:
         """With what `CrossEncoder` does with the number."""

@@ -200,7 +200,6 @@ class _PairJob(FineTuneJob):
         return settings.model_copy(update=changes)
 
     def _prepared(self, processes: int) -> Prepared:
-        """Choose the shape of an update."""
         section, stream, sizes, task = self.section, self._stream, self._start.sizes, self._task
         shape = choose_shape(
             stream,
@@ -231,7 +230,6 @@ class _PairJob(FineTuneJob):
         )
 
     def _lines(self, plan: RunPlan) -> list[str]:
-        """The rows, the model, and the shape of an update."""
         stream, start, shape = self._stream, self._start, self._shape
         batch, micro_batches, processes = shape
         tokens = stream.tokens.sum() / len(stream.rows)

@@ -92,7 +92,6 @@ class FineTuneJob(Job[FineTuning]):
         return self._prepared(processes)
 
     def _prepared(self, processes: int) -> Prepared:
-        """Decide on updates and batches of the files that were read."""
         section, task, data = self.section, self._task, self._data
         plan = _plan_run(section, data, processes)
         return Prepared(
@@ -161,7 +160,6 @@ class FineTuneJob(Job[FineTuning]):
         return given[-1] if given else min(usual, self._start.sizes.positions)
 
     def _given_lengths(self) -> tuple[int, ...]:
-        """The lengths of rows that the settings name."""
         given = self.section.row_lengths
         return given if isinstance(given, tuple) else ()
 
@@ -212,7 +210,6 @@ class FineTuneJob(Job[FineTuning]):
         )
 
     def _lines(self, plan: RunPlan) -> list[str]:
-        """The rows and their packs, the model, the batches."""
         task, data, section, start = self._task, self._data, self.section, self._start
         labels, tokens = f", {len(task.labels)} labels" if task.labels else "", data.sequences.lengths.mean()
         rows = enumerated(f"{length:,}" for length in data.lengths)
@@ -253,7 +250,6 @@ class FineTuneJob(Job[FineTuning]):
         return [*lines, f"finetune.row_lengths = auto gives {chosen.cost_line()}"]
 
     def _signature(self) -> Signature:
-        """Return what the model depends on."""
         unused = {"row_lengths"} if self.section.row_lengths is None else set()  # as before there was such a setting
         section = self.section.model_dump(mode="json", exclude=free_settings(FineTuneSettings) | _FILES | unused)
         task = self._task.settings.model_dump(mode="json", exclude={"labels", "n_best"})

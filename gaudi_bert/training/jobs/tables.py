@@ -192,7 +192,6 @@ class _TableJob(Job[TableTraining]):
         model.load_values(self._start.variables)
 
     def finish(self, loop: TrainingLoop) -> TableTraining:
-        """The model as `transformers` opens it, and the last figures."""
         context, start, source = loop.context, self._start, self._source
         if context.communicator.is_first:
             values = loop.model.values()
@@ -228,7 +227,6 @@ class _TableEvaluation(EvaluationSet[WordEvaluation]):
         return 3 + 1 + self.vocabulary
 
     def batches(self, rank: int, size: int) -> Iterator[EvaluationBatch]:
-        """Every pack once, of each length in turn; the last batch is filled up."""
         source, take = self.source, self.take_packs
         for which, (table, stored) in enumerate(zip(source.tables, source.stored, strict=True)):
             read = partial(source.features, self.targets, which, epoch=EVALUATION_EPOCH)
@@ -272,7 +270,6 @@ class _PackedTable:
 
     @property
     def length(self) -> int:
-        """Positions of the longest pack."""
         return self.tables[-1].max_sequence_length
 
     @property
@@ -283,11 +280,9 @@ class _PackedTable:
 
     @property
     def identity(self) -> str:
-        """The identity of all tables, for the settings of a run."""
         return " ".join(f"{table.identity()} {self.tokenizer.sha256}" for table in self.tables)
 
     def total(self, figure: Literal["packs", "sequences", "tokens"]) -> int:
-        """Add up a figure over all lengths."""
         return sum(getattr(table, figure) for table in self.tables)
 
     def features(self, targets: WordTargets, which: int, shards: IntArray, records: IntArray, epoch: int) -> Batch:

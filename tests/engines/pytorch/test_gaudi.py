@@ -210,7 +210,7 @@ def test_variables_that_come_too_late_are_not_set_and_are_named(monkeypatch: pyt
 
 # --- several processes
 
-MPIRUN = "mpirun --allow-run-as-root --oversubscribe --bind-to none --mca mpi_yield_when_idle 1 -np 8"
+MPIRUN = "mpirun --allow-run-as-root --oversubscribe --bind-to none --mca mpi_yield_when_idle 1 -np 2"
 
 
 def check_rank(events: Events, rank: int, size: int) -> None:
@@ -227,15 +227,15 @@ def check_rank(events: Events, rank: int, size: int) -> None:
     assert {event["type"] for event in sums} == {"float32"}
 
 
-def test_eight_processes_connect_by_hccl_and_end_well(folder: Path, tmp_path: Path) -> None:
+def test_processes_of_mpirun_connect_by_hccl_and_end_well(folder: Path, tmp_path: Path) -> None:
     if shutil.which("mpirun") is None:
         pytest.skip("MPIRUN MISSING: install Debian's openmpi-bin")
     command = train_command(tmp_path / "run", "precision=bfloat16", "compile=false")
     assert "3 updates" in run(folder, tmp_path, command, [*MPIRUN.split(), sys.executable]).stdout
     ranks = calls_of(tmp_path)
-    assert len(ranks) == 8
+    assert len(ranks) == 2
     for rank, events in enumerate(ranks):
-        check_rank(events, rank, 8)
+        check_rank(events, rank, 2)
         assert "initialize_distributed_hpu" not in names(events), "the launcher's variables are all there"
 
 

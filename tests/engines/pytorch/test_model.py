@@ -20,19 +20,20 @@ from gaudi_bert.engines import load_engine
 from gaudi_bert.engines.protocol import Communicator, ModelSpec, UpdateScalars
 from gaudi_bert.model.config import EncoderConfig
 from gaudi_bert.model.heads import TaskHead
+from tests.builders import torch_models
 from tests.builders.agree import agree, identical
 from tests.builders.encoders import CONFIGS as SMALL_CONFIGS
 from tests.builders.task_batches import HEADS, TEXTS, batch_of, packs_of
-from tests.builders.torch_models import MODELS, VOCABULARY
+from tests.builders.torch_models import VOCABULARY
 from tools.type_scan import difference_alone
 
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
 ESM = {"vocab_size": VOCABULARY, **SMALL, "pad_token_id": 1, "mask_token_id": 4, "position_embedding_type": "rotary"}
 CONFIGS: dict[str, Any] = {
-    **{name: config for name, (_, config) in MODELS.items() if name != "bert"},
+    **torch_models.CONFIGS,
     "electra": lambda: transformers.ElectraConfig(vocab_size=VOCABULARY, embedding_size=16, **SMALL),
     "modernbert-mean": lambda: transformers.ModernBertConfig(
-        **{**MODELS["modernbert"][1]().to_dict(), "classifier_pooling": "mean"}
+        **{**torch_models.CONFIGS["modernbert"]().to_dict(), "classifier_pooling": "mean"}
     ),
     "albert": lambda: transformers.AlbertConfig(vocab_size=VOCABULARY, embedding_size=16, **SMALL),
     "roformer": lambda: transformers.RoFormerConfig(vocab_size=VOCABULARY, max_position_embeddings=80, **SMALL),

@@ -28,8 +28,8 @@ SETTINGS = {
     "log_every_updates": 1,
     "save_every_updates": 2,
     "measure_speedup": "false",
-    "stall_seconds": 20,
-    "meeting_seconds": 20,
+    "stall_seconds": 12,
+    "meeting_seconds": 12,
     "threads": 1,
 }
 # A command whose pod gets a signal when it meets the others or has done so many updates.
@@ -61,10 +61,7 @@ main(sys.argv[3:])
 """
 Ends = list[tuple[int, str]]
 # One that is stopped is silent, as one is whose node is lost.
-ENDS = [
-    *(("SIGKILL", 0, "meeting"), ("SIGSTOP", 0, "meeting")),
-    *(("SIGKILL", 1, "3"), ("SIGSTOP", 1, "4"), ("SIGTERM", 1, "5")),
-]
+ENDS = [("SIGSTOP", 0, "meeting"), ("SIGKILL", 1, "3"), ("SIGSTOP", 1, "4"), ("SIGTERM", 1, "5")]
 
 
 def run_pods(
@@ -116,25 +113,13 @@ def test_pods_that_are_lost_and_stopped_end_with_the_bits_of_those_that_are_not(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [
-        (["--set", "model.hidden_size=24"], "model.hidden_size = 24, rank 0 ({host}) has 12; start all ranks with the same"),
-        (["--data", "{other}"], "data = "),
-    ],
-    ids=["model", "data"],
-)
-def test_a_pod_with_another_model_or_other_data_is_refused_and_named(
-    options: list[str], reason: str, tmp_path: Path
-) -> None:
+def test_a_pod_with_other_data_is_refused_and_named(tmp_path: Path) -> None:
     packed, other = (data.write_packed(tmp_path / name, data.make_packs(29)) for name in ("packed", "other"))
     metadata = other / "metadata.json"
     metadata.write_text(metadata.read_text().replace('"manifest_crc32c": 1', '"manifest_crc32c": 2'))
-    options = [word.format(other=other) for word in options]
-    host = socket.gethostname()
-    for code, text in run_pods(packed, tmp_path / "out", second=options):
+    for code, text in run_pods(packed, tmp_path / "out", second=["--data", str(other)]):
         assert code == 2, text
-        assert text.splitlines()[-1].startswith(f"error: rank 1 ({host}) has {reason.format(host=host)}"), text
+        assert text.splitlines()[-1].startswith(f"error: rank 1 ({socket.gethostname()}) has data = "), text
 
 
 def check_end(printed: Ends, end: str, pod: int, at: str) -> None:

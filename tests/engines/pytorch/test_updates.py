@@ -19,7 +19,7 @@ from gaudi_bert.engines.pytorch import engine as engine_module
 from gaudi_bert.model.config import BertConfig, EncoderConfig
 from tests.builders.agree import agree, identical
 from tests.builders.task_batches import LENGTH, TEXTS, batch_of, packs_of
-from tests.builders.torch_models import MODELS
+from tests.builders.torch_models import CONFIGS
 
 VOCABULARY = 61
 
@@ -35,7 +35,7 @@ def spec_of(name: str, dropout: float) -> ModelSpec:
         rates = {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}
         config = BertConfig(**sizes, **rates, vocab_size=VOCABULARY, max_position_embeddings=LENGTH)
         return ModelSpec(config, TEXTS)
-    values = MODELS[name][1]().to_dict()
+    values = CONFIGS[name]().to_dict()
     rates = {key: dropout for key in values if key.endswith(("dropout_prob", "_dropout"))}
     return ModelSpec(EncoderConfig({**values, **rates}), TEXTS)
 

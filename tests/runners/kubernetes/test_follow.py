@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -196,14 +197,6 @@ OF_EIGHT = {"metadata": {"name": "demo-write"}, "spec": {"completions": 8}}
 ALONE = {"metadata": {"name": "demo-train"}, "spec": {}}
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def pods(*names: str) -> list[dict[str, Any]]:
     return [running(name, "write") for name in names]
 
@@ -248,8 +241,8 @@ def test_a_launcher_is_followed_without_the_tags_of_mpirun(server: FakeApiServer
 
 def test_how_many_parts_are_done_is_shown_once_a_minute(said: io.StringIO) -> None:
     """Whatever the first pod writes meanwhile."""
-    clock = Clock()
-    progress = _StepProgress(OF_EIGHT, Reporter(said), clock)
+    clock = SimpleNamespace(now=0.0)
+    progress = _StepProgress(OF_EIGHT, Reporter(said), lambda: clock.now)
     for clock.now in range(0, 125, 5):
         progress.take("write: 40 %")
         progress.show({"status": {"succeeded": 3}}, [*pods("a", "b", "c"), succeeded("d", "write")])
@@ -258,8 +251,8 @@ def test_how_many_parts_are_done_is_shown_once_a_minute(said: io.StringIO) -> No
 
 
 def test_a_pod_that_is_alone_is_shown_line_by_line_or_for_how_long_it_has_been_silent(said: io.StringIO) -> None:
-    clock = Clock()
-    progress = _StepProgress(ALONE, Reporter(said), clock)
+    clock = SimpleNamespace(now=0.0)
+    progress = _StepProgress(ALONE, Reporter(said), lambda: clock.now)
     for clock.now in (30, 61, 90, 121):
         progress.show({"status": {}}, pods("a"))
         if clock.now == 30:
@@ -268,8 +261,8 @@ def test_a_pod_that_is_alone_is_shown_line_by_line_or_for_how_long_it_has_been_s
 
 
 def test_what_is_waited_for_is_said_at_once_when_it_changes_and_then_every_minute(said: io.StringIO) -> None:
-    clock = Clock()
-    progress = _StepProgress(ALONE, Reporter(said), clock)
+    clock = SimpleNamespace(now=0.0)
+    progress = _StepProgress(ALONE, Reporter(said), lambda: clock.now)
     for clock.now in range(0, 151, 5):
         progress.show_waiting("no room" if clock.now < 30 else "others first")
     assert said.getvalue().splitlines() == [

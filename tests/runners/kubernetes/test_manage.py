@@ -65,43 +65,30 @@ def test_logs_of_nothing_are_refused(server: FakeApiServer, cluster: Cluster) ->
         manage.show_logs(SETTINGS, "pack", cluster, print)
 
 
-@pytest.mark.parametrize("data", [False, True])
-def test_delete_keeps_the_work_folder(data: bool, server: FakeApiServer, cluster: Cluster, reporter: Reporter) -> None:
+def test_delete_keeps_the_work_folder(server: FakeApiServer, cluster: Cluster, reporter: Reporter) -> None:
     run_on_kubernetes(SETTINGS, ["plan", "verify"], reporter, cluster)
     server.put("Job", {"metadata": {"name": "other-plan", "labels": {"app.kubernetes.io/instance": "other"}}})
     server.put("ConfigMap", {"metadata": {"name": "demo-pipeline-1a2b", "labels": {"app.kubernetes.io/instance": "demo"}}})
-    removed = manage.delete(SETTINGS, cluster, data=data)
+    removed = manage.delete(SETTINGS, cluster, data=False)
     assert {"Job demo-plan", "Job demo-verify", "ConfigMap demo-pipeline", "ConfigMap demo-pipeline-1a2b"} <= set(removed)
-    left = {key for key in server.objects if key[0] != "Pod"}
-    assert left == {("Job", "other-plan")} | (set() if data else {("PersistentVolumeClaim", "demo-work")})
-    assert manage.delete(SETTINGS, cluster, data=data) == []
+    assert set(server.objects) == {("Job", "other-plan"), ("PersistentVolumeClaim", "demo-work")}
+    assert manage.delete(SETTINGS, cluster, data=True) == ["PersistentVolumeClaim demo-work"]
+    assert manage.delete(SETTINGS, cluster, data=True) == []
 
 
-@pytest.mark.parametrize(
-    ("kind", "name"),
-    [
-        ("PersistentVolumeClaim", "demo-work"),
-        ("Service", "demo-train"),
-    ],
-)
-def test_what_is_not_the_pipelines_own_is_not_removed(
-    kind: str, name: str, server: FakeApiServer, cluster: Cluster, reporter: Reporter
-) -> None:
+def test_what_is_not_the_pipelines_own_is_not_removed(server: FakeApiServer, cluster: Cluster, reporter: Reporter) -> None:
     run_on_kubernetes(SETTINGS, ["plan"], reporter, cluster)
-    server.put(kind, {"metadata": {"name": name, "labels": {"app.kubernetes.io/instance": "other"}}})
+    claim = "PersistentVolumeClaim", "demo-work"
+    server.put(claim[0], {"metadata": {"name": claim[1], "labels": {"app.kubernetes.io/instance": "other"}}})
+    for kind, name in (("Job", "demo-train"), ("PersistentVolumeClaim", "mine")):
+        server.put(kind, {"metadata": {"name": name}})
     before = dict(server.objects)
-    with pytest.raises(InputError, match=f"{kind} {name} exists in namespace gaudi-bert, and is not of this pipeline"):
+    with pytest.raises(InputError, match=f"{' '.join(claim)} exists in namespace gaudi-bert, and is not of this pipeline"):
         manage.delete(SETTINGS, cluster, data=True)
     assert server.objects == before
-    del server.objects[kind, name]
-    server.put("Job", {"metadata": {"name": "demo-train"}})
-    assert "Job demo-train" not in manage.delete(SETTINGS, cluster, data=True)
-
-
-def test_a_claim_of_the_users_is_not_removed(server: FakeApiServer, cluster: Cluster) -> None:
-    server.put("PersistentVolumeClaim", {"metadata": {"name": "mine"}})
-    assert manage.delete(load_pipeline(None, ["kubernetes.work_claim=mine"]), cluster, data=True) == []
-    assert ("PersistentVolumeClaim", "mine") in server.objects
+    del server.objects[claim]
+    manage.delete(load_pipeline(None, ["kubernetes.work_claim=mine"]), cluster, data=True)
+    assert set(server.objects) == {("Job", "demo-train"), ("PersistentVolumeClaim", "mine")}
 
 
 def test_what_an_earlier_kind_of_training_left_is_removed(
@@ -144,9 +131,8 @@ def test_the_role_allows_all_that_is_used_and_no_more(
     assert {(verb, resource) for _, resource, verb in rights} == allowed
 
 
-@pytest.mark.parametrize("data", [False, True])
 def test_a_bucket_is_touched_only_with_data(
-    data: bool, server: FakeApiServer, cluster: Cluster, reporter: Reporter, s3: S3Server
+    server: FakeApiServer, cluster: Cluster, reporter: Reporter, s3: S3Server
 ) -> None:
     settings = load_pipeline(None, ["kubernetes.store=s3://bucket/cluster", f"store.endpoint_url={s3.endpoint}"])
     objects = Objects(quick(s3.endpoint))
@@ -155,7 +141,7 @@ def test_a_bucket_is_touched_only_with_data(
         objects.write(f"s3://bucket/cluster/{name}", content)
     run_on_kubernetes(settings, ["plan"], reporter, cluster)
     assert server.created("PersistentVolumeClaim") == []
-    removed = manage.delete(settings, cluster, data=data)
-    assert "Job demo-plan" in removed
-    assert ("2 objects below s3://bucket/cluster/demo" in removed) is data
-    assert contents("s3://bucket/cluster", objects) == ({"demo-2/plan.json": b"another's"} if data else before)
+    assert "Job demo-plan" in manage.delete(settings, cluster, data=False)
+    assert contents("s3://bucket/cluster", objects) == before
+    assert manage.delete(settings, cluster, data=True)[-1] == "2 objects below s3://bucket/cluster/demo"
+    assert contents("s3://bucket/cluster", objects) == {"demo-2/plan.json": b"another's"}

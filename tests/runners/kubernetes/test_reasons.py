@@ -10,7 +10,7 @@ import pytest
 from gaudi_bert.config.pipeline import load_pipeline
 from gaudi_bert.runners.kubernetes import manage
 from gaudi_bert.runners.kubernetes.client import Cluster
-from gaudi_bert.runners.kubernetes.reasons import Problem, State, describe_suspension, job_outcome, step_problem
+from gaudi_bert.runners.kubernetes.reasons import Problem, State, describe_suspension, step_problem
 from tests.builders.fake_api_server import FakeApiServer
 from tests.builders.recorded_answers import (
     MPIRUN_FOOTER_ONLY,
@@ -190,19 +190,6 @@ def test_the_problem_that_is_told_is_the_one_that_matters(only: Only) -> None:
         assert "bad" in str(only(*told, part(9, failed("d", 2, "error: bad"))))
     assert state_of(only(part(0, lost), part(1, stopped))) is State.STOPPED
     assert state_of(only(part(0, stopped), part(1, waits))) is State.WAITS, "its successor may have no room either"
-
-
-@pytest.mark.parametrize(
-    ("conditions", "outcome"),
-    [
-        ([], None),
-        ([{"type": "Complete", "status": "True"}], "complete"),
-        ([{"type": "Created", "status": "True"}, {"type": "Succeeded", "status": "True"}], "complete"),
-        ([{"type": "Failed", "status": "True", "reason": "Deadline", "message": "late"}], "failed: Deadline: late"),
-    ],
-)
-def test_the_outcome_of_a_job_is_in_its_conditions(conditions: list[Json], outcome: str | None) -> None:
-    assert job_outcome({"status": {"conditions": conditions}}) == outcome
 
 
 # --- what the cluster noted

@@ -92,12 +92,3 @@ def test_the_runtime_of_a_trainjob_is_applied_before_it(tmp_path: Path, kustomiz
     assert "TrainingRuntime" in kinds["base"]
     assert "TrainJob" not in kinds["."] | kinds["base"]
     assert "TrainJob" in kinds["training"]
-
-
-def test_every_object_is_written_in_full_and_texts_as_blocks(tmp_path: Path) -> None:
-    write_rendered(load_pipeline(None, VARIANTS["mpijob"]), ["plan", "train"], tmp_path)
-    for path in tmp_path.rglob("*.yaml"):
-        text = path.read_text()
-        assert text.startswith("# Rendered by `gaudi-bert run --render`")
-        assert not re.search(r"[&*]id\d+", text)
-    assert "pipeline.yaml: |" in (tmp_path / "base" / "configmap.yaml").read_text()

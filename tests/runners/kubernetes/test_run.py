@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from gaudi_bert.common.errors import FailedError, InputError
-from gaudi_bert.config.pipeline import load_pipeline
 from gaudi_bert.runners.kubernetes.client import Cluster, ClusterError
-from gaudi_bert.runners.kubernetes.run import _DIGEST, check_access_mode
+from gaudi_bert.runners.kubernetes.run import _DIGEST
 from tests.builders.command_line import run_command
 from tests.builders.fake_api_server import FakeApiServer, Fault, Run, State
 from tests.builders.recorded_answers import (
@@ -219,20 +218,6 @@ def test_a_job_that_somebody_removes_ends_the_run(server: FakeApiServer, run: Ru
 
 TWO = "resources.workers=2"
 ONCE = {"accessModes": ["ReadWriteOnce"]}
-
-
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        [],
-        [TWO, "kubernetes.access_mode=ReadWriteMany"],
-        [TWO, "kubernetes.work_claim=shared"],
-        [TWO, "kubernetes.store=s3://bucket/work"],
-    ],
-    ids=["one worker", "ReadWriteMany", "own claim", "bucket"],
-)
-def test_a_volume_that_all_workers_may_mount_is_accepted(overrides: list[str]) -> None:
-    check_access_mode(load_pipeline(None, overrides))
 
 
 @pytest.mark.parametrize("options", [["--dry-run", "--on", "kubernetes"], ["--render", "manifests"]], ids=" ".join)

@@ -11,10 +11,9 @@ import pytest
 import yaml
 
 from gaudi_bert.artefacts.results import to_json
-from gaudi_bert.artefacts.training import TrainingResult
 from gaudi_bert.common.errors import FailedError, InputError, StoppedError
 from gaudi_bert.common.progress import Reporter
-from gaudi_bert.config.pipeline import PipelineSettings
+from gaudi_bert.config.pipeline import PipelineSettings, section_from_mapping
 from gaudi_bert.rows.tokenizer import open_tokenizer
 from gaudi_bert.training.checkpoint import find_checkpoint, newest_settings, read_checkpoint
 from gaudi_bert.training.jobs.records import _realized_speedup, train
@@ -82,15 +81,6 @@ def test_a_run_that_was_stopped_twice_and_damaged_ends_with_the_same_bits(packed
     assert evaluations_of(out) == evaluations_of(whole_run)
     updates = [line["update"] for line in lines_of(out / "metrics.jsonl") if line["kind"] == "train"]
     assert updates == sorted(set(updates))
-
-
-def test_a_run_killed_before_its_last_word_says_it_when_it_goes_on(packed, held_out, whole_run, tmp_path) -> None:
-    out = tmp_path / "train"
-    shutil.copytree(whole_run, out)
-    (out / "training.json").unlink()
-    summary = train(settings(), packed, held_out, out, reporter=QUIET)
-    assert summary.content.evaluation == TrainingResult.read(whole_run / "training.json").evaluation
-    identical(lines_of(out / "metrics.jsonl"), lines_of(whole_run / "metrics.jsonl"))
 
 
 @pytest.mark.slow
@@ -164,14 +154,16 @@ def test_a_finished_run_on_a_read_only_file_system_is_nothing_to_do(packed, held
         assert train(settings(), packed, held_out, disk / "run", reporter=QUIET).skipped
 
 
-def test_a_dry_run_prints_the_plan_and_writes_nothing(packed, held_out, tmp_path) -> None:
+def test_a_dry_run_prints_the_plan_for_the_processes_of_the_settings_and_writes_nothing(packed, held_out, tmp_path) -> None:
     listener = Listener()
-    run = settings(micro_batch_packs=4)
+    values = {"model": data.MODEL, "training": {"micro_batch_packs": 2, "global_batch_sequences": 16}}
+    run = section_from_mapping(PipelineSettings, {**values, "resources": {"workers": 2}}, "test")
     plan = to_json(train(run, packed, held_out, tmp_path / "train", reporter=listener, dry_run=True))
     assert plan["dry_run"] is True
     assert plan["accumulation_steps"] == 2
     agree(plan["sequences_per_update"], 8 * plan["packing_factor"])
-    assert "2 x 4 packs" in listener.text
+    assert plan["workers"] == 2
+    assert "2 x 2 packs" in listener.text
     assert list(tmp_path.iterdir()) == []
 
 

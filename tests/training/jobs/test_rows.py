@@ -11,7 +11,7 @@ import pytest
 
 from gaudi_bert.artefacts.training import FineTuning
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.config.pipeline import pipeline_from_mapping
+from gaudi_bert.config.pipeline import PipelineSettings, section_from_mapping
 from gaudi_bert.config.sections import TaskSettings
 from gaudi_bert.tasks.kinds.task import task_named
 from gaudi_bert.tasks.task_models import start_weights
@@ -136,7 +136,7 @@ def test_a_dry_run_compares_lengths_of_rows_and_depths(files, tmp_path) -> None:
     model, compared = write_bert(tmp_path / "m", layers=1, positions=64), []
     for micro_batch_packs in (1, 16):
         changes = {"batch_sequences": 8, "micro_batch_packs": micro_batch_packs}
-        settings = pipeline_from_mapping({"task": {"name": "classification"}, "finetune": changes}, "test")
+        settings = section_from_mapping(PipelineSettings, {"task": {"name": "classification"}, "finetune": changes}, "test")
         listener, inputs = Listener(), FineTuneInput(files["classification"][0], None, model)
         plan = finetune(settings, inputs, tmp_path / "out", reporter=listener, dry_run=True)
         assert plan.slots_per_pack == 64

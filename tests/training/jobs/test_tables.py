@@ -6,7 +6,6 @@ import itertools
 import json
 import re
 import shutil
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ import transformers
 
 from gaudi_bert.artefacts.base import NOTES_NAME
 from gaudi_bert.common.errors import InputError, StoppedError
-from gaudi_bert.config.pipeline import PipelineSettings, pipeline_from_mapping
+from gaudi_bert.config.pipeline import PipelineSettings, section_from_mapping
 from gaudi_bert.training.checkpoint import find_checkpoint, read_checkpoint
 from gaudi_bert.training.input import TrainingOrder
 from gaudi_bert.training.jobs.tables import WordTargets, _open_packed_table, _TableEvaluation, train_on_table
@@ -74,7 +73,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def settings(**training: Any) -> PipelineSettings:
     values = {"training": {**UPDATES, "threads": None, **training}, "task": {"masked_lm_probability": 0.2}}
-    return pipeline_from_mapping(values, "test")
+    return section_from_mapping(PipelineSettings, values, "test")
 
 
 def trained(files: Path, model: str, out: Path, reporter: Any = QUIET, packs: str = "packed", **training: Any) -> Any:
@@ -245,28 +244,24 @@ def test_a_stopped_run_ends_with_the_same_bits(files: Path, tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_two_processes_killed_and_resumed_by_torchrun_leave_what_mpirun_leaves(files: Path, tmp_path: Path) -> None:
-    """In rows of several lengths."""
+    """In rows of several lengths. That two processes learn what one does is in `tests/training/test_run.py`."""
 
     def command(out: str, *launcher: str) -> list[str]:
         words = ["-m", "gaudi_bert", "train", "--data", files / "train" / "rows", "--model", files / "roberta"]
         words += ["--evaluation-data", files / "evaluation" / "rows", "--out", tmp_path / out]
-        values = {f"training.{key}": value for key, value in {**UPDATES, "micro_batch_packs": 1}.items()}
+        changes = {"updates": 8, "micro_batch_packs": 1, "save_every_updates": 4, "evaluate_every_updates": 8}
+        values = {f"training.{key}": value for key, value in {**UPDATES, **changes}.items()}
         values["task.masked_lm_probability"] = 0.2
         return [*launcher, *map(str, words), *(f"--set={key}={value}" for key, value in values.items())]
 
-    kill_at(tmp_path / "killed" / "checkpoints" / "update-00000008.safetensors", command("killed", *TORCHRUN))
+    kill_at(tmp_path / "killed" / "checkpoints" / "update-00000004.safetensors", command("killed", *TORCHRUN))
     assert not (tmp_path / "killed" / "training.json").exists()
-    shutil.copytree(tmp_path / "killed", tmp_path / "alone")
     finished(command("killed", *TORCHRUN))
     finished(command("undisturbed", *(TORCHRUN if shutil.which("mpirun") is None else MPIRUN)))
     identical(weights_of(tmp_path / "killed"), weights_of(tmp_path / "undisturbed"))
     killed_model, model = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("killed", "undisturbed"))
     assert killed_model == model
-    two = json.loads((tmp_path / "killed" / "training.json").read_text())
-    finished(command("alone", sys.executable))
-    one = json.loads((tmp_path / "alone" / "training.json").read_text())
-    assert (two["processes"], one["processes"], two["sequences"]) == (2, 1, one["sequences"])
-    agree(two["evaluation"]["loss"], one["evaluation"]["loss"], 1e-5)
+    assert json.loads((tmp_path / "killed" / "training.json").read_text())["processes"] == 2
 
 
 # --- what is refused, in a line
@@ -283,14 +278,9 @@ def refused(files: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_table(folder / "other", 20, 3)
     other = json.loads(TOKENIZER.to_str().replace('"<mask>"', '"<hidden>"'))
     (folder / "other" / "packed" / NOTES_NAME / "tokenizer.json").write_text(json.dumps(other))
-    shutil.copytree(files / "gpt2", folder / "gpt2")
-    (folder / "gpt2" / "tokenizer.json").write_text(json.dumps(other))
-    for name, changes in {
-        "short": {"max_position_embeddings": 40},
-        "clip": {"model_type": "clip"},
-        "list": {"model_type": ["roberta"]},
-    }.items():
-        (folder / f"{name}.json").write_text(json.dumps({**SIZES, "model_type": "roberta", **changes}))
+    types = {"short": "roberta", "clip": "clip", "list": ["roberta"]}
+    for name, kind in types.items():
+        (folder / f"{name}.json").write_text(json.dumps({**SIZES, "model_type": kind, "max_position_embeddings": 40}))
     return folder
 
 
@@ -300,13 +290,11 @@ def refused(files: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("--data without", r"without: packed without its tokenizer; tokenize the texts with `gaudi-bert tokenize`, .*"),
         ("--data tokens", "tokens: is a table that is not packed; run `gaudi-bert pack tokens --out packed/` first"),
         ("--data packed --evaluation-data other/packed", r"other/packed/.*: has '<mask>' as no token, packed as 3; .*"),
-        ("--data packed --model gpt2", r"gpt2/tokenizer.json: has '<mask>' as no token, packed as 3; .*"),
         ("--data other/packed --model roberta", r"other/packed/.*: has no token like \[MASK\]; give the tokenizer .*"),
         ("--data packed --model short.json", "packed: its packs have 48 positions, the model has 38; pack the table to .*"),
         ("--data packed --model clip.json", "model type 'clip': transformers has no head of words for it; choose .*"),
         ("--data packed --model list.json", "list.json: names no model_type; give the config.json of a model .*"),
         ("--data packed --model robreta", "--model robreta: did you mean roberta?"),
-        ("--data packed --model no/folder", "--model no/folder: not a folder; give one, a config.json, or a type of .*"),
         ("--data packed --set training.loss=sequence", "training.loss = sequence: for packed records only; .* needs token"),
         ("--data packed --set training.init_checkpoint=x", "training.init_checkpoint: for packed records; .* --model"),
         ("--data packed --resume --overwrite", "--resume and --overwrite exclude each other; give the one you mean"),
