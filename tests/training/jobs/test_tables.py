@@ -249,7 +249,7 @@ def test_two_processes_killed_and_resumed_by_torchrun_leave_what_mpirun_leaves(f
     def command(out: str, *launcher: str) -> list[str]:
         words = ["-m", "gaudi_bert", "train", "--data", files / "train" / "rows", "--model", files / "roberta"]
         words += ["--evaluation-data", files / "evaluation" / "rows", "--out", tmp_path / out]
-        changes = {"updates": 8, "micro_batch_packs": 1, "save_every_updates": 4, "evaluate_every_updates": 8}
+        changes = {"updates": 12, "micro_batch_packs": 1, "save_every_updates": 4, "evaluate_every_updates": 12}
         values = {f"training.{key}": value for key, value in {**UPDATES, **changes}.items()}
         values["task.masked_lm_probability"] = 0.2
         return [*launcher, *map(str, words), *(f"--set={key}={value}" for key, value in values.items())]
