@@ -1,10 +1,8 @@
 """Sources of text, and their documents one at a time: plain text, WikiExtractor's `<doc ...>` blocks, JSON lines, or the
 documentation that Python carries.
 
-A source is known by its name (relative to the folder or glob that was given), its size and the CRC-32 of its bytes, so the
-same text in another folder makes the same examples. Its format (also gzip) is detected from its first bytes, never from its
-name. A document is a list of non-empty, stripped lines. One of more than `DOCUMENT_CHARACTERS` is cut between lines into
-several while it is read, so that memory stays bounded.
+A source is known by its relative name, its size and the CRC-32 of its bytes; its format is detected from its first bytes. A
+document is a list of non-empty, stripped lines; one of more than `DOCUMENT_CHARACTERS` is cut between lines into several.
 """
 
 from __future__ import annotations

@@ -5,11 +5,9 @@
     out/settings.json                             settings and inputs, written first
     out/examples.json                             the summary, written last
 
-Text is read twice: once to find formats and documents, once to make examples, block by block (`gaudi_bert.corpus.blocks`).
-Memory does not grow with the text: this process holds a shuffle buffer (64 MiB), a block for each worker and a few bytes a
-document; a worker holds one block of 2 Mi characters and its examples (seen: 0.4 GB for all in one process, 0.3 GB a worker;
-`benchmarks/prepare.py`). Every byte is a function of text and settings alone: shard K of N writes sections K, K + N, ...,
-and the last to end writes examples.json.
+Text is read twice: once to find formats and documents, once to make examples, block by block (`gaudi_bert.corpus.blocks`),
+in memory that does not grow with the text (`benchmarks/prepare.py`). Every byte is a function of text and settings alone:
+shard K of N writes sections K, K + N, ..., and the last to end writes examples.json.
 """
 
 from __future__ import annotations

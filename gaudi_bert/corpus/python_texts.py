@@ -136,8 +136,8 @@ def _sentences_of_text(text: str, seen: set[str]) -> list[str]:
 HeldOutRows = list[tuple[dict[str, str], bool]]
 
 
-def labelled_docstrings(texts: Mapping[str, str], labels: int = LABELS) -> HeldOutRows:
-    """Docstrings (by qualified name, from `python_texts`) of the `labels` packages with the most, in the order of the names.
+def labelled_docstrings(texts: Mapping[str, str]) -> HeldOutRows:
+    """Docstrings (by qualified name, from `python_texts`) of the `LABELS` packages with the most, in the order of the names.
 
     The label is the package. A text appears once, so no held-out row is also among the others.
     """
@@ -145,7 +145,7 @@ def labelled_docstrings(texts: Mapping[str, str], labels: int = LABELS) -> HeldO
     for name, sentences in documentation_documents(texts).items():
         by_text.setdefault(" ".join(sentences), name)
     counts = Counter(map(_package, by_text.values()))
-    chosen = set(sorted(counts, key=lambda label: (-counts[label], label))[:labels])
+    chosen = set(sorted(counts, key=lambda label: (-counts[label], label))[:LABELS])
     return [
         ({"text": text, "label": _package(name)}, _is_held_out(name))
         for text, name in sorted(by_text.items(), key=lambda item: item[1])

@@ -1,12 +1,9 @@
 """The stage `verify` for packs of any kind: the packs hold every sequence of their source exactly once.
 
 Group by group: what is read of its shards and of its source must be the same sequences, and its manifest must state what
-was read. At last metadata.json must state what all manifests add up to. So each key is computed again or, where it
-cannot be, is a copy in the code that computes the others.
-
-Groups share nothing, so part K of N verifies the groups K, K + N, ... and leaves its sums in a file; the last step,
-`finish`, reads these files and the manifests, and no packs. The result is in verification.json, for the report; a folder
-is verified each time that somebody asks for it.
+was read. At last metadata.json must state what all manifests add up to. Part K of N verifies the groups K, K + N, ... and
+leaves its sums in a file; the last step, `finish`, reads these files and the manifests, and no packs. The result is in
+verification.json, for the report.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """The stage `verify` for packed TFRecords: what is read of a group (`packs.verify` has the flow).
 
-The shards of a group must hold the sequences of the input files that its manifest names. At the speed of a scan and in
-constant memory, every file is read, checked (both CRCs of every record, every value) and summed into fingerprints (see
-`fingerprint`): two groups of other sequences have the same sums with probability 2**-64. Only where the sums
-differ, a second pass compares the sequences one by one and names them.
+The shards of a group must hold the sequences of the input files that its manifest names. In constant memory, every file is
+read, checked and summed into a `fingerprint`: two groups of other sequences have the same sums with probability 2**-64. Only
+where the sums differ, a second pass compares the sequences one by one and names them.
 """
 
 from __future__ import annotations

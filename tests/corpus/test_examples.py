@@ -144,20 +144,6 @@ def test_eighty_ten_ten_and_every_place_alike() -> None:
     assert np.abs(share_of_place[1:21] - 1 / 20).max() < 0.005
 
 
-def test_whole_words_are_masked_whole_and_large_ones_passed_over() -> None:
-    #                     [CLS] a  b ##b ##b  c ##c [SEP]
-    input_ids = np.array([[2, 10, 20, 21, 22, 30, 31, 3]], dtype=np.int32)
-    candidates = np.array([[0, 1, 1, 1, 1, 1, 1, 0]], dtype=bool)
-    starts = np.array([[1, 1, 1, 0, 0, 1, 0, 1]], dtype=bool)
-    seen = set()
-    for seed in range(60):
-        _, positions, _, used = _mask_sequences(
-            input_ids, candidates, np.array([2]), 4, MASK_ID, VOCABULARY_SIZE, philox(seed, "test"), starts
-        )
-        seen.add(tuple(positions[0, : used[0]].tolist()))
-    assert seen == {(1,), (5, 6)}
-
-
 # --- pairs
 
 

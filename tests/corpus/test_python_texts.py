@@ -109,27 +109,6 @@ def test_what_becomes_a_sentence() -> None:
     ]
 
 
-TEXTS = {
-    **{f"email.part{number}": f"Return the header number {number} of a message." for number in range(7)},
-    **{f"_pydecimal.f{number}": f"Round to {number} digits." for number in range(5)},
-    "xml.dom": "Nodes of a tree.",
-    "xml.sax": "Events of a parser.",
-    "zlib": "Compress.",
-    # The same words in two packages are one row, of the first by name.
-    "abc.f": "Round to 3 digits.",
-}
-
-
-def test_the_packages_with_the_most_texts_are_the_labels() -> None:
-    rows = labelled_docstrings(TEXTS, labels=3)
-    assert Counter(row["label"] for row, _ in rows) == {"email": 7, "pydecimal": 5, "xml": 2}
-    assert len({row["text"] for row, _ in rows}) == len(rows)
-    # Whether a row is held out depends on its name alone.
-    held_out = {row["text"] for row, is_held_out in rows if is_held_out}
-    fewer = labelled_docstrings({name: text for name, text in TEXTS.items() if "part" not in name}, labels=3)
-    assert {row["text"] for row, is_held_out in fewer if is_held_out} <= held_out | {"Compress."}
-
-
 def test_the_standard_library_gives_enough_of_each_label() -> None:
     rows = labelled_docstrings(python_texts("python-docstrings"))
     held_out = [row for row, is_held_out in rows if is_held_out]

@@ -84,14 +84,6 @@ def test_counts_alone_are_planned_and_said_not_to_be_writable(tmp_path: Path) ->
     assert "cannot be written" in heard.getvalue()
 
 
-def test_a_file_larger_than_a_group_is_said(tmp_path: Path) -> None:
-    heard = io.StringIO()
-    source = write(tmp_path / "histogram.json", histogram(2, 300))
-    plan([source], tmp_path / "plan.json", settings(group_sequences=50), a_run(reporter=Reporter(heard)))
-    assert "part-00000.tfrecord" in heard.getvalue()
-    assert "a separate group" in heard.getvalue()
-
-
 def test_depth_max_stores_the_depth_that_is_used(tmp_path: Path) -> None:
     source = write(tmp_path / "histogram.json", histogram(2, 300))
     result = plan([source], tmp_path / "plan.json", settings(depth="max"), a_run())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from types import SimpleNamespace
 
 import numpy as np
@@ -86,21 +85,6 @@ def test_regions_are_the_positions_of_the_files_of_groups() -> None:
     assert regions_of_groups(np.array([2, 1]), 5, 9).tolist() == [0, 0, 1]
 
 
-def test_a_pack_stays_in_its_window() -> None:
-    records, windows = (np.array(each) for each in GlobalOrder([1003], 9, 10).shard_order(0, 0))
-    assert records.tolist() != sorted(records)
-    for (first, begin, end), behind in zip(windows.tolist(), [*windows[1:, 0].tolist(), 1003], strict=True):
-        assert sorted(records[first:behind]) == list(range(begin, end))
-
-
 def test_a_window_may_be_that_of_the_shard() -> None:
     sizes, windows = [17, 9, 30], [4, 100, 7]
     assert epoch_records(GlobalOrder(sizes, 5, windows.__getitem__), 1) == dealt_epoch(sizes, 5, 1, windows)
-
-
-def test_another_process_has_the_same_order() -> None:
-    order = GlobalOrder((5, 0, 3), seed=2)
-    records = epoch_records(order, 1)
-    other = pickle.loads(pickle.dumps(order))
-    assert epoch_records(other, 1) == records
-    assert epoch_records(other, 0) == epoch_records(order, 0) != records

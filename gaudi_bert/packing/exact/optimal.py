@@ -3,15 +3,11 @@
 1. LPFHP, and the token and count bounds: often that is the end of it.
 2. The linear program without a depth limit, from LPFHP's strategies. It is quick, and its prices are valid at any depth.
 3. The one with the depth limit, from those prices. Where LPFHP's strategies lead nowhere (depth 4 at length 1024), those of
-   an NNLS solve do: least squares prices are smooth, where those of the linear program jump, so it finds strategies that
-   fill exactly.
+   an NNLS solve do, whose prices are smooth.
 4. Its solution rounded down, and the rest searched or dived for (`dive`), with other step sizes if that fails.
 
-Long packs with thousands of lengths go through a coarse grid (`long_packs`) on which all this is done; then the packs are
-matched again (`halves`). That mostly ends within a pack of the bound.
-
-The certificate holds whatever the floating point did; the mixture is exact. If the gap is not 0, the best mixture that is
-known is returned.
+Long packs with thousands of lengths go through a coarse grid on which all this is done; then the packs are matched again
+(`long_packs`). The certificate holds whatever the floating point did; the mixture is exact.
 """
 
 from __future__ import annotations

@@ -1,13 +1,10 @@
 """Finding the features of a serialised tf.train.Example without decoding it (numba kernels).
 
-A record is `0A n (0A n (0A n key) (12 n (kind n (0A n values))))*`: lengths nest, so each length must end
-exactly where its parent ends. Map entries may come in any order. Entries with unknown keys are skipped if they are as
-writers write them: an ASCII key, and one well-formed list. Anything else that protobuf allows (unpacked values,
-repeated keys, split messages) is not taken here but by the general reader: the kernels report "unusual", and never guess.
-What takes arrays and runs for every entry is inlined: to pass an array takes as long as to compare a key.
-
-A key is compared by its length and three words of eight bytes (its first, its second or last, its last),
-which together cover keys of 8 to 24 bytes and read nothing outside the key.
+A record is `0A n (0A n (0A n key) (12 n (kind n (0A n values))))*`: each length must end exactly where its parent ends.
+Entries with unknown keys are skipped if they are as writers write them: an ASCII key, and one well-formed list. Anything
+else that protobuf allows is for the general reader: the kernels report "unusual", and never guess. A key is compared by its
+length and three words of eight bytes, which together cover keys of 8 to 24 bytes and read nothing outside the key. What
+takes arrays and runs for every entry is inlined: to pass an array takes as long as to compare a key.
 """
 
 from __future__ import annotations

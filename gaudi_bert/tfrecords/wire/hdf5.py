@@ -4,12 +4,9 @@ A file holds a dataset for each feature, one row for each sequence, and no weigh
 0. Rows become the TFRecords of the same examples as `encode_rows` writes them, so all that reads records reads them. A
 row whose values break the contract is encoded as it is, for the reader to refuse with its reason.
 
-HDF5 decompresses one chunk at a time in a process, whatever the threads. So chunks that are compressed by gzip alone, or
-shuffled before, are read as they are stored and decompressed here, outside Python's lock; the library reads all others.
-
-A file is believed as far as its own bytes go. HDF5 has ways to name values in other files, which are refused, and ways to
-claim more values than it holds: each chunk is inflated to its size at most, and all values must be of a size to which gzip
-could have compressed them.
+HDF5 decompresses one chunk at a time in a process, so chunks that are compressed by gzip alone, or shuffled before, are read
+as they are stored and decompressed here, outside Python's lock. A file is believed as far as its own bytes go: values in
+other files are refused, each chunk is inflated to its size at most, and more values than gzip could hold are refused.
 """
 
 from __future__ import annotations

@@ -1,13 +1,10 @@
 """The values of a feature in the record, checked or decoded eight bytes at a time (numba kernels); and as dense arrays.
 
-Values are varints: seven bits a byte, the high bit set on all bytes but the last. Padding is one zero byte a
-value, so a list of `values` of which the first `real` are not padding takes `size - (values - real)` bytes
-for those: no scan is needed to find where they end, only one to make sure. Tricks on words: bits 7 of each
-byte (`_HIGH`) tell continuation bytes apart; `(w & 0x7F..) + 0x7F..` sets bit 7 of each byte that is not
-zero, without carries between bytes.
-
-Preconditions: a field is preceded by at least eight bytes of the same record (its headers and key), so the
-word that ends with a field's last byte is in the record.
+Values are varints: seven bits a byte, the high bit set on all bytes but the last. Padding is one zero byte a value, so a
+list of `values` of which the first `real` are not padding takes `size - (values - real)` bytes for those. Tricks on words:
+bits 7 of each byte (`_HIGH`) tell continuation bytes apart; `(w & 0x7F..) + 0x7F..` sets bit 7 of each byte that is not
+zero, without carries. A field is preceded by at least eight bytes of the same record, so the word that ends with its last
+byte is in the record.
 """
 
 from __future__ import annotations
