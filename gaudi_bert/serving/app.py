@@ -22,7 +22,7 @@ from gaudi_bert import __version__
 from gaudi_bert.common.arrays import Float32Array
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.rows.fields import words_of_text
-from gaudi_bert.rows.types import Row, RowPosition, Sequences, TextRow
+from gaudi_bert.rows.types import Row, RowPosition, TextRow
 from gaudi_bert.serving.model import ServedModel
 from gaudi_bert.serving.schemas import (
     Asked,
@@ -174,21 +174,32 @@ def _written(vectors: Float32Array) -> bytes:
 # --- vectors
 
 
-def _vectors_only(model: ServedModel) -> None:
-    if model.kind != "embedding":
-        raise _no_answer(model, "embed")
-
-
 def _no_answer(model: ServedModel, path: str) -> RefusedError:
     kind = "an embedding model" if model.kind == "embedding" else f"a {model.kind}"
     return RefusedError(424, "backend", f"this model is {kind}: it has no answer to `{path}`")
 
 
-async def _vectors(
-    service: Service, model: ServedModel, http: Request, texts: Sequence[Any], *, cut: Cut, prompt_name: str | None = None
-) -> tuple[Float32Array, Sequences]:
-    """Compute the pooled vectors of texts, or of texts as token ids."""
-    _vectors_only(model)
+def _listed(inputs: Any) -> list[Any]:
+    """Return one text, or the token ids of one, as a list of one."""
+    is_one = isinstance(inputs, str) or (len(inputs) > 0 and isinstance(inputs[0], int))
+    return [inputs] if is_one else inputs
+
+
+async def _pooled(
+    service: Service,
+    model: ServedModel,
+    http: Request,
+    inputs: Any,
+    dimensions: int | None,
+    cut: Cut,
+    prompt_name: str | None = None,
+) -> tuple[Float32Array, int]:
+    """Compute what is pooled of texts, or of texts as token ids; and count their tokens."""
+    if model.kind != "embedding":
+        raise _no_answer(model, "embed")
+    if dimensions is not None and dimensions > model.width:
+        raise RefusedError(422, "validation", f"`dimensions` is {dimensions}: vectors have {model.width} values")
+    texts = _listed(inputs)
     if texts and not isinstance(texts[0], str):
         sequences = await service.tokenized(texts, partial(model.of_ids, cuts_left=cut.cuts_left), cut.truncate)
     else:
@@ -199,33 +210,17 @@ async def _vectors(
         rows = [TextRow(RowPosition(number), text) for number, text in enumerate(texts)]
         tokenize = partial(model.tokenized, prompt=prompt, cuts_left=cut.cuts_left)
         sequences = await service.tokenized(rows, tokenize, cut.truncate)
-    return (await service.computed(http, model, sequences)).outputs, sequences
-
-
-def _listed(inputs: Any) -> list[Any]:
-    """Return one text, or the token ids of one, as a list of one."""
-    is_one = isinstance(inputs, str) or (len(inputs) > 0 and isinstance(inputs[0], int))
-    return [inputs] if is_one else inputs
-
-
-def _check_dimensions(model: ServedModel, dimensions: int | None) -> None:
-    if dimensions is not None and dimensions > model.width:
-        raise RefusedError(422, "validation", f"`dimensions` is {dimensions}: vectors have {model.width} values")
+    return (await service.computed(http, model, sequences)).outputs, len(sequences.input_ids)
 
 
 async def _embed(service: Service, model: ServedModel, http: Request, request: EmbedRequest) -> Any:
-    _vectors_only(model)
-    _check_dimensions(model, request.dimensions)
-    texts = _listed(request.inputs)
-    outputs, _ = await _vectors(service, model, http, texts, cut=request, prompt_name=request.prompt_name)
+    outputs, _ = await _pooled(service, model, http, request.inputs, request.dimensions, request, request.prompt_name)
     return model.vectors(outputs, request.normalize, request.dimensions)
 
 
 async def _openai(service: Service, model: ServedModel, http: Request, request: OpenAIEmbeddings) -> Any:
-    _vectors_only(model)
-    _check_dimensions(model, request.dimensions)
-    outputs, sequences = await _vectors(service, model, http, _listed(request.input), cut=Cut())
-    vectors, tokens = model.vectors(outputs, None, request.dimensions), len(sequences.input_ids)
+    outputs, tokens = await _pooled(service, model, http, request.input, request.dimensions, Cut())
+    vectors = model.vectors(outputs, None, request.dimensions)
 
     def write() -> bytes:
         data = []
