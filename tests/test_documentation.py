@@ -201,3 +201,16 @@ def test_the_session_of_the_readme_prints_what_it_shows() -> None:
         result = doctest.DocTestRunner().run(test, out=differences.write)
         assert result.attempted >= 3
         assert result.failed == 0, differences.getvalue()
+
+
+def test_the_files_of_a_command_are_where_contributing_says(repository: Path) -> None:
+    section = (repository / "CONTRIBUTING.md").read_text().partition("## A command, file by file")[2].partition("\n## ")[0]
+    walks = re.findall(r"^- .*?, (\d+) files: (.*?)\.$", section, re.MULTILINE | re.DOTALL)
+    assert len(walks) == 6
+    for count, text in walks:
+        names, folder = re.split(r"[,;]\s+", re.sub(r"\s+\([^)]*\)", "", text)), Path("cli")
+        assert len(names) == int(count)
+        for each in names:
+            known = (Path(above, f"{each}.py") for above in ("", folder, folder.parent))
+            file = next(file for file in known if (repository / "gaudi_bert" / file).is_file())
+            folder = file.parent
