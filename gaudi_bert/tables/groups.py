@@ -253,10 +253,10 @@ def _cut_rows(lengths: Int32Array, max_sequence_length: int, policy: TooLong) ->
     number = np.arange(rows.size) - np.repeat(np.cumsum(pieces) - pieces, pieces)
     starts = (number * max_sequence_length).astype(np.int32)
     stored = np.minimum(lengths[rows] - starts, np.int32(max_sequence_length))
-    dropped = np.count_nonzero(pieces == 0)
+    dropped = int(np.count_nonzero(pieces == 0))
     return RowSequences(rows, starts, stored), TooLongRows(
         policy=policy,
-        rows=np.count_nonzero(too_long),
+        rows=int(np.count_nonzero(too_long)),
         dropped_rows=dropped,
         dropped_tokens=int(lengths.sum(dtype=np.int64) - stored.sum(dtype=np.int64)),
         added_sequences=rows.size - lengths.size + dropped,
