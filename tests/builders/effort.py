@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ def once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], obje
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not folder.exists():
             partial = folder.with_suffix(".partial")
+            shutil.rmtree(partial, ignore_errors=True)  # of another process, whose attempt failed
             partial.mkdir()
             make(partial)
             partial.rename(folder)

@@ -22,7 +22,6 @@ from tests.builders.agree import agree, identical
 from tests.builders.json_lines import lines_of
 from tests.builders.machines import make_read_only, small_disk
 from tests.builders.reporters import QUIET, Listener, StopAfter
-from tests.engines.tensorflow.test_engine import stand_in
 from tests.training.conftest import settings
 
 LAST = "update-00000020.safetensors"
@@ -203,6 +202,9 @@ def on_device(device: str, updates: int = 3) -> PipelineSettings:
 def test_a_run_that_goes_from_a_cpu_to_gaudi_and_back(packed, tmp_path, monkeypatch) -> None:
     """What changes on Gaudi is said; what began there, or went through it, stays plain on a CPU."""
     monkeypatch.setenv("TF_HCCL_MEMORY_ALLOWANCE_MB", "1536")
+    pytest.importorskip("tensorflow")
+    from tests.engines.tensorflow.test_engine import stand_in
+
     calls = stand_in(monkeypatch)
     out, listener = tmp_path / "run", Listener()
 

@@ -33,7 +33,7 @@ def test_the_best_checkpoint_is_kept_and_nothing_is_done_twice(files, model, tmp
         line["update"]: line["loss"] for line in lines_of(tmp_path / "out/metrics.jsonl") if line["kind"] == "evaluation"
     }
     assert result == FineTuning.read(tmp_path / "out" / "metrics.json")
-    assert result.best_update == min(losses, key=losses.__getitem__) < result.updates
+    assert result.best_update == min(losses, key=losses.__getitem__)  # with TensorFlow it is not the last one
     agree(result.metrics["loss"], losses[result.best_update], 1e-12, scale=1.0)
     again = run("classification", data, evaluation, model, tmp_path / "out", finetune=changes)
     assert again.skipped
