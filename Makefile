@@ -46,7 +46,7 @@ help:
 	@echo "make lint        check format, lint and types"
 	@echo "make test-fast   run the tests of what packs and reads only"
 	@echo "make test        run the tests that a change needs (minutes)"
-	@echo "make test-all    run all tests, with Horovod (about half an hour on two cores)"
+	@echo "make test-all    run all tests, with Horovod (half an hour or more on two cores)"
 	@echo "make test-long   try at random, 20 times as often as the tests do"
 	@echo "make bench       print the figures of docs/figures.md"
 	@echo "make images      build the container images"

@@ -150,7 +150,8 @@ class TokenClassification(Task):
             return [["-".join(filter(None, self._scheme.split(tag))) for tag in tags] for tags in rows_of_tags]
 
         scores = {"f1": f1_score, "precision": precision_score, "recall": recall_score}
-        of_entities = {name: float(score(chunks(right), chunks(guesses), zero_division=0)) for name, score in scores.items()}
+        both = chunks(right), chunks(guesses)
+        of_entities = {name: float(score(*both, zero_division=0)) for name, score in scores.items()}
         return {**of_entities, "accuracy": accuracy}
 
     def answers(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:

@@ -27,13 +27,13 @@ from tests.tasks.conftest import run
 # Spans in windows are put together from several sequences; the other tasks are in tests/tasks/test_equivalence.
 def test_the_best_checkpoint_is_kept_and_nothing_is_done_twice(files, model, tmp_path) -> None:
     data, evaluation = files["classification"]
-    changes = {"best_metric": "loss", "learning_rate": 0.05, "warmup_share": 0.0, "epochs": 3, "evaluate_every_updates": 1}
+    changes = {"best_metric": "loss", "learning_rate": 0.4, "warmup_share": 0.0, "epochs": 3, "evaluate_every_updates": 1}
     result = run("classification", data, evaluation, model, tmp_path / "out", finetune=changes).content
     losses = {
         line["update"]: line["loss"] for line in lines_of(tmp_path / "out/metrics.jsonl") if line["kind"] == "evaluation"
     }
     assert result == FineTuning.read(tmp_path / "out" / "metrics.json")
-    assert result.best_update == min(losses, key=losses.__getitem__)  # with TensorFlow it is not the last one
+    assert result.best_update == min(losses, key=losses.__getitem__) < result.updates
     agree(result.metrics["loss"], losses[result.best_update], 1e-12, scale=1.0)
     again = run("classification", data, evaluation, model, tmp_path / "out", finetune=changes)
     assert again.skipped
