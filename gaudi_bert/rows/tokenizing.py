@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,7 @@ _USUAL_STRIDE = 128
 _CHARACTERS_OF_TOKEN = 16
 """So many characters of a text are read at first for each token of a sequence."""
 _BATCH_CHARACTERS = 1 << 20
+_WORDS_OF_PART, _WORDS_OF_BATCH = 1 << 10, 1 << 14
 _TO_LAST_SPACE, _TO_LAST_MARK = re.compile(r".*\s", re.DOTALL), re.compile(r".*\W", re.DOTALL)
 
 
@@ -190,11 +191,13 @@ class _Job:
                 yield self._question(index, question, question_encodings[question.question], contexts[question.context])
         elif isinstance(rows[0], TaggedRow):
             tagged = [row for row in rows if isinstance(row, TaggedRow)]
-            words = self.tokenizer.for_words().encode_batch(
-                [list(row.tokens) for row in tagged], is_pretokenized=True, add_special_tokens=False
-            )
-            for index, (sentence, encoding) in enumerate(zip(tagged, words, strict=True)):
-                yield self._words(index, sentence, encoding, numbers)
+            ids, word_of, spans = self._encoded_words(chain.from_iterable(row.tokens for row in tagged))
+            first_words = np.concatenate([np.zeros(1, np.int64), np.cumsum([len(row.tokens) for row in tagged])])
+            offsets = np.searchsorted(word_of, first_words)
+            for index, sentence in enumerate(tagged):
+                own = slice(offsets[index], offsets[index + 1])
+                of_row = word_of[own] - np.int32(first_words[index])
+                yield self._words(index, sentence, ids[own], of_row, spans[own], numbers)
         else:
             for index, row in enumerate(rows):
                 yield self._language(index, row)
@@ -226,20 +229,47 @@ class _Job:
         before, after = self._frame
         return np.concatenate([before, ids, after]).astype(np.int32)
 
-    def _words(self, index: int, row: TaggedRow, encoding: Any, numbers: Mapping[str, int]) -> Iterator[Sequences]:
-        ids = np.array(encoding.ids, np.int32)
-        word_of = np.array(encoding.word_ids, np.int64).reshape(-1)
+    def _encoded_words(self, words: Iterable[str]) -> tuple[Int32Array, Int32Array, Int32Array]:
+        """Return the T tokens of words: their numbers [T], the word of each [T], and its characters in that word [T, 2].
+
+        The library's encoding takes some hundred bytes per token, so only a few thousand words are encoded at a time. That
+        changes nothing, because a word becomes the same tokens whatever its neighbours are.
+        """
+        tokenizer, remaining, words_before = self.tokenizer.for_words(), iter(words), 0
+        ids, word_of, spans = [np.zeros(0, np.int32)], [np.zeros(0, np.int32)], [np.zeros((0, 2), np.int32)]
+        parts = iter(lambda: list(islice(remaining, _WORDS_OF_PART)), [])
+        for batch in sized_batches(parts, len, _WORDS_OF_BATCH):
+            encodings = tokenizer.encode_batch(batch, is_pretokenized=True, add_special_tokens=False)
+            for part, encoding in zip(batch, encodings, strict=True):
+                ids.append(np.array(encoding.ids, np.int32))
+                word_of.append(np.array(encoding.word_ids, np.int32).reshape(-1) + np.int32(words_before))
+                spans.append(np.array(encoding.offsets, np.int32).reshape(-1, 2))
+                words_before += len(part)
+        return np.concatenate(ids), np.concatenate(word_of), np.concatenate(spans)
+
+    def _words(
+        self,
+        index: int,
+        row: TaggedRow,
+        ids: Int32Array,
+        word_of: Int32Array,
+        spans_in_words: Int32Array,
+        numbers: Mapping[str, int],
+    ) -> Iterator[Sequences]:
+        """Yield the windows of a row of words, from what `_encoded_words` returns for it."""
         first = np.flatnonzero(np.diff(word_of, prepend=NO_WORD))
-        characters = np.array(encoding.offsets, np.int64).reshape(-1, 2) + row.word_starts()[word_of][:, np.newaxis]
+        characters = spans_in_words + row.word_starts()[word_of].astype(np.int32)[:, np.newaxis]
         before, after = self._frame
         bounds = self._bounds(row.position, len(ids), self.most - len(before) - len(after), self.settings.stride)
-        chosen = _best_windows(first, bounds)
+        # The chosen windows ascend, so the words of each window are consecutive.
+        word_bounds = np.searchsorted(_best_windows(first, bounds), np.arange(len(bounds) + 1))
         tags = np.full(len(row.tokens), NOT_PREDICTED, np.int32)
         if row.tags is not None:
             tags[:] = [_label_number(numbers, tag, row.position, self.source) for tag in row.tags]
         for window, (start, end) in enumerate(bounds.tolist()):
             words = np.full(len(before) + end - start + len(after), NO_WORD, np.int32)
-            own = first[(chosen == window) & (first >= start) & (first < end)]
+            own = first[word_bounds[window] : word_bounds[window + 1]]
+            own = own[own < end]  # a row that is cut has one window, and words beyond it
             words[own - start + len(before)] = word_of[own]
             target = np.full(len(words), NOT_PREDICTED, np.int32)
             target[own - start + len(before)] = tags[word_of[own]]
@@ -354,11 +384,20 @@ def _window_bounds(
 
 
 def _best_windows(tokens: IntArray, bounds: IntArray) -> IntArray:
-    """For each of P `tokens` of a text (int64 [P]) the window with most context on its poorer side; the first of equals.
+    """Return the window of each token that shows most context on the token's poorer side, int64 [P], the first of equals.
 
-    `bounds` are those of `_window_bounds`.
+    Args:
+        tokens: P tokens of a text by their positions in it, int64 [P], ascending. The result ascends too.
+        bounds: the windows of the text, as `_window_bounds` returns them.
     """
-    before_WP = tokens - bounds[:, :1]
-    after_WP = bounds[:, 1:] - 1 - tokens
-    best: IntArray = np.argmax(np.minimum(before_WP, after_WP), axis=0)
+    starts, ends = bounds[:, 0], bounds[:, 1]
+
+    def poorer_side(windows: IntArray) -> IntArray:
+        return np.minimum(tokens - starts[windows], ends[windows] - 1 - tokens)
+
+    # From window to window, the context before a token shrinks and the context after it grows, so the best window is one of
+    # the two between which the larger side changes.
+    later = np.minimum(np.searchsorted(starts + ends, 2 * tokens + 1), len(bounds) - 1)
+    earlier = np.maximum(later - 1, 0)
+    best: IntArray = np.where(poorer_side(earlier) >= poorer_side(later), earlier, later)
     return best

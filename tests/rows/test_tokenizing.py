@@ -21,6 +21,7 @@ from gaudi_bert.rows.tokenizing import _best_windows, _window_bounds, tokenize_r
 from gaudi_bert.rows.types import IdsRow, QuestionRow, Row, RowPosition, Sequences, TaggedRow, TextRow
 from tests.builders.bert_folder import VOCABULARY, write_tokenizer
 from tests.builders.properties import examples
+from tests.oracles.windows import best_windows
 
 CONTEXT = "The river flows north over the hill, and the cat sat on the mat. Unable dogs runs south!"
 
@@ -264,6 +265,26 @@ def test_windows_cover_the_text(tokens: int, room: int, data: st.DataObject) -> 
     assert (bounds[:, 1] - bounds[:, 0] <= room).all()
     assert (bounds[:-1, 1] - bounds[1:, 0] == stride).all()
     chosen = _best_windows(np.arange(tokens), bounds)
-    for token, window in enumerate(chosen):
-        sides = [min(token - start, end - 1 - token) for start, end in bounds]
-        assert sides[window] == max(sides) >= 0
+    assert chosen.tolist() == best_windows(range(tokens), bounds.tolist())
+    assert (np.diff(chosen) >= 0).all()
+    assert all(bounds[window, 0] <= token < bounds[window, 1] for token, window in enumerate(chosen))
+
+
+def test_memory_of_a_tagger_is_linear_in_the_text(folder: Path) -> None:
+    """A line of 2 MiB; with all windows beside all words it took 70 GiB."""
+    code = """
+import resource, sys
+from gaudi_bert.rows.fields import words_of_text
+from tests.rows.test_tokenizing import Path, RowPosition, open_tokenizer, tokenized
+tokenizer, text = open_tokenizer(Path(sys.argv[1])), "the cat, unable dogs " * 100_000
+row = words_of_text(RowPosition(1), text)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+found = tokenized([row], tokenizer, "token-classification", 64, too_long="window")
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) << 10, len(text), len(found), (found.words >= 0).sum())
+"""
+    done = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    peak, characters, windows, words = map(int, done.stdout.split())
+    assert windows > 10_000
+    assert words == 500_000
+    assert peak < 64 * characters
