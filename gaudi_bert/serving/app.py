@@ -7,8 +7,10 @@ import base64
 import hashlib
 import hmac
 import time
+from array import array
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -16,13 +18,14 @@ from fastapi import FastAPI, Request, Response
 from pydantic_core import to_json
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gaudi_bert import __version__
 from gaudi_bert.common.arrays import Float32Array
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.rows.fields import words_of_text
-from gaudi_bert.rows.types import Row, RowPosition, TextRow
+from gaudi_bert.rows.types import Row, RowPosition, Sequences, TextRow, join_sequences
+from gaudi_bert.serving.bodies import read_request
 from gaudi_bert.serving.model import ServedModel
 from gaudi_bert.serving.schemas import (
     Asked,
@@ -34,13 +37,15 @@ from gaudi_bert.serving.schemas import (
     RerankDocuments,
     RerankRequest,
     TokenizeRequest,
-    parsed,
 )
-from gaudi_bert.serving.service import Service
+from gaudi_bert.serving.service import Service, Ticket
 
 _OPEN = ("/health", "/ping", "/metrics")
-_VECTORS_AT_ONCE = 32  # that become JSON on the thread of all requests
-_Answer = Callable[[Service, ServedModel, Request, Any], Awaitable[Any]]
+_Write = Callable[[], bytes]
+_Answer = Callable[[Service, ServedModel, Ticket, Any], Awaitable[_Write]]
+"""Computes what a request asks for, and returns what writes the answer as JSON, perhaps on another thread."""
+_LARGEST_TOKENIZED = 1 << 17
+"""For /tokenize, most characters of a text and most tokens of an answer, each of which takes about 70 bytes."""
 
 
 def make_app(service: Service, api_key: str | None) -> FastAPI:
@@ -80,25 +85,35 @@ def make_app(service: Service, api_key: str | None) -> FastAPI:
 class _Gate:
     """Refuses requests without the key, and those that find no room, before anything of them is read.
 
-    The comparison of the key takes the same time whatever is sent.
+    The comparison of the key takes the same time whatever is sent. While the server stops, every answer closes its
+    connection.
     """
 
     def __init__(self, app: ASGIApp, service: Service, key: str | None) -> None:
         self._app, self._service = app, service
-        self._digest = None if key is None else hashlib.sha256(f"Bearer {key}".encode()).digest()
+        self._digest = None if key is None else hashlib.sha256(key.encode()).digest()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_closing(message: Message) -> None:
+            if message["type"] == "http.response.start" and self._service.stopping:
+                message["headers"] = [*message["headers"], (b"connection", b"close")]
+            await send(message)
+
+        self._service.requests += 1
         try:
-            if scope["type"] == "http" and scope["path"] not in _OPEN:
+            if scope["path"] not in _OPEN:
                 self._check(scope)
+            await self._app(scope, receive, send_closing)
         except RefusedError as refusal:
-            await _refusal(scope["path"], refusal)(scope, receive, send)
-            return
-        await self._app(scope, receive, send)
+            await _refusal(scope["path"], refusal)(scope, receive, send_closing)
+        finally:
+            self._service.requests -= 1
 
     def _check(self, scope: Scope) -> None:
         sent = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
-        if self._digest is not None and not hmac.compare_digest(hashlib.sha256(sent).digest(), self._digest):
+        scheme, _, key = sent.partition(b" ")
+        is_right = self._digest is None or hmac.compare_digest(hashlib.sha256(key.strip()).digest(), self._digest)
+        if self._digest is not None and not (is_right and scheme.lower() == b"bearer"):
             raise RefusedError(401, "unauthorized", "send the key as `Authorization: Bearer KEY`")
         if scope["method"] == "POST" and (scope["path"] == "/" or scope["path"] in _ROUTES):
             self._service.metrics.requests.labels(_counted(scope["path"])).inc()
@@ -113,25 +128,34 @@ def _add_post(app: FastAPI, service: Service, path: str) -> None:
     """Add a route that reads a body; `/docs` describes it. That of `/` is the one for the kind of the model."""
     counted = _counted(path)
 
+    async def answered(ticket: Ticket, body: bytes) -> bytes:
+        model = service.require_open()
+        kind, answer = _ROUTES[_BY_KIND[model.kind] if path == "/" else path]
+        read = partial(read_request, kind, body, service.settings.request_texts)
+        del body
+        request = read() if ticket.is_small else await asyncio.to_thread(read)
+        del read
+        write = await answer(service, model, ticket, request)
+        return write() if ticket.is_small else await asyncio.to_thread(write)
+
     async def endpoint(http: Request) -> Response:
         begun = time.monotonic()
-        service.requests += 1
         try:
-            model = service.require_open()
-            kind, answer = _ROUTES[_BY_KIND[model.kind] if path == "/" else path]
-            request = parsed(kind, await service.body(http))
-            response = await _encoded(await answer(service, model, http, request))
+            service.require_open()
+            body = await service.body(http)
+            with service.ticket(len(body)) as ticket:
+                answering = answered(ticket, body)
+                del body
+                content = await service.while_connected(http, answering)
         except RefusedError as refusal:
             service.metrics.failed.labels(refusal.kind).inc()
             return _refusal(path, refusal)
         except ClientDisconnect:
             service.metrics.disconnects.inc()
             return Response(status_code=499)
-        finally:
-            service.requests -= 1
         service.metrics.answered.labels(counted).inc()
         service.metrics.request_seconds.observe(time.monotonic() - begun)
-        return response
+        return Response(content, media_type="application/json")
 
     described = _ROUTES.get(path, _ROUTES["/embed"])[0]
     schema = {"requestBody": {"required": True, "content": {"application/json": {"schema": described.model_json_schema()}}}}
@@ -155,20 +179,9 @@ def _refusal(path: str, refusal: RefusedError) -> Response:
     return Response(content, refusal.status, headers, media_type="application/json")
 
 
-async def _encoded(content: Any) -> Response:
-    """Return an answer as JSON; many vectors are written on another thread."""
-    if isinstance(content, np.ndarray):
-        write = partial(_written, content)
-        body = write() if len(content) <= _VECTORS_AT_ONCE else await asyncio.to_thread(write)
-        return Response(body, media_type="application/json")
-    if isinstance(content, bytes):
-        return Response(content, media_type="application/json")
-    return _json(content)
-
-
-def _written(vectors: Float32Array) -> bytes:
+def _write_vectors(make: Callable[[], Float32Array]) -> bytes:
     """Return vectors as JSON, one at a time, so that other threads get their turn."""
-    return b"[" + b",".join(to_json(vector.tolist()) for vector in vectors) + b"]"
+    return b"[" + b",".join(to_json(vector.tolist()) for vector in make()) + b"]"
 
 
 # --- vectors
@@ -181,113 +194,144 @@ def _no_answer(model: ServedModel, path: str) -> RefusedError:
 
 def _listed(inputs: Any) -> list[Any]:
     """Return one text, or the token ids of one, as a list of one."""
-    is_one = isinstance(inputs, str) or (len(inputs) > 0 and isinstance(inputs[0], int))
-    return [inputs] if is_one else inputs
+    return inputs if isinstance(inputs, list) else [inputs]
+
+
+def _prompt(model: ServedModel, name: str | None) -> str:
+    try:
+        return model.prompt(name)
+    except InputError as error:
+        raise RefusedError(422, "validation", str(error)) from None
 
 
 async def _pooled(
     service: Service,
     model: ServedModel,
-    http: Request,
+    ticket: Ticket,
     inputs: Any,
     dimensions: int | None,
     cut: Cut,
     prompt_name: str | None = None,
 ) -> tuple[Float32Array, int]:
-    """Compute what is pooled of texts, or of texts as token ids; and count their tokens."""
+    """Compute what is pooled of texts, of which some may be token ids; and count their tokens."""
     if model.kind != "embedding":
         raise _no_answer(model, "embed")
     if dimensions is not None and dimensions > model.width:
         raise RefusedError(422, "validation", f"`dimensions` is {dimensions}: vectors have {model.width} values")
     texts = _listed(inputs)
-    if texts and not isinstance(texts[0], str):
-        sequences = await service.tokenized(texts, partial(model.of_ids, cuts_left=cut.cuts_left), cut.truncate)
-    else:
-        try:
-            prompt = model.prompt(prompt_name)
-        except InputError as error:
-            raise RefusedError(422, "validation", str(error)) from None
-        rows = [TextRow(RowPosition(number), text) for number, text in enumerate(texts)]
-        tokenize = partial(model.tokenized, prompt=prompt, cuts_left=cut.cuts_left)
-        sequences = await service.tokenized(rows, tokenize, cut.truncate)
-    return (await service.computed(http, model, sequences)).outputs, len(sequences.input_ids)
+    prompt = _prompt(model, prompt_name) if any(isinstance(text, str) for text in texts) else ""
+
+    def tokenize(texts: Sequence[str | array[int]]) -> Sequences:
+        parts, counts = [], []
+        for is_text, group in groupby(texts, lambda text: isinstance(text, str)):
+            some: list[Any] = list(group)
+            if is_text:
+                rows = [TextRow(RowPosition(number), text) for number, text in enumerate(some)]
+                parts.append(model.tokenized(rows, prompt, cuts_left=cut.cuts_left))
+            else:
+                parts.append(model.of_ids(some, cuts_left=cut.cuts_left))
+            counts.append(len(some))
+        return join_sequences(parts, counts)
+
+    lengths = [min(len(text), model.most_characters) for text in texts]
+    sequences = await service.tokenized(ticket, texts, tokenize, lengths, cut.truncate)
+    return (await service.computed(ticket, model, sequences)).outputs, len(sequences.input_ids)
 
 
-async def _embed(service: Service, model: ServedModel, http: Request, request: EmbedRequest) -> Any:
-    outputs, _ = await _pooled(service, model, http, request.inputs, request.dimensions, request, request.prompt_name)
-    return model.vectors(outputs, request.normalize, request.dimensions)
+async def _embed(service: Service, model: ServedModel, ticket: Ticket, request: EmbedRequest) -> _Write:
+    outputs, _ = await _pooled(service, model, ticket, request.inputs, request.dimensions, request, request.prompt_name)
+    return partial(_write_vectors, partial(model.vectors, outputs, request.normalize, request.dimensions))
 
 
-async def _openai(service: Service, model: ServedModel, http: Request, request: OpenAIEmbeddings) -> Any:
-    outputs, tokens = await _pooled(service, model, http, request.input, request.dimensions, Cut())
-    vectors = model.vectors(outputs, None, request.dimensions)
+async def _openai(service: Service, model: ServedModel, ticket: Ticket, request: OpenAIEmbeddings) -> _Write:
+    outputs, tokens = await _pooled(service, model, ticket, request.input, request.dimensions, request)
+    is_base64 = request.encoding_format == "base64"
 
     def write() -> bytes:
         data = []
-        for index, vector in enumerate(vectors):
-            is_text = request.encoding_format == "base64"
-            value = base64.b64encode(vector.astype("<f4").tobytes()).decode() if is_text else vector.tolist()
+        for index, vector in enumerate(model.vectors(outputs, None, request.dimensions)):
+            value = base64.b64encode(vector.astype("<f4").tobytes()).decode() if is_base64 else vector.tolist()
             data.append(to_json({"object": "embedding", "index": index, "embedding": value}))
         usage = {"prompt_tokens": tokens, "total_tokens": tokens}
         rest = to_json({"model": service.model_id, "usage": usage})
         return b'{"object":"list","data":[' + b",".join(data) + b"]," + rest[1:]
 
-    return write() if len(vectors) <= _VECTORS_AT_ONCE else await asyncio.to_thread(write)
+    return write
 
 
 # --- the answers of heads
 
 
-async def _answers(
-    service: Service, model: ServedModel, http: Request, rows: Sequence[Row], cut: Cut
-) -> tuple[Float32Array, list[dict[str, Any]]]:
-    """Compute the outputs of a head for texts, and what `predict` writes for them."""
-    sequences = await service.tokenized(rows, partial(model.tokenized, cuts_left=cut.cuts_left), cut.truncate)
-    work = await service.computed(http, model, sequences)
-    return work.outputs, model.answers(work.outputs, sequences, rows)
+async def _outputs(
+    service: Service, model: ServedModel, ticket: Ticket, rows: Sequence[Row], cut: Cut
+) -> tuple[Float32Array, Sequences]:
+    """Compute the outputs of a head for texts, and return them with the sequences of the texts."""
+    lengths = [min(_characters(row), model.most_characters) for row in rows]
+    tokenize = partial(model.tokenized, cuts_left=cut.cuts_left)
+    sequences = await service.tokenized(ticket, rows, tokenize, lengths, cut.truncate)
+    return (await service.computed(ticket, model, sequences)).outputs, sequences
+
+
+def _characters(row: Row) -> int:
+    return len(row.text) + len(row.text_pair or "") if isinstance(row, TextRow) else 0
 
 
 async def _scores(
-    service: Service, model: ServedModel, http: Request, query: str, documents: Sequence[str], *, cut: Cut, raw: bool = False
+    service: Service,
+    model: ServedModel,
+    ticket: Ticket,
+    query: str,
+    documents: Sequence[str],
+    *,
+    cut: Cut,
+    raw: bool = False,
 ) -> list[tuple[int, float]]:
     """Return the number and the score of each document, the best one first."""
     if model.kind == "embedding" or model.width != 1 or model.is_per_token:
         raise _no_answer(model, "rerank")
     rows = [TextRow(RowPosition(number), query, document) for number, document in enumerate(documents)]
-    outputs, _ = await _answers(service, model, http, rows, cut)
+    outputs, _ = await _outputs(service, model, ticket, rows, cut)
     values = outputs[:, 0].astype(np.float64)
     scores = (values if raw else 1.0 / (1.0 + np.exp(-values))).astype(np.float32).tolist()
     return sorted(enumerate(scores), key=lambda each: -each[1])
 
 
-async def _rerank(service: Service, model: ServedModel, http: Request, request: RerankRequest) -> Any:
-    ranked = await _scores(service, model, http, request.query, request.texts, cut=request, raw=request.raw_scores)
+async def _rerank(service: Service, model: ServedModel, ticket: Ticket, request: RerankRequest) -> _Write:
+    ranked = await _scores(service, model, ticket, request.query, request.texts, cut=request, raw=request.raw_scores)
     if request.return_text:
-        return [{"index": index, "text": request.texts[index], "score": score} for index, score in ranked]
-    return [{"index": index, "score": score} for index, score in ranked]
+        return lambda: to_json([{"index": index, "text": request.texts[index], "score": score} for index, score in ranked])
+    return lambda: to_json([{"index": index, "score": score} for index, score in ranked])
 
 
-async def _rerank_documents(service: Service, model: ServedModel, http: Request, request: RerankDocuments) -> Any:
-    texts = [document if isinstance(document, str) else document.text for document in request.documents]
-    ranked = await _scores(service, model, http, request.query, texts, cut=Cut())
+async def _rerank_documents(service: Service, model: ServedModel, ticket: Ticket, request: RerankDocuments) -> _Write:
+    documents: Any = request.documents
+    ranked = await _scores(service, model, ticket, request.query, documents, cut=request)
     results: list[dict[str, Any]] = [{"index": index, "relevance_score": score} for index, score in ranked[: request.top_n]]
     if request.return_documents:
-        results = [{**result, "document": {"text": texts[result["index"]]}} for result in results]
-    return {"model": service.model_id, "results": results}
+        results = [{**result, "document": {"text": documents[result["index"]]}} for result in results]
+    return lambda: to_json({"model": service.model_id, "results": results})
 
 
-async def _predict(service: Service, model: ServedModel, http: Request, request: PredictRequest) -> Any:
+async def _predict(service: Service, model: ServedModel, ticket: Ticket, request: PredictRequest) -> _Write:
     if model.kind == "embedding":
         raise _no_answer(model, "predict")
     inputs: Any = request.inputs
-    is_batch = not isinstance(inputs, str) and len(inputs) > 0 and not isinstance(inputs[0], str)
+    kinds = {type(each) for each in inputs} if isinstance(inputs, list) else {str}
+    if len(kinds) > 1:
+        raise RefusedError(422, "validation", "`inputs` mixes texts and lists of texts; send each text in a list")
+    is_batch = kinds == {list}
     listed = inputs if is_batch else [inputs]
     rows = [_row(model, number, [texts] if isinstance(texts, str) else texts) for number, texts in enumerate(listed)]
-    outputs, answers = await _answers(service, model, http, rows, request)
-    if model.kind != "tagger":
-        chosen = zip(outputs.tolist(), answers, strict=True)
-        answers = [_labelled(model, values if request.raw_scores else None, answer) for values, answer in chosen]
-    return answers if is_batch else answers[0]
+    outputs, sequences = await _outputs(service, model, ticket, rows, request)
+
+    def write() -> bytes:
+        answers = model.answers(outputs, sequences, rows)
+        if model.kind != "tagger":
+            chosen = zip(outputs.tolist(), answers, strict=True)
+            answers = [_labelled(model, values if request.raw_scores else None, answer) for values, answer in chosen]
+        return to_json(answers if is_batch else answers[0])
+
+    return write
 
 
 def _row(model: ServedModel, number: int, texts: Sequence[str]) -> Row:
@@ -311,15 +355,26 @@ def _labelled(model: ServedModel, raw: list[float] | None, answer: dict[str, Any
 # --- tokens
 
 
-async def _tokenize(service: Service, model: ServedModel, http: Request, request: TokenizeRequest) -> Any:
-    texts = _listed(request.inputs)
-    if len(texts) > service.settings.request_texts:
-        raise RefusedError(413, "validation", f"`inputs` are {len(texts):,} texts; send fewer")
-    try:
-        prompt = model.prompt(request.prompt_name) if model.kind == "embedding" and request.prompt_name else ""
-    except InputError as error:
-        raise RefusedError(422, "validation", str(error)) from None
-    return await service.aside(model.tokens, [prompt + text for text in texts], request.add_special_tokens)
+async def _tokenize(service: Service, model: ServedModel, ticket: Ticket, request: TokenizeRequest) -> _Write:
+    prompt = _prompt(model, request.prompt_name) if model.kind == "embedding" and request.prompt_name else ""
+    written, tokens = list[bytes](), 0
+    for number, text in enumerate(_listed(request.inputs)):
+        if len(text) > _LARGEST_TOKENIZED:
+            problem = f"text {number} has {len(text):,} characters, at most {_LARGEST_TOKENIZED:,} are tokenized at a time"
+            raise RefusedError(413, "validation", f"`inputs`: {problem}; send it in parts")
+        content, count = await service.aside(
+            ticket, len(text), _write_tokens, model, prompt + text, request.add_special_tokens
+        )
+        written.append(content)
+        tokens += count
+        if tokens > _LARGEST_TOKENIZED:
+            raise RefusedError(413, "validation", f"the texts have more than {_LARGEST_TOKENIZED:,} tokens; send fewer")
+    return lambda: b"[" + b",".join(written) + b"]"
+
+
+def _write_tokens(model: ServedModel, text: str, special: bool) -> tuple[bytes, int]:
+    (tokens,) = model.tokens([text], special)
+    return to_json(tokens), len(tokens)
 
 
 _ROUTES: dict[str, tuple[type[Asked], _Answer]] = {
@@ -344,6 +399,7 @@ def _info(service: Service, model: ServedModel) -> dict[str, Any]:
     largest = max(service.costs)
     return {
         "model_id": service.model_id,
+        "served_model_name": service.model_id,
         "model_sha": None,
         "model_dtype": "float32" if service.settings.precision == "float32" else "bfloat16",
         "model_type": kinds.get(model.kind, {"classifier": named}),

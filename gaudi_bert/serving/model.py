@@ -53,6 +53,11 @@ class ServedModel:
         return self.loaded.max_sequence_length
 
     @property
+    def most_characters(self) -> int:
+        """Most characters of a text that are tokenized."""
+        return 1 << 17
+
+    @property
     def width(self) -> int:
         """Values of an output."""
         return self.loaded.runner.width

@@ -1,16 +1,37 @@
-"""What clients send and get, as text-embeddings-inference, OpenAI, Jina and Cohere have it; and refusals in their forms."""
+"""What clients send, as text-embeddings-inference, OpenAI, Jina and Cohere define it, and refusals in their forms.
+
+The types of texts describe them in `/docs`; `bodies.py` reads them by their `Shape`. Pydantic validates all other fields.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, SkipValidation, StrictBool, StrictInt, StrictStr
 
-_Ids = Annotated[list[StrictInt], Field(min_length=1)]
+
+class Shape(NamedTuple):
+    """The forms in which a field may hold texts.
+
+    Attributes:
+        described: the forms in words, for errors.
+        items: the kinds of list elements: "text", "ids", "texts" (a list of one or two), "document" (an object with `text`).
+            A list of integers is one text as token ids if "ids" is among them.
+        is_alone: whether one text may stand there without a list.
+    """
+
+    described: str
+    items: tuple[Literal["text", "ids", "texts", "document"], ...] = ()
+    is_alone: bool = False
+
+
+_TEXTS_OR_IDS = Shape("a text, a list of token ids, or a list of these", ("text", "ids"), is_alone=True)
+_TextsOrIds = Annotated[SkipValidation[str | list[int] | list[str | list[int]]], _TEXTS_OR_IDS]
+_Query = Annotated[SkipValidation[str], Shape("a text", is_alone=True)]
 
 
 class Asked(BaseModel):
-    """A request; keys that are not known are passed over, as the others do."""
+    """A request; unknown keys are ignored, as other servers do."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -18,7 +39,7 @@ class Asked(BaseModel):
 class Cut(Asked):
     """Handling of texts that are too long."""
 
-    truncate: StrictBool | None = Field(None, description="cut them; by default the server decides, which refuses them")
+    truncate: StrictBool | None = Field(None, description="cut them; by default they are refused, unless --auto-truncate")
     truncation_direction: Literal["left", "right", "Left", "Right"] = "right"
 
     @property
@@ -30,7 +51,7 @@ class Cut(Asked):
 class EmbedRequest(Cut):
     """POST /embed."""
 
-    inputs: StrictStr | list[StrictStr] | _Ids | list[_Ids]
+    inputs: _TextsOrIds
     normalize: StrictBool | None = Field(None, description="vectors of length 1; default: as the model's folder says")
     prompt_name: StrictStr | None = None
     dimensions: Annotated[StrictInt, Field(ge=1)] | None = None
@@ -39,8 +60,8 @@ class EmbedRequest(Cut):
 class RerankRequest(Cut):
     """POST /rerank."""
 
-    query: StrictStr
-    texts: list[StrictStr]
+    query: _Query
+    texts: Annotated[SkipValidation[list[str]], Shape("a list of texts", ("text",))]
     raw_scores: StrictBool = False
     return_text: StrictBool = False
 
@@ -48,22 +69,25 @@ class RerankRequest(Cut):
 class PredictRequest(Cut):
     """POST /predict: a text, a pair, or a list of these, each in a list."""
 
-    inputs: StrictStr | list[StrictStr] | list[list[StrictStr]]
+    inputs: Annotated[
+        SkipValidation[str | list[str] | list[list[str]]],
+        Shape("a text, a list of one or two texts, or a list of such lists", ("text", "texts"), is_alone=True),
+    ]
     raw_scores: StrictBool = False
 
 
 class TokenizeRequest(Asked):
     """POST /tokenize."""
 
-    inputs: StrictStr | list[StrictStr]
+    inputs: Annotated[SkipValidation[str | list[str]], Shape("a text or a list of texts", ("text",), is_alone=True)]
     add_special_tokens: StrictBool = True
     prompt_name: StrictStr | None = None
 
 
-class OpenAIEmbeddings(Asked):
+class OpenAIEmbeddings(Cut):
     """POST /v1/embeddings."""
 
-    input: StrictStr | list[StrictStr] | _Ids | list[_Ids]
+    input: _TextsOrIds
     model: StrictStr | None = None
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: Annotated[StrictInt, Field(ge=1)] | None = None
@@ -76,11 +100,11 @@ class Document(Asked):
     text: StrictStr
 
 
-class RerankDocuments(Asked):
+class RerankDocuments(Cut):
     """POST /v1/rerank, /v2/rerank."""
 
-    query: StrictStr
-    documents: list[StrictStr | Document]
+    query: _Query
+    documents: Annotated[SkipValidation[list[str | Document]], Shape("a list of texts", ("text", "document"))]
     model: StrictStr | None = None
     top_n: Annotated[StrictInt, Field(ge=1)] | None = None
     return_documents: StrictBool = False
@@ -100,15 +124,3 @@ class RefusedError(Exception):
             error = {"message": self.message, "type": kind, "param": None, "code": self.kind}
             return {"error": error, "message": self.message}
         return {"error": self.message, "error_type": self.kind}
-
-
-def parsed(kind: type[Asked], body: bytes) -> Any:
-    """Return a body as a request; a refusal names the position of the first problem, and no text of the request."""
-    try:
-        return kind.model_validate_json(body)
-    except ValidationError as error:
-        problem = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        fields = kind.model_fields
-        at = ".".join(str(part) for part in problem["loc"] if isinstance(part, int) or part in fields)
-        what = "the body is not JSON" if problem["type"] == "json_invalid" else problem["msg"]
-        raise RefusedError(422, "validation", f"`{at}`: {what}" if at else what) from None

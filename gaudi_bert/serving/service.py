@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -22,10 +23,31 @@ from gaudi_bert.serving.model import ServedModel
 from gaudi_bert.serving.queue import Batch, Queue, Work
 from gaudi_bert.serving.schemas import RefusedError
 from gaudi_bert.serving.settings import ServeSettings
+from gaudi_bert.serving.turns import Requester, Turns
 
-_TOKENIZED_TOGETHER = 64  # texts: others wait no longer than for these
-_BODIES_AT_ONCE = 16  # of the largest size
+_TEXTS_OF_TURN, _CHARACTERS_OF_TURN = 64, 1 << 14  # that are tokenized before another request has its turn
+_BODIES_AT_ONCE = 16  # of the largest size, from their first byte until their request is answered
+_SMALL_BYTES, _SMALL_TEXTS = 1 << 16, 32  # of a request that is read and answered on the event loop
 _LONGEST_BATCH_SECONDS = 60.0  # and 20 times as long as measured: then the device is treated as dead
+
+
+class Ticket(Requester):
+    """One accepted request.
+
+    Attributes:
+        size: bytes of its body.
+        texts: the number of its texts, once they are known.
+        is_arriving: whether it has no texts in the queue yet.
+    """
+
+    def __init__(self, deadline: float, size: int) -> None:
+        super().__init__(deadline)
+        self.size, self.texts, self.is_arriving = size, 0, True
+
+    @property
+    def is_small(self) -> bool:
+        """Whether the request is read and answered within a few milliseconds."""
+        return self.size <= _SMALL_BYTES and self.texts <= _SMALL_TEXTS
 
 
 class Service:
@@ -35,7 +57,9 @@ class Service:
         model: None while it is being opened.
         costs: seconds of a batch of each shape.
         stopping: whether no more requests are accepted.
-        requests: that are in work.
+        requests: the number of requests whose answers are not yet with the transport.
+        arriving: the number of requests that are read completely and have no texts in the queue yet, because they are being
+            parsed or tokenized. The device's thread may read it too.
     """
 
     def __init__(
@@ -46,9 +70,9 @@ class Service:
         self.metrics = Metrics(lambda: (self.queue.texts, self.queue.tokens))
         self.model: ServedModel | None = None
         self.costs: dict[Shape, float] = {}
-        self.stopping, self.requests, self._body_bytes = False, 0, 0
+        self.stopping, self.requests, self.arriving, self._body_bytes = False, 0, 0, 0
         self._waiting: dict[Work, asyncio.Future[None]] = {}
-        self._tokenizing = ThreadPoolExecutor(1, "tokenizer")
+        self._turns, self._characters = Turns("tokenizer"), 0
         self.ready, self.ended = asyncio.Event(), asyncio.Event()
         self.reason: Exception | None = None
         self._loop = asyncio.get_running_loop()
@@ -123,7 +147,12 @@ class Service:
         return RefusedError(429, "overloaded", "too much waits to be computed; send it again later", seconds)
 
     async def body(self, http: Request) -> bytes:
-        """Read the body of a request, of bounded size and in bounded time."""
+        """Read the body of a request, of bounded size and in bounded time. Then `ticket` counts its bytes.
+
+        Raises:
+            RefusedError: the body is too large or too slow, or too many others are in work.
+            ClientDisconnect: the client went away.
+        """
         try:
             return await asyncio.wait_for(self._read(http), self.settings.request_seconds)
         except asyncio.TimeoutError:
@@ -146,72 +175,124 @@ class Service:
         finally:
             self._body_bytes -= len(body)
 
+    @contextmanager
+    def ticket(self, size: int) -> Iterator[Ticket]:
+        """Count a request as accepted, and the bytes of its body, until it is answered."""
+        ticket = Ticket(time.monotonic() + self.settings.queue_seconds, size)
+        self._body_bytes += size
+        self.arriving += 1
+        try:
+            yield ticket
+        finally:
+            self._body_bytes -= size
+            self._arrived(ticket)
+
+    def _arrived(self, ticket: Ticket) -> None:
+        self.arriving -= ticket.is_arriving
+        ticket.is_arriving = False
+
+    async def while_connected(self, http: Request, answer: Coroutine[Any, Any, bytes]) -> bytes:
+        """Return what `answer` returns, and cancel it if the client goes away.
+
+        Raises:
+            ClientDisconnect: the client went away.
+        """
+        answering, gone = asyncio.ensure_future(answer), asyncio.ensure_future(_gone(http))
+        try:
+            await asyncio.wait({answering, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if not answering.done():
+                raise ClientDisconnect
+            return answering.result()
+        finally:
+            gone.cancel()
+            answering.cancel()
+
     async def tokenized(
-        self, texts: Sequence[object], tokenize: Callable[..., Sequences], truncate: bool | None
+        self,
+        ticket: Ticket,
+        texts: Sequence[Any],
+        tokenize: Callable[..., Sequences],
+        lengths: Sequence[int],
+        truncate: bool | None,
     ) -> Sequences:
         """Tokenize the texts of a request, some at a time, so that others are tokenized in between.
 
-        Raises:
-            RefusedError: they are too many, too long, have too many tokens, or cannot be given to the model.
-        """
-        most = self.settings.request_texts
-        if not 0 < len(texts) <= most:
-            status, what = (
-                (413, f"are {len(texts):,} texts, at most {most:,}") if texts else (422, "cannot be empty, at least one")
-            )
-            raise RefusedError(status, "validation", f"`inputs` {what} of them can be answered")
-        begun, parts, tokens = time.monotonic(), [], 0
-        portions = [texts[first : first + _TOKENIZED_TOGETHER] for first in range(0, len(texts), _TOKENIZED_TOGETHER)]
-        for portion in portions:
-            part = await self.aside(tokenize, portion)
-            tokens += len(part.input_ids)
-            if part.cut_rows and not (self.settings.auto_truncate if truncate is None else truncate):
-                longest = int(part.lengths.max())
-                raise RefusedError(
-                    422, "validation", f"a text has more than {longest} tokens; send `truncate`: true to cut it"
-                )
-            if tokens > self.queue.most_tokens:
-                raise RefusedError(
-                    413, "validation", f"the texts have more than {self.queue.most_tokens:,} tokens; send fewer"
-                )
-            parts.append(part)
-        self.metrics.tokenization_seconds.observe(time.monotonic() - begun)
-        return join_sequences(parts, list(map(len, portions)))
+        Args:
+            ticket: the request.
+            texts: at least one of what `tokenize` takes.
+            tokenize: returns the sequences of some of them.
+            lengths: of each text, the characters that are tokenized.
+            truncate: whether texts that are too long are cut; None for the server's setting.
 
-    async def aside(self, function: Callable[..., Any], *arguments: object) -> Any:
-        """Call what needs the tokenizer where texts are tokenized."""
+        Raises:
+            RefusedError: they are too long, have too many tokens, cannot be given to the model, or wait for too long.
+        """
+        begun, parts, tokens, ticket.texts = time.monotonic(), [], 0, len(texts)
+        portions = _portions(lengths)
+        with self._counted_characters(sum(lengths)):
+            for portion in portions:
+                part = await self.aside(ticket, sum(lengths[portion]), tokenize, texts[portion])
+                tokens += len(part.input_ids)
+                if part.cut_rows and not (self.settings.auto_truncate if truncate is None else truncate):
+                    longest = f"a text has more than {int(part.lengths.max())} tokens"
+                    remedy = "send `truncate`: true to cut it, or start the server with --auto-truncate"
+                    raise RefusedError(422, "validation", f"{longest}; {remedy}")
+                if tokens > self.queue.most_tokens:
+                    raise RefusedError(
+                        413, "validation", f"the texts have more than {self.queue.most_tokens:,} tokens; send fewer"
+                    )
+                parts.append(part)
+        self.metrics.tokenization_seconds.observe(time.monotonic() - begun)
+        return join_sequences(parts, [portion.stop - portion.start for portion in portions])
+
+    @contextmanager
+    def _counted_characters(self, characters: int) -> Iterator[None]:
+        """Let the characters of a request wait for the tokenizer, if that can read them within `queue_seconds`.
+
+        As many again are kept free for requests of a single turn.
+        """
+        most = self._turns.rate * self.settings.queue_seconds * (1 if characters > _CHARACTERS_OF_TURN else 2)
+        if self._characters and self._characters + characters > most:
+            raise self._full()
+        self._characters += characters
         try:
-            return await self._loop.run_in_executor(self._tokenizing, function, *arguments)
+            yield
+        finally:
+            self._characters -= characters
+
+    async def aside(self, ticket: Ticket, characters: int, function: Callable[..., Any], *arguments: object) -> Any:
+        """Call what needs the tokenizer where texts are tokenized, when it is the request's turn."""
+        try:
+            return await self._turns.call(ticket, characters, function, *arguments)
         except InputError as error:
             raise RefusedError(422, "tokenizer", str(error)) from None
+        except TimeoutError:
+            waited = f"waited {self.settings.queue_seconds:g} s for the tokenizer"
+            raise RefusedError(503, "overloaded", waited, 1) from None
 
-    async def computed(self, http: Request, model: ServedModel, sequences: Sequences) -> Work:
+    async def computed(self, ticket: Ticket, model: ServedModel, sequences: Sequences) -> Work:
         """Have sequences computed, and wait for it.
 
         Raises:
             RefusedError: the queue is full, they waited for too long, or their batch failed.
-            ClientDisconnect: the client went away, and so have its texts.
         """
         rows = len(sequences.input_ids) if model.is_per_token else len(sequences)
         work = Work(sequences, np.zeros((rows, model.width), np.float32), lambda *done: self._call(self._settle, *done))
         future = self._loop.create_future()
         if not self.queue.add(work):
             raise self._full()
+        self._arrived(ticket)
         self._waiting[work] = future
         for length in work.lengths:
             self.metrics.tokens.observe(length)
-        gone = asyncio.ensure_future(_gone(http))
         try:
-            await asyncio.wait({future, gone}, timeout=self.settings.queue_seconds, return_when=asyncio.FIRST_COMPLETED)
-            if not future.done() and not gone.done():
+            await asyncio.wait({future}, timeout=max(0.0, ticket.deadline - time.monotonic()))
+            if not future.done():
                 if self.queue.remove(work):
                     raise RefusedError(503, "overloaded", f"waited {self.settings.queue_seconds:g} s for the device", 1)
-                await asyncio.wait({future, gone}, return_when=asyncio.FIRST_COMPLETED)
-            if not future.done():
-                raise ClientDisconnect
+                await asyncio.wait({future})
             self._raise_failure(future, work)
         finally:
-            gone.cancel()
             self._waiting.pop(work, None)
             self.queue.remove(work)
         self.metrics.queue_seconds.observe(work.started_at - work.accepted_at)
@@ -232,3 +313,14 @@ async def _gone(http: Request) -> None:
     """Wait until the client has closed its connection."""
     while (await http.receive())["type"] != "http.disconnect":
         pass
+
+
+def _portions(lengths: Sequence[int]) -> list[slice]:
+    """Return slices of consecutive texts that are tokenized in one turn, from the characters of each text."""
+    starts, characters = [0], 0
+    for number, length in enumerate(lengths):
+        if number > starts[-1] and (characters + length > _CHARACTERS_OF_TURN or number - starts[-1] == _TEXTS_OF_TURN):
+            starts.append(number)
+            characters = 0
+        characters += length
+    return [slice(*each) for each in pairwise([*starts, len(lengths)])]

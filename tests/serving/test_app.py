@@ -30,6 +30,7 @@ def test_a_text_a_list_and_token_ids_give_the_same_vectors(embedding: Served) ->
     ids = [TOKENIZER.encode(text).ids for text in TEXTS[:3]]
     agree(vectors(embedding, ids), expected)
     agree(vectors(embedding, ids[2][1:-1]), expected[2:])
+    agree(vectors(embedding, [ids[0], *TEXTS[1:3]]), expected)
 
 
 def test_normalize_and_dimensions_change_vectors_on_request(embedding: Served) -> None:
@@ -44,6 +45,7 @@ def test_normalize_and_dimensions_change_vectors_on_request(embedding: Served) -
 def test_texts_that_are_too_long_are_refused_or_cut_at_either_end(embedding: Served) -> None:
     refused = embedding.post("/embed", {"inputs": ["a", LONG]})
     assert (refused.status, refused.json["error_type"]) == (422, "validation")
+    assert "--auto-truncate" in refused.json["error"]
     tokens = TOKENIZER.encode(f"{LONG} beta").ids
     right = vectors(embedding, f"{LONG} beta", truncate=True)
     left = vectors(embedding, f"{LONG} beta", truncate=True, truncation_direction="Left")
@@ -62,6 +64,8 @@ def test_openai_embeddings_as_numbers_and_as_base64(embedding: Served) -> None:
     assert answer["usage"] == {"prompt_tokens": tokens, "total_tokens": tokens}
     coded = embedding.post("/v1/embeddings", {**asked, "encoding_format": "base64", "dimensions": 5}).json["data"][1]
     agree(struct.unpack("<5f", base64.b64decode(coded["embedding"])), numbers[1][:5])
+    cut = embedding.post("/v1/embeddings", {"input": LONG, "truncate": True}).json["data"][0]["embedding"]
+    agree([cut], vectors(embedding, LONG, truncate=True))
     refused = embedding.post("/v1/embeddings", {"input": []})
     assert (refused.status, refused.json["error"]["type"]) == (422, "invalid_request_error")
     assert embedding.get("/v1/models").json["data"][0]["id"] == "embedding"
@@ -76,6 +80,9 @@ def test_tokens_and_where_they_are(embedding: Served) -> None:
     (bare,) = embedding.post("/tokenize", {"inputs": ["alpha beta"], "add_special_tokens": False}).json
     assert [token["id"] for token in bare] == encoding.ids[1:-1]
     assert embedding.post("/embed", {"inputs": [[10**9]]}).status == 422
+    assert [len(each) for each in embedding.post("/tokenize", {"inputs": ["alpha", "alpha beta"]}).json] == [3, 4]
+    for inputs in ("a" * 131_073, ["alpha " * 20_000] * 7):
+        assert embedding.post("/tokenize", {"inputs": inputs}).status == 413
 
 
 def test_documents_are_ranked_in_both_forms(reranker: Served) -> None:
@@ -90,6 +97,10 @@ def test_documents_are_ranked_in_both_forms(reranker: Served) -> None:
     jina = reranker.post("/v1/rerank", {"query": "alpha", "documents": documents, "top_n": 2, "return_documents": True})
     agree([each["relevance_score"] for each in jina.json["results"]], scores[:2])
     assert jina.json["results"][0]["document"] == {"text": ranked[0]["text"]}
+    cohere = {"query": "alpha", "documents": [LONG]}
+    assert reranker.post("/v2/rerank", cohere).status == 422
+    assert reranker.post("/v2/rerank", {**cohere, "truncate": True}).status == 200
+    assert "`texts`" in reranker.post("/rerank", {"query": "alpha", "texts": []}).json["error"]
 
 
 def test_labels_with_scores_for_a_text_a_pair_and_a_batch(classifier: Served) -> None:
@@ -101,7 +112,8 @@ def test_labels_with_scores_for_a_text_a_pair_and_a_batch(classifier: Served) ->
     for alone, among in zip((one, pair), batch, strict=True):
         assert [each["label"] for each in alone] == [each["label"] for each in among]
         agree([each["score"] for each in alone], [each["score"] for each in among])
-    assert classifier.post("/predict", {"inputs": [["a", "b", "c"]]}).status == 422
+    for inputs in ([["a", "b", "c"]], ["a", "b", "c"], [["a"], "b"], ["a", ["b"]]):
+        assert classifier.post("/predict", {"inputs": inputs}).status == 422
 
 
 @pytest.mark.parametrize(("route", "asked"), [("/rerank", {"query": "a", "texts": ["b"]}), ("/predict", {"inputs": "a"})])
@@ -125,6 +137,7 @@ def test_the_root_is_the_route_of_the_model(embedding: Served, reranker: Served,
 def test_info_names_the_model_and_its_shapes(embedding: Served, classifier: Served) -> None:
     info = embedding.get("/info").json
     assert info["model_type"] == {"embedding": {"pooling": "mean"}}
+    assert info["served_model_name"] == info["model_id"] == "embedding"
     assert (info["max_input_length"], info["max_client_batch_size"], info["model_dtype"]) == (64, 2048, "float32")
     assert list(info["shapes"])[:2] == ["1x16", "1x32"]
     assert len(info["shapes"]) <= 12
@@ -176,9 +189,11 @@ def test_the_key_is_required_but_for_probes_and_metrics(folders: dict[str, Path]
             {"authorization": "Bearer other"},
             {"authorization": "secret"},
             {"authorization": "Bearer "},
+            {"authorization": "Basic secret"},
         ):
             refused = served.post("/embed", {"inputs": "a"}, **authorization)
             assert refused.status == 401
             assert served.get("/info", **authorization).status == 401
-        assert served.post("/embed", {"inputs": "a"}, authorization="Bearer secret").status == 200
+        for scheme in ("Bearer", "bearer", "BEARER"):
+            assert served.post("/embed", {"inputs": "a"}, authorization=f"{scheme} secret").status == 200
         assert (served.get("/health").status, served.get("/metrics").status) == (200, 200)

@@ -1,0 +1,118 @@
+"""Turns on a thread: queries overtake bulks, bulks do not starve, and nothing is done for those who went away."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+
+from gaudi_bert.serving.turns import Requester, Turns
+
+
+class Scene:
+    """A thread that is held up until `open`, and the order in which it then worked."""
+
+    def __init__(self) -> None:
+        self.turns, self.order, self.open = Turns("test"), list[str](), threading.Event()
+
+    async def ask(self, name: str, *costs: int, deadline: float | None = None) -> None:
+        requester = Requester(time.monotonic() + 1000 if deadline is None else deadline)
+        for cost in costs:
+            await self.turns.call(requester, cost, self.work, name)
+
+    def work(self, name: str) -> None:
+        self.open.wait()
+        self.order.append(name)
+
+
+def run(scenario: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(scenario, 100))
+
+
+async def started(coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    task = asyncio.ensure_future(coroutine)
+    for _ in range(5):
+        await asyncio.sleep(0)
+    return task
+
+
+def test_a_query_overtakes_all_bulks_that_wait() -> None:
+    async def scenario() -> None:
+        scene = Scene()
+        tasks = [await started(scene.ask(f"bulk {number}", 10_000, 10_000)) for number in range(20)]
+        tasks.append(await started(scene.ask("query", 20)))
+        scene.open.set()
+        await asyncio.gather(*tasks)
+        assert scene.order[1] == "query"
+        assert scene.order[2:21] == [f"bulk {number}" for number in range(1, 20)]
+
+    run(scenario())
+
+
+def test_bulks_are_served_while_queries_keep_coming() -> None:
+    async def scenario() -> None:
+        scene = Scene()
+        first = await started(scene.ask("first", 1))
+        bulk = await started(scene.ask("bulk", 2_000))
+
+        async def queries() -> None:
+            while not bulk.done():
+                await scene.ask("query", 100)
+
+        tasks = [await started(queries()) for _ in range(3)]
+        scene.open.set()
+        await asyncio.gather(first, bulk, *tasks)
+        assert scene.order.count("query") <= 3 * 2_000 / 100 + 10
+
+    run(scenario())
+
+
+def test_what_nobody_waits_for_is_not_done() -> None:
+    async def scenario() -> None:
+        scene = Scene()
+        first = await started(scene.ask("first", 1))
+        gone = [await started(scene.ask("gone", 100)) for _ in range(50)]
+        last = await started(scene.ask("last", 1_000))
+        for task in gone:
+            task.cancel()
+        scene.open.set()
+        await asyncio.gather(first, last)
+        assert scene.order == ["first", "last"]
+
+    run(scenario())
+
+
+def test_a_cancelled_turn_passes_on() -> None:
+    async def scenario() -> None:
+        scene = Scene()
+        first = await started(scene.ask("first", 1))
+        second = await started(scene.ask("second", 1))
+        third = await started(scene.ask("third", 1))
+        scene.turns._next()  # noqa: SLF001 - the second has its turn, and is cancelled before it notices
+        second.cancel()
+        scene.open.set()
+        await asyncio.gather(first, third)
+        with contextlib.suppress(asyncio.CancelledError):
+            await second
+        assert scene.order == ["first", "third"]
+
+    run(scenario())
+
+
+def test_a_request_waits_until_its_deadline() -> None:
+    async def scenario() -> None:
+        scene = Scene()
+        first = await started(scene.ask("first", 1))
+        with pytest.raises(TimeoutError):
+            await scene.ask("late", 1, deadline=time.monotonic())
+        last = await started(scene.ask("last", 1))
+        scene.open.set()
+        await asyncio.gather(first, last)
+        assert scene.order == ["first", "last"]
+
+    run(scenario())
