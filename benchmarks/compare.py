@@ -22,7 +22,7 @@ from measuring import measured, show_processor
 from peers import PEERS, ListedLengths
 
 from gaudi_bert.common.progress import Reporter
-from gaudi_bert.packing.algorithms import depth_of, pack_histogram
+from gaudi_bert.packing.algorithms import pack_histogram, resolve_depth
 from gaudi_bert.packing.heuristics import _shuffled_lengths
 from gaudi_bert.packing.histogram import Histogram
 from gaudi_bert.reporting.estimate import _histogram_of_source, parse_depth, shipped_histograms
@@ -54,7 +54,7 @@ def compare(source: str, depth: str) -> Comparison:
     """Pack the same lengths with everybody's packer; each packs a few lengths first, so that no time is a compiler's."""
     histogram = _histogram_of_source(source, Reporter(quiet=True))
     lengths = _shuffled_lengths(histogram.counts, SEED)
-    listed = ListedLengths(lengths, lengths, histogram, depth_of(parse_depth(depth), histogram.max_sequence_length))
+    listed = ListedLengths(lengths, lengths, histogram, resolve_depth(parse_depth(depth), histogram.max_sequence_length))
     lengths = np.repeat(np.arange(1, 17, dtype=np.int32), np.arange(1, 17))
     few = ListedLengths(lengths, lengths, Histogram(16, np.arange(1, 17)), 3)
     bounds: list[int] = []

@@ -22,10 +22,10 @@ from measuring import print_table
 from packing_limits import print_limits
 from packing_solvers import load, print_speed
 
-from gaudi_bert.packing.algorithms import depth_of, pack_histogram, solve
+from gaudi_bert.packing.algorithms import pack_histogram, resolve_depth, run_algorithm
 from gaudi_bert.packing.estimate import Estimate, estimate_packing
 from gaudi_bert.packing.histogram import Histogram
-from gaudi_bert.packing.mixture import packs_of
+from gaudi_bert.packing.strategies import count_packs
 from gaudi_bert.reporting.estimate import shipped_histograms
 
 EXPECTED = Path(__file__).resolve().parent.parent / "tests" / "data" / "expected_packing.json"
@@ -104,11 +104,13 @@ def full_rows(histogram: Histogram, rows: Iterable[tuple[int | str, str, dict[st
     for depth, name, row in rows:
         algorithm = name.lower() if depth != 1 else "none"
         number: int | str = "max" if str(depth).endswith("max") else depth
-        mixture = solve(histogram.counts, algorithm, depth_of(number, histogram.max_sequence_length)).mixture
-        packs = packs_of(mixture)
+        strategy_counts = run_algorithm(
+            histogram.counts, algorithm, resolve_depth(number, histogram.max_sequence_length)
+        ).strategy_counts
+        packs = count_packs(strategy_counts)
         slots = packs * histogram.max_sequence_length
         theirs = (row["strategies"], f"{row['packs']:,}", f"{row['padding']:,}", row["eff"]) if row else ("-",) * 4
-        ours = (len(mixture), f"{packs:,}", f"{slots - histogram.tokens:,}", f"{100 * histogram.tokens / slots:.3f}")
+        ours = (len(strategy_counts), f"{packs:,}", f"{slots - histogram.tokens:,}", f"{100 * histogram.tokens / slots:.3f}")
         yield depth, algorithm, *theirs, *ours
 
 

@@ -27,11 +27,11 @@ from measuring import print_table
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from gaudi_bert.common.arrays import IntArray
-from gaudi_bert.packing.algorithms import depth_of, solve
+from gaudi_bert.packing.algorithms import resolve_depth, run_algorithm
 from gaudi_bert.packing.exact.bounds import prove_bound
 from gaudi_bert.packing.exact.optimal import FULL_WORK
-from gaudi_bert.packing.histogram import MOST_SLOTS
-from gaudi_bert.packing.mixture import NNLS_WORK, Work, packs_of
+from gaudi_bert.packing.histogram import MAX_ROW_LENGTH
+from gaudi_bert.packing.strategies import NNLS_WORK, WorkBudget, count_packs
 from tests.builders.histograms import bimodal, lognormal, perfect_triplets, scattered, uniform
 
 MOST_SECONDS, MOST_BYTES = 150, 6 * 2**30
@@ -102,33 +102,33 @@ CASES = {
             ]
         )
     },
-    "all distinct, 2^24": Case(partial(np.ones, MOST_SLOTS, np.int64), (3, "max")),
-    "three of each, 2^24": Case(partial(np.full, MOST_SLOTS, 3), ("max",)),
-    "a million lengths, 2^24": Case(partial(scattered, MOST_SLOTS, 10**6, 1), (3, "max")),
-    "100,000 lengths, 2^24": Case(partial(scattered, MOST_SLOTS, 10**5, 3), (4,)),
-    "two lengths, 1/2 and more, 2^24": Case(partial(few_lengths, MOST_SLOTS, {0.5: 1000, 0.5000001: 1000}), (3, "max")),
-    "two lengths, 1 and L, 2^24": Case(partial(few_lengths, MOST_SLOTS, {0.0: 3_000_000, 1.0: 100}), (3, 7, "max")),
-    "two lengths, 0.3 L and 0.36 L, 2^24": Case(partial(few_lengths, MOST_SLOTS, {0.3: 7001, 0.36: 5003}), (3, "max")),
+    "all distinct, 2^24": Case(partial(np.ones, MAX_ROW_LENGTH, np.int64), (3, "max")),
+    "three of each, 2^24": Case(partial(np.full, MAX_ROW_LENGTH, 3), ("max",)),
+    "a million lengths, 2^24": Case(partial(scattered, MAX_ROW_LENGTH, 10**6, 1), (3, "max")),
+    "100,000 lengths, 2^24": Case(partial(scattered, MAX_ROW_LENGTH, 10**5, 3), (4,)),
+    "two lengths, 1/2 and more, 2^24": Case(partial(few_lengths, MAX_ROW_LENGTH, {0.5: 1000, 0.5000001: 1000}), (3, "max")),
+    "two lengths, 1 and L, 2^24": Case(partial(few_lengths, MAX_ROW_LENGTH, {0.0: 3_000_000, 1.0: 100}), (3, 7, "max")),
+    "two lengths, 0.3 L and 0.36 L, 2^24": Case(partial(few_lengths, MAX_ROW_LENGTH, {0.3: 7001, 0.36: 5003}), (3, "max")),
     "four lengths, 2^24": Case(
-        partial(few_lengths, MOST_SLOTS, {0.006: 9007, 0.13: 900, 0.27: 7001, 0.55: 5003}), (3, 7, "max")
+        partial(few_lengths, MAX_ROW_LENGTH, {0.006: 9007, 0.13: 900, 0.27: 7001, 0.55: 5003}), (3, 7, "max")
     ),
     "zipf, a million, 2^17": Case(partial(zipf, 1 << 17, 10**6), (3, 8)),
-    "zipf, 10^9, 2^24": Case(partial(zipf, MOST_SLOTS, 10**9), (8, "max")),
-    "bimodal, 10^9, 2^24": Case(partial(bimodal, MOST_SLOTS, 10**9), (3, "max")),
+    "zipf, 10^9, 2^24": Case(partial(zipf, MAX_ROW_LENGTH, 10**9), (8, "max")),
+    "bimodal, 10^9, 2^24": Case(partial(bimodal, MAX_ROW_LENGTH, 10**9), (3, "max")),
 }
 """By name what is packed; packs of 2^24 slots are the longest that there may be."""
 
 
 def run_case(name: str, algorithm: str, depth: str) -> None:
     """Make one plan with the proof of its bound, and print its row; for a process of its own."""
-    solve(np.ones(8, np.int64), algorithm, 3)  # loads what is compiled
+    run_algorithm(np.ones(8, np.int64), algorithm, 3)  # loads what is compiled
     counts = CASES[name].make()
     limit = NNLS_WORK if algorithm == "nnls" else FULL_WORK
-    most, work = depth_of(depth if depth == "max" else int(depth), len(counts)), Work(limit)
+    most, work = resolve_depth(depth if depth == "max" else int(depth), len(counts)), WorkBudget(limit)
     started = time.process_time()
-    solved = solve(counts, algorithm, most, work=work)
+    solved = run_algorithm(counts, algorithm, most, work=work)
     bound = (solved.certificate or prove_bound(counts, most)).bound
-    seconds, packs = time.process_time() - started, packs_of(solved.mixture)
+    seconds, packs = time.process_time() - started, count_packs(solved.strategy_counts)
     used, memory = 100 * (1 - max(work.remaining, 0) / limit), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     print(f"{packs:,}\t{bound:,}\t{100 * (packs - bound) / bound:.4f}\t{seconds:.1f}\t{used:.0f}\t{memory:.2f}")
 

@@ -18,7 +18,7 @@ from measuring import print_table
 from scipy.optimize import nnls
 
 from gaudi_bert.common.progress import Reporter
-from gaudi_bert.packing.algorithms import depth_of, pack_histogram, solve
+from gaudi_bert.packing.algorithms import pack_histogram, resolve_depth, run_algorithm
 from gaudi_bert.packing.histogram import Histogram
 from gaudi_bert.packing.nnls import paper_weights
 from gaudi_bert.packing.nnls_solver import solve_nnls
@@ -83,9 +83,9 @@ def depth_3_matrix(capacity: int) -> np.ndarray:
 def loop_row(name: str, depth: int | str) -> Sequence[Any]:
     """Medians of the whole algorithms, bounds included where the algorithm needs them."""
     histogram = load(name)
-    most = depth_of(depth, histogram.max_sequence_length)
+    most = resolve_depth(depth, histogram.max_sequence_length)
     seconds = {
-        algorithm: median(timed(partial(solve, histogram.counts, algorithm, most))[0] for _ in range(REPEATS))
+        algorithm: median(timed(partial(run_algorithm, histogram.counts, algorithm, most))[0] for _ in range(REPEATS))
         for algorithm in ("nnls", "optimal")
     }
     return name, depth, f"{seconds['nnls']:.2f}", f"{seconds['optimal']:.2f}"

@@ -24,7 +24,7 @@ from gaudi_bert.common.arrays import BoolArray, Int32Array
 from gaudi_bert.common.compiled import kernel
 from gaudi_bert.packing.heuristics import pack_first_fit, pack_longest_first
 from gaudi_bert.packing.histogram import Histogram
-from gaudi_bert.packing.mixture import packs_of
+from gaudi_bert.packing.strategies import count_packs
 
 TRL_BATCH = 1000
 AXOLOTL_GROUP, AXOLOTL_DEPTH = 100_000, 200
@@ -92,8 +92,8 @@ def _count_trl_packs(lengths: ListedLengths) -> int:
 
 
 PEERS = (
-    _Peer("seqpacker", "obfd", lambda given: packs_of(pack_longest_first(given.histogram.counts, given.depth))),
-    _Peer("nemo", "first_fit_decreasing", lambda given: packs_of(pack_first_fit(given.histogram.counts, given.depth))),
+    _Peer("seqpacker", "obfd", lambda given: count_packs(pack_longest_first(given.histogram.counts, given.depth))),
+    _Peer("nemo", "first_fit_decreasing", lambda given: count_packs(pack_first_fit(given.histogram.counts, given.depth))),
     _Peer(
         "trl",
         "bfd",

@@ -167,13 +167,13 @@ class Plan(Artefact):
         return json_digest(self.as_json())
 
     @cached_property
-    def mixture(self) -> dict[tuple[int, ...], int]:
+    def strategy_counts(self) -> dict[tuple[int, ...], int]:
         """Packs of each strategy, over all groups."""
-        mixture: Counter[tuple[int, ...]] = Counter()
+        strategy_counts: Counter[tuple[int, ...]] = Counter()
         for group in self.groups:
             for strategy, count in group.strategies:
-                mixture[strategy] += count
-        return dict(mixture)
+                strategy_counts[strategy] += count
+        return dict(strategy_counts)
 
     @model_validator(mode="after")
     def _adds_up(self) -> Plan:

@@ -18,20 +18,20 @@ from gaudi_bert.common.errors import ArgumentError, InputError, shortened, shown
 from gaudi_bert.packing.certificate import simple_certificate
 from gaudi_bert.packing.exact.bounds import prove_bound
 from gaudi_bert.packing.exact.optimal import solve_optimally
-from gaudi_bert.packing.heuristics import pack_first_fit, pack_greedily, pack_longest_first, pack_none, pack_shortest_first
+from gaudi_bert.packing.heuristics import pack_first_fit, pack_greedily, pack_longest_first, pack_shortest_first, pack_singly
 from gaudi_bert.packing.histogram import Histogram
-from gaudi_bert.packing.mixture import (
+from gaudi_bert.packing.nnls import pack_by_nnls, pack_ennlshp, pack_nnlshp
+from gaudi_bert.packing.strategies import (
+    AlgorithmResult,
     Effort,
     Leftovers,
-    Mixture,
     Packing,
-    Solved,
     Strategy,
-    Work,
-    packs_of,
-    sorted_mixture,
+    StrategyCounts,
+    WorkBudget,
+    count_packs,
+    sort_strategies,
 )
-from gaudi_bert.packing.nnls import pack_by_nnls, pack_ennlshp, pack_nnlshp
 
 # --- the masked-LM budget: a pack has Q slots for masked positions, and no pack may hold more than Q of them
 #
@@ -40,13 +40,17 @@ from gaudi_bert.packing.nnls import pack_by_nnls, pack_ennlshp, pack_nnlshp
 # Q is what the predecessor used, `max_predictions + depth`, or more where the data need it or the settings ask for it.
 
 
-def _masked_slots(
-    mixture: Mapping[Strategy, int], histogram: Histogram, max_predictions: int | None, depth: int, requested: int | None
+def _count_masked_slots(
+    strategy_counts: Mapping[Strategy, int],
+    histogram: Histogram,
+    max_predictions: int | None,
+    depth: int,
+    requested: int | None,
 ) -> tuple[int | None, int | None]:
     """Slots that the fullest strategy needs, and Q; None where the data did not say how many positions are masked."""
     needed = None
     if histogram.max_masked is not None:
-        needed = max((sum(map(histogram.masked_of, strategy)) for strategy in mixture), default=0)
+        needed = max((sum(map(histogram.max_masked_at, strategy)) for strategy in strategy_counts), default=0)
     least = needed if max_predictions is None else max(max_predictions + depth, needed or 0)
     if requested is not None and least is not None and requested < least:
         raise InputError(f"packing.masked_slots is {requested}, these packs need {least}; give as many, or leave it out")
@@ -56,10 +60,10 @@ def _masked_slots(
 # --- every algorithm by name
 
 
-MOST_DIFFERENT = 2**20
+MAX_DISTINCT_LENGTHS = 2**20
 """Different lengths: a plan lists them all, at worst each in a separate strategy, which then takes two gigabytes."""
 
-ALGORITHMS: dict[str, Callable[..., Mixture | Solved]] = {
+ALGORITHMS: dict[str, Callable[..., StrategyCounts | AlgorithmResult]] = {
     "nnls": pack_by_nnls,
     "optimal": solve_optimally,
     "nnlshp": pack_nnlshp,
@@ -68,12 +72,12 @@ ALGORITHMS: dict[str, Callable[..., Mixture | Solved]] = {
     "lpfhp": pack_longest_first,
     "greedy": pack_greedily,
     "ffd": pack_first_fit,
-    "none": pack_none,
+    "none": pack_singly,
 }
-"""Functions of the counts, int64 [L], the depth, and what else of `solve` they name."""
+"""Functions of the counts, int64 [L], the depth, and what else of `run_algorithm` they name."""
 
 
-def depth_of(depth: int | str, max_sequence_length: int) -> int:
+def resolve_depth(depth: int | str, max_sequence_length: int) -> int:
     """The depth as a number; "max" is the maximum sequence length, which limits nothing."""
     if isinstance(depth, str) and depth == "max":
         return max_sequence_length
@@ -83,7 +87,7 @@ def depth_of(depth: int | str, max_sequence_length: int) -> int:
         raise ArgumentError(f'{error}, or "max" for no limit') from None
 
 
-def check_known(algorithm: str, known: Collection[str]) -> None:
+def check_algorithm_name(algorithm: str, known: Collection[str]) -> None:
     """Refuse the name of no algorithm."""
     if not isinstance(algorithm, str) or algorithm not in known:
         algorithm = algorithm if isinstance(algorithm, str) else shown(algorithm)
@@ -92,25 +96,27 @@ def check_known(algorithm: str, known: Collection[str]) -> None:
         raise InputError(f"algorithm `{shortened(algorithm)}` is unknown; {hint}")
 
 
-def solve(
+def run_algorithm(
     counts: IntArray,
     algorithm: str,
     depth: int,
     *,
     leftovers: Leftovers = "best-fit",
     seed: int = 0,
-    work: Work | None = None,
+    work: WorkBudget | None = None,
     effort: Effort = "bounded",
-) -> Solved:
+) -> AlgorithmResult:
     """Run one algorithm; arguments as `pack_histogram`."""
-    check_known(algorithm, ALGORITHMS)
+    check_algorithm_name(algorithm, ALGORITHMS)
     different = np.count_nonzero(counts)
-    if different > MOST_DIFFERENT:
-        raise InputError(f"{different:,} different lengths; at most {MOST_DIFFERENT:,} can be planned: round the lengths up")
+    if different > MAX_DISTINCT_LENGTHS:
+        raise InputError(
+            f"{different:,} different lengths; at most {MAX_DISTINCT_LENGTHS:,} can be planned: round the lengths up"
+        )
     pack = ALGORITHMS[algorithm]
     offered: dict[str, Any] = {"leftovers": leftovers, "seed": seed, "work": work, "effort": effort}
     result = pack(counts, depth, **{name: offered[name] for name in offered.keys() & signature(pack).parameters.keys()})
-    return result if isinstance(result, Solved) else Solved(result, algorithm)
+    return result if isinstance(result, AlgorithmResult) else AlgorithmResult(result, algorithm)
 
 
 def pack_histogram(
@@ -124,7 +130,7 @@ def pack_histogram(
     seed: int = 0,
     quick_bound: bool = False,
     effort: Effort = "bounded",
-    work: Work | None = None,
+    work: WorkBudget | None = None,
 ) -> Packing:
     """Pack a histogram, check the packing, and prove how good it is.
 
@@ -139,12 +145,12 @@ def pack_histogram(
         effort: `optimal` only: "unlimited" searches on where next to nothing can be gained.
         work: a limit of effort that counts what was done; None for the algorithm's own.
     """
-    most = depth_of(depth, histogram.max_sequence_length)
-    solved = solve(histogram.counts, algorithm, most, leftovers=leftovers, seed=seed, work=work, effort=effort)
-    mixture = sorted_mixture(solved.mixture)
-    deepest = max(map(len, mixture), default=1) if depth == "max" else most
-    needed, slots = _masked_slots(mixture, histogram, max_predictions, deepest, masked_slots)
-    packs = packs_of(mixture)
+    most = resolve_depth(depth, histogram.max_sequence_length)
+    solved = run_algorithm(histogram.counts, algorithm, most, leftovers=leftovers, seed=seed, work=work, effort=effort)
+    strategy_counts = sort_strategies(solved.strategy_counts)
+    deepest = max(map(len, strategy_counts), default=1) if depth == "max" else most
+    needed, slots = _count_masked_slots(strategy_counts, histogram, max_predictions, deepest, masked_slots)
+    packs = count_packs(strategy_counts)
     certificate = solved.certificate or simple_certificate(histogram.counts, most)
     if solved.certificate is None and not quick_bound and certificate.bound < packs:
         certificate = prove_bound(histogram.counts, most)
@@ -158,7 +164,7 @@ def pack_histogram(
         depth=most,
         algorithm=algorithm,
         algorithm_used=solved.algorithm_used,
-        mixture=mixture,
+        strategy_counts=strategy_counts,
         certificate=certificate,
         masked_slots=slots,
         masked_slots_needed=needed,

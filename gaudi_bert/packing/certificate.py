@@ -8,7 +8,8 @@ believed of the solver that computed them. The simplest are the lengths themselv
 `check_certificate` is the complete proof: it needs the prices, the histogram and the depth, uses integers only,
 and shares no code with the solvers. `bounds` makes better certificates than the simple ones.
 
-What the best pack is worth takes L^2 steps. For packs of more than `LONGEST_EXACT` tokens it is computed where there are few
+What the best pack is worth takes L^2 steps. For
+packs of more than `MAX_EXACT_LENGTH` tokens it is computed where there are few
 different prices; else an upper limit of it proves as well: of the longest sequence of a pack and what the rest can be worth,
 or of the best pack of any number of sequences.
 """
@@ -22,13 +23,13 @@ import numpy as np
 from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.errors import FailedError, InputError
 
-LONGEST_EXACT = 1 << 17
+MAX_EXACT_LENGTH = 1 << 17
 """Tokens of the longest packs whose best worth is computed exactly, with the limit of depth."""
 
-MOST_STEPS = 2**34
+MAX_STEPS = 2**34
 """Different prices, times tokens of a pack: some ten seconds. A proof by steps of length has half as many."""
 
-MOST_LISTED = 2**22
+MAX_LISTED = 2**22
 """Ways to fill a pack with sequences at whose length the price rises, times such lengths, that are looked at one by one."""
 
 LARGEST_WORTH = 2**62
@@ -101,12 +102,12 @@ def _best_pack_worth(prices: IntArray, depth: int) -> int:
         raise InputError(f"prices must lie in 0 .. {LARGEST_WORTH // max(depth, 1)}")
     best = np.maximum.accumulate(np.concatenate(([0], prices)))  # the best single sequence of at most t tokens
     rises = np.flatnonzero(np.diff(best) > 0) + 1
-    listed = worth_of_listed(best[rises], rises, size, depth) if len(rises) else 0
+    listed = best_worth_by_enumeration(best[rises], rises, size, depth) if len(rises) else 0
     if listed is not None:
         return listed
-    if size > LONGEST_EXACT:
-        limit = limit_by_longest(best[rises], rises, size, depth)
-        if len(rises) * size <= MOST_STEPS and int(best[-1]) * (size // int(rises[0])) < LARGEST_WORTH:
+    if size > MAX_EXACT_LENGTH:
+        limit = worth_limit_by_longest(best[rises], rises, size, depth)
+        if len(rises) * size <= MAX_STEPS and int(best[-1]) * (size // int(rises[0])) < LARGEST_WORTH:
             # With any number of sequences, and each price at its shortest length: `best` ends as the worth of the best pack.
             for length in rises.tolist():
                 price = prices[length - 1]
@@ -119,20 +120,20 @@ def _best_pack_worth(prices: IntArray, depth: int) -> int:
     power, best = best, nothing
     while depth:
         if depth % 2:
-            best = _combine(best, power)
+            best = _max_plus_product(best, power)
         depth //= 2
-        power = _combine(power, power) if depth else power
+        power = _max_plus_product(power, power) if depth else power
     return int(best[-1])
 
 
-def worth_of_listed(prices: IntArray, lengths: IntArray, size: int, depth: int) -> int | None:
+def best_worth_by_enumeration(prices: IntArray, lengths: IntArray, size: int, depth: int) -> int | None:
     """The most that a pack of at most `depth` sequences of these lengths is worth: each way to fill it is looked at, the
-    shortest length last, which takes the remaining room. None if there are more than `MOST_LISTED`.
+    shortest length last, which takes the remaining room. None if there are more than `MAX_LISTED`.
     """
     room, slots, worth = np.array([size]), np.array([depth]), np.array([0])
     for length, price in zip(lengths[:0:-1].tolist(), prices[:0:-1].tolist(), strict=True):
         choices = np.minimum(room // length, slots) + 1
-        if int(choices.sum()) * len(lengths) > MOST_LISTED:
+        if int(choices.sum()) * len(lengths) > MAX_LISTED:
             return None
         copies = np.arange(int(choices.sum())) - np.repeat(np.cumsum(choices) - choices, choices)
         room, slots = np.repeat(room, choices) - copies * length, np.repeat(slots, choices) - copies
@@ -140,7 +141,7 @@ def worth_of_listed(prices: IntArray, lengths: IntArray, size: int, depth: int) 
     return int(np.max(worth + np.minimum(room // int(lengths[0]), slots) * prices[0]))
 
 
-def limit_by_longest(prices: IntArray, lengths: IntArray, size: int, depth: int) -> int:
+def worth_limit_by_longest(prices: IntArray, lengths: IntArray, size: int, depth: int) -> int:
     """No pack of sequences of these lengths (ascending, as are their prices) is worth more: the longest of them, and a limit
     of what at most depth - 1 of its length or less can be worth in the remaining room. Fractions are rounded up.
     """
@@ -152,7 +153,7 @@ def limit_by_longest(prices: IntArray, lengths: IntArray, size: int, depth: int)
     return int(np.max(prices + np.minimum(by_tokens, (depth - 1) * np.concatenate(([0], prices))[others])))
 
 
-def _combine(one: IntArray, other: IntArray) -> IntArray:
+def _max_plus_product(one: IntArray, other: IntArray) -> IntArray:
     """result[t] = max over a of one[a] + other[t - a]."""
     result: IntArray = one + other[0]
     for part in range(1, len(one)):

@@ -9,10 +9,10 @@ from statistics import NormalDist
 import numpy as np
 
 from gaudi_bert.common.arrays import FloatArray
-from gaudi_bert.packing.algorithms import ALGORITHMS, depth_of, solve
+from gaudi_bert.packing.algorithms import ALGORITHMS, resolve_depth, run_algorithm
 from gaudi_bert.packing.heuristics import count_greedy_packs, count_sorted_tokens
-from gaudi_bert.packing.histogram import Histogram, rescaled
-from gaudi_bert.packing.mixture import Solved, Work, packs_of
+from gaudi_bert.packing.histogram import Histogram, resize_histogram
+from gaudi_bert.packing.strategies import AlgorithmResult, WorkBudget, count_packs
 
 SEPARATORS = {"greedy+1": 1, "greedy+2": 2}
 ESTIMATE_ALGORITHMS = (*ALGORITHMS, *SEPARATORS, "sort")
@@ -52,12 +52,12 @@ class LengthEstimate:
 
 
 def estimate_packing(
-    histogram: Histogram, algorithm: str, depth: int | str, lower_bound: int | None, work: Work | None = None
+    histogram: Histogram, algorithm: str, depth: int | str, lower_bound: int | None, work: WorkBudget | None = None
 ) -> Estimate:
     """Pack by one algorithm and say how good it is; the bound proven at this depth is raised where it proves more."""
-    length, most = histogram.max_sequence_length, depth_of(depth, histogram.max_sequence_length)
+    length, most = histogram.max_sequence_length, resolve_depth(depth, histogram.max_sequence_length)
     started = time.perf_counter()
-    slots, solved = _pack(histogram, algorithm, most, work)
+    slots, solved = _count_slots_used(histogram, algorithm, most, work)
     seconds = time.perf_counter() - started
     packs = -(-slots // length)
     if algorithm == "sort":
@@ -72,13 +72,15 @@ def estimate_packing(
         efficiency=histogram.tokens / slots,
         packing_factor=histogram.sequences / packs,
         lower_bound=lower_bound,
-        depth_used=None if solved is None else max(map(len, solved.mixture)),
-        strategies_used=None if solved is None else len(solved.mixture),
+        depth_used=None if solved is None else max(map(len, solved.strategy_counts)),
+        strategies_used=None if solved is None else len(solved.strategy_counts),
         seconds=round(seconds, 4),
     )
 
 
-def _pack(histogram: Histogram, algorithm: str, depth: int, work: Work | None) -> tuple[int, Solved | None]:
+def _count_slots_used(
+    histogram: Histogram, algorithm: str, depth: int, work: WorkBudget | None
+) -> tuple[int, AlgorithmResult | None]:
     """The slots that are used, and the mixture, if there is one."""
     if algorithm == "sort":
         return count_sorted_tokens(histogram.counts, SORTED_BATCH_SEQUENCES), None
@@ -86,12 +88,12 @@ def _pack(histogram: Histogram, algorithm: str, depth: int, work: Work | None) -
     if algorithm == "greedy" or algorithm in SEPARATORS:
         packs = count_greedy_packs(histogram.counts, depth, seed=0, separators=SEPARATORS.get(algorithm, 0))
     else:
-        solved = solve(histogram.counts, algorithm, depth, work=work)
-        packs = packs_of(solved.mixture)
+        solved = run_algorithm(histogram.counts, algorithm, depth, work=work)
+        packs = count_packs(solved.strategy_counts)
     return packs * histogram.max_sequence_length, solved
 
 
-def scan_lengths(histogram: Histogram, depth: int | str) -> list[LengthEstimate]:
+def estimate_row_lengths(histogram: Histogram, depth: int | str) -> list[LengthEstimate]:
     """Pack the same sequences by LPFHP into packs of the data's own length and of others, up to twice that (paper Q).
 
     A pack may be longer than the longest sequence: that costs attention (quadratic in the length of a pack, if the complete
@@ -100,8 +102,8 @@ def scan_lengths(histogram: Histogram, depth: int | str) -> list[LengthEstimate]
     own = histogram.max_sequence_length
     rows = []
     for length in sorted({round(own * factor) for factor in LENGTH_FACTORS}):
-        longer = rescaled(histogram, length)
-        packs = sum(solve(longer.counts, "lpfhp", depth_of(depth, length)).mixture.values())
+        longer = resize_histogram(histogram, length)
+        packs = sum(run_algorithm(longer.counts, "lpfhp", resolve_depth(depth, length)).strategy_counts.values())
         rows.append(
             LengthEstimate(
                 length,
@@ -144,19 +146,19 @@ MEASURED_ON_8: _Gumbel = (1.6038, 0.1288)
 """Speed-up of un-padding over padding on 8 GPUs, BERT pretraining on Wikipedia, 32 sequences each (paper E)."""
 
 
-def _quantile(distribution: _Gumbel, share: FloatArray) -> FloatArray:
+def _gumbel_quantile(distribution: _Gumbel, share: FloatArray) -> FloatArray:
     """The value that `share` (0 < share < 1) of all draws stay below."""
     location, scale = distribution
     value: FloatArray = location - scale * np.log(-np.log(share))
     return value
 
 
-def compare_unpadding(histogram: Histogram, packing_factor: float) -> list[UnpaddingEstimate]:
+def compare_with_unpadding(histogram: Histogram, packing_factor: float) -> list[UnpaddingEstimate]:
     """Compare packing, whose speed-up is its factor on any number of accelerators, with un-padding."""
     # One device: the slowest of 8 has the measured median and mode (equations 13, 14).
     shares = np.array([0.5, np.exp(-1.0)])
-    median, mode = _quantile(MEASURED_ON_8, shares)
-    scores = _quantile((0.0, 1.0), 1 - (1 - shares) ** (1 / 8))
+    median, mode = _gumbel_quantile(MEASURED_ON_8, shares)
+    scores = _gumbel_quantile((0.0, 1.0), 1 - (1 - shares) ** (1 / 8))
     scale = float((median - mode) / (scores[0] - scores[1]))
     one_device = float(mode - scale * scores[1]), scale
     # The slowest of n is below s with probability 1 - (1 - P(s))^n; expm1 and log1p keep the small tail exact.
@@ -164,15 +166,15 @@ def compare_unpadding(histogram: Histogram, packing_factor: float) -> list[Unpad
     return [
         UnpaddingEstimate(
             accelerators=count,
-            unpadding=float(_quantile(one_device, -np.expm1(draws / count)).mean()),
-            ideal_unpadding=_linear_speed_up(histogram, count),
+            unpadding=float(_gumbel_quantile(one_device, -np.expm1(draws / count)).mean()),
+            ideal_unpadding=_ideal_unpadding_speedup(histogram, count),
             packing=packing_factor,
         )
         for count in ACCELERATORS
     ]
 
 
-def _linear_speed_up(histogram: Histogram, accelerators: int) -> float:
+def _ideal_unpadding_speedup(histogram: Histogram, accelerators: int) -> float:
     """Expected speed-up of an ideal un-padding on these data, whose time is exactly the tokens of the largest batch.
 
     The tokens of a device's batch are taken as normally distributed; `accelerators` devices wait for each other.

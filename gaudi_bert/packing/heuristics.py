@@ -14,17 +14,17 @@ import numpy as np
 from gaudi_bert.common.arrays import Int32Array, IntArray, permutation
 from gaudi_bert.common.compiled import kernel
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.packing.mixture import Mixture, Strategy, add_packs, mixture_of_packs, sorted_mixture
+from gaudi_bert.packing.strategies import Strategy, StrategyCounts, add_packs, count_strategies, sort_strategies
 
 
-def pack_none(counts: IntArray, depth: int = 1) -> Mixture:
+def pack_singly(counts: IntArray, depth: int = 1) -> StrategyCounts:
     """No packing: one pack per sequence, whatever the depth. The baseline of every comparison."""
     return {(length,): int(counts[length - 1]) for length in (np.flatnonzero(counts) + 1).tolist()}
 
 
 # --- SPFHP, LPFHP, best fit
 
-MOST_LISTED = 2**26
+MAX_LISTED = 2**26
 """Sequences that the strategies of a plan may list: half a gigabyte. Only packs of millions of sequences need more."""
 
 
@@ -35,18 +35,18 @@ class OpenPacks:
     algorithms, and any other gives other numbers. The rooms in use are sorted, so that the largest room, or the smallest
     that fits, comes from a bisection.
 
-    A full pack is closed, and one of `depth` sequences. All strategies may list `most_listed` (`MOST_LISTED`) sequences.
+    A full pack is closed, and one of `depth` sequences. All strategies may list `max_listed` (`MAX_LISTED`) sequences.
     """
 
-    def __init__(self, depth: int, most_listed: float | None = None) -> None:
+    def __init__(self, depth: int, max_listed: float | None = None) -> None:
         self.depth = depth
-        self._most_listed = MOST_LISTED if most_listed is None else most_listed
+        self._most_listed = MAX_LISTED if max_listed is None else max_listed
         self._listed = 0
-        self._closed: Mixture = {}
+        self._closed: StrategyCounts = {}
         self._stacks: dict[int, list[tuple[int, Strategy]]] = {}
         self._rooms: list[int] = []
 
-    def put(self, pack: Strategy, count: int, room: int) -> None:
+    def add(self, pack: Strategy, count: int, room: int) -> None:
         """Add `count` packs with room for `room` more tokens."""
         self._listed += len(pack)
         if self._listed > self._most_listed:
@@ -63,20 +63,20 @@ class OpenPacks:
         else:
             stack.append((count, pack))
 
-    def most_room(self) -> int | None:
+    def largest_room(self) -> int | None:
         """The largest room of any open pack."""
         return self._rooms[-1] if self._rooms else None
 
-    def least_room(self, length: int) -> int | None:
+    def smallest_room_for(self, length: int) -> int | None:
         """The smallest room that holds `length` tokens."""
         position = bisect_left(self._rooms, length)
         return self._rooms[position] if position < len(self._rooms) else None
 
-    def top(self, room: int) -> tuple[int, Strategy]:
+    def peek(self, room: int) -> tuple[int, Strategy]:
         """The (count, pack) put last among those with this room."""
         return self._stacks[room][-1]
 
-    def take(self, room: int, count: int) -> None:
+    def remove_from_top(self, room: int, count: int) -> None:
         """Remove `count` of the packs at the top of the stack of this room."""
         stack = self._stacks[room]
         available, pack = stack.pop()
@@ -88,7 +88,7 @@ class OpenPacks:
             del self._stacks[room]
             del self._rooms[bisect_left(self._rooms, room)]
 
-    def close(self) -> Mixture:
+    def close_all(self) -> StrategyCounts:
         """The mixture of all packs, open or closed."""
         for room in list(self._stacks):
             for count, pack in self._stacks.pop(room):  # freed at once: a pack may hold millions of sequences
@@ -97,7 +97,7 @@ class OpenPacks:
         return self._closed
 
 
-def pack_shortest_first(counts: IntArray, depth: int) -> Mixture:
+def pack_shortest_first(counts: IntArray, depth: int) -> StrategyCounts:
     """SPFHP, shortest-pack-first histogram-packing (paper 3.1.1, F.2 and G.2): worst fit on the histogram.
 
     From the longest length to the shortest, sequences go to the open packs with the most room, as many at once as that stack
@@ -108,19 +108,19 @@ def pack_shortest_first(counts: IntArray, depth: int) -> Mixture:
     for length in (np.flatnonzero(counts)[::-1] + 1).tolist():
         waiting = int(counts[length - 1])
         while waiting:
-            room = packs.most_room()
+            room = packs.largest_room()
             if room is None or room < length:
-                packs.put((length,), waiting, len(counts) - length)
+                packs.add((length,), waiting, len(counts) - length)
                 break
-            available, pack = packs.top(room)
+            available, pack = packs.peek(room)
             moved = min(available, waiting)
-            packs.take(room, moved)
-            packs.put((*pack, length), moved, room - length)
+            packs.remove_from_top(room, moved)
+            packs.add((*pack, length), moved, room - length)
             waiting -= moved
-    return packs.close()
+    return packs.close_all()
 
 
-def pack_longest_first(counts: IntArray, depth: int, packs: OpenPacks | None = None) -> Mixture:
+def pack_longest_first(counts: IntArray, depth: int, packs: OpenPacks | None = None) -> StrategyCounts:
     """LPFHP, longest-pack-first histogram-packing (paper R): best fit on the histogram, with counts split.
 
     As SPFHP, but sequences go to the open packs with the least room that still fits, and a pack takes as many copies of the
@@ -134,42 +134,42 @@ def pack_longest_first(counts: IntArray, depth: int, packs: OpenPacks | None = N
         while waiting:
             copies = min(len(counts) // length, depth, waiting)
             opened = waiting // copies
-            packs.put((length,) * copies, opened, len(counts) - copies * length)
+            packs.add((length,) * copies, opened, len(counts) - copies * length)
             waiting -= opened * copies
-    return packs.close()
+    return packs.close_all()
 
 
 def fill_open_packs(packs: OpenPacks, length: int, waiting: int) -> int:
     """Put sequences of `length` into open packs, tightest first; returns how many remain."""
     while waiting:
-        room = packs.least_room(length)
+        room = packs.smallest_room_for(length)
         if room is None:
             break
-        available, pack = packs.top(room)
+        available, pack = packs.peek(room)
         copies = min(room // length, packs.depth - len(pack), waiting)
         moved = min(available, waiting // copies)
-        packs.take(room, moved)
-        packs.put(pack + (length,) * copies, moved, room - copies * length)
+        packs.remove_from_top(room, moved)
+        packs.add(pack + (length,) * copies, moved, room - copies * length)
         waiting -= moved * copies
     return waiting
 
 
-def best_fit_into(mixture: Mixture, counts: IntArray, depth: int) -> Mixture:
-    """Best fit decreasing for what another algorithm did not pack: add the sequences of `counts` to the packs of `mixture`.
+def best_fit_into(strategy_counts: StrategyCounts, counts: IntArray, depth: int) -> StrategyCounts:
+    """Add sequences to packs that already exist, by best fit decreasing.
 
-    Each sequence, longest first, goes to the pack with the least room that still holds it, or into a new one. That is LPFHP
-    on packs that exist already, so it costs the same for one sequence as for a million.
+    Each sequence, longest first, goes to the pack with the least room that still holds it, or into a new pack. This is LPFHP
+    started from existing packs, so it costs the same for one sequence as for a million.
     """
     packs = OpenPacks(depth)
-    for strategy, count in sorted_mixture(mixture).items():
-        packs.put(strategy, count, len(counts) - sum(strategy))
-    return sorted_mixture(pack_longest_first(counts, depth, packs))
+    for strategy, count in sort_strategies(strategy_counts).items():
+        packs.add(strategy, count, len(counts) - sum(strategy))
+    return sort_strategies(pack_longest_first(counts, depth, packs))
 
 
 # --- FFD, first-fit decreasing: the classical heuristic that the paper compares its own with (4.1, F.2)
 
 
-def pack_first_fit(counts: IntArray, depth: int) -> Mixture:
+def pack_first_fit(counts: IntArray, depth: int) -> StrategyCounts:
     """FFD: from longest to shortest, each sequence goes into the first pack, in order of opening, that has room.
 
     Packs that were treated alike so far are one run; a length changes complete runs, and splits at most one, twice. So the
@@ -195,11 +195,11 @@ def pack_first_fit(counts: IntArray, depth: int) -> Mixture:
                     break
             if not waiting:
                 break
-    mixture: Mixture = {}
+    strategy_counts: StrategyCounts = {}
     for strategy, count in zip(held, runs[0].tolist(), strict=True):
         if strategy:
-            add_packs(mixture, strategy, count)
-    return mixture
+            add_packs(strategy_counts, strategy, count)
+    return strategy_counts
 
 
 # --- GREEDY, the packing of T5 (paper H): next fit
@@ -219,7 +219,7 @@ def count_greedy_packs(counts: IntArray, depth: int, *, seed: int, separators: i
     return int(_next_fit(lengths, len(counts), depth, separators, np.zeros(0, dtype=np.int64)))
 
 
-def pack_greedily(counts: IntArray, depth: int, *, seed: int) -> Mixture:
+def pack_greedily(counts: IntArray, depth: int, *, seed: int) -> StrategyCounts:
     """GREEDY: sequences as they come, each into the present pack or, if it does not fit, into a new one: "just concatenate".
 
     This leaves a fifth of the slots empty. Arguments as `count_greedy_packs`.
@@ -228,7 +228,7 @@ def pack_greedily(counts: IntArray, depth: int, *, seed: int) -> Mixture:
     starts = np.zeros(len(lengths) + 1, dtype=np.int64)
     packs = int(_next_fit(lengths, len(counts), depth, 0, starts))
     starts[packs] = len(lengths)
-    return sorted_mixture(mixture_of_packs(lengths, starts[: packs + 1]))
+    return sort_strategies(count_strategies(lengths, starts[: packs + 1]))
 
 
 def _shuffled_lengths(counts: IntArray, seed: int) -> Int32Array:

@@ -35,10 +35,10 @@ class Histogram:
     def __post_init__(self) -> None:
         whole_number("max_sequence_length", self.max_sequence_length, 1)
         for name in ("counts",) if self.max_masked is None else ("counts", "max_masked"):
-            given = _as_array(getattr(self, name), name)
+            given = _as_1d_array(getattr(self, name), name)
             wrong = first_not_whole(given, 0, _MOST_INT64) if _holds_integers(given) else 0
             if wrong >= 0:
-                raise InputError(f"{name} holds {_shown_at(given, wrong)} at length {wrong + 1}; give integers from 0")
+                raise InputError(f"{name} holds {_format_entry(given, wrong)} at length {wrong + 1}; give integers from 0")
             array = given.astype(np.int64)  # a copy
             if len(array) != self.max_sequence_length:
                 raise InputError(f"{name} has {len(array)} entries; {self.max_sequence_length} are needed, one a length")
@@ -62,12 +62,12 @@ class Histogram:
         """Packs that the tokens alone need: the theoretical limit with no limit of depth."""
         return -(-self.tokens // self.max_sequence_length)
 
-    def masked_of(self, length: int) -> int:
+    def max_masked_at(self, length: int) -> int:
         """Most masked positions of a sequence of `length`; 0 if unknown."""
         return 0 if self.max_masked is None else int(self.max_masked[length - 1])
 
 
-def _as_array(values: Any, name: str) -> AnyArray:
+def _as_1d_array(values: Any, name: str) -> AnyArray:
     """`values` as an array of one dimension, of the type they have; of objects, where numpy's choice would change one."""
     if isinstance(values, np.ma.MaskedArray) and np.any(values.mask):  # numpy forgets the mask where it converts the array
         first = int(np.flatnonzero(values.mask)[0])
@@ -90,13 +90,13 @@ def _holds_integers(array: AnyArray) -> bool:
     return array.dtype.kind in "iuO" or not array.size
 
 
-def _shown_at(values: AnyArray, index: int) -> str:
+def _format_entry(values: AnyArray, index: int) -> str:
     """One entry, as Python writes it."""
     value = values[index]
     return shown(value.item() if isinstance(value, np.generic) else value)
 
 
-def rescaled(histogram: Histogram, max_sequence_length: int) -> Histogram:
+def resize_histogram(histogram: Histogram, max_sequence_length: int) -> Histogram:
     """Return the histogram of the same sequences in packs of another capacity (paper Q)."""
     longest = int(np.flatnonzero(histogram.counts)[-1]) + 1 if histogram.sequences else 0
     if longest > max_sequence_length:
@@ -114,24 +114,24 @@ def rescaled(histogram: Histogram, max_sequence_length: int) -> Histogram:
 
 # --- lengths as users have them
 
-MOST_SLOTS = 2**24
+MAX_ROW_LENGTH = 2**24
 """The longest row: a histogram has a counter for each length."""
 
 
-def checked_lengths(lengths: Any, max_sequence_length: int) -> AnyArray:
+def validate_lengths(lengths: Any, max_sequence_length: int) -> AnyArray:
     """The lengths as uint16 or int32 [sequences], whichever holds the longest; given as anything that holds numbers."""
-    longest = whole_number("max_sequence_length", max_sequence_length, 1, MOST_SLOTS)
-    values = _as_array(lengths, "lengths")
+    longest = whole_number("max_sequence_length", max_sequence_length, 1, MAX_ROW_LENGTH)
+    values = _as_1d_array(lengths, "lengths")
     wrong, is_integer = first_not_whole(values, 1, longest), _holds_integers(values)
     if wrong >= 0 or not is_integer:
         index = max(wrong, 0)
         remedy = "cut or split longer ones, leave empty ones out" if is_integer else "such as `lengths.astype(int)`"
-        value = _shown_at(values, index) + ("" if is_integer else f", of type {values.dtype}")
+        value = _format_entry(values, index) + ("" if is_integer else f", of type {values.dtype}")
         raise ArgumentError(f"lengths[{index}] is {value}; integers from 1 to {longest} (a row) are allowed: {remedy}")
     return values.astype(np.uint16 if longest < 2**16 else np.int32)
 
 
-def histogram_of(lengths: AnyArray, max_sequence_length: int) -> Histogram:
+def count_lengths(lengths: AnyArray, max_sequence_length: int) -> Histogram:
     """Count the checked lengths of each value."""
     counts: IntArray = np.bincount(lengths, minlength=max_sequence_length + 1)[1:]
     return Histogram(max_sequence_length, counts)
@@ -163,18 +163,18 @@ File = TypeVar("File", bound=_SizedFile)
 def form_groups(files: Sequence[File], group_sequences: int, group_bytes: int, seed: int) -> list[list[File]]:
     """Deal files, in any order, to groups of nearly equal size within the limits; a group is in the order of the names.
 
-    A file that is larger than a limit is a group alone (`too_large_files` names those).
+    A file that is larger than a limit is a group alone (`find_oversized_files` names those).
     """
     ordered = sorted(files, key=lambda file: file.name)
     dealt = [ordered[index] for index in permutation(len(ordered), seed, "groups")]
     # As few groups as the limits allow, as even as that number allows: a small last group would pack badly.
-    fewest = _cut(dealt, group_sequences, group_bytes, 1)
-    even = _cut(dealt, group_sequences, group_bytes, len(fewest))
+    fewest = _split_into_groups(dealt, group_sequences, group_bytes, 1)
+    even = _split_into_groups(dealt, group_sequences, group_bytes, len(fewest))
     groups = even if len(even) == len(fewest) else fewest
     return [sorted(group, key=lambda file: file.name) for group in groups]
 
 
-def _cut(dealt: list[File], group_sequences: int, group_bytes: int, parts: int) -> list[list[File]]:
+def _split_into_groups(dealt: list[File], group_sequences: int, group_bytes: int, parts: int) -> list[list[File]]:
     """Cut the list where a limit would be passed, and wherever the next of `parts` equal shares is reached."""
     total = sum(file.sequences for file in dealt)
     groups: list[list[File]] = []
@@ -190,12 +190,12 @@ def _cut(dealt: list[File], group_sequences: int, group_bytes: int, parts: int) 
     return groups
 
 
-def too_large_files(files: Sequence[File], group_sequences: int, group_bytes: int) -> list[File]:
+def find_oversized_files(files: Sequence[File], group_sequences: int, group_bytes: int) -> list[File]:
     """The files that are larger than a group may be."""
     return [file for file in files if file.sequences > group_sequences or file.bytes > group_bytes]
 
 
-def group_histogram(counts_of_files: Iterable[IntArray], max_sequence_length: int) -> Histogram:
+def build_group_histogram(counts_of_files: Iterable[IntArray], max_sequence_length: int) -> Histogram:
     """The histogram of the sequences of some files, with the most masked positions at each length.
 
     The counts of a file are int64 [pairs, 3]: length, masked positions, number of sequences.

@@ -19,7 +19,15 @@ import numpy as np
 from gaudi_bert.common.arrays import FloatArray, IntArray, random_words
 from gaudi_bert.common.compiled import kernel
 from gaudi_bert.packing.heuristics import best_fit_into
-from gaudi_bert.packing.mixture import Mixture, Strategy, Work, add_packs, fill_slots, flatten_packs, mixture_of_packs
+from gaudi_bert.packing.strategies import (
+    Strategy,
+    StrategyCounts,
+    WorkBudget,
+    add_packs,
+    count_strategies,
+    fill_slots,
+    flatten_packs,
+)
 
 # --- every constant of long packs, and its reason (figures: `benchmarks/packing.py --parts limits`)
 
@@ -32,7 +40,7 @@ NEAR = 10_000  # within one pack in so many of the bound a plan is good enough t
 LAST_PACK_SHARE = 0.3  # of the work, to find out whether the last pack can be saved
 MATCHED = 200_000  # of more sequences a part is matched, the packs with room first: a round takes a fiftieth of a second
 
-MOST_DEALT = 2_000_000  # more sequences would take gigabytes and minutes if each had a separate slot
+MAX_ASSIGNED_SEQUENCES = 2_000_000  # more sequences would take gigabytes and minutes if each had a separate slot
 THINNED = 500_000  # of more sequences so many are planned: what that wastes is a fiftieth of a thousandth of the packs
 MOST_LENGTHS = 1 << 17  # with more different lengths so many sequences are planned: each costs a heuristic microseconds
 
@@ -45,11 +53,11 @@ ROOMY = 400  # packs with the most room that are looked at one by one
 FAILURES = 100  # packs in a row that find no swap: the round ends
 FEW_FITTED = 0.01  # after a round in which a smaller share lost its excess, excess is passed along among packs
 STALLED = 3  # such rounds before an empty pack is opened
-OPERATIONS_PER_DEALT = 500  # for each sequence, to deal it into a slot and to read the packs afterwards
+OPERATIONS_PER_ASSIGNED = 500  # for each sequence, to deal it into a slot and to read the packs afterwards
 OPERATIONS_PER_PACK, OPERATIONS_PER_TRIAL = 20, 50_000  # of a round, for each pack and for each that is tried
 
 
-class _Dealt(NamedTuple):
+class _SlotAssignment(NamedTuple):
     """Which sequence is in which slot; N sequences by rising length, P packs, slots in the order of their packs."""
 
     lengths: IntArray  # int64 [N]; 0 once it is given up
@@ -62,9 +70,9 @@ class _Dealt(NamedTuple):
     pointer: IntArray  # int64 [L + 2], the next sequence of each length to look at, from its first
 
 
-def deal_into_slots(
-    coarse: Mapping[Strategy, int], counts: IntArray, bins: int, depth: int, work: Work
-) -> tuple[Mixture, IntArray]:
+def assign_to_slots(
+    coarse: Mapping[Strategy, int], counts: IntArray, bins: int, depth: int, work: WorkBudget
+) -> tuple[StrategyCounts, IntArray]:
     """Deal sequences one by one into the slots of a plan; returns the packs, and the sequences that do not fit, int64 [L].
 
     `coarse` are strategies of bins, of which `bins` fill a pack, with exactly as many slots as `counts` has sequences.
@@ -79,7 +87,7 @@ def deal_into_slots(
     slot_bins, first_slot = flatten_packs(with_empty)
     empty = len(slot_bins) - int(counts.sum())
     lengths = np.concatenate((np.zeros(empty, dtype=np.int64), np.repeat(np.arange(1, max_length + 1), counts)))
-    dealt = _Dealt(
+    assignment = _SlotAssignment(
         lengths=lengths,
         pack=np.zeros(len(lengths), dtype=np.int64),
         slot=np.zeros(len(lengths), dtype=np.int64),
@@ -89,18 +97,18 @@ def deal_into_slots(
         excess=np.full(len(first_slot) - 1, -max_length),
         pointer=np.zeros(max_length + 2, dtype=np.int64),
     )
-    work.spend(OPERATIONS_PER_DEALT * len(lengths))
-    _deal(dealt, slot_bins, np.repeat(np.arange(len(first_slot) - 1), np.diff(first_slot)), max_length / bins)
-    _swap_until_all_fit(dealt, spare, work)
-    given_up = _give_up(dealt)
-    packs = mixture_of_packs(dealt.lengths[dealt.sequence], dealt.first_slot)
+    work.spend(OPERATIONS_PER_ASSIGNED * len(lengths))
+    _assign_all(assignment, slot_bins, np.repeat(np.arange(len(first_slot) - 1), np.diff(first_slot)), max_length / bins)
+    _swap_until_all_fit(assignment, spare, work)
+    given_up = _remove_excess_sequences(assignment)
+    packs = count_strategies(assignment.lengths[assignment.sequence], assignment.first_slot)
     return packs, np.bincount(given_up, minlength=max_length + 1)[1:].astype(np.int64)
 
 
-def _deal(dealt: _Dealt, bins: IntArray, packs: IntArray, bin_tokens: float) -> None:
+def _assign_all(assignment: _SlotAssignment, bins: IntArray, packs: IntArray, bin_tokens: float) -> None:
     """Give every slot its sequence, the largest bins first; equal bins of one pack one after the other."""
     number = len(bins)
-    position = np.arange(number) - dealt.first_slot[packs]
+    position = np.arange(number) - assignment.first_slot[packs]
     same = np.concatenate(([False], (bins[1:] == bins[:-1]) & (position[1:] > 0)))
     copy = np.arange(number) - np.maximum.accumulate(np.where(same, 0, np.arange(number)))
     slots = np.lexsort((copy, bins))
@@ -110,15 +118,15 @@ def _deal(dealt: _Dealt, bins: IntArray, packs: IntArray, bin_tokens: float) -> 
     shuffled = np.lexsort((random_words(number, 0, "slots"), np.cumsum(new)))
     sequences = shuffled[np.lexsort((shuffled, group))]
     ends = np.append(np.flatnonzero(np.diff(group)) + 1, number)
-    _deal_groups(dealt, packs, bin_tokens * bins, slots, sequences, ends)
+    _assign_groups(assignment, packs, bin_tokens * bins, slots, sequences, ends)
 
 
 @kernel
-def _deal_groups(
-    dealt: _Dealt, packs: IntArray, planned: FloatArray, slots: IntArray, sequences: IntArray, ends: IntArray
+def _assign_groups(
+    assignment: _SlotAssignment, packs: IntArray, planned: FloatArray, slots: IntArray, sequences: IntArray, ends: IntArray
 ) -> None:
     """Slots of one bin and sequences for them lie between two `ends`; the fullest pack gets the shortest."""
-    error = dealt.excess.astype(np.float64)  # what the excess will be if what is to come is as planned
+    error = assignment.excess.astype(np.float64)  # what the excess will be if what is to come is as planned
     for slot in range(packs.size):
         error[packs[slot]] += planned[slot]
     for group in range(ends.size - 1, -1, -1):
@@ -128,60 +136,60 @@ def _deal_groups(
         for position in range(members.size):
             slot, sequence = members[order[position]], sequences[start + position]
             pack = packs[slot]
-            dealt.sequence[slot], dealt.slot[sequence], dealt.pack[sequence] = sequence, slot, pack
-            dealt.excess[pack] += dealt.lengths[sequence]
-            error[pack] += dealt.lengths[sequence] - planned[slot]
+            assignment.sequence[slot], assignment.slot[sequence], assignment.pack[sequence] = sequence, slot, pack
+            assignment.excess[pack] += assignment.lengths[sequence]
+            error[pack] += assignment.lengths[sequence] - planned[slot]
 
 
-def _swap_until_all_fit(dealt: _Dealt, spare: int, work: Work) -> None:
+def _swap_until_all_fit(assignment: _SlotAssignment, spare: int, work: WorkBudget) -> None:
     """Swap until no pack has an excess, or nothing helps. The first `spare` packs are empty, and closed at first."""
-    room = dealt.excess[:spare].copy()
-    dealt.excess[:spare] = 0
+    room = assignment.excess[:spare].copy()
+    assignment.excess[:spare] = 0
     opened = stalled = 0
     for _ in range(MOST_ROUNDS):
-        over = np.flatnonzero(dealt.excess > 0)
+        over = np.flatnonzero(assignment.excess > 0)
         if len(over) == 0 or work.exhausted:
             break
-        over = over[np.argsort(-_shortest_enough(dealt, over), kind="stable")]
-        roomy = np.argpartition(dealt.excess, min(ROOMY, len(dealt.excess) - 1))[:ROOMY]
-        roomy = roomy[np.argsort(dealt.excess[roomy], kind="stable")]
-        tried, fitted = _swap_all(dealt, over, roomy)
-        work.spend(OPERATIONS_PER_PACK * len(dealt.excess) + OPERATIONS_PER_TRIAL * tried)
+        over = over[np.argsort(-_shortest_above_excess(assignment, over), kind="stable")]
+        roomy = np.argpartition(assignment.excess, min(ROOMY, len(assignment.excess) - 1))[:ROOMY]
+        roomy = roomy[np.argsort(assignment.excess[roomy], kind="stable")]
+        tried, fitted = _swap_excess_away(assignment, over, roomy)
+        work.spend(OPERATIONS_PER_PACK * len(assignment.excess) + OPERATIONS_PER_TRIAL * tried)
         if fitted > FEW_FITTED * tried:
             continue
         stalled += 1
         if stalled % STALLED:
-            _pass_along(dealt, over)
+            _move_excess_elsewhere(assignment, over)
         elif opened < spare:
-            dealt.excess[opened] = room[opened]
+            assignment.excess[opened] = room[opened]
             opened += 1
         else:
             break
 
 
 @kernel
-def _shortest_enough(dealt: _Dealt, packs: IntArray) -> IntArray:
+def _shortest_above_excess(assignment: _SlotAssignment, packs: IntArray) -> IntArray:
     """The shortest sequence of each pack that is longer than its excess, int64 [packs]: longer ones are given up first."""
-    result = np.full(packs.size, dealt.first_sequence.size)
+    result = np.full(packs.size, assignment.first_sequence.size)
     for number, pack in enumerate(packs):
-        for slot in range(dealt.first_slot[pack], dealt.first_slot[pack + 1]):
-            length = dealt.lengths[dealt.sequence[slot]]
-            if dealt.excess[pack] <= length < result[number]:
+        for slot in range(assignment.first_slot[pack], assignment.first_slot[pack + 1]):
+            length = assignment.lengths[assignment.sequence[slot]]
+            if assignment.excess[pack] <= length < result[number]:
                 result[number] = length
     return result
 
 
 @kernel
-def _swap_all(dealt: _Dealt, packs: IntArray, roomy: IntArray) -> tuple[int, int]:
+def _swap_excess_away(assignment: _SlotAssignment, packs: IntArray, roomy: IntArray) -> tuple[int, int]:
     """Try to take away the excess of each of `packs`; returns how many were tried and how many lost it."""
     tried = fitted = failures = 0
     for pack in packs:
-        while dealt.excess[pack] > 0 and (_swap_by_length(dealt, pack) or _swap_by_room(dealt, pack, roomy)):
+        while assignment.excess[pack] > 0 and (_swap_by_length(assignment, pack) or _swap_by_room(assignment, pack, roomy)):
             pass
         tried += 1
         failures += 1
-        if dealt.excess[pack] <= 0:
-            if dealt.excess[pack] < -WIDEST:  # it gave up a sequence, and may take one that is a little shorter
+        if assignment.excess[pack] <= 0:
+            if assignment.excess[pack] < -WIDEST:  # it gave up a sequence, and may take one that is a little shorter
                 roomy[roomy.size - 1 - fitted % (1 + roomy.size // 2)] = pack
             fitted += 1
             failures = 0
@@ -191,19 +199,19 @@ def _swap_all(dealt: _Dealt, packs: IntArray, roomy: IntArray) -> tuple[int, int
 
 
 @kernel
-def _pass_along(dealt: _Dealt, packs: IntArray) -> None:
+def _move_excess_elsewhere(assignment: _SlotAssignment, packs: IntArray) -> None:
     """Swap the excess of each of `packs` into another that has none, where it may find room in a later round."""
     for pack in packs:
-        if dealt.excess[pack] > 0:
-            _swap_for(dealt, pack, dealt.excess[pack], dealt.excess[pack])
+        if assignment.excess[pack] > 0:
+            _try_swap(assignment, pack, assignment.excess[pack], assignment.excess[pack])
 
 
 @kernel
-def _swap_by_length(dealt: _Dealt, pack: int) -> bool:
+def _swap_by_length(assignment: _SlotAssignment, pack: int) -> bool:
     """Swap away the excess of a pack, against a sequence that is just as much shorter, or a little more."""
     probes = 0
-    for taken in range(dealt.excess[pack], dealt.excess[pack] + WIDEST):
-        looked_at = _swap_for(dealt, pack, taken, 0)
+    for taken in range(assignment.excess[pack], assignment.excess[pack] + WIDEST):
+        looked_at = _try_swap(assignment, pack, taken, 0)
         if looked_at < 0:
             return True
         probes += looked_at
@@ -213,85 +221,85 @@ def _swap_by_length(dealt: _Dealt, pack: int) -> bool:
 
 
 @kernel
-def _swap_for(dealt: _Dealt, pack: int, taken: int, allowed: int) -> int:
+def _try_swap(assignment: _SlotAssignment, pack: int, taken: int, allowed: int) -> int:
     """Swap against a sequence shorter by `taken`, whose pack then exceeds by at most `allowed`: -1, or the number seen."""
     probes = 0
-    for slot in range(dealt.first_slot[pack], dealt.first_slot[pack + 1]):
-        sequence = dealt.sequence[slot]
-        shorter = dealt.lengths[sequence] - taken
+    for slot in range(assignment.first_slot[pack], assignment.first_slot[pack + 1]):
+        sequence = assignment.sequence[slot]
+        shorter = assignment.lengths[sequence] - taken
         if shorter < 1:
             continue
-        first = dealt.first_sequence[shorter]
-        equal = dealt.first_sequence[shorter + 1] - first
+        first = assignment.first_sequence[shorter]
+        equal = assignment.first_sequence[shorter + 1] - first
         for _ in range(min(equal, PROBES_OF_A_LENGTH)):
             probes += 1
-            dealt.pointer[shorter] = (dealt.pointer[shorter] + 1) % equal
-            other = first + dealt.pointer[shorter]
+            assignment.pointer[shorter] = (assignment.pointer[shorter] + 1) % equal
+            other = first + assignment.pointer[shorter]
             if (
-                dealt.excess[dealt.pack[other]] + taken <= allowed
-                and dealt.lengths[other] == shorter
-                and dealt.pack[other] != pack
+                assignment.excess[assignment.pack[other]] + taken <= allowed
+                and assignment.lengths[other] == shorter
+                and assignment.pack[other] != pack
             ):
-                _exchange(dealt, sequence, other, taken)
+                _exchange_sequences(assignment, sequence, other, taken)
                 return -1
     return probes
 
 
 @kernel
-def _swap_by_room(dealt: _Dealt, pack: int, roomy: IntArray) -> bool:
+def _swap_by_room(assignment: _SlotAssignment, pack: int, roomy: IntArray) -> bool:
     """Swap away the excess of a pack, or as much of it as is possible, with one of the packs that have the most room."""
-    excess = dealt.excess[pack]
+    excess = assignment.excess[pack]
     best, longer, shorter = 0, 0, 0
     for other in roomy:
-        room = -dealt.excess[other]
+        room = -assignment.excess[other]
         if room <= 0:
             continue
-        for slot in range(dealt.first_slot[pack], dealt.first_slot[pack + 1]):
-            one = dealt.sequence[slot]
-            for position in range(dealt.first_slot[other], dealt.first_slot[other + 1]):
-                two = dealt.sequence[position]
-                taken = dealt.lengths[one] - dealt.lengths[two]
+        for slot in range(assignment.first_slot[pack], assignment.first_slot[pack + 1]):
+            one = assignment.sequence[slot]
+            for position in range(assignment.first_slot[other], assignment.first_slot[other + 1]):
+                two = assignment.sequence[position]
+                taken = assignment.lengths[one] - assignment.lengths[two]
                 if 0 < taken <= room and (best < taken <= excess or best < excess < taken or excess <= taken < best):
                     best, longer, shorter = taken, one, two
         if best == excess:
             break
     if best > 0:
-        _exchange(dealt, longer, shorter, best)
+        _exchange_sequences(assignment, longer, shorter, best)
     return best > 0
 
 
 @kernel
-def _exchange(dealt: _Dealt, longer: int, shorter: int, difference: int) -> None:
+def _exchange_sequences(assignment: _SlotAssignment, longer: int, shorter: int, difference: int) -> None:
     """Two sequences change positions."""
-    one, two = dealt.pack[longer], dealt.pack[shorter]
-    dealt.excess[one] -= difference
-    dealt.excess[two] += difference
-    dealt.pack[longer], dealt.pack[shorter] = two, one
-    slot = dealt.slot[longer]
-    dealt.slot[longer] = dealt.slot[shorter]
-    dealt.slot[shorter] = slot
-    dealt.sequence[dealt.slot[longer]], dealt.sequence[slot] = longer, shorter
+    one, two = assignment.pack[longer], assignment.pack[shorter]
+    assignment.excess[one] -= difference
+    assignment.excess[two] += difference
+    assignment.pack[longer], assignment.pack[shorter] = two, one
+    slot = assignment.slot[longer]
+    assignment.slot[longer] = assignment.slot[shorter]
+    assignment.slot[shorter] = slot
+    assignment.sequence[assignment.slot[longer]], assignment.sequence[slot] = longer, shorter
 
 
-def _give_up(dealt: _Dealt) -> IntArray:
+def _remove_excess_sequences(assignment: _SlotAssignment) -> IntArray:
     """Take out of the packs what they still hold too much; returns the lengths, int64."""
     result: list[int] = []
-    for pack in np.flatnonzero(dealt.excess > 0).tolist():
-        held = dealt.sequence[dealt.first_slot[pack] : dealt.first_slot[pack + 1]]
-        while dealt.excess[pack] > 0:
-            lengths = dealt.lengths[held]
-            enough = lengths >= min(int(dealt.excess[pack]), int(lengths.max()))
+    for pack in np.flatnonzero(assignment.excess > 0).tolist():
+        held = assignment.sequence[assignment.first_slot[pack] : assignment.first_slot[pack + 1]]
+        while assignment.excess[pack] > 0:
+            lengths = assignment.lengths[held]
+            enough = lengths >= min(int(assignment.excess[pack]), int(lengths.max()))
             gone = int(held[np.flatnonzero(enough)[np.argmin(lengths[enough])]])
-            result.append(int(dealt.lengths[gone]))
-            dealt.excess[pack] -= dealt.lengths[gone]
-            dealt.lengths[gone] = 0
+            result.append(int(assignment.lengths[gone]))
+            assignment.excess[pack] -= assignment.lengths[gone]
+            assignment.lengths[gone] = 0
     return np.array(result, dtype=np.int64)
 
 
 # --- plans on coarse grids
 
 
-def split_counts(counts: IntArray, bins: int, slack: float = 0.0) -> IntArray:
+def split_counts_into_bins(counts: IntArray, bins: int, slack: float = 0.0) -> IntArray:
     """Sequences in each bin, int64 [bins], where a length between two bins is split among both.
 
     Bin c stands for c * L / bins tokens. Number and tokens of all sequences stay as they are, to within one bin, but what is
@@ -314,7 +322,7 @@ def split_counts(counts: IntArray, bins: int, slack: float = 0.0) -> IntArray:
     return np.array(result[1 : bins + 1], dtype=np.int64)
 
 
-def interpolated_prices(prices: IntArray, max_length: int) -> IntArray:
+def interpolate_prices(prices: IntArray, max_length: int) -> IntArray:
     """Prices of the lengths 1 .. L from those of equal bins, int64 [bins] to int64 [L], never falling with length."""
     bins = len(prices)
     positions = np.arange(1, max_length + 1) * bins / max_length
@@ -323,7 +331,9 @@ def interpolated_prices(prices: IntArray, max_length: int) -> IntArray:
     return result
 
 
-def pack_thinned(counts: IntArray, depth: int, pack: Callable[[IntArray], Mixture], planned: int = THINNED) -> Mixture:
+def pack_subsample(
+    counts: IntArray, depth: int, pack: Callable[[IntArray], StrategyCounts], planned: int = THINNED
+) -> StrategyCounts:
     """Pack more sequences than can be dealt: `pack` packs every n-th of them by length, each of its packs is used n times.
 
     A slot then takes its sequence and the n - 1 next shorter ones; the fewer than n longest are packed by best fit.
@@ -349,39 +359,41 @@ FEWEST_SEQUENCES = 1000  # a round over fewer takes as long
 OPERATIONS_PER_SEQUENCE, OPERATIONS_PER_TOKEN = 100, 5  # of a round; by the tokens of a pack parts are sorted
 
 
-def rematch_halves(mixture: Mixture, max_length: int, depth: int, enough: int, work: Work) -> Mixture:
-    """Pack the sequences of `mixture` in fewer packs, if that succeeds; it stops at `enough` packs, such as a bound."""
+def rematch_halves(
+    strategy_counts: StrategyCounts, max_length: int, depth: int, enough: int, work: WorkBudget
+) -> StrategyCounts:
+    """Repack the sequences in fewer packs, by cutting packs in two and matching the parts again."""
     half = depth // 2
-    if not mixture or half == 0:
-        return dict(mixture)
-    lengths, starts = flatten_packs(mixture)
+    if not strategy_counts or half == 0:
+        return dict(strategy_counts)
+    lengths, starts = flatten_packs(strategy_counts)
     patience = max(LEAST_STALLED, STALLED_SEQUENCES // max(len(lengths), FEWEST_SEQUENCES))
     stalled = rounds = 0
     while len(starts) - 1 > enough and stalled < patience and not work.exhausted:
         before = len(starts)
         words = (random_words(len(lengths), 0, "halves", rounds) >> np.uint64(1)).astype(np.int64)
-        lengths, starts = _rematch(lengths, starts, words, max_length, half)
+        lengths, starts = _rematch_once(lengths, starts, words, max_length, half)
         work.spend(OPERATIONS_PER_SEQUENCE * len(lengths) + OPERATIONS_PER_TOKEN * max_length)
         stalled = 0 if len(starts) < before else stalled + 1
         rounds += 1
-    return mixture_of_packs(lengths, starts)
+    return count_strategies(lengths, starts)
 
 
-def packs_with_room(mixture: Mixture, max_length: int, most: int) -> Mixture:
+def select_packs_with_room(strategy_counts: StrategyCounts, max_length: int, most: int) -> StrategyCounts:
     """Packs of at most `most` sequences: half of them the roomiest not full, then an equal share of each strategy."""
-    sequences = sum(len(strategy) * count for strategy, count in mixture.items())
+    sequences = sum(len(strategy) * count for strategy, count in strategy_counts.items())
     if sequences <= most:
-        return dict(mixture)
-    chosen: Mixture = {}
+        return dict(strategy_counts)
+    chosen: StrategyCounts = {}
     remaining = most // 2
-    for strategy in sorted(mixture, key=lambda strategy: (sum(strategy), strategy)):
-        count = min(mixture[strategy], remaining // len(strategy))
+    for strategy in sorted(strategy_counts, key=lambda strategy: (sum(strategy), strategy)):
+        count = min(strategy_counts[strategy], remaining // len(strategy))
         if sum(strategy) == max_length or count == 0:
             break
         chosen[strategy] = count
         remaining -= count * len(strategy)
     carried = 0.0
-    for strategy, count in mixture.items():
+    for strategy, count in strategy_counts.items():
         carried += (count - chosen.get(strategy, 0)) * (most - most // 2) / sequences
         taken = min(int(carried), count - chosen.get(strategy, 0))
         carried -= taken
@@ -390,7 +402,9 @@ def packs_with_room(mixture: Mixture, max_length: int, most: int) -> Mixture:
 
 
 @kernel
-def _rematch(lengths: IntArray, starts: IntArray, words: IntArray, max_length: int, half: int) -> tuple[IntArray, IntArray]:
+def _rematch_once(
+    lengths: IntArray, starts: IntArray, words: IntArray, max_length: int, half: int
+) -> tuple[IntArray, IntArray]:
     """One round: the packs as `flatten_packs` has them, from those before; the order in `lengths` is lost.
 
     `words`, int64 [sequences], are random and not negative; a part has at most `half` sequences.
@@ -419,7 +433,7 @@ def _rematch(lengths: IntArray, starts: IntArray, words: IntArray, max_length: i
                 for index in range(one, two):
                     tokens[parts] += lengths[index]
                 parts += 1
-    order = _rising(tokens[:parts], max_length)
+    order = _counting_argsort(tokens[:parts], max_length)
     is_used = np.zeros(parts, dtype=np.bool_)
     fitting, fit_count, following = np.empty(parts, dtype=np.int64), 0, 0  # smaller parts that fit, the largest at the end
     for index in range(parts - 1, -1, -1):
@@ -450,7 +464,7 @@ def _rematch(lengths: IntArray, starts: IntArray, words: IntArray, max_length: i
 
 
 @kernel
-def _rising(values: IntArray, most: int) -> IntArray:
+def _counting_argsort(values: IntArray, most: int) -> IntArray:
     """The order that sorts `values` of 0 .. `most`, equal ones as they come, by counting them."""
     positions = np.zeros(most + 2, dtype=np.int64)
     for value in values:

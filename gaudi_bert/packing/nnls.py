@@ -14,20 +14,28 @@ import numpy as np
 from gaudi_bert.common.arrays import FloatArray, IntArray
 from gaudi_bert.packing.certificate import simple_certificate
 from gaudi_bert.packing.heuristics import best_fit_into, pack_longest_first
-from gaudi_bert.packing.long_packs import BINS, MOST_DEALT, MOST_LENGTHS, NEAR, deal_into_slots, pack_thinned, split_counts
-from gaudi_bert.packing.mixture import (
-    NNLS_WORK,
-    Leftovers,
-    Mixture,
-    Solved,
-    Strategy,
-    Work,
-    add_packs,
-    coverage,
-    packs_of,
-    trim_to_exact,
+from gaudi_bert.packing.long_packs import (
+    BINS,
+    MAX_ASSIGNED_SEQUENCES,
+    MOST_LENGTHS,
+    NEAR,
+    assign_to_slots,
+    pack_subsample,
+    split_counts_into_bins,
 )
-from gaudi_bert.packing.nnls_solver import LONGEST_WHOLE, solve_nnls, useful_depth
+from gaudi_bert.packing.nnls_solver import MAX_NNLS_LENGTH, limit_depth_by_bound, solve_nnls
+from gaudi_bert.packing.strategies import (
+    NNLS_WORK,
+    AlgorithmResult,
+    Leftovers,
+    Strategy,
+    StrategyCounts,
+    WorkBudget,
+    add_packs,
+    count_packs,
+    count_slots,
+    drop_surplus_slots,
+)
 
 # --- NNLSHP, non-negative least squares histogram-packing (paper 3.1.2 and F.4), one shot
 
@@ -42,7 +50,7 @@ def paper_weights(max_sequence_length: int) -> FloatArray:
     return weights
 
 
-def pack_nnlshp(counts: IntArray, depth: int) -> Mixture:
+def pack_nnlshp(counts: IntArray, depth: int) -> StrategyCounts:
     """NNLSHP with the residual weights of the paper.
 
     x is rounded to the nearest integers; where b - A x is negative, that is padding, and a sequence where it is positive
@@ -50,24 +58,24 @@ def pack_nnlshp(counts: IntArray, depth: int) -> Mixture:
     of memory beyond. Least squares is not the number of packs: this is 0.14 % above the optimum there.
     """
     solution = solve_nnls(counts, paper_weights(len(counts)), depth)
-    mixture: Mixture = {}
+    strategy_counts: StrategyCounts = {}
     for strategy, usage in zip(solution.strategies, np.rint(solution.usage).astype(np.int64).tolist(), strict=True):
-        add_packs(mixture, strategy, usage)
-    return _complete_by_complements(mixture, counts, depth)
+        add_packs(strategy_counts, strategy, usage)
+    return _pad_uncovered_sequences(strategy_counts, counts, depth)
 
 
-def _complete_by_complements(mixture: Mixture, counts: IntArray, depth: int) -> Mixture:
+def _pad_uncovered_sequences(strategy_counts: StrategyCounts, counts: IntArray, depth: int) -> StrategyCounts:
     """Give each sequence without a slot a pack (length, L - length), and give up the slots that no sequence fills.
 
     The complement of such a pack stands for padding, unless a sequence of that length lacks a slot as well. A sequence of
     full length, for which the published listing looks up a strategy with a length of 0, is a pack alone.
     """
-    result = dict(mixture)
-    lacking = np.maximum(counts - coverage(mixture, len(counts)), 0)
+    result = dict(strategy_counts)
+    lacking = np.maximum(counts - count_slots(strategy_counts, len(counts)), 0)
     for length in (np.flatnonzero(lacking) + 1).tolist():
         alone = depth == 1 or length == len(counts)
         add_packs(result, (length,) if alone else (length, len(counts) - length), int(lacking[length - 1]))
-    return trim_to_exact(result, counts, whole_packs=False)
+    return drop_surplus_slots(result, counts, whole_packs=False)
 
 
 # --- ENNLSHP, extended NNLS with padding token weighting (paper S): weigh the padding, all but forbid what is not packed
@@ -89,7 +97,7 @@ LINE_SEARCH_HALVINGS = 60
 SMALL_GAIN = 1e-6
 
 
-def _extended_weights(residual: FloatArray, shortage_weight: float = SHORTAGE_WEIGHT) -> FloatArray:
+def _ennls_row_weights(residual: FloatArray, shortage_weight: float = SHORTAGE_WEIGHT) -> FloatArray:
     """The weight of each row of equation 23, with the best r put in, where the residual b - A x has these signs.
 
     `shortage_weight` is v, the cost of a sequence that is not packed, relative to a token of padding; float64 [L] both.
@@ -99,9 +107,9 @@ def _extended_weights(residual: FloatArray, shortage_weight: float = SHORTAGE_WE
     return weights
 
 
-def _extended_objective(residual: FloatArray, shortage_weight: float = SHORTAGE_WEIGHT) -> float:
+def _ennls_objective(residual: FloatArray, shortage_weight: float = SHORTAGE_WEIGHT) -> float:
     """The value of equation 23."""
-    return float(np.sum((_extended_weights(residual, shortage_weight) * residual) ** 2))
+    return float(np.sum((_ennls_row_weights(residual, shortage_weight) * residual) ** 2))
 
 
 def _solve_ennls(counts: IntArray, depth: int) -> tuple[dict[Strategy, float], FloatArray]:
@@ -116,26 +124,26 @@ def _solve_ennls(counts: IntArray, depth: int) -> tuple[dict[Strategy, float], F
     residual = target = np.asarray(counts, dtype=np.float64)
     for shortage_weight in (*EASY_WEIGHTS, SHORTAGE_WEIGHT):
         for _ in range(STEPS_AT_A_WEIGHT):
-            value = _extended_objective(residual, shortage_weight)
-            solution = solve_nnls(target, _extended_weights(residual, shortage_weight), depth)
+            value = _ennls_objective(residual, shortage_weight)
+            solution = solve_nnls(target, _ennls_row_weights(residual, shortage_weight), depth)
             change = solution.residual - residual
-            step = _best_step(residual, change, shortage_weight)
+            step = _find_step_size(residual, change, shortage_weight)
             usage = {strategy: (1 - step) * count for strategy, count in usage.items() if step < 1.0}
             for strategy, count in zip(solution.strategies, solution.usage.tolist(), strict=True):
                 usage[strategy] = usage.get(strategy, 0.0) + step * count
             residual = residual + step * change
-            reached = _extended_objective(residual, shortage_weight)
+            reached = _ennls_objective(residual, shortage_weight)
             if min(reached - solution.objective**2, value - reached) <= SMALL_GAIN * reached:
                 break
     return usage, residual
 
 
-def _best_step(residual: FloatArray, change: FloatArray, shortage_weight: float) -> float:
+def _find_step_size(residual: FloatArray, change: FloatArray, shortage_weight: float) -> float:
     """The share of `change`, 0 .. 1, after which the objective is least; its slope grows along the way."""
 
     def rises(step: float) -> bool:
         moved = residual + step * change
-        return bool(np.sum(_extended_weights(moved, shortage_weight) ** 2 * moved * change) > 0)
+        return bool(np.sum(_ennls_row_weights(moved, shortage_weight) ** 2 * moved * change) > 0)
 
     if not rises(1.0):
         return 1.0
@@ -146,13 +154,13 @@ def _best_step(residual: FloatArray, change: FloatArray, shortage_weight: float)
     return low
 
 
-def pack_ennlshp(counts: IntArray, depth: int) -> Mixture:
+def pack_ennlshp(counts: IntArray, depth: int) -> StrategyCounts:
     """ENNLSHP: usages are rounded to the nearest integer, and what is then not packed is padded up."""
     usage, _ = _solve_ennls(counts, depth)
-    mixture: Mixture = {}
+    strategy_counts: StrategyCounts = {}
     for strategy, count in usage.items():
-        add_packs(mixture, strategy, round(count))
-    return _complete_by_complements(mixture, counts, depth)
+        add_packs(strategy_counts, strategy, round(count))
+    return _pad_uncovered_sequences(strategy_counts, counts, depth)
 
 
 # --- the iterative loop with padding feedback, as Habana Labs published it ("Data Packing Process for MLPERF BERT")
@@ -188,85 +196,93 @@ def loop_weights(max_sequence_length: int) -> FloatArray:
     return weights
 
 
-def pack_by_nnls(counts: IntArray, depth: int, leftovers: Leftovers = "best-fit", work: Work | None = None) -> Solved:
-    """Pack by the loop, or by LPFHP where that is better; arguments as `_iterative_nnls`.
+def pack_by_nnls(
+    counts: IntArray, depth: int, leftovers: Leftovers = "best-fit", work: WorkBudget | None = None
+) -> AlgorithmResult:
+    """Pack by the loop, or by LPFHP where that is better; arguments as `_pack_iteratively`.
 
     Least squares wants exact fills, and where there is too little to fill with (wikipedia-128) LPFHP is nearer to the
     optimum. The published way ("complement") is never replaced.
     """
     if np.count_nonzero(counts) > MOST_LENGTHS:
-        solved: list[Solved] = []
+        solved: list[AlgorithmResult] = []
 
-        def pack(part: IntArray) -> Mixture:
+        def pack(part: IntArray) -> StrategyCounts:
             solved.append(pack_by_nnls(part, depth, leftovers, work))
-            return solved[0].mixture
+            return solved[0].strategy_counts
 
-        return Solved(pack_thinned(counts, depth, pack, MOST_LENGTHS), solved[0].algorithm_used)
+        return AlgorithmResult(pack_subsample(counts, depth, pack, MOST_LENGTHS), solved[0].algorithm_used)
     if leftovers == "complement":
-        return Solved(_iterative_nnls(counts, depth, leftovers, work=work), "iterative-nnls-complement")
+        return AlgorithmResult(_pack_iteratively(counts, depth, leftovers, work=work), "iterative-nnls-complement")
     heuristic = pack_longest_first(counts, depth)
-    if _is_near(heuristic, counts, depth):
-        return Solved(heuristic, "lpfhp")
-    loop = _iterative_nnls(counts, depth, leftovers, enough=packs_of(heuristic), work=work)
-    if packs_of(loop) <= packs_of(heuristic):
-        return Solved(loop, "iterative-nnls")
-    return Solved(heuristic, "lpfhp")
+    if _is_near_bound(heuristic, counts, depth):
+        return AlgorithmResult(heuristic, "lpfhp")
+    loop = _pack_iteratively(counts, depth, leftovers, enough=count_packs(heuristic), work=work)
+    if count_packs(loop) <= count_packs(heuristic):
+        return AlgorithmResult(loop, "iterative-nnls")
+    return AlgorithmResult(heuristic, "lpfhp")
 
 
-def _iterative_nnls(
-    counts: IntArray, depth: int, leftovers: Leftovers = "best-fit", enough: int | None = None, work: Work | None = None
-) -> Mixture:
+def _pack_iteratively(
+    counts: IntArray,
+    depth: int,
+    leftovers: Leftovers = "best-fit",
+    enough: int | None = None,
+    work: WorkBudget | None = None,
+) -> StrategyCounts:
     """Pack by the published loop; the mixture covers the counts, int64 [L], exactly.
 
     With "best-fit", the loop ends where it cannot get below `enough` packs, which the caller has already; `work` is for all
     rounds, by default `NNLS_WORK`.
     """
-    work = Work(NNLS_WORK) if work is None else work
-    if len(counts) > LONGEST_WHOLE:
-        return _pack_coarsely(counts, depth, leftovers, work)
-    best: Mixture | None = None
-    mixture: Mixture = {}
-    for mixture, remaining in _rounds(counts, depth, work, leftovers):
+    work = WorkBudget(NNLS_WORK) if work is None else work
+    if len(counts) > MAX_NNLS_LENGTH:
+        return _pack_on_coarse_grid(counts, depth, leftovers, work)
+    best: StrategyCounts | None = None
+    strategy_counts: StrategyCounts = {}
+    for strategy_counts, remaining in _iterate_rounds(counts, depth, work, leftovers):
         if leftovers == "best-fit":
-            finished = best_fit_into(trim_to_exact(mixture, counts - remaining), remaining, depth)
-            if best is not None and packs_of(finished) >= packs_of(best):
+            finished = best_fit_into(drop_surplus_slots(strategy_counts, counts - remaining), remaining, depth)
+            if best is not None and count_packs(finished) >= count_packs(best):
                 break
             best = finished
-            if enough is not None and packs_of(mixture) >= enough:
+            if enough is not None and count_packs(strategy_counts) >= enough:
                 break
-            if _is_near(best, counts, depth):
+            if _is_near_bound(best, counts, depth):
                 break
     if leftovers == "complement":
-        return _complete_by_complements(mixture, counts, depth)
+        return _pad_uncovered_sequences(strategy_counts, counts, depth)
     return best_fit_into({}, counts, depth) if best is None else best
 
 
-def _is_near(mixture: Mixture, counts: IntArray, depth: int) -> bool:
+def _is_near_bound(strategy_counts: StrategyCounts, counts: IntArray, depth: int) -> bool:
     """Whether there are so few long packs that least squares, which cost seconds, could hardly save any."""
     if len(counts) <= LONG:
         return False
     least = simple_certificate(counts, depth).bound
-    return packs_of(mixture) <= least + least // NEAR
+    return count_packs(strategy_counts) <= least + least // NEAR
 
 
-def _pack_coarsely(counts: IntArray, depth: int, leftovers: Leftovers, work: Work) -> Mixture:
+def _pack_on_coarse_grid(counts: IntArray, depth: int, leftovers: Leftovers, work: WorkBudget) -> StrategyCounts:
     """The loop on a coarse grid, into whose slots the sequences are dealt; what remains is packed by best fit."""
-    if counts.sum() > MOST_DEALT:
-        return pack_thinned(counts, depth, lambda part: _pack_coarsely(part, depth, leftovers, work))
-    coarse = _iterative_nnls(split_counts(counts, BINS), depth, leftovers, work=work.share(0.5))
-    mixture, remaining = deal_into_slots(coarse, counts, BINS, depth, work.share(0.5))
-    return best_fit_into(mixture, remaining, depth)
+    if counts.sum() > MAX_ASSIGNED_SEQUENCES:
+        return pack_subsample(counts, depth, lambda part: _pack_on_coarse_grid(part, depth, leftovers, work))
+    coarse = _pack_iteratively(split_counts_into_bins(counts, BINS), depth, leftovers, work=work.share(0.5))
+    strategy_counts, remaining = assign_to_slots(coarse, counts, BINS, depth, work.share(0.5))
+    return best_fit_into(strategy_counts, remaining, depth)
 
 
-def _rounds(counts: IntArray, depth: int, work: Work, leftovers: Leftovers) -> Iterator[tuple[Mixture, IntArray]]:
+def _iterate_rounds(
+    counts: IntArray, depth: int, work: WorkBudget, leftovers: Leftovers
+) -> Iterator[tuple[StrategyCounts, IntArray]]:
     """After each round of NNLS and rounding: all packs so far, with surplus slots, and the sequences they do
     not cover.
     """
     weights = loop_weights(len(counts))
     is_long = len(counts) > LONG and leftovers == "best-fit"
     if is_long:
-        depth = useful_depth(counts, simple_certificate(counts, depth).bound, depth)
-    mixture: Mixture = {}
+        depth = limit_depth_by_bound(counts, simple_certificate(counts, depth).bound, depth)
+    strategy_counts: StrategyCounts = {}
     remaining = counts.copy()
     allowed = work
     for _ in range(MAX_ROUNDS):
@@ -277,14 +293,14 @@ def _rounds(counts: IntArray, depth: int, work: Work, leftovers: Leftovers) -> I
         most_rounds = int(ROUNDS_PER_LENGTH * np.count_nonzero(remaining)) + 1 if is_long else None
         solution = solve_nnls(remaining, weights, depth, max_rounds=most_rounds, work=allowed)
         usage = np.where(solution.usage < 2, np.rint(solution.usage), np.floor(solution.usage)).astype(np.int64)
-        packs: Mixture = {}
+        packs: StrategyCounts = {}
         for strategy, count in zip(solution.strategies, usage.tolist(), strict=True):
             add_packs(packs, strategy, count)
         if is_long and allowed is work:
             allowed = work.share(LATER_ROUNDS * (work.spent - before_spent) / max(work.remaining, 1.0))
         for strategy, count in packs.items():
-            add_packs(mixture, strategy, count)
-        remaining = np.maximum(remaining - coverage(packs, len(counts)), 0)
-        yield mixture, remaining
+            add_packs(strategy_counts, strategy, count)
+        remaining = np.maximum(remaining - count_slots(packs, len(counts)), 0)
+        yield strategy_counts, remaining
         if int(remaining.sum()) < FEW_SEQUENCES or int(remaining.sum()) == before:
             break

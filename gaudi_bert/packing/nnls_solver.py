@@ -18,16 +18,16 @@ import numpy as np
 from gaudi_bert.common.arrays import AnyArray, BoolArray, FloatArray, IntArray
 from gaudi_bert.common.compiled import borrowing_kernel, inlined_kernel, inner_kernel
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.packing.mixture import Work
 from gaudi_bert.packing.pricing import (
     MINUS_INFINITY,
     OPERATIONS_PER_PRODUCT,
-    compiled_completion_values,
+    compiled_fill_power_table,
     power_chain,
-    unwind,
+    trace_best_lengths,
 )
+from gaudi_bert.packing.strategies import WorkBudget
 
-LONGEST_WHOLE = 4096
+MAX_NNLS_LENGTH = 4096
 """Packs of more tokens are not solved length by length: the factor has that many rows and columns."""
 
 GRADIENT_TOLERANCE = 1e-12  # a column may enter if its gradient exceeds this share of the largest w^2 b
@@ -62,18 +62,18 @@ class _ActiveSet(NamedTuple):
 class _Scratch(NamedTuple):
     """Arrays that a round writes to; kernels that make no arrays compile sooner."""
 
-    table: FloatArray  # float64 [products + 1, L + 1], prices and what `completion_values` makes of them
+    table: FloatArray  # float64 [products + 1, L + 1], prices and what `fill_power_table` makes of them
     every_length: IntArray  # int64 [L], 1 .. L
     values: FloatArray  # float64 [L + 1], the gradient of the best column that holds each length
     weighted: FloatArray  # float64 [L + 1], an entering column, with squared weights
     products: FloatArray  # float64 [K], of an entering or leaving column
     taken: BoolArray  # bool [L + 1], lengths of the columns that entered in this round
     items: IntArray  # int64 [L + 2], an entering column
-    pending: IntArray  # int64, for `unwind`
+    pending: IntArray  # int64, for `trace_best_lengths`
 
 
 def solve_nnls(
-    target: AnyArray, weights: FloatArray, depth: int, *, max_rounds: int | None = None, work: Work | None = None
+    target: AnyArray, weights: FloatArray, depth: int, *, max_rounds: int | None = None, work: WorkBudget | None = None
 ) -> _NnlsSolution:
     """Solve  min || weights (A x - target) ||, x >= 0,  over all strategies of at most `depth` lengths that fill L slots.
 
@@ -81,20 +81,20 @@ def solve_nnls(
     no limit. It stops short of the optimum after `max_rounds`, or where `work` is done.
     """
     max_length = len(target)
-    if max_length > LONGEST_WHOLE:
-        raise InputError(f"least squares packs at most {LONGEST_WHOLE} tokens, not {max_length}; use nnls or optimal")
-    work = Work() if work is None else work
+    if max_length > MAX_NNLS_LENGTH:
+        raise InputError(f"least squares packs at most {MAX_NNLS_LENGTH} tokens, not {max_length}; use nnls or optimal")
+    work = WorkBudget() if work is None else work
     depth = max(1, min(depth, max_length))
     scale = max(float(np.max(target, initial=0)), 1.0)
     counts = np.concatenate(([0.0], np.asarray(target, dtype=np.float64) / scale))
     squared_weights = np.concatenate(([0.0], np.asarray(weights, dtype=np.float64) ** 2))
-    state = _empty_set(max_length, depth)
+    state = _make_active_set(max_length, depth)
     chain = power_chain(depth - 1, max_length)
     residual = np.empty(max_length + 1)
     most_rounds = np.iinfo(np.int64).max if max_rounds is None else max_rounds
     scratch = _make_scratch(max_length, len(chain))
     limits = most_rounds, max(work.remaining, 0.0)
-    size = _run(counts, squared_weights, chain, state, scratch, residual, *limits)
+    size = _run_active_set(counts, squared_weights, chain, state, scratch, residual, *limits)
     work.spend(float(state.operations[0]))
     strategies = []
     for lengths, copies, distinct in zip(state.lengths[:size], state.copies[:size], state.distinct[:size], strict=True):
@@ -104,12 +104,12 @@ def solve_nnls(
     return _NnlsSolution(strategies, state.usage[:size] * scale, residual[1:] * scale, objective)
 
 
-def useful_depth(counts: IntArray, packs: float, depth: int) -> int:
+def limit_depth_by_bound(counts: IntArray, packs: float, depth: int) -> int:
     """The depth to solve for, at most `depth`, where `counts` are known to need at least so many packs."""
     return min(depth, int(np.ceil(counts.sum() / max(packs, 1))) + DEEPER)
 
 
-def _empty_set(max_length: int, depth: int) -> _ActiveSet:
+def _make_active_set(max_length: int, depth: int) -> _ActiveSet:
     capacity = max_length + 8
     width = min(depth, int(np.sqrt(2 * max_length)) + 2)
     return _ActiveSet(
@@ -138,7 +138,7 @@ def _make_scratch(max_length: int, products: int) -> _Scratch:
 
 
 @borrowing_kernel
-def _run(
+def _run_active_set(
     counts: FloatArray,
     squared_weights: FloatArray,
     chain: IntArray,
@@ -168,7 +168,7 @@ def _run(
         state.operations[0] += OPERATIONS_PER_PRODUCT * chain.shape[0] * top * top
         for length in range(top + 1):
             prices[length] = squared_weights[length] * residual[length]
-        completion = compiled_completion_values(chain, scratch.table, scratch.every_length)
+        completion = compiled_fill_power_table(chain, scratch.table, scratch.every_length)
         for length in range(1, top + 1):
             values[length] = prices[length] + completion[top - length]
         entered = _enter_columns(threshold, chain, counts, squared_weights, state, scratch, size)
@@ -202,19 +202,21 @@ def _enter_columns(
         if values[anchor] <= threshold:
             break
         values[anchor] = MINUS_INFINITY
-        if _choose(anchor, chain, state, scratch, size) and _append(counts, squared_weights, state, scratch, size):
+        if _write_best_column(anchor, chain, state, scratch, size) and _append_passive_column(
+            counts, squared_weights, state, scratch, size
+        ):
             size += 1
     return size
 
 
 @inlined_kernel
-def _choose(anchor: int, chain: IntArray, state: _ActiveSet, scratch: _Scratch, column: int) -> bool:
+def _write_best_column(anchor: int, chain: IntArray, state: _ActiveSet, scratch: _Scratch, column: int) -> bool:
     """Write the best strategy that holds `anchor` as `column`, unless one of its lengths is taken; then its
     lengths are.
     """
     items, taken = scratch.items, scratch.taken
     items[0] = anchor
-    size = unwind(chain, scratch.table, taken.size - 1 - anchor, items, 1, scratch.pending)
+    size = trace_best_lengths(chain, scratch.table, taken.size - 1 - anchor, items, 1, scratch.pending)
     free = True
     for index in range(size):
         free &= not taken[items[index]]
@@ -238,7 +240,9 @@ def _choose(anchor: int, chain: IntArray, state: _ActiveSet, scratch: _Scratch, 
 
 
 @inlined_kernel
-def _append(counts: FloatArray, squared_weights: FloatArray, state: _ActiveSet, scratch: _Scratch, size: int) -> bool:
+def _append_passive_column(
+    counts: FloatArray, squared_weights: FloatArray, state: _ActiveSet, scratch: _Scratch, size: int
+) -> bool:
     """Extend the factor by the column written behind the `size` passive ones; False if it depends on them."""
     weighted, products = scratch.weighted, scratch.products
     for length in range(weighted.size):
@@ -255,7 +259,7 @@ def _append(counts: FloatArray, squared_weights: FloatArray, state: _ActiveSet, 
         for entry in range(state.distinct[other]):
             product += state.copies[other, entry] * weighted[state.lengths[other, entry]]
         products[other] = product
-    return _append_column(state.factor, size, products, diagonal, state.projected, moment)
+    return _append_factor_column(state.factor, size, products, diagonal, state.projected, moment)
 
 
 @inner_kernel
@@ -265,7 +269,7 @@ def _restore_feasibility(state: _ActiveSet, scratch: FloatArray, size: int) -> i
     blocking = 0
     while size > 0 and blocking >= 0:
         state.operations[0] += 0.5 * size * size
-        _solve_factor(state.factor, size, state.projected, solution)
+        _substitute_backward(state.factor, size, state.projected, solution)
         step, blocking = 1.0, -1
         for column in range(size):
             if solution[column] <= 0.0:
@@ -282,14 +286,14 @@ def _restore_feasibility(state: _ActiveSet, scratch: FloatArray, size: int) -> i
             for column in range(size - 1, -1, -1):
                 if solution[column] <= 0.0 and usage[column] <= 1e-15:
                     state.operations[0] += 1.5 * (size - column) * (size - column)
-                    _remove_column(state.factor, size, column, state.projected, scratch)
+                    _remove_factor_column(state.factor, size, column, state.projected, scratch)
                     size -= 1
-                    _move_down(state, column, size)
+                    _close_column_gap(state, column, size)
     return size
 
 
 @inner_kernel
-def _move_down(state: _ActiveSet, first: int, size: int) -> None:
+def _close_column_gap(state: _ActiveSet, first: int, size: int) -> None:
     """Move the columns behind `first` one position down; `size` of them remain."""
     for column in range(first, size):
         state.usage[column] = state.usage[column + 1]
@@ -330,7 +334,7 @@ SMALLEST_PIVOT = 1e-11
 
 
 @inlined_kernel
-def _append_column(
+def _append_factor_column(
     factor: FloatArray, size: int, products: FloatArray, diagonal: float, projected: FloatArray, moment: float
 ) -> bool:
     """Extend the factor, in use up to [size, size], by one column; False (and no change) if it depends on those there.
@@ -385,7 +389,7 @@ def _subtract_rows(
 
 
 @inlined_kernel
-def _remove_column(factor: FloatArray, size: int, gone: int, projected: FloatArray, carried: FloatArray) -> None:
+def _remove_factor_column(factor: FloatArray, size: int, gone: int, projected: FloatArray, carried: FloatArray) -> None:
     """Take column `gone` out of the leading [size, size] block; `carried` is scratch, float64 [>= size]."""
     for row in range(gone):
         _shift_left(factor[row, gone:size])
@@ -419,7 +423,7 @@ def _rotate(result: FloatArray, carried: FloatArray, lower: FloatArray, cosine: 
 
 
 @inlined_kernel
-def _solve_factor(factor: FloatArray, size: int, projected: FloatArray, solution: FloatArray) -> None:
+def _substitute_backward(factor: FloatArray, size: int, projected: FloatArray, solution: FloatArray) -> None:
     """Back substitution: solution[:size] = R^-1 projected[:size], four rows of R at a time, the last ones alone."""
     whole = size - size % 4
     for row in range(size - 1, whole - 1, -1):

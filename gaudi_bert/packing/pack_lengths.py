@@ -25,8 +25,8 @@ from gaudi_bert.common.errors import ArgumentError, InputError, shown
 from gaudi_bert.common.features import PackingFigures
 from gaudi_bert.common.progress import Reporter, human_seconds
 from gaudi_bert.packing.algorithms import pack_histogram as pack_counts
-from gaudi_bert.packing.histogram import MOST_SLOTS, Histogram, checked_lengths, histogram_of, rescaled
-from gaudi_bert.packing.mixture import Effort, Packing, Work
+from gaudi_bert.packing.histogram import MAX_ROW_LENGTH, Histogram, count_lengths, resize_histogram, validate_lengths
+from gaudi_bert.packing.strategies import Effort, Packing, WorkBudget
 
 Algorithm = Literal["nnls", "optimal", "nnlshp", "ennlshp", "spfhp", "lpfhp", "greedy", "ffd", "none"]
 DEFAULT_SEED = 12345
@@ -61,7 +61,7 @@ class Packs:
     def __getitem__(self, pack: int | slice) -> IntArray | Packs:
         """The sequences of one pack, int64 [1 .. depth]; or some packs, as lists have it."""
         if isinstance(pack, slice):
-            return self._some(pack)
+            return self._select(pack)
         try:
             index = range(len(self))[pack]
         except IndexError:
@@ -70,7 +70,7 @@ class Packs:
             raise TypeError(f"packs[{shown(pack)}]: choose a pack by its number, several by a slice such as [2:5]") from None
         return self.indices[self.offsets[index] : self.offsets[index + 1]]
 
-    def _some(self, chosen: slice) -> Packs:
+    def _select(self, chosen: slice) -> Packs:
         starts, sizes = self.offsets[:-1][chosen], np.diff(self.offsets)[chosen]
         offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
         positions = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], sizes)
@@ -91,7 +91,7 @@ class Packs:
         """
         size = whole_number("size", size, 1)
         rank = whole_number("rank", rank, 0, size - 1)
-        return self._some(slice(rank, None, size))
+        return self._select(slice(rank, None, size))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -120,7 +120,7 @@ class PackedLengths(Packs, PackingFigures):
             "algorithm": self.algorithm,
         }
         cells = "".join(f"<tr><th style='text-align:left'>{name}</th><td>{value}</td></tr>" for name, value in rows.items())
-        return f"<div><table>{cells}</table>{_depth_picture(np.diff(self.offsets))}</div>"
+        return f"<div><table>{cells}</table>{_draw_depth_histogram(np.diff(self.offsets))}</div>"
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,11 +168,11 @@ def pack_lengths(
         ArgumentError: a ValueError, which names the index and the wrong value.
     """
     seed = whole_number("seed", seed, 0)
-    checked = checked_lengths(lengths, max_sequence_length)
-    packing = _pack(histogram_of(checked, int(max_sequence_length)), depth, algorithm, seed, effort)
-    indices, offsets = deal_sequences(checked, list(packing.mixture.items()), seed, 0, np.int64)
+    checked = validate_lengths(lengths, max_sequence_length)
+    packing = _pack_and_prove(count_lengths(checked, int(max_sequence_length)), depth, algorithm, seed, effort)
+    indices, offsets = deal_sequences(checked, list(packing.strategy_counts.items()), seed, 0, np.int64)
     return PackedLengths(
-        **_figures(packing),
+        **_packing_figures(packing),
         indices=indices,
         offsets=offsets,
         max_sequence_length=packing.histogram.max_sequence_length,
@@ -208,22 +208,24 @@ def pack_histogram(
         size = given.size if isinstance(given, np.ndarray) else len(given) if hasattr(given, "__len__") else 0
         histogram = Histogram(size, given)
         if max_sequence_length is not None:
-            histogram = rescaled(histogram, whole_number("max_sequence_length", max_sequence_length, 1, MOST_SLOTS))
+            histogram = resize_histogram(
+                histogram, whole_number("max_sequence_length", max_sequence_length, 1, MAX_ROW_LENGTH)
+            )
     except InputError as error:
         raise ArgumentError(str(error)) from None
     if histogram.sequences == 0:
         raise ArgumentError("counts holds no sequence; counts[0] is how many there are of length 1")
-    packing = _pack(histogram, depth, algorithm, seed, effort)
+    packing = _pack_and_prove(histogram, depth, algorithm, seed, effort)
     return PackedHistogram(
-        **_figures(packing),
-        strategies=tuple(packing.mixture),
-        counts=np.fromiter(packing.mixture.values(), np.int64, len(packing.mixture)),
+        **_packing_figures(packing),
+        strategies=tuple(packing.strategy_counts),
+        counts=np.fromiter(packing.strategy_counts.values(), np.int64, len(packing.strategy_counts)),
         max_sequence_length=histogram.max_sequence_length,
         algorithm=packing.algorithm_used,
     )
 
 
-def _pack(histogram: Histogram, depth: int | str, algorithm: str, seed: int, effort: str) -> Packing:
+def _pack_and_prove(histogram: Histogram, depth: int | str, algorithm: str, seed: int, effort: str) -> Packing:
     """The packing of a histogram, checked and proven; what it rejects is an argument of the caller."""
     if effort not in get_args(Effort):
         raise ArgumentError(f"effort is {shown(effort)}; it must be one of {', '.join(get_args(Effort))}")
@@ -238,9 +240,9 @@ SILENT_SECONDS, BETWEEN_LINES_SECONDS = 2.0, 10.0
 
 
 @contextmanager
-def _report_if_long(what: str) -> Iterator[Work]:
-    """Report on standard error after two seconds and then every ten; the `Work` counts what is done."""
-    work, started, ended = Work(), time.monotonic(), threading.Event()
+def _report_if_long(what: str) -> Iterator[WorkBudget]:
+    """Report on standard error after two seconds and then every ten; the `WorkBudget` counts what is done."""
+    work, started, ended = WorkBudget(), time.monotonic(), threading.Event()
 
     def watch() -> None:
         pause = SILENT_SECONDS
@@ -261,7 +263,7 @@ def _report_if_long(what: str) -> Iterator[Work]:
 _BARS, _BAR_WIDTH, _BAR_HEIGHT = 16, 26, 60
 
 
-def _depth_picture(sizes: IntArray) -> str:
+def _draw_depth_histogram(sizes: IntArray) -> str:
     """A bar for each number of sequences in a pack, the deepest packs together; in the colour of the text."""
     if not sizes.size:
         return ""
@@ -283,6 +285,6 @@ def _depth_picture(sizes: IntArray) -> str:
     )
 
 
-def _figures(packing: Packing) -> dict[str, int]:
+def _packing_figures(packing: Packing) -> dict[str, int]:
     """The five numbers of `PackingFigures`."""
     return {field.name: getattr(packing, field.name) for field in fields(PackingFigures)}

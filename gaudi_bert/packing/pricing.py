@@ -24,7 +24,7 @@ import numpy as np
 
 from gaudi_bert.common.arrays import FloatArray, IntArray
 from gaudi_bert.common.compiled import borrowing_kernel, inlined_kernel, inner_kernel
-from gaudi_bert.packing.mixture import Strategy, Work
+from gaudi_bert.packing.strategies import Strategy, WorkBudget
 
 MINUS_INFINITY = -1e300
 """Stands for "not possible" in the kernels: finite, because the compiler may assume that no infinity occurs."""
@@ -64,14 +64,16 @@ def power_chain(max_items: int, max_total: int) -> IntArray:
 
 
 @inner_kernel
-def raise_by(result: Worths, value: float, values: Worths) -> None:
+def update_maximum(result: Worths, value: float, values: Worths) -> None:
     """result = max(result, value + values), elementwise; `values` may be longer."""
     for position in range(result.size):
         result[position] = max(result[position], value + values[position])
 
 
 @inner_kernel
-def _raise_by_four(result: Worths, values: Worths, first: float, second: float, third: float, fourth: float) -> None:
+def _update_maximum_of_four(
+    result: Worths, values: Worths, first: float, second: float, third: float, fourth: float
+) -> None:
     """Raise result[t] to first + values[t + 3], second + values[t + 2], third + values[t + 1] or fourth + values[t]."""
     for position in range(result.size):
         best = max(result[position], first + values[position + 3])
@@ -81,7 +83,7 @@ def _raise_by_four(result: Worths, values: Worths, first: float, second: float, 
 
 
 @borrowing_kernel
-def _multiply(left: Worths, right: Worths, least_rest: int, result: Worths) -> None:
+def _max_plus_multiply(left: Worths, right: Worths, least_rest: int, result: Worths) -> None:
     """result[t] = max over a of left[a] + right[t - a], for a with t - a >= least_rest * a; four of them at a time.
 
     `least_rest` is 0, or 1 where both factors are the same: then the larger part of a total is the rest.
@@ -96,11 +98,11 @@ def _multiply(left: Worths, right: Worths, least_rest: int, result: Worths) -> N
                 result[total] = max(result[total], left[one] + right[total - one])
         if start < size:
             rest = right[start - part - 3 : size - part]
-            _raise_by_four(result[start:], rest, left[part], left[part + 1], left[part + 2], left[part + 3])
+            _update_maximum_of_four(result[start:], rest, left[part], left[part + 1], left[part + 2], left[part + 3])
 
 
 @borrowing_kernel
-def close_over(values: Worths, items: IntArray, result: Worths) -> None:
+def max_plus_closure(values: Worths, items: IntArray, result: Worths) -> None:
     """result[t] = the best worth of any number of `items` (lengths, ascending) that add up to t.
 
     Item by item, each in runs of its length, in which an entry depends only on entries before the run. An item that is
@@ -117,10 +119,10 @@ def close_over(values: Worths, items: IntArray, result: Worths) -> None:
             continue
         for start in range(item, size, item):
             stop = min(start + item, size)
-            raise_by(result[start:stop], values[item], result[start - item : stop - item])
+            update_maximum(result[start:stop], values[item], result[start - item : stop - item])
 
 
-def completion_values(chain: IntArray, table: Worths, lengths: IntArray) -> Worths:
+def fill_power_table(chain: IntArray, table: Worths, lengths: IntArray) -> Worths:
     """Fill `table` (float64 or int64 [products + 1, s + 1]) from the prices in its first row, where that of 0 is 0, and
     return its last row; `lengths` are 1 .. s.
     """
@@ -132,14 +134,14 @@ def completion_values(chain: IntArray, table: Worths, lengths: IntArray) -> Wort
                 result[total] = MINUS_INFINITY
             result[0] = 0
         elif left == CLOSURE:
-            close_over(table[0], lengths, result)
+            max_plus_closure(table[0], lengths, result)
         else:
-            _multiply(table[left], table[right], 1 if left == right else 0, result)
+            _max_plus_multiply(table[left], table[right], 1 if left == right else 0, result)
     last: Worths = table[chain.shape[0]]
     return last
 
 
-compiled_completion_values = inlined_kernel(completion_values)
+compiled_fill_power_table = inlined_kernel(fill_power_table)
 """The same for kernels."""
 
 
@@ -147,24 +149,24 @@ LARGEST_EXACT = 2.0**53
 """Integers below this are exact as floating point numbers."""
 
 
-def best_worth(prices: Worths, depth: int) -> int | float:
+def best_pack_worth(prices: Worths, depth: int) -> int | float:
     """The most that at most `depth` sequences of together at most L tokens are worth, for prices [L] of lengths
     1 .. L, in their dtype.
 
     The prices must not fall with length. Integers are added as floating point numbers, whose kernels are needed anyhow:
     no sum is larger than the result, so where that is exact, all of them were.
     """
-    worth = _last_completion(prices.astype(np.float64), depth)
+    worth = _max_plus_power_worth(prices.astype(np.float64), depth)
     if np.issubdtype(prices.dtype, np.floating):
         return worth
-    return int(worth if worth < LARGEST_EXACT else _last_completion(prices, depth))
+    return int(worth if worth < LARGEST_EXACT else _max_plus_power_worth(prices, depth))
 
 
-def _last_completion(prices: Worths, depth: int) -> int | float:
+def _max_plus_power_worth(prices: Worths, depth: int) -> int | float:
     chain = power_chain(depth, len(prices))
     table = np.zeros((len(chain) + 1, len(prices) + 1), dtype=prices.dtype)
     table[0, 1:] = prices
-    result: int | float = completion_values(chain, table, np.arange(1, len(prices) + 1))[-1].item()
+    result: int | float = fill_power_table(chain, table, np.arange(1, len(prices) + 1))[-1].item()
     return result
 
 
@@ -178,7 +180,7 @@ def _find_split(one: Worths, other: Worths, total: int, value: float) -> int:
 
 
 @inlined_kernel
-def unwind(chain: IntArray, table: Worths, total: int, lengths: IntArray, size: int, pending: IntArray) -> int:
+def trace_best_lengths(chain: IntArray, table: Worths, total: int, lengths: IntArray, size: int, pending: IntArray) -> int:
     """Append to `lengths` (from index `size` on) the items behind the last row's entry `total`; returns the
     new number of items. `pending` is scratch, int64 [2 * (s + rows + 2)].
     """
@@ -237,26 +239,26 @@ def list_strategies(lengths: IntArray, max_length: int, depth: int) -> IntArray 
     return copies
 
 
-class ListedPricer:
+class EnumeratedPricer:
     """Best strategies for given prices, from a list of all; as `exact.pricers.TablePricer`."""
 
-    def __init__(self, lengths: IntArray, max_length: int, copies: IntArray, work: Work) -> None:
+    def __init__(self, lengths: IntArray, max_length: int, copies: IntArray, work: WorkBudget) -> None:
         self.work = work
         self.lengths = lengths
         self.max_length = max_length
         self._copies = copies
         self._worth = np.zeros(len(copies))
 
-    def price(self, prices: FloatArray) -> FloatArray:
+    def best_pack_worths(self, prices: FloatArray) -> FloatArray:
         """Worth of the best pack that holds each length: float64 [rows], as `prices`."""
         self.work.spend(2 * self._copies.size)
         self._worth = self._copies @ prices
         worth: FloatArray = np.max(np.where(self._copies > 0, self._worth[:, None], 0.0), axis=0)
         return worth
 
-    def strategies(self, rows: IntArray, prices: FloatArray, least: float) -> list[Strategy]:
+    def improving_strategies(self, rows: IntArray, prices: FloatArray, min_worth: float) -> list[Strategy]:
         """Return strategies of these rows that were best in the last `price`, if worth more than `least` at `prices`."""
         self.work.spend(2 * self._copies.size)
         best = np.argmax(np.where(self._copies[:, rows] > 0, self._worth[:, None], -1.0), axis=0)
         chosen = self._copies[np.unique(best)]
-        return [tuple(np.repeat(self.lengths, row).tolist()) for row in chosen[chosen @ prices > least]]
+        return [tuple(np.repeat(self.lengths, row).tolist()) for row in chosen[chosen @ prices > min_worth]]

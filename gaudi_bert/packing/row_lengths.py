@@ -19,10 +19,10 @@ import numpy as np
 
 from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.errors import InputError, enumerated
-from gaudi_bert.packing.algorithms import depth_of, pack_histogram
-from gaudi_bert.packing.certificate import simple_certificate, threshold_certificate
-from gaudi_bert.packing.histogram import Histogram
-from gaudi_bert.packing.mixture import Packing
+from gaudi_bert.plan.algorithms import pack_histogram, resolve_depth
+from gaudi_bert.plan.certificate import simple_certificate, threshold_certificate
+from gaudi_bert.plan.histogram import Histogram
+from gaudi_bert.plan.strategies import Packing
 
 MOST_LENGTHS = 3
 """Each is a graph to compile."""
@@ -64,14 +64,14 @@ class RowLengths:
     cost: float  # of all rows, estimated
     one_length_cost: float  # of rows of one length, the shortest that holds all sequences
     padded_cost: float  # of batches of single sequences, each padded to its longest
-    _rows: _Rows = field(repr=False)
+    _rows: _RowPlanner = field(repr=False)
 
     @property
     def packings(self) -> tuple[Packing, ...]:
         """The packs of each length, planned now."""
-        return tuple(self._rows.packing(*interval) for interval in self._rows.intervals(self.lengths))
+        return tuple(self._rows.plan(*interval) for interval in self._rows.intervals(self.lengths))
 
-    def cost_line(self) -> str:
+    def format_cost(self) -> str:
         """The cost compared with that of other ways, for people."""
         one, padded = self.cost / self.one_length_cost, self.cost / self.padded_cost
         beside = f"{one:.2f} of that of rows of one length, " if len(self.lengths) > 1 else ""
@@ -111,11 +111,11 @@ def choose_row_lengths(
         raise InputError(f"the longest sequence has {needed} tokens, the longest row {longest}; cut it or leave it out")
     if lengths is not None and needed > lengths[-1]:
         raise InputError(f"the longest sequence has {needed} tokens, the longest row {lengths[-1]}; give it a longer one")
-    rows = _Rows(counts, cost, depth, algorithm)
+    rows = _RowPlanner(counts, cost, depth, algorithm)
     last = -(-needed // multiple)
     steps = range(1, last + 1) if last <= _MOST_CANDIDATES else np.geomspace(1, last, _MOST_CANDIDATES).round().astype(int)
     candidates = sorted({min(int(step) * multiple, longest or last * multiple) for step in steps})
-    best = lengths or _cheapest(rows, candidates)
+    best = lengths or _choose_cheapest(rows, candidates)
     # Single sequences, drawn at random for batches: how often one of each length is the longest of its batch.
     occurring, sequences = np.flatnonzero(counts) + 1, int(counts.sum())
     none_longer = (np.cumsum(counts[occurring - 1]) / sequences) ** min(batch_sequences, sequences)
@@ -129,7 +129,7 @@ def choose_row_lengths(
     )
 
 
-def _cheapest(rows: _Rows, candidates: list[int]) -> tuple[int, ...]:
+def _choose_cheapest(rows: _RowPlanner, candidates: list[int]) -> tuple[int, ...]:
     """One length, or several that save enough."""
     *shorter, longest = candidates
     choices = [(*some, longest) for number in range(1, MOST_LENGTHS) for some in combinations(shorter, number)]
@@ -144,7 +144,7 @@ def _cheapest(rows: _Rows, candidates: list[int]) -> tuple[int, ...]:
     return best
 
 
-class _Rows:
+class _RowPlanner:
     """The rows of any length for the sequences of more than `above` and at most `length` tokens; each planned once."""
 
     def __init__(self, counts: IntArray, cost: Cost, depth: int | str, algorithm: str) -> None:
@@ -156,31 +156,31 @@ class _Rows:
         """(above, length) of each of the lengths that some sequence needs."""
         return [(above, length) for above, length in pairwise((0, *choice)) if self._counts[above:length].any()]
 
-    def packing(self, above: int, length: int) -> Packing:
+    def plan(self, above: int, length: int) -> Packing:
         """The rows, planned."""
         if (above, length) not in self._packings:
-            histogram = Histogram(length, self._part(above, length))
+            histogram = Histogram(length, self._counts_between(above, length))
             self._packings[above, length] = pack_histogram(histogram, self._algorithm, self._depth)
         return self._packings[above, length]
 
     def cost(self, choice: tuple[int, ...], packs: Callable[[int, int], int] | None = None) -> float:
         """Return the cost of all rows; by `bound`, a bound of it, without a plan."""
-        count = packs or self._packs
+        count = packs or self._estimate_packs
         return sum(count(*interval) * self._cost(interval[1]) for interval in self.intervals(choice))
 
-    def _packs(self, above: int, length: int) -> int:
+    def _estimate_packs(self, above: int, length: int) -> int:
         bound = self.bound(above, length)
-        return bound if self._algorithm == "optimal" and bound >= _MANY_PACKS else self.packing(above, length).packs
+        return bound if self._algorithm == "optimal" and bound >= _MANY_PACKS else self.plan(above, length).packs
 
     def bound(self, above: int, length: int) -> int:
         """Return how many rows are needed at least."""
         if (above, length) not in self._bounds:
-            part, depth = self._part(above, length), depth_of(self._depth, length)
+            part, depth = self._counts_between(above, length), resolve_depth(self._depth, length)
             proofs = simple_certificate(part, depth), threshold_certificate(part, depth)
             self._bounds[above, length] = max(proof.bound for proof in proofs)
         return self._bounds[above, length]
 
-    def _part(self, above: int, length: int) -> IntArray:
+    def _counts_between(self, above: int, length: int) -> IntArray:
         part = np.zeros(length, dtype=np.int64)
         own = self._counts[above:length]
         part[above : above + len(own)] = own

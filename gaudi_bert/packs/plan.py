@@ -26,8 +26,8 @@ from gaudi_bert.common.progress import Reporter
 from gaudi_bert.common.threads import each_in_threads
 from gaudi_bert.config.sections import PackingSettings
 from gaudi_bert.packing.algorithms import pack_histogram
-from gaudi_bert.packing.histogram import Histogram, form_groups, group_histogram, too_large_files
-from gaudi_bert.packing.mixture import Packing
+from gaudi_bert.packing.histogram import Histogram, build_group_histogram, find_oversized_files, form_groups
+from gaudi_bert.packing.strategies import Packing
 
 
 def plan(histograms: Sequence[Path], out: Path, settings: PackingSettings, run: StageRun) -> StageOutput[PlanTotals]:
@@ -65,7 +65,7 @@ def _form_groups(counted: HistogramFile, settings: PackingSettings, reporter: Re
     if counted.files is None:
         return [[]]
     limits = settings.group_sequences, settings.group_bytes
-    for file in too_large_files(counted.files, *limits):
+    for file in find_oversized_files(counted.files, *limits):
         reporter.say(
             f"{file.name}: {file.sequences:,} sequences, {file.bytes:,} bytes: larger than a group may be"
             f" ({limits[0]:,} sequences, {limits[1]:,} bytes), so it is a separate group"
@@ -82,7 +82,7 @@ def _pack(
 
         def pack(files: Sequence[CountedFile], _: ByteArray) -> Packing:
             packing = pack_histogram(
-                group_histogram((file.counts for file in files), length) if files else whole,
+                build_group_histogram((file.counts for file in files), length) if files else whole,
                 settings.algorithm,
                 settings.depth,
                 leftovers=settings.leftovers,
@@ -111,7 +111,7 @@ def _plan(
             packs=packing.packs,
             lower_bound=packing.lower_bound,
             algorithm_used=packing.algorithm_used,
-            strategies=tuple(packing.mixture.items()),
+            strategies=tuple(packing.strategy_counts.items()),
             bound_prices=tuple(packing.certificate.prices.tolist()),
         )
         for files, packing in zip(groups, packings, strict=True)

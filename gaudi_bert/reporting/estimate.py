@@ -22,19 +22,19 @@ from gaudi_bert.common.errors import InputError, require, shortened
 from gaudi_bert.common.files import read_file
 from gaudi_bert.common.progress import Reporter, count_of, human_seconds
 from gaudi_bert.config.sections import PackingSettings
-from gaudi_bert.packing.algorithms import check_known, depth_of, pack_histogram
+from gaudi_bert.packing.algorithms import check_algorithm_name, pack_histogram, resolve_depth
 from gaudi_bert.packing.estimate import (
     ESTIMATE_ALGORITHMS,
     Estimate,
     LengthEstimate,
     UnpaddingEstimate,
-    compare_unpadding,
+    compare_with_unpadding,
     estimate_packing,
-    scan_lengths,
+    estimate_row_lengths,
 )
 from gaudi_bert.packing.exact.bounds import prove_bound
-from gaudi_bert.packing.histogram import MOST_SLOTS, Histogram, histogram_of, rescaled
-from gaudi_bert.packing.mixture import estimate_limit
+from gaudi_bert.packing.histogram import MAX_ROW_LENGTH, Histogram, count_lengths, resize_histogram
+from gaudi_bert.packing.strategies import estimate_limit
 from gaudi_bert.packs.plan import lengths_of
 from gaudi_bert.reporting import packing_pictures
 from gaudi_bert.tables.groups import table_lengths
@@ -86,7 +86,7 @@ def estimate(
     requested = [parse_depth(depth) for depth in depths]
     names = [name.strip() for name in algorithms]
     for name in names:
-        check_known(name, ESTIMATE_ALGORITHMS)
+        check_algorithm_name(name, ESTIMATE_ALGORITHMS)
     if picture is not None:
         packing_pictures.picture_kind(picture)
         require(["matplotlib"], "a picture")
@@ -100,8 +100,8 @@ def estimate(
         tokens=histogram.tokens,
         token_bound=histogram.token_bound,
         rows=rows,
-        length_scan=scan_lengths(histogram, requested[-1]),
-        unpadding=compare_unpadding(histogram, factor),
+        length_scan=estimate_row_lengths(histogram, requested[-1]),
+        unpadding=compare_with_unpadding(histogram, factor),
     )
     if picture is None:
         return result
@@ -126,7 +126,7 @@ def _compare(
     """One row per algorithm and depth."""
 
     def number(depth: str | int) -> int:
-        return depth_of(depth, histogram.max_sequence_length)
+        return resolve_depth(depth, histogram.max_sequence_length)
 
     jobs = [(name, depth) for name in algorithms for depth in ([WITHOUT_DEPTH[name]] if name in WITHOUT_DEPTH else depths)]
     limits = sorted({number(depth) for _, depth in jobs})
@@ -158,7 +158,7 @@ def _draw(histogram: Histogram, result: EstimateResult, depth: str | int, pictur
     figures = {
         "": packing_pictures.draw_efficiency_over_depth(over_depth),
         "-histogram": packing_pictures.draw_histogram(histogram.counts.tolist(), packing.packs, packing.lower_bound, prices),
-        "-mixture": packing_pictures.draw_mixture(packing.mixture, histogram.max_sequence_length),
+        "-mixture": packing_pictures.draw_strategy_counts(packing.strategy_counts, histogram.max_sequence_length),
         "-scaling": packing_pictures.draw_unpadding([asdict(row) for row in result.unpadding]),
     }
     paths = [picture.with_name(f"{picture.stem}{suffix}{picture.suffix}") for suffix in figures]
@@ -196,7 +196,7 @@ def _histogram_of_source(
             counted = Path(folder) / "histogram.json"
             count_records(source, counted, StageRun(reporter))
             histogram = lengths_of(HistogramFile.read_all([counted]))
-    return histogram if max_sequence_length is None else rescaled(histogram, max_sequence_length)
+    return histogram if max_sequence_length is None else resize_histogram(histogram, max_sequence_length)
 
 
 def _count(lengths: IntArray, max_sequence_length: int | None) -> Histogram:
@@ -207,7 +207,7 @@ def _count(lengths: IntArray, max_sequence_length: int | None) -> Histogram:
         raise InputError(
             f"length {position:,} is {longest:,}, more than --max-sequence-length {max_sequence_length:,}; raise it"
         )
-    return histogram_of(lengths, max_sequence_length or longest)
+    return count_lengths(lengths, max_sequence_length or longest)
 
 
 def shipped_histograms() -> dict[str, Path]:
@@ -247,9 +247,11 @@ def _read_lengths(path: Path) -> IntArray:
         raise InputError(f"{path}: no list of lengths ({shortened(str(error))}); give one integer a sequence") from error
     if values.ndim != 1 or not values.size:
         raise InputError(f"{path}: holds an array of shape {list(values.shape)}; give one integer for each sequence")
-    wrong = first_not_whole(values, 1, MOST_SLOTS)
+    wrong = first_not_whole(values, 1, MAX_ROW_LENGTH)
     if wrong >= 0:
-        raise InputError(f"{path}: length {wrong + 1:,} is {values[wrong]!s}; integers from 1 to {MOST_SLOTS:,} are allowed")
+        raise InputError(
+            f"{path}: length {wrong + 1:,} is {values[wrong]!s}; integers from 1 to {MAX_ROW_LENGTH:,} are allowed"
+        )
     result: IntArray = values.astype(np.int64)
     return result
 

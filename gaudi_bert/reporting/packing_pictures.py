@@ -56,12 +56,14 @@ def draw_histogram(counts: Sequence[int], packs: int, lower_bound: int, prices: 
     return figure
 
 
-def draw_mixture(mixture: Mapping[tuple[int, ...], int], max_sequence_length: int, most: int = _MOST_STRATEGIES) -> Figure:
+def draw_strategy_counts(
+    strategy_counts: Mapping[tuple[int, ...], int], max_sequence_length: int, most: int = _MOST_STRATEGIES
+) -> Figure:
     """The strategies used most, each as a row of its sequences to scale, with its share of all packs; padding is grey."""
-    shown = sorted(mixture, key=lambda strategy: (-mixture[strategy], strategy))[:most]
+    shown = sorted(strategy_counts, key=lambda strategy: (-strategy_counts[strategy], strategy))[:most]
     size = 7 if most == _MOST_STRATEGIES else _PAGE_FONT - 2
     figure, axes = _figure(height=1.2 + 0.023 * size * len(shown))
-    packs = sum(mixture.values())
+    packs = sum(strategy_counts.values())
     for row, strategy in enumerate(shown):
         start = 0
         for slot, length in enumerate(sorted(strategy, reverse=True)):
@@ -72,12 +74,14 @@ def draw_mixture(mixture: Mapping[tuple[int, ...], int], max_sequence_length: in
                 axes.text(start + length / 2, row, str(length), **style)
             start += length
         axes.barh(row, max_sequence_length - start, left=start, color=GREY)
-        share = f"{100 * mixture[strategy] / packs:.2f} %"
+        share = f"{100 * strategy_counts[strategy] / packs:.2f} %"
         axes.text(max_sequence_length * 1.01, row, share, va="center", fontsize=size)
     axes.invert_yaxis()
     axes.set(yticks=[], xlim=(0, max_sequence_length), xlabel="slots of one pack; right: share of all packs")
-    covered = sum(mixture[strategy] for strategy in shown)
-    axes.set_title(f"{len(shown)} of {len(mixture):,} strategies, {100 * covered / max(packs, 1):.1f} % of {packs:,} packs")
+    covered = sum(strategy_counts[strategy] for strategy in shown)
+    axes.set_title(
+        f"{len(shown)} of {len(strategy_counts):,} strategies, {100 * covered / max(packs, 1):.1f} % of {packs:,} packs"
+    )
     return figure
 
 

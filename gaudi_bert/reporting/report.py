@@ -31,8 +31,8 @@ from gaudi_bert.reporting.packing_pictures import (
     adapts_to_dark_pages,
     draw_curves,
     draw_fills,
-    draw_mixture,
     draw_slots,
+    draw_strategy_counts,
     page_style,
     percent,
     picture_bytes,
@@ -60,7 +60,7 @@ def report(workdir: Path, *, store: StoreSettings | None = None) -> PlainResult:
 
 # --- what the report reads: the files of one work folder, each of which may be missing, and is then named on the page
 
-Mixture = dict[tuple[int, ...], int]
+StrategyCounts = dict[tuple[int, ...], int]
 
 
 def _sources(workdir: Path) -> dict[str, tuple[Path, Callable[[Path], Any]]]:
@@ -143,9 +143,9 @@ class _ReportInputs:
         return self.plan.totals if self.plan is not None else None
 
     @property
-    def mixture(self) -> Mixture | None:
+    def strategy_counts(self) -> StrategyCounts | None:
         """Number of packs of each strategy, over all groups of the plan."""
-        return self.plan.mixture if self.plan is not None else None
+        return self.plan.strategy_counts if self.plan is not None else None
 
 
 def _read_inputs(workdir: Path) -> _ReportInputs:
@@ -163,7 +163,7 @@ def _read_inputs(workdir: Path) -> _ReportInputs:
     histogram, plan = inputs.histogram, workdir / NAMES["plan"]
     if histogram is not None and histogram.sequences == 0:
         raise InputError(f"{plan.parent}: its histogram holds no sequence; make it again from records that hold some")
-    largest = max((sum(strategy) for strategy in inputs.mixture or {}), default=0)
+    largest = max((sum(strategy) for strategy in inputs.strategy_counts or {}), default=0)
     if histogram is not None and largest > histogram.max_sequence_length:
         slots = histogram.max_sequence_length
         raise InputError(f"{plan}: a pack of {largest} tokens, rows of {slots} in the histogram; plan again from it")
@@ -306,13 +306,13 @@ _CURVES = {
 
 def _figures(inputs: _ReportInputs) -> dict[str, tuple[Figure, str]]:
     figures: dict[str, tuple[Figure, str]] = {}
-    histogram, mixture, totals = inputs.histogram, inputs.mixture, inputs.totals
+    histogram, strategy_counts, totals = inputs.histogram, inputs.strategy_counts, inputs.totals
     if histogram is not None:
         slots = histogram.max_sequence_length
         before, after = histogram.counts, None
-        if mixture is not None:  # packs that hold 1, 2, ..., L tokens
+        if strategy_counts is not None:  # packs that hold 1, 2, ..., L tokens
             after = np.zeros(slots, dtype=np.int64)
-            for strategy, count in mixture.items():
+            for strategy, count in strategy_counts.items():
                 after[sum(strategy) - 1] += count
         full = [percent(int(fills[-1]) / max(int(fills.sum()), 1)) for fills in (before, after) if fills is not None]
         words = f"Bars: share of rows by their real tokens. Before packing, {full[0]} of the rows are full"
@@ -322,11 +322,11 @@ def _figures(inputs: _ReportInputs) -> dict[str, tuple[Figure, str]]:
             figure = draw_slots(histogram.sequences, totals.packs, histogram.tokens, slots, totals.lower_bound)
             words = f"Two bars to scale: {histogram.sequences:,} rows before packing, {totals.packs:,} after it."
             figures["slots"] = figure, f"{words} A line marks the proven bound, {totals.lower_bound:,} rows."
-        if mixture:
-            strategy = max(mixture, key=lambda lengths: (mixture[lengths], lengths))
+        if strategy_counts:
+            strategy = max(strategy_counts, key=lambda lengths: (strategy_counts[lengths], lengths))
             words = "Rows to scale, one for each of the strategies used most. The most frequent one: "
             words += f"{' + '.join(map(str, sorted(strategy, reverse=True)))} tokens."
-            figures["strategies"] = draw_mixture(mixture, slots, most=12), words
+            figures["strategies"] = draw_strategy_counts(strategy_counts, slots, most=12), words
     if inputs.metrics:
         for name in _CURVES:
             figures[name] = _curves(inputs, name)

@@ -17,10 +17,10 @@ import numpy as np
 
 from gaudi_bert.common.arrays import BatchArrays, Float32Array, IntArray
 from gaudi_bert.common.dealing import Packs, deal_sequences
-from gaudi_bert.packing.algorithms import solve
+from gaudi_bert.packing.algorithms import run_algorithm
 from gaudi_bert.packing.heuristics import OpenPacks, fill_open_packs
-from gaudi_bert.packing.mixture import Mixture, coverage, packs_of, sorted_mixture
 from gaudi_bert.packing.row_lengths import row_cost
+from gaudi_bert.packing.strategies import StrategyCounts, count_packs, count_slots, sort_strategies
 from gaudi_bert.rows.packs import BatchShape, lay_out_packs
 from gaudi_bert.rows.types import Sequences
 
@@ -133,8 +133,8 @@ def plan_window(
     choices = _choices(longest, rounded, one_length, longest_row) if packed else ()
     solved = [_solve(lengths, choice) for choice in choices]
 
-    def cost(mixtures: list[tuple[int, Mixture]]) -> float:
-        return sum(packs_of(mixture) * row_cost(length, hidden_size) for length, mixture in mixtures)
+    def cost(mixtures: list[tuple[int, StrategyCounts]]) -> float:
+        return sum(count_packs(strategy_counts) * row_cost(length, hidden_size) for length, strategy_counts in mixtures)
 
     best = min(solved, key=cost, default=None)
     if best is not None and alone_cost >= LEAST_GAIN * cost(best):
@@ -177,38 +177,38 @@ def _choices(longest: int, rounded: int, one_length: int | None, longest_row: in
         yield from ((long, short) for short in _USUAL_LENGTHS if short < longest)
 
 
-def _solve(lengths: IntArray, choice: tuple[int, ...]) -> list[tuple[int, Mixture]]:
+def _solve(lengths: IntArray, choice: tuple[int, ...]) -> list[tuple[int, StrategyCounts]]:
     """Each length of rows, and how sequences share them: long rows take what is too long for short ones, are filled up
     with others, best fit first, and short rows take the rest.
     """
     long, *short = choice
     counts = _counts(lengths, long)
     if not short:
-        return [(long, solve(counts, _ALGORITHM, deepest(long)).mixture)]
+        return [(long, run_algorithm(counts, _ALGORITHM, deepest(long)).strategy_counts)]
     must = counts.copy()
     must[: short[0]] = 0
     rows = OpenPacks(deepest(long))
-    for strategy, count in sorted_mixture(solve(must, _ALGORITHM, deepest(long)).mixture).items():
-        rows.put(strategy, count, long - sum(strategy))
+    for strategy, count in sort_strategies(run_algorithm(must, _ALGORITHM, deepest(long)).strategy_counts).items():
+        rows.add(strategy, count, long - sum(strategy))
     remaining = counts[: short[0]].copy()
     for length in range(short[0], 0, -1):
         remaining[length - 1] = fill_open_packs(rows, length, int(remaining[length - 1]))
-    return [(long, rows.close()), (short[0], solve(remaining, _ALGORITHM, deepest(short[0])).mixture)]
+    return [(long, rows.close_all()), (short[0], run_algorithm(remaining, _ALGORITHM, deepest(short[0])).strategy_counts)]
 
 
-def _assigned(lengths: IntArray, mixtures: list[tuple[int, Mixture]]) -> Iterator[Part]:
+def _assigned(lengths: IntArray, mixtures: list[tuple[int, StrategyCounts]]) -> Iterator[Part]:
     """The sequences themselves, assigned to the strategies of the mixtures by their lengths."""
     free = np.arange(len(lengths), dtype=np.int64)
-    for length, mixture in mixtures:
-        if not mixture:
+    for length, strategy_counts in mixtures:
+        if not strategy_counts:
             continue
-        slots_of_length = coverage(mixture, length)
+        slots_of_length = count_slots(strategy_counts, length)
         order = np.argsort(lengths[free], kind="stable")
         of_length = lengths[free][order]
         rank = np.arange(len(free)) - np.searchsorted(of_length, of_length)
         is_own = (of_length <= length) & (rank < slots_of_length[np.minimum(of_length, length) - 1])
         own, free = np.sort(free[order][is_own]), np.sort(free[order][~is_own])
-        assignment = deal_sequences(lengths[own].astype(np.int32), list(mixture.items()), 0, 0)
+        assignment = deal_sequences(lengths[own].astype(np.int32), list(strategy_counts.items()), 0, 0)
         yield Part(length, deepest(length), Packs(own[assignment.members], assignment.starts))
 
 

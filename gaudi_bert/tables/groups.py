@@ -24,7 +24,7 @@ from gaudi_bert.common.arrow import require_pyarrow
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.sections import TableSettings
-from gaudi_bert.packing.histogram import form_groups, too_large_files
+from gaudi_bert.packing.histogram import find_oversized_files, form_groups
 from gaudi_bert.tables.parts import TablePart, list_parts, read_parts, table_schema
 from gaudi_bert.tables.sources import MASK_COLUMN, TOKENS_COLUMN, TableColumns, columns_of, table_files
 
@@ -61,7 +61,7 @@ def open_table(source: str | Path, settings: TableSettings, reporter: Reporter) 
         file_rows.append(sum(part.rows for part in of_file))
     if not parts:
         raise InputError(f"{source}: the table holds no row; there is nothing to pack")
-    large = too_large_files(parts, *limits)
+    large = find_oversized_files(parts, *limits)
     if large:
         largest = max(large, key=lambda part: part.bytes)
         reporter.say(

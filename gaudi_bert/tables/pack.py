@@ -36,8 +36,8 @@ from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.config.sections import TableSettings
 from gaudi_bert.packing.algorithms import pack_histogram
 from gaudi_bert.packing.histogram import Histogram
-from gaudi_bert.packing.mixture import Packing
 from gaudi_bert.packing.row_lengths import USUAL_HIDDEN_SIZE, choose_row_lengths, row_cost
+from gaudi_bert.packing.strategies import Packing
 from gaudi_bert.packs.write import PackedOutput, write
 from gaudi_bert.rows.tokenizer import TOKENIZER_NAME, copy_tokenizer, open_tokenizer
 from gaudi_bert.tables.groups import (
@@ -192,7 +192,7 @@ def _deal(sequences: RowSequences, settings: TableSettings, group: int) -> tuple
         effort=settings.effort,
         quick_bound=settings.depth == "max",  # the tokens give nearly the complete bound
     )
-    dealt = deal_sequences(sequences.lengths, list(packing.mixture.items()), settings.seed, group)
+    dealt = deal_sequences(sequences.lengths, list(packing.strategy_counts.items()), settings.seed, group)
     order = dealt.members.astype(np.int64)
     packs = PackSequences(dealt.starts, sequences.rows[order], sequences.starts[order], sequences.lengths[order])
     return packs, packing
@@ -270,5 +270,5 @@ def _choose_lengths(table: str | Path, settings: TableSettings, reporter: Report
         depth=settings.depth,
         algorithm=settings.algorithm,
     )
-    reporter.say(f"pack: {chosen.cost_line()}")
+    reporter.say(f"pack: {chosen.format_cost()}")
     return chosen.lengths

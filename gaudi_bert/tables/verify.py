@@ -26,7 +26,7 @@ from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.files import in_store, regular, shown_location
 from gaudi_bert.config.pipeline import section_from_mapping
 from gaudi_bert.config.sections import TableSettings
-from gaudi_bert.packing.algorithms import depth_of
+from gaudi_bert.packing.algorithms import resolve_depth
 from gaudi_bert.packs.verify import PackedFolder, ReadGroup, check_bound, check_inputs, check_same, verify
 from gaudi_bert.tables.groups import (
     GroupedTable,
@@ -170,7 +170,7 @@ class _TableReader:
             raise FailedError(f"{self.folder.path}: row {row} of the table is in no pack; pack the table again")
         length, packs = settings.max_sequence_length, sum(shard.packs for shard in shards)
         counts = np.bincount(sequences.lengths, minlength=length + 1)[1:]
-        path, depth = manifest_path(self.folder.notes, claimed.group), depth_of(settings.depth, length)
+        path, depth = manifest_path(self.folder.notes, claimed.group), resolve_depth(settings.depth, length)
         check_bound(path, claimed.lower_bound, packs, lambda: [counts], depth, TableMetadata.remedy)
         return GroupManifest(
             **row_figures(rows, sequences, too_long, length),

@@ -28,7 +28,7 @@ from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.sections import TaskName, TaskSettings
 from gaudi_bert.corpus.python_texts import HELD_OUT_OF, LABELS, labelled_docstrings, python_texts, titled_docstrings
 from gaudi_bert.model.heads import TaskHead
-from gaudi_bert.packing.mixture import Packing
+from gaudi_bert.packing.strategies import Packing
 from gaudi_bert.reading.global_order import numbers_of_rank
 from gaudi_bert.rows.answers import TagScheme
 from gaudi_bert.rows.fields import find_labels
@@ -188,7 +188,7 @@ class TaskData:
         epoch_seed = int(random_words(1, seed, "task epoch", epoch + 1)[0])
         lengths = self.sequences.lengths.astype(np.int32)
         own = np.flatnonzero(np.searchsorted(self.lengths, lengths) == which)
-        assignment = deal_sequences(lengths[own], list(self.packings[which].mixture.items()), epoch_seed, 0)
+        assignment = deal_sequences(lengths[own], list(self.packings[which].strategy_counts.items()), epoch_seed, 0)
         return Packs(own[assignment.members], assignment.starts)
 
 

@@ -24,7 +24,7 @@ from gaudi_bert.common.errors import InputError, shortened
 from gaudi_bert.common.files import shown_location
 from gaudi_bert.common.progress import Reporter, count_of
 from gaudi_bert.common.threads import worker_count
-from gaudi_bert.packing.histogram import group_histogram
+from gaudi_bert.packing.histogram import build_group_histogram
 from gaudi_bert.tfrecords.files import RecordInputs, bad_file, open_inputs
 from gaudi_bert.tfrecords.scan import (
     RecordScan,
@@ -135,7 +135,7 @@ def _count(
         sequences=sum(file.sequences for file in counted),
         tokens=sum(file.tokens for file in counted),
         vocabulary=vocabulary,
-        counts=tuple(group_histogram((file.counts for file in counted), schema.max_sequence_length).counts.tolist()),
+        counts=tuple(build_group_histogram((file.counts for file in counted), schema.max_sequence_length).counts.tolist()),
         bad_files=tuple(file for file, _ in bad),
         files=tuple(counted),
     )

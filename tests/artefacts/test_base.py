@@ -48,7 +48,7 @@ def test_what_the_stages_write_is_written_again_byte_for_byte(case: PackingCase,
 def test_a_plan_is_known_by_all_that_it_says(case: PackingCase) -> None:
     plan = WritablePlan.read(case.plan)
     assert plan.sha256 == Plan.read(case.plan).sha256 == GroupManifest.read(manifest_path(case.packed, 0)).source_sha256
-    assert sum(plan.mixture.values()) == plan.totals.packs
+    assert sum(plan.strategy_counts.values()) == plan.totals.packs
 
 
 def test_results_of_training_leave_out_what_was_not_measured(tmp_path: Path) -> None:

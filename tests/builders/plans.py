@@ -13,21 +13,21 @@ import yaml
 
 from gaudi_bert.common.features import PackingFigures
 
-Mixture = Mapping[tuple[int, ...], int]
+StrategyCounts = Mapping[tuple[int, ...], int]
 
 
-def write_plan(path: Path, groups: Sequence[Mixture], max_sequence_length: int, gap: int = 0) -> None:
+def write_plan(path: Path, groups: Sequence[StrategyCounts], max_sequence_length: int, gap: int = 0) -> None:
     """A plan that can only be looked at: no files, nothing proven; each group uses `gap` packs more than its bound."""
-    stored = [_group(mixture, gap) for mixture in groups]
-    depth = max(len(strategy) for mixture in groups for strategy in mixture)
+    stored = [_group(group, gap) for group in groups]
+    depth = max(len(strategy) for group in groups for strategy in group)
     masked = {"masked_slots": None, "masked_slots_needed": None}
     packs = sum(group["packs"] for group in stored)
-    tokens = [_tokens(mixture) for mixture in groups]
+    tokens = [_tokens(group) for group in groups]
     sequences = sum(group["sequences"] for group in stored)
     bound = packs - gap * len(groups)
     totals = {
         **PackingFigures(sequences, packs, sum(tokens), packs * max_sequence_length, bound).stored(),
-        "depth_used": depth, "strategies_used": len({strategy for mixture in groups for strategy in mixture}),
+        "depth_used": depth, "strategies_used": len({strategy for group in groups for strategy in group}),
         "algorithm": "nnls", "algorithms_used": ["iterative-nnls"],
         "token_bound": sum(-(-each // max_sequence_length) for each in tokens), "groups": len(groups), **masked,
     }  # fmt: skip
@@ -39,15 +39,18 @@ def write_plan(path: Path, groups: Sequence[Mixture], max_sequence_length: int, 
     path.write_text(json.dumps(plan))
 
 
-def _tokens(mixture: Mixture) -> int:
-    return sum(sum(strategy) * count for strategy, count in mixture.items())
+def _tokens(group: StrategyCounts) -> int:
+    return sum(sum(strategy) * count for strategy, count in group.items())
 
 
-def _group(mixture: Mixture, gap: int) -> dict[str, Any]:
-    packs, sequences = sum(mixture.values()), sum(len(strategy) * count for strategy, count in mixture.items())
+def _group(group: StrategyCounts, gap: int) -> dict[str, Any]:
+    packs, sequences = (
+        sum(group.values()),
+        sum(len(strategy) * count for strategy, count in group.items()),
+    )
     return {
         "files": [], "sequences": sequences, "packs": packs, "lower_bound": packs - gap,
-        "algorithm_used": "iterative-nnls", "strategies": [[list(strategy), count] for strategy, count in mixture.items()],
+        "algorithm_used": "iterative-nnls", "strategies": [[list(strategy), count] for strategy, count in group.items()],
         "bound_prices": None,
     }  # fmt: skip
 
@@ -55,20 +58,20 @@ def _group(mixture: Mixture, gap: int) -> dict[str, Any]:
 # --- a work folder as the stages leave it
 
 
-MIXTURE = {(13,): 20, (4, 9): 7, (2, 5, 6): 3, (3, 4): 1}
+STRATEGY_COUNTS = {(13,): 20, (4, 9): 7, (2, 5, 6): 3, (3, 4): 1}
 SLOTS = 13
 SETTINGS = {"name": "demo", "training": {"updates": 3, "learning_rate": 0.001}}
 
 
 def counts() -> list[int]:
-    """Sequences of length 1 .. 13 in `MIXTURE`."""
-    lengths = [length for strategy, times in MIXTURE.items() for length in strategy for _ in range(times)]
+    """Sequences of length 1 .. 13 in `STRATEGY_COUNTS`."""
+    lengths = [length for strategy, times in STRATEGY_COUNTS.items() for length in strategy for _ in range(times)]
     return [lengths.count(length) for length in range(1, SLOTS + 1)]
 
 
 def contents() -> dict[str, Any]:
     """Every file that the report reads, by its name in the work folder."""
-    packs, sequences = sum(MIXTURE.values()), sum(counts())
+    packs, sequences = sum(STRATEGY_COUNTS.values()), sum(counts())
     tokens = sum(length * count for length, count in enumerate(counts(), start=1))
     proven = {"sequences": sequences, "tokens": tokens, "packs": packs}
     split = {
@@ -91,7 +94,7 @@ def contents() -> dict[str, Any]:
         },
         "examples/settings.json": {"stage": "prepare", "settings": {"seed": 7, "lower_case": True}, "inputs": {}},
         "histogram.json": {"max_sequence_length": SLOTS, "counts": counts()},
-        "plan.json": partial(write_plan, groups=[MIXTURE], max_sequence_length=SLOTS, gap=1),
+        "plan.json": partial(write_plan, groups=[STRATEGY_COUNTS], max_sequence_length=SLOTS, gap=1),
         "plan.settings.json": {
             "stage": "plan",
             "settings": {"algorithm": "nnls", "masked_slots": None},

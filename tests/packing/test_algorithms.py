@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.packing import algorithms, heuristics
-from gaudi_bert.packing.algorithms import ALGORITHMS, pack_histogram, solve
+from gaudi_bert.packing.algorithms import ALGORITHMS, pack_histogram, run_algorithm
 from gaudi_bert.packing.certificate import check_certificate, simple_certificate
 from gaudi_bert.packing.histogram import Histogram
-from gaudi_bert.packing.mixture import Packing
 from gaudi_bert.packing.nnls import loop_weights
 from gaudi_bert.packing.nnls_solver import solve_nnls
+from gaudi_bert.packing.strategies import Packing
 from tests.builders.command_line import run_python
 from tests.builders.histograms import ADVERSARIAL, small_histograms
 from tests.builders.properties import examples
@@ -30,8 +30,10 @@ def plans() -> str:
             solution = solve_nnls(counts, loop_weights(size), depth)
             lines.append(repr((solution.strategies, solution.usage.tolist(), solution.residual.tolist())))
             if counts.any():
-                found = [solve(counts, algorithm, min(depth, size)) for algorithm in ("nnls", "optimal", "ffd")]
-                lines += [repr((each.mixture, each.certificate and each.certificate.prices.tolist())) for each in found]
+                found = [run_algorithm(counts, algorithm, min(depth, size)) for algorithm in ("nnls", "optimal", "ffd")]
+                lines += [
+                    repr((each.strategy_counts, each.certificate and each.certificate.prices.tolist())) for each in found
+                ]
     return "\n".join(lines)
 
 
@@ -89,17 +91,17 @@ def test_masked_slots() -> None:
 
 
 @pytest.mark.parametrize(
-    ("packs", "bound", "mixture", "message"),
+    ("packs", "bound", "strategy_counts", "message"),
     [
         (1, 1, {(2,): 1}, "length 2 has 1 slots for 2 sequences"),
         (1, 2, {(2, 2): 1}, "fewer than the bound 2"),
     ],
 )
-def test_a_wrong_result_is_never_returned(packs: int, bound: int, mixture: dict, message: str) -> None:
+def test_a_wrong_result_is_never_returned(packs: int, bound: int, strategy_counts: dict, message: str) -> None:
     histogram = Histogram(4, [0, 2, 0, 0])
     certificate = simple_certificate(histogram.counts, 2)
     with pytest.raises(FailedError, match=message):
-        Packing(2, packs, 4, 4 * packs, bound, histogram, 2, "x", "x", mixture, certificate)
+        Packing(2, packs, 4, 4 * packs, bound, histogram, 2, "x", "x", strategy_counts, certificate)
 
 
 # --- plans that would not fit in memory

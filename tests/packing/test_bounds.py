@@ -8,8 +8,8 @@ from gaudi_bert.packing.certificate import check_certificate
 from gaudi_bert.packing.exact.bounds import prove_bound
 from gaudi_bert.packing.heuristics import pack_longest_first
 from gaudi_bert.packing.histogram import Histogram
-from gaudi_bert.packing.mixture import Work, check_mixture, packs_of
-from gaudi_bert.packing.nnls import _iterative_nnls
+from gaudi_bert.packing.nnls import _pack_iteratively
+from gaudi_bert.packing.strategies import WorkBudget, check_strategy_counts, count_packs
 from tests.builders.histograms import published, scattered
 
 
@@ -19,8 +19,8 @@ def test_quick_bound(name: str, depth: int) -> None:
     counts = published(name).counts
     certificate = prove_bound(counts, depth)
     assert check_certificate(certificate, counts) == certificate.bound
-    for mixture in (pack_longest_first(counts, depth), _iterative_nnls(counts, depth)):
-        assert certificate.bound <= packs_of(mixture)
+    for strategy_counts in (pack_longest_first(counts, depth), _pack_iteratively(counts, depth)):
+        assert certificate.bound <= count_packs(strategy_counts)
     fewest = {"squad-384": (45_335, 40_195, 40_195), "wikipedia-512": (10_099_081, 8_143_829, 8_135_727)}
     assert certificate.bound == fewest[name][min(depth, 4) - 2]
 
@@ -31,7 +31,9 @@ ALLOWED = [0.0, 1e5, 3e6, 1e9]
 @pytest.mark.parametrize("operations", ALLOWED)
 def test_a_bound_is_a_bound_however_little_was_done(operations: float) -> None:
     counts = scattered(301, 90, 40)
-    certificate = prove_bound(counts, 4, Work(operations))
-    assert certificate.bound <= check_certificate(certificate, counts) <= packs_of(pack_longest_first(counts, 4))
+    certificate = prove_bound(counts, 4, WorkBudget(operations))
+    assert certificate.bound <= check_certificate(certificate, counts) <= count_packs(pack_longest_first(counts, 4))
     for leftovers in ("best-fit", "complement"):  # a loop that is cut off ends with a packing too
-        check_mixture(_iterative_nnls(counts, 4, leftovers, work=Work(operations)), Histogram(len(counts), counts), 4)
+        check_strategy_counts(
+            _pack_iteratively(counts, 4, leftovers, work=WorkBudget(operations)), Histogram(len(counts), counts), 4
+        )

@@ -13,9 +13,9 @@ from gaudi_bert.packing.algorithms import pack_histogram
 from gaudi_bert.packing.certificate import (
     Certificate,
     check_certificate,
-    limit_by_longest,
     simple_certificate,
     threshold_certificate,
+    worth_limit_by_longest,
 )
 from gaudi_bert.packing.histogram import Histogram
 from tests.builders.histograms import small_histograms
@@ -38,16 +38,16 @@ def test_thresholds_prove_what_their_prices_do(histogram: Histogram, depth: int)
     assert proof.bound <= naive.fewest_packs(tuple(histogram.counts.tolist()), depth)
     assert check_certificate(proof, histogram.counts) == proof.bound
     with pytest.MonkeyPatch.context() as patch:  # as those of packs too long for an exact proof
-        patch.setattr(certificate, "LONGEST_EXACT", 0)
+        patch.setattr(certificate, "MAX_EXACT_LENGTH", 0)
         assert check_certificate(proof, histogram.counts) == proof.bound
 
 
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=17), st.integers(1, 18), st.sampled_from([0, 2**22]))
 @examples(80)
 def test_limits_of_worth_hold(prices: list[int], depth: int, listed: int) -> None:
-    best = naive.best_worth(prices, depth)
+    best = naive.best_pack_worth(prices, depth)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(certificate, "LONGEST_EXACT", 0)
+        patch.setattr(certificate, "MAX_EXACT_LENGTH", 0)
         patch.setattr(certificate, "MOST_LISTED", listed)
         ones = np.ones(len(prices), dtype=np.int64)
         bound = check_certificate(Certificate(np.array(prices), depth, 0), ones)
@@ -72,5 +72,5 @@ def test_no_pack_is_worth_more_than_its_longest_and_the_most_of_others(price_of:
     prices = np.maximum.accumulate([price_of[length] for length in lengths.tolist()])
     worth_of = dict(zip(lengths.tolist(), prices.tolist(), strict=True))
     packs = [pack for pack in naive.strategies(17, depth, full=False) if worth_of.keys() >= set(pack)]
-    limit = limit_by_longest(prices, lengths, 17, depth)
+    limit = worth_limit_by_longest(prices, lengths, 17, depth)
     assert max(sum(map(worth_of.__getitem__, pack)) for pack in packs) <= limit <= depth * prices[-1]

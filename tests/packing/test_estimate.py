@@ -8,9 +8,9 @@ from gaudi_bert.packing.estimate import (
     ACCELERATORS,
     ESTIMATE_ALGORITHMS,
     _linear_speed_up,
-    compare_unpadding,
+    compare_with_unpadding,
     estimate_packing,
-    scan_lengths,
+    estimate_row_lengths,
 )
 from gaudi_bert.packing.histogram import Histogram
 from tests.builders.agree import agree
@@ -27,7 +27,7 @@ def test_every_algorithm_packs_a_small_histogram() -> None:
 def test_longer_packs_for_the_same_sequences() -> None:
     # The paper's point in small: 2/3-full rows pack badly at their own length and perfectly at the right longer one.
     histogram = Histogram(27, [0] * 17 + [900] + [0] * 9)
-    rows = {row.max_sequence_length: row for row in scan_lengths(histogram, "max")}
+    rows = {row.max_sequence_length: row for row in estimate_row_lengths(histogram, "max")}
     assert list(rows) == [27, 30, 34, 36, 40, 54]
     own, longer = rows[27], rows[36]
     assert (own.packs, longer.packs) == (900, 450)
@@ -38,7 +38,7 @@ def test_longer_packs_for_the_same_sequences() -> None:
 
 
 def test_the_papers_speed_ups() -> None:
-    values = [each.unpadding for each in compare_unpadding(Histogram(4, [0, 0, 0, 9]), 1.0)]
+    values = [each.unpadding for each in compare_with_unpadding(Histogram(4, [0, 0, 0, 9]), 1.0)]
     speed_ups = dict(zip(ACCELERATORS, values, strict=True))
     agree(speed_ups[32], 1.5, 0.02, scale=1.0)
     agree(speed_ups[2048], 1.3, 0.03, scale=1.0)

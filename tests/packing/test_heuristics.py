@@ -18,7 +18,7 @@ from gaudi_bert.packing.heuristics import (
     pack_shortest_first,
 )
 from gaudi_bert.packing.histogram import Histogram
-from gaudi_bert.packing.mixture import check_mixture, packs_of
+from gaudi_bert.packing.strategies import check_strategy_counts, count_packs
 from tests.builders.agree import agree
 from tests.builders.histograms import NAMES, depth_number, expected, published, small_histograms
 from tests.builders.properties import examples
@@ -33,11 +33,11 @@ def test_every_published_integer(algorithm: str, name: str) -> None:
     histogram = published(name)
     for depth, row in expected()[algorithm][name].items():
         number = depth_number(depth, histogram)
-        mixture = HEURISTICS[algorithm](histogram.counts, number)
-        check_mixture(mixture, histogram, number)
-        packs = packs_of(mixture)
+        strategy_counts = HEURISTICS[algorithm](histogram.counts, number)
+        check_strategy_counts(strategy_counts, histogram, number)
+        packs = count_packs(strategy_counts)
         padding = packs * histogram.max_sequence_length - histogram.tokens
-        figures = (packs, len(mixture), max(map(len, mixture)), padding)
+        figures = (packs, len(strategy_counts), max(map(len, strategy_counts)), padding)
         assert figures == (row["packs"], row["n_strategies"], row["depth_used"], row["padding"]), depth
 
 
@@ -55,9 +55,9 @@ def test_equals_next_fit(histogram: Histogram, depth: int, separators: int, seed
     packs = next_fit(shuffled, histogram.max_sequence_length, depth, separators)
     assert count_greedy_packs(histogram.counts, depth, seed=seed, separators=separators) == len(packs)
     if not separators:
-        mixture = pack_greedily(histogram.counts, depth, seed=seed)
-        check_mixture(mixture, histogram, depth)
-        assert mixture == {tuple(sorted(pack)): sum(sorted(one) == sorted(pack) for one in packs) for pack in packs}
+        strategy_counts = pack_greedily(histogram.counts, depth, seed=seed)
+        check_strategy_counts(strategy_counts, histogram, depth)
+        assert strategy_counts == {tuple(sorted(pack)): sum(sorted(one) == sorted(pack) for one in packs) for pack in packs}
 
 
 def test_a_tenth_of_wikipedia_has_the_published_efficiency() -> None:

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from gaudi_bert.common.errors import ArgumentError, InputError
 from gaudi_bert.packing.histogram import (
     Histogram,
-    checked_lengths,
+    build_group_histogram,
+    count_lengths,
     form_groups,
-    group_histogram,
-    histogram_of,
-    rescaled,
+    resize_histogram,
+    validate_lengths,
 )
 from tests.builders.properties import examples
 
@@ -41,11 +41,11 @@ def test_bad_values_are_named(length: object, counts: object, message: str) -> N
 
 def test_other_capacity_keeps_the_sequences() -> None:
     histogram = Histogram(4, [1, 2, 3, 0], [0, 1, 1, 0])
-    assert rescaled(histogram, 6).counts.tolist() == [1, 2, 3, 0, 0, 0]
-    assert rescaled(histogram, 3).tokens == histogram.tokens
+    assert resize_histogram(histogram, 6).counts.tolist() == [1, 2, 3, 0, 0, 0]
+    assert resize_histogram(histogram, 3).tokens == histogram.tokens
     with pytest.raises(InputError, match="max_sequence_length 2"):
-        rescaled(histogram, 2)
-    assert rescaled(Histogram(4, [0] * 4), 2).sequences == 0
+        resize_histogram(histogram, 2)
+    assert resize_histogram(Histogram(4, [0] * 4), 2).sequences == 0
 
 
 NUMBERS = [3, 1, 8, 8]
@@ -64,15 +64,15 @@ NUMBERS = [3, 1, 8, 8]
     ],
 )
 def test_whatever_holds_whole_numbers(lengths) -> None:
-    checked = checked_lengths(lengths, 8)
+    checked = validate_lengths(lengths, 8)
     assert checked.tolist() == NUMBERS
     assert checked.dtype == np.uint16
-    assert histogram_of(checked, 8).counts.tolist() == [1, 0, 1, 0, 0, 0, 0, 2]
+    assert count_lengths(checked, 8).counts.tolist() == [1, 0, 1, 0, 0, 0, 0, 2]
 
 
 def test_long_rows_have_room_for_their_lengths() -> None:
-    assert checked_lengths([70_000, 65_536], 70_000).tolist() == [70_000, 65_536]
-    assert checked_lengths([65_535], 65_535).tolist() == [65_535]
+    assert validate_lengths([70_000, 65_536], 70_000).tolist() == [70_000, 65_536]
+    assert validate_lengths([65_535], 65_535).tolist() == [65_535]
 
 
 # What is given, and what the one line of the error must name: the index and the value.
@@ -93,7 +93,7 @@ BAD = {
 def test_bad_lengths_are_named(case: str) -> None:
     lengths, words = BAD[case]
     with pytest.raises(ArgumentError) as caught:
-        checked_lengths(lengths, 8)
+        validate_lengths(lengths, 8)
     assert words in str(caught.value)
 
 
@@ -137,8 +137,8 @@ def test_every_file_once_and_limits_kept(sizes: list[tuple[int, int]], limits: t
 
 def test_histogram_of_a_group() -> None:
     rows = (((2, 1, 5), (4, 1, 2), (4, 3, 1)), ((4, 2, 1),))
-    histogram = group_histogram([np.array(counts) for counts in rows], 5)
+    histogram = build_group_histogram([np.array(counts) for counts in rows], 5)
     assert histogram.counts.tolist() == [0, 5, 0, 4, 0]
     assert histogram.max_masked is not None
     assert histogram.max_masked.tolist() == [0, 1, 0, 3, 0]
-    assert group_histogram([], 2).counts.dtype == np.int64
+    assert build_group_histogram([], 2).counts.dtype == np.int64

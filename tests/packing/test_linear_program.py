@@ -13,7 +13,7 @@ from gaudi_bert.packing.certificate import check_certificate
 from gaudi_bert.packing.exact import bounds, linear_program
 from gaudi_bert.packing.exact.optimal import _pack_optimally
 from gaudi_bert.packing.histogram import Histogram
-from gaudi_bert.packing.mixture import packs_of
+from gaudi_bert.packing.strategies import count_packs
 from tests.builders.histograms import small_histograms
 from tests.builders.properties import examples
 from tests.oracles import packing as naive
@@ -28,7 +28,7 @@ def test_the_solver_is_silent_from_its_first_call(monkeypatch: pytest.MonkeyPatc
         original(solver)
 
     monkeypatch.setattr(highspy.Highs, "enableCallbacks", enable_callbacks)
-    linear_program.LinearProgram.limited(np.array([0, 5, 3, 7, 0, 2, 0, 1]), 8)
+    linear_program.LinearProgram.from_heuristic(np.array([0, 5, 3, 7, 0, 2, 0, 1]), 8)
     assert printing == [False]
 
 
@@ -37,9 +37,9 @@ def test_the_solver_is_silent_from_its_first_call(monkeypatch: pytest.MonkeyPatc
 def test_plans_from_a_list_against_trying_everything(histogram: Histogram, depth: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(linear_program, "LONGEST_TABLE", 3)
-        patch.setattr(linear_program, "LONGEST_EXACT", 3)
+        patch.setattr(linear_program, "MAX_EXACT_LENGTH", 3)
         patch.setattr(bounds, "LONGEST_TABLE", 3)
         optimum = _pack_optimally(histogram.counts, depth)
     fewest = naive.fewest_packs(tuple(histogram.counts.tolist()), depth)
-    assert packs_of(optimum.mixture) == fewest
+    assert count_packs(optimum.strategy_counts) == fewest
     assert check_certificate(optimum.certificate, histogram.counts) == optimum.certificate.bound <= fewest

@@ -13,8 +13,8 @@ from gaudi_bert.packing.certificate import check_certificate
 from gaudi_bert.packing.exact import bounds, linear_program, optimal
 from gaudi_bert.packing.heuristics import pack_longest_first
 from gaudi_bert.packing.histogram import Histogram
-from gaudi_bert.packing.long_packs import deal_into_slots, pack_thinned, rematch_halves, split_counts
-from gaudi_bert.packing.mixture import Work, check_mixture, packs_of
+from gaudi_bert.packing.long_packs import assign_to_slots, pack_subsample, rematch_halves, split_counts_into_bins
+from gaudi_bert.packing.strategies import WorkBudget, check_strategy_counts, count_packs
 from tests.builders.properties import examples
 from tests.oracles.packing import fewest_packs
 
@@ -28,22 +28,22 @@ def few_counts(generator: np.random.Generator, max_length: int) -> np.ndarray:
 def test_packs_are_packs_and_never_more(seed: int, max_length: int, depth: int) -> None:
     counts = few_counts(np.random.default_rng(seed), max_length)
     before = pack_longest_first(counts, depth)
-    after = rematch_halves(before, max_length, depth, 0, Work(1e6))
-    check_mixture(after, Histogram(max_length, counts), depth)
-    assert packs_of(after) <= packs_of(before)
+    after = rematch_halves(before, max_length, depth, 0, WorkBudget(1e6))
+    check_strategy_counts(after, Histogram(max_length, counts), depth)
+    assert count_packs(after) <= count_packs(before)
 
 
 def test_sequences_of_over_and_under_half_a_pack_find_their_partners() -> None:
-    assert rematch_halves({(47, 51): 1, (49,): 1, (53,): 1}, 100, 2, 0, Work(1e9)) == {(47, 53): 1, (49, 51): 1}
-    assert rematch_halves({(31,): 3, (69,): 3, (40, 60): 2}, 100, 2, 0, Work(1e9)) == {(31, 69): 3, (40, 60): 2}
+    assert rematch_halves({(47, 51): 1, (49,): 1, (53,): 1}, 100, 2, 0, WorkBudget(1e9)) == {(47, 53): 1, (49, 51): 1}
+    assert rematch_halves({(31,): 3, (69,): 3, (40, 60): 2}, 100, 2, 0, WorkBudget(1e9)) == {(31, 69): 3, (40, 60): 2}
 
 
 def test_it_stops_at_enough_packs_and_without_work() -> None:
     wasteful = {(31,): 4, (69,): 4}
-    assert packs_of(rematch_halves(wasteful, 100, 2, 8, Work(1e9))) == 8
-    assert packs_of(rematch_halves(wasteful, 100, 2, 4, Work(0))) == 8
-    assert rematch_halves(wasteful, 100, 2, 4, Work(1e9)) == {(31, 69): 4}
-    assert rematch_halves({}, 100, 2, 0, Work(1e9)) == {}
+    assert count_packs(rematch_halves(wasteful, 100, 2, 8, WorkBudget(1e9))) == 8
+    assert count_packs(rematch_halves(wasteful, 100, 2, 4, WorkBudget(0))) == 8
+    assert rematch_halves(wasteful, 100, 2, 4, WorkBudget(1e9)) == {(31, 69): 4}
+    assert rematch_halves({}, 100, 2, 0, WorkBudget(1e9)) == {}
 
 
 @pytest.mark.slow
@@ -54,9 +54,9 @@ def test_packs_are_packs_and_no_sequence_is_lost(seed: int, max_length: int, dep
     counts = few_counts(generator, max_length)
     counts[int(generator.integers(0, max_length))] += 1
     bins = int(generator.integers(5, 20))
-    coarse = pack_longest_first(split_counts(counts, bins), depth)
-    mixture, left = deal_into_slots(coarse, counts, bins, depth, Work(operations))
-    check_mixture(mixture, Histogram(max_length, counts - left), depth)
+    coarse = pack_longest_first(split_counts_into_bins(counts, bins), depth)
+    strategy_counts, left = assign_to_slots(coarse, counts, bins, depth, WorkBudget(operations))
+    check_strategy_counts(strategy_counts, Histogram(max_length, counts - left), depth)
     assert left.min() >= 0
 
 
@@ -70,8 +70,8 @@ def test_packs_are_packs_and_no_sequence_is_lost(seed: int, max_length: int, dep
 def test_excess_is_swapped_or_gets_a_new_pack(coarse: int, lengths: dict[int, int], packs: dict) -> None:
     counts = np.zeros(100, dtype=np.int64)
     counts[np.array(list(lengths)) - 1] = list(lengths.values())
-    mixture, left = deal_into_slots({(5, 5): coarse}, counts, 10, 2, Work(1e9))
-    assert (mixture, left.any()) == (packs, False)
+    strategy_counts, left = assign_to_slots({(5, 5): coarse}, counts, 10, 2, WorkBudget(1e9))
+    assert (strategy_counts, left.any()) == (packs, False)
 
 
 @given(st.integers(0, 2**32 - 1), st.sampled_from([31, 64, 97]), st.integers(1, 7), st.integers(20, 400))
@@ -84,11 +84,11 @@ def test_a_part_is_planned_for_all(seed: int, max_length: int, depth: int, plann
         parts.append(part)
         return pack_longest_first(part, depth)
 
-    mixture = pack_thinned(counts, depth, pack, planned)
-    check_mixture(mixture, Histogram(max_length, counts), depth)
+    strategy_counts = pack_subsample(counts, depth, pack, planned)
+    check_strategy_counts(strategy_counts, Histogram(max_length, counts), depth)
     every = -(-counts.sum() // planned)
     assert parts[0].sum() == counts.sum() // every <= planned
-    assert packs_of(mixture) <= every * packs_of(pack_longest_first(parts[0], depth)) + every
+    assert count_packs(strategy_counts) <= every * count_packs(pack_longest_first(parts[0], depth)) + every
 
 
 @pytest.mark.parametrize("algorithm", ["nnls", "optimal"])
@@ -108,7 +108,7 @@ def test_of_very_many_lengths_a_part_is_planned(algorithm: str, depth: int | str
 def bound_packs_of_more_than(tokens: int, patch: pytest.MonkeyPatch) -> None:
     """Bound such packs as those of a million tokens are."""
     for module in (certificate, bounds, linear_program):
-        patch.setattr(module, "LONGEST_EXACT", tokens)
+        patch.setattr(module, "MAX_EXACT_LENGTH", tokens)
 
 
 @given(st.lists(st.integers(1, 23), min_size=1, max_size=9), st.integers(1, 23), st.integers(23, 23 * 23))
@@ -119,7 +119,7 @@ def test_a_bound_by_steps_is_never_above_the_fewest_packs(lengths: list[int], de
     with pytest.MonkeyPatch.context() as patch:
         bound_packs_of_more_than(20, patch)
         patch.setattr(bounds, "STEP_WORK", work)
-        proof = bounds.prove(counts, prices, depth)
+        proof = bounds.certify_prices(counts, prices, depth)
         assert proof.bound <= fewest_packs(tuple(counts.tolist()), depth)
         assert check_certificate(proof, counts) == proof.bound
 

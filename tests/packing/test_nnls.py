@@ -8,11 +8,10 @@ from scipy.optimize import nnls
 
 from gaudi_bert.packing.heuristics import best_fit_into
 from gaudi_bert.packing.histogram import Histogram
-from gaudi_bert.packing.mixture import Work, check_mixture, packs_of
 from gaudi_bert.packing.nnls import (
-    _complete_by_complements,
-    _extended_objective,
-    _iterative_nnls,
+    _ennls_objective,
+    _pack_iteratively,
+    _pad_uncovered_sequences,
     _solve_ennls,
     pack_by_nnls,
     pack_ennlshp,
@@ -20,6 +19,7 @@ from gaudi_bert.packing.nnls import (
     paper_weights,
 )
 from gaudi_bert.packing.nnls_solver import solve_nnls
+from gaudi_bert.packing.strategies import WorkBudget, check_strategy_counts, count_packs
 from tests.builders.agree import agree
 from tests.builders.histograms import expected, lognormal, published
 from tests.oracles.packing import strategies, strategy_matrix
@@ -33,17 +33,17 @@ def test_published_packs_and_residual(name: str) -> None:
     if "rnorm_unweighted" in rows:
         unweighted = solve_nnls(histogram.counts, np.ones(histogram.max_sequence_length), 3)
         agree(unweighted.objective, rows["rnorm_unweighted"], 1e-8)
-    mixture = pack_nnlshp(histogram.counts, 3)
-    check_mixture(mixture, histogram, 3)
+    strategy_counts = pack_nnlshp(histogram.counts, 3)
+    check_strategy_counts(strategy_counts, histogram, 3)
     published_packs = rows["scipy-1.17.1"]["weighted"]["packs"]
-    assert abs(packs_of(mixture) - published_packs) <= rows["tolerance_packs"]
+    assert abs(count_packs(strategy_counts) - published_packs) <= rows["tolerance_packs"]
 
 
 def test_leftovers_get_their_complement() -> None:
     counts = np.array([0, 0, 2, 0, 1, 0, 0, 1])
     # (3, 5) covers one sequence of 3; the other one is padded up by a slot of 5 that no sequence fills.
-    assert _complete_by_complements({(3, 5): 1}, counts, 3) == {(3,): 1, (3, 5): 1, (8,): 1}
-    assert _complete_by_complements({}, counts, 1) == {(3,): 2, (5,): 1, (8,): 1}
+    assert _pad_uncovered_sequences({(3, 5): 1}, counts, 3) == {(3,): 1, (3, 5): 1, (8,): 1}
+    assert _pad_uncovered_sequences({}, counts, 1) == {(3,): 2, (5,): 1, (8,): 1}
 
 
 def objective_of_equation_24(counts: np.ndarray, depth: int) -> float:
@@ -66,14 +66,14 @@ def test_solves_the_stated_problem(seed: int) -> None:
     matrix = strategy_matrix(list(usage), size)
     agree(counts - matrix @ np.array(list(usage.values())), residual, 1e-6, scale=1.0)
     objective = objective_of_equation_24(counts, 3)
-    agree(_extended_objective(residual), objective, 1e-3, scale=max(objective, 1))
+    agree(_ennls_objective(residual), objective, 1e-3, scale=max(objective, 1))
 
 
 def test_better_than_one_shot_where_padding_cannot_be_avoided() -> None:
     histogram = published("squad-384")
-    mixture = pack_ennlshp(histogram.counts, 3)
-    check_mixture(mixture, histogram, 3)
-    assert packs_of(mixture) < packs_of(pack_nnlshp(histogram.counts, 3)) - 300
+    strategy_counts = pack_ennlshp(histogram.counts, 3)
+    check_strategy_counts(strategy_counts, histogram, 3)
+    assert count_packs(strategy_counts) < count_packs(pack_nnlshp(histogram.counts, 3)) - 300
 
 
 # The published loop: its numbers, and the inputs on which the published listing fails.
@@ -86,24 +86,24 @@ CASES = [(name, int(depth)) for name in QUICK for depth in EXPECTED[name]]
 @pytest.mark.parametrize(("name", "depth"), CASES)
 def test_published_number_of_packs(name: str, depth: int) -> None:
     counts = published(name).counts
-    mixture = _iterative_nnls(counts, depth, "complement")
-    check_mixture(mixture, Histogram(len(counts), counts), depth)
-    assert abs(packs_of(mixture) - EXPECTED[name][str(depth)]["packs"]) <= 50
+    strategy_counts = _pack_iteratively(counts, depth, "complement")
+    check_strategy_counts(strategy_counts, Histogram(len(counts), counts), depth)
+    assert abs(count_packs(strategy_counts) - EXPECTED[name][str(depth)]["packs"]) <= 50
 
 
 def test_best_fit_uses_room_first() -> None:
     counts = np.array([1, 0, 2, 0, 0, 0, 0, 0, 0, 0], dtype=np.int64)
-    mixture = best_fit_into({(7,): 1, (2, 4): 1}, counts, 3)
-    assert mixture == {(2, 3, 4): 1, (3, 7): 1, (1,): 1}
+    strategy_counts = best_fit_into({(7,): 1, (2, 4): 1}, counts, 3)
+    assert strategy_counts == {(2, 3, 4): 1, (3, 7): 1, (1,): 1}
 
 
 def test_long_packs_as_few_as_the_tokens_need_take_no_least_squares() -> None:
     counts = lognormal(1283, 300_000)
-    work = Work(1e9)
+    work = WorkBudget(1e9)
     solved = pack_by_nnls(counts, 1283, work=work)
     assert solved.algorithm_used == "lpfhp"
     least = Histogram(1283, counts).token_bound
-    assert packs_of(solved.mixture) <= least * 1.0001
+    assert count_packs(solved.strategy_counts) <= least * 1.0001
     assert work.remaining == 1e9
 
 
@@ -111,8 +111,8 @@ def test_the_least_squares_of_long_packs_cost_no_more_at_any_depth_than_a_little
     counts = lognormal(1283, 300_000)
     mean = counts.sum() / Histogram(1283, counts).token_bound
     assert 6 < mean < 7
-    shallow, deep = Work(25e9), Work(25e9)
-    _iterative_nnls(counts, 8, work=shallow)
-    mixture = _iterative_nnls(counts, 1283, work=deep)
-    check_mixture(mixture, Histogram(1283, counts), 1283)
+    shallow, deep = WorkBudget(25e9), WorkBudget(25e9)
+    _pack_iteratively(counts, 8, work=shallow)
+    strategy_counts = _pack_iteratively(counts, 1283, work=deep)
+    check_strategy_counts(strategy_counts, Histogram(1283, counts), 1283)
     assert 0 < 25e9 - deep.remaining <= 25e9 - shallow.remaining

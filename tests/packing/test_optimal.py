@@ -17,8 +17,8 @@ from gaudi_bert.packing.exact.bounds import prove_bound
 from gaudi_bert.packing.exact.optimal import NEAR_WORK, _pack_optimally, solve_optimally
 from gaudi_bert.packing.heuristics import pack_longest_first
 from gaudi_bert.packing.histogram import Histogram
-from gaudi_bert.packing.mixture import Work, check_mixture, packs_of
 from gaudi_bert.packing.nnls import pack_by_nnls
+from gaudi_bert.packing.strategies import WorkBudget, check_strategy_counts, count_packs
 from tests.builders.effort import LONG, sampled
 from tests.builders.histograms import bin_packing, lognormal, perfect_triplets, published, scattered
 from tests.builders.properties import examples
@@ -45,22 +45,22 @@ def checked(counts: np.ndarray, depth: int) -> Any:
 
 
 def proven(plan: Any, counts: np.ndarray, depth: int) -> Any:
-    check_mixture(plan.mixture, Histogram(len(counts), counts), depth)
-    assert check_certificate(plan.certificate, counts) == plan.certificate.bound <= packs_of(plan.mixture)
+    check_strategy_counts(plan.strategy_counts, Histogram(len(counts), counts), depth)
+    assert check_certificate(plan.certificate, counts) == plan.certificate.bound <= count_packs(plan.strategy_counts)
     return plan
 
 
 def solved(counts: np.ndarray, depth: int) -> tuple[int, int]:
     """Packs and bound, of all that `optimal` tries."""
     plan = proven(solve_optimally(counts, depth), counts, depth)
-    return packs_of(plan.mixture), plan.certificate.bound
+    return count_packs(plan.strategy_counts), plan.certificate.bound
 
 
 @pytest.mark.parametrize(("name", "depth"), [*QUICK, *SLOW])
 def test_gap_0(name: str, depth: int) -> None:
     optimum = checked(published(name).counts, depth)
     packs = PROVEN[name][min(depth, max(PROVEN[name]))]
-    assert (packs_of(optimum.mixture), optimum.certificate.bound, optimum.gap) == (packs, packs, 0)
+    assert (count_packs(optimum.strategy_counts), optimum.certificate.bound, optimum.gap) == (packs, packs, 0)
 
 
 @given(
@@ -83,7 +83,7 @@ def test_what_the_search_leaves_far_from_the_bound_is_packed_by_nnls_too() -> No
     """201 sequences that fill 67 packs without a slot left, of which the search finds no more than the 68th and 69th."""
     counts = perfect_triplets(2500, 201)
     packs, bound = solved(counts, 3)
-    assert packs <= packs_of(pack_by_nnls(counts, 3).mixture)
+    assert packs <= count_packs(pack_by_nnls(counts, 3).strategy_counts)
     assert bound == 67
 
 
@@ -96,14 +96,14 @@ ALLOWED = [0.0, 1e5, 3e6, 1e9]
 @pytest.mark.parametrize("depth", [3, 600])
 def test_optimal_stops_with_a_packing_and_its_bound(operations: float, depth: int) -> None:
     counts = perfect_triplets(600, 60)
-    optimum = proven(_pack_optimally(counts, depth, work=Work(operations)), counts, depth)
+    optimum = proven(_pack_optimally(counts, depth, work=WorkBudget(operations)), counts, depth)
     assert optimum.certificate.bound == 20
-    assert packs_of(optimum.mixture) <= packs_of(pack_longest_first(counts, depth))
+    assert count_packs(optimum.strategy_counts) <= count_packs(pack_longest_first(counts, depth))
 
 
 def effort_of(counts: np.ndarray, depth: int, effort: Any = "bounded") -> tuple[Any, float]:
     """The plan, and the operations that were counted."""
-    work = Work()
+    work = WorkBudget()
     return proven(solve_optimally(counts, depth, work, effort), counts, depth), work.spent
 
 
@@ -121,22 +121,22 @@ def test_where_little_can_be_gained_little_is_done_and_always_the_same(name: str
     counts = CLOSE[name]
     first, spent = effort_of(counts, len(counts))
     assert spent < 2 * NEAR_WORK
-    assert packs_of(first.mixture) - first.certificate.bound <= max(0, 1e-5 * first.certificate.bound)
+    assert count_packs(first.strategy_counts) - first.certificate.bound <= max(0, 1e-5 * first.certificate.bound)
     again, spent_again = effort_of(counts, len(counts))
-    assert (again.mixture, spent_again) == (first.mixture, spent)
+    assert (again.strategy_counts, spent_again) == (first.strategy_counts, spent)
 
 
 def test_effort_without_a_limit_goes_on() -> None:
     counts = scattered(301, 90, 40)
     bounded, spent = effort_of(counts, 4)
     unlimited, more = effort_of(counts, 4, "unlimited")
-    assert packs_of(unlimited.mixture) <= packs_of(bounded.mixture)
+    assert count_packs(unlimited.strategy_counts) <= count_packs(bounded.strategy_counts)
     assert more >= spent
 
 
 def test_very_many_sequences_make_no_more_strategies() -> None:
-    few, many = (_pack_optimally(lognormal(3000, 10**6) * factor, 4, work=Work(1e9)) for factor in (1, 10**5))
-    assert len(many.mixture) < 3 * len(few.mixture)
+    few, many = (_pack_optimally(lognormal(3000, 10**6) * factor, 4, work=WorkBudget(1e9)) for factor in (1, 10**5))
+    assert len(many.strategy_counts) < 3 * len(few.strategy_counts)
     assert many.gap <= 0.01 * many.certificate.bound
 
 
@@ -162,7 +162,7 @@ FEWEST = ((1500, 1500, 1500), (100_100, 42_958, 103), (7304, 5669, 5669))
 def test_few_lengths_are_exact_and_more_depth_is_never_worse(
     shares: dict[float, int], fewest: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(certificate, "LONGEST_EXACT", LENGTH - 1)  # an exact check of the token bound takes a minute
+    monkeypatch.setattr(certificate, "MAX_EXACT_LENGTH", LENGTH - 1)  # an exact check of the token bound takes a minute
     counts = np.zeros(LENGTH, dtype=np.int64)
     for share, count in shares.items():
         counts[int(share * LENGTH) - 1] = count

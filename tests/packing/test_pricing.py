@@ -7,8 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gaudi_bert.packing.exact.pricers import TablePricer
-from gaudi_bert.packing.mixture import Work
-from gaudi_bert.packing.pricing import ListedPricer, best_worth, completion_values, list_strategies, power_chain, unwind
+from gaudi_bert.packing.pricing import (
+    EnumeratedPricer,
+    best_pack_worth,
+    fill_power_table,
+    list_strategies,
+    power_chain,
+    trace_best_lengths,
+)
+from gaudi_bert.packing.strategies import WorkBudget
 from tests.builders.agree import agree
 from tests.builders.properties import examples
 from tests.oracles import packing as naive
@@ -22,11 +29,11 @@ def test_a_list_prices_as_the_tables_do(lengths: set[int], depth: int, seed: int
     copies = list_strategies(rows, 31, depth)
     assert copies is not None
     assert list_strategies(np.array([1, 2, 3]), 10**6, 10**6) is None
-    listed, table = ListedPricer(rows, 31, copies, Work()), TablePricer(rows, 31, depth, Work())
-    agree(listed.price(prices), table.price(prices), 1e-12, scale=1.0)
+    listed, table = EnumeratedPricer(rows, 31, copies, WorkBudget()), TablePricer(rows, 31, depth, WorkBudget())
+    agree(listed.best_pack_worths(prices), table.best_pack_worths(prices), 1e-12, scale=1.0)
     every = np.arange(len(rows))
     for pricer in (listed, table):
-        best = pricer.strategies(every, prices, 0.0)
+        best = pricer.improving_strategies(every, prices, 0.0)
         assert all(sum(strategy) <= 31 and len(strategy) <= depth for strategy in best)
         assert {length for strategy in best for length in strategy} == lengths
 
@@ -38,7 +45,7 @@ def test_completions_and_their_items(max_total: int, max_items: int, seed: int) 
     chain = power_chain(max_items, max_total)
     table = np.zeros((len(chain) + 1, max_total + 1))
     table[0] = prices
-    completion = completion_values(chain, table, np.arange(1, max_total + 1))
+    completion = fill_power_table(chain, table, np.arange(1, max_total + 1))
     best = dict.fromkeys(range(1, max_total + 1), -1e300) | {0: 0.0}
     if max_items:
         for total in range(1, max_total + 1):
@@ -48,7 +55,9 @@ def test_completions_and_their_items(max_total: int, max_items: int, seed: int) 
         assert completion[total] == best[total]
         if best[total] > -1e299:
             items = np.zeros(max_total + 2, dtype=np.int64)
-            found = unwind(chain, table, total, items, 0, np.zeros(2 * (max_total + len(chain) + 5), dtype=np.int64))
+            found = trace_best_lengths(
+                chain, table, total, items, 0, np.zeros(2 * (max_total + len(chain) + 5), dtype=np.int64)
+            )
             assert found <= max_items
             assert items[:found].sum() == total
             assert prices[items[:found]].sum() == best[total]
@@ -58,4 +67,4 @@ def test_completions_and_their_items(max_total: int, max_items: int, seed: int) 
 @examples(60)
 def test_best_worth_of_integers(steps: list[int], depth: int) -> None:
     prices = np.cumsum(steps)
-    assert best_worth(prices, depth) == naive.best_worth(prices.tolist(), depth)
+    assert best_pack_worth(prices, depth) == naive.best_pack_worth(prices.tolist(), depth)

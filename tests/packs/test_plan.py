@@ -103,4 +103,8 @@ def test_the_plan_of_many_groups_does_not_depend_on_how_they_were_counted(tmp_pa
         assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
     content = Plan.read(tmp_path / "a.json")
     strategies = {strategy for group in content.groups for strategy, _ in group.strategies}
-    assert (totals.groups, totals.strategies_used) == (150, len(strategies)) == (len(content.groups), len(content.mixture))
+    assert (
+        (totals.groups, totals.strategies_used)
+        == (150, len(strategies))
+        == (len(content.groups), len(content.strategy_counts))
+    )

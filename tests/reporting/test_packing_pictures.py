@@ -27,7 +27,7 @@ ROWS = [
 UNPADDING = [{"accelerators": 2**n, "unpadding": 2.1 - 0.1 * n, "ideal_unpadding": 2, "packing": 1.99} for n in range(3)]
 FIGURES = {
     "histogram": lambda: pictures.draw_histogram(COUNTS, packs=108, lower_bound=105, prices=[0, 1, 2, 3, 4, 5, 7, 8]),
-    "mixture": lambda: pictures.draw_mixture(MIXTURE, 8),
+    "mixture": lambda: pictures.draw_strategy_counts(MIXTURE, 8),
     "depth": lambda: pictures.draw_efficiency_over_depth(ROWS),
     "scaling": lambda: pictures.draw_unpadding(UNPADDING),
     "fills": lambda: pictures.draw_fills(np.array([5, 5, 6]), np.array([0, 0, 9])),
@@ -81,7 +81,7 @@ def test_pictures_of_a_page_have_no_background_and_an_ink_for_light_and_dark_pag
 
 
 def test_empty_data_are_drawn_too_and_other_endings_are_refused(tmp_path: Path) -> None:
-    for figure in (pictures.draw_histogram([0, 0, 0], 0, 0, [0, 0, 0]), pictures.draw_mixture({}, 8)):
+    for figure in (pictures.draw_histogram([0, 0, 0], 0, 0, [0, 0, 0]), pictures.draw_strategy_counts({}, 8)):
         assert pictures.picture_bytes(figure, "png").startswith(b"\x89PNG")
     with pytest.raises(InputError, match=r"written as \.png or \.svg"):
         pictures.save_picture(FIGURES["mixture"](), tmp_path / "x.pdf")

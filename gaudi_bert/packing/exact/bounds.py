@@ -13,18 +13,18 @@ import numpy as np
 from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.packing.certificate import (
     LARGEST_WORTH,
-    LONGEST_EXACT,
+    MAX_EXACT_LENGTH,
     Certificate,
-    limit_by_longest,
+    best_worth_by_enumeration,
     simple_certificate,
     threshold_certificate,
     total_worth,
-    worth_of_listed,
+    worth_limit_by_longest,
 )
-from gaudi_bert.packing.exact.linear_program import LinearProgram, Relaxation, needs_grid
-from gaudi_bert.packing.long_packs import BINS, interpolated_prices, split_counts
-from gaudi_bert.packing.mixture import BOUND_WORK, Work
-from gaudi_bert.packing.pricing import LONGEST_TABLE, OPERATIONS_PER_PRODUCT, best_worth, close_over, power_chain
+from gaudi_bert.packing.exact.linear_program import LinearProgram, Relaxation, needs_coarse_grid
+from gaudi_bert.packing.long_packs import BINS, interpolate_prices, split_counts_into_bins
+from gaudi_bert.packing.pricing import LONGEST_TABLE, OPERATIONS_PER_PRODUCT, best_pack_worth, max_plus_closure, power_chain
+from gaudi_bert.packing.strategies import BOUND_WORK, WorkBudget
 
 LARGEST_PRICE = 10**15
 MAX_DENOMINATOR = 4096
@@ -37,68 +37,68 @@ ALWAYS_PROVEN = 2e8
 """Operations of a proof that is computed even where the limit of work is reached."""
 
 
-def prove_bound(counts: IntArray, depth: int, work: Work | None = None) -> Certificate:
+def prove_bound(counts: IntArray, depth: int, work: WorkBudget | None = None) -> Certificate:
     """The best certificate that can be had quickly, of counts int64 [L]; with at most `work`, by default `BOUND_WORK`."""
-    work = Work(BOUND_WORK) if work is None else work
+    work = WorkBudget(BOUND_WORK) if work is None else work
     best = simple_certificate(counts, depth)
     if depth == 1 or not counts.any():
         return best
-    proofs = _proofs_by_programs(counts, depth, work)
+    proofs = _prove_by_linear_programs(counts, depth, work)
     return max(best, *proofs, threshold_certificate(counts, depth), key=lambda certificate: certificate.bound)
 
 
-def _proofs_by_programs(counts: IntArray, depth: int, work: Work) -> list[Certificate]:
+def _prove_by_linear_programs(counts: IntArray, depth: int, work: WorkBudget) -> list[Certificate]:
     """Return the proofs by the linear programs, without a limit of depth and with it."""
-    if needs_grid(counts, depth):
-        coarse = prove_bound(split_counts(counts, BINS), depth, work)
-        return [prove(counts, interpolated_prices(coarse.prices, len(counts)), depth, work)]
-    linear_program = LinearProgram.limited(counts, len(counts), work.share(0.5))
+    if needs_coarse_grid(counts, depth):
+        coarse = prove_bound(split_counts_into_bins(counts, BINS), depth, work)
+        return [certify_prices(counts, interpolate_prices(coarse.prices, len(counts)), depth, work)]
+    linear_program = LinearProgram.from_heuristic(counts, len(counts), work.share(0.5))
     iterations = max(QUICK_ITERATIONS, QUICK_ITERATIONS_PER_LENGTH * len(linear_program.lengths))
     linear_program.generate(iterations)
-    proofs = [certify(linear_program, depth, work)]
+    proofs = [certify_relaxation(linear_program, depth, work)]
     if depth < linear_program.deepest:
-        limited = LinearProgram.limited(counts, depth, work)
+        limited = LinearProgram.from_heuristic(counts, depth, work)
         limited.relaxation = linear_program.relaxation
         limited.generate(iterations)
-        proofs.append(certify(limited, depth, work))
+        proofs.append(certify_relaxation(limited, depth, work))
     return proofs
 
 
-def certify(linear_program: LinearProgram, depth: int, work: Work) -> Certificate:
+def certify_relaxation(linear_program: LinearProgram, depth: int, work: WorkBudget) -> Certificate:
     """Integer prices from the program's relaxation, and what they prove for packs of at most `depth` sequences."""
     relaxation = linear_program.relaxation
     if relaxation is None:
         return simple_certificate(linear_program.counts, depth)
     scale = min(LARGEST_PRICE, 2**61 // min(depth, linear_program.max_length))
-    prices = _per_length(linear_program, np.floor(relaxation.prices * scale).astype(np.int64))
-    certificate = prove(linear_program.counts, prices, depth, work)
+    prices = _extend_to_all_lengths(linear_program, np.floor(relaxation.prices * scale).astype(np.int64))
+    certificate = certify_prices(linear_program.counts, prices, depth, work)
     if certificate.bound < np.ceil(relaxation.bound - 1e-6):
-        common = _common_denominator(relaxation)
+        common = _as_integer_multiples(relaxation)
         if common is not None:
-            snapped = prove(linear_program.counts, _per_length(linear_program, common), depth, work)
+            snapped = certify_prices(linear_program.counts, _extend_to_all_lengths(linear_program, common), depth, work)
             certificate = max(certificate, snapped, key=lambda candidate: candidate.bound)
     return certificate
 
 
-def _per_length(linear_program: LinearProgram, prices: IntArray) -> IntArray:
+def _extend_to_all_lengths(linear_program: LinearProgram, prices: IntArray) -> IntArray:
     """Prices of all lengths from those of the lengths that occur: each takes the price of the next shorter one."""
     row = np.searchsorted(linear_program.lengths, np.arange(1, linear_program.max_length + 1), side="right") - 1
     result: IntArray = np.where(row >= 0, np.maximum.accumulate(prices)[row], 0)
     return result
 
 
-def prove(counts: IntArray, prices: IntArray, depth: int, work: Work | None = None) -> Certificate:
+def certify_prices(counts: IntArray, prices: IntArray, depth: int, work: WorkBudget | None = None) -> Certificate:
     """Prove a bound for packs of at most `depth` sequences by integer prices [L] that never fall with length.
 
     Prices that are too large for integers, or for long packs too many, are rounded down: they prove nearly as much. Where
     `work` is less than the proof takes, it is that of tokens and sequences alone.
     """
-    work = Work() if work is None else work
+    work = WorkBudget() if work is None else work
     length = len(counts)
-    if length > LONGEST_EXACT:
-        prices = _in_steps(prices, min(STEP_WORK, max(work.remaining, ALWAYS_PROVEN)))
+    if length > MAX_EXACT_LENGTH:
+        prices = _round_down_in_steps(prices, min(STEP_WORK, max(work.remaining, ALWAYS_PROVEN)))
     deepest = length // max(1, int(np.argmax(prices > 0)) + 1)  # shorter ones are worth nothing
-    products = len(power_chain(depth, length)) if depth < deepest and length <= LONGEST_EXACT else 1
+    products = len(power_chain(depth, length)) if depth < deepest and length <= MAX_EXACT_LENGTH else 1
     operations = OPERATIONS_PER_PRODUCT * products * length * min(length, STEP_WORK / length)
     if operations > max(work.remaining, ALWAYS_PROVEN):
         return simple_certificate(counts, depth)
@@ -108,13 +108,13 @@ def prove(counts: IntArray, prices: IntArray, depth: int, work: Work | None = No
     if too_large > 1:
         prices = prices // too_large
     if length > LONGEST_TABLE:
-        most = _most_of_long_packs(prices, depth, deepest)
+        most = _limit_long_pack_worth(prices, depth, deepest)
     else:
-        most = int(best_worth(prices, depth if depth < deepest else length))
+        most = int(best_pack_worth(prices, depth if depth < deepest else length))
     return Certificate(prices, depth, -(-total_worth(prices, counts) // most) if most else 0)
 
 
-def _in_steps(prices: IntArray, work: float) -> IntArray:
+def _round_down_in_steps(prices: IntArray, work: float) -> IntArray:
     """The prices if there are few of them; else rounded down in equal steps of length, as many as `work` allows."""
     length = len(prices)
     steps = max(1, int(work) // length)
@@ -125,21 +125,21 @@ def _in_steps(prices: IntArray, work: float) -> IntArray:
     return np.where(first > 0, prices[np.maximum(first, 1) - 1], 0)
 
 
-def _most_of_long_packs(prices: IntArray, depth: int, deepest: int) -> int:
+def _limit_long_pack_worth(prices: IntArray, depth: int, deepest: int) -> int:
     """Return the worth of the best pack, or a limit of it where that takes too long; see `certificate.limit_of_worth`."""
     length, best = len(prices), np.concatenate(([0], prices))
     rises = np.flatnonzero(np.diff(best) > 0) + 1
-    listed = worth_of_listed(best[rises], rises, length, depth)
+    listed = best_worth_by_enumeration(best[rises], rises, length, depth)
     if listed is not None:
         return listed
-    if length <= LONGEST_EXACT and depth < deepest:
-        return int(best_worth(prices, depth))
+    if length <= MAX_EXACT_LENGTH and depth < deepest:
+        return int(best_pack_worth(prices, depth))
     at_any_depth = np.empty_like(best)
-    close_over(best, rises, at_any_depth)
-    return min(int(at_any_depth[-1]), limit_by_longest(best[rises], rises, length, min(depth, length)))
+    max_plus_closure(best, rises, at_any_depth)
+    return min(int(at_any_depth[-1]), worth_limit_by_longest(best[rises], rises, length, min(depth, length)))
 
 
-def _common_denominator(relaxation: Relaxation) -> IntArray | None:
+def _as_integer_multiples(relaxation: Relaxation) -> IntArray | None:
     """The prices as multiples of one fraction 1 / n, if they are.
 
     For billions of sequences, rounding them down would cost packs.

@@ -25,12 +25,12 @@ import numpy as np
 
 from gaudi_bert.common.arrays import FloatArray, Int32Array, IntArray
 from gaudi_bert.common.errors import FailedError
-from gaudi_bert.packing.certificate import LONGEST_EXACT
+from gaudi_bert.packing.certificate import MAX_EXACT_LENGTH
 from gaudi_bert.packing.exact.pricers import BoundedPricer, TablePricer
 from gaudi_bert.packing.heuristics import OpenPacks, pack_longest_first
 from gaudi_bert.packing.long_packs import MANY_LENGTHS
-from gaudi_bert.packing.mixture import Strategy, Work
-from gaudi_bert.packing.pricing import LONGEST_TABLE, ListedPricer, list_strategies
+from gaudi_bert.packing.pricing import LONGEST_TABLE, EnumeratedPricer, list_strategies
+from gaudi_bert.packing.strategies import Strategy, WorkBudget
 
 OPERATIONS_PER_ITERATION = 10
 """Of the simplex, for each row and column."""
@@ -46,7 +46,7 @@ LARGEST_DEMAND = 1e7
 """The solver gets demands of this at most, so that its absolute tolerances make sense for any number of sequences."""
 
 
-def _silent_solver(highspy: Any) -> Any:
+def _make_silent_solver(highspy: Any) -> Any:
     """A solver that prints nothing. HiGHS 1.16 prints its version where its constructor calls `enableCallbacks`."""
 
     class Silent(highspy.Highs):  # type: ignore[misc]
@@ -59,14 +59,14 @@ def _silent_solver(highspy: Any) -> Any:
     return solver
 
 
-class _Master:
+class _MasterProgram:
     """The program over the strategies that are known so far, warm-started in HiGHS.
 
     `lengths`, int64 [rows], are those that occur, ascending, and `demand`, float64 [rows], the sequences of each.
     `iterations` counts the simplex iterations: unlike seconds, they are the same on every machine.
     """
 
-    def __init__(self, lengths: IntArray, demand: FloatArray, work: Work) -> None:
+    def __init__(self, lengths: IntArray, demand: FloatArray, work: WorkBudget) -> None:
         self.lengths = lengths
         self.work = work
         self.strategies: list[Strategy] = []
@@ -79,7 +79,7 @@ class _Master:
         import highspy  # not in the training image, which packs by LPFHP alone
 
         self._highs = highspy
-        self._solver = _silent_solver(highspy)
+        self._solver = _make_silent_solver(highspy)
         for option, value in (("threads", 1), ("presolve", "off")):
             self._solver.setOptionValue(option, value)
         rows = len(lengths)
@@ -187,13 +187,13 @@ REDUCED_COST = 1e-9
 MOST_CLOSED = 2**29
 """Lengths, times tokens of a pack, that are priced exactly where depth has no limit: half a second."""
 
-Pricer = TablePricer | BoundedPricer | ListedPricer
+Pricer = TablePricer | BoundedPricer | EnumeratedPricer
 
 
-def needs_grid(counts: IntArray, depth: int) -> bool:
+def needs_coarse_grid(counts: IntArray, depth: int) -> bool:
     """Whether pricing all lengths of a histogram takes too long, so that its program is solved on a coarse grid."""
     max_length, lengths = len(counts), np.flatnonzero(counts) + 1
-    if max_length <= LONGEST_EXACT or len(lengths) > MANY_LENGTHS:
+    if max_length <= MAX_EXACT_LENGTH or len(lengths) > MANY_LENGTHS:
         return len(lengths) > MANY_LENGTHS
     closes = len(lengths) * max_length <= MOST_CLOSED
     return not (closes and depth >= max_length // int(lengths[0])) and list_strategies(lengths, max_length, depth) is None
@@ -204,7 +204,7 @@ class Relaxation:
     """The linear program's result."""
 
     objective: float  # packs over the known strategies, with fractions
-    bound: float  # proven least number of packs, with fractions (in floating point; `certify` makes it exact)
+    bound: float  # proven least number of packs, with fractions (in floating point; `certify_relaxation` makes it exact)
     prices: FloatArray  # float64 [rows], the prices that prove it: no pack is worth more than 1
 
     @property
@@ -213,14 +213,14 @@ class Relaxation:
         return max(1e-6, 1e-13 * self.objective)
 
     @property
-    def closed(self) -> bool:
+    def is_closed(self) -> bool:
         """Whether no integer is between bound and objective, allowing for rounding errors."""
         small = self.rounding
         return bool(self.objective - self.bound < small or np.ceil(self.bound - small) >= np.ceil(self.objective - small))
 
 
 def generate_columns(
-    master: _Master,
+    master: _MasterProgram,
     pricer: Pricer,
     demand: FloatArray,
     known: Relaxation | None = None,
@@ -235,14 +235,14 @@ def generate_columns(
     """
     last = master.iterations + max_iterations
     centre = pricer.lengths / pricer.max_length if known is None else known.prices
-    centre = centre / pricer.price(centre).max()
+    centre = centre / pricer.best_pack_worths(centre).max()
     bound = float(centre @ demand)
     while True:
         objective = master.solve()
         if (
             objective <= enough
             or bound > enough > 0.0
-            or Relaxation(objective, bound, centre).closed
+            or Relaxation(objective, bound, centre).is_closed
             or master.iterations > last
             or master.work.exhausted
         ):
@@ -251,9 +251,9 @@ def generate_columns(
         new: Iterable[Strategy] = ()
         for share in CENTRE_SHARES:
             trial = share * centre + (1.0 - share) * prices
-            worth = pricer.price(trial)
+            worth = pricer.best_pack_worths(trial)
             best = float(worth.max())
-            new = pricer.strategies(np.flatnonzero((worth > 0) & (demand > 0)), prices, 1.0 + REDUCED_COST)
+            new = pricer.improving_strategies(np.flatnonzero((worth > 0) & (demand > 0)), prices, 1.0 + REDUCED_COST)
             if float(trial @ demand) / best > bound:
                 bound, centre = float(trial @ demand) / best, trial / best
             if new:
@@ -268,20 +268,20 @@ def generate_columns(
 class LinearProgram:
     """The program of a histogram, int64 [L], with at least one sequence: strategies, pricing, and the relaxation so far."""
 
-    def __init__(self, counts: IntArray, depth: int, work: Work | None = None) -> None:
-        self.work = Work() if work is None else work
+    def __init__(self, counts: IntArray, depth: int, work: WorkBudget | None = None) -> None:
+        self.work = WorkBudget() if work is None else work
         self.counts = counts
         self.max_length = len(counts)
         self.depth = depth
         self.lengths = np.flatnonzero(counts) + 1
         self.deepest = self.max_length // int(self.lengths[0])
         self.demand = counts[self.lengths - 1]
-        self.master = _Master(self.lengths, self.demand.astype(np.float64), self.work)
+        self.master = _MasterProgram(self.lengths, self.demand.astype(np.float64), self.work)
         copies = list_strategies(self.lengths, self.max_length, depth) if self.max_length > LONGEST_TABLE else None
         self.pricer: Pricer = (
             TablePricer(self.lengths, self.max_length, depth, self.work)
             if copies is None
-            else ListedPricer(self.lengths, self.max_length, copies, self.work)
+            else EnumeratedPricer(self.lengths, self.max_length, copies, self.work)
         )
         self.relaxation: Relaxation | None = None
         self._row_below = np.searchsorted(self.lengths, np.arange(self.max_length + 1), side="right") - 1
@@ -293,21 +293,21 @@ class LinearProgram:
         return self.lengths / self.max_length if self.relaxation is None else self.relaxation.prices
 
     @property
-    def least_packs(self) -> int:
+    def min_packs(self) -> int:
         """Integer number of packs that the program needs, with the strategies that it knows; 0 before it is solved."""
         if self.relaxation is None or not np.isfinite(self.relaxation.objective):
             return 0
         return int(np.ceil(self.relaxation.objective - self.relaxation.rounding))
 
     @classmethod
-    def limited(cls, counts: IntArray, depth: int, work: Work | None = None) -> LinearProgram:
+    def from_heuristic(cls, counts: IntArray, depth: int, work: WorkBudget | None = None) -> LinearProgram:
         """With the strategies of LPFHP at this depth, which cover everything."""
         linear_program = cls(counts, depth, work)
         linear_program.add(pack_longest_first(counts, depth, OpenPacks(depth, np.inf)))
         return linear_program
 
     @classmethod
-    def bounded(cls, whole: LinearProgram, work: Work) -> LinearProgram:
+    def with_bounded_copies(cls, whole: LinearProgram, work: WorkBudget) -> LinearProgram:
         """The program of the same sequences over those strategies alone that hold no more of a length than there are."""
         linear_program = cls(whole.counts, whole.depth, work)
         linear_program.pricer = BoundedPricer(whole.lengths, whole.max_length, whole.depth, whole.demand, work)
@@ -319,13 +319,13 @@ class LinearProgram:
         )
         return linear_program
 
-    def set_rest(self, uncovered: IntArray, waiting: IntArray) -> None:
+    def set_remaining_demand(self, uncovered: IntArray, waiting: IntArray) -> None:
         """Change what the master has to cover, as its `set_demand`; `waiting` are the sequences that have no slot."""
         self.master.set_demand(uncovered.astype(np.float64))
         if isinstance(self.pricer, BoundedPricer):
             self.pricer.counts = waiting
 
-    def limit_work(self, work: Work) -> None:
+    def limit_work(self, work: WorkBudget) -> None:
         """Limit the work of all further solutions."""
         self.work = self.master.work = self.pricer.work = work
 

@@ -18,8 +18,8 @@ import numpy as np
 
 from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.packing.certificate import Certificate, simple_certificate, threshold_certificate
-from gaudi_bert.packing.exact.bounds import certify, prove
-from gaudi_bert.packing.exact.linear_program import MOST_CLOSED, LinearProgram, needs_grid
+from gaudi_bert.packing.exact.bounds import certify_prices, certify_relaxation
+from gaudi_bert.packing.exact.linear_program import MOST_CLOSED, LinearProgram, needs_coarse_grid
 from gaudi_bert.packing.exact.pricers import can_be_bounded, deepest_pack
 from gaudi_bert.packing.exact.whole_packs import WHOLE, DiveSettings, dive
 from gaudi_bert.packing.heuristics import best_fit_into, pack_longest_first
@@ -28,22 +28,31 @@ from gaudi_bert.packing.long_packs import (
     GRIDS,
     LAST_PACK_SHARE,
     MATCHED,
-    MOST_DEALT,
+    MAX_ASSIGNED_SEQUENCES,
     MOST_LENGTHS,
     NEAR,
     SLACK_PACKS,
     SLACK_SHARE,
     THINNED,
-    deal_into_slots,
-    interpolated_prices,
-    pack_thinned,
-    packs_with_room,
+    assign_to_slots,
+    interpolate_prices,
+    pack_subsample,
     rematch_halves,
-    split_counts,
+    select_packs_with_room,
+    split_counts_into_bins,
 )
-from gaudi_bert.packing.mixture import Effort, Mixture, Solved, Work, add_packs, fill_slots, packs_of, sorted_mixture
 from gaudi_bert.packing.nnls import loop_weights, pack_by_nnls
-from gaudi_bert.packing.nnls_solver import LONGEST_WHOLE, solve_nnls, useful_depth
+from gaudi_bert.packing.nnls_solver import MAX_NNLS_LENGTH, limit_depth_by_bound, solve_nnls
+from gaudi_bert.packing.strategies import (
+    AlgorithmResult,
+    Effort,
+    StrategyCounts,
+    WorkBudget,
+    add_packs,
+    count_packs,
+    fill_slots,
+    sort_strategies,
+)
 
 NNLS_ROUNDS = 1.5
 """Rounds for each length that the NNLS may take. Where exact fills exist it needs fewer, and elsewhere it does not help."""
@@ -82,19 +91,21 @@ _QUICK_DIVES, _QUICK_ITERATIONS = (DiveSettings(0.25, max_steps=30),), 60
 
 
 @dataclass(frozen=True)
-class _Optimum:
+class _Incumbent:
     """A packing and how good it can be at best: none of this depth has fewer than `certificate.bound` packs."""
 
-    mixture: Mixture
+    strategy_counts: StrategyCounts
     certificate: Certificate
 
     @property
     def gap(self) -> int:
         """Packs above the bound; 0 is proven optimal."""
-        return packs_of(self.mixture) - self.certificate.bound
+        return count_packs(self.strategy_counts) - self.certificate.bound
 
 
-def solve_optimally(counts: IntArray, depth: int, work: Work | None = None, effort: Effort = "bounded") -> Solved:
+def solve_optimally(
+    counts: IntArray, depth: int, work: WorkBudget | None = None, effort: Effort = "bounded"
+) -> AlgorithmResult:
     """Pack as `_pack_optimally`, in the form of the table of algorithms, with what else may save a pack.
 
     A plan of a smaller depth is one of a larger depth too. So where there is a gap, the smaller depths are planned as well,
@@ -104,252 +115,262 @@ def solve_optimally(counts: IntArray, depth: int, work: Work | None = None, effo
     """
     lengths = np.flatnonzero(counts) + 1
     deepest = deepest_pack(lengths, counts[lengths - 1], len(counts))
-    work = Work() if work is None else work
-    first = _first_look(counts, depth if depth < deepest else len(counts), work)
-    allowed = work.at_most(_worth_of_a_search(first, counts, depth, effort))
+    work = WorkBudget() if work is None else work
+    first = _pack_heuristically(counts, depth if depth < deepest else len(counts), work)
+    allowed = work.at_most(_count_allowed_operations(first, counts, depth, effort))
     before = allowed.spent
-    optimum = _search(first, counts, depth if depth < deepest else len(counts), allowed, effort)
+    incumbent = _search_at_depth(first, counts, depth if depth < deepest else len(counts), allowed, effort)
     smaller = min(depth, deepest)
-    while optimum.gap and smaller > 1 and allowed.spent - before < allowed.remaining:
-        if _is_enough(optimum, counts, depth):
+    while incumbent.gap and smaller > 1 and allowed.spent - before < allowed.remaining:
+        if _is_gap_negligible(incumbent, counts, depth):
             break
         smaller, before = smaller - 1, allowed.spent
-        if -(-int(counts.sum()) // smaller) >= packs_of(optimum.mixture):
+        if -(-int(counts.sum()) // smaller) >= count_packs(incumbent.strategy_counts):
             break
-        less_deep = _first_look(counts, smaller, allowed)
-        part = allowed.at_most(_worth_of_a_search(less_deep, counts, smaller, effort))
-        less_deep = _search(less_deep, counts, smaller, part, effort)
-        if less_deep.certificate.bound >= packs_of(optimum.mixture):
+        less_deep = _pack_heuristically(counts, smaller, allowed)
+        part = allowed.at_most(_count_allowed_operations(less_deep, counts, smaller, effort))
+        less_deep = _search_at_depth(less_deep, counts, smaller, part, effort)
+        if less_deep.certificate.bound >= count_packs(incumbent.strategy_counts):
             break
-        optimum = _better(optimum, less_deep.mixture, optimum.certificate)
-    return Solved(optimum.mixture, "optimal", optimum.certificate)
+        incumbent = _update_incumbent(incumbent, less_deep.strategy_counts, incumbent.certificate)
+    return AlgorithmResult(incumbent.strategy_counts, "optimal", incumbent.certificate)
 
 
-def _first_look(counts: IntArray, depth: int, work: Work) -> _Optimum:
+def _pack_heuristically(counts: IntArray, depth: int, work: WorkBudget) -> _Incumbent:
     """Pack by LPFHP, and prove what tokens and thresholds prove. Where little can be gained, match again."""
     if np.count_nonzero(counts) > MOST_LENGTHS:
-        mixture = pack_thinned(counts, depth, lambda part: pack_longest_first(part, depth), MOST_LENGTHS)
+        strategy_counts = pack_subsample(counts, depth, lambda part: pack_longest_first(part, depth), MOST_LENGTHS)
     else:
-        mixture = sorted_mixture(pack_longest_first(counts, depth))
-    work.spend_on(mixture)
-    optimum = _with_thresholds(_Optimum(mixture, simple_certificate(counts, depth)), counts, depth)
-    if optimum.gap > max(FEW_PACKS, FULL_GAIN * optimum.certificate.bound) or _is_enough(optimum, counts, depth):
-        return optimum
+        strategy_counts = sort_strategies(pack_longest_first(counts, depth))
+    work.spend_on_heuristic(strategy_counts)
+    incumbent = _add_threshold_bound(_Incumbent(strategy_counts, simple_certificate(counts, depth)), counts, depth)
+    if incumbent.gap > max(FEW_PACKS, FULL_GAIN * incumbent.certificate.bound) or _is_gap_negligible(
+        incumbent, counts, depth
+    ):
+        return incumbent
     share = MATCHING_SHARE if np.count_nonzero(counts) > FEW_LENGTHS else QUICK_MATCHING_SHARE
-    return _matched_again(optimum, len(counts), depth, work.at_most(share * NEAR_WORK))
+    return _rematch_packs(incumbent, len(counts), depth, work.at_most(share * NEAR_WORK))
 
 
-def _is_enough(optimum: _Optimum, counts: IntArray, depth: int) -> bool:
+def _is_gap_negligible(incumbent: _Incumbent, counts: IntArray, depth: int) -> bool:
     """Whether so little can be gained that it is not worth a plan on a coarse grid, whose own error is at least as large."""
-    return optimum.gap <= NEGLIGIBLE * packs_of(optimum.mixture) and needs_grid(counts, depth)
+    return incumbent.gap <= NEGLIGIBLE * count_packs(incumbent.strategy_counts) and needs_coarse_grid(counts, depth)
 
 
-def _worth_of_a_search(optimum: _Optimum, counts: IntArray, depth: int, effort: Effort) -> float:
+def _count_allowed_operations(incumbent: _Incumbent, counts: IntArray, depth: int, effort: Effort) -> float:
     """Operations that a search for fewer packs may take: in proportion to the share of the packs that it may save."""
     if effort == "unlimited":
         return np.inf
-    if _is_enough(optimum, counts, depth):
+    if _is_gap_negligible(incumbent, counts, depth):
         return 0.0
     if counts.sum() <= FEWEST_SEQUENCES:
         return FULL_WORK
-    gain = max(0, optimum.gap - FEW_PACKS) / packs_of(optimum.mixture)
-    heuristic = Work()
-    heuristic.spend_on(optimum.mixture)
+    gain = max(0, incumbent.gap - FEW_PACKS) / count_packs(incumbent.strategy_counts)
+    heuristic = WorkBudget()
+    heuristic.spend_on_heuristic(incumbent.strategy_counts)
     return max(NEAR_WORK, HEURISTIC_MULTIPLE * heuristic.spent, FULL_WORK * min(gain / FULL_GAIN, 1.0))
 
 
-def _search(first: _Optimum, counts: IntArray, depth: int, work: Work, effort: Effort) -> _Optimum:
+def _search_at_depth(first: _Incumbent, counts: IntArray, depth: int, work: WorkBudget, effort: Effort) -> _Incumbent:
     """Plan by linear programs; what is then far from its bound is packed by `nnls` too, and all packs are matched again."""
     if first.gap == 0 or work.exhausted:
         return first
     near_work = np.inf if effort == "unlimited" else NEAR_WORK
-    optimum = _pack_optimally(counts, depth, work.share(SEARCH_SHARE), first, near_work=near_work)
-    bound = optimum.certificate.bound
-    if optimum.gap > max(1, bound // FAR):
-        optimum = _better(optimum, pack_by_nnls(counts, depth, work=work).mixture, optimum.certificate)
-    return _matched_again(optimum, len(counts), depth, work)
+    incumbent = _pack_optimally(counts, depth, work.share(SEARCH_SHARE), first, near_work=near_work)
+    bound = incumbent.certificate.bound
+    if incumbent.gap > max(1, bound // FAR):
+        incumbent = _update_incumbent(
+            incumbent, pack_by_nnls(counts, depth, work=work).strategy_counts, incumbent.certificate
+        )
+    return _rematch_packs(incumbent, len(counts), depth, work)
 
 
-def _matched_again(optimum: _Optimum, max_length: int, depth: int, work: Work) -> _Optimum:
+def _rematch_packs(incumbent: _Incumbent, max_length: int, depth: int, work: WorkBudget) -> _Incumbent:
     """Match the halves of packs again, if there is a gap: of more than `MATCHED` sequences those of a part of the packs."""
-    if optimum.gap == 0 or work.exhausted:
-        return optimum
-    part = packs_with_room(optimum.mixture, max_length, MATCHED)
-    matched = rematch_halves(part, max_length, depth, packs_of(part) - optimum.gap, work)
-    if packs_of(matched) == packs_of(part):
-        return optimum
-    mixture = dict(optimum.mixture)
+    if incumbent.gap == 0 or work.exhausted:
+        return incumbent
+    part = select_packs_with_room(incumbent.strategy_counts, max_length, MATCHED)
+    matched = rematch_halves(part, max_length, depth, count_packs(part) - incumbent.gap, work)
+    if count_packs(matched) == count_packs(part):
+        return incumbent
+    strategy_counts = dict(incumbent.strategy_counts)
     for strategy, count in part.items():
-        mixture[strategy] -= count
+        strategy_counts[strategy] -= count
     for strategy, count in matched.items():
-        add_packs(mixture, strategy, count)
-    return _Optimum(sorted_mixture({strategy: count for strategy, count in mixture.items() if count}), optimum.certificate)
+        add_packs(strategy_counts, strategy, count)
+    return _Incumbent(
+        sort_strategies({strategy: count for strategy, count in strategy_counts.items() if count}), incumbent.certificate
+    )
 
 
 def _pack_optimally(
     counts: IntArray,
     depth: int,
-    work: Work | None = None,
-    known: _Optimum | None = None,
+    work: WorkBudget | None = None,
+    known: _Incumbent | None = None,
     *,
     near_work: float = np.inf,
     is_quick: bool = False,
-) -> _Optimum:
+) -> _Incumbent:
     """Pack a histogram, int64 [L], in as few packs as possible, or in nearly as few if it has thousands of lengths.
 
     All may do `work`, by default `FULL_WORK`, and `near_work` once the plan is near to its bound; `known` is a plan to start
     from. `is_quick` gives up soon, as for a coarse grid.
     """
-    work = Work(FULL_WORK) if work is None else work
+    work = WorkBudget(FULL_WORK) if work is None else work
     if np.count_nonzero(counts) > MOST_LENGTHS:
-        planned = _with_thresholds(_pack_many(counts, depth, MOST_LENGTHS, work), counts, depth)
-        return planned if known is None else _better(known, planned.mixture, planned.certificate)
-    optimum = known
-    if optimum is None:
-        optimum = _Optimum(sorted_mixture(pack_longest_first(counts, depth)), simple_certificate(counts, depth))
-        work.spend_on(optimum.mixture)
-    if optimum.gap == 0:
-        return optimum
-    lengths, can_be_dealt = np.count_nonzero(counts), counts.sum() <= MOST_DEALT
+        planned = _add_threshold_bound(_pack_many_sequences(counts, depth, MOST_LENGTHS, work), counts, depth)
+        return planned if known is None else _update_incumbent(known, planned.strategy_counts, planned.certificate)
+    incumbent = known
+    if incumbent is None:
+        incumbent = _Incumbent(sort_strategies(pack_longest_first(counts, depth)), simple_certificate(counts, depth))
+        work.spend_on_heuristic(incumbent.strategy_counts)
+    if incumbent.gap == 0:
+        return incumbent
+    lengths, can_be_dealt = np.count_nonzero(counts), counts.sum() <= MAX_ASSIGNED_SEQUENCES
     is_limited = depth < len(counts) // (int(np.argmax(counts > 0)) + 1)
-    must_be_coarse = needs_grid(counts, depth)
-    if must_be_coarse or len(counts) > LONGEST_WHOLE:
-        optimum = _with_thresholds(optimum, counts, depth)
+    must_be_coarse = needs_coarse_grid(counts, depth)
+    if must_be_coarse or len(counts) > MAX_NNLS_LENGTH:
+        incumbent = _add_threshold_bound(incumbent, counts, depth)
     if must_be_coarse and not can_be_dealt:
-        planned = _pack_many(counts, depth, THINNED, work)
-        return _better(optimum, planned.mixture, planned.certificate)
-    if must_be_coarse or (len(counts) > LONGEST_WHOLE and lengths > FEW_LENGTHS and can_be_dealt):
-        optimum = _deal_from_grids(counts, depth, optimum, work.share(0.8))
-        if optimum.gap == 0 or (must_be_coarse and (is_limited or lengths * len(counts) > MOST_CLOSED)):
-            return optimum
-        work = work.share(LAST_PACK_SHARE) if _near(optimum) else work
-    linear_program = LinearProgram.limited(counts, len(counts), work.share(0.4 if is_limited else 0.7))
+        planned = _pack_many_sequences(counts, depth, THINNED, work)
+        return _update_incumbent(incumbent, planned.strategy_counts, planned.certificate)
+    if must_be_coarse or (len(counts) > MAX_NNLS_LENGTH and lengths > FEW_LENGTHS and can_be_dealt):
+        incumbent = _pack_on_grids(counts, depth, incumbent, work.share(0.8))
+        if incumbent.gap == 0 or (must_be_coarse and (is_limited or lengths * len(counts) > MOST_CLOSED)):
+            return incumbent
+        work = work.share(LAST_PACK_SHARE) if _is_near_bound(incumbent) else work
+    linear_program = LinearProgram.from_heuristic(counts, len(counts), work.share(0.4 if is_limited else 0.7))
     linear_program.generate()
-    optimum = _better(optimum, None, certify(linear_program, depth, work))
-    if is_limited and optimum.gap:
-        linear_program = _limited(counts, depth, linear_program, is_quick, work.share(0.6))
-        optimum = _better(optimum, None, certify(linear_program, depth, work))
+    incumbent = _update_incumbent(incumbent, None, certify_relaxation(linear_program, depth, work))
+    if is_limited and incumbent.gap:
+        linear_program = _solve_depth_limited_program(counts, depth, linear_program, is_quick, work.share(0.6))
+        incumbent = _update_incumbent(incumbent, None, certify_relaxation(linear_program, depth, work))
     linear_program.limit_work(work)
-    optimum = _with_thresholds(optimum, counts, depth)
-    optimum, is_hopeless = _try_dives(linear_program, optimum, _QUICK_DIVES if is_quick else _DIVES, near_work)
+    incumbent = _add_threshold_bound(incumbent, counts, depth)
+    incumbent, is_hopeless = _try_dives(linear_program, incumbent, _QUICK_DIVES if is_quick else _DIVES, near_work)
     if (
-        optimum.gap
+        incumbent.gap
         and not is_hopeless
         and not is_quick
         and counts.sum() <= FEW_SEQUENCES  # so few that their number at each length tells
         and can_be_bounded(linear_program.lengths, len(counts), depth, linear_program.demand)
     ):
-        bounded = LinearProgram.bounded(linear_program, linear_program.work)
-        if np.ceil(bounded.generate().bound - WHOLE) < packs_of(optimum.mixture):
-            optimum, _ = _try_dives(bounded, optimum, _BOUNDED_DIVES, near_work)
-    return optimum
+        bounded = LinearProgram.with_bounded_copies(linear_program, linear_program.work)
+        if np.ceil(bounded.generate().bound - WHOLE) < count_packs(incumbent.strategy_counts):
+            incumbent, _ = _try_dives(bounded, incumbent, _BOUNDED_DIVES, near_work)
+    return incumbent
 
 
 def _try_dives(
-    linear_program: LinearProgram, optimum: _Optimum, attempts: tuple[DiveSettings, ...], near_work: float
-) -> tuple[_Optimum, bool]:
+    linear_program: LinearProgram, incumbent: _Incumbent, attempts: tuple[DiveSettings, ...], near_work: float
+) -> tuple[_Incumbent, bool]:
     """Dive until the gap is closed, or cannot be. Half of the dives aim at a pack less than there are, not at the bound.
 
     Once the plan is near to the bound, further dives may do `near_work`.
     """
-    least = linear_program.least_packs
+    least = linear_program.min_packs
     is_limited = False
     for number, settings in enumerate(attempts):
-        if _near(optimum) and not is_limited:
+        if _is_near_bound(incumbent) and not is_limited:
             linear_program.limit_work(linear_program.work.at_most(near_work))
             is_limited = True
-        least, packs = max(least, optimum.certificate.bound), packs_of(optimum.mixture)
+        least, packs = max(least, incumbent.certificate.bound), count_packs(incumbent.strategy_counts)
         if least >= packs or (linear_program.work.exhausted and number > 0):
             break
         target = least if number % 2 == 0 else packs - 1
         packs_of_dive, waiting, is_hopeless = dive(linear_program, target, settings)
         unpacked = np.zeros_like(linear_program.counts)
         unpacked[linear_program.lengths - 1] = waiting
-        mixture = best_fit_into(fill_slots(packs_of_dive, linear_program.counts - unpacked), unpacked, linear_program.depth)
-        linear_program.work.spend_on(mixture)
-        optimum = _better(optimum, mixture, optimum.certificate)
+        strategy_counts = best_fit_into(
+            fill_slots(packs_of_dive, linear_program.counts - unpacked), unpacked, linear_program.depth
+        )
+        linear_program.work.spend_on_heuristic(strategy_counts)
+        incumbent = _update_incumbent(incumbent, strategy_counts, incumbent.certificate)
         if is_hopeless:
             least = target + 1
-    return optimum, least >= packs_of(optimum.mixture)
+    return incumbent, least >= count_packs(incumbent.strategy_counts)
 
 
-def _with_thresholds(optimum: _Optimum, counts: IntArray, depth: int) -> _Optimum:
+def _add_threshold_bound(incumbent: _Incumbent, counts: IntArray, depth: int) -> _Incumbent:
     """With the proof by thresholds, where that is a better one."""
-    if optimum.gap == 0:
-        return optimum
-    proofs = (optimum.certificate, threshold_certificate(counts, depth))
-    return _Optimum(optimum.mixture, max(proofs, key=lambda certificate: certificate.bound))
+    if incumbent.gap == 0:
+        return incumbent
+    proofs = (incumbent.certificate, threshold_certificate(counts, depth))
+    return _Incumbent(incumbent.strategy_counts, max(proofs, key=lambda certificate: certificate.bound))
 
 
-def _near(optimum: _Optimum) -> bool:
+def _is_near_bound(incumbent: _Incumbent) -> bool:
     """Whether the gap is at most a pack, or one pack in `NEAR`."""
-    return optimum.gap <= _near_gap(optimum.certificate.bound)
+    return incumbent.gap <= _max_near_gap(incumbent.certificate.bound)
 
 
-def _near_gap(bound: int) -> int:
+def _max_near_gap(bound: int) -> int:
     """Packs above the bound with which a plan is near to it."""
     return max(1, bound // NEAR)
 
 
-def _deal_from_grids(counts: IntArray, depth: int, optimum: _Optimum, work: Work) -> _Optimum:
+def _pack_on_grids(counts: IntArray, depth: int, incumbent: _Incumbent, work: WorkBudget) -> _Incumbent:
     """Solve on coarse grids, deal the sequences out into the slots, and swap them until they fit."""
     sequences, length = int(counts.sum()), len(counts)
     mean = float(counts @ np.arange(1, length + 1)) / sequences
     slack = max(SLACK_SHARE * mean, SLACK_PACKS * length / sequences)
     for bins, slacks in GRIDS:
-        if _near(optimum) or work.exhausted:
+        if _is_near_bound(incumbent) or work.exhausted:
             break
-        coarse = _pack_optimally(split_counts(counts, bins, slack * slacks), depth, work.share(0.3), is_quick=True)
-        proof = prove(counts, interpolated_prices(coarse.certificate.prices, len(counts)), depth, work)
-        optimum = _better(optimum, None, proof)
-        if _near(optimum):
+        coarse = _pack_optimally(split_counts_into_bins(counts, bins, slack * slacks), depth, work.share(0.3), is_quick=True)
+        proof = certify_prices(counts, interpolate_prices(coarse.certificate.prices, len(counts)), depth, work)
+        incumbent = _update_incumbent(incumbent, None, proof)
+        if _is_near_bound(incumbent):
             break
-        mixture, remaining = deal_into_slots(coarse.mixture, counts, bins, depth, work.share(0.4))
-        mixture = best_fit_into(mixture, remaining, depth)
-        work.spend_on(mixture)
-        optimum = _better(optimum, mixture, proof)
-        bound = optimum.certificate.bound
-        matched = rematch_halves(optimum.mixture, length, depth, bound + _near_gap(bound), work.share(0.3))
-        optimum = _better(optimum, matched, proof)
-    return optimum
+        strategy_counts, remaining = assign_to_slots(coarse.strategy_counts, counts, bins, depth, work.share(0.4))
+        strategy_counts = best_fit_into(strategy_counts, remaining, depth)
+        work.spend_on_heuristic(strategy_counts)
+        incumbent = _update_incumbent(incumbent, strategy_counts, proof)
+        bound = incumbent.certificate.bound
+        matched = rematch_halves(incumbent.strategy_counts, length, depth, bound + _max_near_gap(bound), work.share(0.3))
+        incumbent = _update_incumbent(incumbent, matched, proof)
+    return incumbent
 
 
-def _pack_many(counts: IntArray, depth: int, most: int, work: Work) -> _Optimum:
+def _pack_many_sequences(counts: IntArray, depth: int, most: int, work: WorkBudget) -> _Incumbent:
     """Plan a part of the sequences, at most so many; its prices prove the bound of all."""
     proofs: list[Certificate] = []
 
-    def pack(part: IntArray) -> Mixture:
+    def pack(part: IntArray) -> StrategyCounts:
         planned = _pack_optimally(part, depth, work=work)
-        proofs.append(prove(counts, planned.certificate.prices, depth, work))
-        return planned.mixture
+        proofs.append(certify_prices(counts, planned.certificate.prices, depth, work))
+        return planned.strategy_counts
 
-    mixture = pack_thinned(counts, depth, pack, most)
-    work.spend_on(mixture)
-    return _Optimum(mixture, proofs[0])
+    strategy_counts = pack_subsample(counts, depth, pack, most)
+    work.spend_on_heuristic(strategy_counts)
+    return _Incumbent(strategy_counts, proofs[0])
 
 
-def _better(optimum: _Optimum, mixture: Mixture | None, certificate: Certificate) -> _Optimum:
+def _update_incumbent(incumbent: _Incumbent, strategy_counts: StrategyCounts | None, certificate: Certificate) -> _Incumbent:
     """The smaller mixture and the larger bound."""
-    if mixture is None or packs_of(mixture) >= packs_of(optimum.mixture):
-        mixture = optimum.mixture
-    if certificate.bound < optimum.certificate.bound:
-        certificate = optimum.certificate
-    return _Optimum(mixture, certificate)
+    if strategy_counts is None or count_packs(strategy_counts) >= count_packs(incumbent.strategy_counts):
+        strategy_counts = incumbent.strategy_counts
+    if certificate.bound < incumbent.certificate.bound:
+        certificate = incumbent.certificate
+    return _Incumbent(strategy_counts, certificate)
 
 
-def _limited(counts: IntArray, depth: int, unlimited: LinearProgram, is_quick: bool, work: Work) -> LinearProgram:
+def _solve_depth_limited_program(
+    counts: IntArray, depth: int, unlimited: LinearProgram, is_quick: bool, work: WorkBudget
+) -> LinearProgram:
     """The program with the depth limit, solved."""
-    linear_program = LinearProgram.limited(counts, depth, work)
+    linear_program = LinearProgram.from_heuristic(counts, depth, work)
     linear_program.relaxation = unlimited.relaxation
     iterations = _QUICK_ITERATIONS * len(linear_program.lengths) if is_quick else np.inf
     relaxation = linear_program.generate(PATIENCE * len(linear_program.lengths))
-    if not relaxation.closed and linear_program.max_length > LONGEST_WHOLE:
+    if not relaxation.is_closed and linear_program.max_length > MAX_NNLS_LENGTH:
         linear_program.generate(iterations)
-    elif not relaxation.closed:
+    elif not relaxation.is_closed:
         solution = solve_nnls(
             counts,
             loop_weights(len(counts)),
-            useful_depth(counts, relaxation.bound, depth),
+            limit_depth_by_bound(counts, relaxation.bound, depth),
             max_rounds=int(NNLS_ROUNDS * len(linear_program.lengths)),
             work=work.share(0.6),
         )

@@ -12,8 +12,15 @@ import numpy as np
 
 from gaudi_bert.common.arrays import FloatArray, IntArray
 from gaudi_bert.common.compiled import borrowing_kernel
-from gaudi_bert.packing.mixture import Strategy, Work
-from gaudi_bert.packing.pricing import OPERATIONS_PER_PRODUCT, close_over, completion_values, power_chain, raise_by, unwind
+from gaudi_bert.packing.pricing import (
+    OPERATIONS_PER_PRODUCT,
+    fill_power_table,
+    max_plus_closure,
+    power_chain,
+    trace_best_lengths,
+    update_maximum,
+)
+from gaudi_bert.packing.strategies import Strategy, WorkBudget
 
 UNWINDING_WORK = 4e9
 """What unwinding strategies may do in one round."""
@@ -22,7 +29,7 @@ UNWINDING_WORK = 4e9
 class TablePricer:
     """Best strategies for given prices of the lengths that occur (ascending), from tables over all tokens of a pack."""
 
-    def __init__(self, lengths: IntArray, max_length: int, depth: int, work: Work) -> None:
+    def __init__(self, lengths: IntArray, max_length: int, depth: int, work: WorkBudget) -> None:
         self.work = work
         self.lengths = lengths
         self.max_length = max_length
@@ -43,20 +50,20 @@ class TablePricer:
             pending=np.empty(2 * (max_length + len(self.chain) + 5), dtype=np.int64),
         )
 
-    def price(self, prices: FloatArray) -> FloatArray:
+    def best_pack_worths(self, prices: FloatArray) -> FloatArray:
         """Worth of the best pack that holds each length, for non-decreasing `prices`: float64 [rows] both."""
         tried = len(self.lengths) if self._closes else len(self.chain) * self.max_length
         self.work.spend(OPERATIONS_PER_PRODUCT * tried * self.max_length)
         self._table[0] = np.where(self._row_below >= 0, prices[self._row_below], 0.0)
         if self._closes:
             completion = self._table[1]
-            close_over(self._table[0], self.lengths, completion)
+            max_plus_closure(self._table[0], self.lengths, completion)
         else:
-            completion = completion_values(self.chain, self._table, self.lengths)
+            completion = fill_power_table(self.chain, self._table, self.lengths)
         self._worth = prices + completion[self.max_length - self.lengths]
         return self._worth
 
-    def strategies(self, rows: IntArray, prices: FloatArray, least: float) -> list[Strategy]:
+    def improving_strategies(self, rows: IntArray, prices: FloatArray, min_worth: float) -> list[Strategy]:
         """The strategies behind the last `price`, for these rows, that are worth more than `least` at `prices`."""
         affordable = max(1, int(min(max(self.work.remaining, 0.0) / 4, UNWINDING_WORK) // self._unwinding))
         if len(rows) > affordable:
@@ -67,7 +74,7 @@ class TablePricer:
             done = _unwind_rows(self.chain, self._table, self.lengths, self._row_below, rows, prices, self._unwound)
             start = 0
             for end, worth in zip(self._unwound.ends[:done].tolist(), self._unwound.worths[:done].tolist(), strict=True):
-                if worth > least:
+                if worth > min_worth:
                     strategies.append(tuple(sorted(self._unwound.items[start:end].tolist())))
                 start = end
             rows = rows[done:]
@@ -81,7 +88,7 @@ class _Unwound(NamedTuple):
     ends: IntArray  # int64 [rows], where each pack ends
     worths: FloatArray  # float64 [rows]
     pack: IntArray  # int64 [L + 2]
-    pending: IntArray  # int64, for `unwind`
+    pending: IntArray  # int64, for `trace_best_lengths`
 
 
 @borrowing_kernel
@@ -104,7 +111,7 @@ def _unwind_rows(
     for number in range(rows.size):
         length = lengths[rows[number]]
         pack[0] = length
-        size = unwind(chain, table, top - length, pack, 1, unwound.pending)
+        size = trace_best_lengths(chain, table, top - length, pack, 1, unwound.pending)
         if end + size > items.size:
             return number
         worth = 0.0
@@ -134,7 +141,7 @@ class BoundedPricer:
     the shorter lengths are worth in `room` tokens. Without a limit of depth there is one entry for any number of slots.
     """
 
-    def __init__(self, lengths: IntArray, max_length: int, depth: int, counts: IntArray, work: Work) -> None:
+    def __init__(self, lengths: IntArray, max_length: int, depth: int, counts: IntArray, work: WorkBudget) -> None:
         self.work = work
         self.lengths = lengths
         self.max_length = max_length
@@ -143,20 +150,20 @@ class BoundedPricer:
         self._table = np.zeros(_bounded_shape(lengths, max_length, depth, counts))
         self._prices = np.zeros(len(lengths))
 
-    def price(self, prices: FloatArray) -> FloatArray:
+    def best_pack_worths(self, prices: FloatArray) -> FloatArray:
         """Worth of the best pack of which each length is the longest, for non-decreasing `prices`: float64 [rows] both."""
         self.work.spend(self._table.size)
         self._prices, worth = prices.copy(), np.zeros(len(prices))
         _fill_bounded(self.lengths, self.counts, prices, self._is_limited, self._table, worth)
         return worth
 
-    def strategies(self, rows: IntArray, prices: FloatArray, least: float) -> list[Strategy]:
+    def improving_strategies(self, rows: IntArray, prices: FloatArray, min_worth: float) -> list[Strategy]:
         """The strategies behind the last `price`, for these rows, that are worth more than `least` at `prices`."""
         self.work.spend(len(rows) * len(self.lengths))
         pack, result = np.empty(self.max_length, dtype=np.int64), []
         for row in rows[self.counts[rows] > 0].tolist():
             size = _unwind_bounded(self.lengths, self.counts, self._prices, self._is_limited, self._table, row, pack)
-            if float(prices[pack[:size]].sum()) > least:
+            if float(prices[pack[:size]].sum()) > min_worth:
                 result.append(tuple(self.lengths[pack[:size][::-1]].tolist()))
         return result
 
@@ -196,7 +203,7 @@ def _fill_bounded(
                 table[row + 1, slot, room] = table[row, slot, room]
             for copies in range(1, min(most, slot if is_limited else most) + 1):
                 added, before = copies * prices[row], table[row, slot - copies if is_limited else slot]
-                raise_by(table[row + 1, slot, copies * length :], added, before)
+                update_maximum(table[row + 1, slot, copies * length :], added, before)
                 if slot == slots:
                     worth[row] = max(worth[row], added + before[top - copies * length])
 

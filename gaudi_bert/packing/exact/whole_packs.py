@@ -18,7 +18,7 @@ import numpy as np
 from gaudi_bert.common.arrays import FloatArray, IntArray, philox
 from gaudi_bert.common.compiled import borrowing_kernel, inner_kernel
 from gaudi_bert.packing.exact.linear_program import LinearProgram, generate_columns
-from gaudi_bert.packing.mixture import Mixture, Strategy, Work, add_packs, packs_of
+from gaudi_bert.packing.strategies import Strategy, StrategyCounts, WorkBudget, add_packs, count_packs
 
 # --- the last few packs by exhaustive search: do these sequences fit into that many packs?
 #
@@ -43,18 +43,18 @@ ATTEMPTS = ((1.0, 1e9), (1.0, 8.0), (0.75, 8.0), (0.6, 4.0), (0.5, 8.0), (0.4, 4
 """(longest second sequence as a share of the room, how freely the slack is spent); the first leaves nothing out."""
 
 
-class _Rest(NamedTuple):
+class _SearchProblem(NamedTuple):
     """Sequences to pack; T types, the longest first."""
 
     lengths: IntArray  # int64 [T]
     prices: FloatArray  # float64 [T]
-    best: FloatArray  # float64 [k, t], see `_complete`
+    best: FloatArray  # float64 [k, t], see `_fill_completion_table`
     packs: int  # at most so many
     depth: int  # most sequences in a pack
     deepest: int  # most sequences that a pack can hold at these lengths
 
 
-class _Placed(NamedTuple):
+class _SearchPath(NamedTuple):
     """The path of the search: a stack of placed sequences."""
 
     counts: IntArray  # int64 [T], sequences of each type that are not placed
@@ -64,7 +64,7 @@ class _Placed(NamedTuple):
     free: IntArray  # int64 [packs + 2], what they may fall short of the depth, in sequences
 
 
-_Searched = tuple[Mixture | None, bool]
+_SearchResult = tuple[StrategyCounts | None, bool]
 """Packs, if any were found; and whether that is certain: no branch was skipped."""
 
 _NOTHING, _NONE_EXISTS = 0, -1
@@ -78,8 +78,8 @@ def _search_packs(
     depth: int,
     packs: int,
     max_nodes: int,
-    work: Work,
-) -> _Searched:
+    work: WorkBudget,
+) -> _SearchResult:
     """Packs for all the sequences, if there are any and `max_nodes` branches of an attempt find them.
 
     `lengths`, int64 [types], ascend, `counts` are the sequences of each; by `prices`, float64 [types], no pack of at most
@@ -105,32 +105,32 @@ def _search_packs(
         return None, False
     work.spend(table_operations)
     best = np.zeros((levels + 1, max_length + 1))
-    _complete(lengths, prices, best, levels < deepest)
-    rest = _Rest(lengths, prices, best, packs, depth, deepest)
+    _fill_completion_table(lengths, prices, best, levels < deepest)
+    rest = _SearchProblem(lengths, prices, best, packs, depth, deepest)
     for attempt in ATTEMPTS:
         if work.exhausted:
             break
         work.spend(OPERATIONS_PER_NODE * max_nodes)
-        placed = _Placed(
+        placed = _SearchPath(
             counts=counts.copy(),
             stack=np.zeros(sequences, dtype=np.int64),
             opening=np.zeros(packs + 2, dtype=np.int64),
             slack=np.full(packs + 2, slack),
             free=np.full(packs + 2, packs * depth - sequences),
         )
-        used = _search(rest, placed, *attempt, max_nodes)
+        used = _search_depth_first(rest, placed, *attempt, max_nodes)
         if used == _NONE_EXISTS and attempt is ATTEMPTS[0]:
             return None, True
         if used > 0:
-            mixture: Mixture = {}
+            strategy_counts: StrategyCounts = {}
             for kinds in np.split(placed.stack, placed.opening[1:used]):
-                add_packs(mixture, tuple(lengths[kinds].tolist()), 1)
-            return mixture, True
+                add_packs(strategy_counts, tuple(lengths[kinds].tolist()), 1)
+            return strategy_counts, True
     return None, False
 
 
 @borrowing_kernel
-def _complete(lengths: IntArray, prices: FloatArray, best: FloatArray, without_limit: bool) -> None:
+def _fill_completion_table(lengths: IntArray, prices: FloatArray, best: FloatArray, without_limit: bool) -> None:
     """best[k, t]: the best worth of at most k sequences in t tokens, from row 1; the last row may be for any number."""
     levels = best.shape[0] - 1
     for slots in range(1, levels + 1):
@@ -144,7 +144,9 @@ def _complete(lengths: IntArray, prices: FloatArray, best: FloatArray, without_l
 
 
 @borrowing_kernel
-def _search(rest: _Rest, placed: _Placed, second_share: float, reserve: float, max_nodes: int) -> int:
+def _search_depth_first(
+    rest: _SearchProblem, placed: _SearchPath, second_share: float, reserve: float, max_nodes: int
+) -> int:
     """Depth-first search; returns the number of packs, or one of the two codes if all sequences were not placed.
 
     `kind` is the type to try next at the current height. With many packs to go a pack may use only a share of what they may
@@ -158,7 +160,7 @@ def _search(rest: _Rest, placed: _Placed, second_share: float, reserve: float, m
         share = min(1.0, reserve / (packs - pack))
         enough = 1.0 - slack[pack] * share - ROUNDING
         used = height - opening[pack]
-        kind, fits = _next_fitting(rest, counts, kind, used, room, enough - worth)
+        kind, fits = _find_next_type(rest, counts, kind, used, room, enough - worth)
         if fits:
             stack[height] = kind
             height += 1
@@ -196,7 +198,9 @@ def _search(rest: _Rest, placed: _Placed, second_share: float, reserve: float, m
 
 
 @inner_kernel
-def _next_fitting(rest: _Rest, counts: IntArray, kind: int, used: int, room: int, missing: float) -> tuple[int, bool]:
+def _find_next_type(
+    rest: _SearchProblem, counts: IntArray, kind: int, used: int, room: int, missing: float
+) -> tuple[int, bool]:
     """The first type from `kind` on that fits a pack of `used` sequences and leaves it able to be worth `missing` more,
     and whether there is one. The longest remaining sequence has to open a pack.
     """
@@ -244,7 +248,7 @@ class DiveSettings:
     seed: int = 0  # which of nearly equal fractions are rounded up; 0 for the largest
 
 
-class _Path:
+class _FixedPacks:
     """The packs that are fixed so far, and what they leave."""
 
     def __init__(self, lengths: IntArray, counts: IntArray) -> None:
@@ -253,7 +257,7 @@ class _Path:
         self.packs = 0
         self.fixed: list[tuple[Strategy, int]] = []
 
-    def fix_all(self, strategies: list[Strategy], counts: IntArray) -> None:
+    def fix_packs(self, strategies: list[Strategy], counts: IntArray) -> None:
         """Fix so many packs of each strategy."""
         for column in np.flatnonzero(counts).tolist():
             strategy, count = strategies[column], int(counts[column])
@@ -261,7 +265,7 @@ class _Path:
             self.packs += count
             np.subtract.at(self.uncovered, np.searchsorted(self.lengths, strategy), count)
 
-    def return_to(self, level: _Level) -> None:
+    def restore(self, level: _DiveState) -> None:
         """Take back all that was fixed since."""
         del self.fixed[level.fixed :]
         self.packs, self.uncovered = level.packs, level.uncovered.copy()
@@ -273,7 +277,7 @@ class _Path:
         unplaced = np.maximum.accumulate(np.maximum(balance, 0))
         return np.diff(unplaced, prepend=0)[::-1]
 
-    def mixture(self, rest: Mixture | None = None) -> Mixture:
+    def strategy_counts(self, rest: StrategyCounts | None = None) -> StrategyCounts:
         """All packs, with those of the rest."""
         result = dict(rest or {})
         for strategy, count in self.fixed:
@@ -281,10 +285,10 @@ class _Path:
         return result
 
 
-class _Level:
+class _DiveState:
     """A state of the path, the program's solution there, and which steps from there have lost the target."""
 
-    def __init__(self, path: _Path, usage: FloatArray, share: float) -> None:
+    def __init__(self, path: _FixedPacks, usage: FloatArray, share: float) -> None:
         self.fixed, self.packs, self.uncovered = len(path.fixed), path.packs, path.uncovered.copy()
         self._usage = usage
         self._share = share
@@ -292,7 +296,7 @@ class _Level:
         self._raised: IntArray = np.zeros(0, dtype=np.int64)
         self.is_spent = False
 
-    def step(self, settings: DiveSettings) -> IntArray:
+    def choose_step(self, settings: DiveSettings) -> IntArray:
         """Packs to fix now: the integer parts if there are many, else also the largest fractions. int64 [strategies]."""
         steps: FloatArray = np.floor(self._usage + WHOLE)
         fractions = self._usage - steps
@@ -310,7 +314,7 @@ class _Level:
         self.is_spent = not steps.any()
         return steps.astype(np.int64)
 
-    def fail(self) -> None:
+    def record_failure(self) -> None:
         """The last step lost the target: round up fewer next time, or another one."""
         self._share /= FEWER
         if len(self._raised) <= 1:
@@ -318,7 +322,7 @@ class _Level:
         self.is_spent |= len(self._barred) > MOST_BARRED or not len(self._raised)
 
 
-def dive(linear_program: LinearProgram, target: int, settings: DiveSettings) -> tuple[Mixture, IntArray, bool]:
+def dive(linear_program: LinearProgram, target: int, settings: DiveSettings) -> tuple[StrategyCounts, IntArray, bool]:
     """Find integer numbers of packs for the program's sequences, in `target` packs if the dive goes well.
 
     What the master of the program, which has its relaxation, has to cover afterwards is what the dive did not.
@@ -327,41 +331,41 @@ def dive(linear_program: LinearProgram, target: int, settings: DiveSettings) -> 
         Packs, whose slots may hold shorter sequences (see `fill_slots`); the sequences that they do not hold, int64 [rows];
         and whether it is hopeless: no packs meet the target, whatever the settings.
     """
-    path = _Path(linear_program.lengths, linear_program.demand)
-    furthest: Mixture = {}
+    path = _FixedPacks(linear_program.lengths, linear_program.demand)
+    furthest: StrategyCounts = {}
     not_held = path.waiting
     packs, is_certain = _search_rest(linear_program, path, target)
     if is_certain and packs is None:
         return furthest, not_held, True
-    linear_program.set_rest(path.uncovered, path.waiting)
+    linear_program.set_remaining_demand(path.uncovered, path.waiting)
     linear_program.master.solve(dual=True)
-    levels = [_Level(path, linear_program.master.usage(), settings.share)]
+    levels = [_DiveState(path, linear_program.master.usage(), settings.share)]
     steps = failures = 0
     while packs is None and levels and steps < settings.max_steps and failures < settings.max_failures:
         if linear_program.work.exhausted and path.fixed:
             break
-        path.fix_all(linear_program.master.strategies, levels[-1].step(settings))
+        path.fix_packs(linear_program.master.strategies, levels[-1].choose_step(settings))
         steps += 1
         packs, is_certain = _search_rest(linear_program, path, target)
-        if packs is None and not is_certain and _resolve(linear_program, path, target):
-            levels.append(_Level(path, linear_program.master.usage(), settings.share))
-            if path.packs > packs_of(furthest):
-                furthest, not_held = path.mixture(), path.waiting
+        if packs is None and not is_certain and _solve_rest(linear_program, path, target):
+            levels.append(_DiveState(path, linear_program.master.usage(), settings.share))
+            if path.packs > count_packs(furthest):
+                furthest, not_held = path.strategy_counts(), path.waiting
         elif packs is None:  # take the step back, and those before it for which no other choice remains
             failures += 1
-            levels[-1].fail()
+            levels[-1].record_failure()
             while levels and levels[-1].is_spent:
                 levels.pop()
                 if levels:
-                    levels[-1].fail()
+                    levels[-1].record_failure()
             if levels:
-                path.return_to(levels[-1])
+                path.restore(levels[-1])
     if packs is None:
         return furthest, not_held, False
-    return path.mixture(packs), np.zeros_like(linear_program.demand), False
+    return path.strategy_counts(packs), np.zeros_like(linear_program.demand), False
 
 
-def _search_rest(linear_program: LinearProgram, path: _Path, target: int) -> _Searched:
+def _search_rest(linear_program: LinearProgram, path: _FixedPacks, target: int) -> _SearchResult:
     """Packs for what is not covered yet that meet the target."""
     waiting = path.waiting
     if waiting.sum() > MOST_SEARCHED:
@@ -378,9 +382,9 @@ def _search_rest(linear_program: LinearProgram, path: _Path, target: int) -> _Se
     )
 
 
-def _resolve(linear_program: LinearProgram, path: _Path, target: int) -> bool:
+def _solve_rest(linear_program: LinearProgram, path: _FixedPacks, target: int) -> bool:
     """Solve for what is not covered yet; False if it provably needs more packs than the target leaves."""
-    linear_program.set_rest(path.uncovered, path.waiting)
+    linear_program.set_remaining_demand(path.uncovered, path.waiting)
     allowed = target - path.packs + WHOLE
     if linear_program.master.solve(dual=True) <= allowed:
         return True

@@ -27,8 +27,8 @@ from gaudi_bert.config.values import free_settings
 from gaudi_bert.engines.protocol import Model, ModelSpec
 from gaudi_bert.packing.algorithms import pack_histogram
 from gaudi_bert.packing.histogram import Histogram
-from gaudi_bert.packing.mixture import Packing
 from gaudi_bert.packing.row_lengths import RowLengths, choose_row_lengths, row_cost
+from gaudi_bert.packing.strategies import Packing
 from gaudi_bert.rows.reading import SkippedRows
 from gaudi_bert.rows.tokenizer import open_tokenizer
 from gaudi_bert.rows.tokenizing import policy_of
@@ -191,7 +191,7 @@ class FineTuneJob(Job[FineTuning]):
             except InputError as error:
                 raise InputError(f"finetune.row_lengths: {path}: {error}") from error
             packings = chosen.packings
-            self._costs = [chosen.cost_line()] if is_first else self._costs
+            self._costs = [chosen.format_cost()] if is_first else self._costs
         elif self.plans_packs or not is_first:  # others are built when they are read
             packings = (pack_histogram(Histogram(length, counts), self.section.algorithm, depth),)
         return TaskData(path, file_identity(path), rows, sequences, packings)
@@ -247,7 +247,7 @@ class FineTuneJob(Job[FineTuning]):
         if section.row_lengths is not None:
             return lines
         chosen = self._row_lengths(counts_of(self._data.sequences, longest), section.depth)
-        return [*lines, f"finetune.row_lengths = auto gives {chosen.cost_line()}"]
+        return [*lines, f"finetune.row_lengths = auto gives {chosen.format_cost()}"]
 
     def _signature(self) -> Signature:
         unused = {"row_lengths"} if self.section.row_lengths is None else set()  # as before there was such a setting

@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 from gaudi_bert.common.errors import FailedError
 from gaudi_bert.packing.heuristics import pack_longest_first
 from gaudi_bert.packing.histogram import Histogram
-from gaudi_bert.packing.mixture import (
-    Work,
-    check_mixture,
-    coverage,
+from gaudi_bert.packing.strategies import (
+    WorkBudget,
+    check_strategy_counts,
+    count_packs,
+    count_slots,
+    drop_surplus_slots,
     estimate_limit,
     fill_slots,
-    packs_of,
-    sorted_mixture,
-    trim_to_exact,
+    sort_strategies,
 )
 from tests.builders.properties import examples
 
@@ -41,19 +41,19 @@ PACKING = {(2, 5): 2, (2, 3): 1, (8,): 1}
 )
 def test_what_is_no_packing_is_found(change: dict, depth: int, masked_slots: int | None, message: str) -> None:
     with pytest.raises(FailedError, match=message):
-        check_mixture({**PACKING, **change}, HISTOGRAM, depth, masked_slots)
+        check_strategy_counts({**PACKING, **change}, HISTOGRAM, depth, masked_slots)
 
 
 @pytest.mark.parametrize(
-    ("mixture", "counts", "trimmed"),
+    ("strategy_counts", "counts", "trimmed"),
     [
         # Two sequences of 1 and one of 7 too many: one pack (1, 7) goes completely, one slot of 1 is given up.
         ({(1, 7): 3, (8,): 1}, [1, 0, 0, 0, 0, 0, 2, 1], {(1, 7): 1, (7,): 1, (8,): 1}),
         ({(1, 1, 1, 5): 2}, [1, 0, 0, 0, 2, 0, 0, 0], {(5,): 1, (1, 5): 1}),  # several slots of one pack
     ],
 )
-def test_trimming(mixture: dict, counts: list[int], trimmed: dict) -> None:
-    assert trim_to_exact(mixture, np.array(counts)) == trimmed
+def test_trimming(strategy_counts: dict, counts: list[int], trimmed: dict) -> None:
+    assert drop_surplus_slots(strategy_counts, np.array(counts)) == trimmed
 
 
 @given(data=st.data())
@@ -61,16 +61,16 @@ def test_trimming(mixture: dict, counts: list[int], trimmed: dict) -> None:
 def test_trimming_is_exact_and_never_adds_packs(data: st.DataObject) -> None:
     capacity = data.draw(st.integers(1, 9))
     strategies = st.lists(st.integers(1, capacity), min_size=1, max_size=5).map(lambda lengths: tuple(sorted(lengths)))
-    mixture = data.draw(st.dictionaries(strategies, st.integers(1, 5), max_size=6))
-    slots = coverage(mixture, capacity)
+    strategy_counts = data.draw(st.dictionaries(strategies, st.integers(1, 5), max_size=6))
+    slots = count_slots(strategy_counts, capacity)
     counts = np.array([data.draw(st.integers(0, int(slot))) for slot in slots], dtype=np.int64)
     for whole_packs in (True, False):
-        trimmed = trim_to_exact(mixture, counts, whole_packs=whole_packs)
-        assert coverage(trimmed, capacity).tolist() == counts.tolist()
-        assert packs_of(trimmed) <= packs_of(mixture)
+        trimmed = drop_surplus_slots(strategy_counts, counts, whole_packs=whole_packs)
+        assert count_slots(trimmed, capacity).tolist() == counts.tolist()
+        assert count_packs(trimmed) <= count_packs(strategy_counts)
         assert all(strategy and count > 0 for strategy, count in trimmed.items())
-        assert list(trimmed) == list(sorted_mixture(trimmed))
-        assert max(map(len, trimmed), default=0) <= max(map(len, mixture), default=0)
+        assert list(trimmed) == list(sort_strategies(trimmed))
+        assert max(map(len, trimmed), default=0) <= max(map(len, strategy_counts), default=0)
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(2, 5))
@@ -78,19 +78,19 @@ def test_trimming_is_exact_and_never_adds_packs(data: st.DataObject) -> None:
 def test_settled_slots_cover_exactly(seed: int, depth: int) -> None:
     rng = np.random.default_rng(seed)
     slots = rng.integers(0, 30, 17)
-    mixture = pack_longest_first(slots, depth)
+    strategy_counts = pack_longest_first(slots, depth)
     counts = np.zeros(17, dtype=np.int64)
     for length in np.repeat(np.arange(1, 18), slots).tolist():
         shorter = int(rng.integers(0, length + 1))
         if shorter:
             counts[shorter - 1] += 1
-    settled = fill_slots(mixture, counts)
-    check_mixture(settled, Histogram(17, counts), depth)
-    assert packs_of(settled) <= packs_of(mixture)
+    settled = fill_slots(strategy_counts, counts)
+    check_strategy_counts(settled, Histogram(17, counts), depth)
+    assert count_packs(settled) <= count_packs(strategy_counts)
 
 
 def test_a_share_is_spent_from_the_whole() -> None:
-    whole = Work(100.0)
+    whole = WorkBudget(100.0)
     part = whole.share(0.25)
     part.spend(30.0)
     assert (part.remaining, part.exhausted, whole.remaining, whole.exhausted) == (-5.0, True, 70.0, False)
