@@ -1,7 +1,7 @@
-"""Every algorithm by name, and the one function that turns a histogram into a checked packing with its proven bound.
+"""The table of packing algorithms, and `pack_histogram`, which runs one of them, checks the result and proves a lower bound.
 
-A new algorithm is a function `(counts, depth) -> Mixture` and a line in `ALGORITHMS`; its name in `config/values.py` lets
-pipelines use it.
+To add an algorithm, write a function `(counts, depth) -> StrategyCounts`, add it to `ALGORITHMS`, and add its name to
+`config/values.py` so that pipelines can use it. The algorithms themselves are in the other files of this folder.
 """
 
 from __future__ import annotations
@@ -33,11 +33,12 @@ from gaudi_bert.packing.strategies import (
     sort_strategies,
 )
 
-# --- the masked-LM budget: a pack has Q slots for masked positions, and no pack may hold more than Q of them
+# --- masked-LM slots: each pack has Q slots for masked positions, and no pack may contain more masked positions than that
 #
-# What a pack holds is bounded by the most masked positions that the data show at each length, not by an assumed masking
-# rate. So a strategy is feasible or not whichever sequences of its lengths it is given, and the writer never has to search.
-# Q is what the predecessor used, `max_predictions + depth`, or more where the data need it or the settings ask for it.
+# If Q came from an assumed masking rate, some packs could overflow and the writer would have to search for sequences that
+# fit. Therefore Q is derived from the most masked positions that occur in the data at each length: a strategy is either
+# feasible for all sequences of its lengths or for none. By default Q is `max_predictions + depth`, as in the published
+# implementation. Q is larger if the data need more or if the settings ask for more.
 
 
 def _count_masked_slots(
@@ -45,23 +46,40 @@ def _count_masked_slots(
     histogram: Histogram,
     max_predictions: int | None,
     depth: int,
-    requested: int | None,
+    requested_slots: int | None,
 ) -> tuple[int | None, int | None]:
-    """Slots that the fullest strategy needs, and Q; None where the data did not say how many positions are masked."""
+    """Return the masked-LM slots that the fullest strategy needs, and the slots Q that each pack gets.
+
+    Args:
+        strategy_counts: how many packs use each strategy.
+        histogram: the histogram that was packed.
+        max_predictions: the most masked positions of a single sequence (P), or None if P is not limited.
+        depth: the most sequences per pack, which is added to P for the default Q.
+        requested_slots: Q as requested by the user, or None for the default.
+
+    Returns:
+        (needed, Q). `needed` is None if the histogram does not contain masked positions. Q is None if neither the histogram
+            nor the arguments determine it.
+
+    Raises:
+        InputError: `requested_slots` is less than these packs need.
+    """
     needed = None
     if histogram.max_masked is not None:
         needed = max((sum(map(histogram.max_masked_at, strategy)) for strategy in strategy_counts), default=0)
-    least = needed if max_predictions is None else max(max_predictions + depth, needed or 0)
-    if requested is not None and least is not None and requested < least:
-        raise InputError(f"packing.masked_slots is {requested}, these packs need {least}; give as many, or leave it out")
-    return needed, requested or least
+    min_slots = needed if max_predictions is None else max(max_predictions + depth, needed or 0)
+    if requested_slots is not None and min_slots is not None and requested_slots < min_slots:
+        raise InputError(f"packing.masked_slots is {requested_slots}, but these packs need {min_slots}; increase or omit it")
+    return needed, requested_slots or min_slots
 
 
-# --- every algorithm by name
+# --- the algorithms by name
 
 
 MAX_DISTINCT_LENGTHS = 2**20
-"""Different lengths: a plan lists them all, at worst each in a separate strategy, which then takes two gigabytes."""
+"""The most distinct lengths that a histogram may contain. In the worst case each length becomes a strategy of its own, and a
+plan of this many strategies takes 2 GB.
+"""
 
 ALGORITHMS: dict[str, Callable[..., StrategyCounts | AlgorithmResult]] = {
     "nnls": pack_by_nnls,
@@ -74,11 +92,19 @@ ALGORITHMS: dict[str, Callable[..., StrategyCounts | AlgorithmResult]] = {
     "ffd": pack_first_fit,
     "none": pack_singly,
 }
-"""Functions of the counts, int64 [L], the depth, and what else of `run_algorithm` they name."""
+"""Algorithm functions by name. Each takes the counts (int64 [L]) and the depth. It also receives those keyword arguments of
+`run_algorithm` that its signature names.
+"""
 
 
 def resolve_depth(depth: int | str, max_sequence_length: int) -> int:
-    """The depth as a number; "max" is the maximum sequence length, which limits nothing."""
+    """Return the depth as a number, at most `max_sequence_length`.
+
+    "max" becomes `max_sequence_length`. No pack can hold more sequences than it has slots, so this depth limits nothing.
+
+    Raises:
+        ArgumentError: `depth` is neither "max" nor an integer from 1.
+    """
     if isinstance(depth, str) and depth == "max":
         return max_sequence_length
     try:
@@ -88,7 +114,7 @@ def resolve_depth(depth: int | str, max_sequence_length: int) -> int:
 
 
 def check_algorithm_name(algorithm: str, known: Collection[str]) -> None:
-    """Refuse the name of no algorithm."""
+    """Raise InputError if `algorithm` is not one of `known`. The message suggests the closest known name."""
     if not isinstance(algorithm, str) or algorithm not in known:
         algorithm = algorithm if isinstance(algorithm, str) else shown(algorithm)
         near = difflib.get_close_matches(algorithm, known, n=1, cutoff=0.5)
@@ -106,16 +132,32 @@ def run_algorithm(
     work: WorkBudget | None = None,
     effort: Effort = "bounded",
 ) -> AlgorithmResult:
-    """Run one algorithm; arguments as `pack_histogram`."""
+    """Run one packing algorithm on a histogram, without checking its result.
+
+    Args:
+        counts: int64 [L], the number of sequences of length 1 .. L.
+        algorithm: a key of `ALGORITHMS`.
+        depth: the most sequences per pack.
+        leftovers: how `nnls` packs what its loop leaves over. Other algorithms ignore it.
+        seed: the seed of `greedy`. Other algorithms ignore it.
+        work: the budget of operations, or None for the algorithm's default budget.
+        effort: how long `optimal` searches. Other algorithms ignore it.
+
+    Returns:
+        The strategy counts, the algorithm that was actually used, and a certificate if the algorithm proved a bound.
+
+    Raises:
+        InputError: the algorithm is unknown, or the histogram contains too many distinct lengths.
+    """
     check_algorithm_name(algorithm, ALGORITHMS)
-    different = np.count_nonzero(counts)
-    if different > MAX_DISTINCT_LENGTHS:
+    distinct = np.count_nonzero(counts)
+    if distinct > MAX_DISTINCT_LENGTHS:
         raise InputError(
-            f"{different:,} different lengths; at most {MAX_DISTINCT_LENGTHS:,} can be planned: round the lengths up"
+            f"the histogram has {distinct:,} distinct lengths, more than {MAX_DISTINCT_LENGTHS:,}; round the lengths up"
         )
     pack = ALGORITHMS[algorithm]
-    offered: dict[str, Any] = {"leftovers": leftovers, "seed": seed, "work": work, "effort": effort}
-    result = pack(counts, depth, **{name: offered[name] for name in offered.keys() & signature(pack).parameters.keys()})
+    options: dict[str, Any] = {"leftovers": leftovers, "seed": seed, "work": work, "effort": effort}
+    result = pack(counts, depth, **{name: options[name] for name in options.keys() & signature(pack).parameters.keys()})
     return result if isinstance(result, AlgorithmResult) else AlgorithmResult(result, algorithm)
 
 
@@ -132,28 +174,37 @@ def pack_histogram(
     effort: Effort = "bounded",
     work: WorkBudget | None = None,
 ) -> Packing:
-    """Pack a histogram, check the packing, and prove how good it is.
+    """Pack a histogram, check the packing, and prove a lower bound on the number of packs.
 
     Args:
-        histogram: the sequences; an empty one gives an empty packing.
-        depth: most sequences per pack, or "max".
-        leftovers: `nnls` only: what the loop leaves over is packed by best fit, or padded as published ("complement").
-        max_predictions: most masked positions of one sequence (P), for the default budget.
-        masked_slots: slots for masked positions per pack (Q); None for as few as there may be.
-        seed: of `greedy`, the only algorithm that draws.
-        quick_bound: where the algorithm proves no bound itself, only the one of tokens and sequences.
-        effort: `optimal` only: "unlimited" searches on where next to nothing can be gained.
-        work: a limit of effort that counts what was done; None for the algorithm's own.
+        histogram: the sequences to pack. An empty histogram gives an empty packing.
+        algorithm: a key of `ALGORITHMS`.
+        depth: the most sequences per pack, or "max" for no limit.
+        leftovers: how `nnls` packs the sequences that its loop leaves over: by best fit, or padded as published
+            ("complement").
+        max_predictions: the most masked positions of one sequence (P), for the default number of masked-LM slots.
+        masked_slots: masked-LM slots per pack (Q), or None for the smallest number that is sufficient.
+        seed: the seed of `greedy`, which is the only randomized algorithm.
+        quick_bound: use only the token and count bounds if the algorithm does not prove a bound itself.
+        effort: "unlimited" lets `optimal` continue its search even if hardly any packs can be saved.
+        work: a budget of operations, which also counts the operations done; None for the algorithm's default budget.
+
+    Returns:
+        The checked packing with its certificate.
+
+    Raises:
+        InputError: an argument is out of range, or `masked_slots` is too small for these packs.
+        FailedError: the algorithm returned something that is not a packing, which is a defect.
     """
-    most = resolve_depth(depth, histogram.max_sequence_length)
-    solved = run_algorithm(histogram.counts, algorithm, most, leftovers=leftovers, seed=seed, work=work, effort=effort)
-    strategy_counts = sort_strategies(solved.strategy_counts)
-    deepest = max(map(len, strategy_counts), default=1) if depth == "max" else most
-    needed, slots = _count_masked_slots(strategy_counts, histogram, max_predictions, deepest, masked_slots)
+    max_depth = resolve_depth(depth, histogram.max_sequence_length)
+    result = run_algorithm(histogram.counts, algorithm, max_depth, leftovers=leftovers, seed=seed, work=work, effort=effort)
+    strategy_counts = sort_strategies(result.strategy_counts)
+    masked_depth = max(map(len, strategy_counts), default=1) if depth == "max" else max_depth
+    needed, slots = _count_masked_slots(strategy_counts, histogram, max_predictions, masked_depth, masked_slots)
     packs = count_packs(strategy_counts)
-    certificate = solved.certificate or simple_certificate(histogram.counts, most)
-    if solved.certificate is None and not quick_bound and certificate.bound < packs:
-        certificate = prove_bound(histogram.counts, most)
+    certificate = result.certificate or simple_certificate(histogram.counts, max_depth)
+    if result.certificate is None and not quick_bound and certificate.bound < packs:
+        certificate = prove_bound(histogram.counts, max_depth)
     return Packing(
         sequences=histogram.sequences,
         packs=packs,
@@ -161,9 +212,9 @@ def pack_histogram(
         slots=packs * histogram.max_sequence_length,
         lower_bound=certificate.bound,
         histogram=histogram,
-        depth=most,
+        depth=max_depth,
         algorithm=algorithm,
-        algorithm_used=solved.algorithm_used,
+        algorithm_used=result.algorithm_used,
         strategy_counts=strategy_counts,
         certificate=certificate,
         masked_slots=slots,

@@ -1,17 +1,16 @@
-"""A proof in integers, checkable by hand, that no packing can do with fewer packs.
+"""Certificates: integer prices that prove a lower bound on the number of packs, and their independent check.
 
-Give every length a non-negative integer price. If no pack of at most `depth` sequences can hold more than M
-worth of sequences, then packs >= (worth of all sequences) / M, whatever the algorithm. The best prices are
-the dual solution of the cutting stock linear program, but any prices prove a bound, so nothing has to be
-believed of the solver that computed them. The simplest are the lengths themselves, and 1 for every sequence.
+Give every length a non-negative integer price. If no pack of at most `depth` sequences can be worth more than M, then any
+packing needs at least (total worth of all sequences) / M packs. The best prices are the dual solution of the cutting-stock
+linear program. However, any prices prove a bound, so the solver that computed them need not be trusted. The simplest prices
+are the lengths themselves, or 1 for every sequence.
 
-`check_certificate` is the complete proof: it needs the prices, the histogram and the depth, uses integers only,
-and shares no code with the solvers. `bounds` makes better certificates than the simple ones.
+`check_certificate` is the complete check. It takes the prices, the histogram and the depth, calculates in integers only, and
+shares no code with the solvers. Better certificates than the simple ones are computed in `exact/bounds.py`.
 
-What the best pack is worth takes L^2 steps. For
-packs of more than `MAX_EXACT_LENGTH` tokens it is computed where there are few
-different prices; else an upper limit of it proves as well: of the longest sequence of a pack and what the rest can be worth,
-or of the best pack of any number of sequences.
+Computing the worth M of the best pack takes L^2 steps. For packs of more than `MAX_EXACT_LENGTH` tokens, M is computed
+exactly only if the prices have few distinct values. Otherwise an upper limit of M is used, which proves a slightly weaker
+bound.
 """
 
 from __future__ import annotations
@@ -24,29 +23,31 @@ from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.errors import FailedError, InputError
 
 MAX_EXACT_LENGTH = 1 << 17
-"""Tokens of the longest packs whose best worth is computed exactly, with the limit of depth."""
+"""The longest packs, in tokens, for which the worth of the best pack is computed exactly under a depth limit."""
 
 MAX_STEPS = 2**34
-"""Different prices, times tokens of a pack: some ten seconds. A proof by steps of length has half as many."""
+"""Limit of (distinct prices) * (tokens of a pack) in a check, which then takes about ten seconds. `exact/bounds.py` rounds
+prices so that its certificates need at most half of this.
+"""
 
 MAX_LISTED = 2**22
-"""Ways to fill a pack with sequences at whose length the price rises, times such lengths, that are looked at one by one."""
+"""Limit of (ways to fill a pack) * (distinct prices) up to which the ways are enumerated."""
 
 LARGEST_WORTH = 2**62
-"""Of a pack, so that sums of prices fit int64."""
+"""The most that a pack may be worth, so that sums of prices fit in int64."""
 
 
 @dataclass(frozen=True, eq=False)
 class Certificate:
-    """Integer prices and what they prove."""
+    """Integer prices and the lower bound that they prove."""
 
     prices: IntArray  # int64 [L], the price of a sequence of length 1 .. L, >= 0
     depth: int
-    bound: int  # fewest packs that any packing of the histogram needs, by these prices
+    bound: int  # no packing of the histogram has fewer packs than this
 
 
 def simple_certificate(counts: IntArray, depth: int) -> Certificate:
-    """The better of the token bound and the count bound."""
+    """Return the better of two simple certificates: total tokens / L, or number of sequences / depth."""
     lengths = np.arange(1, len(counts) + 1)
     by_tokens = -(-total_worth(lengths, counts) // max(len(counts), 1))
     by_count = -(-int(counts.sum()) // depth)
@@ -56,51 +57,73 @@ def simple_certificate(counts: IntArray, depth: int) -> Certificate:
 
 
 def threshold_certificate(counts: IntArray, depth: int) -> Certificate:
-    """The best bound of those that a threshold t gives, for each t up to half a pack, and a token more.
+    """Return the best of the certificates that are defined by a threshold length.
 
-    A sequence of more than L - t tokens (and more than half a pack) shares its pack with none of t or more, so it is worth a
-    full pack. Those from t on share one with at most min(depth, L // t) - 1 others, and with at most L tokens. Shorter ones
-    are worth nothing (Martello and Toth 1990, with a limit of depth).
+    For a threshold t, a sequence that is longer than both L - t and L / 2 cannot share its pack with any other sequence of t
+    or more tokens, so it is worth a full pack. A shorter sequence of at least t tokens shares its pack with at most
+    min(depth, L // t) - 1 others of at least t tokens. Sequences below t are worth nothing. All occurring lengths up to L //
+    2, and L // 2 + 1, are tried as t (Martello and Toth 1990, here with a depth limit).
+
+    Args:
+        counts: int64 [L], the number of sequences of length 1 .. L.
+        depth: the most sequences per pack.
     """
     length = len(counts)
     thresholds = np.append(np.flatnonzero(counts[: length // 2]) + 1, length // 2 + 1)
     longest_shared = np.maximum(length - thresholds, length // 2)
-    most = np.minimum(depth, length // thresholds)
+    max_sequences = np.minimum(depth, length // thresholds)
     lengths = np.arange(1, length + 1)
     sequences, tokens = (np.concatenate(([0], np.cumsum(worth))) for worth in (counts, counts * lengths))
     alone = sequences[-1] - sequences[longest_shared]
-    by_count = -((sequences[thresholds - 1] - sequences[longest_shared]) // most)
+    by_count = -((sequences[thresholds - 1] - sequences[longest_shared]) // max_sequences)
     by_tokens = -((tokens[thresholds - 1] - tokens[longest_shared]) // length)
     bounds = np.concatenate((alone + by_count, alone + by_tokens))
     is_by_tokens, best = divmod(int(np.argmax(bounds)), len(thresholds))
-    pack = length if is_by_tokens else int(most[best])
-    prices = np.where(lengths > longest_shared[best], pack, lengths if is_by_tokens else 1) * (lengths >= thresholds[best])
+    pack_worth = length if is_by_tokens else int(max_sequences[best])
+    prices = np.where(lengths > longest_shared[best], pack_worth, lengths if is_by_tokens else 1) * (
+        lengths >= thresholds[best]
+    )
     return Certificate(prices, depth, int(np.max(bounds)))
 
 
 def total_worth(prices: IntArray, counts: IntArray) -> int:
-    """Return the exact worth of all sequences."""
-    here = np.flatnonzero(counts)
-    return sum(price * count for price, count in zip(prices[here].tolist(), counts[here].tolist(), strict=True))
+    """Return the total price of all sequences as an exact Python integer."""
+    occurring = np.flatnonzero(counts)
+    return sum(price * count for price, count in zip(prices[occurring].tolist(), counts[occurring].tolist(), strict=True))
 
 
 def check_certificate(certificate: Certificate, counts: IntArray) -> int:
-    """Recompute the bound from prices, histogram (int64 [L], from length 1) and depth alone, in exact integers."""
-    most = _best_pack_worth(certificate.prices, certificate.depth)
+    """Recompute the bound of a certificate in exact integers.
+
+    Args:
+        certificate: the prices, the depth and the claimed bound.
+        counts: int64 [L], the number of sequences of length 1 .. L.
+
+    Returns:
+        The bound that the prices prove, which may exceed the claimed one.
+
+    Raises:
+        FailedError: the prices prove less than the certificate claims.
+        InputError: a price is negative, or so large that sums would overflow.
+    """
+    max_pack_worth = _best_pack_worth(certificate.prices, certificate.depth)
     worth = total_worth(certificate.prices, counts)
-    bound = -(-worth // most) if most else 0
+    bound = -(-worth // max_pack_worth) if max_pack_worth else 0
     if bound < certificate.bound:
         raise FailedError(f"the prices prove {bound} packs, not the {certificate.bound} that the certificate claims")
     return bound
 
 
 def _best_pack_worth(prices: IntArray, depth: int) -> int:
-    """The most that at most `depth` sequences of together at most L tokens can be worth, exactly."""
+    """Return the most that a pack of at most `depth` sequences and L tokens can be worth, or an upper limit for very long
+    packs.
+    """
     size = len(prices)
     depth = min(depth, size)
     if size and (int(prices.min()) < 0 or int(prices.max()) * max(depth, 1) >= LARGEST_WORTH):
-        raise InputError(f"prices must lie in 0 .. {LARGEST_WORTH // max(depth, 1)}")
-    best = np.maximum.accumulate(np.concatenate(([0], prices)))  # the best single sequence of at most t tokens
+        raise InputError(f"certificate prices must be integers from 0 to {LARGEST_WORTH // max(depth, 1)}")
+    # best[t]: the highest price of a single sequence of at most t tokens
+    best = np.maximum.accumulate(np.concatenate(([0], prices)))
     rises = np.flatnonzero(np.diff(best) > 0) + 1
     listed = best_worth_by_enumeration(best[rises], rises, size, depth) if len(rises) else 0
     if listed is not None:
@@ -108,7 +131,7 @@ def _best_pack_worth(prices: IntArray, depth: int) -> int:
     if size > MAX_EXACT_LENGTH:
         limit = worth_limit_by_longest(best[rises], rises, size, depth)
         if len(rises) * size <= MAX_STEPS and int(best[-1]) * (size // int(rises[0])) < LARGEST_WORTH:
-            # With any number of sequences, and each price at its shortest length: `best` ends as the worth of the best pack.
+            # Ignore the depth limit. Afterwards best[t] is the most that any number of sequences in t tokens can be worth.
             for length in rises.tolist():
                 price = prices[length - 1]
                 for start in range(length, len(best), length):
@@ -127,8 +150,15 @@ def _best_pack_worth(prices: IntArray, depth: int) -> int:
 
 
 def best_worth_by_enumeration(prices: IntArray, lengths: IntArray, size: int, depth: int) -> int | None:
-    """The most that a pack of at most `depth` sequences of these lengths is worth: each way to fill it is looked at, the
-    shortest length last, which takes the remaining room. None if there are more than `MAX_LISTED`.
+    """Return the worth of the best pack by enumerating all ways to fill it, or None if there are more than `MAX_LISTED`.
+
+    Longer lengths are placed first. The shortest length takes as much of the remaining room as possible.
+
+    Args:
+        prices: int64 [n], ascending.
+        lengths: int64 [n], ascending; the length to which each price belongs.
+        size: tokens of a pack.
+        depth: the most sequences per pack.
     """
     room, slots, worth = np.array([size]), np.array([depth]), np.array([0])
     for length, price in zip(lengths[:0:-1].tolist(), prices[:0:-1].tolist(), strict=True):
@@ -142,8 +172,17 @@ def best_worth_by_enumeration(prices: IntArray, lengths: IntArray, size: int, de
 
 
 def worth_limit_by_longest(prices: IntArray, lengths: IntArray, size: int, depth: int) -> int:
-    """No pack of sequences of these lengths (ascending, as are their prices) is worth more: the longest of them, and a limit
-    of what at most depth - 1 of its length or less can be worth in the remaining room. Fractions are rounded up.
+    """Return an upper limit of what a pack can be worth, from its longest sequence and the best price per token of the
+    others.
+
+    For each length as the longest of the pack, at most `depth` - 1 sequences of this length or less share the remaining
+    room. Floating-point results are rounded up, so the limit is safe.
+
+    Args:
+        prices: int64 [n], ascending.
+        lengths: int64 [n], ascending; the length to which each price belongs.
+        size: tokens of a pack.
+        depth: the most sequences per pack.
     """
     per_token = np.nextafter(np.nextafter(prices.astype(np.float64), np.inf) / lengths, np.inf)
     per_token = np.concatenate(([0.0], np.maximum.accumulate(per_token)))
@@ -154,7 +193,7 @@ def worth_limit_by_longest(prices: IntArray, lengths: IntArray, size: int, depth
 
 
 def _max_plus_product(one: IntArray, other: IntArray) -> IntArray:
-    """result[t] = max over a of one[a] + other[t - a]."""
+    """Return the max-plus product: result[t] = max over a of one[a] + other[t - a]."""
     result: IntArray = one + other[0]
     for part in range(1, len(one)):
         np.maximum(result[part:], one[: len(one) - part] + other[part], out=result[part:])

@@ -1,4 +1,8 @@
-"""What packing would give, without writing anything: every algorithm at every depth, other lengths of a pack, un-padding."""
+"""Estimates of what packing would give, without writing anything.
+
+`estimate_packing` packs the histogram by one algorithm at one depth. `estimate_row_lengths` tries longer packs for the same
+sequences. `compare_with_unpadding` predicts how packing and un-padding scale with the number of accelerators.
+"""
 
 from __future__ import annotations
 
@@ -15,25 +19,29 @@ from gaudi_bert.packing.histogram import Histogram, resize_histogram
 from gaudi_bert.packing.strategies import AlgorithmResult, WorkBudget, count_packs
 
 SEPARATORS = {"greedy+1": 1, "greedy+2": 2}
+"""Separator tokens between two sequences of a pack, for the two variants of `greedy` that insert them."""
 ESTIMATE_ALGORITHMS = (*ALGORITHMS, *SEPARATORS, "sort")
+"""The algorithms that an estimate can compare. "sort" is sorted batching, which packs nothing."""
 SORTED_BATCH_SEQUENCES = 256
+"""Sequences per batch in sorted batching."""
 LENGTH_FACTORS = (1.0, 1.125, 1.25, 4 / 3, 1.5, 2.0)
+"""Pack lengths to try, relative to the data's own `max_sequence_length`."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Quality of one algorithm at one depth, and what it took."""
+    """The quality of one algorithm at one depth, and the time it took."""
 
-    algorithm: str  # a key of `ALGORITHMS`, `greedy+1` and `greedy+2` (separator tokens), or `sort`
-    algorithm_used: str  # what packed, where `algorithm` chooses
+    algorithm: str  # a key of `ALGORITHMS`, `greedy+1` or `greedy+2` (with separator tokens), or `sort`
+    algorithm_used: str  # the algorithm that produced the packs, if `algorithm` chooses between several
     depth: int | str
-    packs: int  # for `sort`, the padded tokens in units of a pack, rounded up
-    efficiency: float  # real tokens / slots, 0..1
+    packs: int  # for `sort`: padded tokens / pack length, rounded up
+    efficiency: float  # non-padding tokens / slots, from 0 to 1
     packing_factor: float
     lower_bound: int | None  # None for `sort`, which has no packs
-    depth_used: int | None  # sequences of the fullest pack; None without a mixture
-    strategies_used: int | None  # different strategies; None likewise
-    gap: int | None = field(init=False)  # packs above the bound; None for `sort`
+    depth_used: int | None  # the most sequences in any pack; None if there are no strategies
+    strategies_used: int | None  # number of distinct strategies; None if there are none
+    gap: int | None = field(init=False)  # packs above the lower bound; None for `sort`
     seconds: float
 
     def __post_init__(self) -> None:
@@ -42,38 +50,48 @@ class Estimate:
 
 @dataclass(frozen=True)
 class LengthEstimate:
-    """Packs of another length."""
+    """The result of packing the same sequences into packs of another length."""
 
     max_sequence_length: int
     packs: int
     efficiency: float
-    fewer_slots: float  # slots of unpacked rows of the data's own length / slots here: the speed-up of all that is linear
-    attention_cost: float  # cost of full attention here / unpacked: packs times the squares of their lengths
+    # slots of unpacked rows / slots of these packs: the speed-up of everything whose cost is linear in slots
+    fewer_slots: float
+    attention_cost: float  # cost of full attention relative to unpacked rows: packs times squared length
 
 
 def estimate_packing(
     histogram: Histogram, algorithm: str, depth: int | str, lower_bound: int | None, work: WorkBudget | None = None
 ) -> Estimate:
-    """Pack by one algorithm and say how good it is; the bound proven at this depth is raised where it proves more."""
-    length, most = histogram.max_sequence_length, resolve_depth(depth, histogram.max_sequence_length)
+    """Pack the histogram by one algorithm at one depth, and return the quality and the time.
+
+    Args:
+        histogram: the sequences, at least one.
+        algorithm: one of `ESTIMATE_ALGORITHMS`.
+        depth: the most sequences per pack, or "max".
+        lower_bound: a bound already proven for this depth, or None. If the algorithm proves a higher bound, the higher one
+            is used.
+        work: a budget of operations shared by several estimates, or None for the algorithm's own budget.
+    """
+    length, max_depth = histogram.max_sequence_length, resolve_depth(depth, histogram.max_sequence_length)
     started = time.perf_counter()
-    slots, solved = _count_slots_used(histogram, algorithm, most, work)
+    slots, result = _count_slots_used(histogram, algorithm, max_depth, work)
     seconds = time.perf_counter() - started
     packs = -(-slots // length)
     if algorithm == "sort":
         lower_bound = None
-    elif lower_bound is not None and solved is not None and solved.certificate is not None:
-        lower_bound = max(lower_bound, solved.certificate.bound)
+    elif lower_bound is not None and result is not None and result.certificate is not None:
+        lower_bound = max(lower_bound, result.certificate.bound)
     return Estimate(
         algorithm=algorithm,
-        algorithm_used=algorithm if solved is None else solved.algorithm_used,
+        algorithm_used=algorithm if result is None else result.algorithm_used,
         depth=depth,
         packs=packs,
         efficiency=histogram.tokens / slots,
         packing_factor=histogram.sequences / packs,
         lower_bound=lower_bound,
-        depth_used=None if solved is None else max(map(len, solved.strategy_counts)),
-        strategies_used=None if solved is None else len(solved.strategy_counts),
+        depth_used=None if result is None else max(map(len, result.strategy_counts)),
+        strategies_used=None if result is None else len(result.strategy_counts),
         seconds=round(seconds, 4),
     )
 
@@ -81,23 +99,23 @@ def estimate_packing(
 def _count_slots_used(
     histogram: Histogram, algorithm: str, depth: int, work: WorkBudget | None
 ) -> tuple[int, AlgorithmResult | None]:
-    """The slots that are used, and the mixture, if there is one."""
+    """Return the slots that the algorithm uses, and its result if it produces strategies."""
     if algorithm == "sort":
         return count_sorted_tokens(histogram.counts, SORTED_BATCH_SEQUENCES), None
-    solved = None
+    result = None
     if algorithm == "greedy" or algorithm in SEPARATORS:
         packs = count_greedy_packs(histogram.counts, depth, seed=0, separators=SEPARATORS.get(algorithm, 0))
     else:
-        solved = run_algorithm(histogram.counts, algorithm, depth, work=work)
-        packs = count_packs(solved.strategy_counts)
-    return packs * histogram.max_sequence_length, solved
+        result = run_algorithm(histogram.counts, algorithm, depth, work=work)
+        packs = count_packs(result.strategy_counts)
+    return packs * histogram.max_sequence_length, result
 
 
 def estimate_row_lengths(histogram: Histogram, depth: int | str) -> list[LengthEstimate]:
-    """Pack the same sequences by LPFHP into packs of the data's own length and of others, up to twice that (paper Q).
+    """Pack the sequences by LPFHP into packs of one to two times the data's own length (paper Q).
 
-    A pack may be longer than the longest sequence: that costs attention (quadratic in the length of a pack, if the complete
-    square is computed) and saves padding.
+    A pack that is longer than the longest sequence wastes less padding. However, attention costs more, because its cost
+    grows with the square of the pack length if the full attention matrix is computed.
     """
     own = histogram.max_sequence_length
     rows = []
@@ -118,11 +136,12 @@ def estimate_row_lengths(histogram: Histogram, depth: int | str) -> list[LengthE
 
 # --- why packing scales and un-padding does not (paper 4.4 and appendix E)
 #
-# Un-padding processes only real tokens, so a batch takes as long as it has tokens, and all accelerators wait for the
-# slowest. The paper finds the speed-ups measured on 8 GPUs Gumbel distributed, and derives one device's distribution from
-# 1 - P_8(s) = (1 - P_1(s))^8 at the median and at the mode; both are linear in location and scale: location 1.94 as
-# printed, scale 0.318 (printed: 0.108, which fits neither equation; the paper's 50 % at 32 accelerators and 30 % at 2048
-# follow from 0.318). The expected speed-up of n accelerators is that of the slowest of n draws, by integration.
+# Un-padding processes only non-padding tokens, so the time of a batch depends on its number of tokens, and all accelerators
+# wait for the slowest one. The paper finds that the speed-ups measured on 8 GPUs follow a Gumbel distribution. It derives
+# the distribution of a single device from 1 - P_8(s) = (1 - P_1(s))^8 at the median and at the mode. Both are linear in
+# location and scale: the location is 1.94 as printed, and the scale is 0.318. (The paper prints 0.108, which satisfies
+# neither equation; its results of 50 % at 32 accelerators and 30 % at 2048 follow from 0.318.) The expected speed-up of n
+# accelerators is that of the slowest of n draws, which is integrated numerically.
 
 ACCELERATORS = tuple(2**exponent for exponent in range(12))
 DEVICE_SEQUENCES = 32
@@ -131,7 +150,9 @@ QUANTILES = 200_000
 
 @dataclass(frozen=True)
 class UnpaddingEstimate:
-    """Expected speed-up on some accelerators: un-padding as the paper measured it, an ideal one of these data, packing."""
+    """The expected speed-ups on a number of accelerators: un-padding as the paper measured it, ideal un-padding of these
+    data, and packing.
+    """
 
     accelerators: int
     unpadding: float
@@ -143,25 +164,30 @@ _Gumbel = tuple[float, float]
 """Location and scale of the Gumbel distribution P(s) = exp(-exp(-(s - location) / scale))."""
 
 MEASURED_ON_8: _Gumbel = (1.6038, 0.1288)
-"""Speed-up of un-padding over padding on 8 GPUs, BERT pretraining on Wikipedia, 32 sequences each (paper E)."""
+"""Speed-up of un-padding over padding on 8 GPUs for BERT pretraining on Wikipedia with 32 sequences per GPU (paper E)."""
 
 
-def _gumbel_quantile(distribution: _Gumbel, share: FloatArray) -> FloatArray:
-    """The value that `share` (0 < share < 1) of all draws stay below."""
+def _gumbel_quantile(distribution: _Gumbel, probabilities: FloatArray) -> FloatArray:
+    """Return the quantiles of a Gumbel distribution at these probabilities, 0 < probability < 1."""
     location, scale = distribution
-    value: FloatArray = location - scale * np.log(-np.log(share))
+    value: FloatArray = location - scale * np.log(-np.log(probabilities))
     return value
 
 
 def compare_with_unpadding(histogram: Histogram, packing_factor: float) -> list[UnpaddingEstimate]:
-    """Compare packing, whose speed-up is its factor on any number of accelerators, with un-padding."""
-    # One device: the slowest of 8 has the measured median and mode (equations 13, 14).
-    shares = np.array([0.5, np.exp(-1.0)])
-    median, mode = _gumbel_quantile(MEASURED_ON_8, shares)
-    scores = _gumbel_quantile((0.0, 1.0), 1 - (1 - shares) ** (1 / 8))
+    """Return the expected speed-ups of packing and of un-padding on 1 to 2,048 accelerators.
+
+    The speed-up of packing is its packing factor on any number of accelerators.
+    """
+    # Choose the distribution of one device so that the slowest of 8 devices has the measured median and mode (equations 13
+    # and 14).
+    probabilities = np.array([0.5, np.exp(-1.0)])
+    median, mode = _gumbel_quantile(MEASURED_ON_8, probabilities)
+    scores = _gumbel_quantile((0.0, 1.0), 1 - (1 - probabilities) ** (1 / 8))
     scale = float((median - mode) / (scores[0] - scores[1]))
     one_device = float(mode - scale * scores[1]), scale
-    # The slowest of n is below s with probability 1 - (1 - P(s))^n; expm1 and log1p keep the small tail exact.
+    # The slowest of n devices is below s with probability 1 - (1 - P(s))^n. Direct evaluation would lose the small tail to
+    # rounding, so use expm1 and log1p.
     draws = np.log1p(-(np.arange(QUANTILES) + 0.5) / QUANTILES)
     return [
         UnpaddingEstimate(
@@ -175,9 +201,11 @@ def compare_with_unpadding(histogram: Histogram, packing_factor: float) -> list[
 
 
 def _ideal_unpadding_speedup(histogram: Histogram, accelerators: int) -> float:
-    """Expected speed-up of an ideal un-padding on these data, whose time is exactly the tokens of the largest batch.
+    """Return the expected speed-up of ideal un-padding, whose time is exactly proportional to the tokens of the largest
+    batch.
 
-    The tokens of a device's batch are taken as normally distributed; `accelerators` devices wait for each other.
+    The tokens of a device's batch are assumed to be normally distributed. All `accelerators` devices wait for the largest
+    batch.
     """
     lengths = np.arange(1, histogram.max_sequence_length + 1)
     shares = histogram.counts / histogram.sequences

@@ -1,8 +1,8 @@
-"""The heuristics on a histogram: SPFHP, LPFHP and best fit, FFD, GREEDY, SORT, and no packing at all.
+"""Packing heuristics on histograms: SPFHP, LPFHP, best fit, FFD, GREEDY, sorted batching, and no packing.
 
-SPFHP, LPFHP and FFD never look at single sequences: they move all equal packs at once, so their cost depends on the
-maximum length and not on the size of the data. Counts are int64 [L], the sequences of length 1 .. L; a depth is the most
-sequences per pack, from 1, and L or more means no limit.
+SPFHP, LPFHP and FFD move all equal packs at once instead of single sequences, so their cost depends on the maximum length
+and not on the number of sequences. In all functions, `counts` is int64 [L], the number of sequences of length 1 .. L, and
+`depth` is the most sequences per pack, from 1. A depth of L or more limits nothing.
 """
 
 from __future__ import annotations
@@ -18,24 +18,29 @@ from gaudi_bert.packing.strategies import Strategy, StrategyCounts, add_packs, c
 
 
 def pack_singly(counts: IntArray, depth: int = 1) -> StrategyCounts:
-    """No packing: one pack per sequence, whatever the depth. The baseline of every comparison."""
+    """Put each sequence into a pack of its own, whatever the depth. This is the baseline of every comparison."""
     return {(length,): int(counts[length - 1]) for length in (np.flatnonzero(counts) + 1).tolist()}
 
 
 # --- SPFHP, LPFHP, best fit
 
 MAX_LISTED = 2**26
-"""Sequences that the strategies of a plan may list: half a gigabyte. Only packs of millions of sequences need more."""
+"""The most sequences that the strategies of a plan may list in total, which takes 0.5 GB. Only packs of millions of
+sequences reach it.
+"""
 
 
 class OpenPacks:
-    """Packs that still have room, by how much room they have, and the mixture of those that are closed.
+    """Packs that still have room, grouped by their room, and the strategy counts of the packs that are closed.
 
-    For every remaining room there is a stack of (count, pack), used last in, first out: that order is part of the published
-    algorithms, and any other gives other numbers. The rooms in use are sorted, so that the largest room, or the smallest
-    that fits, comes from a bisection.
+    For every amount of room there is a stack of (count, pack) entries, used last in, first out. This order is part of the
+    published algorithms; another order would give other results. The amounts of room are kept sorted, so that the largest
+    room and the smallest sufficient room are found by bisection. A pack is closed once it is full or contains `depth`
+    sequences.
 
-    A full pack is closed, and one of `depth` sequences. All strategies may list `max_listed` (`MAX_LISTED`) sequences.
+    Args:
+        depth: the most sequences per pack.
+        max_listed: the most sequences that all strategies may list in total, or None for `MAX_LISTED`.
     """
 
     def __init__(self, depth: int, max_listed: float | None = None) -> None:
@@ -47,11 +52,15 @@ class OpenPacks:
         self._rooms: list[int] = []
 
     def add(self, pack: Strategy, count: int, room: int) -> None:
-        """Add `count` packs with room for `room` more tokens."""
+        """Add `count` equal packs that have room for `room` more tokens.
+
+        Raises:
+            InputError: the strategies would list more sequences than allowed.
+        """
         self._listed += len(pack)
         if self._listed > self._most_listed:
             raise InputError(
-                f"the strategies would list more than {self._most_listed:,} sequences; give a smaller depth, 8 say"
+                f"the strategies would list more than {self._most_listed:,} sequences; use a smaller depth, such as 8"
             )
         if room == 0 or len(pack) == self.depth:
             add_packs(self._closed, pack, count)
@@ -64,20 +73,20 @@ class OpenPacks:
             stack.append((count, pack))
 
     def largest_room(self) -> int | None:
-        """The largest room of any open pack."""
+        """Return the largest room of any open pack, or None if no pack is open."""
         return self._rooms[-1] if self._rooms else None
 
     def smallest_room_for(self, length: int) -> int | None:
-        """The smallest room that holds `length` tokens."""
+        """Return the smallest room that holds `length` tokens, or None if no open pack has that much room."""
         position = bisect_left(self._rooms, length)
         return self._rooms[position] if position < len(self._rooms) else None
 
     def peek(self, room: int) -> tuple[int, Strategy]:
-        """The (count, pack) put last among those with this room."""
+        """Return the (count, pack) entry that was added last among those with this room, without removing it."""
         return self._stacks[room][-1]
 
     def remove_from_top(self, room: int, count: int) -> None:
-        """Remove `count` of the packs at the top of the stack of this room."""
+        """Remove `count` packs from the top entry of the stack for this room. The entry must contain at least as many."""
         stack = self._stacks[room]
         available, pack = stack.pop()
         if count < available:
@@ -89,20 +98,20 @@ class OpenPacks:
             del self._rooms[bisect_left(self._rooms, room)]
 
     def close_all(self) -> StrategyCounts:
-        """The mixture of all packs, open or closed."""
+        """Close all open packs, and return the strategy counts of all packs."""
         for room in list(self._stacks):
-            for count, pack in self._stacks.pop(room):  # freed at once: a pack may hold millions of sequences
+            for count, pack in self._stacks.pop(room):  # A pack may list millions of sequences, so free each stack at once.
                 add_packs(self._closed, pack, count)
         self._rooms = []
         return self._closed
 
 
 def pack_shortest_first(counts: IntArray, depth: int) -> StrategyCounts:
-    """SPFHP, shortest-pack-first histogram-packing (paper 3.1.1, F.2 and G.2): worst fit on the histogram.
+    """Pack by SPFHP, shortest-pack-first histogram-packing (paper 3.1.1, F.2 and G.2): worst fit on the histogram.
 
-    From the longest length to the shortest, sequences go to the open packs with the most room, as many at once as that stack
-    of equal packs can take; where nothing fits, the rest opens new packs. Near-instant, but it uses up the room of the
-    emptiest packs first, and it is not monotone in depth: more depth can mean more packs.
+    From the longest length to the shortest, put sequences into the open packs with the most room, as many as the stack of
+    equal packs can take. If no pack has enough room, open new packs for the rest. SPFHP is almost instant, but it uses up
+    the room of the emptiest packs first. It is also not monotone: a larger depth may need more packs.
     """
     packs = OpenPacks(depth)
     for length in (np.flatnonzero(counts)[::-1] + 1).tolist():
@@ -121,12 +130,17 @@ def pack_shortest_first(counts: IntArray, depth: int) -> StrategyCounts:
 
 
 def pack_longest_first(counts: IntArray, depth: int, packs: OpenPacks | None = None) -> StrategyCounts:
-    """LPFHP, longest-pack-first histogram-packing (paper R): best fit on the histogram, with counts split.
+    """Pack by LPFHP, longest-pack-first histogram-packing (paper R): best fit on the histogram, with split counts.
 
-    As SPFHP, but sequences go to the open packs with the least room that still fits, and a pack takes as many copies of the
-    length at once as it can hold: two sequences of 256 make the full pack (256, 256) instead of two packs that wait for
-    others. At depth 2 this is optimal on all published histograms; without a limit of depth it comes within 0.03 % of the
-    bound. `packs` with room are filled first.
+    Works like SPFHP, but sequences go to the open packs with the least sufficient room, and a pack takes as many copies of a
+    length at once as fit. For example, two sequences of 256 fill a pack of 512 instead of waiting in two packs for other
+    sequences. LPFHP is optimal at depth 2 on all published histograms. Without a depth limit it is within 0.03 % of the
+    lower bound.
+
+    Args:
+        counts: int64 [L], the sequences to pack.
+        depth: the most sequences per pack.
+        packs: open packs to fill first; None for no packs.
     """
     packs = OpenPacks(depth) if packs is None else packs
     for length in (np.flatnonzero(counts)[::-1] + 1).tolist():
@@ -140,7 +154,13 @@ def pack_longest_first(counts: IntArray, depth: int, packs: OpenPacks | None = N
 
 
 def fill_open_packs(packs: OpenPacks, length: int, waiting: int) -> int:
-    """Put sequences of `length` into open packs, tightest first; returns how many remain."""
+    """Put sequences of one length into open packs, least room first, and return how many sequences remain.
+
+    Args:
+        packs: the open packs, which are changed.
+        length: tokens of each sequence.
+        waiting: the number of sequences to place.
+    """
     while waiting:
         room = packs.smallest_room_for(length)
         if room is None:
@@ -166,16 +186,18 @@ def best_fit_into(strategy_counts: StrategyCounts, counts: IntArray, depth: int)
     return sort_strategies(pack_longest_first(counts, depth, packs))
 
 
-# --- FFD, first-fit decreasing: the classical heuristic that the paper compares its own with (4.1, F.2)
+# --- FFD, first-fit decreasing: the classical heuristic with which the paper compares its algorithms (4.1, F.2)
 
 
 def pack_first_fit(counts: IntArray, depth: int) -> StrategyCounts:
-    """FFD: from longest to shortest, each sequence goes into the first pack, in order of opening, that has room.
+    """Pack by FFD: each sequence, from longest to shortest, goes into the first opened pack that has room.
 
-    Packs that were treated alike so far are one run; a length changes complete runs, and splits at most one, twice. So the
-    result is that of the sequence-by-sequence algorithm, which took the paper 87 to 120 s.
+    Consecutive packs that are equal so far form a run. Each length fills complete runs and splits at most one of them, at
+    most twice. The result is the same as that of the algorithm that handles one sequence at a time, for which the paper
+    reports 87 to 120 s.
     """
-    # Packs, and the tokens and sequences that each still takes: int64 [3, runs]. The last run are packs to be opened.
+    # int64 [3, runs]: the number of packs in each run, and the tokens and sequences that each pack can still take. The last
+    # run contains the packs that are not opened yet.
     runs = np.array([[int(counts.sum())], [len(counts)], [depth]])
     held: list[Strategy] = [()]
     for length in (np.flatnonzero(counts)[::-1] + 1).tolist():
@@ -204,25 +226,35 @@ def pack_first_fit(counts: IntArray, depth: int) -> StrategyCounts:
 
 # --- GREEDY, the packing of T5 (paper H): next fit
 #
-# The order is that of the data set's shuffle, so the histogram is turned back into a shuffled list (seeded). Where attention
-# is not masked between sequences, separator tokens are put between two of them; they take room and carry nothing.
+# The packing depends on the order of the shuffled data, so the histogram is expanded into a list of lengths that is shuffled
+# by a seed. If attention is not masked between sequences, separator tokens are inserted between two sequences; they use
+# slots without carrying information.
 
-MOST_SEQUENCES = 200_000_000  # a list of sequences is needed, so this one algorithm is bounded by memory
+MOST_SEQUENCES = 200_000_000
+"""The most sequences that GREEDY accepts, because it needs a list of all sequences in memory."""
 
 
 def count_greedy_packs(counts: IntArray, depth: int, *, seed: int, separators: int = 0) -> int:
-    """Number of packs of GREEDY, without the mixture: nearly every pack is a separate strategy.
+    """Return the number of packs that GREEDY needs, without listing its strategies, of which nearly every pack has its own.
 
-    `separators` are tokens between two sequences of a pack; T5 has no limit of depth.
+    Args:
+        counts: int64 [L], the sequences to pack.
+        depth: the most sequences per pack; T5 has no such limit.
+        seed: the seed of the order of the sequences.
+        separators: separator tokens between two sequences of a pack.
+
+    Raises:
+        InputError: there are more than `MOST_SEQUENCES` sequences.
     """
     lengths = _shuffled_lengths(counts, seed)
     return int(_next_fit(lengths, len(counts), depth, separators, np.zeros(0, dtype=np.int64)))
 
 
 def pack_greedily(counts: IntArray, depth: int, *, seed: int) -> StrategyCounts:
-    """GREEDY: sequences as they come, each into the present pack or, if it does not fit, into a new one: "just concatenate".
+    """Pack by GREEDY: each sequence, in shuffled order, goes into the current pack, or into a new pack if it does not fit.
 
-    This leaves a fifth of the slots empty. Arguments as `count_greedy_packs`.
+    This is what "just concatenate" does. It leaves about a fifth of the slots empty. For the arguments, see
+    `count_greedy_packs`.
     """
     lengths = _shuffled_lengths(counts, seed)
     starts = np.zeros(len(lengths) + 1, dtype=np.int64)
@@ -232,17 +264,22 @@ def pack_greedily(counts: IntArray, depth: int, *, seed: int) -> StrategyCounts:
 
 
 def _shuffled_lengths(counts: IntArray, seed: int) -> Int32Array:
-    """int32 [sequences], the length of each sequence in shuffled order."""
+    """Return the length of each sequence in shuffled order, int32 [sequences]."""
     sequences = int(counts.sum())
     if sequences > MOST_SEQUENCES:
-        raise InputError(f"greedy takes at most {MOST_SEQUENCES:,} sequences, not {sequences:,}; choose nnls, for example")
+        raise InputError(
+            f"greedy packs at most {MOST_SEQUENCES:,} sequences, not {sequences:,}; use another algorithm, such as nnls"
+        )
     lengths = np.repeat(np.arange(1, len(counts) + 1, dtype=np.int32), counts)
     return lengths[permutation(sequences, seed, "greedy")]
 
 
 @kernel
 def _next_fit(lengths: Int32Array, capacity: int, depth: int, separators: int, starts: IntArray) -> int:
-    """Number of packs; the index of each pack's first sequence goes to `starts`, unless that is empty."""
+    """Return the number of packs of next fit.
+
+    The index of the first sequence of each pack is written to `starts`, unless `starts` is empty.
+    """
     packs = 0
     held = depth
     room = 0
@@ -264,20 +301,24 @@ def _next_fit(lengths: Int32Array, capacity: int, depth: int, separators: int, s
 
 
 def count_sorted_tokens(counts: IntArray, batch_sequences: int) -> int:
-    """Tokens, padding included, of sorted batching: sequences sorted by length, cut into batches, padded to the longest.
+    """Return the tokens, including padding, that sorted batching processes.
 
-    Almost no padding, but every batch has another shape, so a compiler for static shapes (Gaudi) meets a new graph at every
-    length, and batches are not random samples any more. For estimates only: there is nothing to write. The last batch may be
-    smaller than `batch_sequences`.
+    Sequences are sorted by length, cut into batches, and padded to the longest sequence of their batch. There is almost no
+    padding, but nearly every batch has another shape, for which Gaudi compiles another graph, and batches are no longer
+    random samples. This count is for estimates only, because there is nothing to write.
+
+    Args:
+        counts: int64 [L], the sequences to batch.
+        batch_sequences: sequences per batch; the last batch may contain fewer.
     """
     lengths = np.arange(len(counts), 0, -1)
     ends = np.cumsum(counts[::-1])
     starts = ends - counts[::-1]
-    # Batch k begins at sorted position k * batch_sequences, and its first sequence is its longest.
-    begun = -(-ends // batch_sequences) - -(-starts // batch_sequences)
+    # Batch k begins at sorted position k * batch_sequences, where its longest sequence is.
+    batches_started = -(-ends // batch_sequences) - -(-starts // batch_sequences)
     sequences = int(ends[-1]) if len(ends) else 0
-    padded_tokens = int(begun @ lengths) * batch_sequences
+    padded_tokens = int(batches_started @ lengths) * batch_sequences
     if sequences % batch_sequences:
-        last_length = int(lengths[np.flatnonzero(begun)[-1]])
+        last_length = int(lengths[np.flatnonzero(batches_started)[-1]])
         padded_tokens -= (batch_sequences - sequences % batch_sequences) * last_length
     return padded_tokens

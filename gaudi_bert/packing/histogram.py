@@ -1,11 +1,13 @@
-"""How many sequences there are of each length: all that a packing algorithm needs to know about a data set.
+"""Histograms of sequence lengths, which are all that a packing algorithm needs to know about a data set.
 
-Packing works on the histogram of lengths instead of on the sequences (paper F.2), so its cost depends on the maximum length
-and not on the size of the data. `counts[0]` is the number of sequences of length 1. Next to the counts, `max_masked` holds
-the most masked positions seen at each length: with it a plan can promise that no pack holds more of them than it has slots.
+Algorithms pack the histogram instead of the sequences (paper F.2), so their cost depends on the maximum length and not on
+the size of the data. `counts[0]` is the number of sequences of length 1. A histogram may also contain `max_masked`, the most
+masked positions seen at each length, so that a plan can guarantee that no pack contains more masked positions than it has
+slots for.
 
-Lengths come as users have them (lists, arrays of any kind, columns). What cannot be a length is rejected with its index and
-value before anything is packed: 3.0 may be a length, but an array of floats is more often a column with nulls.
+Users pass lengths as lists, arrays or columns of many types. Values that cannot be lengths are rejected with their index
+before anything is packed. Float arrays are rejected as well, even if all values are whole numbers, because they are usually
+columns with nulls. The last part of this file assigns input files to groups, each of which is packed on its own.
 """
 
 from __future__ import annotations
@@ -21,16 +23,22 @@ from gaudi_bert.common.arrays import AnyArray, IntArray, first_not_whole, permut
 from gaudi_bert.common.errors import ArgumentError, InputError, shown
 
 _MOST_INT64 = 2**63 - 1
-MAX_TOKENS = 2**62  # so that every sum of tokens and every product in the certificate fits int64
+MAX_TOKENS = 2**62
+"""The most tokens of a histogram, so that all sums and products of a certificate fit in int64."""
 
 
 @dataclass(frozen=True, eq=False)
 class Histogram:
-    """Counts per length, checked on creation."""
+    """The number of sequences of each length. The arrays are validated, copied and made read-only on creation.
 
-    max_sequence_length: int  # capacity of a pack in tokens (L)
-    counts: IntArray  # int64 [L], number of sequences of length 1 .. L
-    max_masked: IntArray | None = None  # int64 [L], most masked positions of any sequence of that length, or None if unknown
+    Raises:
+        InputError: an entry is not an integer from 0, an array has the wrong length, or there are more than `MAX_TOKENS`
+            tokens.
+    """
+
+    max_sequence_length: int  # slots of a pack, in tokens (L)
+    counts: IntArray  # int64 [L], the number of sequences of length 1 .. L
+    max_masked: IntArray | None = None  # int64 [L], the most masked positions of a sequence of each length; None if unknown
 
     def __post_init__(self) -> None:
         whole_number("max_sequence_length", self.max_sequence_length, 1)
@@ -38,14 +46,16 @@ class Histogram:
             given = _as_1d_array(getattr(self, name), name)
             wrong = first_not_whole(given, 0, _MOST_INT64) if _holds_integers(given) else 0
             if wrong >= 0:
-                raise InputError(f"{name} holds {_format_entry(given, wrong)} at length {wrong + 1}; give integers from 0")
+                raise InputError(
+                    f"{name} contains {_format_entry(given, wrong)} at length {wrong + 1}; only integers from 0 are allowed"
+                )
             array = given.astype(np.int64)  # a copy
             if len(array) != self.max_sequence_length:
-                raise InputError(f"{name} has {len(array)} entries; {self.max_sequence_length} are needed, one a length")
+                raise InputError(f"{name} has {len(array)} entries; expected {self.max_sequence_length}, one per length")
             array.flags.writeable = False
             object.__setattr__(self, name, array)
         if sum(int(n) * length for length, n in enumerate(self.counts, start=1) if n) > MAX_TOKENS:
-            raise InputError(f"the histogram holds more than {MAX_TOKENS} tokens; split the data")
+            raise InputError(f"the histogram contains more than {MAX_TOKENS} tokens; split the data")
 
     @property
     def sequences(self) -> int:
@@ -54,31 +64,38 @@ class Histogram:
 
     @property
     def tokens(self) -> int:
-        """Number of real tokens."""
+        """Number of non-padding tokens."""
         return int(self.counts @ np.arange(1, self.max_sequence_length + 1))
 
     @property
     def token_bound(self) -> int:
-        """Packs that the tokens alone need: the theoretical limit with no limit of depth."""
+        """Packs that are needed for the tokens alone: tokens / L, rounded up. No packing can use fewer."""
         return -(-self.tokens // self.max_sequence_length)
 
     def max_masked_at(self, length: int) -> int:
-        """Most masked positions of a sequence of `length`; 0 if unknown."""
+        """Return the most masked positions of any sequence of this length, or 0 if unknown."""
         return 0 if self.max_masked is None else int(self.max_masked[length - 1])
 
 
 def _as_1d_array(values: Any, name: str) -> AnyArray:
-    """`values` as an array of one dimension, of the type they have; of objects, where numpy's choice would change one."""
-    if isinstance(values, np.ma.MaskedArray) and np.any(values.mask):  # numpy forgets the mask where it converts the array
+    """Convert `values` to a one-dimensional array without changing any value.
+
+    Lists become int64 arrays if all elements are integers that fit, otherwise object arrays, because numpy could convert
+    elements silently.
+
+    Raises:
+        ArgumentError: `values` is not a list-like collection, has more than one dimension, or contains masked entries.
+    """
+    if isinstance(values, np.ma.MaskedArray) and np.any(values.mask):  # np.asarray would drop the mask silently
         first = int(np.flatnonzero(values.mask)[0])
-        raise ArgumentError(f"{name}[{first}] is masked; leave masked entries out: `{name}.compressed()`")
+        raise ArgumentError(f"{name}[{first}] is masked; drop masked entries with `{name}.compressed()`")
     if hasattr(values, "__array__"):
         array = np.asarray(values)
         if array.ndim != 1:
-            raise ArgumentError(f"{name} has the shape {array.shape}; one dimension is needed, of integers")
+            raise ArgumentError(f"{name} has the shape {array.shape}; pass a one-dimensional array of integers")
         return array
     if isinstance(values, (str, bytes, Mapping, Set)) or not isinstance(values, Iterable):
-        raise ArgumentError(f"{name} is {shown(values)}; it must be a list or an array of integers")
+        raise ArgumentError(f"{name} is {shown(values)}; pass a list or an array of integers")
     listed = list(values)
     if all(issubclass(kind, (int, np.integer)) and kind is not bool for kind in set(map(type, listed))):
         with suppress(OverflowError):
@@ -91,16 +108,20 @@ def _holds_integers(array: AnyArray) -> bool:
 
 
 def _format_entry(values: AnyArray, index: int) -> str:
-    """One entry, as Python writes it."""
+    """Format one entry of an array as Python would write it."""
     value = values[index]
     return shown(value.item() if isinstance(value, np.generic) else value)
 
 
 def resize_histogram(histogram: Histogram, max_sequence_length: int) -> Histogram:
-    """Return the histogram of the same sequences in packs of another capacity (paper Q)."""
+    """Return the histogram of the same sequences for packs of another length (paper Q).
+
+    Raises:
+        InputError: a sequence is longer than `max_sequence_length`.
+    """
     longest = int(np.flatnonzero(histogram.counts)[-1]) + 1 if histogram.sequences else 0
     if longest > max_sequence_length:
-        raise InputError(f"max_sequence_length {max_sequence_length} is less than the longest sequence, {longest} tokens")
+        raise InputError(f"max_sequence_length is {max_sequence_length}, but the longest sequence has {longest} tokens")
 
     def resized(values: IntArray) -> IntArray:
         result = np.zeros(max_sequence_length, dtype=np.int64)
@@ -112,44 +133,56 @@ def resize_histogram(histogram: Histogram, max_sequence_length: int) -> Histogra
     return Histogram(max_sequence_length, resized(histogram.counts), masked)
 
 
-# --- lengths as users have them
+# --- validation of the lengths that users pass
 
 MAX_ROW_LENGTH = 2**24
-"""The longest row: a histogram has a counter for each length."""
+"""The longest row, in tokens. A histogram has one counter per length, so longer rows would take too much memory."""
 
 
 def validate_lengths(lengths: Any, max_sequence_length: int) -> AnyArray:
-    """The lengths as uint16 or int32 [sequences], whichever holds the longest; given as anything that holds numbers."""
+    """Validate the lengths that a user passed, and convert them to a compact array.
+
+    Args:
+        lengths: a list, an array or any iterable of integers.
+        max_sequence_length: the largest length allowed, from 1 to `MAX_ROW_LENGTH`.
+
+    Returns:
+        uint16 or int32 [sequences], the smaller type that holds `max_sequence_length`.
+
+    Raises:
+        ArgumentError: a length is not an integer from 1 to `max_sequence_length`. The message names the first such index.
+    """
     longest = whole_number("max_sequence_length", max_sequence_length, 1, MAX_ROW_LENGTH)
     values = _as_1d_array(lengths, "lengths")
     wrong, is_integer = first_not_whole(values, 1, longest), _holds_integers(values)
     if wrong >= 0 or not is_integer:
         index = max(wrong, 0)
-        remedy = "cut or split longer ones, leave empty ones out" if is_integer else "such as `lengths.astype(int)`"
+        remedy = "truncate or split longer ones, drop empty ones" if is_integer else "convert them, `lengths.astype(int)`"
         value = _format_entry(values, index) + ("" if is_integer else f", of type {values.dtype}")
-        raise ArgumentError(f"lengths[{index}] is {value}; integers from 1 to {longest} (a row) are allowed: {remedy}")
+        raise ArgumentError(f"lengths[{index}] is {value}; lengths must be integers from 1 to {longest} (a row): {remedy}")
     return values.astype(np.uint16 if longest < 2**16 else np.int32)
 
 
 def count_lengths(lengths: AnyArray, max_sequence_length: int) -> Histogram:
-    """Count the checked lengths of each value."""
+    """Build the histogram of validated lengths."""
     counts: IntArray = np.bincount(lengths, minlength=max_sequence_length + 1)[1:]
     return Histogram(max_sequence_length, counts)
 
 
-# --- groups of files: what is read once, held in memory, and packed within itself
+# --- groups of files: each group is read once, held in memory, and packed on its own
 #
-# Memory is bounded by a group and not by the data set, and groups need nothing from each other, so any worker can take any
-# group. Files are dealt by a seeded permutation of their sorted names, so that a group mixes all regions of a corpus; from
-# 100,000 sequences on a group packs as well as all the data, to about 0.0002 in efficiency.
+# Packing all data at once would need memory in proportion to the data set, so files are divided into groups. Groups do not
+# depend on each other, so any worker can process any group. Files are assigned by a seeded permutation of their sorted
+# names, so that a group contains files from all parts of a corpus. From 100,000 sequences on, a group packs as well as all
+# the data, to within about 0.0002 in efficiency.
 
 
 class _SizedFile(Protocol):
-    """Properties of a file, or of a part of one, that groups need."""
+    """A file, or a part of a file, with the sizes that are needed to form groups."""
 
     @property
     def name(self) -> str:
-        """Relative to the folder of records."""
+        """Path relative to the folder of records."""
 
     @property
     def bytes(self) -> int: ...
@@ -161,25 +194,33 @@ File = TypeVar("File", bound=_SizedFile)
 
 
 def form_groups(files: Sequence[File], group_sequences: int, group_bytes: int, seed: int) -> list[list[File]]:
-    """Deal files, in any order, to groups of nearly equal size within the limits; a group is in the order of the names.
+    """Assign files to groups of nearly equal size.
 
-    A file that is larger than a limit is a group alone (`find_oversized_files` names those).
+    Args:
+        files: the files in any order.
+        group_sequences: the most sequences per group.
+        group_bytes: the most bytes per group.
+        seed: the seed of the assignment.
+
+    Returns:
+        The groups, each sorted by file name. A file that exceeds a limit is a group of its own; `find_oversized_files` lists
+            these files.
     """
     ordered = sorted(files, key=lambda file: file.name)
-    dealt = [ordered[index] for index in permutation(len(ordered), seed, "groups")]
-    # As few groups as the limits allow, as even as that number allows: a small last group would pack badly.
-    fewest = _split_into_groups(dealt, group_sequences, group_bytes, 1)
-    even = _split_into_groups(dealt, group_sequences, group_bytes, len(fewest))
+    shuffled = [ordered[index] for index in permutation(len(ordered), seed, "groups")]
+    # A small last group would pack badly, so make the groups as even as the smallest possible number of groups allows.
+    fewest = _split_into_groups(shuffled, group_sequences, group_bytes, 1)
+    even = _split_into_groups(shuffled, group_sequences, group_bytes, len(fewest))
     groups = even if len(even) == len(fewest) else fewest
     return [sorted(group, key=lambda file: file.name) for group in groups]
 
 
-def _split_into_groups(dealt: list[File], group_sequences: int, group_bytes: int, parts: int) -> list[list[File]]:
-    """Cut the list where a limit would be passed, and wherever the next of `parts` equal shares is reached."""
-    total = sum(file.sequences for file in dealt)
+def _split_into_groups(files: list[File], group_sequences: int, group_bytes: int, parts: int) -> list[list[File]]:
+    """Split the list where a limit would be exceeded, and where the next of `parts` equal shares is reached."""
+    total = sum(file.sequences for file in files)
     groups: list[list[File]] = []
     sequences = size = seen = 0
-    for file in dealt:
+    for file in files:
         full = sequences + file.sequences > group_sequences or size + file.bytes > group_bytes
         share_reached = len(groups) < parts and seen * parts >= total * len(groups)
         if not groups or full or share_reached:
@@ -191,14 +232,16 @@ def _split_into_groups(dealt: list[File], group_sequences: int, group_bytes: int
 
 
 def find_oversized_files(files: Sequence[File], group_sequences: int, group_bytes: int) -> list[File]:
-    """The files that are larger than a group may be."""
+    """Return the files that exceed a limit of a group on their own."""
     return [file for file in files if file.sequences > group_sequences or file.bytes > group_bytes]
 
 
 def build_group_histogram(counts_of_files: Iterable[IntArray], max_sequence_length: int) -> Histogram:
-    """The histogram of the sequences of some files, with the most masked positions at each length.
+    """Build the histogram of a group of files, with the most masked positions at each length.
 
-    The counts of a file are int64 [pairs, 3]: length, masked positions, number of sequences.
+    Args:
+        counts_of_files: for each file int64 [pairs, 3] with the columns length, masked positions, number of sequences.
+        max_sequence_length: slots of a pack, in tokens.
     """
     counts = np.zeros(max_sequence_length, dtype=np.int64)
     max_masked = np.zeros(max_sequence_length, dtype=np.int64)

@@ -1,12 +1,16 @@
-"""Long packs, with thousands of lengths: plan on a coarse grid, deal the sequences into its slots, swap what does not fit.
+"""Plans for long packs with thousands of lengths: solve on a coarse grid, assign sequences to slots, swap what does not fit.
 
-With thousands of lengths the linear program itself is the cost. So the lengths are split among some hundred bins, and that
-problem is solved; its prices, interpolated, prove a bound. Its plan states which bins share a pack, and has as many slots as
-there are sequences. The shortest sequence gets the shortest slot, and so on; among the slots of one bin, the fullest pack
-gets the shortest sequence, so that errors cancel. What then sticks out of a pack is swapped against a sequence that is
-shorter by just the excess, in a pack with this much room (the multi-way partitioning by differences of Karmarkar and Karp,
-1982, with exchanges as a finish): that touches no limit of depth, and with thousands of lengths there are nearly always such
-pairs. Where swaps end before all packs fit, an empty pack is opened, whose slots are swapped like sequences of length 0.
+With thousands of distinct lengths, the linear program itself becomes too expensive. Therefore lengths are rounded to a grid
+of a few hundred bins, and the program of the bins is solved. Its prices, interpolated to all lengths, prove a lower bound.
+Its plan states which bins share a pack, and contains as many slots as there are sequences.
+
+Sequences are then assigned to slots by length. Among the slots of one bin, the fullest pack gets the shortest sequence, so
+that rounding errors cancel. A pack that is still too full swaps a sequence with another pack that has enough room, for one
+that is shorter by the excess (multi-way partitioning by differences of Karmarkar and Karp 1982, finished by exchanges).
+Swaps do not change depths, and with thousands of lengths there is nearly always a suitable pair. If swaps no longer help, an
+empty pack is opened, whose slots take part in swaps like sequences of length 0.
+
+`rematch_halves` at the end of the file improves any packing by cutting packs in two and matching the parts again.
 """
 
 from __future__ import annotations
@@ -29,57 +33,78 @@ from gaudi_bert.packing.strategies import (
     flatten_packs,
 )
 
-# --- every constant of long packs, and its reason (figures: `benchmarks/packing.py --parts limits`)
+# --- constants of long packs, and the reason for each (measured by `benchmarks/packing.py --parts limits`)
 
-MANY_LENGTHS = 2500  # with more different lengths the linear program of all of them is too slow: they go through a grid
-FEW_LENGTHS = 600  # so few lengths are solved as they are, however long the packs; in between, a grid comes first
-BINS = 512  # of a grid: its program takes a second, and its prices prove a bound within a pack or two
-GRIDS = ((BINS, 0), (BINS, 1), (BINS, 4), (2 * BINS, 1))  # bins and how often the slack, until packs are near the bound
-SLACK_SHARE, SLACK_PACKS = 3e-5, 0.3  # a sequence's slack: of the mean length, or of a pack for all of them; the larger
-NEAR = 10_000  # within one pack in so many of the bound a plan is good enough to be matched or searched for the last pack
-LAST_PACK_SHARE = 0.3  # of the work, to find out whether the last pack can be saved
-MATCHED = 200_000  # of more sequences a part is matched, the packs with room first: a round takes a fiftieth of a second
+MANY_LENGTHS = 2500  # with more distinct lengths than this, the full linear program is too slow and a grid is used
+# with at most this many distinct lengths no grid is used, however long the packs; in between, a grid is tried first
+FEW_LENGTHS = 600
+BINS = 512  # bins of a grid: its program takes 1 s, and its prices prove a bound within a pack or two
+# (bins, multiple of the slack), tried in order until the plan is near its bound
+GRIDS = ((BINS, 0), (BINS, 1), (BINS, 4), (2 * BINS, 1))
+# slack per sequence: the larger of this fraction of the mean length, and this many packs over all sequences
+SLACK_SHARE, SLACK_PACKS = 3e-5, 0.3
+# a plan is near its bound if it is at most 1 pack in this many above it: then only the last packs are searched for
+NEAR = 10_000
+LAST_PACK_SHARE = 0.3  # fraction of the budget for finding out whether the last pack can be saved
+MATCHED = 200_000  # of more sequences than this, only a part is rematched, packs with room first: a round then takes 20 ms
 
-MAX_ASSIGNED_SEQUENCES = 2_000_000  # more sequences would take gigabytes and minutes if each had a separate slot
-THINNED = 500_000  # of more sequences so many are planned: what that wastes is a fiftieth of a thousandth of the packs
-MOST_LENGTHS = 1 << 17  # with more different lengths so many sequences are planned: each costs a heuristic microseconds
+# more sequences than this would take gigabytes and minutes if each was assigned to its slot
+MAX_ASSIGNED_SEQUENCES = 2_000_000
+# of more sequences than that, a subsample of this size is planned, which wastes about 0.002 % of the packs
+THINNED = 500_000
+# with more distinct lengths than this, a subsample of this size is planned: heuristics take microseconds per length
+MOST_LENGTHS = 1 << 17
 
-MOST_EMPTY, LEAST_EMPTY = 32, 2  # empty slots of an empty and of a full pack: a sequence may move without a swap
-SPARE_SHARE, LEAST_SPARE = 0.0002, 8  # empty packs that may be opened where swaps end
-MOST_ROUNDS = 1000  # of swaps: a guard, they end earlier
-PROBES, PROBES_OF_A_LENGTH = 3000, 32  # sequences of fitting length that are looked at for one swap
-WIDEST = 200  # tokens by which such a swap may take more than the excess
-ROOMY = 400  # packs with the most room that are looked at one by one
-FAILURES = 100  # packs in a row that find no swap: the round ends
-FEW_FITTED = 0.01  # after a round in which a smaller share lost its excess, excess is passed along among packs
-STALLED = 3  # such rounds before an empty pack is opened
-OPERATIONS_PER_ASSIGNED = 500  # for each sequence, to deal it into a slot and to read the packs afterwards
-OPERATIONS_PER_PACK, OPERATIONS_PER_TRIAL = 20, 50_000  # of a round, for each pack and for each that is tried
+# empty slots that are added to an empty and to a full pack, so that a sequence can move without a swap
+MOST_EMPTY, LEAST_EMPTY = 32, 2
+# empty packs that may be opened if swaps no longer help: this fraction of all packs, but at least this many
+SPARE_SHARE, LEAST_SPARE = 0.0002, 8
+MOST_ROUNDS = 1000  # limit of swap rounds, as a safeguard; they normally end earlier
+PROBES, PROBES_OF_A_LENGTH = 3000, 32  # sequences that are examined for one swap, in total and per length
+WIDEST = 200  # a swap may take at most this many tokens more than the excess
+ROOMY = 400  # number of packs with the most room that are examined one by one
+FAILURES = 100  # the round ends after this many consecutive packs without a swap
+# if a round removes the excess of a smaller fraction of packs than this, the excess is moved to other packs
+FEW_FITTED = 0.01
+STALLED = 3  # rounds of that kind before an empty pack is opened
+OPERATIONS_PER_ASSIGNED = 500  # per sequence: assigning it to a slot, and reading the packs afterwards
+OPERATIONS_PER_PACK, OPERATIONS_PER_TRIAL = 20, 50_000  # per round: for each pack, and for each pack whose excess is treated
 
 
 class _SlotAssignment(NamedTuple):
-    """Which sequence is in which slot; N sequences by rising length, P packs, slots in the order of their packs."""
+    """Which sequence is in which slot, for N sequences sorted by length and P packs. Slots are numbered pack by pack.
 
-    lengths: IntArray  # int64 [N]; 0 once it is given up
+    There are as many slots as sequences, because empty slots contain sequences of length 0.
+    """
+
+    lengths: IntArray  # int64 [N]; 0 for empty slots and for sequences that were removed
     pack: IntArray  # int64 [N], the pack of each sequence
     slot: IntArray  # int64 [N], the slot of each sequence
     sequence: IntArray  # int64 [N], the sequence in each slot
-    first_slot: IntArray  # int64 [P + 1], where the slots of each pack begin
-    first_sequence: IntArray  # int64 [L + 2], where the sequences of each length begin
-    excess: IntArray  # int64 [P], tokens over the end of the pack; negative: room
-    pointer: IntArray  # int64 [L + 2], the next sequence of each length to look at, from its first
+    first_slot: IntArray  # int64 [P + 1], the first slot of each pack
+    first_sequence: IntArray  # int64 [L + 2], the first sequence of each length
+    excess: IntArray  # int64 [P], tokens in the pack minus L; negative if the pack has room
+    pointer: IntArray  # int64 [L + 2], the next sequence of each length to examine, relative to the first
 
 
 def assign_to_slots(
     coarse: Mapping[Strategy, int], counts: IntArray, bins: int, depth: int, work: WorkBudget
 ) -> tuple[StrategyCounts, IntArray]:
-    """Deal sequences one by one into the slots of a plan; returns the packs, and the sequences that do not fit, int64 [L].
+    """Assign sequences to the slots of a coarse plan, one by one, and swap sequences until the packs are not too full.
 
-    `coarse` are strategies of bins, of which `bins` fill a pack, with exactly as many slots as `counts` has sequences.
+    Args:
+        coarse: strategies of bins, with exactly as many slots as `counts` has sequences.
+        counts: int64 [L], the number of sequences of length 1 .. L.
+        bins: the number of bins that fill a pack.
+        depth: the most sequences per pack.
+        work: the budget of operations.
+
+    Returns:
+        The strategy counts of the packs, and the sequences that did not fit, int64 [L].
     """
     max_length = len(counts)
     spare = max(LEAST_SPARE, int(SPARE_SHARE * sum(coarse.values())))
-    # As many bins of 0 as there is room for, and as depth allows; the empty packs come first.
+    # Each strategy gets as many empty slots as its room suggests and the depth allows. The empty packs come first.
     with_empty = {(0,) * min(depth, MOST_EMPTY): spare}
     for strategy, count in coarse.items():
         slots = min(depth - len(strategy), max(LEAST_EMPTY, MOST_EMPTY * (bins - sum(strategy)) // bins))
@@ -100,13 +125,13 @@ def assign_to_slots(
     work.spend(OPERATIONS_PER_ASSIGNED * len(lengths))
     _assign_all(assignment, slot_bins, np.repeat(np.arange(len(first_slot) - 1), np.diff(first_slot)), max_length / bins)
     _swap_until_all_fit(assignment, spare, work)
-    given_up = _remove_excess_sequences(assignment)
+    removed = _remove_excess_sequences(assignment)
     packs = count_strategies(assignment.lengths[assignment.sequence], assignment.first_slot)
-    return packs, np.bincount(given_up, minlength=max_length + 1)[1:].astype(np.int64)
+    return packs, np.bincount(removed, minlength=max_length + 1)[1:].astype(np.int64)
 
 
 def _assign_all(assignment: _SlotAssignment, bins: IntArray, packs: IntArray, bin_tokens: float) -> None:
-    """Give every slot its sequence, the largest bins first; equal bins of one pack one after the other."""
+    """Assign a sequence to every slot, largest bins first; equal bins of one pack are assigned one after the other."""
     number = len(bins)
     position = np.arange(number) - assignment.first_slot[packs]
     same = np.concatenate(([False], (bins[1:] == bins[:-1]) & (position[1:] > 0)))
@@ -114,7 +139,7 @@ def _assign_all(assignment: _SlotAssignment, bins: IntArray, packs: IntArray, bi
     slots = np.lexsort((copy, bins))
     new = np.diff(bins[slots], prepend=-1) != 0
     group = np.cumsum(new | (np.diff(copy[slots], prepend=-1) != 0))
-    # The sequences of a bin are drawn for its groups at random, and lie by length in each.
+    # The sequences of a bin are distributed over its groups at random, and are sorted by length within each group.
     shuffled = np.lexsort((random_words(number, 0, "slots"), np.cumsum(new)))
     sequences = shuffled[np.lexsort((shuffled, group))]
     ends = np.append(np.flatnonzero(np.diff(group)) + 1, number)
@@ -125,8 +150,11 @@ def _assign_all(assignment: _SlotAssignment, bins: IntArray, packs: IntArray, bi
 def _assign_groups(
     assignment: _SlotAssignment, packs: IntArray, planned: FloatArray, slots: IntArray, sequences: IntArray, ends: IntArray
 ) -> None:
-    """Slots of one bin and sequences for them lie between two `ends`; the fullest pack gets the shortest."""
-    error = assignment.excess.astype(np.float64)  # what the excess will be if what is to come is as planned
+    """Assign sequences to slots group by group: the fullest pack of a group gets its shortest sequence.
+
+    A group contains slots of one bin and as many sequences. `ends` are the ends of the groups in `slots` and `sequences`.
+    """
+    error = assignment.excess.astype(np.float64)  # the excess of each pack if the remaining sequences are as long as planned
     for slot in range(packs.size):
         error[packs[slot]] += planned[slot]
     for group in range(ends.size - 1, -1, -1):
@@ -142,7 +170,10 @@ def _assign_groups(
 
 
 def _swap_until_all_fit(assignment: _SlotAssignment, spare: int, work: WorkBudget) -> None:
-    """Swap until no pack has an excess, or nothing helps. The first `spare` packs are empty, and closed at first."""
+    """Swap sequences until no pack has an excess, or swaps no longer help.
+
+    The first `spare` packs are empty. They are closed at first, and opened one by one if swaps stall.
+    """
     room = assignment.excess[:spare].copy()
     assignment.excess[:spare] = 0
     opened = stalled = 0
@@ -169,7 +200,10 @@ def _swap_until_all_fit(assignment: _SlotAssignment, spare: int, work: WorkBudge
 
 @kernel
 def _shortest_above_excess(assignment: _SlotAssignment, packs: IntArray) -> IntArray:
-    """The shortest sequence of each pack that is longer than its excess, int64 [packs]: longer ones are given up first."""
+    """For each pack, return the length of its shortest sequence that is at least as long as its excess, int64 [packs].
+
+    Packs for which this length is large are treated first.
+    """
     result = np.full(packs.size, assignment.first_sequence.size)
     for number, pack in enumerate(packs):
         for slot in range(assignment.first_slot[pack], assignment.first_slot[pack + 1]):
@@ -181,7 +215,7 @@ def _shortest_above_excess(assignment: _SlotAssignment, packs: IntArray) -> IntA
 
 @kernel
 def _swap_excess_away(assignment: _SlotAssignment, packs: IntArray, roomy: IntArray) -> tuple[int, int]:
-    """Try to take away the excess of each of `packs`; returns how many were tried and how many lost it."""
+    """Try to remove the excess of each of `packs`, and return how many packs were tried and how many succeeded."""
     tried = fitted = failures = 0
     for pack in packs:
         while assignment.excess[pack] > 0 and (_swap_by_length(assignment, pack) or _swap_by_room(assignment, pack, roomy)):
@@ -189,7 +223,8 @@ def _swap_excess_away(assignment: _SlotAssignment, packs: IntArray, roomy: IntAr
         tried += 1
         failures += 1
         if assignment.excess[pack] <= 0:
-            if assignment.excess[pack] < -WIDEST:  # it gave up a sequence, and may take one that is a little shorter
+            # the pack gave a sequence away, so it can take one that is a little shorter
+            if assignment.excess[pack] < -WIDEST:
                 roomy[roomy.size - 1 - fitted % (1 + roomy.size // 2)] = pack
             fitted += 1
             failures = 0
@@ -200,7 +235,7 @@ def _swap_excess_away(assignment: _SlotAssignment, packs: IntArray, roomy: IntAr
 
 @kernel
 def _move_excess_elsewhere(assignment: _SlotAssignment, packs: IntArray) -> None:
-    """Swap the excess of each of `packs` into another that has none, where it may find room in a later round."""
+    """Move the excess of each of `packs` to another pack without excess, for which a later round may find room."""
     for pack in packs:
         if assignment.excess[pack] > 0:
             _try_swap(assignment, pack, assignment.excess[pack], assignment.excess[pack])
@@ -208,7 +243,9 @@ def _move_excess_elsewhere(assignment: _SlotAssignment, packs: IntArray) -> None
 
 @kernel
 def _swap_by_length(assignment: _SlotAssignment, pack: int) -> bool:
-    """Swap away the excess of a pack, against a sequence that is just as much shorter, or a little more."""
+    """Remove the excess of a pack by a swap with a sequence that is shorter by at least the excess. Return whether it
+    worked.
+    """
     probes = 0
     for taken in range(assignment.excess[pack], assignment.excess[pack] + WIDEST):
         looked_at = _try_swap(assignment, pack, taken, 0)
@@ -222,7 +259,11 @@ def _swap_by_length(assignment: _SlotAssignment, pack: int) -> bool:
 
 @kernel
 def _try_swap(assignment: _SlotAssignment, pack: int, taken: int, allowed: int) -> int:
-    """Swap against a sequence shorter by `taken`, whose pack then exceeds by at most `allowed`: -1, or the number seen."""
+    """Try to swap a sequence of the pack with one that is shorter by `taken` tokens.
+
+    The other pack may exceed its length by at most `allowed` tokens afterwards. Return -1 after a swap, otherwise the number
+    of sequences examined.
+    """
     probes = 0
     for slot in range(assignment.first_slot[pack], assignment.first_slot[pack + 1]):
         sequence = assignment.sequence[slot]
@@ -247,7 +288,7 @@ def _try_swap(assignment: _SlotAssignment, pack: int, taken: int, allowed: int) 
 
 @kernel
 def _swap_by_room(assignment: _SlotAssignment, pack: int, roomy: IntArray) -> bool:
-    """Swap away the excess of a pack, or as much of it as is possible, with one of the packs that have the most room."""
+    """Swap with one of the `roomy` packs so that most of the excess is removed. Return whether anything was swapped."""
     excess = assignment.excess[pack]
     best, longer, shorter = 0, 0, 0
     for other in roomy:
@@ -270,7 +311,7 @@ def _swap_by_room(assignment: _SlotAssignment, pack: int, roomy: IntArray) -> bo
 
 @kernel
 def _exchange_sequences(assignment: _SlotAssignment, longer: int, shorter: int, difference: int) -> None:
-    """Two sequences change positions."""
+    """Exchange the slots of two sequences whose lengths differ by `difference`."""
     one, two = assignment.pack[longer], assignment.pack[shorter]
     assignment.excess[one] -= difference
     assignment.excess[two] += difference
@@ -282,7 +323,7 @@ def _exchange_sequences(assignment: _SlotAssignment, longer: int, shorter: int, 
 
 
 def _remove_excess_sequences(assignment: _SlotAssignment) -> IntArray:
-    """Take out of the packs what they still hold too much; returns the lengths, int64."""
+    """Remove sequences from the packs that are still too full, and return their lengths, int64."""
     result: list[int] = []
     for pack in np.flatnonzero(assignment.excess > 0).tolist():
         held = assignment.sequence[assignment.first_slot[pack] : assignment.first_slot[pack + 1]]
@@ -296,14 +337,19 @@ def _remove_excess_sequences(assignment: _SlotAssignment) -> IntArray:
     return np.array(result, dtype=np.int64)
 
 
-# --- plans on coarse grids
+# --- coarse grids and subsamples
 
 
 def split_counts_into_bins(counts: IntArray, bins: int, slack: float = 0.0) -> IntArray:
-    """Sequences in each bin, int64 [bins], where a length between two bins is split among both.
+    """Return the number of sequences in each bin of a coarse grid, int64 [bins].
 
-    Bin c stands for c * L / bins tokens. Number and tokens of all sequences stay as they are, to within one bin, but what is
-    shorter than a bin lies in the first. With `slack` each sequence counts as so many tokens more.
+    Bin c stands for c * L / bins tokens. Sequences whose length is between two bins are divided between both, so that the
+    numbers of sequences and tokens are preserved to within one bin. Sequences that are shorter than a bin count as one bin.
+
+    Args:
+        counts: int64 [L], the number of sequences of length 1 .. L.
+        bins: the number of bins of a full pack.
+        slack: tokens by which each sequence is lengthened, so that the plan leaves some room.
     """
     max_length = len(counts)
     result = [0] * (bins + 2)
@@ -318,12 +364,12 @@ def split_counts_into_bins(counts: IntArray, bins: int, slack: float = 0.0) -> I
         carried = share - raised
         result[lower] += count - raised
         result[lower + 1] += raised
-    result[bins] += result[bins + 1]  # what was carried may raise the longest sequences
+    result[bins] += result[bins + 1]  # the carried remainder may have raised sequences of length L
     return np.array(result[1 : bins + 1], dtype=np.int64)
 
 
 def interpolate_prices(prices: IntArray, max_length: int) -> IntArray:
-    """Prices of the lengths 1 .. L from those of equal bins, int64 [bins] to int64 [L], never falling with length."""
+    """Interpolate prices of bins, int64 [bins], to non-decreasing prices of all lengths, int64 [L]."""
     bins = len(prices)
     positions = np.arange(1, max_length + 1) * bins / max_length
     fine = np.interp(positions, np.arange(bins + 1), np.concatenate(([0.0], prices)))
@@ -334,9 +380,16 @@ def interpolate_prices(prices: IntArray, max_length: int) -> IntArray:
 def pack_subsample(
     counts: IntArray, depth: int, pack: Callable[[IntArray], StrategyCounts], planned: int = THINNED
 ) -> StrategyCounts:
-    """Pack more sequences than can be dealt: `pack` packs every n-th of them by length, each of its packs is used n times.
+    """Pack many sequences by planning a subsample and using each of its packs several times.
 
-    A slot then takes its sequence and the n - 1 next shorter ones; the fewer than n longest are packed by best fit.
+    Every n-th sequence in the order of length is planned, and each pack is used n times. A slot then holds its own sequence
+    or one of the n - 1 next shorter ones. The longest sequences, fewer than n, are added by best fit.
+
+    Args:
+        counts: int64 [L], the number of sequences of length 1 .. L.
+        depth: the most sequences per pack.
+        pack: packs the counts of the subsample.
+        planned: the most sequences in the subsample.
     """
     every = -(-int(counts.sum()) // planned)
     longest = int(counts.sum()) % every
@@ -346,23 +399,33 @@ def pack_subsample(
     return best_fit_into(fill_slots(slots, counts - rest), rest, depth)
 
 
-# --- fewer packs by cutting all of them in two and matching the parts again
+# --- fewer packs by cutting all packs in two and matching the parts again
 #
-# Every pack is cut, at random, into two parts of at most half the depth each. Then the parts are matched, the largest first,
-# each with the largest part that still fits, which is a best matching: if x has another partner w than the largest one that
-# fits, y, then x and y may change partners, because what fits y fits w. So no round needs more packs than the one before it,
-# and room gathers with the smallest parts, until two that stood alone share a pack. This ends where swaps do not: with
-# thousands of packs that have to be exactly full.
+# Every pack is cut at random into two parts of at most depth // 2 sequences. Then the parts are matched, largest first, each
+# with the largest remaining part that fits. This is an optimal matching: if x was matched with w instead of y, the largest
+# part that fits, then x and y can exchange partners, because whatever fits with y fits with w. Therefore no round needs more
+# packs than the previous one. Room collects in the packs of the smallest parts, until two parts that were alone share a
+# pack. This still works where swaps fail, namely with thousands of packs that must be exactly full.
 
-STALLED_SEQUENCES, LEAST_STALLED = 10_000_000, 25  # given up when rounds over so many, and so many rounds, saved no pack
-FEWEST_SEQUENCES = 1000  # a round over fewer takes as long
-OPERATIONS_PER_SEQUENCE, OPERATIONS_PER_TOKEN = 100, 5  # of a round; by the tokens of a pack parts are sorted
+# the search ends if rounds over this many sequences, and this many rounds, saved no pack
+STALLED_SEQUENCES, LEAST_STALLED = 10_000_000, 25
+FEWEST_SEQUENCES = 1000  # a round takes about as long for fewer sequences
+# per round: for each sequence, and for each token of a pack, because parts are sorted by counting
+OPERATIONS_PER_SEQUENCE, OPERATIONS_PER_TOKEN = 100, 5
 
 
 def rematch_halves(
     strategy_counts: StrategyCounts, max_length: int, depth: int, enough: int, work: WorkBudget
 ) -> StrategyCounts:
-    """Repack the sequences in fewer packs, by cutting packs in two and matching the parts again."""
+    """Repack sequences in fewer packs if possible, by cutting packs in two and matching the parts again.
+
+    Args:
+        strategy_counts: the packs to improve.
+        max_length: tokens of a pack.
+        depth: the most sequences per pack.
+        enough: the search ends once there are at most this many packs, such as a lower bound.
+        work: the budget of operations.
+    """
     half = depth // 2
     if not strategy_counts or half == 0:
         return dict(strategy_counts)
@@ -379,13 +442,16 @@ def rematch_halves(
     return count_strategies(lengths, starts)
 
 
-def select_packs_with_room(strategy_counts: StrategyCounts, max_length: int, most: int) -> StrategyCounts:
-    """Packs of at most `most` sequences: half of them the roomiest not full, then an equal share of each strategy."""
+def select_packs_with_room(strategy_counts: StrategyCounts, max_length: int, max_sequences: int) -> StrategyCounts:
+    """Select packs with at most `max_sequences` sequences in total.
+
+    Half of the sequences come from the packs with the most room, and the rest in proportion from all strategies.
+    """
     sequences = sum(len(strategy) * count for strategy, count in strategy_counts.items())
-    if sequences <= most:
+    if sequences <= max_sequences:
         return dict(strategy_counts)
     chosen: StrategyCounts = {}
-    remaining = most // 2
+    remaining = max_sequences // 2
     for strategy in sorted(strategy_counts, key=lambda strategy: (sum(strategy), strategy)):
         count = min(strategy_counts[strategy], remaining // len(strategy))
         if sum(strategy) == max_length or count == 0:
@@ -394,7 +460,7 @@ def select_packs_with_room(strategy_counts: StrategyCounts, max_length: int, mos
         remaining -= count * len(strategy)
     carried = 0.0
     for strategy, count in strategy_counts.items():
-        carried += (count - chosen.get(strategy, 0)) * (most - most // 2) / sequences
+        carried += (count - chosen.get(strategy, 0)) * (max_sequences - max_sequences // 2) / sequences
         taken = min(int(carried), count - chosen.get(strategy, 0))
         carried -= taken
         add_packs(chosen, strategy, taken)
@@ -405,16 +471,17 @@ def select_packs_with_room(strategy_counts: StrategyCounts, max_length: int, mos
 def _rematch_once(
     lengths: IntArray, starts: IntArray, words: IntArray, max_length: int, half: int
 ) -> tuple[IntArray, IntArray]:
-    """One round: the packs as `flatten_packs` has them, from those before; the order in `lengths` is lost.
+    """Do one round of cutting and matching, and return the packs in the form of `flatten_packs`.
 
-    `words`, int64 [sequences], are random and not negative; a part has at most `half` sequences.
+    The order in `lengths` is lost. `words` are non-negative random integers, int64 [sequences]. A part contains at most
+    `half` sequences.
     """
     result_lengths, result_starts = np.empty_like(lengths), np.zeros(2 * starts.size, dtype=np.int64)
     bounds, tokens = np.empty((2 * starts.size, 2), dtype=np.int64), np.zeros(2 * starts.size, dtype=np.int64)
     packs = filled = parts = 0
     for pack in range(starts.size - 1):
         first, end = starts[pack], starts[pack + 1]
-        if end - first > 2 * half:  # of an odd depth, and full: it stays
+        if end - first > 2 * half:  # a full pack of odd depth cannot be cut, so it stays as it is
             for index in range(first, end):
                 result_lengths[filled] = lengths[index]
                 filled += 1
@@ -435,7 +502,7 @@ def _rematch_once(
                 parts += 1
     order = _counting_argsort(tokens[:parts], max_length)
     is_used = np.zeros(parts, dtype=np.bool_)
-    fitting, fit_count, following = np.empty(parts, dtype=np.int64), 0, 0  # smaller parts that fit, the largest at the end
+    fitting, fit_count, following = np.empty(parts, dtype=np.int64), 0, 0  # smaller parts that fit, largest last
     for index in range(parts - 1, -1, -1):
         if is_used[index]:
             continue
@@ -464,9 +531,9 @@ def _rematch_once(
 
 
 @kernel
-def _counting_argsort(values: IntArray, most: int) -> IntArray:
-    """The order that sorts `values` of 0 .. `most`, equal ones as they come, by counting them."""
-    positions = np.zeros(most + 2, dtype=np.int64)
+def _counting_argsort(values: IntArray, max_value: int) -> IntArray:
+    """Return the stable order that sorts `values`, which lie in 0 .. `max_value`, by counting."""
+    positions = np.zeros(max_value + 2, dtype=np.int64)
     for value in values:
         positions[value + 1] += 1
     positions = np.cumsum(positions)

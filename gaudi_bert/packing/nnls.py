@@ -1,8 +1,11 @@
-"""The methods of non-negative least squares: NNLSHP and ENNLSHP of the paper, and the loop that is the default (`nnls`).
+"""Packing by non-negative least squares (NNLS): NNLSHP and ENNLSHP of the paper, and the iterative algorithm `nnls`.
 
-All find usages x >= 0 of the strategies that fill a pack exactly, such that a weighted || w (A x - b) || is least, where b
-are the counts; `nnls_solver` does that without listing the strategies, so any depth works. Then they round x. Counts are
-int64 [L], the sequences of length 1 .. L; a depth is the most sequences per pack, and L or more means no limit.
+All of them find usages x >= 0 of the strategies that fill a pack exactly, such that the weighted norm || w (A x - b) || is
+minimal, where b are the counts. The solver (`nnls_solver`) never lists the strategies, so any depth works. Then x is rounded
+to integers, in a different way by each algorithm.
+
+In all functions, `counts` is int64 [L], the number of sequences of length 1 .. L, and `depth` is the most sequences per
+pack. A depth of L or more limits nothing.
 """
 
 from __future__ import annotations
@@ -37,25 +40,29 @@ from gaudi_bert.packing.strategies import (
     drop_surplus_slots,
 )
 
-# --- NNLSHP, non-negative least squares histogram-packing (paper 3.1.2 and F.4), one shot
+# --- NNLSHP, non-negative least squares histogram-packing (paper 3.1.2 and F.4), solved once
 
 SHORT_LENGTH = 8
+"""The longest of the short lengths, whose residual counts less because they can be padding."""
+
 SHORT_WEIGHT = 0.09
+"""The weight of the residual of short lengths."""
 
 
 def paper_weights(max_sequence_length: int) -> FloatArray:
-    """float64 [L]: `SHORT_WEIGHT` for lengths up to `SHORT_LENGTH`, 1 for the rest (paper F.4.5 and F.5)."""
+    """Return the residual weights of the paper, float64 [L]: 0.09 for lengths up to 8, otherwise 1 (paper F.4.5 and F.5)."""
     weights = np.ones(max_sequence_length)
     weights[:SHORT_LENGTH] = SHORT_WEIGHT
     return weights
 
 
 def pack_nnlshp(counts: IntArray, depth: int) -> StrategyCounts:
-    """NNLSHP with the residual weights of the paper.
+    """Pack by NNLSHP with the residual weights of the paper.
 
-    x is rounded to the nearest integers; where b - A x is negative, that is padding, and a sequence where it is positive
-    becomes a pack alone, padded up. The paper solves this with 22,102 columns at depth 3 and length 512, and runs out
-    of memory beyond. Least squares is not the number of packs: this is 0.14 % above the optimum there.
+    x is rounded to the nearest integers. If there are then more slots of a length than sequences, the surplus becomes
+    padding. If there are fewer, each remaining sequence gets a padded pack of its own. The paper's solver needs 22,102
+    columns at depth 3 and length 512, and runs out of memory at larger depths. Least squares does not minimize the number of
+    packs; here the result is 0.14 % above the optimum.
     """
     solution = solve_nnls(counts, paper_weights(len(counts)), depth)
     strategy_counts: StrategyCounts = {}
@@ -65,42 +72,55 @@ def pack_nnlshp(counts: IntArray, depth: int) -> StrategyCounts:
 
 
 def _pad_uncovered_sequences(strategy_counts: StrategyCounts, counts: IntArray, depth: int) -> StrategyCounts:
-    """Give each sequence without a slot a pack (length, L - length), and give up the slots that no sequence fills.
+    """Give each sequence without a slot a pack (length, L - length), and remove the slots that no sequence fills.
 
-    The complement of such a pack stands for padding, unless a sequence of that length lacks a slot as well. A sequence of
-    full length, for which the published listing looks up a strategy with a length of 0, is a pack alone.
+    The second slot of such a pack is padding, unless a sequence of this length lacks a slot as well. A sequence of length L
+    becomes a pack of its own; the published code looks up a strategy with length 0 for it.
     """
     result = dict(strategy_counts)
     lacking = np.maximum(counts - count_slots(strategy_counts, len(counts)), 0)
     for length in (np.flatnonzero(lacking) + 1).tolist():
-        alone = depth == 1 or length == len(counts)
-        add_packs(result, (length,) if alone else (length, len(counts) - length), int(lacking[length - 1]))
+        is_alone = depth == 1 or length == len(counts)
+        add_packs(result, (length,) if is_alone else (length, len(counts) - length), int(lacking[length - 1]))
     return drop_surplus_slots(result, counts, whole_packs=False)
 
 
-# --- ENNLSHP, extended NNLS with padding token weighting (paper S): weigh the padding, all but forbid what is not packed
+# --- ENNLSHP, extended NNLS with padding token weighting (paper S): weight the padding, and nearly forbid uncovered
+# sequences
 #
-# The paper adds a variable r >= 0 for the deficit A x - b and solves one larger NNLS (equations 23 and 24):
+# The paper adds a variable r >= 0 for the surplus A x - b and solves one larger NNLS problem (equations 23 and 24):
 #
 #     min  || w (A x - b) ||^2 + || v (A x - b - r) ||^2,   x >= 0, r >= 0,   w_i = i, v = 10^6.
 #
-# Its listing fills the lower right block with ones; this is the -I of equation 24. For a given x the best r is
-# max(A x - b, 0), so the problem is one in x alone in which a row has the squared weight w^2 where it is over-subscribed and
-# w^2 + v^2 where it is not packed. Convex and piecewise quadratic, it is solved by Newton steps: fix the rows' weights by
-# the present signs, solve that ordinary weighted NNLS, and go there as far as the objective falls. The weight v is raised
-# from 1 to 10^6 in powers of ten: started at 10^6, the steps stall.
+# The published code fills the lower right block of the matrix with ones; this file uses the -I of equation 24. For a given
+# x, the best r is max(A x - b, 0). Therefore the problem can be written in x alone: the squared weight of a length is w^2 if
+# it has surplus slots, and w^2 + v^2 if sequences are uncovered. This objective is convex and piecewise quadratic. It is
+# minimized by Newton steps: fix the weights by the current signs, solve the resulting NNLS problem, and move towards its
+# solution as far as the objective decreases. Starting with v = 10^6 would stall, so v is increased from 1 to 10^6 in powers
+# of ten.
 
 SHORTAGE_WEIGHT = 1e6
+"""The weight v of an uncovered sequence, relative to a padding token."""
+
 EASY_WEIGHTS = (1e0, 1e1, 1e2, 1e3, 1e4, 1e5)
+"""The values of v before the last one."""
+
 STEPS_AT_A_WEIGHT = 10
+"""The most Newton steps for each value of v."""
+
 LINE_SEARCH_HALVINGS = 60
+"""Bisection steps of the line search."""
+
 SMALL_GAIN = 1e-6
+"""The Newton steps end once the objective decreases by a smaller fraction than this."""
 
 
 def _ennls_row_weights(residual: FloatArray, shortage_weight: float = SHORTAGE_WEIGHT) -> FloatArray:
-    """The weight of each row of equation 23, with the best r put in, where the residual b - A x has these signs.
+    """Return the weights of the lengths in equation 23 for the signs of this residual, float64 [L].
 
-    `shortage_weight` is v, the cost of a sequence that is not packed, relative to a token of padding; float64 [L] both.
+    Args:
+        residual: b - A x, float64 [L]; positive if sequences are uncovered.
+        shortage_weight: v, the cost of an uncovered sequence relative to a padding token.
     """
     padding = np.arange(1, len(residual) + 1, dtype=np.float64) ** 2
     weights: FloatArray = np.sqrt(padding + np.where(residual > 0, shortage_weight**2, 0.0))
@@ -108,17 +128,18 @@ def _ennls_row_weights(residual: FloatArray, shortage_weight: float = SHORTAGE_W
 
 
 def _ennls_objective(residual: FloatArray, shortage_weight: float = SHORTAGE_WEIGHT) -> float:
-    """The value of equation 23."""
+    """Return the value of equation 23 for this residual and the best r."""
     return float(np.sum((_ennls_row_weights(residual, shortage_weight) * residual) ** 2))
 
 
 def _solve_ennls(counts: IntArray, depth: int) -> tuple[dict[Strategy, float], FloatArray]:
-    """Minimise equation 23 over all strategies of at most `depth` sequences.
+    """Minimize equation 23 over all strategies of at most `depth` sequences.
 
-    At each weight it goes down until the signs are those that were assumed, or a step gains nothing; never up.
+    For each value of v, Newton steps continue until the assumed signs are right or a step gains almost nothing. The
+    objective never increases.
 
     Returns:
-        Usages (x) of the strategies, and the residual b - A x, float64 [L].
+        The usage x of each strategy, and the residual b - A x, float64 [L].
     """
     usage: dict[Strategy, float] = {}
     residual = target = np.asarray(counts, dtype=np.float64)
@@ -139,7 +160,7 @@ def _solve_ennls(counts: IntArray, depth: int) -> tuple[dict[Strategy, float], F
 
 
 def _find_step_size(residual: FloatArray, change: FloatArray, shortage_weight: float) -> float:
-    """The share of `change`, 0 .. 1, after which the objective is least; its slope grows along the way."""
+    """Return the step size from 0 to 1 along `change` at which the objective is minimal, by bisection on its slope."""
 
     def rises(step: float) -> bool:
         moved = residual + step * change
@@ -155,7 +176,7 @@ def _find_step_size(residual: FloatArray, change: FloatArray, shortage_weight: f
 
 
 def pack_ennlshp(counts: IntArray, depth: int) -> StrategyCounts:
-    """ENNLSHP: usages are rounded to the nearest integer, and what is then not packed is padded up."""
+    """Pack by ENNLSHP: round the usages to the nearest integers, and pad the sequences that are then uncovered."""
     usage, _ = _solve_ennls(counts, depth)
     strategy_counts: StrategyCounts = {}
     for strategy, count in usage.items():
@@ -163,34 +184,43 @@ def pack_ennlshp(counts: IntArray, depth: int) -> StrategyCounts:
     return _pad_uncovered_sequences(strategy_counts, counts, depth)
 
 
-# --- the iterative loop with padding feedback, as Habana Labs published it ("Data Packing Process for MLPERF BERT")
+# --- the iterative algorithm with padding feedback, published by Habana Labs ("Data Packing Process for MLPERF BERT")
 #
-# Solve the weighted NNLS for the remaining sequences; round the usages down (those below 2 to the nearest integer);
-# where that makes more slots than there are sequences, the surplus is padding; repeat with what is not covered, until fewer
-# than 100 sequences remain or 20 rounds are over.
+# Solve the weighted NNLS problem for the remaining sequences. Round the usages down, but usages below 2 to the nearest
+# integer. If there are now more slots of a length than sequences, the surplus is padding. Repeat with the uncovered
+# sequences until fewer than 100 remain, or for 20 rounds.
 #
-# What remains is packed by `leftovers`. "complement" is the published way: a pack (length, L - length) for each sequence,
-# after the last round. "best-fit" puts it into the room that the trimmed surplus slots leave, then into new packs; and
-# because each round pays for its exact fills with padding, it does so after every round and keeps the last that gained.
+# The sequences that remain are packed as `leftovers` specifies. "complement" is the published way: after the last round,
+# each remaining sequence gets a pack (length, L - length). "best-fit" puts the remaining sequences into the room of dropped
+# surplus slots, and then into new packs. Every round pays for exact fills with padding, so this is done after each round,
+# and the rounds end as soon as one no longer saves packs.
 
 MAX_ROUNDS = 20
+"""The most rounds."""
+
 FEW_SEQUENCES = 100
+"""The rounds end once fewer sequences than this remain."""
+
 PADDING_LENGTHS = 8
+"""Lengths up to this have a smaller residual weight, because they can be padding."""
 
 LONG = 1280
-"""Tokens of a pack, more than any coarse grid has bins: longer packs are handled with an eye on the time."""
+"""Packs of more tokens than this are long: the effort for them is limited more strictly. Coarse grids have fewer bins."""
 
 LATER_ROUNDS = 0.5
-"""For packs of more than `LONG` tokens, what the rounds after the first may do together, as a share of what that one did:
-they have few sequences to pack, and cost as much. The published way has no such limit."""
+"""For long packs, the operations that all rounds after the first may take together, relative to the first round. Later
+rounds have few sequences to pack, and would cost as much as the first. The published variant has no such limit.
+"""
 
 ROUNDS_PER_LENGTH = 0.5
-"""Rounds of pricing that one solution for such packs may take, for each length. The last rounds only make small residuals
-smaller, which rounding to integers undoes: up to three times the time for the same number of packs, or for more."""
+"""For long packs, the most pricing rounds of one NNLS solution, per distinct length. The last pricing rounds only reduce
+small residuals, which rounding to integers cancels out: they took up to three times as long, for the same number of packs or
+more.
+"""
 
 
 def loop_weights(max_sequence_length: int) -> FloatArray:
-    """float64 [L]: sqrt(8 / (2 L)) for lengths 1 to 8, and 1 for the rest."""
+    """Return the residual weights of the iterative algorithm, float64 [L]: sqrt(8 / (2 L)) up to length 8, otherwise 1."""
     weights = np.ones(max_sequence_length)
     weights[:PADDING_LENGTHS] = np.sqrt(min(1.0, PADDING_LENGTHS / (2 * max_sequence_length)))
     return weights
@@ -199,10 +229,16 @@ def loop_weights(max_sequence_length: int) -> FloatArray:
 def pack_by_nnls(
     counts: IntArray, depth: int, leftovers: Leftovers = "best-fit", work: WorkBudget | None = None
 ) -> AlgorithmResult:
-    """Pack by the loop, or by LPFHP where that is better; arguments as `_pack_iteratively`.
+    """Pack by the iterative algorithm, or by LPFHP if that needs fewer packs.
 
-    Least squares wants exact fills, and where there is too little to fill with (wikipedia-128) LPFHP is nearer to the
-    optimum. The published way ("complement") is never replaced.
+    Least squares aims at exact fills. If there are too few sequences to fill with (wikipedia-128), LPFHP is closer to the
+    optimum. The published variant ("complement") is never replaced by LPFHP.
+
+    Args:
+        counts: int64 [L], the number of sequences of length 1 .. L.
+        depth: the most sequences per pack.
+        leftovers: how the sequences that remain after the rounds are packed.
+        work: the budget of operations for all rounds, or None for `NNLS_WORK`.
     """
     if np.count_nonzero(counts) > MOST_LENGTHS:
         solved: list[AlgorithmResult] = []
@@ -230,10 +266,15 @@ def _pack_iteratively(
     enough: int | None = None,
     work: WorkBudget | None = None,
 ) -> StrategyCounts:
-    """Pack by the published loop; the mixture covers the counts, int64 [L], exactly.
+    """Pack by the iterative algorithm. The slots of the result equal the counts exactly.
 
-    With "best-fit", the loop ends where it cannot get below `enough` packs, which the caller has already; `work` is for all
-    rounds, by default `NNLS_WORK`.
+    Args:
+        counts: int64 [L], the number of sequences of length 1 .. L.
+        depth: the most sequences per pack.
+        leftovers: how the sequences that remain after the rounds are packed.
+        enough: with "best-fit", the rounds end if they cannot need fewer packs than this, because the caller already has
+            such a packing.
+        work: the budget of operations for all rounds, or None for `NNLS_WORK`.
     """
     work = WorkBudget(NNLS_WORK) if work is None else work
     if len(counts) > MAX_NNLS_LENGTH:
@@ -256,15 +297,17 @@ def _pack_iteratively(
 
 
 def _is_near_bound(strategy_counts: StrategyCounts, counts: IntArray, depth: int) -> bool:
-    """Whether there are so few long packs that least squares, which cost seconds, could hardly save any."""
+    """Return whether packs are long and so close to the bound that least squares, which takes seconds, could save hardly
+    any.
+    """
     if len(counts) <= LONG:
         return False
-    least = simple_certificate(counts, depth).bound
-    return count_packs(strategy_counts) <= least + least // NEAR
+    bound = simple_certificate(counts, depth).bound
+    return count_packs(strategy_counts) <= bound + bound // NEAR
 
 
 def _pack_on_coarse_grid(counts: IntArray, depth: int, leftovers: Leftovers, work: WorkBudget) -> StrategyCounts:
-    """The loop on a coarse grid, into whose slots the sequences are dealt; what remains is packed by best fit."""
+    """Pack by the iterative algorithm on a coarse grid, assign the sequences to its slots, and add the rest by best fit."""
     if counts.sum() > MAX_ASSIGNED_SEQUENCES:
         return pack_subsample(counts, depth, lambda part: _pack_on_coarse_grid(part, depth, leftovers, work))
     coarse = _pack_iteratively(split_counts_into_bins(counts, BINS), depth, leftovers, work=work.share(0.5))
@@ -275,8 +318,9 @@ def _pack_on_coarse_grid(counts: IntArray, depth: int, leftovers: Leftovers, wor
 def _iterate_rounds(
     counts: IntArray, depth: int, work: WorkBudget, leftovers: Leftovers
 ) -> Iterator[tuple[StrategyCounts, IntArray]]:
-    """After each round of NNLS and rounding: all packs so far, with surplus slots, and the sequences they do
-    not cover.
+    """Yield, after each round of NNLS and rounding, all packs so far and the uncovered sequences.
+
+    The packs may have surplus slots. The uncovered sequences are int64 [L].
     """
     weights = loop_weights(len(counts))
     is_long = len(counts) > LONG and leftovers == "best-fit"

@@ -1,11 +1,13 @@
-"""Weighted non-negative least squares over all strategies of a depth, without ever listing the strategies.
+"""A solver for weighted non-negative least squares over all strategies of a depth, without listing the strategies.
 
-The packing problem of the paper (section 3.1.2, F.4.3): find usages x >= 0 of the strategies that add up to exactly the
-maximum sequence length such that  || w (A x - b) ||  is least, where b are the counts per length and column p of A holds the
-lengths of strategy p. Solved by the active-set method of Lawson and Hanson (1974, chapter 23): the gradient of a column is
-the sum of its lengths' prices w^2 (b - A x), so the best column is a max-plus knapsack (`pricing`) and A is never built; the
-normal equations of the passive columns are a Cholesky factor that is updated and downdated; several columns with disjoint
-lengths enter in one round. Objective and residual are unique; x is not, because columns are linearly dependent.
+The packing problem of the paper (3.1.2, F.4.3) is: find usages x >= 0 of the strategies that fill a pack exactly, such that
+|| w (A x - b) || is minimal. Here b are the counts per length, and column p of A counts the lengths in strategy p.
+
+It is solved by the active-set method of Lawson and Hanson (1974, chapter 23). The gradient of a column is the sum of the
+prices w^2 (b - A x) of its lengths. Therefore the best column is found by a max-plus knapsack (`pricing`), and A is never
+built. The normal equations of the passive columns are kept as a Cholesky factor, which is updated as columns enter and
+leave. Several columns without common lengths enter in one round. Objective and residual are unique; x is not, because
+columns are linearly dependent.
 """
 
 from __future__ import annotations
@@ -28,45 +30,45 @@ from gaudi_bert.packing.pricing import (
 from gaudi_bert.packing.strategies import WorkBudget
 
 MAX_NNLS_LENGTH = 4096
-"""Packs of more tokens are not solved length by length: the factor has that many rows and columns."""
+"""The longest packs, in tokens, that are solved length by length. The Cholesky factor has as many rows and columns."""
 
-GRADIENT_TOLERANCE = 1e-12  # a column may enter if its gradient exceeds this share of the largest w^2 b
-STALLED_ROUNDS = 20  # without any gain, after which only rounding errors can remain
-ADDITIONS = 2  # columns that may enter in one round; more of them save pricing and cost exchanges
-DEEPER = 1  # sequences by which packs may be deeper than the mean; deeper ones are hardly ever needed, and cost time
+GRADIENT_TOLERANCE = 1e-12  # a column may enter if its gradient exceeds this fraction of the largest w^2 b
+STALLED_ROUNDS = 20  # after this many rounds without progress, only rounding errors remain and the solver stops
+ADDITIONS = 2  # columns that may enter in one round; more would save pricing but cost exchanges
+DEEPER = 1  # packs may be this many sequences deeper than the mean; deeper packs are hardly ever needed and cost time
 
 
 @dataclass(frozen=True)
 class _NnlsSolution:
-    """Result of `solve_nnls`."""
+    """The result of `solve_nnls`."""
 
-    strategies: list[tuple[int, ...]]  # the passive columns: ascending lengths that add up to the maximum sequence length
-    usage: FloatArray  # float64 [strategies], how often each is used, > 0
-    residual: FloatArray  # float64 [L], counts - A x per length (index 0 is length 1)
-    objective: float  # the weighted residual norm
+    strategies: list[tuple[int, ...]]  # the passive columns: ascending lengths that add up to L
+    usage: FloatArray  # float64 [strategies], x of each strategy, > 0
+    residual: FloatArray  # float64 [L], counts - A x
+    objective: float  # || w (A x - b) ||
 
 
 class _ActiveSet(NamedTuple):
-    """The passive columns and their factor; K columns of at most W distinct lengths fit."""
+    """The passive columns and their Cholesky factor. There is room for K columns of at most W distinct lengths."""
 
     lengths: IntArray  # int64 [K, W]
-    copies: FloatArray  # float64 [K, W], how often the column holds each of its lengths
-    distinct: IntArray  # int64 [K], entries of a row that are in use
+    copies: FloatArray  # float64 [K, W], how often each column contains each of its lengths
+    distinct: IntArray  # int64 [K], how many entries of each row are in use
     usage: FloatArray  # float64 [K], x
     solution: FloatArray  # float64 [K], the unconstrained optimum of the passive columns
-    factor: FloatArray  # float64 [K, K]
-    projected: FloatArray  # float64 [K]
-    operations: FloatArray  # float64 [1], what was done so far
+    factor: FloatArray  # float64 [K, K], the upper triangular factor R
+    projected: FloatArray  # float64 [K], R^-T g
+    operations: FloatArray  # float64 [1], operations done so far
 
 
 class _Scratch(NamedTuple):
-    """Arrays that a round writes to; kernels that make no arrays compile sooner."""
+    """Arrays that every round overwrites. They are allocated once, because kernels that allocate nothing compile faster."""
 
-    table: FloatArray  # float64 [products + 1, L + 1], prices and what `fill_power_table` makes of them
+    table: FloatArray  # float64 [products + 1, L + 1], prices and their max-plus powers
     every_length: IntArray  # int64 [L], 1 .. L
-    values: FloatArray  # float64 [L + 1], the gradient of the best column that holds each length
-    weighted: FloatArray  # float64 [L + 1], an entering column, with squared weights
-    products: FloatArray  # float64 [K], of an entering or leaving column
+    values: FloatArray  # float64 [L + 1], the gradient of the best column that contains each length
+    weighted: FloatArray  # float64 [L + 1], an entering column times the squared weights
+    products: FloatArray  # float64 [K], products of an entering or leaving column with the passive ones
     taken: BoolArray  # bool [L + 1], lengths of the columns that entered in this round
     items: IntArray  # int64 [L + 2], an entering column
     pending: IntArray  # int64, for `trace_best_lengths`
@@ -75,14 +77,24 @@ class _Scratch(NamedTuple):
 def solve_nnls(
     target: AnyArray, weights: FloatArray, depth: int, *, max_rounds: int | None = None, work: WorkBudget | None = None
 ) -> _NnlsSolution:
-    """Solve  min || weights (A x - target) ||, x >= 0,  over all strategies of at most `depth` lengths that fill L slots.
+    """Minimize || weights (A x - target) || over x >= 0, for all strategies of at most `depth` lengths that fill L slots.
 
-    `target` are counts per length, [L], of any numeric dtype, and `weights`, float64 [L], positive; a depth of L or more is
-    no limit. It stops short of the optimum after `max_rounds`, or where `work` is done.
+    Args:
+        target: counts per length, [L], of any numeric dtype.
+        weights: float64 [L], positive.
+        depth: the most lengths per strategy; L or more limits nothing.
+        max_rounds: the most pricing rounds, or None for no limit.
+        work: the budget of operations, or None for no limit.
+
+    Returns:
+        The optimum, or the best solution so far if a limit was reached.
+
+    Raises:
+        InputError: L is more than `MAX_NNLS_LENGTH`.
     """
     max_length = len(target)
     if max_length > MAX_NNLS_LENGTH:
-        raise InputError(f"least squares packs at most {MAX_NNLS_LENGTH} tokens, not {max_length}; use nnls or optimal")
+        raise InputError(f"this algorithm packs at most {MAX_NNLS_LENGTH} tokens, not {max_length}; use nnls or optimal")
     work = WorkBudget() if work is None else work
     depth = max(1, min(depth, max_length))
     scale = max(float(np.max(target, initial=0)), 1.0)
@@ -104,12 +116,19 @@ def solve_nnls(
     return _NnlsSolution(strategies, state.usage[:size] * scale, residual[1:] * scale, objective)
 
 
-def limit_depth_by_bound(counts: IntArray, packs: float, depth: int) -> int:
-    """The depth to solve for, at most `depth`, where `counts` are known to need at least so many packs."""
-    return min(depth, int(np.ceil(counts.sum() / max(packs, 1))) + DEEPER)
+def limit_depth_by_bound(counts: IntArray, min_packs: float, depth: int) -> int:
+    """Return the depth to solve for: slightly more than the mean number of sequences in `min_packs` packs, at most `depth`.
+
+    Args:
+        counts: the number of sequences of each length.
+        min_packs: a proven lower bound on the number of packs.
+        depth: the most sequences per pack.
+    """
+    return min(depth, int(np.ceil(counts.sum() / max(min_packs, 1))) + DEEPER)
 
 
 def _make_active_set(max_length: int, depth: int) -> _ActiveSet:
+    """Allocate an active set without columns."""
     capacity = max_length + 8
     width = min(depth, int(np.sqrt(2 * max_length)) + 2)
     return _ActiveSet(
@@ -125,6 +144,7 @@ def _make_active_set(max_length: int, depth: int) -> _ActiveSet:
 
 
 def _make_scratch(max_length: int, products: int) -> _Scratch:
+    """Allocate the scratch arrays."""
     return _Scratch(
         table=np.empty((products + 1, max_length + 1)),
         every_length=np.arange(1, max_length + 1),
@@ -146,9 +166,12 @@ def _run_active_set(
     scratch: _Scratch,
     residual: FloatArray,
     max_rounds: int,
-    most_operations: float,
+    max_operations: float,
 ) -> int:
-    """The outer loop: price, let columns enter, restore feasibility. Returns the columns, and `residual` [L + 1]."""
+    """Run the outer loop: price, let columns enter, restore feasibility. Return the number of passive columns.
+
+    `residual` [L + 1] is overwritten with b - A x.
+    """
     top = counts.size - 1
     prices, values = scratch.table[0], scratch.values
     largest = 0.0
@@ -162,7 +185,7 @@ def _run_active_set(
         if rounds > 0:
             stalled = 0 if improved < objective * (1.0 - 1e-15) else stalled + 1
         objective = min(objective, improved)
-        if stalled >= STALLED_ROUNDS or rounds >= max_rounds or state.operations[0] >= most_operations:
+        if stalled >= STALLED_ROUNDS or rounds >= max_rounds or state.operations[0] >= max_operations:
             break
         rounds += 1
         state.operations[0] += OPERATIONS_PER_PRODUCT * chain.shape[0] * top * top
@@ -188,7 +211,7 @@ def _enter_columns(
     scratch: _Scratch,
     size: int,
 ) -> int:
-    """Append the best columns with disjoint lengths, dearest first; returns the new number of columns."""
+    """Append the best columns without common lengths, highest gradient first, and return the new number of columns."""
     limit = min(size + ADDITIONS, state.usage.size - 1)
     values, taken = scratch.values, scratch.taken
     for length in range(taken.size):
@@ -211,16 +234,17 @@ def _enter_columns(
 
 @inlined_kernel
 def _write_best_column(anchor: int, chain: IntArray, state: _ActiveSet, scratch: _Scratch, column: int) -> bool:
-    """Write the best strategy that holds `anchor` as `column`, unless one of its lengths is taken; then its
-    lengths are.
+    """Write the best strategy that contains the length `anchor` as column number `column`, and mark its lengths as taken.
+
+    Return False, without writing anything, if one of its lengths is already taken.
     """
     items, taken = scratch.items, scratch.taken
     items[0] = anchor
     size = trace_best_lengths(chain, scratch.table, taken.size - 1 - anchor, items, 1, scratch.pending)
-    free = True
+    is_free = True
     for index in range(size):
-        free &= not taken[items[index]]
-    if free:
+        is_free &= not taken[items[index]]
+    if is_free:
         lengths, copies = state.lengths[column], state.copies[column]
         distinct = 0
         for index in range(size):
@@ -236,14 +260,14 @@ def _write_best_column(anchor: int, chain: IntArray, state: _ActiveSet, scratch:
             taken[item] = True
         state.distinct[column] = distinct
         state.usage[column] = 0.0
-    return free
+    return is_free
 
 
 @inlined_kernel
 def _append_passive_column(
     counts: FloatArray, squared_weights: FloatArray, state: _ActiveSet, scratch: _Scratch, size: int
 ) -> bool:
-    """Extend the factor by the column written behind the `size` passive ones; False if it depends on them."""
+    """Extend the factor by the column written after the `size` passive ones. Return False if it depends on them linearly."""
     weighted, products = scratch.weighted, scratch.products
     for length in range(weighted.size):
         weighted[length] = 0.0
@@ -264,7 +288,10 @@ def _append_passive_column(
 
 @inner_kernel
 def _restore_feasibility(state: _ActiveSet, scratch: FloatArray, size: int) -> int:
-    """Lawson and Hanson's inner loop: step towards the unconstrained optimum, dropping columns that reach zero."""
+    """Move towards the unconstrained optimum, remove columns whose usage reaches zero, and return how many columns remain.
+
+    This is the inner loop of Lawson and Hanson.
+    """
     usage, solution = state.usage, state.solution
     blocking = 0
     while size > 0 and blocking >= 0:
@@ -294,7 +321,7 @@ def _restore_feasibility(state: _ActiveSet, scratch: FloatArray, size: int) -> i
 
 @inner_kernel
 def _close_column_gap(state: _ActiveSet, first: int, size: int) -> None:
-    """Move the columns behind `first` one position down; `size` of them remain."""
+    """Move the columns after `first` down by one, so that `size` columns remain."""
     for column in range(first, size):
         state.usage[column] = state.usage[column + 1]
         state.solution[column] = state.solution[column + 1]
@@ -309,7 +336,9 @@ def _close_column_gap(state: _ActiveSet, first: int, size: int) -> None:
 def _update_residual(
     counts: FloatArray, squared_weights: FloatArray, state: _ActiveSet, size: int, residual: FloatArray
 ) -> float:
-    """residual = counts - A x from scratch, so that no error builds up; returns its weighted square."""
+    """Compute residual = counts - A x from scratch, because errors would accumulate otherwise. Return its weighted
+    square.
+    """
     for length in range(counts.size):
         residual[length] = counts[length]
     for column in range(size):
@@ -321,26 +350,33 @@ def _update_residual(
     return total
 
 
-# --- an upper triangular factor R with R^T R = G that follows as columns enter and leave the active set
+# --- an upper triangular factor R with R^T R = G, updated as columns enter and leave the active set
 #
-# Appending a column costs one forward substitution; removing one shifts the later columns and restores the triangle with
-# Givens rotations (Golub and Van Loan, Matrix Computations, section 6.5). All loops run along rows of R, which are
-# contiguous. The right-hand side is stored as `projected` = R^-T g, so that the solution of G x = g is always one back
-# substitution away. Innermost loops that vectors speed up are kernels on slices: LLVM then knows that no index is negative.
-# Elsewhere slices are avoided: one compiles for as long as four elements.
+# Appending a column takes one forward substitution. Removing a column shifts the later columns, and Givens rotations make
+# the factor triangular again (Golub and Van Loan, Matrix Computations, section 6.5). All loops run along rows of R, which
+# are contiguous. The right-hand side is stored as `projected` = R^-T g, so that solving G x = g takes a single back
+# substitution.
+#
+# LLVM vectorizes a loop only if it knows that no index is negative, so the innermost loops are separate kernels on slices.
+# Elsewhere slices are avoided, because each takes as long to compile as four element accesses.
 
 SMALLEST_PIVOT = 1e-11
-"""A column is called dependent when less than this share of its squared norm is new."""
+"""A column counts as linearly dependent if less than this fraction of its squared norm is independent of the others."""
 
 
 @inlined_kernel
 def _append_factor_column(
     factor: FloatArray, size: int, products: FloatArray, diagonal: float, projected: FloatArray, moment: float
 ) -> bool:
-    """Extend the factor, in use up to [size, size], by one column; False (and no change) if it depends on those there.
+    """Extend the leading [size, size] block of the factor by one column. Return False if the column is linearly dependent.
 
-    `products` are those with the columns there, and overwritten; `diagonal` is the one with itself, `moment` its entry of g,
-    `projected` R^-T g.
+    Args:
+        factor: R, float64 [K, K].
+        size: columns in use.
+        products: products of the new column with the columns in use; overwritten.
+        diagonal: the product of the new column with itself.
+        projected: R^-T g, float64 [K], extended by one element.
+        moment: the new element of g.
     """
     _substitute_forward(factor, size, products)
     new_share = diagonal
@@ -360,7 +396,7 @@ def _append_factor_column(
 
 @inner_kernel
 def _substitute_forward(factor: FloatArray, size: int, values: FloatArray) -> None:
-    """values[:size] = R^-T values[:size], four rows of R at a time, to read and write `values` less often."""
+    """Compute values[:size] = R^-T values[:size]. Four rows of R are handled at a time, which saves memory accesses."""
     for first in range(0, size, 4):
         end = min(first + 4, size)
         for row in range(first, end):
@@ -383,6 +419,7 @@ def _substitute_forward(factor: FloatArray, size: int, values: FloatArray) -> No
 def _subtract_rows(
     values: FloatArray, first: FloatArray, second: FloatArray, third: FloatArray, fourth: FloatArray, factors: FloatArray
 ) -> None:
+    """Subtract four rows, each times its factor, from `values`."""
     one, two, three, four = factors[0], factors[1], factors[2], factors[3]
     for column in range(values.size):
         values[column] -= one * first[column] + two * second[column] + three * third[column] + four * fourth[column]
@@ -390,7 +427,7 @@ def _subtract_rows(
 
 @inlined_kernel
 def _remove_factor_column(factor: FloatArray, size: int, gone: int, projected: FloatArray, carried: FloatArray) -> None:
-    """Take column `gone` out of the leading [size, size] block; `carried` is scratch, float64 [>= size]."""
+    """Remove column number `gone` from the leading [size, size] block; `carried` is scratch space, float64 [>= size]."""
     for row in range(gone):
         _shift_left(factor[row, gone:size])
     last = size - 1
@@ -409,13 +446,14 @@ def _remove_factor_column(factor: FloatArray, size: int, gone: int, projected: F
 
 @inner_kernel
 def _shift_left(values: FloatArray) -> None:
+    """Move all elements but the first one position to the left."""
     for column in range(values.size - 1):
         values[column] = values[column + 1]
 
 
 @inner_kernel
 def _rotate(result: FloatArray, carried: FloatArray, lower: FloatArray, cosine: float, sine: float) -> None:
-    """result, carried = (cosine carried + sine lower), (cosine lower - sine carried)."""
+    """Apply a Givens rotation: result = cosine * carried + sine * lower, carried = cosine * lower - sine * carried."""
     for column in range(result.size):
         upper, below = carried[column], lower[column]
         result[column] = cosine * upper + sine * below
@@ -424,7 +462,7 @@ def _rotate(result: FloatArray, carried: FloatArray, lower: FloatArray, cosine: 
 
 @inlined_kernel
 def _substitute_backward(factor: FloatArray, size: int, projected: FloatArray, solution: FloatArray) -> None:
-    """Back substitution: solution[:size] = R^-1 projected[:size], four rows of R at a time, the last ones alone."""
+    """Compute solution[:size] = R^-1 projected[:size], first the last size % 4 rows, then four rows at a time."""
     whole = size - size % 4
     for row in range(size - 1, whole - 1, -1):
         total = 0.0

@@ -1,10 +1,11 @@
-"""The packer as a library: lengths in, packs out; or a histogram in, strategies out. The only type to handle is the array.
+"""The packer as a library: `pack_lengths` assigns sequences to packs, and `pack_histogram` packs a histogram.
 
     packs = pack_lengths([len(text) for text in texts], 512)
     rows = [[texts[index] for index in pack] for pack in packs]
 
-Lengths are counted, their histogram is packed (`algorithms`), and the sequences are dealt to the packs by the seed
-(`common.dealing`), as `gaudi-bert write` deals those of a group. The result is a function of lengths, settings and seed.
+`pack_lengths` counts the lengths, packs their histogram (`algorithms`), and assigns the sequences to the slots by a seeded
+permutation, in the same way as `gaudi-bert write` does within a group. The result depends only on the lengths, the settings
+and the seed. Inputs and outputs are arrays; no other type of this package is needed.
 """
 
 from __future__ import annotations
@@ -30,17 +31,19 @@ from gaudi_bert.packing.strategies import Effort, Packing, WorkBudget
 
 Algorithm = Literal["nnls", "optimal", "nnlshp", "ennlshp", "spfhp", "lpfhp", "greedy", "ffd", "none"]
 DEFAULT_SEED = 12345
+"""The seed that is used if the caller passes none."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Packs:
-    """Packs in a random order: pack p holds the sequences `indices[offsets[p] : offsets[p + 1]]`.
+    """Packs in random order, as a sequence of index arrays: pack p contains `indices[offsets[p] : offsets[p + 1]]`.
 
-    It is a sequence of arrays: slices and shards are `Packs` too, and so is what `pack_lengths` returns, with its figures.
+    Slices and shards are `Packs` as well. `pack_lengths` returns the subclass `PackedLengths`, which adds the packing's
+    metrics.
 
     Attributes:
-        indices: int64 [sequences], numbers of sequences, from 0; read-only.
-        offsets: int64 [packs + 1]; read-only.
+        indices: int64 [sequences], the sequence numbers from 0, pack by pack; read-only.
+        offsets: int64 [packs + 1], where each pack begins; read-only.
     """
 
     indices: IntArray
@@ -51,7 +54,7 @@ class Packs:
         self.offsets.flags.writeable = False
 
     def __len__(self) -> int:
-        """Number of packs."""
+        """Return the number of packs."""
         return self.offsets.size - 1
 
     @overload
@@ -59,35 +62,44 @@ class Packs:
     @overload
     def __getitem__(self, pack: slice) -> Packs: ...
     def __getitem__(self, pack: int | slice) -> IntArray | Packs:
-        """The sequences of one pack, int64 [1 .. depth]; or some packs, as lists have it."""
+        """Return the sequence numbers of one pack, int64 [1 .. depth], or the packs of a slice."""
         if isinstance(pack, slice):
             return self._select(pack)
         try:
             index = range(len(self))[pack]
         except IndexError:
-            raise IndexError(f"packs[{pack}]: there are {len(self):,} packs, numbered from 0") from None
+            raise IndexError(f"packs[{pack}] does not exist: there are {len(self):,} packs, numbered from 0") from None
         except TypeError:
-            raise TypeError(f"packs[{shown(pack)}]: choose a pack by its number, several by a slice such as [2:5]") from None
+            raise TypeError(
+                f"packs[{shown(pack)}]: use an integer for one pack, or a slice such as [2:5] for several"
+            ) from None
         return self.indices[self.offsets[index] : self.offsets[index + 1]]
 
     def _select(self, chosen: slice) -> Packs:
+        """Return the packs of a slice."""
         starts, sizes = self.offsets[:-1][chosen], np.diff(self.offsets)[chosen]
         offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
         positions = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], sizes)
         return Packs(self.indices[positions], offsets)
 
     def __iter__(self) -> Iterator[IntArray]:
-        """The sequences of each pack."""
+        """Iterate over the packs, each an int64 array of sequence numbers."""
         return (self.indices[start:end] for start, end in zip(self.offsets[:-1], self.offsets[1:], strict=True))
 
     def __repr__(self) -> str:
         return f"Packs({self.indices.size:,} sequences in {len(self):,} packs)"
 
     def shard(self, rank: int, size: int) -> Packs:
-        """Every `size`-th pack from pack `rank` on: the share of one of `size` workers. Share sizes differ by at most one.
+        """Return every `size`-th pack from pack `rank` on, for one of `size` workers.
+
+        Together the shards contain every pack once, and their sizes differ by at most one.
+
+        Args:
+            rank: the number of the worker, from 0 to `size` - 1.
+            size: the number of workers.
 
         Raises:
-            ArgumentError: `rank` is not in 0 .. size - 1.
+            ArgumentError: `rank` or `size` is out of range.
         """
         size = whole_number("size", size, 1)
         rank = whole_number("rank", rank, 0, size - 1)
@@ -96,11 +108,11 @@ class Packs:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class PackedLengths(Packs, PackingFigures):
-    """Result of `pack_lengths`: all packs, and how good they are.
+    """The result of `pack_lengths`: all packs and the metrics of the packing.
 
     Attributes:
         max_sequence_length: slots of a pack, in tokens.
-        algorithm: what packed.
+        algorithm: the algorithm that produced the packs.
     """
 
     max_sequence_length: int
@@ -110,7 +122,7 @@ class PackedLengths(Packs, PackingFigures):
         return f"{super().__repr__()[:-1]}, efficiency {self.efficiency:.6f}, {self.gap:,} above the proven bound)"
 
     def _repr_html_(self) -> str:
-        """For notebooks: the figures, and how many packs hold how many sequences."""
+        """Render the metrics and a bar chart of sequences per pack, for notebooks."""
         rows = {
             "sequences": f"{self.sequences:,}",
             "packs": f"{self.packs:,} of {self.max_sequence_length:,} slots",
@@ -125,13 +137,13 @@ class PackedLengths(Packs, PackingFigures):
 
 @dataclass(frozen=True, eq=False)
 class PackedHistogram(PackingFigures):
-    """Result of `pack_histogram`: how a histogram is packed, and how good that is.
+    """The result of `pack_histogram`: the strategies, how many packs use each, and the metrics of the packing.
 
     Attributes:
         strategies: sorted tuples of lengths that share a pack.
-        counts: int64 [strategies], how many packs there are of each; read-only.
+        counts: int64 [strategies], the number of packs of each strategy; read-only.
         max_sequence_length: slots of a pack, in tokens.
-        algorithm: what packed.
+        algorithm: the algorithm that produced the packs.
     """
 
     strategies: tuple[tuple[int, ...], ...]
@@ -152,20 +164,31 @@ def pack_lengths(
     seed: int = DEFAULT_SEED,
     effort: Effort = "bounded",
 ) -> PackedLengths:
-    """Pack sequences of these lengths into rows of one length, every sequence into exactly one.
+    """Pack sequences of the given lengths into rows of equal length, each sequence into exactly one row.
 
     Args:
-        lengths: integers from 1 to `max_sequence_length`, one per sequence: an array, a list, any iterable; of none,
-            the result is empty.
+        lengths: integers from 1 to `max_sequence_length`, one per sequence, as an array, a list or any iterable. If it is
+            empty, so is the result.
         max_sequence_length: slots of a pack, in tokens.
-        depth: most sequences per pack, or "max" for no limit.
-        algorithm: `optimal`, `nnls`, `lpfhp`, `spfhp`, `ffd`, `nnlshp`, `ennlshp`, `greedy`, `none`.
-        seed: which sequences of a length go where, and the order of the packs.
-        effort: of `optimal`: "bounded" searches for fewer packs for about a second, or longer where many may be saved;
-            "unlimited" searches on for the last pack, which may take minutes.
+        depth: the most sequences per pack, or "max" for no limit.
+        algorithm: `optimal`, `nnls`, `lpfhp`, `spfhp`, `ffd`, `nnlshp`, `ennlshp`, `greedy` or `none`.
+        seed: determines which sequences of a length go into which pack, and the order of the packs.
+        effort: for `optimal` only. "bounded" searches for fewer packs for about a second, or longer if many packs may be
+            saved. "unlimited" continues the search for the last pack, which may take minutes.
+
+    Returns:
+        The packs in random order, with the metrics of the packing.
 
     Raises:
-        ArgumentError: a ValueError, which names the index and the wrong value.
+        ArgumentError: an argument is invalid. This is a ValueError whose message names the index and the value.
+
+    Example:
+        >>> from gaudi_bert import pack_lengths
+        >>> packs = pack_lengths([300, 212, 100, 412, 512], 512)
+        >>> sorted(pack.tolist() for pack in packs)
+        [[0, 1], [2, 3], [4]]
+        >>> packs.efficiency
+        1.0
     """
     seed = whole_number("seed", seed, 0)
     checked = validate_lengths(lengths, max_sequence_length)
@@ -189,18 +212,31 @@ def pack_histogram(
     seed: int = DEFAULT_SEED,
     effort: Effort = "bounded",
 ) -> PackedHistogram:
-    """Pack a histogram of lengths; the cost depends on the longest row, not on how many sequences there are.
+    """Pack a histogram of lengths. The cost depends on the longest row, not on the number of sequences.
 
     Args:
-        counts: integers from 0: how many sequences there are of length 1, 2, ...
-        max_sequence_length: slots of a pack, in tokens; by default as many as `counts` has entries.
-        depth: most sequences per pack, or "max" for no limit.
-        algorithm: as `pack_lengths`.
-        seed: of `greedy`, the only algorithm that draws.
-        effort: as `pack_lengths`.
+        counts: integers from 0, the number of sequences of length 1, 2, and so on.
+        max_sequence_length: slots of a pack, in tokens. By default the number of entries of `counts`.
+        depth: the most sequences per pack, or "max" for no limit.
+        algorithm: the same choices as for `pack_lengths`.
+        seed: the seed of `greedy`, which is the only randomized algorithm.
+        effort: as for `pack_lengths`.
+
+    Returns:
+        The strategies and the number of packs of each, with the metrics of the packing.
 
     Raises:
-        ArgumentError: a ValueError, which names the length and the wrong value.
+        ArgumentError: an argument is invalid. This is a ValueError whose message names the length and the value.
+
+    Example:
+        >>> from gaudi_bert import pack_histogram
+        >>> packed = pack_histogram([0, 2, 4, 0, 0, 3])
+        >>> packed.strategies
+        ((2, 2), (3, 3), (6,))
+        >>> packed.counts.tolist()
+        [1, 2, 3]
+        >>> packed.gap
+        0
     """
     seed = whole_number("seed", seed, 0)
     try:
@@ -214,7 +250,7 @@ def pack_histogram(
     except InputError as error:
         raise ArgumentError(str(error)) from None
     if histogram.sequences == 0:
-        raise ArgumentError("counts holds no sequence; counts[0] is how many there are of length 1")
+        raise ArgumentError("counts contains no sequence; counts[0] is the number of sequences of length 1")
     packing = _pack_and_prove(histogram, depth, algorithm, seed, effort)
     return PackedHistogram(
         **_packing_figures(packing),
@@ -226,9 +262,9 @@ def pack_histogram(
 
 
 def _pack_and_prove(histogram: Histogram, depth: int | str, algorithm: str, seed: int, effort: str) -> Packing:
-    """The packing of a histogram, checked and proven; what it rejects is an argument of the caller."""
+    """Pack a histogram, check the result and prove its bound. Errors in the arguments are raised as ArgumentError."""
     if effort not in get_args(Effort):
-        raise ArgumentError(f"effort is {shown(effort)}; it must be one of {', '.join(get_args(Effort))}")
+        raise ArgumentError(f"effort is {shown(effort)}; it must be {' or '.join(get_args(Effort))}")
     try:
         with _report_if_long(f"packing {histogram.sequences:,} sequences by {algorithm}") as work:
             return pack_counts(histogram, algorithm, depth, seed=seed, effort=cast(Effort, effort), work=work)
@@ -237,17 +273,22 @@ def _pack_and_prove(histogram: Histogram, depth: int | str, algorithm: str, seed
 
 
 SILENT_SECONDS, BETWEEN_LINES_SECONDS = 2.0, 10.0
+"""When the first progress line is written, and the interval between further lines."""
 
 
 @contextmanager
 def _report_if_long(what: str) -> Iterator[WorkBudget]:
-    """Report on standard error after two seconds and then every ten; the `WorkBudget` counts what is done."""
+    """Write progress lines to standard error if the body takes longer than two seconds.
+
+    Yields:
+        A `WorkBudget` without limit, whose spent operations the progress lines show.
+    """
     work, started, ended = WorkBudget(), time.monotonic(), threading.Event()
 
     def watch() -> None:
         pause = SILENT_SECONDS
         while not ended.wait(pause):
-            done = f"{work.spent / 1e9:.1f} billion operations" if work.spent else "the first look"
+            done = f"{work.spent / 1e9:.1f} billion operations" if work.spent else "heuristics are running"
             Reporter().say(f"{what}: {human_seconds(time.monotonic() - started)} so far, {done}")
             pause = BETWEEN_LINES_SECONDS
 
@@ -261,10 +302,14 @@ def _report_if_long(what: str) -> Iterator[WorkBudget]:
 
 
 _BARS, _BAR_WIDTH, _BAR_HEIGHT = 16, 26, 60
+"""The number of bars of the chart, the width of each, and the height of the chart in pixels."""
 
 
 def _draw_depth_histogram(sizes: IntArray) -> str:
-    """A bar for each number of sequences in a pack, the deepest packs together; in the colour of the text."""
+    """Return an SVG bar chart of how many packs contain 1, 2, ... sequences. The last bar covers all deeper packs.
+
+    Bars and labels have the colour of the surrounding text, so that they work in light and dark notebooks.
+    """
     if not sizes.size:
         return ""
     counts = np.bincount(np.minimum(sizes, _BARS))[1:]
@@ -286,5 +331,5 @@ def _draw_depth_histogram(sizes: IntArray) -> str:
 
 
 def _packing_figures(packing: Packing) -> dict[str, int]:
-    """The five numbers of `PackingFigures`."""
+    """Return the fields that `PackingFigures` defines."""
     return {field.name: getattr(packing, field.name) for field in fields(PackingFigures)}

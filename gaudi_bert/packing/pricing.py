@@ -1,19 +1,19 @@
-"""The best strategies for given prices of the lengths: by a max-plus knapsack, or, of few lengths, from a list of all.
+"""Pricing: find the best strategies for given prices of the lengths, by a max-plus knapsack or from a list of all
+strategies.
 
-Let `price[i]` be what one sequence of length i is worth. The best worth of at most k sequences whose lengths
-add up to exactly t is the (max,+) power of the prices:
+Let `price[i]` be what one sequence of length i is worth. The best worth of at most k sequences whose lengths add up to
+exactly t is the max-plus power of the prices:
 
     M_1 = price (with price[0] = 0: "no sequence"),     M_(j+k)[t] = max over a of  M_j[a] + M_k[t - a]
 
-so the best strategy of at most `depth` sequences that holds a sequence of length i and fills s slots is worth
-`price[i] + M_(depth-1)[s - i]`. A power takes O(log depth) products of s^2 / 2 additions each. Without a limit
-on depth one pass is enough, because the limit U of the powers satisfies U[t] = max(price[t], max over a of U[a]
-+ U[t - a]).
+Therefore the best strategy of at most `depth` sequences that contains a sequence of length i and fills s slots is worth
+`price[i] + M_(depth-1)[s - i]`. A power takes O(log depth) products of s^2 / 2 additions each. Without a depth limit one
+pass is enough, because the limit U of the powers satisfies U[t] = max(price[t], max over a of U[a] + U[t - a]).
 
-The kernels work on integers as on floating point numbers. Only values are stored: where a maximum came from is
-searched again for the few strategies that are unwound. If the prices never fall with length (those of the
-linear program), "exactly t" is the same as "at most t". This is the Gilmore-Gomory pricing of the cutting
-stock problem (1961) with a limit on the number of pieces; the enumeration it replaces is the paper's listing 2.
+The kernels work on integers and on floating-point numbers. They store values only; where a maximum came from is searched for
+again, for the few strategies that are traced. If prices never fall with length, as in the linear program, "exactly t" is
+equivalent to "at most t". This is Gilmore-Gomory pricing for the cutting-stock problem (1961) with a limit on the number of
+pieces. It replaces the enumeration in listing 2 of the paper.
 """
 
 from __future__ import annotations
@@ -27,24 +27,31 @@ from gaudi_bert.common.compiled import borrowing_kernel, inlined_kernel, inner_k
 from gaudi_bert.packing.strategies import Strategy, WorkBudget
 
 MINUS_INFINITY = -1e300
-"""Stands for "not possible" in the kernels: finite, because the compiler may assume that no infinity occurs."""
+"""Stands for "impossible" in kernels. It is finite, because the compiler may assume that infinities do not occur."""
 
 Worths = TypeVar("Worths", IntArray, FloatArray)
-"""Prices and what is worth them: integers or floating point numbers, but never both."""
+"""Prices and worths: arrays of integers or of floating-point numbers, never mixed."""
 
 OPERATIONS_PER_PRODUCT = 0.2
-"""Of a max-plus product, for each pair of totals."""
+"""Operations of a max-plus product for each pair of totals."""
 
 NOTHING = -2
+"""An entry of `power_chain` for M_0, the power that contains no sequence."""
 CLOSURE = -1
+"""An entry of `power_chain` for the power without a depth limit."""
 
 
 def power_chain(max_items: int, max_total: int) -> IntArray:
-    """The products that build M_(max_items) from M_1, for totals up to `max_total`.
+    """Return the sequence of max-plus products that computes M_(max_items) from M_1.
 
-    Returns int64 [products, 2]: rows of the table to multiply. Row 0 of the table is M_1, row p + 1 is the
-    result of product p, and the last row is M_(max_items). Two entries are not products: (NOTHING, NOTHING) is
-    M_0 and (CLOSURE, CLOSURE) the power without a limit.
+    Args:
+        max_items: the exponent, which is the most items of a strategy.
+        max_total: the largest total that matters.
+
+    Returns:
+        int64 [products, 2], the rows of a table to multiply. Row 0 of the table is M_1, row p + 1 is the result of product
+            p, and the last row is M_(max_items). Two entries are not products: (NOTHING, NOTHING) is M_0, and (CLOSURE,
+            CLOSURE) is the power without a limit.
     """
     if max_items <= 0:
         return np.array([[NOTHING, NOTHING]], dtype=np.int64)
@@ -65,7 +72,7 @@ def power_chain(max_items: int, max_total: int) -> IntArray:
 
 @inner_kernel
 def update_maximum(result: Worths, value: float, values: Worths) -> None:
-    """result = max(result, value + values), elementwise; `values` may be longer."""
+    """Compute result = max(result, value + values) elementwise. `values` may be longer than `result`."""
     for position in range(result.size):
         result[position] = max(result[position], value + values[position])
 
@@ -74,7 +81,9 @@ def update_maximum(result: Worths, value: float, values: Worths) -> None:
 def _update_maximum_of_four(
     result: Worths, values: Worths, first: float, second: float, third: float, fourth: float
 ) -> None:
-    """Raise result[t] to first + values[t + 3], second + values[t + 2], third + values[t + 1] or fourth + values[t]."""
+    """Compute the maximum of result[t], first + values[t + 3], second + values[t + 2], third + values[t + 1], fourth +
+    values[t].
+    """
     for position in range(result.size):
         best = max(result[position], first + values[position + 3])
         best = max(best, second + values[position + 2])
@@ -83,16 +92,17 @@ def _update_maximum_of_four(
 
 
 @borrowing_kernel
-def _max_plus_multiply(left: Worths, right: Worths, least_rest: int, result: Worths) -> None:
-    """result[t] = max over a of left[a] + right[t - a], for a with t - a >= least_rest * a; four of them at a time.
+def _max_plus_multiply(left: Worths, right: Worths, min_rest: int, result: Worths) -> None:
+    """Compute result[t] = max over a of left[a] + right[t - a], for all a with t - a >= min_rest * a.
 
-    `least_rest` is 0, or 1 where both factors are the same: then the larger part of a total is the rest.
+    `min_rest` is 0, or 1 if both factors are the same. In that case a is the smaller part of the total. Four values of a are
+    handled at a time, which saves memory accesses.
     """
-    size, step = left.size, 1 + least_rest
+    size, step = left.size, 1 + min_rest
     for total in range(size):
         result[total] = left[0] + right[total]
     for part in range(1, (size - 1) // step + 1, 4):
-        start = min(step * (part + 3), size)  # from this total on all four parts take part
+        start = min(step * (part + 3), size)  # from this total on, all four values of a are allowed
         for one in range(part, part + 4):
             for total in range(step * one, start):
                 result[total] = max(result[total], left[one] + right[total - one])
@@ -103,11 +113,16 @@ def _max_plus_multiply(left: Worths, right: Worths, least_rest: int, result: Wor
 
 @borrowing_kernel
 def max_plus_closure(values: Worths, items: IntArray, result: Worths) -> None:
-    """result[t] = the best worth of any number of `items` (lengths, ascending) that add up to t.
+    """Compute result[t] = the best worth of any number of items that add up to t.
 
-    Item by item, each in runs of its length, in which an entry depends only on entries before the run. An item that is
-    worth less than shorter ones of the same total is omitted. Where values never fall with length, those lengths are
-    enough at which they rise: any other is worth as much as the next shorter one of these.
+    Items are handled one by one, in runs of the item's length, because within a run an entry depends only on entries before
+    the run. An item that is worth less than shorter items of the same total is skipped.
+
+    Args:
+        values: the worth of one item of each length, [s + 1].
+        items: the lengths of the items, ascending. If values never fall with length, the lengths at which they rise are
+            sufficient.
+        result: the output, [s + 1].
     """
     size = values.size
     for total in range(size):
@@ -123,8 +138,12 @@ def max_plus_closure(values: Worths, items: IntArray, result: Worths) -> None:
 
 
 def fill_power_table(chain: IntArray, table: Worths, lengths: IntArray) -> Worths:
-    """Fill `table` (float64 or int64 [products + 1, s + 1]) from the prices in its first row, where that of 0 is 0, and
-    return its last row; `lengths` are 1 .. s.
+    """Fill a table of max-plus powers from the prices in its first row, and return its last row.
+
+    Args:
+        chain: the products to compute, from `power_chain`.
+        table: float64 or int64 [products + 1, s + 1]; table[0, 0] must be 0.
+        lengths: int64 [s], the lengths 1 .. s.
     """
     for product in range(chain.shape[0]):
         left, right = chain[product, 0], chain[product, 1]
@@ -142,19 +161,22 @@ def fill_power_table(chain: IntArray, table: Worths, lengths: IntArray) -> Worth
 
 
 compiled_fill_power_table = inlined_kernel(fill_power_table)
-"""The same for kernels."""
+"""`fill_power_table` for use in kernels."""
 
 
 LARGEST_EXACT = 2.0**53
-"""Integers below this are exact as floating point numbers."""
+"""Integers below this are exact as floating-point numbers."""
 
 
 def best_pack_worth(prices: Worths, depth: int) -> int | float:
-    """The most that at most `depth` sequences of together at most L tokens are worth, for prices [L] of lengths
-    1 .. L, in their dtype.
+    """Return the most that a pack of at most `depth` sequences and L tokens can be worth.
 
-    The prices must not fall with length. Integers are added as floating point numbers, whose kernels are needed anyhow:
-    no sum is larger than the result, so where that is exact, all of them were.
+    Integer prices are added as floating-point numbers, because those kernels are compiled anyway. No intermediate sum
+    exceeds the result, so the result is exact if it is below 2^53. Otherwise it is computed again in integers.
+
+    Args:
+        prices: [L], the prices of lengths 1 .. L, which must not fall with length.
+        depth: the most sequences per pack.
     """
     worth = _max_plus_power_worth(prices.astype(np.float64), depth)
     if np.issubdtype(prices.dtype, np.floating):
@@ -163,6 +185,7 @@ def best_pack_worth(prices: Worths, depth: int) -> int | float:
 
 
 def _max_plus_power_worth(prices: Worths, depth: int) -> int | float:
+    """Return the last element of the max-plus power of the prices."""
     chain = power_chain(depth, len(prices))
     table = np.zeros((len(chain) + 1, len(prices) + 1), dtype=prices.dtype)
     table[0, 1:] = prices
@@ -172,7 +195,7 @@ def _max_plus_power_worth(prices: Worths, depth: int) -> int | float:
 
 @inner_kernel
 def _find_split(one: Worths, other: Worths, total: int, value: float) -> int:
-    """The smallest part at which one[part] + other[total - part] attains `value`."""
+    """Return the smallest part for which one[part] + other[total - part] reaches `value`."""
     for part in range(total + 1):
         if one[part] + other[total - part] >= value:
             return part
@@ -181,8 +204,18 @@ def _find_split(one: Worths, other: Worths, total: int, value: float) -> int:
 
 @inlined_kernel
 def trace_best_lengths(chain: IntArray, table: Worths, total: int, lengths: IntArray, size: int, pending: IntArray) -> int:
-    """Append to `lengths` (from index `size` on) the items behind the last row's entry `total`; returns the
-    new number of items. `pending` is scratch, int64 [2 * (s + rows + 2)].
+    """Append to `lengths` the items that produced the entry `total` in the last row of the table.
+
+    Args:
+        chain: the products that filled the table.
+        table: the table of max-plus powers.
+        total: the entry to trace.
+        lengths: the output; items are written from index `size` on.
+        size: the number of items already in `lengths`.
+        pending: scratch space, int64 [2 * (s + rows + 2)].
+
+    Returns:
+        The new number of items.
     """
     pending[0], pending[1] = table.shape[0] - 1, total
     waiting = 2
@@ -207,22 +240,29 @@ def trace_best_lengths(chain: IntArray, table: Worths, total: int, lengths: IntA
     return size
 
 
-# --- very long packs of very few lengths: all strategies listed, where a table over all tokens of a pack would be too long
+# --- very long packs of few distinct lengths: price from a list of all strategies
 #
-# What a dynamic programme over tokens costs grows with the pack, what a list costs only with the number of strategies. Those
-# are listed that no further sequence of the shortest length would fit: any other is part of one of them, and worth no more.
+# A table over all tokens of a pack grows with the pack, whereas a list grows only with the number of strategies. The list
+# contains the strategies into which no further sequence of the shortest length fits. Any other strategy is a part of one of
+# them and worth no more.
 
 LONGEST_TABLE = 1 << 16
-"""Longer packs are priced from a list, if that is short enough."""
+"""Packs of more tokens than this are priced from a list, if the list is short enough."""
 
 _MOST_ENTRIES = 1 << 22
-"""Of the list: strategies times lengths."""
+"""Limit of (strategies) * (lengths) of the list."""
 
 
 def list_strategies(lengths: IntArray, max_length: int, depth: int) -> IntArray | None:
-    """Copies of each length (ascending) in every strategy that takes no more of the shortest, int64 [strategies, lengths].
+    """List all strategies into which no further sequence of the shortest length fits.
 
-    None if there are too many.
+    Args:
+        lengths: int64 [n], ascending.
+        max_length: tokens of a pack.
+        depth: the most sequences per pack.
+
+    Returns:
+        int64 [strategies, n], the number of copies of each length; None if there are too many strategies.
     """
     copies = np.zeros((1, len(lengths)), dtype=np.int64)
     room, slots = np.array([max_length]), np.array([depth])
@@ -240,7 +280,9 @@ def list_strategies(lengths: IntArray, max_length: int, depth: int) -> IntArray 
 
 
 class EnumeratedPricer:
-    """Best strategies for given prices, from a list of all; as `exact.pricers.TablePricer`."""
+    """Finds the best strategies for given prices in a list of all strategies. Has the interface of
+    `exact.pricers.TablePricer`.
+    """
 
     def __init__(self, lengths: IntArray, max_length: int, copies: IntArray, work: WorkBudget) -> None:
         self.work = work
@@ -250,14 +292,16 @@ class EnumeratedPricer:
         self._worth = np.zeros(len(copies))
 
     def best_pack_worths(self, prices: FloatArray) -> FloatArray:
-        """Worth of the best pack that holds each length: float64 [rows], as `prices`."""
+        """Return the worth of the best pack that contains each length, float64 [rows], for prices float64 [rows]."""
         self.work.spend(2 * self._copies.size)
         self._worth = self._copies @ prices
         worth: FloatArray = np.max(np.where(self._copies > 0, self._worth[:, None], 0.0), axis=0)
         return worth
 
     def improving_strategies(self, rows: IntArray, prices: FloatArray, min_worth: float) -> list[Strategy]:
-        """Return strategies of these rows that were best in the last `price`, if worth more than `least` at `prices`."""
+        """Return the strategies behind the last `best_pack_worths`, for these rows, that are worth more than `min_worth` at
+        `prices`.
+        """
         self.work.spend(2 * self._copies.size)
         best = np.argmax(np.where(self._copies[:, rows] > 0, self._worth[:, None], -1.0), axis=0)
         chosen = self._copies[np.unique(best)]

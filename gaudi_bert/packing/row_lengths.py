@@ -1,12 +1,13 @@
-"""Rows of several lengths: which lengths, where the cost of a row grows faster than its length.
+"""Rows of several lengths: choose which lengths, if the cost of a row grows faster than its length.
 
-With full attention a row of 8,192 positions costs more than 16 rows of 512 that hold as many tokens. So texts of different
-lengths are packed into rows of up to three lengths: each sequence goes to the shortest row that it fits, and the sequences
-of each length are packed by themselves, with their proven bound.
+With full attention, a row of 8,192 positions costs more than 16 rows of 512 positions, which hold as many tokens. Therefore
+texts of different lengths are packed into rows of up to three lengths. Each sequence goes into the shortest row that holds
+it, and the sequences of each row length are packed on their own, with a proven lower bound.
 
-Every choice of a few candidate lengths is given its least cost by the bounds on its packs, which take no planning. The
-choices are then looked at, the cheapest first, until none can be cheaper than the best so far. Many packs that are planned
-optimally are as many as their bound, or a few thousandths more, so the bound counts as their number; others are planned.
+For every choice of a few candidate lengths, a lower bound of the cost follows from the bounds on its packs, without
+planning. The choices are then examined in the order of this bound, until none can be cheaper than the best so far. Optimal
+plans of many packs are within a few thousandths of their bound, so there the bound is used as the number of packs. Otherwise
+the packs are planned.
 """
 
 from __future__ import annotations
@@ -19,60 +20,60 @@ import numpy as np
 
 from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.errors import InputError, enumerated
-from gaudi_bert.plan.algorithms import pack_histogram, resolve_depth
-from gaudi_bert.plan.certificate import simple_certificate, threshold_certificate
-from gaudi_bert.plan.histogram import Histogram
-from gaudi_bert.plan.strategies import Packing
+from gaudi_bert.packing.algorithms import pack_histogram, resolve_depth
+from gaudi_bert.packing.certificate import simple_certificate, threshold_certificate
+from gaudi_bert.packing.histogram import Histogram
+from gaudi_bert.packing.strategies import Packing
 
 MOST_LENGTHS = 3
-"""Each is a graph to compile."""
+"""The most row lengths, each of which is a graph to compile."""
 
 LEAST_GAIN = 0.05
-"""The share of the cost that several lengths must save; else one length stays, which is one graph to compile."""
+"""The fraction of the cost that several row lengths must save. Otherwise one length is used, which needs only one graph."""
 
 _MOST_CANDIDATES = 32
-"""Lengths that are tried: all multiples if they are at most so many, else as many in equal ratios."""
+"""The most candidate lengths. If there are more multiples than this, candidates are chosen in equal ratios."""
 
 _MOST_PLANNED = 40
-"""Choices of lengths that are looked at after their bound."""
+"""The most choices of lengths that are examined beyond their bound."""
 
 _MANY_PACKS = 100
-"""So many are nearly as many as their bound."""
+"""From this many packs on, the bound is used as the number of packs."""
 
 
-# A token costs (1 + length of the row / (this * hidden size)) of what it would cost without attention; measured on CPUs.
-# Layers with a window compute the complete mask too.
+# The cost of a token is 1 + length / (this * hidden size), relative to a token without attention, as measured on CPUs.
+# Layers with an attention window compute the full mask too, so they cost the same.
 _ATTENTION_SHARE = 2.6
 
 USUAL_HIDDEN_SIZE = 768
-"""Of the model by which rows are chosen where none is known."""
+"""The hidden size that is assumed if the model is not known yet."""
 
 Cost = Callable[[int], float]
-"""What a row of so many positions costs, in any unit."""
+"""The cost of a row with this many positions, in any unit."""
 
 
 def row_cost(length: int, hidden_size: int) -> float:
-    """Return the cost of a row, in units of a token without attention."""
+    """Return the cost of a row of `length` positions, in units of the cost of a token without attention."""
     return length * (1 + length / (_ATTENTION_SHARE * hidden_size))
 
 
 @dataclass(frozen=True)
 class RowLengths:
-    """Rows of one to a few lengths."""
+    """The chosen row lengths and their estimated cost."""
 
-    lengths: tuple[int, ...]  # ascending; a sequence is in the shortest row that holds it
-    cost: float  # of all rows, estimated
-    one_length_cost: float  # of rows of one length, the shortest that holds all sequences
-    padded_cost: float  # of batches of single sequences, each padded to its longest
+    lengths: tuple[int, ...]  # ascending; each sequence is in the shortest row that holds it
+    cost: float  # estimated cost of all rows
+    one_length_cost: float  # estimated cost with one row length, the shortest that holds all sequences
+    padded_cost: float  # estimated cost of batches of single sequences, padded to the longest of each batch
     _rows: _RowPlanner = field(repr=False)
 
     @property
     def packings(self) -> tuple[Packing, ...]:
-        """The packs of each length, planned now."""
+        """The packings of the row lengths, planned on first use."""
         return tuple(self._rows.plan(*interval) for interval in self._rows.intervals(self.lengths))
 
     def format_cost(self) -> str:
-        """The cost compared with that of other ways, for people."""
+        """Return a line of text that compares the cost with one row length and with padded batches."""
         one, padded = self.cost / self.one_length_cost, self.cost / self.padded_cost
         beside = f"{one:.2f} of that of rows of one length, " if len(self.lengths) > 1 else ""
         lengths = enumerated(f"{length:,}" for length in self.lengths)
@@ -90,33 +91,39 @@ def choose_row_lengths(
     algorithm: str = "optimal",
     batch_sequences: int = 32,
 ) -> RowLengths:
-    """Choose lengths of rows for sequences.
+    """Choose row lengths for a histogram of sequences.
 
     Args:
-        counts: int64 [longest sequence], sequences of length 1, 2, ...; at least one sequence.
-        cost: of a row.
-        lengths: those of rows, ascending, where they are given; a length that no sequence needs is omitted.
-        multiple: every length is a multiple of this, or `longest`.
-        longest: no row may be longer, such as the positions of a model; None for no limit.
-        depth, algorithm: of each packing, as `pack_histogram`.
-        batch_sequences: of the padded batches that the cost is compared with.
+        counts: int64 [longest sequence], the number of sequences of length 1, 2, and so on; at least one sequence.
+        cost: the cost of a row, as a function of its length.
+        lengths: the row lengths to use, ascending, or None to choose them. Lengths that no sequence needs are dropped.
+        multiple: chosen lengths are multiples of this, except `longest` itself.
+        longest: the longest row allowed, such as the positions of a model; None for no limit.
+        depth: the most sequences per pack, or "max" for no limit.
+        algorithm: the packing algorithm.
+        batch_sequences: sequences per batch in the padded batches with which the cost is compared.
+
+    Returns:
+        The row lengths with their estimated costs.
 
     Raises:
-        InputError: a sequence is longer than the longest row, or an argument is out of its range.
+        InputError: a sequence is longer than the longest row, or there is no sequence.
     """
     if not counts.any():
-        raise InputError("there is no sequence to choose the lengths of rows for")
+        raise InputError("there are no sequences, so row lengths cannot be chosen")
     needed = int(np.flatnonzero(counts)[-1]) + 1
     if longest is not None and needed > longest:
-        raise InputError(f"the longest sequence has {needed} tokens, the longest row {longest}; cut it or leave it out")
+        raise InputError(f"the longest sequence has {needed} tokens, but rows have at most {longest}; truncate or drop it")
     if lengths is not None and needed > lengths[-1]:
-        raise InputError(f"the longest sequence has {needed} tokens, the longest row {lengths[-1]}; give it a longer one")
+        raise InputError(
+            f"the longest sequence has {needed} tokens, but the longest row has {lengths[-1]}; add a longer row"
+        )
     rows = _RowPlanner(counts, cost, depth, algorithm)
     last = -(-needed // multiple)
     steps = range(1, last + 1) if last <= _MOST_CANDIDATES else np.geomspace(1, last, _MOST_CANDIDATES).round().astype(int)
     candidates = sorted({min(int(step) * multiple, longest or last * multiple) for step in steps})
     best = lengths or _choose_cheapest(rows, candidates)
-    # Single sequences, drawn at random for batches: how often one of each length is the longest of its batch.
+    # For batches of random single sequences: the probability that each length is the longest of its batch.
     occurring, sequences = np.flatnonzero(counts) + 1, int(counts.sum())
     none_longer = (np.cumsum(counts[occurring - 1]) / sequences) ** min(batch_sequences, sequences)
     is_longest = np.diff(none_longer, prepend=0.0)
@@ -130,14 +137,14 @@ def choose_row_lengths(
 
 
 def _choose_cheapest(rows: _RowPlanner, candidates: list[int]) -> tuple[int, ...]:
-    """One length, or several that save enough."""
+    """Return the cheapest row lengths, or the longest candidate alone if several lengths save too little."""
     *shorter, longest = candidates
     choices = [(*some, longest) for number in range(1, MOST_LENGTHS) for some in combinations(shorter, number)]
     best: tuple[int, ...] = (longest,)
     best_cost = rows.cost(best) * (1.0 - LEAST_GAIN)
-    least = sorted((rows.cost(choice, rows.bound), choice) for choice in choices)
-    for least_cost, choice in least[:_MOST_PLANNED]:
-        if least_cost >= best_cost:
+    by_min_cost = sorted((rows.cost(choice, rows.bound), choice) for choice in choices)
+    for min_cost, choice in by_min_cost[:_MOST_PLANNED]:
+        if min_cost >= best_cost:
             break
         if rows.cost(choice) < best_cost:
             best, best_cost = choice, rows.cost(choice)
@@ -145,7 +152,7 @@ def _choose_cheapest(rows: _RowPlanner, candidates: list[int]) -> tuple[int, ...
 
 
 class _RowPlanner:
-    """The rows of any length for the sequences of more than `above` and at most `length` tokens; each planned once."""
+    """Plans, bounds and costs for the sequences of more than `above` and at most `length` tokens. Each plan is made once."""
 
     def __init__(self, counts: IntArray, cost: Cost, depth: int | str, algorithm: str) -> None:
         self._counts, self._cost, self._depth, self._algorithm = counts, cost, depth, algorithm
@@ -153,27 +160,31 @@ class _RowPlanner:
         self._packings: dict[tuple[int, int], Packing] = {}
 
     def intervals(self, choice: tuple[int, ...]) -> list[tuple[int, int]]:
-        """(above, length) of each of the lengths that some sequence needs."""
+        """Return the (above, length) intervals of the chosen lengths that contain at least one sequence."""
         return [(above, length) for above, length in pairwise((0, *choice)) if self._counts[above:length].any()]
 
     def plan(self, above: int, length: int) -> Packing:
-        """The rows, planned."""
+        """Return the packing of the sequences of an interval into rows of `length` tokens."""
         if (above, length) not in self._packings:
             histogram = Histogram(length, self._counts_between(above, length))
             self._packings[above, length] = pack_histogram(histogram, self._algorithm, self._depth)
         return self._packings[above, length]
 
-    def cost(self, choice: tuple[int, ...], packs: Callable[[int, int], int] | None = None) -> float:
-        """Return the cost of all rows; by `bound`, a bound of it, without a plan."""
-        count = packs or self._estimate_packs
-        return sum(count(*interval) * self._cost(interval[1]) for interval in self.intervals(choice))
+    def cost(self, choice: tuple[int, ...], pack_count: Callable[[int, int], int] | None = None) -> float:
+        """Return the cost of all rows.
+
+        `pack_count` returns the number of packs of an interval. With `bound`, the result is a lower bound of the cost.
+        """
+        pack_count_of = pack_count or self._estimate_packs
+        return sum(pack_count_of(*interval) * self._cost(interval[1]) for interval in self.intervals(choice))
 
     def _estimate_packs(self, above: int, length: int) -> int:
+        """Return the number of rows of an interval: the bound if it is accurate enough, otherwise that of a plan."""
         bound = self.bound(above, length)
         return bound if self._algorithm == "optimal" and bound >= _MANY_PACKS else self.plan(above, length).packs
 
     def bound(self, above: int, length: int) -> int:
-        """Return how many rows are needed at least."""
+        """Return a lower bound on the number of rows of an interval."""
         if (above, length) not in self._bounds:
             part, depth = self._counts_between(above, length), resolve_depth(self._depth, length)
             proofs = simple_certificate(part, depth), threshold_certificate(part, depth)
@@ -181,6 +192,7 @@ class _RowPlanner:
         return self._bounds[above, length]
 
     def _counts_between(self, above: int, length: int) -> IntArray:
+        """Return the counts of the sequences of an interval, int64 [length]."""
         part = np.zeros(length, dtype=np.int64)
         own = self._counts[above:length]
         part[above : above + len(own)] = own

@@ -1,9 +1,11 @@
-"""Strategies, mixtures and packings: what every algorithm returns, the check that it is a packing, and a limit of its work.
+"""Strategies, strategy counts and packings, which all algorithms return, and the budget that limits the work of a solver.
 
-A strategy is a sorted tuple of lengths that share a pack, e.g. (67, 216, 229); a mixture states how often each strategy is
-used (paper F.3). Mixtures here are exact: every sequence of the histogram has its slot, and no slot is for a sequence
-that does not exist. Algorithms that over-subscribe short lengths (the "padding sequences" of the NNLS methods) give up
-those slots through `drop_surplus_slots`; the tokens of such a slot are padding either way.
+A strategy is a sorted tuple of lengths that share a pack, such as (67, 216, 229). Strategy counts state how many packs use
+each strategy (paper F.3). In this package they are exact: every sequence of the histogram has its slot, and no slot is left
+without a sequence. The NNLS algorithms first produce surplus slots for short lengths ("padding sequences");
+`drop_surplus_slots` removes them, which turns their tokens into padding.
+
+`check_strategy_counts` verifies that strategy counts are a packing, and `Packing` calls it on creation.
 """
 
 from __future__ import annotations
@@ -23,32 +25,39 @@ from gaudi_bert.packing.certificate import Certificate
 from gaudi_bert.packing.histogram import Histogram
 
 Strategy = tuple[int, ...]
+"""The lengths of the sequences in a pack, ascending."""
+
 StrategyCounts = dict[Strategy, int]
+"""How many packs use each strategy."""
 
 
 def count_packs(strategy_counts: Mapping[Strategy, int]) -> int:
-    """Number of packs."""
+    """Return the total number of packs."""
     return sum(strategy_counts.values())
 
 
 def add_packs(strategy_counts: StrategyCounts, strategy: Strategy, count: int) -> None:
-    """Use `strategy` (sorted here) `count` times more."""
+    """Add `count` packs of a strategy, whose lengths may be in any order."""
     if count:
         strategy = tuple(sorted(strategy))
         strategy_counts[strategy] = strategy_counts.get(strategy, 0) + int(count)
 
 
 def sort_strategies(strategy_counts: Mapping[Strategy, int]) -> StrategyCounts:
-    """Return the mixture in the order of its strategies, so that files are always the same."""
+    """Return the strategy counts sorted by strategy, so that files do not depend on the order in which they were found."""
     return {strategy: int(strategy_counts[strategy]) for strategy in sorted(strategy_counts)}
 
 
 def count_slots(strategy_counts: Mapping[Strategy, int], max_sequence_length: int) -> IntArray:
-    """Slots that the mixture has for each length: int64 [max_sequence_length]."""
+    """Return the number of slots for each length, int64 [max_sequence_length].
+
+    Raises:
+        FailedError: a strategy contains a length that is out of range, which is a defect.
+    """
     slots = [0] * (max_sequence_length + 1)
     for strategy, count in strategy_counts.items():
         if strategy and not 1 <= min(strategy) <= max(strategy) <= max_sequence_length:
-            raise FailedError(f"strategy {strategy} holds a length outside 1 .. {max_sequence_length}; this is a defect")
+            raise FailedError(f"strategy {strategy} contains a length outside 1 .. {max_sequence_length}; this is a defect")
         for length in strategy:
             slots[length] += int(count)
     return np.asarray(slots[1:], dtype=np.int64)
@@ -57,9 +66,17 @@ def count_slots(strategy_counts: Mapping[Strategy, int], max_sequence_length: in
 def check_strategy_counts(
     strategy_counts: Mapping[Strategy, int], histogram: Histogram, depth: int, masked_slots: int | None = None
 ) -> None:
-    """Check all that makes a mixture a packing of `histogram`, in exact integers; what fails is a defect of the algorithm.
+    """Check, in exact integers, that strategy counts are a packing of a histogram.
 
-    `masked_slots` is compared with the most masked positions seen at each length; None: no limit.
+    Args:
+        strategy_counts: how many packs use each strategy.
+        histogram: the sequences that have to be packed.
+        depth: the most sequences per pack.
+        masked_slots: the most masked positions per pack, compared with the most that the data show at each length; None for
+            no limit.
+
+    Raises:
+        FailedError: the strategy counts are not a packing, which is a defect of the algorithm.
     """
     for strategy, count in strategy_counts.items():
         problem = None
@@ -68,12 +85,12 @@ def check_strategy_counts(
         elif count < 1:
             problem = f"is used {count} times"
         elif len(strategy) > depth:
-            problem = f"holds {len(strategy)} sequences, more than the depth {depth}"
+            problem = f"contains {len(strategy)} sequences, more than the depth {depth}"
         elif sum(strategy) > histogram.max_sequence_length:
-            problem = f"holds {sum(strategy)} tokens, more than {histogram.max_sequence_length}"
+            problem = f"contains {sum(strategy)} tokens, more than {histogram.max_sequence_length}"
         elif masked_slots is not None and sum(map(histogram.max_masked_at, strategy)) > masked_slots:
             masked = sum(map(histogram.max_masked_at, strategy))
-            problem = f"may hold {masked} masked positions, more than the {masked_slots} slots"
+            problem = f"may contain {masked} masked positions, more than the {masked_slots} slots"
         if problem is not None:
             raise FailedError(f"strategy {strategy} {problem}; this is a defect of the packing algorithm")
     difference = count_slots(strategy_counts, histogram.max_sequence_length) - histogram.counts
@@ -86,46 +103,49 @@ def check_strategy_counts(
 def drop_surplus_slots(
     strategy_counts: Mapping[Strategy, int], counts: IntArray, *, whole_packs: bool = True
 ) -> StrategyCounts:
-    """Give up the slots that no sequence fills, so that the coverage is exact; an empty pack is dropped.
+    """Remove the slots that no sequence fills, so that the slots of each length equal its sequences.
 
-    Complete packs are given up first (fewer packs), then single slots, in the order of the strategies.
+    First whole packs are dropped, which reduces the number of packs, and then single slots, in the order of the strategies.
+    Packs that become empty are dropped as well.
 
-    The mixture has, at every length, at least as many slots as there are sequences. Without `whole_packs` single slots alone
-    are given up, so that the number of packs is that of the published algorithms.
+    Args:
+        strategy_counts: strategy counts with at least as many slots of each length as there are sequences.
+        counts: int64 [L], the number of sequences of length 1 .. L.
+        whole_packs: whether to drop whole packs first. The published algorithms drop single slots only.
     """
     surplus = count_slots(strategy_counts, len(counts)) - counts
-    excess = {length: int(surplus[length - 1]) for length in (np.flatnonzero(surplus) + 1).tolist()}
+    surplus_of_length = {length: int(surplus[length - 1]) for length in (np.flatnonzero(surplus) + 1).tolist()}
     result = sort_strategies(strategy_counts)
     if whole_packs:
-        result = _drop_whole_packs(result, excess)
-    holders: defaultdict[int, set[Strategy]] = defaultdict(set)
+        result = _drop_whole_packs(result, surplus_of_length)
+    strategies_with: defaultdict[int, set[Strategy]] = defaultdict(set)
     for strategy in result:
         for length in strategy:
-            holders[length].add(strategy)
-    for length in sorted(excess, reverse=True):
-        _drop_slots(result, holders, length, excess[length])
+            strategies_with[length].add(strategy)
+    for length in sorted(surplus_of_length, reverse=True):
+        _drop_slots(result, strategies_with, length, surplus_of_length[length])
     return sort_strategies({strategy: count for strategy, count in result.items() if strategy and count})
 
 
-def _drop_whole_packs(strategy_counts: StrategyCounts, excess: dict[int, int]) -> StrategyCounts:
-    """Drop packs all of whose slots are surplus, the longest strategies first; `excess` is reduced."""
+def _drop_whole_packs(strategy_counts: StrategyCounts, surplus_of_length: dict[int, int]) -> StrategyCounts:
+    """Drop packs all of whose slots are surplus, longest strategies first, and reduce `surplus_of_length` accordingly."""
     result = dict(strategy_counts)
     for strategy in sorted(strategy_counts, key=lambda strategy: (-len(strategy), strategy)):
-        if not all(excess.get(length) for length in strategy):
+        if not all(surplus_of_length.get(length) for length in strategy):
             continue
         needed = Counter(strategy)
-        dropped = min(strategy_counts[strategy], *(excess[length] // copies for length, copies in needed.items()))
+        dropped = min(strategy_counts[strategy], *(surplus_of_length[length] // copies for length, copies in needed.items()))
         result[strategy] -= dropped
         for length, copies in needed.items():
-            excess[length] -= dropped * copies
+            surplus_of_length[length] -= dropped * copies
     return result
 
 
 def _drop_slots(
-    strategy_counts: StrategyCounts, holders: defaultdict[int, set[Strategy]], length: int, surplus: int
+    strategy_counts: StrategyCounts, strategies_with: defaultdict[int, set[Strategy]], length: int, surplus: int
 ) -> None:
-    """Take `surplus` slots of `length` out of the strategies that hold it, in order, one per pack at a time."""
-    waiting = sorted(holders[length], reverse=True) if surplus else []
+    """Remove `surplus` slots of one length from the strategies that contain it, one slot per pack at a time."""
+    waiting = sorted(strategies_with[length], reverse=True) if surplus else []
     while surplus:
         strategy = waiting.pop()
         taken = min(surplus, strategy_counts[strategy])
@@ -137,41 +157,47 @@ def _drop_slots(
         shorter = strategy[:position] + strategy[position + 1 :]
         strategy_counts[shorter] = strategy_counts.get(shorter, 0) + taken
         for held in shorter:
-            holders[held].add(shorter)
+            strategies_with[held].add(shorter)
         if length in shorter:
             waiting.insert(0, shorter)
 
 
-# --- from slots to sequences: a slot of a plan may hold a shorter sequence, or none
+# --- from slots to sequences: a slot of a plan may be filled by a shorter sequence, or stay empty
 
-_Share = list[int]  # [length of the sequence (0: none), slots]
+_Share = list[int]
+"""[length of the sequence (0 for no sequence), number of slots]"""
 
 
 def fill_slots(strategy_counts: Mapping[Strategy, int], counts: IntArray) -> StrategyCounts:
-    """The mixture whose slots are exactly the sequences of `counts`.
+    """Assign the sequences of a histogram to the slots of strategy counts, and return the counts of the resulting
+    strategies.
 
-    From the longest length to the shortest, a sequence takes a slot of its length, or else the shortest of the longer
-    slots that are free. What no sequence needs is given up, and an empty pack is dropped. At every length, there must be at
-    least as many slots of this length or more as sequences.
+    From the longest length to the shortest, a sequence takes a slot of its own length or, if there is none, the shortest
+    free slot that is longer. Slots that no sequence needs are removed, and so are packs that stay empty.
+
+    Args:
+        strategy_counts: how many packs use each strategy. For each length, there must be at least as many slots of this
+            length or more as there are such sequences.
+        counts: int64 [L], the number of sequences of length 1 .. L.
     """
-    shares = _share_slots(count_slots(strategy_counts, len(counts)), counts)
+    shares = _assign_slots(count_slots(strategy_counts, len(counts)), counts)
     result: StrategyCounts = {}
     for strategy, count in sort_strategies(strategy_counts).items():
         remaining, copies = count, Counter(strategy)
         while remaining:
             part = min(remaining, *(shares[length][-1][1] // number for length, number in copies.items()))
-            part = max(part, 1)  # where a share ends within a pack, its equal slots hold different sequences
-            sequences = _take(shares, strategy, part)
+            part = max(part, 1)  # if a share ends within a pack, equal slots of this pack get different sequences
+            sequences = _take_sequences(shares, strategy, part)
             add_packs(result, tuple(sequence for sequence in sequences if sequence), part)
             remaining -= part
     result.pop((), None)
     return sort_strategies(result)
 
 
-def _share_slots(slots: IntArray, counts: IntArray) -> dict[int, list[_Share]]:
-    """For each slot length, which sequences its slots hold; the last share is used first."""
+def _assign_slots(slots: IntArray, counts: IntArray) -> dict[int, list[_Share]]:
+    """For each slot length, return which sequences fill its slots. The last share of a list is used first."""
     shares: dict[int, list[_Share]] = {}
-    free: list[_Share] = []  # [slot length, slots], the shortest last
+    free: list[_Share] = []  # [slot length, number of slots], the shortest last
     for length in (np.flatnonzero((slots > 0) | (counts > 0))[::-1] + 1).tolist():
         own, waiting = int(slots[length - 1]), int(counts[length - 1])
         shares[length] = [[length, min(own, waiting)]] if min(own, waiting) else []
@@ -190,8 +216,8 @@ def _share_slots(slots: IntArray, counts: IntArray) -> dict[int, list[_Share]]:
     return shares
 
 
-def _take(shares: dict[int, list[_Share]], strategy: Strategy, count: int) -> list[int]:
-    """Fill the slots of so many packs; returns the sequence in each."""
+def _take_sequences(shares: dict[int, list[_Share]], strategy: Strategy, count: int) -> list[int]:
+    """Take the sequences for the slots of `count` equal packs, and return the length of the sequence in each slot."""
     sequences = []
     for length in strategy:
         share = shares[length][-1]
@@ -202,11 +228,16 @@ def _take(shares: dict[int, list[_Share]], strategy: Strategy, count: int) -> li
     return sequences
 
 
-# --- a mixture as arrays: the lengths of all packs one after the other, and where each pack begins
+# --- strategy counts as arrays: the lengths of all packs one after the other, and where each pack begins
 
 
 def flatten_packs(strategy_counts: Mapping[Strategy, int]) -> tuple[IntArray, IntArray]:
-    """The length of each sequence, pack by pack, and where each pack begins: int64 [sequences], int64 [packs + 1]."""
+    """Return all packs as two arrays.
+
+    Returns:
+        The length of each sequence, pack by pack, int64 [sequences], and the position at which each pack begins, int64
+            [packs + 1].
+    """
     sizes = np.fromiter(map(len, strategy_counts), dtype=np.int64, count=len(strategy_counts))
     flat = np.fromiter(chain.from_iterable(strategy_counts), dtype=np.int64, count=int(sizes.sum()))
     packs = np.repeat(
@@ -218,13 +249,16 @@ def flatten_packs(strategy_counts: Mapping[Strategy, int]) -> tuple[IntArray, In
 
 
 def count_strategies(lengths: Int32Array | IntArray, starts: IntArray) -> StrategyCounts:
-    """The mixture of the packs in these arrays; lengths of 0 are omitted, and so are packs of nothing else."""
+    """Return the strategy counts of packs that are given as arrays in the form of `flatten_packs`.
+
+    Lengths of 0 are ignored, and packs that contain nothing else are dropped.
+    """
     sizes = np.diff(starts)
     strategy_counts: StrategyCounts = {}
     for size in np.unique(sizes).tolist():
         first = starts[:-1][sizes == size]
         members = np.sort(lengths[first[:, None] + np.arange(size)], axis=1)
-        members = members[np.lexsort(members.T)]  # equal packs lie side by side: numpy's own unique takes ten times as long
+        members = members[np.lexsort(members.T)]  # np.unique on rows would take ten times as long
         new = np.flatnonzero(np.concatenate(([True], (members[1:] != members[:-1]).any(axis=1))))
         repeats = np.diff(new, append=len(members))
         for strategy, repeat in zip(members[new].tolist(), repeats.tolist(), strict=True):
@@ -233,21 +267,25 @@ def count_strategies(lengths: Int32Array | IntArray, starts: IntArray) -> Strate
     return strategy_counts
 
 
-# --- a finished packing, checked; and what solvers return
+# --- finished packings and the results of solvers
 
 
 @dataclass(frozen=True)
 class Packing(PackingFigures):
-    """Packing of a histogram, and its distance from the best possible one. Checked on creation."""
+    """A packing of a histogram and its lower bound. Creating it checks that it is a packing.
+
+    Raises:
+        FailedError: the strategy counts are not a packing, or there are fewer packs than the bound allows. Both are defects.
+    """
 
     histogram: Histogram
-    depth: int  # most sequences per pack that was allowed
+    depth: int  # the most sequences per pack that were allowed
     algorithm: str
-    algorithm_used: str  # what returned the mixture, where `algorithm` chooses between several
+    algorithm_used: str  # the algorithm that produced the packs, if `algorithm` chooses between several
     strategy_counts: Mapping[Strategy, int]
     certificate: Certificate  # integer prices that prove the bound
-    masked_slots: int | None = None  # most masked positions per pack (Q), or None if unknown
-    masked_slots_needed: int | None = None  # what the fullest strategy needs of them
+    masked_slots: int | None = None  # the most masked positions per pack (Q); None if unknown
+    masked_slots_needed: int | None = None  # the masked positions that the fullest strategy may contain
 
     def __post_init__(self) -> None:
         check_strategy_counts(self.strategy_counts, self.histogram, self.depth, self.masked_slots)
@@ -256,48 +294,60 @@ class Packing(PackingFigures):
 
     @property
     def depth_used(self) -> int:
-        """Sequences of the deepest strategy."""
+        """The most sequences in any pack."""
         return max(map(len, self.strategy_counts), default=0)
 
 
 Leftovers = Literal["best-fit", "complement"]
-"""How `nnls` packs the sequences that its loop leaves over."""
+"""How `nnls` packs the sequences that its loop leaves over: by best fit, or each padded by its complement as published."""
 
 Effort = Literal["bounded", "unlimited"]
-"""Whether the search of `optimal` for fewer packs costs no more than it can gain, or continues until nothing helps."""
+"""Whether the search of `optimal` for fewer packs is limited to what it may gain, or continues until nothing helps."""
 
 
 @dataclass(frozen=True)
 class AlgorithmResult:
-    """Result of an algorithm: the mixture, the algorithm that was used, and the proof of its bound if it has one."""
+    """What an algorithm returns: strategy counts, the algorithm that was used, and a certificate if it proved a bound."""
 
     strategy_counts: StrategyCounts
     algorithm_used: str
     certificate: Certificate | None = None
 
 
-# --- how much a solver may do, in elementary operations: known beforehand and the same on every machine, unlike seconds
+# --- budgets: how many elementary operations a solver may do
 #
-# Every loop that could take long reports to a `WorkBudget` what it does and stops where nothing remains; then it returns what
-# it has, with the bound that is proven by then. An operation is about a nanosecond of one core. The published histograms stay
-# far below every limit, so a limit changes none of their plans.
+# Limits in seconds would give other plans on other machines, so budgets count operations. Every loop that could take long
+# reports its operations to a `WorkBudget` and stops once the budget is spent. It then returns the best packing and the best
+# bound so far. An operation takes about 1 ns on one core. The published histograms stay far below every budget, so no budget
+# changes their plans.
 
 NNLS_WORK = 25e9
-"""What all rounds of an NNLS method may do."""
+"""Operations for all rounds of an NNLS algorithm."""
 
 BOUND_WORK = 6e9
-"""What the proof of a bound may do where the algorithm proves none itself."""
+"""Operations for proving a bound if the algorithm proves none itself."""
 
 ESTIMATE_WORK = ((1024, float("inf")), (4096, 180e9), (2**63, 40e9))
-"""What all rows of an estimate may do together, by the longest packs for which it holds. Up to the first of these each row
-may do what a plan may, so that it equals the plan."""
+"""(longest packs, operations for all rows of an estimate together). Each row of an estimate for packs of up to 1,024 tokens
+has the same budget as a plan, so that it equals the plan.
+"""
 
 OPERATIONS_PER_STRATEGY, OPERATIONS_PER_LISTED = 4000, 100
-"""Operations of a heuristic in Python, per strategy and per sequence that the strategies list."""
+"""Operations that a heuristic written in Python takes per strategy, and per sequence that the strategies list."""
 
 
 class WorkBudget:
-    """Operations that may be done (infinitely many for no limit), and are `spent`; of a share, they are spent of all too."""
+    """A number of operations that may be spent, infinite by default.
+
+    What is spent from a part (`share`, `at_most`) is spent from the whole budget as well.
+
+    Args:
+        operations: the limit.
+        whole: the budget of which this one is a part, or None.
+
+    Attributes:
+        spent: operations spent so far.
+    """
 
     def __init__(self, operations: float = float("inf"), whole: WorkBudget | None = None) -> None:
         self.spent = 0.0
@@ -306,34 +356,34 @@ class WorkBudget:
 
     @property
     def remaining(self) -> float:
-        """Operations that remain; negative where the last ones were more than that."""
+        """Operations that may still be spent. Negative if the last ones exceeded the budget."""
         return self._limit - self.spent
 
     @property
     def exhausted(self) -> bool:
-        """Whether nothing remains."""
+        """Whether no operations remain."""
         return self.remaining <= 0
 
     def spend(self, operations: float) -> None:
-        """Count what was done, or is done next."""
+        """Add operations that were just done or are about to be done."""
         self.spent += operations
         if self._whole is not None:
             self._whole.spend(operations)
 
     def spend_on_heuristic(self, strategy_counts: Mapping[Strategy, int]) -> None:
-        """Count what a heuristic did that returned this mixture."""
+        """Add the operations of a heuristic that returned these strategy counts."""
         self.spend(OPERATIONS_PER_STRATEGY * len(strategy_counts) + OPERATIONS_PER_LISTED * sum(map(len, strategy_counts)))
 
     def share(self, part: float) -> WorkBudget:
-        """A limit of this part (0..1) of what remains, for one phase."""
+        """Return a budget of this fraction (0 to 1) of the remaining operations, for one phase of the work."""
         return WorkBudget(max(self.remaining, 0.0) * part, self)
 
     def at_most(self, operations: float) -> WorkBudget:
-        """A limit of so many of the operations that remain."""
+        """Return a budget of at most this many of the remaining operations."""
         return WorkBudget(min(operations, max(self.remaining, 0.0)), self)
 
 
 def estimate_limit(max_sequence_length: int) -> WorkBudget | None:
-    """Limit of the work of all rows of an estimate together; None where each has its algorithm's limit."""
+    """Return the budget that all rows of an estimate share, or None if each row has its algorithm's default budget."""
     operations = next(operations for longest, operations in ESTIMATE_WORK if max_sequence_length <= longest)
     return None if operations == float("inf") else WorkBudget(operations)

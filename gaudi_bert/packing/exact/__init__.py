@@ -1,1 +1,1 @@
-"""As few packs as possible and the proof: linear program, bounds, integer packs by search."""
+"""Optimal packing: the linear program with column generation, the search for integer packs, and certified lower bounds."""

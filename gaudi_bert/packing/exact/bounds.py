@@ -1,9 +1,9 @@
-"""How few packs any packing needs: certified bounds, quick enough to come with every plan.
+"""Certified lower bounds on the number of packs, computed fast enough for every plan.
 
-Prices come from the token bound (length), the count bound (1 each), the linear program without a depth limit,
-and the one with it. The last starts from the strategies of LPFHP and stops after a number of simplex
-iterations; its prices prove a bound at any time. Whatever the prices, they are rounded to integers and the worth of
-the best pack is computed exactly, so floating point has no part in the proof.
+Prices come from the token bound (the length), the count bound (1 each), the linear program without a depth limit, and the
+linear program with it. The latter starts from the strategies of LPFHP and stops after a number of simplex iterations; its
+prices prove a bound at any time. All prices are rounded to integers, and the worth of the best pack is computed in integers
+or rounded up, so the proof does not depend on floating-point accuracy.
 """
 
 from __future__ import annotations
@@ -27,18 +27,28 @@ from gaudi_bert.packing.pricing import LONGEST_TABLE, OPERATIONS_PER_PRODUCT, be
 from gaudi_bert.packing.strategies import BOUND_WORK, WorkBudget
 
 LARGEST_PRICE = 10**15
+"""The integer that represents a price of 1."""
+
 MAX_DENOMINATOR = 4096
+"""The largest common denominator that is tried for prices."""
+
 QUICK_ITERATIONS = 3500
 QUICK_ITERATIONS_PER_LENGTH = 4
-"""Simplex iterations that a bound which has to be quick may take: the larger of the two."""
+"""Limit of simplex iterations for a quick bound: QUICK_ITERATIONS, or this per length if that is more."""
 STEP_WORK = 2**33
-"""Steps of length, times tokens of a pack: some seconds."""
+"""Limit of (price steps) * (tokens of a pack), which takes some seconds."""
 ALWAYS_PROVEN = 2e8
-"""Operations of a proof that is computed even where the limit of work is reached."""
+"""Operations that a proof may always take, even if the budget is spent."""
 
 
 def prove_bound(counts: IntArray, depth: int, work: WorkBudget | None = None) -> Certificate:
-    """The best certificate that can be had quickly, of counts int64 [L]; with at most `work`, by default `BOUND_WORK`."""
+    """Return the best certificate that can be computed quickly.
+
+    Args:
+        counts: int64 [L], the number of sequences of length 1 .. L.
+        depth: the most sequences per pack.
+        work: the budget of operations, or None for `BOUND_WORK`.
+    """
     work = WorkBudget(BOUND_WORK) if work is None else work
     best = simple_certificate(counts, depth)
     if depth == 1 or not counts.any():
@@ -48,7 +58,7 @@ def prove_bound(counts: IntArray, depth: int, work: WorkBudget | None = None) ->
 
 
 def _prove_by_linear_programs(counts: IntArray, depth: int, work: WorkBudget) -> list[Certificate]:
-    """Return the proofs by the linear programs, without a limit of depth and with it."""
+    """Return the certificates from the linear programs without and with a depth limit."""
     if needs_coarse_grid(counts, depth):
         coarse = prove_bound(split_counts_into_bins(counts, BINS), depth, work)
         return [certify_prices(counts, interpolate_prices(coarse.prices, len(counts)), depth, work)]
@@ -65,7 +75,13 @@ def _prove_by_linear_programs(counts: IntArray, depth: int, work: WorkBudget) ->
 
 
 def certify_relaxation(linear_program: LinearProgram, depth: int, work: WorkBudget) -> Certificate:
-    """Integer prices from the program's relaxation, and what they prove for packs of at most `depth` sequences."""
+    """Round the prices of a solved relaxation to integers, and return their certificate.
+
+    Args:
+        linear_program: the program. If it has no relaxation yet, the simple certificate is returned.
+        depth: the most sequences per pack, for which the certificate is valid.
+        work: the budget of operations.
+    """
     relaxation = linear_program.relaxation
     if relaxation is None:
         return simple_certificate(linear_program.counts, depth)
@@ -81,58 +97,69 @@ def certify_relaxation(linear_program: LinearProgram, depth: int, work: WorkBudg
 
 
 def _extend_to_all_lengths(linear_program: LinearProgram, prices: IntArray) -> IntArray:
-    """Prices of all lengths from those of the lengths that occur: each takes the price of the next shorter one."""
+    """Extend prices of the occurring lengths to all lengths. Each length gets the price of the next shorter occurring
+    one.
+    """
     row = np.searchsorted(linear_program.lengths, np.arange(1, linear_program.max_length + 1), side="right") - 1
     result: IntArray = np.where(row >= 0, np.maximum.accumulate(prices)[row], 0)
     return result
 
 
 def certify_prices(counts: IntArray, prices: IntArray, depth: int, work: WorkBudget | None = None) -> Certificate:
-    """Prove a bound for packs of at most `depth` sequences by integer prices [L] that never fall with length.
+    """Compute the bound that integer prices prove, and return it with the prices as a certificate.
 
-    Prices that are too large for integers, or for long packs too many, are rounded down: they prove nearly as much. Where
-    `work` is less than the proof takes, it is that of tokens and sequences alone.
+    Prices that are too large, or too many for long packs, are rounded down, which proves nearly as much. If the proof would
+    take more operations than the budget allows, the simple certificate is returned.
+
+    Args:
+        counts: int64 [L], the number of sequences of length 1 .. L.
+        prices: int64 [L], which must not fall with length.
+        depth: the most sequences per pack.
+        work: the budget of operations, or None for no limit.
     """
     work = WorkBudget() if work is None else work
     length = len(counts)
     if length > MAX_EXACT_LENGTH:
         prices = _round_down_in_steps(prices, min(STEP_WORK, max(work.remaining, ALWAYS_PROVEN)))
-    deepest = length // max(1, int(np.argmax(prices > 0)) + 1)  # shorter ones are worth nothing
-    products = len(power_chain(depth, length)) if depth < deepest and length <= MAX_EXACT_LENGTH else 1
+    max_items = length // max(1, int(np.argmax(prices > 0)) + 1)  # shorter sequences are worth nothing
+    products = len(power_chain(depth, length)) if depth < max_items and length <= MAX_EXACT_LENGTH else 1
     operations = OPERATIONS_PER_PRODUCT * products * length * min(length, STEP_WORK / length)
     if operations > max(work.remaining, ALWAYS_PROVEN):
         return simple_certificate(counts, depth)
     work.spend(operations)
-    items = min(depth, length) if length <= LONGEST_TABLE else max(min(depth, length), deepest)
-    too_large = -(-int(prices.max()) * items // (LARGEST_WORTH - 1))
-    if too_large > 1:
-        prices = prices // too_large
+    items = min(depth, length) if length <= LONGEST_TABLE else max(min(depth, length), max_items)
+    divisor = -(-int(prices.max()) * items // (LARGEST_WORTH - 1))
+    if divisor > 1:
+        prices = prices // divisor
     if length > LONGEST_TABLE:
-        most = _limit_long_pack_worth(prices, depth, deepest)
+        max_pack_worth = _limit_long_pack_worth(prices, depth, max_items)
     else:
-        most = int(best_pack_worth(prices, depth if depth < deepest else length))
-    return Certificate(prices, depth, -(-total_worth(prices, counts) // most) if most else 0)
+        max_pack_worth = int(best_pack_worth(prices, depth if depth < max_items else length))
+    return Certificate(prices, depth, -(-total_worth(prices, counts) // max_pack_worth) if max_pack_worth else 0)
 
 
-def _round_down_in_steps(prices: IntArray, work: float) -> IntArray:
-    """The prices if there are few of them; else rounded down in equal steps of length, as many as `work` allows."""
+def _round_down_in_steps(prices: IntArray, max_operations: float) -> IntArray:
+    """Return the prices unchanged if they have few steps, otherwise rounded down to equal steps of length.
+
+    `max_operations` determines how many steps are allowed.
+    """
     length = len(prices)
-    steps = max(1, int(work) // length)
+    steps = max(1, int(max_operations) // length)
     if np.count_nonzero(np.diff(prices, prepend=0)) <= steps:
         return prices
     width = -(-length // steps)
-    first = np.arange(1, length + 1) // width * width  # 0 for lengths shorter than a step: they are worth nothing
+    first = np.arange(1, length + 1) // width * width  # 0 for lengths shorter than a step, which are worth nothing
     return np.where(first > 0, prices[np.maximum(first, 1) - 1], 0)
 
 
-def _limit_long_pack_worth(prices: IntArray, depth: int, deepest: int) -> int:
-    """Return the worth of the best pack, or a limit of it where that takes too long; see `certificate.limit_of_worth`."""
+def _limit_long_pack_worth(prices: IntArray, depth: int, max_items: int) -> int:
+    """Return the worth of the best pack, or an upper limit if computing it takes too long."""
     length, best = len(prices), np.concatenate(([0], prices))
     rises = np.flatnonzero(np.diff(best) > 0) + 1
     listed = best_worth_by_enumeration(best[rises], rises, length, depth)
     if listed is not None:
         return listed
-    if length <= MAX_EXACT_LENGTH and depth < deepest:
+    if length <= MAX_EXACT_LENGTH and depth < max_items:
         return int(best_pack_worth(prices, depth))
     at_any_depth = np.empty_like(best)
     max_plus_closure(best, rises, at_any_depth)
@@ -140,9 +167,9 @@ def _limit_long_pack_worth(prices: IntArray, depth: int, deepest: int) -> int:
 
 
 def _as_integer_multiples(relaxation: Relaxation) -> IntArray | None:
-    """The prices as multiples of one fraction 1 / n, if they are.
+    """Return the prices as integer multiples of 1 / n for the smallest possible n, or None if there is no such n.
 
-    For billions of sequences, rounding them down would cost packs.
+    With billions of sequences, rounding exact fractions down would weaken the bound by several packs.
     """
     for denominator in range(1, MAX_DENOMINATOR + 1):
         multiples = relaxation.prices * denominator

@@ -1,17 +1,17 @@
-"""The linear program of packing: the least number of packs, fractions allowed, and the prices that prove it.
+"""The linear program of packing: the minimum number of packs, with fractions allowed, and the prices that prove it.
 
-    minimise  sum of x_p    subject to    sum over p of (copies of length i in p) x_p + e_i - e_(i-1) >=
-    demand_i ,   x, e >= 0
+    minimise  sum of x_p    subject to    sum over p of (copies of length i in p) x_p + e_i - e_(i-1) >= demand_i ,
+    x, e >= 0
 
-with one row for each length that occurs, over the strategies that are known so far. An exchange e_i lets a slot of the next
-longer length hold a sequence of length i, so the dual prices never fall with length, and far fewer strategies are needed
-than with equality (valid dual inequalities, Valerio de Carvalho 2005).
+There is one row for each length that occurs, and one column x_p for each known strategy p. An exchange e_i allows a slot of
+the next longer length to hold a sequence of length i. Because of exchanges, dual prices never fall with length, and far
+fewer strategies are needed than with equality (valid dual inequalities, Valerio de Carvalho 2005).
 
-Solved by stabilised column generation (Gilmore and Gomory 1961): solve the program over the known strategies (HiGHS,
-started warm), price, add for every length its best strategy, repeat. The prices are taken between the program's and the
-best proven ones (Wentges 1997), which start at length / L, the prices of the token bound; each pricing gives a new lower
-bound (worth of the sequences) / (worth of the best pack), so the loop may stop as soon as no integer is between bound
-and objective.
+The program is solved by stabilised column generation (Gilmore and Gomory 1961): solve it over the known strategies with
+HiGHS from the last basis, compute prices, add the best strategy of every length, repeat. The prices that are used are
+between those of the program and the best proven ones (Wentges 1997). The first proven prices are length / L, the prices of
+the token bound. Each pricing gives a new lower bound, (worth of all sequences) / (worth of the best pack), so the loop stops
+as soon as no integer is between bound and objective.
 """
 
 from __future__ import annotations
@@ -33,21 +33,26 @@ from gaudi_bert.packing.pricing import LONGEST_TABLE, EnumeratedPricer, list_str
 from gaudi_bert.packing.strategies import Strategy, WorkBudget
 
 OPERATIONS_PER_ITERATION = 10
-"""Of the simplex, for each row and column."""
+"""Operations of a simplex iteration for each row and column."""
 
 OPERATIONS_PER_ADDED_COLUMN = 25
-"""Of an iteration, for each strategy that was added after the first solution: its basis is not sparse."""
+"""Additional operations of an iteration for each strategy that was added after the first solution, whose basis is not
+sparse.
+"""
 
 OPERATIONS_PER_SOLVE = 50
-"""To start the simplex, for each row and column."""
+"""Operations to start the simplex, for each row and column."""
 
 MOST_ITERATIONS = 2**31 - 1
 LARGEST_DEMAND = 1e7
-"""The solver gets demands of this at most, so that its absolute tolerances make sense for any number of sequences."""
+"""Demands are scaled to at most this, so that the solver's absolute tolerances suit any number of sequences."""
 
 
 def _make_silent_solver(highspy: Any) -> Any:
-    """A solver that prints nothing. HiGHS 1.16 prints its version where its constructor calls `enableCallbacks`."""
+    """Create a HiGHS solver that prints nothing.
+
+    HiGHS 1.16 prints its version when its constructor calls `enableCallbacks`, before options can be set.
+    """
 
     class Silent(highspy.Highs):  # type: ignore[misc]
         def enableCallbacks(self) -> None:  # noqa: N802
@@ -55,15 +60,21 @@ def _make_silent_solver(highspy: Any) -> Any:
             super().enableCallbacks()
 
     solver = Silent()
-    solver.setOptionValue("output_flag", False)  # older versions make no such call
+    solver.setOptionValue("output_flag", False)  # older versions do not call enableCallbacks
     return solver
 
 
 class _MasterProgram:
-    """The program over the strategies that are known so far, warm-started in HiGHS.
+    """The linear program over the strategies that are known so far, solved by HiGHS from the last basis.
 
-    `lengths`, int64 [rows], are those that occur, ascending, and `demand`, float64 [rows], the sequences of each.
-    `iterations` counts the simplex iterations: unlike seconds, they are the same on every machine.
+    Args:
+        lengths: int64 [rows], the lengths that occur, ascending.
+        demand: float64 [rows], the number of sequences of each length.
+        work: the budget of operations.
+
+    Attributes:
+        strategies: the known strategies.
+        iterations: simplex iterations so far, which are the same on every machine.
     """
 
     def __init__(self, lengths: IntArray, demand: FloatArray, work: WorkBudget) -> None:
@@ -76,7 +87,7 @@ class _MasterProgram:
         self._row_of_length = np.full(int(lengths[-1]) + 1, -1, dtype=np.int64)
         self._row_of_length[lengths] = np.arange(len(lengths))
         self._exchanges = len(lengths) - 1
-        import highspy  # not in the training image, which packs by LPFHP alone
+        import highspy  # imported late: the training image lacks it and packs by LPFHP only
 
         self._highs = highspy
         self._solver = _make_silent_solver(highspy)
@@ -95,7 +106,7 @@ class _MasterProgram:
         )
 
     def add(self, strategies: Iterable[Strategy]) -> int:
-        """Add the strategies that are new (sorted tuples of lengths that occur); returns how many were."""
+        """Add strategies (sorted tuples of lengths that occur) unless they are known, and return how many were new."""
         starts: list[int] = []
         rows: list[int] = []
         copies: list[float] = []
@@ -121,6 +132,7 @@ class _MasterProgram:
     def _add_columns(
         self, costs: FloatArray, starts: IntArray | Int32Array, rows: IntArray | Int32Array, values: FloatArray
     ) -> None:
+        """Add columns to the solver, in sparse column format."""
         number = len(costs)
         if number:
             self._solver.addCols(
@@ -135,16 +147,25 @@ class _MasterProgram:
             )
 
     def set_demand(self, demand: FloatArray) -> None:
-        """Change what has to be covered, float64 [rows]; a negative demand is a surplus that shorter lengths may use."""
+        """Change the number of sequences to cover, float64 [rows]. A negative demand is a surplus that shorter lengths may
+        use.
+        """
         rows = len(demand)
         self._unit = max(1.0, float(np.max(np.abs(demand))) / LARGEST_DEMAND)
         unlimited = np.full(rows, self._highs.kHighsInf)
         self._solver.changeRowsBounds(rows, np.arange(rows, dtype=np.int32), demand / self._unit, unlimited)
 
     def solve(self, *, dual: bool = False) -> float:
-        """Solve from the last basis, by the `dual` simplex after a change of demand, by the primal one after new strategies.
+        """Solve from the last basis, and return the objective.
 
-        Returns the objective, infinite where the work ended before there was any.
+        Args:
+            dual: use the dual simplex, which suits a changed demand. The primal simplex suits new strategies.
+
+        Returns:
+            The number of packs, or infinity if the budget ended before there was a feasible solution.
+
+        Raises:
+            FailedError: HiGHS stopped for another reason than its iteration limit.
         """
         size = len(self.lengths) + self._exchanges + len(self.strategies)
         if self._columns_at_first is None:
@@ -164,34 +185,38 @@ class _MasterProgram:
             if information.primal_solution_status != self._highs.SolutionStatus.kSolutionStatusFeasible:
                 return float("inf")
         elif status != self._highs.HighsModelStatus.kOptimal:
-            raise FailedError(f"the LP solver stopped with status {status} on {len(self.lengths)} lengths")
+            raise FailedError(f"the LP solver stopped with status {status} on {len(self.lengths)} lengths; this is a defect")
         return float(information.objective_function_value) * self._unit
 
     def prices(self) -> FloatArray:
-        """Dual prices per row, non-negative and non-decreasing: float64 [rows]."""
+        """Return the dual prices of the rows, non-negative and non-decreasing, float64 [rows]."""
         duals = np.array(self._solver.getSolution().row_dual)
         return np.maximum.accumulate(np.maximum(duals, 0.0))
 
     def usage(self) -> FloatArray:
-        """Number of times that each of `strategies` is used: float64 [strategies]."""
+        """Return how often each of `strategies` is used, float64 [strategies]."""
         return np.maximum(np.array(self._solver.getSolution().col_value)[self._exchanges :], 0.0) * self._unit
 
 
 # --- pricing and column generation
 
 CENTRE_SHARES = (0.7, 0.45, 0.2, 0.0)
-"""Share of the best proven prices in what is priced; the next one when that cuts off nothing."""
+"""Weights of the best proven prices in the prices that are used. The next weight is tried if the current one yields no
+strategy.
+"""
 
 REDUCED_COST = 1e-9
+"""A strategy is added if it is worth more than 1 by at least this."""
 
 MOST_CLOSED = 2**29
-"""Lengths, times tokens of a pack, that are priced exactly where depth has no limit: half a second."""
+"""Limit of (lengths) * (tokens of a pack) for exact pricing without a depth limit, which takes half a second."""
 
 Pricer = TablePricer | BoundedPricer | EnumeratedPricer
+"""Any of the pricers: unlimited copies of a length, limited copies, or a list of all strategies."""
 
 
 def needs_coarse_grid(counts: IntArray, depth: int) -> bool:
-    """Whether pricing all lengths of a histogram takes too long, so that its program is solved on a coarse grid."""
+    """Return whether pricing all lengths would take too long, so that the program is solved on a coarse grid."""
     max_length, lengths = len(counts), np.flatnonzero(counts) + 1
     if max_length <= MAX_EXACT_LENGTH or len(lengths) > MANY_LENGTHS:
         return len(lengths) > MANY_LENGTHS
@@ -201,20 +226,20 @@ def needs_coarse_grid(counts: IntArray, depth: int) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class Relaxation:
-    """The linear program's result."""
+    """The result of the linear program."""
 
     objective: float  # packs over the known strategies, with fractions
-    bound: float  # proven least number of packs, with fractions (in floating point; `certify_relaxation` makes it exact)
-    prices: FloatArray  # float64 [rows], the prices that prove it: no pack is worth more than 1
+    bound: float  # proven lower bound with fractions, in floating point; `certify_relaxation` makes it exact
+    prices: FloatArray  # float64 [rows], the prices that prove the bound: no pack is worth more than 1
 
     @property
     def rounding(self) -> float:
-        """Largest rounding error of the objective."""
+        """The largest rounding error of the objective."""
         return max(1e-6, 1e-13 * self.objective)
 
     @property
     def is_closed(self) -> bool:
-        """Whether no integer is between bound and objective, allowing for rounding errors."""
+        """Whether no integer lies between bound and objective, allowing for rounding errors."""
         small = self.rounding
         return bool(self.objective - self.bound < small or np.ceil(self.bound - small) >= np.ceil(self.objective - small))
 
@@ -228,10 +253,15 @@ def generate_columns(
     enough: float = -np.inf,
     max_iterations: float = np.inf,
 ) -> Relaxation:
-    """Add strategies to `master`, whose demand is `demand`, until its objective is proven the least, to within one pack.
+    """Add strategies to a program until its objective is proven to be minimal to within one pack.
 
-    Strategies that cover everything must be in it already. The first centre are the prices of `known`, or the token bound.
-    It stops as soon as the objective is at most `enough` or is proven to be more, and after `max_iterations` of the simplex.
+    Args:
+        master: the program, whose strategies must already cover everything.
+        pricer: finds new strategies.
+        demand: float64 [rows], the current demand of `master`.
+        known: an earlier relaxation, whose prices are the first proven ones; None for the prices of the token bound.
+        enough: stop once the objective is at most this, or is proven to be more.
+        max_iterations: the most simplex iterations.
     """
     last = master.iterations + max_iterations
     centre = pricer.lengths / pricer.max_length if known is None else known.prices
@@ -266,7 +296,13 @@ def generate_columns(
 
 
 class LinearProgram:
-    """The program of a histogram, int64 [L], with at least one sequence: strategies, pricing, and the relaxation so far."""
+    """The linear program of a histogram: its strategies, its pricer, and the relaxation found so far.
+
+    Args:
+        counts: int64 [L], the number of sequences of length 1 .. L; at least one sequence.
+        depth: the most sequences per pack.
+        work: the budget of operations, or None for no limit.
+    """
 
     def __init__(self, counts: IntArray, depth: int, work: WorkBudget | None = None) -> None:
         self.work = WorkBudget() if work is None else work
@@ -289,26 +325,28 @@ class LinearProgram:
 
     @property
     def prices(self) -> FloatArray:
-        """The best prices so far, float64 [rows], by which no pack is worth more than 1; at first those of the tokens."""
+        """The best proven prices so far, float64 [rows], for which no pack is worth more than 1. Initially length / L."""
         return self.lengths / self.max_length if self.relaxation is None else self.relaxation.prices
 
     @property
     def min_packs(self) -> int:
-        """Integer number of packs that the program needs, with the strategies that it knows; 0 before it is solved."""
+        """The integer number of packs that the known strategies need at least; 0 before the program is solved."""
         if self.relaxation is None or not np.isfinite(self.relaxation.objective):
             return 0
         return int(np.ceil(self.relaxation.objective - self.relaxation.rounding))
 
     @classmethod
     def from_heuristic(cls, counts: IntArray, depth: int, work: WorkBudget | None = None) -> LinearProgram:
-        """With the strategies of LPFHP at this depth, which cover everything."""
+        """Create a program that contains the strategies of LPFHP at this depth, which cover all sequences."""
         linear_program = cls(counts, depth, work)
         linear_program.add(pack_longest_first(counts, depth, OpenPacks(depth, np.inf)))
         return linear_program
 
     @classmethod
     def with_bounded_copies(cls, whole: LinearProgram, work: WorkBudget) -> LinearProgram:
-        """The program of the same sequences over those strategies alone that hold no more of a length than there are."""
+        """Create a program of the same sequences in which no strategy contains more copies of a length than there are
+        sequences.
+        """
         linear_program = cls(whole.counts, whole.depth, work)
         linear_program.pricer = BoundedPricer(whole.lengths, whole.max_length, whole.depth, whole.demand, work)
         available = dict(zip(whole.lengths.tolist(), whole.demand.tolist(), strict=True))
@@ -320,23 +358,28 @@ class LinearProgram:
         return linear_program
 
     def set_remaining_demand(self, uncovered: IntArray, waiting: IntArray) -> None:
-        """Change what the master has to cover, as its `set_demand`; `waiting` are the sequences that have no slot."""
+        """Change what the program has to cover.
+
+        Args:
+            uncovered: int64 [rows]; negative entries are free slots that shorter sequences may use.
+            waiting: int64 [rows], the sequences that have no slot.
+        """
         self.master.set_demand(uncovered.astype(np.float64))
         if isinstance(self.pricer, BoundedPricer):
             self.pricer.counts = waiting
 
     def limit_work(self, work: WorkBudget) -> None:
-        """Limit the work of all further solutions."""
+        """Replace the budget of all further operations."""
         self.work = self.master.work = self.pricer.work = work
 
     def add(self, strategies: Iterable[Strategy]) -> None:
-        """Add strategies; lengths that do not occur shrink to the next one that does."""
+        """Add strategies. Lengths that do not occur are replaced by the next shorter one that does."""
         rows_of = (tuple(int(self._row_below[length]) for length in strategy) for strategy in strategies)
         shrunk = (tuple(int(self.lengths[row]) for row in rows if row >= 0) for rows in rows_of)
         self.master.add(strategy for strategy in shrunk if strategy)
 
     def generate(self, max_iterations: float = np.inf) -> Relaxation:
-        """Column generation, on from the relaxation so far, until it is closed or the simplex has had its iterations."""
+        """Continue column generation until the relaxation is closed or the limit of simplex iterations is reached."""
         self.relaxation = generate_columns(
             self.master, self.pricer, self.demand.astype(np.float64), self.relaxation, max_iterations=max_iterations
         )

@@ -1,13 +1,15 @@
-"""As few packs as possible, with the proof: NNLS or LPFHP strategies, linear program, integer packs by search.
+"""The algorithm `optimal`: as few packs as possible, with a proof of how few are possible.
 
-1. LPFHP, and the token and count bounds: often that is the end of it.
-2. The linear program without a depth limit, from LPFHP's strategies. It is quick, and its prices are valid at any depth.
-3. The one with the depth limit, from those prices. Where LPFHP's strategies lead nowhere (depth 4 at length 1024), those of
-   an NNLS solve do, whose prices are smooth.
-4. Its solution rounded down, and the rest searched or dived for (`dive`), with other step sizes if that fails.
+1. Pack by LPFHP and compute the token, count and threshold bounds. Often these are equal already.
+2. Solve the linear program without a depth limit, starting from the strategies of LPFHP. It is fast, and its prices are
+   valid at any depth.
+3. Solve the linear program with the depth limit, starting from those prices. If the strategies of LPFHP lead nowhere (for
+   example at depth 4 and length 1024), use those of an NNLS solution, whose prices are smoother.
+4. Round the solution down, and find packs for the rest by search and diving (`dive`). Repeat with other step sizes if that
+   fails.
 
-Long packs with thousands of lengths go through a coarse grid on which all this is done; then the packs are matched again
-(`long_packs`). The certificate holds whatever the floating point did; the mixture is exact.
+With thousands of distinct lengths, all this is done on a coarse grid, and the resulting packs are improved by matching parts
+of packs again (`long_packs`). The strategy counts are exact, and the certificate does not depend on floating-point accuracy.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.packing.certificate import Certificate, simple_certificate, threshold_certificate
 from gaudi_bert.packing.exact.bounds import certify_prices, certify_relaxation
 from gaudi_bert.packing.exact.linear_program import MOST_CLOSED, LinearProgram, needs_coarse_grid
-from gaudi_bert.packing.exact.pricers import can_be_bounded, deepest_pack
+from gaudi_bert.packing.exact.pricers import can_bound_copies, max_sequences_per_pack
 from gaudi_bert.packing.exact.whole_packs import WHOLE, DiveSettings, dive
 from gaudi_bert.packing.heuristics import best_fit_into, pack_longest_first
 from gaudi_bert.packing.long_packs import (
@@ -55,66 +57,70 @@ from gaudi_bert.packing.strategies import (
 )
 
 NNLS_ROUNDS = 1.5
-"""Rounds for each length that the NNLS may take. Where exact fills exist it needs fewer, and elsewhere it does not help."""
+"""The most rounds of NNLS, per distinct length. If exact fills exist, fewer are needed; otherwise more do not help."""
 
 PATIENCE = 4
-"""Simplex iterations for each length before the NNLS supplies strategies."""
+"""Simplex iterations per distinct length after which NNLS supplies strategies."""
 
 FAR = 1_000
-"""Above one pack in so many of the bound, the limit of work has cut the search off, and `nnls` may have come further."""
+"""If the gap exceeds one pack in this many, the budget cut the search off, and `nnls` may give fewer packs."""
 
-# --- what the search for fewer packs may cost, by what it can gain
+# --- how many operations the search for fewer packs may take, depending on what it may save
 
-FULL_WORK = 90e9  # for few sequences, or where at least one pack in fifty may be saved: a minute or so
-NEAR_WORK = 1.2e9  # where next to nothing can be saved: a second
-NEGLIGIBLE = 1e-5  # a share of the packs that is not looked for with thousands of lengths
-FULL_GAIN, FEW_PACKS = 0.02, 10  # the share that may be saved, beyond so many packs, from which on it may take `FULL_WORK`
-FEWEST_SEQUENCES = 500  # so many or fewer may take `FULL_WORK`: each pack is a large share of them
-HEURISTIC_MULTIPLE = 3  # the search may in any case take so many times as long as LPFHP took
-# What matching in halves may do before anything else is tried, as a share of `NEAR_WORK`: of more and of at most
-# `FEW_LENGTHS` lengths, whose linear program is quick.
+FULL_WORK = 90e9  # about a minute: for few sequences, or if at least 2 % of the packs may be saved
+NEAR_WORK = 1.2e9  # about a second: if almost nothing can be saved
+NEGLIGIBLE = 1e-5  # a gap below this fraction of the packs is ignored with thousands of lengths
+FULL_GAIN, FEW_PACKS = 0.02, 10  # FULL_WORK is allowed if the gap exceeds FEW_PACKS by this fraction of the packs
+FEWEST_SEQUENCES = 500  # up to this many sequences FULL_WORK is allowed, because each pack matters
+HEURISTIC_MULTIPLE = 3  # the search may always take this many times as long as LPFHP
+# Fractions of NEAR_WORK for matching halves of packs before anything else is tried: with more than FEW_LENGTHS lengths, and
+# with at most FEW_LENGTHS, for which the linear program is fast.
 MATCHING_SHARE, QUICK_MATCHING_SHARE = 0.4, 0.04
-SEARCH_SHARE = 2 / 3  # of the work at one depth, for linear programs and dives; the rest is for `nnls` and for matching
-FEW_SEQUENCES = 1500  # so many or fewer may cost seconds for each pack that is saved
+SEARCH_SHARE = 2 / 3  # fraction of the work at one depth for linear programs and dives; the rest is for `nnls` and matching
+FEW_SEQUENCES = 1500  # up to this many sequences, seconds are spent on each pack that may be saved
 
 _SHARES = (0.08, 0.15, 0.25, 0.02)
 _FIRST = (DiveSettings(0.15), DiveSettings(0.25), DiveSettings(0.4), DiveSettings(0.08, 0.6))
 _DIVES = (*_FIRST, *(DiveSettings(_SHARES[seed % 4], seed=seed) for seed in range(1, 9)))
-"""Until the gap is 0."""
+"""Dives that are tried until the gap is 0."""
 _BOUNDED_DIVES = tuple(
     DiveSettings(_SHARES[seed % 4], max_failures=12 if seed % 2 else 60, seed=seed) for seed in range(1, 41)
 )
-"""Further ones, of few sequences, with no more of a length in a pack than there are."""
+"""Further dives for few sequences, with no more copies of a length in a pack than there are sequences."""
 
 _QUICK_DIVES, _QUICK_ITERATIONS = (DiveSettings(0.25, max_steps=30),), 60
-"""For a coarse grid, where a pack or two more do not matter; and simplex iterations for each length."""
+"""Dives on a coarse grid, where one or two additional packs do not matter, and the simplex iterations per length there."""
 
 
 @dataclass(frozen=True)
 class _Incumbent:
-    """A packing and how good it can be at best: none of this depth has fewer than `certificate.bound` packs."""
+    """The best packing so far and the best certificate so far."""
 
     strategy_counts: StrategyCounts
     certificate: Certificate
 
     @property
     def gap(self) -> int:
-        """Packs above the bound; 0 is proven optimal."""
+        """Packs above the proven bound. A packing with gap 0 is optimal."""
         return count_packs(self.strategy_counts) - self.certificate.bound
 
 
 def solve_optimally(
     counts: IntArray, depth: int, work: WorkBudget | None = None, effort: Effort = "bounded"
 ) -> AlgorithmResult:
-    """Pack as `_pack_optimally`, in the form of the table of algorithms, with what else may save a pack.
+    """Pack a histogram in as few packs as possible, and prove a lower bound.
 
-    A plan of a smaller depth is one of a larger depth too. So where there is a gap, the smaller depths are planned as well,
-    each as if it were requested, until they need too many packs, or less work remains than the last one took.
+    A packing with a smaller depth is also valid at a larger depth. If there is a gap, smaller depths are therefore planned
+    too, until they provably need too many packs or the remaining budget is less than the last depth took.
 
-    All may do `work`, by default what can be gained; the effort "unlimited" continues until nothing helps.
+    Args:
+        counts: int64 [L], the number of sequences of length 1 .. L.
+        depth: the most sequences per pack.
+        work: the budget of operations, or None for a budget that depends on what can be saved.
+        effort: "unlimited" continues until nothing helps.
     """
     lengths = np.flatnonzero(counts) + 1
-    deepest = deepest_pack(lengths, counts[lengths - 1], len(counts))
+    deepest = max_sequences_per_pack(lengths, counts[lengths - 1], len(counts))
     work = WorkBudget() if work is None else work
     first = _pack_heuristically(counts, depth if depth < deepest else len(counts), work)
     allowed = work.at_most(_count_allowed_operations(first, counts, depth, effort))
@@ -127,17 +133,19 @@ def solve_optimally(
         smaller, before = smaller - 1, allowed.spent
         if -(-int(counts.sum()) // smaller) >= count_packs(incumbent.strategy_counts):
             break
-        less_deep = _pack_heuristically(counts, smaller, allowed)
-        part = allowed.at_most(_count_allowed_operations(less_deep, counts, smaller, effort))
-        less_deep = _search_at_depth(less_deep, counts, smaller, part, effort)
-        if less_deep.certificate.bound >= count_packs(incumbent.strategy_counts):
+        shallower = _pack_heuristically(counts, smaller, allowed)
+        part = allowed.at_most(_count_allowed_operations(shallower, counts, smaller, effort))
+        shallower = _search_at_depth(shallower, counts, smaller, part, effort)
+        if shallower.certificate.bound >= count_packs(incumbent.strategy_counts):
             break
-        incumbent = _update_incumbent(incumbent, less_deep.strategy_counts, incumbent.certificate)
+        incumbent = _update_incumbent(incumbent, shallower.strategy_counts, incumbent.certificate)
     return AlgorithmResult(incumbent.strategy_counts, "optimal", incumbent.certificate)
 
 
 def _pack_heuristically(counts: IntArray, depth: int, work: WorkBudget) -> _Incumbent:
-    """Pack by LPFHP, and prove what tokens and thresholds prove. Where little can be gained, match again."""
+    """Pack by LPFHP and compute the simple and threshold bounds. If little can be saved, also match halves of packs
+    again.
+    """
     if np.count_nonzero(counts) > MOST_LENGTHS:
         strategy_counts = pack_subsample(counts, depth, lambda part: pack_longest_first(part, depth), MOST_LENGTHS)
     else:
@@ -153,12 +161,16 @@ def _pack_heuristically(counts: IntArray, depth: int, work: WorkBudget) -> _Incu
 
 
 def _is_gap_negligible(incumbent: _Incumbent, counts: IntArray, depth: int) -> bool:
-    """Whether so little can be gained that it is not worth a plan on a coarse grid, whose own error is at least as large."""
+    """Return whether a plan on a coarse grid is not worthwhile, because the gap is at most as large as the error of the
+    grid.
+    """
     return incumbent.gap <= NEGLIGIBLE * count_packs(incumbent.strategy_counts) and needs_coarse_grid(counts, depth)
 
 
 def _count_allowed_operations(incumbent: _Incumbent, counts: IntArray, depth: int, effort: Effort) -> float:
-    """Operations that a search for fewer packs may take: in proportion to the share of the packs that it may save."""
+    """Return how many operations a search for fewer packs may take, in proportion to the fraction of packs that it
+    may save.
+    """
     if effort == "unlimited":
         return np.inf
     if _is_gap_negligible(incumbent, counts, depth):
@@ -172,7 +184,7 @@ def _count_allowed_operations(incumbent: _Incumbent, counts: IntArray, depth: in
 
 
 def _search_at_depth(first: _Incumbent, counts: IntArray, depth: int, work: WorkBudget, effort: Effort) -> _Incumbent:
-    """Plan by linear programs; what is then far from its bound is packed by `nnls` too, and all packs are matched again."""
+    """Search for fewer packs by linear programs, then by `nnls` if the gap is still large, then by matching halves again."""
     if first.gap == 0 or work.exhausted:
         return first
     near_work = np.inf if effort == "unlimited" else NEAR_WORK
@@ -186,7 +198,9 @@ def _search_at_depth(first: _Incumbent, counts: IntArray, depth: int, work: Work
 
 
 def _rematch_packs(incumbent: _Incumbent, max_length: int, depth: int, work: WorkBudget) -> _Incumbent:
-    """Match the halves of packs again, if there is a gap: of more than `MATCHED` sequences those of a part of the packs."""
+    """If there is a gap, match the halves of packs again. With more than `MATCHED` sequences, only part of the packs is
+    matched.
+    """
     if incumbent.gap == 0 or work.exhausted:
         return incumbent
     part = select_packs_with_room(incumbent.strategy_counts, max_length, MATCHED)
@@ -212,10 +226,15 @@ def _pack_optimally(
     near_work: float = np.inf,
     is_quick: bool = False,
 ) -> _Incumbent:
-    """Pack a histogram, int64 [L], in as few packs as possible, or in nearly as few if it has thousands of lengths.
+    """Pack a histogram in as few packs as possible, or in nearly as few if it has thousands of distinct lengths.
 
-    All may do `work`, by default `FULL_WORK`, and `near_work` once the plan is near to its bound; `known` is a plan to start
-    from. `is_quick` gives up soon, as for a coarse grid.
+    Args:
+        counts: int64 [L], the number of sequences of length 1 .. L.
+        depth: the most sequences per pack.
+        work: the budget of operations, or None for `FULL_WORK`.
+        known: a packing to start from, or None for LPFHP.
+        near_work: the budget of operations once the packing is near its bound.
+        is_quick: stop early, as is sufficient on a coarse grid.
     """
     work = WorkBudget(FULL_WORK) if work is None else work
     if np.count_nonzero(counts) > MOST_LENGTHS:
@@ -253,8 +272,8 @@ def _pack_optimally(
         incumbent.gap
         and not is_hopeless
         and not is_quick
-        and counts.sum() <= FEW_SEQUENCES  # so few that their number at each length tells
-        and can_be_bounded(linear_program.lengths, len(counts), depth, linear_program.demand)
+        and counts.sum() <= FEW_SEQUENCES  # with so few, the number of sequences of each length matters
+        and can_bound_copies(linear_program.lengths, len(counts), depth, linear_program.demand)
     ):
         bounded = LinearProgram.with_bounded_copies(linear_program, linear_program.work)
         if np.ceil(bounded.generate().bound - WHOLE) < count_packs(incumbent.strategy_counts):
@@ -265,9 +284,11 @@ def _pack_optimally(
 def _try_dives(
     linear_program: LinearProgram, incumbent: _Incumbent, attempts: tuple[DiveSettings, ...], near_work: float
 ) -> tuple[_Incumbent, bool]:
-    """Dive until the gap is closed, or cannot be. Half of the dives aim at a pack less than there are, not at the bound.
+    """Dive until the gap is closed or provably cannot be closed. Return the incumbent and whether further dives are
+    hopeless.
 
-    Once the plan is near to the bound, further dives may do `near_work`.
+    Dives aim alternately at the lower bound and at one pack less than the incumbent. Once the incumbent is near its bound,
+    further dives have a budget of `near_work`.
     """
     least = linear_program.min_packs
     is_limited = False
@@ -293,7 +314,7 @@ def _try_dives(
 
 
 def _add_threshold_bound(incumbent: _Incumbent, counts: IntArray, depth: int) -> _Incumbent:
-    """With the proof by thresholds, where that is a better one."""
+    """Return the incumbent with the threshold certificate, if that proves more."""
     if incumbent.gap == 0:
         return incumbent
     proofs = (incumbent.certificate, threshold_certificate(counts, depth))
@@ -301,17 +322,17 @@ def _add_threshold_bound(incumbent: _Incumbent, counts: IntArray, depth: int) ->
 
 
 def _is_near_bound(incumbent: _Incumbent) -> bool:
-    """Whether the gap is at most a pack, or one pack in `NEAR`."""
+    """Return whether the gap is at most one pack, or one pack in `NEAR`."""
     return incumbent.gap <= _max_near_gap(incumbent.certificate.bound)
 
 
 def _max_near_gap(bound: int) -> int:
-    """Packs above the bound with which a plan is near to it."""
+    """Return the largest gap with which a packing counts as near to this bound."""
     return max(1, bound // NEAR)
 
 
 def _pack_on_grids(counts: IntArray, depth: int, incumbent: _Incumbent, work: WorkBudget) -> _Incumbent:
-    """Solve on coarse grids, deal the sequences out into the slots, and swap them until they fit."""
+    """Solve on coarse grids, assign the sequences to the slots, and swap them until they fit."""
     sequences, length = int(counts.sum()), len(counts)
     mean = float(counts @ np.arange(1, length + 1)) / sequences
     slack = max(SLACK_SHARE * mean, SLACK_PACKS * length / sequences)
@@ -333,8 +354,10 @@ def _pack_on_grids(counts: IntArray, depth: int, incumbent: _Incumbent, work: Wo
     return incumbent
 
 
-def _pack_many_sequences(counts: IntArray, depth: int, most: int, work: WorkBudget) -> _Incumbent:
-    """Plan a part of the sequences, at most so many; its prices prove the bound of all."""
+def _pack_many_sequences(counts: IntArray, depth: int, max_sequences: int, work: WorkBudget) -> _Incumbent:
+    """Pack a subsample of at most `max_sequences` sequences and use each pack several times. Its prices prove a bound for
+    all.
+    """
     proofs: list[Certificate] = []
 
     def pack(part: IntArray) -> StrategyCounts:
@@ -342,13 +365,15 @@ def _pack_many_sequences(counts: IntArray, depth: int, most: int, work: WorkBudg
         proofs.append(certify_prices(counts, planned.certificate.prices, depth, work))
         return planned.strategy_counts
 
-    strategy_counts = pack_subsample(counts, depth, pack, most)
+    strategy_counts = pack_subsample(counts, depth, pack, max_sequences)
     work.spend_on_heuristic(strategy_counts)
     return _Incumbent(strategy_counts, proofs[0])
 
 
 def _update_incumbent(incumbent: _Incumbent, strategy_counts: StrategyCounts | None, certificate: Certificate) -> _Incumbent:
-    """The smaller mixture and the larger bound."""
+    """Return the incumbent with the smaller of both packings and the larger of both bounds. `strategy_counts` may be
+    None.
+    """
     if strategy_counts is None or count_packs(strategy_counts) >= count_packs(incumbent.strategy_counts):
         strategy_counts = incumbent.strategy_counts
     if certificate.bound < incumbent.certificate.bound:
@@ -359,7 +384,7 @@ def _update_incumbent(incumbent: _Incumbent, strategy_counts: StrategyCounts | N
 def _solve_depth_limited_program(
     counts: IntArray, depth: int, unlimited: LinearProgram, is_quick: bool, work: WorkBudget
 ) -> LinearProgram:
-    """The program with the depth limit, solved."""
+    """Solve the linear program with the depth limit, starting from the prices of the program without it."""
     linear_program = LinearProgram.from_heuristic(counts, depth, work)
     linear_program.relaxation = unlimited.relaxation
     iterations = _QUICK_ITERATIONS * len(linear_program.lengths) if is_quick else np.inf

@@ -1,7 +1,7 @@
-"""The best strategies for given prices, from tables over all tokens of a pack: with any number of copies of a length, or
-with no more than there are sequences.
+"""Pricers that find the best strategies for given prices from tables over all tokens of a pack.
 
-This is what column generation adds to its program (`linear_program`); the tables are those of `pricing`.
+Column generation (`linear_program`) adds these strategies to its program. `TablePricer` allows any number of copies of a
+length; `BoundedPricer` allows no more copies than there are sequences. The max-plus tables are those of `packing.pricing`.
 """
 
 from __future__ import annotations
@@ -22,12 +22,19 @@ from gaudi_bert.packing.pricing import (
 )
 from gaudi_bert.packing.strategies import Strategy, WorkBudget
 
-UNWINDING_WORK = 4e9
-"""What unwinding strategies may do in one round."""
+TRACING_WORK = 4e9
+"""The most operations for tracing strategies in one round."""
 
 
 class TablePricer:
-    """Best strategies for given prices of the lengths that occur (ascending), from tables over all tokens of a pack."""
+    """Finds the best strategies for given prices, with any number of copies of a length.
+
+    Args:
+        lengths: int64 [rows], the lengths that occur, ascending.
+        max_length: tokens of a pack.
+        depth: the most sequences per pack.
+        work: the budget of operations.
+    """
 
     def __init__(self, lengths: IntArray, max_length: int, depth: int, work: WorkBudget) -> None:
         self.work = work
@@ -35,14 +42,14 @@ class TablePricer:
         self.max_length = max_length
         self.depth = depth
         deepest = max_length // int(lengths[0])
-        self._closes = depth >= deepest  # without a limit of depth only the lengths that occur have to be tried
-        # Without a limit of depth the smallest part of a split comes first, so that a pack is looked at once or twice.
-        self._unwinding = (2 if self._closes else min(depth, deepest)) * max_length
+        self._closes = depth >= deepest  # without a depth limit, only lengths that occur have to be tried
+        # Without a depth limit, the smallest part of a split comes first, so each pack is scanned only once or twice.
+        self._operations_per_trace = (2 if self._closes else min(depth, deepest)) * max_length
         self.chain = power_chain(max_length if self._closes else depth - 1, max_length)
         self._table = np.zeros((len(self.chain) + 1, max_length + 1))
         self._worth = np.zeros(len(lengths))
         self._row_below = np.searchsorted(lengths, np.arange(max_length + 1), side="right") - 1
-        self._unwound = _Unwound(
+        self._traced = _TracedPacks(
             items=np.empty(4 * max_length + 16, dtype=np.int64),
             ends=np.empty(len(lengths), dtype=np.int64),
             worths=np.empty(len(lengths)),
@@ -51,7 +58,9 @@ class TablePricer:
         )
 
     def best_pack_worths(self, prices: FloatArray) -> FloatArray:
-        """Worth of the best pack that holds each length, for non-decreasing `prices`: float64 [rows] both."""
+        """Return the worth of the best pack that contains each length, float64 [rows], for non-decreasing `prices`, float64
+        [rows].
+        """
         tried = len(self.lengths) if self._closes else len(self.chain) * self.max_length
         self.work.spend(OPERATIONS_PER_PRODUCT * tried * self.max_length)
         self._table[0] = np.where(self._row_below >= 0, prices[self._row_below], 0.0)
@@ -64,54 +73,56 @@ class TablePricer:
         return self._worth
 
     def improving_strategies(self, rows: IntArray, prices: FloatArray, min_worth: float) -> list[Strategy]:
-        """The strategies behind the last `price`, for these rows, that are worth more than `least` at `prices`."""
-        affordable = max(1, int(min(max(self.work.remaining, 0.0) / 4, UNWINDING_WORK) // self._unwinding))
+        """Return the strategies behind the last `best_pack_worths`, for these rows, that are worth more than `min_worth` at
+        `prices`.
+        """
+        affordable = max(1, int(min(max(self.work.remaining, 0.0) / 4, TRACING_WORK) // self._operations_per_trace))
         if len(rows) > affordable:
             rows = np.sort(rows[np.argsort(-self._worth[rows], kind="stable")[:affordable]])
-        self.work.spend(len(rows) * self._unwinding)
+        self.work.spend(len(rows) * self._operations_per_trace)
         strategies: list[Strategy] = []
         while len(rows):
-            done = _unwind_rows(self.chain, self._table, self.lengths, self._row_below, rows, prices, self._unwound)
+            done = _trace_rows(self.chain, self._table, self.lengths, self._row_below, rows, prices, self._traced)
             start = 0
-            for end, worth in zip(self._unwound.ends[:done].tolist(), self._unwound.worths[:done].tolist(), strict=True):
+            for end, worth in zip(self._traced.ends[:done].tolist(), self._traced.worths[:done].tolist(), strict=True):
                 if worth > min_worth:
-                    strategies.append(tuple(sorted(self._unwound.items[start:end].tolist())))
+                    strategies.append(tuple(sorted(self._traced.items[start:end].tolist())))
                 start = end
             rows = rows[done:]
         return strategies
 
 
-class _Unwound(NamedTuple):
-    """Room for packs, and what unwinding them needs; L tokens in a pack."""
+class _TracedPacks(NamedTuple):
+    """Space for traced packs, and scratch space for tracing them; L is the tokens of a pack."""
 
-    items: IntArray  # int64 [4 L + 16], the lengths one after the other
-    ends: IntArray  # int64 [rows], where each pack ends
-    worths: FloatArray  # float64 [rows]
-    pack: IntArray  # int64 [L + 2]
+    items: IntArray  # int64 [4 L + 16], the lengths of all packs one after the other
+    ends: IntArray  # int64 [rows], where each pack ends in `items`
+    worths: FloatArray  # float64 [rows], the worth of each pack
+    pack: IntArray  # int64 [L + 2], the pack that is being traced
     pending: IntArray  # int64, for `trace_best_lengths`
 
 
 @borrowing_kernel
-def _unwind_rows(
+def _trace_rows(
     chain: IntArray,
     table: FloatArray,
     lengths: IntArray,
     row_below: IntArray,
     rows: IntArray,
     prices: FloatArray,
-    unwound: _Unwound,
+    traced: _TracedPacks,
 ) -> int:
-    """Write the best pack of each row, as many as there is room for, at least one; returns how many.
+    """Trace the best pack of each row until `items` is full, at least one pack, and return how many were traced.
 
-    Slots of lengths that do not occur shrink to the next one that does.
+    Lengths that do not occur are replaced by the next shorter one that does.
     """
     top = table.shape[1] - 1
-    items, pack = unwound.items, unwound.pack
+    items, pack = traced.items, traced.pack
     end = 0
     for number in range(rows.size):
         length = lengths[rows[number]]
         pack[0] = length
-        size = trace_best_lengths(chain, table, top - length, pack, 1, unwound.pending)
+        size = trace_best_lengths(chain, table, top - length, pack, 1, traced.pending)
         if end + size > items.size:
             return number
         worth = 0.0
@@ -121,24 +132,32 @@ def _unwind_rows(
                 items[end] = lengths[below]
                 worth += prices[below]
                 end += 1
-        unwound.ends[number], unwound.worths[number] = end, worth
+        traced.ends[number], traced.worths[number] = end, worth
     return rows.size
 
 
-# --- with no more copies of a length than there are sequences
+# --- at most as many copies of a length as there are sequences
 #
-# Of many sequences the limit makes no difference. Of some hundred, most of different lengths, it brings the program's
-# fractions much closer to integers, for the price of a table with a row for each length.
+# With many sequences this limit makes no difference. With a few hundred sequences of mostly different lengths, it brings the
+# fractions of the program much closer to integers, at the cost of a table with a row for each length.
 
 MOST_ENTRIES = 2**24
-"""Of a table: lengths, times tokens of a pack, times sequences in one where depth is limited."""
+"""Limit of the size of the table: (lengths) * (tokens of a pack), times the depth if it is limited."""
 
 
 class BoundedPricer:
-    """A `TablePricer` with no more copies of a length than `counts` (int64 [rows], may be changed) has sequences.
+    """Finds the best strategies with no more copies of a length than there are sequences.
 
-    For each length the best pack of which it is the longest: `_table[row, slots, room]` is what at most `slots` sequences of
-    the shorter lengths are worth in `room` tokens. Without a limit of depth there is one entry for any number of slots.
+    For each length, it finds the best pack of which this length is the longest. `_table[row, slots, room]` is the worth of
+    at most `slots` sequences of the shorter lengths in `room` tokens. Without a depth limit, there is a single entry for any
+    number of slots.
+
+    Args:
+        lengths: int64 [rows], the lengths that occur, ascending.
+        max_length: tokens of a pack.
+        depth: the most sequences per pack.
+        counts: int64 [rows], the number of sequences of each length; the attribute `counts` may be changed later.
+        work: the budget of operations.
     """
 
     def __init__(self, lengths: IntArray, max_length: int, depth: int, counts: IntArray, work: WorkBudget) -> None:
@@ -146,30 +165,41 @@ class BoundedPricer:
         self.lengths = lengths
         self.max_length = max_length
         self.counts = counts.copy()
-        self._is_limited = depth < deepest_pack(lengths, counts, max_length)
-        self._table = np.zeros(_bounded_shape(lengths, max_length, depth, counts))
+        self._is_limited = depth < max_sequences_per_pack(lengths, counts, max_length)
+        self._table = np.zeros(_bounded_table_shape(lengths, max_length, depth, counts))
         self._prices = np.zeros(len(lengths))
 
     def best_pack_worths(self, prices: FloatArray) -> FloatArray:
-        """Worth of the best pack of which each length is the longest, for non-decreasing `prices`: float64 [rows] both."""
+        """Return the worth of the best pack of which each length is the longest, float64 [rows].
+
+        `prices` are float64 [rows] and must not fall with length.
+        """
         self.work.spend(self._table.size)
         self._prices, worth = prices.copy(), np.zeros(len(prices))
-        _fill_bounded(self.lengths, self.counts, prices, self._is_limited, self._table, worth)
+        _fill_bounded_table(self.lengths, self.counts, prices, self._is_limited, self._table, worth)
         return worth
 
     def improving_strategies(self, rows: IntArray, prices: FloatArray, min_worth: float) -> list[Strategy]:
-        """The strategies behind the last `price`, for these rows, that are worth more than `least` at `prices`."""
+        """Return the strategies behind the last `best_pack_worths`, for these rows, that are worth more than `min_worth` at
+        `prices`.
+        """
         self.work.spend(len(rows) * len(self.lengths))
         pack, result = np.empty(self.max_length, dtype=np.int64), []
         for row in rows[self.counts[rows] > 0].tolist():
-            size = _unwind_bounded(self.lengths, self.counts, self._prices, self._is_limited, self._table, row, pack)
+            size = _trace_bounded_pack(self.lengths, self.counts, self._prices, self._is_limited, self._table, row, pack)
             if float(prices[pack[:size]].sum()) > min_worth:
                 result.append(tuple(self.lengths[pack[:size][::-1]].tolist()))
         return result
 
 
-def deepest_pack(lengths: IntArray, counts: IntArray, max_length: int) -> int:
-    """Most sequences that any pack can hold: the shortest of all. `lengths` are ascending, `counts` of each."""
+def max_sequences_per_pack(lengths: IntArray, counts: IntArray, max_length: int) -> int:
+    """Return the most sequences that any pack can contain, which are the shortest ones.
+
+    Args:
+        lengths: int64 [rows], ascending.
+        counts: int64 [rows], the number of sequences of each length.
+        max_length: tokens of a pack.
+    """
     deepest, room = 0, max_length
     for length, count in zip(lengths.tolist(), counts.tolist(), strict=True):
         copies = min(count, room // length)
@@ -179,21 +209,22 @@ def deepest_pack(lengths: IntArray, counts: IntArray, max_length: int) -> int:
     return deepest
 
 
-def can_be_bounded(lengths: IntArray, max_length: int, depth: int, counts: IntArray) -> bool:
-    """Whether the table of a `BoundedPricer` is small enough."""
-    return bool(np.prod(_bounded_shape(lengths, max_length, depth, counts), dtype=np.float64) <= MOST_ENTRIES)
+def can_bound_copies(lengths: IntArray, max_length: int, depth: int, counts: IntArray) -> bool:
+    """Return whether the table of a `BoundedPricer` is small enough."""
+    return bool(np.prod(_bounded_table_shape(lengths, max_length, depth, counts), dtype=np.float64) <= MOST_ENTRIES)
 
 
-def _bounded_shape(lengths: IntArray, max_length: int, depth: int, counts: IntArray) -> tuple[int, int, int]:
-    slots = depth if depth < deepest_pack(lengths, counts, max_length) else 0
+def _bounded_table_shape(lengths: IntArray, max_length: int, depth: int, counts: IntArray) -> tuple[int, int, int]:
+    """Return the shape of the table of a `BoundedPricer`."""
+    slots = depth if depth < max_sequences_per_pack(lengths, counts, max_length) else 0
     return len(lengths) + 1, slots + 1, max_length + 1
 
 
 @borrowing_kernel
-def _fill_bounded(
+def _fill_bounded_table(
     lengths: IntArray, counts: IntArray, prices: FloatArray, is_limited: bool, table: FloatArray, worth: FloatArray
 ) -> None:
-    """Fill rows 1 .. of `table`; row 0, of no lengths, is 0."""
+    """Fill all rows of `table` after row 0, which is 0 because it allows no length, and write the best worths to `worth`."""
     top, slots = table.shape[2] - 1, table.shape[1] - 1
     for row in range(lengths.size):
         length, most = lengths[row], min(counts[row], top // lengths[row])
@@ -209,7 +240,7 @@ def _fill_bounded(
 
 
 @borrowing_kernel
-def _unwind_bounded(
+def _trace_bounded_pack(
     lengths: IntArray,
     counts: IntArray,
     prices: FloatArray,
@@ -218,7 +249,10 @@ def _unwind_bounded(
     longest: int,
     pack: IntArray,
 ) -> int:
-    """Write the rows of the best pack whose longest length is that of row `longest`, which has to be there once at least."""
+    """Write the rows of the best pack that contains the length of row `longest` at least once, and no longer length.
+
+    Return the number of sequences in the pack.
+    """
     room, slot, size = table.shape[2] - 1, table.shape[1] - 1, 0
     for row in range(longest, -1, -1):
         most = min(counts[row], room // lengths[row])

@@ -1,11 +1,12 @@
-"""From fractions of packs to integers: round the solution down, dive, search the last packs.
+"""From fractions of packs to whole packs: round the solution of the linear program down, dive, and search the last packs.
 
-The integer part of every usage is fixed. What remains is a few hundred sequences, for which the same program, with the same
-basis, is still optimal; from there some of the largest fractions are fixed to one more pack and the program is solved again
-with what remains to cover (diving, as in Sadykov et al. 2019). While fixed packs plus the rest's objective stay within the
-target, the known strategies are enough; when they do not, column generation supplies strategies for the rest. After every
-step the rest is searched exhaustively, within a limit of nodes, for packs that meet the target. A step that loses the target
-is taken back; where no other remains, so is the one before it.
+First the integer part of every usage is fixed. A few hundred sequences remain, for which the same program with the same
+basis is still optimal. From there, some of the largest fractions are rounded up, and the program is solved again for the
+remaining sequences (diving, as in Sadykov et al. 2019). As long as the fixed packs plus the objective of the rest stay
+within the target, the known strategies are sufficient. Otherwise column generation supplies strategies for the rest.
+
+After every step, an exhaustive search with a limit of nodes looks for packs for the rest that meet the target. A step that
+loses the target is undone. If no other step is left, the step before it is undone as well.
 """
 
 from __future__ import annotations
@@ -22,50 +23,55 @@ from gaudi_bert.packing.strategies import Strategy, StrategyCounts, WorkBudget, 
 
 # --- the last few packs by exhaustive search: do these sequences fit into that many packs?
 #
-# Diving loses its slack in the last handful of packs, where fractions of packs no longer guide. There the question is
-# small enough to be searched. The prices of the linear program prune: every pack is worth at most 1, so what the packs fall
-# short of 1 together may not exceed (packs - worth of all sequences). Each pack starts with the longest sequence that
-# remains and is filled in order of falling length; a branch dies when even the best completion of the pack leaves too little
-# worth. (Branch and bound on the dual prices, as Belov and Scheithauer 2006 use them; equal sequences are one type, so no
-# two branches are alike.)
+# Diving fails in the last few packs, where fractions of packs no longer guide it. There the problem is small enough for a
+# search. The prices of the linear program prune it: a pack is worth at most 1, so the amounts by which all packs fall short
+# of 1 cannot exceed (packs - worth of all sequences). Each pack starts with the longest remaining sequence and is filled in
+# order of decreasing length. A branch is cut if even the best completion of the pack leaves too little worth. (This is
+# branch and bound on dual prices, as used by Belov and Scheithauer 2006. Equal sequences are one type, so that no two
+# branches are equal.)
 
 ROUNDING = 1e-9
+"""Tolerance for sums of prices."""
 
 MOST_TABLE_OPERATIONS = 1e9
-"""A rest with more lengths than this allows is too large to be searched with success."""
+"""A remainder whose table takes more operations than this is too large to be searched successfully."""
 
 OPERATIONS_PER_NODE = 100
+"""Operations for each node of the search."""
 
 MAX_LEVELS = 12
-"""With more sequences to come than this their number is not counted when the best completion is looked up."""
+"""Limit of the number of sequences by which best completions are tabulated. Beyond it, any number is allowed."""
 
 ATTEMPTS = ((1.0, 1e9), (1.0, 8.0), (0.75, 8.0), (0.6, 4.0), (0.5, 8.0), (0.4, 4.0), (0.3, 4.0))
-"""(longest second sequence as a share of the room, how freely the slack is spent); the first leaves nothing out."""
+"""(longest second sequence relative to the room, how freely the slack is spent) of each attempt. Only the first is
+exhaustive.
+"""
 
 
 class _SearchProblem(NamedTuple):
-    """Sequences to pack; T types, the longest first."""
+    """The sequences to pack: T types of sequences, longest first."""
 
     lengths: IntArray  # int64 [T]
     prices: FloatArray  # float64 [T]
     best: FloatArray  # float64 [k, t], see `_fill_completion_table`
-    packs: int  # at most so many
-    depth: int  # most sequences in a pack
-    deepest: int  # most sequences that a pack can hold at these lengths
+    packs: int  # the most packs
+    depth: int  # the most sequences in a pack
+    deepest: int  # the most sequences of these lengths that fit into a pack
 
 
 class _SearchPath(NamedTuple):
-    """The path of the search: a stack of placed sequences."""
+    """The current path of the search, as a stack of placed sequences."""
 
-    counts: IntArray  # int64 [T], sequences of each type that are not placed
-    stack: IntArray  # int64 [sequences], types in the order of packing
+    counts: IntArray  # int64 [T], sequences of each type that are not placed yet
+    stack: IntArray  # int64 [sequences], the types in the order in which they were placed
     opening: IntArray  # int64 [packs + 2], the height of the stack at which each pack starts
-    slack: FloatArray  # float64 [packs + 2], what this pack and all later ones may fall short of the worth 1 together
-    free: IntArray  # int64 [packs + 2], what they may fall short of the depth, in sequences
+    # float64 [packs + 2], by how much this pack and all later ones together may fall short of a worth of 1 each
+    slack: FloatArray
+    free: IntArray  # int64 [packs + 2], by how many sequences they may fall short of the depth
 
 
 _SearchResult = tuple[StrategyCounts | None, bool]
-"""Packs, if any were found; and whether that is certain: no branch was skipped."""
+"""The packs, or None if none were found; and whether that is certain, because no branch was skipped."""
 
 _NOTHING, _NONE_EXISTS = 0, -1
 
@@ -80,10 +86,17 @@ def _search_packs(
     max_nodes: int,
     work: WorkBudget,
 ) -> _SearchResult:
-    """Packs for all the sequences, if there are any and `max_nodes` branches of an attempt find them.
+    """Search for packs that hold all the sequences.
 
-    `lengths`, int64 [types], ascend, `counts` are the sequences of each; by `prices`, float64 [types], no pack of at most
-    `depth` sequences is worth more than 1.
+    Args:
+        lengths: int64 [types], ascending.
+        counts: int64 [types], the number of sequences of each length.
+        prices: float64 [types], for which no pack of at most `depth` sequences is worth more than 1.
+        max_length: tokens of a pack.
+        depth: the most sequences per pack.
+        packs: the most packs.
+        max_nodes: the most nodes of each attempt.
+        work: the budget of operations.
     """
     order = np.flatnonzero(counts)[::-1]
     lengths, counts, prices = (
@@ -131,7 +144,10 @@ def _search_packs(
 
 @borrowing_kernel
 def _fill_completion_table(lengths: IntArray, prices: FloatArray, best: FloatArray, without_limit: bool) -> None:
-    """best[k, t]: the best worth of at most k sequences in t tokens, from row 1; the last row may be for any number."""
+    """Fill best[k, t], the best worth of at most k sequences in t tokens, from row 1 on.
+
+    If `without_limit` is set, the last row allows any number of sequences.
+    """
     levels = best.shape[0] - 1
     for slots in range(1, levels + 1):
         before = best[slots] if without_limit and slots == levels else best[slots - 1]
@@ -147,10 +163,11 @@ def _fill_completion_table(lengths: IntArray, prices: FloatArray, best: FloatArr
 def _search_depth_first(
     rest: _SearchProblem, placed: _SearchPath, second_share: float, reserve: float, max_nodes: int
 ) -> int:
-    """Depth-first search; returns the number of packs, or one of the two codes if all sequences were not placed.
+    """Search depth-first; return the number of packs, or a code if not all sequences were placed.
 
-    `kind` is the type to try next at the current height. With many packs to go a pack may use only a share of what they may
-    fall short: `reserve` over the packs to go.
+    The code is `_NONE_EXISTS` after a complete search, or `_NOTHING` if `max_nodes` was reached. `kind` is the type to try
+    next. While many packs remain, a pack may use only the fraction `reserve` / (remaining packs) of the slack, so that some
+    is left for later packs.
     """
     lengths, prices, packs, depth = rest.lengths, rest.prices, rest.packs, rest.depth
     counts, stack, opening, slack, free = placed
@@ -180,7 +197,7 @@ def _search_depth_first(
             opening[pack] = height
             room, worth, kind = max_length, 0.0, 0
         else:
-            if used == 0:  # nothing can open this pack: go back into the one before, whose first sequence is not a choice
+            if used == 0:  # nothing can open this pack, so return to the previous one, whose first sequence is not a choice
                 if pack == 0:
                     return _NONE_EXISTS
                 pack -= 1
@@ -201,8 +218,10 @@ def _search_depth_first(
 def _find_next_type(
     rest: _SearchProblem, counts: IntArray, kind: int, used: int, room: int, missing: float
 ) -> tuple[int, bool]:
-    """The first type from `kind` on that fits a pack of `used` sequences and leaves it able to be worth `missing` more,
-    and whether there is one. The longest remaining sequence has to open a pack.
+    """Return the first type from `kind` on that fits into the pack and can still complete it, and whether there is one.
+
+    The pack contains `used` sequences. With the type, it must be able to gain at least `missing` more worth. Only the
+    longest remaining sequence may open a pack.
     """
     levels, slots = rest.best.shape[0] - 1, rest.deepest - used
     while slots > 0 and kind < rest.lengths.size:
@@ -219,46 +238,46 @@ def _find_next_type(
 # --- from fractions of packs to integers
 
 WHOLE = 1e-6
-"""A usage this close below an integer is treated as it."""
+"""A usage that is less than this below an integer counts as that integer."""
 
 MANY_PACKS = 1000
-"""As long as the integer parts have more packs than this to fix, no fractions are fixed."""
+"""While the integer parts contain more packs than this, no fractions are rounded up."""
 
 FEWER = 3
-"""After a step that lost the target, so many times fewer fractions are rounded up."""
+"""After a step that lost the target, this many times fewer fractions are rounded up."""
 
 MOST_BARRED = 2
-"""Single fractions that may lose the target at a state, before the step that led to it is taken back too."""
+"""The most single fractions that may lose the target at a state before the step that led to it is undone too."""
 
 NOISE = 0.5
-"""The part of a fraction that is drawn at random where a dive has a seed."""
+"""The part of a fraction that is random in a dive with a seed."""
 
 MOST_SEARCHED, SEARCH_NODES = 2000, 50_000
-"""A rest of more sequences than this is not searched, and no search looks at more branches."""
+"""A remainder of more than MOST_SEARCHED sequences is not searched, and no search examines more nodes than this."""
 
 
 @dataclass(frozen=True)
 class DiveSettings:
     """Settings of a dive."""
 
-    share: float = 0.15  # part of the sum of all fractions that is rounded up in one step
-    threshold: float = 0.5  # fractions below this are only rounded up if none is larger
-    max_steps: int = 1000  # programs that are solved at most
-    max_failures: int = 12  # steps that may lose the target before the dive is given up
-    seed: int = 0  # which of nearly equal fractions are rounded up; 0 for the largest
+    share: float = 0.15  # the part of the sum of all fractions that is rounded up in one step
+    threshold: float = 0.5  # smaller fractions are rounded up only if none is larger
+    max_steps: int = 1000  # the most programs that are solved
+    max_failures: int = 12  # the dive ends after this many steps that lost the target
+    seed: int = 0  # varies which of nearly equal fractions are rounded up; 0 for the largest
 
 
 class _FixedPacks:
-    """The packs that are fixed so far, and what they leave."""
+    """The packs that are fixed so far, and the sequences that they leave."""
 
     def __init__(self, lengths: IntArray, counts: IntArray) -> None:
         self.lengths = lengths
-        self.uncovered = counts.copy()  # may be negative: free slots, which shorter sequences may use
+        self.uncovered = counts.copy()  # negative entries are free slots, which shorter sequences may use
         self.packs = 0
         self.fixed: list[tuple[Strategy, int]] = []
 
     def fix_packs(self, strategies: list[Strategy], counts: IntArray) -> None:
-        """Fix so many packs of each strategy."""
+        """Fix `counts` packs of the strategies."""
         for column in np.flatnonzero(counts).tolist():
             strategy, count = strategies[column], int(counts[column])
             self.fixed.append((strategy, count))
@@ -266,19 +285,19 @@ class _FixedPacks:
             np.subtract.at(self.uncovered, np.searchsorted(self.lengths, strategy), count)
 
     def restore(self, level: _DiveState) -> None:
-        """Take back all that was fixed since."""
+        """Undo everything that was fixed since `level`."""
         del self.fixed[level.fixed :]
         self.packs, self.uncovered = level.packs, level.uncovered.copy()
 
     @property
     def waiting(self) -> IntArray:
-        """Sequences that find no free slot of their length or more: int64 [rows]."""
+        """Sequences that have no free slot of their length or more, int64 [rows]."""
         balance = np.cumsum(self.uncovered[::-1])
         unplaced = np.maximum.accumulate(np.maximum(balance, 0))
         return np.diff(unplaced, prepend=0)[::-1]
 
     def strategy_counts(self, rest: StrategyCounts | None = None) -> StrategyCounts:
-        """All packs, with those of the rest."""
+        """Return the strategy counts of all fixed packs, together with those of the rest."""
         result = dict(rest or {})
         for strategy, count in self.fixed:
             add_packs(result, strategy, count)
@@ -286,7 +305,9 @@ class _FixedPacks:
 
 
 class _DiveState:
-    """A state of the path, the program's solution there, and which steps from there have lost the target."""
+    """The packs that are fixed at some point, the solution of the program there, and the steps from there that lost the
+    target.
+    """
 
     def __init__(self, path: _FixedPacks, usage: FloatArray, share: float) -> None:
         self.fixed, self.packs, self.uncovered = len(path.fixed), path.packs, path.uncovered.copy()
@@ -297,7 +318,10 @@ class _DiveState:
         self.is_spent = False
 
     def choose_step(self, settings: DiveSettings) -> IntArray:
-        """Packs to fix now: the integer parts if there are many, else also the largest fractions. int64 [strategies]."""
+        """Return how many packs of each strategy to fix next, int64 [strategies].
+
+        Integer parts are always fixed. If they are few, the largest fractions are rounded up as well.
+        """
         steps: FloatArray = np.floor(self._usage + WHOLE)
         fractions = self._usage - steps
         self._raised = self._raised[:0]
@@ -315,7 +339,7 @@ class _DiveState:
         return steps.astype(np.int64)
 
     def record_failure(self) -> None:
-        """The last step lost the target: round up fewer next time, or another one."""
+        """Record that the last step lost the target, so that the next step rounds up fewer fractions, or another one."""
         self._share /= FEWER
         if len(self._raised) <= 1:
             self._barred += self._raised.tolist()
@@ -323,13 +347,18 @@ class _DiveState:
 
 
 def dive(linear_program: LinearProgram, target: int, settings: DiveSettings) -> tuple[StrategyCounts, IntArray, bool]:
-    """Find integer numbers of packs for the program's sequences, in `target` packs if the dive goes well.
+    """Find whole packs for the sequences of a solved program, at most `target` packs if the dive succeeds.
 
-    What the master of the program, which has its relaxation, has to cover afterwards is what the dive did not.
+    Afterwards, the program's demand is what the dive left uncovered.
+
+    Args:
+        linear_program: the program, with its relaxation.
+        target: the number of packs to reach.
+        settings: how the dive rounds fractions up.
 
     Returns:
-        Packs, whose slots may hold shorter sequences (see `fill_slots`); the sequences that they do not hold, int64 [rows];
-        and whether it is hopeless: no packs meet the target, whatever the settings.
+        (packs, waiting, is_hopeless): strategy counts whose slots may hold shorter sequences (see `fill_slots`), the
+            sequences that these do not hold, int64 [rows], and whether no packs can meet the target, whatever the settings.
     """
     path = _FixedPacks(linear_program.lengths, linear_program.demand)
     furthest: StrategyCounts = {}
@@ -351,7 +380,7 @@ def dive(linear_program: LinearProgram, target: int, settings: DiveSettings) -> 
             levels.append(_DiveState(path, linear_program.master.usage(), settings.share))
             if path.packs > count_packs(furthest):
                 furthest, not_held = path.strategy_counts(), path.waiting
-        elif packs is None:  # take the step back, and those before it for which no other choice remains
+        elif packs is None:  # undo the step, and those before it for which no other choice is left
             failures += 1
             levels[-1].record_failure()
             while levels and levels[-1].is_spent:
@@ -366,7 +395,7 @@ def dive(linear_program: LinearProgram, target: int, settings: DiveSettings) -> 
 
 
 def _search_rest(linear_program: LinearProgram, path: _FixedPacks, target: int) -> _SearchResult:
-    """Packs for what is not covered yet that meet the target."""
+    """Search for packs for the uncovered sequences that meet the target."""
     waiting = path.waiting
     if waiting.sum() > MOST_SEARCHED:
         return None, False
@@ -383,7 +412,9 @@ def _search_rest(linear_program: LinearProgram, path: _FixedPacks, target: int) 
 
 
 def _solve_rest(linear_program: LinearProgram, path: _FixedPacks, target: int) -> bool:
-    """Solve for what is not covered yet; False if it provably needs more packs than the target leaves."""
+    """Solve the program for the uncovered sequences. Return False if they provably need more packs than the target
+    allows.
+    """
     linear_program.set_remaining_demand(path.uncovered, path.waiting)
     allowed = target - path.packs + WHOLE
     if linear_program.master.solve(dual=True) <= allowed:
