@@ -57,7 +57,7 @@ def simple_certificate(counts: IntArray, depth: int) -> Certificate:
 
 
 def threshold_certificate(counts: IntArray, depth: int) -> Certificate:
-    """Return the best of the certificates that are defined by a threshold length.
+    """Return the best certificate of those in which a threshold length separates sequences that cannot share a pack.
 
     For a threshold t, a sequence that is longer than both L - t and L / 2 cannot share its pack with any other sequence of t
     or more tokens, so it is worth a full pack. A shorter sequence of at least t tokens shares its pack with at most

@@ -36,39 +36,40 @@ from gaudi_bert.packing.strategies import (
 # --- constants of long packs, and the reason for each (measured by `benchmarks/packing.py --parts limits`)
 
 MANY_LENGTHS = 2500  # with more distinct lengths than this, the full linear program is too slow and a grid is used
-# with at most this many distinct lengths no grid is used, however long the packs; in between, a grid is tried first
+# With at most this many distinct lengths, no grid is used, however long the packs are.
 FEW_LENGTHS = 600
 BINS = 512  # bins of a grid: its program takes 1 s, and its prices prove a bound within a pack or two
-# (bins, multiple of the slack), tried in order until the plan is near its bound
+# (bins, multiple of the slack) of the grids that are tried in order, until the plan is near its bound.
 GRIDS = ((BINS, 0), (BINS, 1), (BINS, 4), (2 * BINS, 1))
-# slack per sequence: the larger of this fraction of the mean length, and this many packs over all sequences
+# The slack per sequence: the larger of 0.003 % of the mean length, and 0.3 packs divided by the number of sequences.
 SLACK_SHARE, SLACK_PACKS = 3e-5, 0.3
-# a plan is near its bound if it is at most 1 pack in this many above it: then only the last packs are searched for
+# A plan is near its bound if its gap is at most 1 / NEAR of the bound. Then only the last packs are searched for.
 NEAR = 10_000
 LAST_PACK_SHARE = 0.3  # fraction of the budget for finding out whether the last pack can be saved
-MATCHED = 200_000  # of more sequences than this, only a part is rematched, packs with room first: a round then takes 20 ms
+MATCHED = 200_000  # of more sequences than this only a part is rematched, so that a round takes 20 ms
 
-# more sequences than this would take gigabytes and minutes if each was assigned to its slot
+# Assigning each sequence to its slot takes gigabytes and minutes for more sequences than this.
 MAX_ASSIGNED_SEQUENCES = 2_000_000
-# of more sequences than that, a subsample of this size is planned, which wastes about 0.002 % of the packs
+# If there are more, a subsample of this size is planned, which wastes about 0.002 % of the packs.
 THINNED = 500_000
-# with more distinct lengths than this, a subsample of this size is planned: heuristics take microseconds per length
+# With more distinct lengths than this, a subsample of this size is planned, because heuristics take microseconds per length.
 MOST_LENGTHS = 1 << 17
 
-# empty slots that are added to an empty and to a full pack, so that a sequence can move without a swap
+# Empty slots that are added to an empty pack and to a full pack, so that a sequence can move there without a swap.
 MOST_EMPTY, LEAST_EMPTY = 32, 2
-# empty packs that may be opened if swaps no longer help: this fraction of all packs, but at least this many
+# Empty packs that may be opened if swaps no longer help: 0.02 % of all packs, but at least 8.
 SPARE_SHARE, LEAST_SPARE = 0.0002, 8
 MOST_ROUNDS = 1000  # limit of swap rounds, as a safeguard; they normally end earlier
 PROBES, PROBES_OF_A_LENGTH = 3000, 32  # sequences that are examined for one swap, in total and per length
 WIDEST = 200  # a swap may take at most this many tokens more than the excess
 ROOMY = 400  # number of packs with the most room that are examined one by one
 FAILURES = 100  # the round ends after this many consecutive packs without a swap
-# if a round removes the excess of a smaller fraction of packs than this, the excess is moved to other packs
+# If a round fits fewer than this fraction of the packs that it tried, the remaining excess is moved to other packs.
 FEW_FITTED = 0.01
 STALLED = 3  # rounds of that kind before an empty pack is opened
-OPERATIONS_PER_ASSIGNED = 500  # per sequence: assigning it to a slot, and reading the packs afterwards
-OPERATIONS_PER_PACK, OPERATIONS_PER_TRIAL = 20, 50_000  # per round: for each pack, and for each pack whose excess is treated
+OPERATIONS_PER_ASSIGNED = 500  # operations per sequence, for assigning it to a slot and reading the packs afterwards
+# operations of a round for each pack, and for each pack that is tried
+OPERATIONS_PER_PACK, OPERATIONS_PER_TRIAL = 20, 50_000
 
 
 class _SlotAssignment(NamedTuple):
@@ -408,9 +409,11 @@ def pack_subsample(
 # pack. This still works where swaps fail, namely with thousands of packs that must be exactly full.
 
 # the search ends if rounds over this many sequences, and this many rounds, saved no pack
+# rematching stops after 25 rounds that saved no pack, or more if these handled fewer than ten million sequences
 STALLED_SEQUENCES, LEAST_STALLED = 10_000_000, 25
 FEWEST_SEQUENCES = 1000  # a round takes about as long for fewer sequences
 # per round: for each sequence, and for each token of a pack, because parts are sorted by counting
+# operations of a round for each sequence, and for each token of a pack, because parts are sorted by counting
 OPERATIONS_PER_SEQUENCE, OPERATIONS_PER_TOKEN = 100, 5
 
 

@@ -310,8 +310,8 @@ def _pack_on_coarse_grid(counts: IntArray, depth: int, leftovers: Leftovers, wor
     """Pack by the iterative algorithm on a coarse grid, assign the sequences to its slots, and add the rest by best fit."""
     if counts.sum() > MAX_ASSIGNED_SEQUENCES:
         return pack_subsample(counts, depth, lambda part: _pack_on_coarse_grid(part, depth, leftovers, work))
-    coarse = _pack_iteratively(split_counts_into_bins(counts, BINS), depth, leftovers, work=work.share(0.5))
-    strategy_counts, remaining = assign_to_slots(coarse, counts, BINS, depth, work.share(0.5))
+    coarse = _pack_iteratively(split_counts_into_bins(counts, BINS), depth, leftovers, work=work.take_fraction(0.5))
+    strategy_counts, remaining = assign_to_slots(coarse, counts, BINS, depth, work.take_fraction(0.5))
     return best_fit_into(strategy_counts, remaining, depth)
 
 
@@ -341,7 +341,7 @@ def _iterate_rounds(
         for strategy, count in zip(solution.strategies, usage.tolist(), strict=True):
             add_packs(packs, strategy, count)
         if is_long and allowed is work:
-            allowed = work.share(LATER_ROUNDS * (work.spent - before_spent) / max(work.remaining, 1.0))
+            allowed = work.take_fraction(LATER_ROUNDS * (work.spent - before_spent) / max(work.remaining, 1.0))
         for strategy, count in packs.items():
             add_packs(strategy_counts, strategy, count)
         remaining = np.maximum(remaining - count_slots(packs, len(counts)), 0)

@@ -280,7 +280,7 @@ def list_strategies(lengths: IntArray, max_length: int, depth: int) -> IntArray 
 
 
 class EnumeratedPricer:
-    """Finds the best strategies for given prices in a list of all strategies. Has the interface of
+    """A pricer that finds the best strategies in a list of all strategies, with the interface of
     `exact.pricers.TablePricer`.
     """
 
@@ -292,15 +292,19 @@ class EnumeratedPricer:
         self._worth = np.zeros(len(copies))
 
     def best_pack_worths(self, prices: FloatArray) -> FloatArray:
-        """Return the worth of the best pack that contains each length, float64 [rows], for prices float64 [rows]."""
+        """For each length, return the worth of the best pack that contains it. Both arrays are float64 [rows]."""
         self.work.spend(2 * self._copies.size)
         self._worth = self._copies @ prices
         worth: FloatArray = np.max(np.where(self._copies > 0, self._worth[:, None], 0.0), axis=0)
         return worth
 
     def improving_strategies(self, rows: IntArray, prices: FloatArray, min_worth: float) -> list[Strategy]:
-        """Return the strategies behind the last `best_pack_worths`, for these rows, that are worth more than `min_worth` at
-        `prices`.
+        """Return the best strategies that the last call of `best_pack_worths` found, for some of the lengths.
+
+        Args:
+            rows: int64, the indices of these lengths.
+            prices: float64 [rows], prices that decide which of the strategies are returned.
+            min_worth: only strategies that are worth more than this at `prices` are returned.
         """
         self.work.spend(2 * self._copies.size)
         best = np.argmax(np.where(self._copies[:, rows] > 0, self._worth[:, None], -1.0), axis=0)

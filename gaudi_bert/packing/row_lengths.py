@@ -70,7 +70,7 @@ class RowLengths:
     @property
     def packings(self) -> tuple[Packing, ...]:
         """The packings of the row lengths, planned on first use."""
-        return tuple(self._rows.plan(*interval) for interval in self._rows.intervals(self.lengths))
+        return tuple(self._rows.plan(*interval) for interval in self._rows.occupied_intervals(self.lengths))
 
     def format_cost(self) -> str:
         """Return a line of text that compares the cost with one row length and with padded batches."""
@@ -128,7 +128,7 @@ def choose_row_lengths(
     none_longer = (np.cumsum(counts[occurring - 1]) / sequences) ** min(batch_sequences, sequences)
     is_longest = np.diff(none_longer, prepend=0.0)
     return RowLengths(
-        lengths=tuple(length for _, length in rows.intervals(best)),
+        lengths=tuple(length for _, length in rows.occupied_intervals(best)),
         cost=rows.cost(best),
         one_length_cost=rows.cost((candidates[-1],)),
         padded_cost=float(sequences * (is_longest @ np.array([cost(length) for length in occurring.tolist()]))),
@@ -159,7 +159,7 @@ class _RowPlanner:
         self._bounds: dict[tuple[int, int], int] = {}
         self._packings: dict[tuple[int, int], Packing] = {}
 
-    def intervals(self, choice: tuple[int, ...]) -> list[tuple[int, int]]:
+    def occupied_intervals(self, choice: tuple[int, ...]) -> list[tuple[int, int]]:
         """Return the (above, length) intervals of the chosen lengths that contain at least one sequence."""
         return [(above, length) for above, length in pairwise((0, *choice)) if self._counts[above:length].any()]
 
@@ -176,7 +176,7 @@ class _RowPlanner:
         `pack_count` returns the number of packs of an interval. With `bound`, the result is a lower bound of the cost.
         """
         pack_count_of = pack_count or self._estimate_packs
-        return sum(pack_count_of(*interval) * self._cost(interval[1]) for interval in self.intervals(choice))
+        return sum(pack_count_of(*interval) * self._cost(interval[1]) for interval in self.occupied_intervals(choice))
 
     def _estimate_packs(self, above: int, length: int) -> int:
         """Return the number of rows of an interval: the bound if it is accurate enough, otherwise that of a plan."""

@@ -339,7 +339,7 @@ OPERATIONS_PER_STRATEGY, OPERATIONS_PER_LISTED = 4000, 100
 class WorkBudget:
     """A number of operations that may be spent, infinite by default.
 
-    What is spent from a part (`share`, `at_most`) is spent from the whole budget as well.
+    What is spent from a part (`take_fraction`, `limit_to`) is spent from the whole budget as well.
 
     Args:
         operations: the limit.
@@ -374,13 +374,13 @@ class WorkBudget:
         """Add the operations of a heuristic that returned these strategy counts."""
         self.spend(OPERATIONS_PER_STRATEGY * len(strategy_counts) + OPERATIONS_PER_LISTED * sum(map(len, strategy_counts)))
 
-    def share(self, part: float) -> WorkBudget:
+    def take_fraction(self, fraction: float) -> WorkBudget:
         """Return a budget of this fraction (0 to 1) of the remaining operations, for one phase of the work."""
-        return WorkBudget(max(self.remaining, 0.0) * part, self)
+        return WorkBudget(max(self.remaining, 0.0) * fraction, self)
 
-    def at_most(self, operations: float) -> WorkBudget:
+    def limit_to(self, max_operations: float) -> WorkBudget:
         """Return a budget of at most this many of the remaining operations."""
-        return WorkBudget(min(operations, max(self.remaining, 0.0)), self)
+        return WorkBudget(min(max_operations, max(self.remaining, 0.0)), self)
 
 
 def estimate_limit(max_sequence_length: int) -> WorkBudget | None:

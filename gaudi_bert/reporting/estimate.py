@@ -135,14 +135,14 @@ def _compare(
     with reporter.task("estimate", len(limits) + len(jobs), "packings") as task:
         bounds = {}
         for limit in limits:
-            share = work and work.share(1 / (len(limits) + len(jobs)))
+            share = work and work.take_fraction(1 / (len(limits) + len(jobs)))
             bounds[limit] = prove_bound(histogram.counts, limit, share).bound
             task.advance()
         tiny = Histogram(16, np.arange(1, 17))
         for name in algorithms:  # load the compiled kernels, so that no row's time includes a compiler's
             estimate_packing(tiny, name, 3, None)
         for index, (name, depth) in enumerate(jobs):
-            share = work and work.share(1 / (len(jobs) - index))  # what others leave unused is for those after them
+            share = work and work.take_fraction(1 / (len(jobs) - index))  # what others leave unused is for those after them
             rows.append(estimate_packing(histogram, name, depth, bounds[number(depth)], work=share))
             bounds[number(depth)] = max(bounds[number(depth)], rows[-1].lower_bound or 0)
             task.advance()

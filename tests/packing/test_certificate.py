@@ -27,7 +27,7 @@ def test_a_false_certificate_is_refused() -> None:
     counts = np.array([0, 3, 0, 2], dtype=np.int64)
     prices = np.arange(1, 5)
     assert check_certificate(Certificate(prices, 2, 4), counts) == 4
-    with pytest.raises(FailedError, match="prove 4 packs"):
+    with pytest.raises(FailedError, match=r"\b4\b.*\b5\b"):
         check_certificate(Certificate(prices, 2, 5), counts)
 
 
@@ -48,7 +48,7 @@ def test_limits_of_worth_hold(prices: list[int], depth: int, listed: int) -> Non
     best = naive.best_pack_worth(prices, depth)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(certificate, "MAX_EXACT_LENGTH", 0)
-        patch.setattr(certificate, "MOST_LISTED", listed)
+        patch.setattr(certificate, "MAX_LISTED", listed)
         ones = np.ones(len(prices), dtype=np.int64)
         bound = check_certificate(Certificate(np.array(prices), depth, 0), ones)
     exact = -(-sum(prices) // best) if best else 0

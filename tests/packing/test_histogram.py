@@ -25,8 +25,8 @@ from tests.builders.properties import examples
     ("length", "counts", "message"),
     [
         (3, [1, 2], "counts has 2 entries"),
-        (3, [1, -2, 0], "holds -2 at length 2"),
-        (3, [True, 2, 0], "holds True at length 1"),
+        (3, [1, -2, 0], "counts .*-2 .*length 2"),
+        (3, [True, 2, 0], "counts .*True .*length 1"),
         (2, np.ma.array([1, 2], mask=[True, False]), r"counts\[0\] is masked"),
         (3, [1, 2**63, 0], "at length 2"),
         (2, [2**61, 2**61], "tokens"),
@@ -43,7 +43,7 @@ def test_other_capacity_keeps_the_sequences() -> None:
     histogram = Histogram(4, [1, 2, 3, 0], [0, 1, 1, 0])
     assert resize_histogram(histogram, 6).counts.tolist() == [1, 2, 3, 0, 0, 0]
     assert resize_histogram(histogram, 3).tokens == histogram.tokens
-    with pytest.raises(InputError, match="max_sequence_length 2"):
+    with pytest.raises(InputError, match=r"max_sequence_length .*\b2\b.*\b3 tokens"):
         resize_histogram(histogram, 2)
     assert resize_histogram(Histogram(4, [0] * 4), 2).sequences == 0
 

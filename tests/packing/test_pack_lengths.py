@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import pickle
 from collections.abc import Callable
 
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from gaudi_bert import Packs, pack_histogram, pack_lengths
 from gaudi_bert.common.dealing import deal_sequences
 from gaudi_bert.common.errors import ArgumentError
+from gaudi_bert.packing import pack_lengths as module
 from gaudi_bert.packing.histogram import count_lengths
 from tests.builders.agree import agree
 from tests.builders.properties import examples
@@ -135,8 +137,8 @@ def test_a_histogram_has_the_figures_of_its_lengths(counts: list[int], depth: in
     [
         (lambda: pack_histogram([1, 2], depth=0), "depth = 0"),
         (lambda: pack_lengths([1, 2], 3, effort="none"), "effort is 'none'"),
-        (lambda: pack_histogram([0, 0]), "counts holds no sequence"),
-        (lambda: pack_histogram([0, 0, 1], 2), "max_sequence_length 2"),
+        (lambda: pack_histogram([0, 0]), r"counts .*counts\[0\]"),
+        (lambda: pack_histogram([0, 0, 1], 2), r"max_sequence_length .*\b2\b"),
         (lambda: pack_lengths([1], 1).shard(2, 2), "rank = 2"),
         (lambda: pack_lengths([1], 1).shard(0, 0), "size = 0"),
         (lambda: pack_histogram([1, 2], algorithm="nnsl"), "did you mean `nnls`"),
@@ -170,3 +172,8 @@ def test_whatever_is_given_instead_is_refused_in_a_short_line(argument: str) -> 
             CALLS[argument](odd)
         assert len(str(caught.value)) <= 1000
         assert "\n" not in str(caught.value)
+
+
+def test_examples_in_docstrings_print_what_they_show() -> None:
+    results = doctest.testmod(module)
+    assert (results.failed, results.attempted) == (0, 9)

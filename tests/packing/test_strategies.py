@@ -29,14 +29,14 @@ PACKING = {(2, 5): 2, (2, 3): 1, (8,): 1}
 @pytest.mark.parametrize(
     ("change", "depth", "masked_slots", "message"),
     [
-        ({(2, 5): 1}, 2, None, "length 2 has 2 slots for 3 sequences"),
+        ({(2, 5): 1}, 2, None, "length 2 .*2 slots .*3 sequences"),
         ({(): 1}, 2, None, "is empty or not sorted"),
         ({(5, 2): 1}, 2, None, "is empty or not sorted"),
         ({(2, 3): 0}, 2, None, "is used 0 times"),
-        ({}, 1, None, "holds 2 sequences, more than the depth 1"),
-        ({(3, 8): 1}, 2, None, "holds 11 tokens, more than 8"),
+        ({}, 1, None, "2 sequences.*depth 1"),
+        ({(3, 8): 1}, 2, None, "11 tokens.* 8"),
         ({(0, 8): 1}, 2, None, "outside 1 .. 8"),
-        ({}, 2, 2, "may hold 3 masked positions, more than the 2 slots"),
+        ({}, 2, 2, "3 masked .*2 slots"),
     ],
 )
 def test_what_is_no_packing_is_found(change: dict, depth: int, masked_slots: int | None, message: str) -> None:
@@ -91,7 +91,7 @@ def test_settled_slots_cover_exactly(seed: int, depth: int) -> None:
 
 def test_a_share_is_spent_from_the_whole() -> None:
     whole = WorkBudget(100.0)
-    part = whole.share(0.25)
+    part = whole.take_fraction(0.25)
     part.spend(30.0)
     assert (part.remaining, part.exhausted, whole.remaining, whole.exhausted) == (-5.0, True, 70.0, False)
 

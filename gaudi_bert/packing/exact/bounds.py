@@ -62,7 +62,7 @@ def _prove_by_linear_programs(counts: IntArray, depth: int, work: WorkBudget) ->
     if needs_coarse_grid(counts, depth):
         coarse = prove_bound(split_counts_into_bins(counts, BINS), depth, work)
         return [certify_prices(counts, interpolate_prices(coarse.prices, len(counts)), depth, work)]
-    linear_program = LinearProgram.from_heuristic(counts, len(counts), work.share(0.5))
+    linear_program = LinearProgram.from_heuristic(counts, len(counts), work.take_fraction(0.5))
     iterations = max(QUICK_ITERATIONS, QUICK_ITERATIONS_PER_LENGTH * len(linear_program.lengths))
     linear_program.generate(iterations)
     proofs = [certify_relaxation(linear_program, depth, work)]

@@ -76,7 +76,8 @@ HEURISTIC_MULTIPLE = 3  # the search may always take this many times as long as 
 # Fractions of NEAR_WORK for matching halves of packs before anything else is tried: with more than FEW_LENGTHS lengths, and
 # with at most FEW_LENGTHS, for which the linear program is fast.
 MATCHING_SHARE, QUICK_MATCHING_SHARE = 0.4, 0.04
-SEARCH_SHARE = 2 / 3  # fraction of the work at one depth for linear programs and dives; the rest is for `nnls` and matching
+# linear programs and dives get this fraction of the work at one depth, and `nnls` and matching get the rest
+SEARCH_SHARE = 2 / 3
 FEW_SEQUENCES = 1500  # up to this many sequences, seconds are spent on each pack that may be saved
 
 _SHARES = (0.08, 0.15, 0.25, 0.02)
@@ -123,7 +124,7 @@ def solve_optimally(
     deepest = max_sequences_per_pack(lengths, counts[lengths - 1], len(counts))
     work = WorkBudget() if work is None else work
     first = _pack_heuristically(counts, depth if depth < deepest else len(counts), work)
-    allowed = work.at_most(_count_allowed_operations(first, counts, depth, effort))
+    allowed = work.limit_to(_count_allowed_operations(first, counts, depth, effort))
     before = allowed.spent
     incumbent = _search_at_depth(first, counts, depth if depth < deepest else len(counts), allowed, effort)
     smaller = min(depth, deepest)
@@ -134,7 +135,7 @@ def solve_optimally(
         if -(-int(counts.sum()) // smaller) >= count_packs(incumbent.strategy_counts):
             break
         shallower = _pack_heuristically(counts, smaller, allowed)
-        part = allowed.at_most(_count_allowed_operations(shallower, counts, smaller, effort))
+        part = allowed.limit_to(_count_allowed_operations(shallower, counts, smaller, effort))
         shallower = _search_at_depth(shallower, counts, smaller, part, effort)
         if shallower.certificate.bound >= count_packs(incumbent.strategy_counts):
             break
@@ -157,7 +158,7 @@ def _pack_heuristically(counts: IntArray, depth: int, work: WorkBudget) -> _Incu
     ):
         return incumbent
     share = MATCHING_SHARE if np.count_nonzero(counts) > FEW_LENGTHS else QUICK_MATCHING_SHARE
-    return _rematch_packs(incumbent, len(counts), depth, work.at_most(share * NEAR_WORK))
+    return _rematch_packs(incumbent, len(counts), depth, work.limit_to(share * NEAR_WORK))
 
 
 def _is_gap_negligible(incumbent: _Incumbent, counts: IntArray, depth: int) -> bool:
@@ -188,7 +189,7 @@ def _search_at_depth(first: _Incumbent, counts: IntArray, depth: int, work: Work
     if first.gap == 0 or work.exhausted:
         return first
     near_work = np.inf if effort == "unlimited" else NEAR_WORK
-    incumbent = _pack_optimally(counts, depth, work.share(SEARCH_SHARE), first, near_work=near_work)
+    incumbent = _pack_optimally(counts, depth, work.take_fraction(SEARCH_SHARE), first, near_work=near_work)
     bound = incumbent.certificate.bound
     if incumbent.gap > max(1, bound // FAR):
         incumbent = _update_incumbent(
@@ -255,15 +256,15 @@ def _pack_optimally(
         planned = _pack_many_sequences(counts, depth, THINNED, work)
         return _update_incumbent(incumbent, planned.strategy_counts, planned.certificate)
     if must_be_coarse or (len(counts) > MAX_NNLS_LENGTH and lengths > FEW_LENGTHS and can_be_dealt):
-        incumbent = _pack_on_grids(counts, depth, incumbent, work.share(0.8))
+        incumbent = _pack_on_grids(counts, depth, incumbent, work.take_fraction(0.8))
         if incumbent.gap == 0 or (must_be_coarse and (is_limited or lengths * len(counts) > MOST_CLOSED)):
             return incumbent
-        work = work.share(LAST_PACK_SHARE) if _is_near_bound(incumbent) else work
-    linear_program = LinearProgram.from_heuristic(counts, len(counts), work.share(0.4 if is_limited else 0.7))
+        work = work.take_fraction(LAST_PACK_SHARE) if _is_near_bound(incumbent) else work
+    linear_program = LinearProgram.from_heuristic(counts, len(counts), work.take_fraction(0.4 if is_limited else 0.7))
     linear_program.generate()
     incumbent = _update_incumbent(incumbent, None, certify_relaxation(linear_program, depth, work))
     if is_limited and incumbent.gap:
-        linear_program = _solve_depth_limited_program(counts, depth, linear_program, is_quick, work.share(0.6))
+        linear_program = _solve_depth_limited_program(counts, depth, linear_program, is_quick, work.take_fraction(0.6))
         incumbent = _update_incumbent(incumbent, None, certify_relaxation(linear_program, depth, work))
     linear_program.limit_work(work)
     incumbent = _add_threshold_bound(incumbent, counts, depth)
@@ -294,7 +295,7 @@ def _try_dives(
     is_limited = False
     for number, settings in enumerate(attempts):
         if _is_near_bound(incumbent) and not is_limited:
-            linear_program.limit_work(linear_program.work.at_most(near_work))
+            linear_program.limit_work(linear_program.work.limit_to(near_work))
             is_limited = True
         least, packs = max(least, incumbent.certificate.bound), count_packs(incumbent.strategy_counts)
         if least >= packs or (linear_program.work.exhausted and number > 0):
@@ -322,7 +323,7 @@ def _add_threshold_bound(incumbent: _Incumbent, counts: IntArray, depth: int) ->
 
 
 def _is_near_bound(incumbent: _Incumbent) -> bool:
-    """Return whether the gap is at most one pack, or one pack in `NEAR`."""
+    """Return whether the gap is at most one pack, or at most 1 / `NEAR` of the bound."""
     return incumbent.gap <= _max_near_gap(incumbent.certificate.bound)
 
 
@@ -339,17 +340,21 @@ def _pack_on_grids(counts: IntArray, depth: int, incumbent: _Incumbent, work: Wo
     for bins, slacks in GRIDS:
         if _is_near_bound(incumbent) or work.exhausted:
             break
-        coarse = _pack_optimally(split_counts_into_bins(counts, bins, slack * slacks), depth, work.share(0.3), is_quick=True)
+        coarse = _pack_optimally(
+            split_counts_into_bins(counts, bins, slack * slacks), depth, work.take_fraction(0.3), is_quick=True
+        )
         proof = certify_prices(counts, interpolate_prices(coarse.certificate.prices, len(counts)), depth, work)
         incumbent = _update_incumbent(incumbent, None, proof)
         if _is_near_bound(incumbent):
             break
-        strategy_counts, remaining = assign_to_slots(coarse.strategy_counts, counts, bins, depth, work.share(0.4))
+        strategy_counts, remaining = assign_to_slots(coarse.strategy_counts, counts, bins, depth, work.take_fraction(0.4))
         strategy_counts = best_fit_into(strategy_counts, remaining, depth)
         work.spend_on_heuristic(strategy_counts)
         incumbent = _update_incumbent(incumbent, strategy_counts, proof)
         bound = incumbent.certificate.bound
-        matched = rematch_halves(incumbent.strategy_counts, length, depth, bound + _max_near_gap(bound), work.share(0.3))
+        matched = rematch_halves(
+            incumbent.strategy_counts, length, depth, bound + _max_near_gap(bound), work.take_fraction(0.3)
+        )
         incumbent = _update_incumbent(incumbent, matched, proof)
     return incumbent
 
@@ -397,7 +402,7 @@ def _solve_depth_limited_program(
             loop_weights(len(counts)),
             limit_depth_by_bound(counts, relaxation.bound, depth),
             max_rounds=int(NNLS_ROUNDS * len(linear_program.lengths)),
-            work=work.share(0.6),
+            work=work.take_fraction(0.6),
         )
         linear_program = LinearProgram(counts, depth, work)
         linear_program.relaxation = relaxation

@@ -27,7 +27,7 @@ TRACING_WORK = 4e9
 
 
 class TablePricer:
-    """Finds the best strategies for given prices, with any number of copies of a length.
+    """A pricer that finds the best strategies with any number of copies of a length.
 
     Args:
         lengths: int64 [rows], the lengths that occur, ascending.
@@ -58,7 +58,7 @@ class TablePricer:
         )
 
     def best_pack_worths(self, prices: FloatArray) -> FloatArray:
-        """Return the worth of the best pack that contains each length, float64 [rows], for non-decreasing `prices`, float64
+        """For each length, return the worth of the best pack that contains it. Prices must not fall with length; float64
         [rows].
         """
         tried = len(self.lengths) if self._closes else len(self.chain) * self.max_length
@@ -73,8 +73,14 @@ class TablePricer:
         return self._worth
 
     def improving_strategies(self, rows: IntArray, prices: FloatArray, min_worth: float) -> list[Strategy]:
-        """Return the strategies behind the last `best_pack_worths`, for these rows, that are worth more than `min_worth` at
-        `prices`.
+        """Return the best strategies that the last call of `best_pack_worths` found, for some of the lengths.
+
+        If the budget is short, only the lengths with the best packs are considered.
+
+        Args:
+            rows: int64, the indices of these lengths.
+            prices: float64 [rows], prices that decide which of the strategies are returned.
+            min_worth: only strategies that are worth more than this at `prices` are returned.
         """
         affordable = max(1, int(min(max(self.work.remaining, 0.0) / 4, TRACING_WORK) // self._operations_per_trace))
         if len(rows) > affordable:
@@ -146,7 +152,7 @@ MOST_ENTRIES = 2**24
 
 
 class BoundedPricer:
-    """Finds the best strategies with no more copies of a length than there are sequences.
+    """A pricer that finds the best strategies with no more copies of a length than there are sequences.
 
     For each length, it finds the best pack of which this length is the longest. `_table[row, slots, room]` is the worth of
     at most `slots` sequences of the shorter lengths in `room` tokens. Without a depth limit, there is a single entry for any
@@ -180,8 +186,12 @@ class BoundedPricer:
         return worth
 
     def improving_strategies(self, rows: IntArray, prices: FloatArray, min_worth: float) -> list[Strategy]:
-        """Return the strategies behind the last `best_pack_worths`, for these rows, that are worth more than `min_worth` at
-        `prices`.
+        """Return the best strategies that the last call of `best_pack_worths` found, for some of the lengths.
+
+        Args:
+            rows: int64, the indices of these lengths, each the longest of its pack.
+            prices: float64 [rows], prices that decide which of the strategies are returned.
+            min_worth: only strategies that are worth more than this at `prices` are returned.
         """
         self.work.spend(len(rows) * len(self.lengths))
         pack, result = np.empty(self.max_length, dtype=np.int64), []
@@ -193,7 +203,7 @@ class BoundedPricer:
 
 
 def max_sequences_per_pack(lengths: IntArray, counts: IntArray, max_length: int) -> int:
-    """Return the most sequences that any pack can contain, which are the shortest ones.
+    """Return how many sequences fit into a pack if it is filled with the shortest sequences.
 
     Args:
         lengths: int64 [rows], ascending.

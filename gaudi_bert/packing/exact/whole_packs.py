@@ -290,7 +290,7 @@ class _FixedPacks:
         self.packs, self.uncovered = level.packs, level.uncovered.copy()
 
     @property
-    def waiting(self) -> IntArray:
+    def unplaced_sequences(self) -> IntArray:
         """Sequences that have no free slot of their length or more, int64 [rows]."""
         balance = np.cumsum(self.uncovered[::-1])
         unplaced = np.maximum.accumulate(np.maximum(balance, 0))
@@ -362,11 +362,11 @@ def dive(linear_program: LinearProgram, target: int, settings: DiveSettings) -> 
     """
     path = _FixedPacks(linear_program.lengths, linear_program.demand)
     furthest: StrategyCounts = {}
-    not_held = path.waiting
+    not_held = path.unplaced_sequences
     packs, is_certain = _search_rest(linear_program, path, target)
     if is_certain and packs is None:
         return furthest, not_held, True
-    linear_program.set_remaining_demand(path.uncovered, path.waiting)
+    linear_program.set_remaining_demand(path.uncovered, path.unplaced_sequences)
     linear_program.master.solve(dual=True)
     levels = [_DiveState(path, linear_program.master.usage(), settings.share)]
     steps = failures = 0
@@ -379,7 +379,7 @@ def dive(linear_program: LinearProgram, target: int, settings: DiveSettings) -> 
         if packs is None and not is_certain and _solve_rest(linear_program, path, target):
             levels.append(_DiveState(path, linear_program.master.usage(), settings.share))
             if path.packs > count_packs(furthest):
-                furthest, not_held = path.strategy_counts(), path.waiting
+                furthest, not_held = path.strategy_counts(), path.unplaced_sequences
         elif packs is None:  # undo the step, and those before it for which no other choice is left
             failures += 1
             levels[-1].record_failure()
@@ -396,7 +396,7 @@ def dive(linear_program: LinearProgram, target: int, settings: DiveSettings) -> 
 
 def _search_rest(linear_program: LinearProgram, path: _FixedPacks, target: int) -> _SearchResult:
     """Search for packs for the uncovered sequences that meet the target."""
-    waiting = path.waiting
+    waiting = path.unplaced_sequences
     if waiting.sum() > MOST_SEARCHED:
         return None, False
     return _search_packs(
@@ -415,7 +415,7 @@ def _solve_rest(linear_program: LinearProgram, path: _FixedPacks, target: int) -
     """Solve the program for the uncovered sequences. Return False if they provably need more packs than the target
     allows.
     """
-    linear_program.set_remaining_demand(path.uncovered, path.waiting)
+    linear_program.set_remaining_demand(path.uncovered, path.unplaced_sequences)
     allowed = target - path.packs + WHOLE
     if linear_program.master.solve(dual=True) <= allowed:
         return True
