@@ -71,7 +71,7 @@ def test_a_tenth_of_wikipedia_has_the_published_efficiency() -> None:
 
 
 def test_too_many_sequences_are_refused() -> None:
-    with pytest.raises(InputError, match="200,000,000 .*1,000,000,000,000"):
+    with pytest.raises(InputError, match=r"200,000,000 .*1,000,000,000,000"):
         count_greedy_packs(np.array([10**12]), 1, seed=0)
 
 

@@ -141,7 +141,7 @@ def test_very_many_sequences_make_no_more_strategies() -> None:
 
 
 def test_least_squares_length_by_length_refuses_long_packs() -> None:
-    with pytest.raises(InputError, match="4096 .*5000"):
+    with pytest.raises(InputError, match=r"4096 .*5000"):
         pack_histogram(Histogram(5000, np.ones(5000, dtype=np.int64)), "nnlshp", 3)
 
 

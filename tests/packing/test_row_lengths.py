@@ -95,14 +95,14 @@ def test_given_lengths_are_taken_as_they_are() -> None:
     assert chosen.lengths == (4, 128)
     assert [packing.packs for packing in chosen.packings] == [1, 3]
     agree(chosen.cost, ENCODER(4) + 3 * ENCODER(128))
-    with pytest.raises(InputError, match="99 .*98"):
+    with pytest.raises(InputError, match=r"99 .*98"):
         choose_row_lengths(counts, ENCODER, lengths=(4, 98))
 
 
 def test_a_position_limit_and_lengths_that_fit_none() -> None:
     counts = np.bincount([3, 90, 90, 99])[1:]
     assert choose_row_lengths(counts, float, longest=99).lengths[-1] == 99
-    with pytest.raises(InputError, match="99 .*98"):
+    with pytest.raises(InputError, match=r"99 .*98"):
         choose_row_lengths(counts, float, longest=98)
     with pytest.raises(InputError, match="no sequence"):
         choose_row_lengths(counts * 0, float)
