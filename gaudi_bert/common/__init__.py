@@ -1,1 +1,3 @@
-"""What every room may use: errors, files that are never half-written, seeded permutations, progress."""
+"""Code that every other folder may use: errors, atomic files, seeded permutations, sampling, progress, compiled kernels,
+CRC-32C.
+"""

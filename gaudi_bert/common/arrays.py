@@ -1,4 +1,8 @@
-"""Names for the types of arrays, whose shape and unit a docstring states; and seeded permutations."""
+"""Names for array types, seeded permutations, and checks of integers that users or files supply.
+
+The type aliases say only the dtype; docstrings state shapes and units. Permutations are defined so that they never change
+with a library version. The integer checks run before any conversion, because a conversion would wrap values that do not fit.
+"""
 
 from __future__ import annotations
 
@@ -19,45 +23,58 @@ FloatArray = NDArray[np.float64]
 Int32Array = NDArray[np.int32]
 IntArray = NDArray[np.int64]
 RowArray = NDArray[np.void]
-"""Of rows with named fields (a structured type)."""
+"""Rows with named fields (a structured dtype)."""
 AnyArray = NDArray[Any]
-"""Of any element type."""
+"""An array of any dtype."""
 BatchArrays = Mapping[str, Int32Array | Float32Array]
-"""A batch on the host: each feature by its name."""
+"""A batch on the host: the array of each feature, by name."""
 WeightArrays = Mapping[str, Float32Array]
-"""The values of a model's variables by their names."""
+"""The values of the variables of a model, by name."""
 
-# --- seeded permutations that never change with a library's version
+# --- seeded permutations that never change with a library version
 #
-# `numpy.random.Philox` is a counter-based bit generator (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011)
-# whose raw output is fixed by its key. The key is the SHA-256 of (seed, purpose, indices); a permutation of n is the stable
-# argsort of n raw 64-bit outputs. Library shuffles may change between versions; this definition cannot.
+# Shuffle functions of libraries may change between versions, which would change artefacts. Here, a permutation of n is the
+# stable argsort of n raw 64-bit outputs of `numpy.random.Philox`. This counter-based generator (Salmon et al., "Parallel
+# random numbers: as easy as 1, 2, 3", 2011) is fully determined by its key, which is the SHA-256 of (seed, purpose,
+# indices).
 
 
 def philox(seed: int, purpose: str, *indices: int) -> np.random.Philox:
-    """A bit generator keyed by `seed`, `purpose` and `indices` (any integers, e.g. the number of a group or an epoch)."""
+    """Return a bit generator keyed by a seed, a purpose and further integers, such as a group or epoch number."""
     text = ":".join([str(int(seed)), purpose, *(str(int(index)) for index in indices)])
     key = np.frombuffer(hashlib.sha256(text.encode("utf-8")).digest()[:16], dtype="<u8")
     return np.random.Philox(key=key)
 
 
 def random_words(count: int, seed: int, purpose: str, *indices: int) -> NDArray[np.uint64]:
-    """`count` raw uint64 words."""
+    """Return `count` random words, uint64 [count], for this seed, purpose and indices."""
     return philox(seed, purpose, *indices).random_raw(count)
 
 
 def permutation(
     count: int, seed: int, purpose: str, *indices: int, kind: type[np.signedinteger[Any]] = np.int64
 ) -> AnyArray:
-    """A permutation of 0 .. count - 1, fixed for ever by its arguments; of int32, ten million numbers take 40 MB, not 80."""
+    """Return a permutation of 0 .. count - 1 that depends only on the seed, the purpose and the indices.
+
+    Args:
+        count: the number of elements.
+        seed: the seed of the run.
+        purpose: what the permutation is for, so that different uses get independent permutations.
+        indices: further integers, such as a group or epoch number.
+        kind: the dtype of the result. With int32, ten million elements take 40 MB instead of 80 MB.
+    """
     return _order_of_words(random_words(count, seed, purpose, *indices), kind)
 
 
 _SORTED_AT_ONCE = 1 << 19
+"""More words than this are sorted in several ranges."""
 
 
 def _order_of_words(words: NDArray[np.uint64], kind: type[np.signedinteger[Any]]) -> AnyArray:
-    """The stable argsort of uniform words; of many, those of one range after the other, for memory's sake."""
+    """Return the stable argsort of uniformly distributed words.
+
+    Sorting many words at once would take several times their memory, so they are sorted one range of values after the other.
+    """
     ranges = min(words.size // _SORTED_AT_ONCE, 255).bit_length()
     if not ranges:
         return np.argsort(words, kind="stable").astype(kind, copy=False)
@@ -71,9 +88,9 @@ def _order_of_words(words: NDArray[np.uint64], kind: type[np.signedinteger[Any]]
 
 
 def mixed_words(words: NDArray[np.uint64], counts: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """A raw word for each pair of a word and a count: a function of both alone, by the mixing of splitmix64.
+    """Return a pseudorandom word for each pair of a word and a count, uint64, by the mixing function of splitmix64.
 
-    (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014.)
+    The result depends only on the pair (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014).
     """
     mixed: NDArray[np.uint64] = words + (counts + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -82,31 +99,46 @@ def mixed_words(words: NDArray[np.uint64], counts: NDArray[np.uint64]) -> NDArra
     return mixed
 
 
-# --- integers as others wrote them
+# --- checks of integers that users or files supply
 
 
 def whole_number(name: str, value: object, least: int | None = None, most: int | None = None) -> int:
-    """`value` as an int; refused, by `name`, where it is something else (a truth value too) or out of range."""
+    """Return `value` as an int, after checking that it is an integer in the allowed range.
+
+    Args:
+        name: the name of the argument, for the message.
+        value: an int or a numpy integer. A bool is rejected.
+        least: the smallest allowed value, or None.
+        most: the largest allowed value, or None.
+
+    Raises:
+        ArgumentError: `value` is not an integer or is out of range.
+    """
     if isinstance(value, bool) or not isinstance(value, Integral):
-        raise ArgumentError(f"{name} = {shown(value)}: an integer is needed")
+        raise ArgumentError(f"{name} = {shown(value)}: must be an integer")
     number = int(value)
     if least is not None and most is not None and not least <= number <= most:
-        raise ArgumentError(f"{name} = {shown(number)}: {least} to {most} is allowed")
+        raise ArgumentError(f"{name} = {shown(number)}: must be from {least} to {most}")
     if least is not None and number < least:
-        raise ArgumentError(f"{name} = {shown(number)}: at least {least} is needed")
+        raise ArgumentError(f"{name} = {shown(number)}: must be at least {least}")
     return number
 
 
 MOST_TOKEN_ID = 2**31 - 1
-"""Of a token in a table: token ids are int32 wherever a model takes them."""
+"""The largest token id in a table. Models take token ids as int32."""
 NOT_PREDICTED = -100
-"""In labels and targets, where nothing is to be predicted."""
+"""The label or target of a position at which nothing is predicted."""
 
 
 def first_not_whole(values: AnyArray, least: int, most: int) -> int:
-    """Index of the first of `values` (one-dimensional) that is not an integer in `least` .. `most`; -1 where all are.
+    """Return the index of the first element that is not an integer in the range, or -1 if all are.
 
-    Checked before numbers change their type: one that does not fit would wrap, and a truth value would count as 1.
+    Call this before converting the array, because values that do not fit would wrap and a bool would count as 1.
+
+    Args:
+        values: an array of one dimension and any dtype.
+        least: the smallest allowed value.
+        most: the largest allowed value.
     """
     kind = values.dtype.kind
     if kind == "O":
@@ -122,5 +154,5 @@ def first_not_whole(values: AnyArray, least: int, most: int) -> int:
 
 
 def is_whole(value: Any, least: int, most: int) -> bool:
-    """Whether one value of Python or numpy is an integer in `least` .. `most`."""
+    """Return whether a single Python or numpy value is an integer in the range; a bool is not."""
     return isinstance(value, int | np.integer) and not isinstance(value, bool) and bool(least <= value <= most)

@@ -1,7 +1,7 @@
-"""pyarrow, which is optional: imported, its errors as one line, and what it has read proven sound before it is used.
+"""Access to pyarrow, which is optional: import it, explain its errors in one line, and validate what it has read.
 
-An Arrow file is used as it is on disk: its offsets are not checked by reading it, and one that leads out of its
-buffer is followed into foreign memory. So whatever comes out of a file, of any format, passes `validated` first.
+pyarrow uses an Arrow file as it is on disk and does not check its offsets. An offset that points outside its buffer would
+read foreign memory. Therefore everything that is read from a file, of any format, has to pass through `validated` first.
 """
 
 from __future__ import annotations
@@ -16,33 +16,37 @@ from gaudi_bert.common.files import regular
 
 
 def require_pyarrow() -> Any:
-    """The module pyarrow."""
+    """Import pyarrow and return the module.
+
+    Raises:
+        InputError: pyarrow is not installed. The message contains the command that installs it.
+    """
     try:
         import pyarrow
     except ImportError as error:
         reason = " ".join(str(error).split())
         command = install_command("parquet")
-        raise InputError(f"Parquet, Arrow and JSON lines need pyarrow ({reason}); run: {command}") from error
+        raise InputError(f"Parquet, Arrow and JSON lines files require pyarrow ({reason}); run: {command}") from error
     return pyarrow
 
 
 @contextmanager
 def explained_arrow_errors(path: Path) -> Iterator[None]:
-    """Turn pyarrow's errors for a file that it cannot read into one line.
+    """Turn errors that pyarrow raises because it cannot read a file into an InputError of one line.
 
-    For damaged files it also raises a KeyError, a UnicodeDecodeError (names of columns) and other ValueErrors.
+    For damaged files, pyarrow also raises KeyError, UnicodeDecodeError (in column names) and other ValueErrors.
     """
     pyarrow = require_pyarrow()
     try:
         yield
     except (OSError, pyarrow.ArrowException, ValueError, KeyError) as error:
         reason = shortened(str(error), 200)
-        raise InputError(f"{path}: cannot be read as a Parquet or Arrow table: {reason}; write it again") from error
+        raise InputError(f"{path}: cannot be read as a Parquet or Arrow table: {reason}; create the file again") from error
 
 
 @contextmanager
 def opened_parquet(path: Path, **options: Any) -> Iterator[Any]:
-    """A Parquet file, a `pyarrow.parquet.ParquetFile` with these options."""
+    """Open a Parquet file as a `pyarrow.parquet.ParquetFile`, with these options. Errors inside the block are explained."""
     require_pyarrow()
     from pyarrow import parquet
 
@@ -52,24 +56,29 @@ def opened_parquet(path: Path, **options: Any) -> Iterator[Any]:
 
 @contextmanager
 def explained_values(path: Path) -> Iterator[None]:
-    """Turn pyarrow's errors for values that it can read and not write into one line; `path` is the table."""
+    """Turn errors about values that pyarrow can read but not write into an InputError of one line; `path` is the table."""
     try:
         yield
     except require_pyarrow().ArrowException as error:
         reason = shortened(str(error), 200)
-        remedy = "cast the column, or leave it out with --columns"
-        raise InputError(f"{path}: holds a column that cannot be packed: {reason}; {remedy}") from error
+        remedy = "cast the column, or exclude it with --columns"
+        raise InputError(f"{path}: contains a column that cannot be packed: {reason}; {remedy}") from error
 
 
 def named(path: Path, schema: Any) -> Any:
-    """A schema of the file `path` whose names, also those inside its types, are UTF-8: pyarrow looks when they are used."""
+    """Return the schema, after checking that all its names, including nested ones, are valid UTF-8.
+
+    pyarrow checks names only when they are used.
+    """
     with explained_arrow_errors(path):
         _ = schema.names, [str(kind) for kind in schema.types]
     return schema
 
 
 def validated(path: Path, content: Any) -> Any:
-    """A table, batch or column of the file `path`: every offset is in its buffer, every text is UTF-8."""
+    """Return a table, batch or column of the file `path`, after checking that all offsets are valid and all strings are
+    UTF-8.
+    """
     with explained_arrow_errors(path):
         content.validate(full=True)
     return content

@@ -1,12 +1,13 @@
-"""How every numeric kernel is compiled: once per machine, vectorised, without the interpreter lock.
+"""Compilation of numeric kernels: once per machine, vectorised, and without the interpreter lock.
 
-numba keeps the machine code, in a folder that is named by the SHA-256 of the kernel's file, of all files of this package
-that it imports, and of the compiler's versions: numba's own check overlooks a callee or a constant that changed in another
-file. It is in `NUMBA_CACHE_DIR`, if set, as in images, which compile when they are built; else in the user's cache folder,
-else in the temporary folder. A folder into which others may write is refused; without one, each process compiles for itself.
+numba stores machine code in a folder whose name contains the SHA-256 of the kernel's source file, of all files of this
+package that it imports, and of the compiler versions. numba's own check would miss a callee or a constant that changed in
+another file. The folder is in `NUMBA_CACHE_DIR` if that is set, as it is in images, which compile the kernels when they are
+built. Otherwise it is in the user's cache folder, or in the temporary folder. A folder that other users can write to is not
+used. Without a folder, every process compiles for itself.
 
-An image compiles for a named type of processor (`NUMBA_CPU_NAME=x86-64-v3`), so that its kernels serve every machine but
-those that lack its instructions, which compile for themselves.
+Images compile for a named type of processor (`NUMBA_CPU_NAME=x86-64-v3`), so that their kernels run on almost every machine.
+A machine without these instructions compiles its own kernels.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ from numba.core.caching import CompileResultCacheImpl, FunctionCache
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 QUIET = "GAUDI_BERT_QUIET"
-"""A variable that, if set, suppresses the messages about compiling; so does the level of the logger gaudi_bert."""
+"""An environment variable that, if set, suppresses the messages about compiling. The level of the logger gaudi_bert does so
+too.
+"""
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _LOGGER = logging.getLogger(_PACKAGE.name)
@@ -43,44 +46,47 @@ _IMPORT = re.compile(rf"^\s*(?:from|import)\s+({_PACKAGE.name}(?:\.\w+)*)", re.M
 _VERSIONS = f"{numba.__version__} {llvmlite.__version__} {numpy.__version__}"
 
 _IMAGE_PROCESSOR = "x86-64-v3"
-# That type of processor, with the carry-less multiplication that images add to it, in LLVM's words.
+# The features of that processor type, and the carry-less multiplication that images add to it, by their LLVM names.
 _IMAGE_FEATURES = ("avx2", "bmi", "bmi2", "f16c", "fma", "movbe", "pclmul", "popcnt", "sse4.2")
 
 _OPTIONS = {
     "nogil": True,
     "boundscheck": False,
     "error_model": "numpy",
-    # A maximum may run in vector lanes: no kernel uses infinities or NaN. Sums keep their order and are not fused with
-    # products, so that results are the same on every processor.
+    # Maxima may be vectorised, because no kernel uses infinities or NaN. Sums keep their order and are not fused with
+    # products, because results would differ between processors otherwise.
     "fastmath": {"nnan", "ninf", "nsz"},
     "no_cfunc_wrapper": True,
 }
 
 
 def kernel(function: Function) -> Function:
-    """Compile `function` at its first call, or load what an earlier process compiled from the same sources.
+    """Compile `function` on its first call, or load what an earlier process compiled from the same sources.
 
-    Array indices and integer divisors are not checked: the caller must make sure that they are right. Values are written by
-    loops, not `target[:] = values`: the latter compiles the error for unequal shapes, with all that formats a text, for
-    seconds. So do `np.sum`, `np.max` and `np.append`, though less.
+    Array indices and integer divisors are not checked, so the caller must make sure that they are valid. Write values by
+    loops instead of `target[:] = values`: the latter also compiles the error for unequal shapes, with its text formatting,
+    which takes seconds. `np.sum`, `np.max` and `np.append` take longer to compile than loops as well.
     """
     return _compiled(function)
 
 
 def borrowing_kernel(function: Function) -> Function:
-    """Compile, as `kernel` does, a function that makes no array and returns none: references to arrays are then not counted.
+    """Compile, like `kernel`, a function that neither allocates nor returns arrays, and omit reference counting.
 
-    Where a function runs for every record or sequence, counting takes longer than much of its work.
+    In a function that runs for every record or sequence, reference counting would take longer than much of the work.
     """
     return _compiled(function, _nrt=False)
 
 
 def inner_kernel(function: Function) -> Function:
-    """A borrowing kernel that only other kernels call: it has no entry from Python, which takes long to compile."""
+    """Compile a borrowing kernel that only other kernels call. It has no Python entry point, which would take long to
+    compile.
+    """
     return _compiled(function, _nrt=False, no_cpython_wrapper=True)
 
 
 def _compiled(function: Function, **options: Any) -> Function:
+    """Compile a function with our options, cache and handling of constants."""
     compiled = njit(**_OPTIONS, **options)(function)
     if not numba.config.DISABLE_JIT:
         if _kernels_folder() is not None:
@@ -91,22 +97,26 @@ def _compiled(function: Function, **options: Any) -> Function:
 
 
 def _call_template(own: Callable[..., Any], types: tuple[Any, ...], named: dict[str, Any]) -> Any:
-    """For a kernel that another one calls: a number that is known when it is compiled has no separate type."""
+    """Resolve a call from another kernel without specialising on constant numbers, which would compile the kernel once per
+    constant.
+    """
     return own(tuple(map(numba.types.unliteral, types)), {name: numba.types.unliteral(kind) for name, kind in named.items()})
 
 
 def inlined_kernel(function: Function) -> Function:
-    """A small function that becomes part of every kernel that calls it."""
+    """Make `function` a part of every kernel that calls it. Use this for small functions."""
     compiled: Function = njit(inline="always")(function)
     return compiled
 
 
-# --- the cache
+# --- the cache of machine code
 
 
 @functools.cache
 def _hash_and_imports(file: Path) -> tuple[bytes, frozenset[Path]]:
-    """The SHA-256 of a source, and the files of this package that it imports, or the folders of which it does."""
+    """Return the SHA-256 of a source file, and the files of this package that it imports (all files of an imported
+    folder).
+    """
     source = file.read_bytes()
     paths = (_PACKAGE.parent.joinpath(*name.split(".")) for name in _IMPORT.findall(source.decode("utf-8")))
     modules = ((path.with_suffix(".py"), path) for path in paths)
@@ -116,9 +126,9 @@ def _hash_and_imports(file: Path) -> tuple[bytes, frozenset[Path]]:
 
 @functools.cache
 def _source_digest(file: Path) -> str:
-    """Return the SHA-256 of what the machine code of kernels in `file` depends on.
+    """Return the SHA-256 of everything that the machine code of the kernels in `file` depends on.
 
-    A digest of the package would be simpler, and compile all kernels again after every edit, which takes minutes.
+    A digest of the whole package would be simpler, but every edit would then recompile all kernels, which takes minutes.
     """
     files, waiting = {file}, [file]
     while waiting:
@@ -126,7 +136,7 @@ def _source_digest(file: Path) -> str:
         files |= new
         waiting += new
     digest = hashlib.sha256(_VERSIONS.encode())
-    for path in sorted(files):  # stored code names the module that it is from
+    for path in sorted(files):  # machine code contains the name of its module
         name = path.relative_to(_PACKAGE).as_posix() if path.is_relative_to(_PACKAGE) else path.name
         digest.update(name.encode() + b"\0" + _hash_and_imports(path)[0])
     return digest.hexdigest()
@@ -134,15 +144,15 @@ def _source_digest(file: Path) -> str:
 
 @functools.cache
 def _kernels_folder() -> Path | None:
-    """Return the folder of all machine code; None, with a warning, where other users can write to every folder."""
+    """Return the folder for machine code, or None, with a warning, if there is none that only this user can write to."""
     folders, refusals = [], []
     if numba.config.CACHE_DIR:
         folders.append(Path(numba.config.CACHE_DIR, "gaudi-bert"))
     else:
         user_cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-        if os.path.isabs(user_cache):  # a user without a home has none
+        if os.path.isabs(user_cache):  # a user without a home directory has no cache folder
             folders.append(Path(user_cache, "gaudi-bert", "kernels"))
-        with contextlib.suppress(OSError):  # without a writable temporary folder
+        with contextlib.suppress(OSError):  # there may be no writable temporary folder
             folders.append(Path(tempfile.gettempdir(), f"gaudi-bert-kernels-{os.getuid()}"))
     for folder in folders:
         try:
@@ -151,16 +161,17 @@ def _kernels_folder() -> Path | None:
         except OSError as error:
             refusals.append(f"{folder} ({error.strerror})")
             continue
-        is_ours = status.st_uid == os.getuid() or (numba.config.CACHE_DIR and status.st_uid == 0)  # an image's is root's
+        # the folder of an image belongs to root
+        is_ours = status.st_uid == os.getuid() or (numba.config.CACHE_DIR and status.st_uid == 0)
         if is_ours and stat.S_ISDIR(status.st_mode) and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             return folder
-        refusals.append(f"{folder} (others may write there)")
+        refusals.append(f"{folder} (other users can write to it)")
     _say_not_saved(", ".join(refusals))
     return None
 
 
 class _Locator:
-    """The folder of a kernel's machine code, under the names by which numba asks for it."""
+    """Tells numba where the machine code of a kernel is. The method names are numba's."""
 
     def __init__(self, function: Callable[..., Any], file: str) -> None:
         self._line, self._digest = function.__code__.co_firstlineno, _source_digest(Path(file).resolve())
@@ -169,42 +180,52 @@ class _Locator:
 
     @classmethod
     def from_function(cls, function: Callable[..., Any], file: str) -> _Locator:
+        """Create the locator of a function."""
         return cls(function, file)
 
     def ensure_cache_path(self) -> None:
+        """Create the folder."""
         self._folder.mkdir(exist_ok=True)
 
     def get_cache_path(self) -> str:
+        """Return the folder."""
         return str(self._folder)
 
     def get_source_stamp(self) -> str:
+        """Return the digest of the sources, which decides whether stored code is valid."""
         return self._digest
 
     def get_disambiguator(self) -> str:
+        """Return what distinguishes kernels of the same name in a file, which is the line number."""
         return str(self._line)
 
 
 class _StoredCode(CompileResultCacheImpl):  # type: ignore[misc]
-    """numba's format of machine code on a disk, in the folder that we choose."""
+    """Stores machine code in numba's format, in the folder that we choose."""
 
     _locator_classes = (_Locator,)
 
 
 class _KernelCache(FunctionCache):  # type: ignore[misc]
-    """numba's cache of a kernel, which may be read-only, and which several processes may write at once."""
+    """The cache of a kernel, which may be read-only and may be written by several processes at once."""
 
     _impl_class = _StoredCode
 
     def load_overload(self, signature: Any, target: Any) -> Any:
+        """Load the machine code for these argument types, or return None if there is none, and say that it will be
+        compiled.
+        """
         code = None
         with contextlib.suppress(OSError):
             code = super().load_overload(signature, target)
         if code is None and not os.environ.get(QUIET):
-            _say_once("numeric kernels are compiled for this machine, once; the first use takes up to a minute")
+            _say_once("compiling numeric kernels for this machine, which happens once and takes up to a minute")
         return code
 
     def save_overload(self, signature: Any, compiled: Any) -> None:
-        # Two processes that save for two types of arguments would write both to one file.
+        """Save the machine code for these argument types."""
+        # Two processes that save code for different argument types would write to the same index file at once, so take a
+        # lock.
         try:
             with open(Path(self.cache_path).with_name("lock"), "wb") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
@@ -214,18 +235,21 @@ class _KernelCache(FunctionCache):  # type: ignore[misc]
 
 
 def _say_not_saved(reason: str) -> None:
+    """Warn once that kernels cannot be saved."""
     _say_once(
-        f"compiled kernels cannot be saved, so every start compiles them again: {reason}; "
-        "set NUMBA_CACHE_DIR to a folder that can be written"
+        f"cannot save compiled kernels, so every start compiles them again: {reason}; "
+        "set NUMBA_CACHE_DIR to a writable folder"
     )
 
 
 @functools.cache
 def _say_once(line: str) -> None:
+    """Log a warning, unless the same line has been logged before."""
     _LOGGER.warning("gaudi-bert: %s", line)
 
 
 if numba.config.CPU_NAME == _IMAGE_PROCESSOR and not all(map(binding.get_host_cpu_features().get, _IMAGE_FEATURES)):
-    for name in ("NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES"):  # for this machine, which is older than that processor
+    # this machine is older than that processor type, so compile for the machine
+    for name in ("NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES"):
         os.environ.pop(name, None)
     numba.config.reload_config()

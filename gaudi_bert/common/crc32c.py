@@ -1,11 +1,13 @@
-"""CRC-32C (Castagnoli), as TFRecord uses it: by the processor's instructions where it has them, by tables elsewhere.
+"""CRC-32C (Castagnoli) as used by TFRecord, computed by processor instructions if available, otherwise by tables.
 
-The CRC instruction has a latency of three cycles and can start every cycle, so three thirds of a run are computed side by
-side and joined: appending n zero bytes multiplies the register by x**(8n) modulo the polynomial, one carry-less
-multiplication (PCLMULQDQ) by a constant and one CRC instruction that reduces the product (V. Gopal et al., Intel 2011). Bits
-are reflected: bit 31 of a register is x**0, and the product of two registers, taken as eight bytes of data, is reduced with
-a further factor of x**33; so the constant for n bytes is x**(8n - 33). Without these instructions: slicing by eight (M.
-Kounavis and F. Berry, 2005). A TFRecord stores a *masked* CRC: rotated right by 15 bits, plus 0xA282EAD8.
+The CRC instruction has a latency of three cycles and can start every cycle. Therefore three thirds of a run of bytes are
+processed side by side and then joined. Appending n zero bytes multiplies the register by x**(8n) modulo the polynomial,
+which takes one carry-less multiplication (PCLMULQDQ) by a constant and one CRC instruction that reduces the product (V.
+Gopal et al., Intel 2011). Bits are reflected: bit 31 of a register is x**0. The product of two registers, taken as eight
+bytes of data, is reduced with an additional factor of x**33, so the constant for n bytes is x**(8n - 33).
+
+Without these instructions, slicing by eight is used (M. Kounavis and F. Berry, 2005). A TFRecord stores a *masked* CRC:
+rotated right by 15 bits, plus 0xA282EAD8.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from gaudi_bert.common.memory import address_of, as_word, intrinsic, load_u8, lo
 
 _POLYNOMIAL_REVERSED = 0x82F63B78
 _ALL_ONES = 0xFFFFFFFF
-_MOST_WORDS = 512  # of a third that is joined at once
+_MOST_WORDS = 512  # the most words of a third that are joined at once
 
 
 if platform.machine().lower() not in ("x86_64", "amd64"):
@@ -34,27 +36,28 @@ elif config.CPU_NAME is not None or config.CPU_FEATURES is not None:  # numba co
     HAS_INSTRUCTIONS = {"+sse4.2", "+pclmul"} <= set((config.CPU_FEATURES or "").split(","))
 else:
     HAS_INSTRUCTIONS = all(map(binding.get_host_cpu_features().get, ("sse4.2", "pclmul")))
-"""Whether compiled code uses the CRC-32C and carry-less multiplication instructions of x86."""
+"""Whether compiled code uses the x86 instructions for CRC-32C and carry-less multiplication."""
 
 
 def _call(builder: Any, name: str, result: Any, arguments: list[Any]) -> Any:
+    """Emit a call of the LLVM intrinsic `name`."""
     kind = ir.FunctionType(result, [argument.type for argument in arguments])
     return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), arguments)
 
 
 def _write_word_step(_: Any, builder: Any, crc: Any, word: Any) -> Any:
-    """The register after eight more bytes."""
+    """Emit the instruction that updates a CRC register by eight bytes."""
     return _call(builder, "llvm.x86.sse42.crc32.64.64", ir.IntType(64), [crc, word])
 
 
 def _write_byte_step(_: Any, builder: Any, crc: Any, byte: Any) -> Any:
-    """The register after one more byte."""
+    """Emit the instruction that updates a CRC register by one byte."""
     narrow = [builder.trunc(crc, ir.IntType(32)), builder.trunc(byte, ir.IntType(8))]
     return builder.zext(_call(builder, "llvm.x86.sse42.crc32.32.8", ir.IntType(32), narrow), ir.IntType(64))
 
 
 def _write_carryless_product(_: Any, builder: Any, first: Any, second: Any) -> Any:
-    """The carry-less product of two registers of 32 bits."""
+    """Emit the carry-less product of two 32-bit registers."""
     pair, zero = ir.VectorType(ir.IntType(64), 2), ir.IntType(32)(0)
     vectors = [builder.insert_element(ir.Constant(pair, [0, 0]), each, zero) for each in (first, second)]
     product = _call(builder, "llvm.x86.pclmulqdq", pair, [*vectors, ir.IntType(8)(0)])
@@ -67,7 +70,7 @@ _carryless_product: Callable[[int, int], int] = intrinsic(types.int64, 2, _write
 
 
 def _byte_tables() -> IntArray:
-    """[8, 256] int64: entry [k, b] is the CRC register after byte b and k zero bytes (slicing by eight)."""
+    """Return the tables of slicing by eight, int64 [8, 256]: entry [k, b] is the register after byte b and k zero bytes."""
     first = np.arange(256, dtype=np.int64)
     for _ in range(8):
         first = (first >> 1) ^ np.where(first & 1, _POLYNOMIAL_REVERSED, 0)
@@ -78,7 +81,7 @@ def _byte_tables() -> IntArray:
 
 
 def _powers(count: int, step_bytes: int) -> IntArray:
-    """int64 [count]: x**(8 * step_bytes * n - 33) for n = 0, 1, ..., reflected."""
+    """Return x**(8 * step_bytes * n - 33), reflected, for n = 0, 1, ..., int64 [count]."""
     register = 0x80000000
     for _ in range(33):  # divide by x
         register = ((register ^ _POLYNOMIAL_REVERSED) << 1 | 1) if register >> 31 else register << 1
@@ -97,7 +100,7 @@ _AFTER_WORDS = _powers(2 * _MOST_WORDS + 1, 8)
 
 @borrowing_kernel
 def _table_run(address: int, count: int, crc: int) -> int:
-    """CRC-32C of `count` bytes at `address`, continuing from `crc` (0 to begin), by tables."""
+    """Compute the CRC-32C of `count` bytes at `address` by tables, continuing from `crc` (0 to begin)."""
     crc ^= _ALL_ONES
     while count >= 8:
         word = load_word(address)
@@ -116,11 +119,13 @@ def _table_run(address: int, count: int, crc: int) -> int:
 
 @inlined_kernel
 def _times(register: int, power: int) -> int:
+    """Multiply a register by a power of x modulo the polynomial."""
     return _word_step(0, _carryless_product(register, power))
 
 
 @borrowing_kernel
 def _hardware_run(address: int, count: int, crc: int) -> int:
+    """Compute the CRC-32C of `count` bytes at `address` by instructions, continuing from `crc` (0 to begin)."""
     crc ^= _ALL_ONES
     while count >= 48:
         words = min(count // 24, _MOST_WORDS)
@@ -146,6 +151,7 @@ def _hardware_run(address: int, count: int, crc: int) -> int:
 
 @borrowing_kernel
 def _hardware_append(crc: int, count: int, appended: int) -> int:
+    """Combine the CRC of some bytes with the CRC `appended` of the `count` bytes after them, by instructions."""
     while count >= 8 * _MOST_WORDS:
         crc = _times(crc, _AFTER_WORDS[_MOST_WORDS])
         count -= 8 * _MOST_WORDS
@@ -154,6 +160,7 @@ def _hardware_append(crc: int, count: int, appended: int) -> int:
 
 @borrowing_kernel
 def _table_append(crc: int, count: int, appended: int) -> int:
+    """Combine the CRC of some bytes with the CRC `appended` of the `count` bytes after them, by tables."""
     for _ in range(count):
         crc = (crc >> 8) ^ _BYTES[0, crc & 255]
     return crc ^ appended
@@ -161,11 +168,13 @@ def _table_append(crc: int, count: int, appended: int) -> int:
 
 @borrowing_kernel
 def _hardware_word(word: int) -> int:
+    """Compute the CRC-32C of the eight bytes of a word by instructions."""
     return _word_step(_ALL_ONES, word) ^ _ALL_ONES
 
 
 @borrowing_kernel
 def _table_word(word: int) -> int:
+    """Compute the CRC-32C of the eight bytes of a word by tables."""
     low = (word & _ALL_ONES) ^ _ALL_ONES
     crc: int = _BYTES[7, low & 255] ^ _BYTES[6, (low >> 8) & 255] ^ _BYTES[5, (low >> 16) & 255] ^ _BYTES[4, low >> 24]
     crc ^= _BYTES[3, (word >> 32) & 255] ^ _BYTES[2, (word >> 40) & 255]
@@ -175,30 +184,37 @@ def _table_word(word: int) -> int:
 
 BY_TABLES = (_table_run, _table_append, _table_word)
 BY_INSTRUCTIONS = (_hardware_run, _hardware_append, _hardware_word)
-"""One way to compute CRC-32C: of `count` bytes at an address, continuing from a CRC (0 to begin); of two runs of bytes, from
-that of the first, the number of bytes of the second, and that of the second; of the eight bytes of one word."""
+"""The three functions of each implementation: the CRC-32C of bytes at an address, of two runs of bytes combined, and of one
+word.
+"""
 
 crc32c_at, append_crc, crc_of_word = BY_INSTRUCTIONS if HAS_INSTRUCTIONS else BY_TABLES
-"""The way that this processor takes, for use inside other kernels."""
+"""The implementation for this processor, for use inside other kernels."""
 
 
 @inlined_kernel
 def mask_crc(crc: int) -> int:
-    """The masked form of a CRC, for use inside kernels."""
+    """Return the masked form of a CRC, for use inside kernels."""
     return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
 
 
 @borrowing_kernel
 def _crc32c_of_array(data: ByteArray, crc: int) -> int:
+    """Compute the CRC-32C of a contiguous array, continuing from `crc`."""
     return crc32c_at(address_of(data), data.size, crc)
 
 
 def crc32c(buffer: bytes | bytearray | memoryview | ByteArray, crc: int = 0) -> int:
-    """CRC-32C of a contiguous buffer, continuing from the CRC `crc` of what came before."""
+    """Return the CRC-32C of a contiguous buffer.
+
+    Args:
+        buffer: any bytes.
+        crc: the CRC of the bytes before it, 0 if there are none.
+    """
     data = buffer.view(np.uint8).reshape(-1) if isinstance(buffer, np.ndarray) else np.frombuffer(buffer, np.uint8)
     return int(_crc32c_of_array(data, crc)) if data.size else crc
 
 
 def masked(crc: int) -> int:
-    """The masked form in which TFRecord stores a CRC."""
+    """Return the masked form in which TFRecord stores a CRC."""
     return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & _ALL_ONES

@@ -1,8 +1,8 @@
-"""Which sequences go into which pack: seeded, and a function of the lengths, the strategies and the seed alone.
+"""Sampling of sequences into packs: which sequences share a pack, as a seeded function of lengths, strategies and seed.
 
-A plan states how many packs of each strategy there are. Its packs are put into a random order; the sequences of each
-length are put into a random order; then each slot of a pack takes the next sequence of its length. Any run of packs is
-therefore a fair sample. Sequences are sorted by counting, so work and memory are a few numbers a sequence.
+A plan states how many packs use each strategy. The packs are put into random order, the sequences of each length are put
+into random order, and then each slot takes the next sequence of its length. Therefore any run of consecutive packs is a
+representative sample. Sequences are sorted by counting, so time and memory are a few numbers per sequence.
 """
 
 from __future__ import annotations
@@ -18,20 +18,23 @@ from gaudi_bert.common.arrays import AnyArray, Int32Array, IntArray, permutation
 from gaudi_bert.common.compiled import kernel
 from gaudi_bert.common.errors import InputError
 
-# Fewer sequences are dealt by numpy, which is ready at once: loading compiled code takes half a second.
+# Loading compiled kernels takes half a second, so numpy assigns fewer sequences than this.
 _COMPILED_FROM = 50_000
 
 
 class Packs(NamedTuple):
-    """Packs of sequences, in their order: pack p holds `members[starts[p] : starts[p + 1]]`.
+    """Packs in order: pack p contains the sequences `members[starts[p] : starts[p + 1]]`.
 
-    `members`, int32 or int64 [sequences], are numbers of sequences, each exactly once; `starts` is int64 [packs + 1].
+    Attributes:
+        members: int32 or int64 [sequences], sequence numbers, each exactly once.
+        starts: int64 [packs + 1], where each pack begins.
     """
 
     members: AnyArray
     starts: IntArray
 
     def __len__(self) -> int:
+        """Return the number of packs."""
         return len(self.starts) - 1
 
 
@@ -42,11 +45,20 @@ def deal_sequences(
     group: int,
     kind: type[np.signedinteger[Any]] = np.int32,
 ) -> Packs:
-    """Deal sequences to the packs of a plan.
+    """Assign sequences to the packs of a plan at random.
 
     Args:
         lengths: integers [sequences], from 1.
-        strategies: pairs (lengths of a pack, how many such packs).
+        strategies: pairs of a strategy (the lengths in a pack) and the number of packs that use it.
+        seed: the seed of the assignment.
+        group: the number of the group, so that groups are assigned independently.
+        kind: the dtype of the sequence numbers.
+
+    Returns:
+        The packs in random order.
+
+    Raises:
+        InputError: the slots of the strategies do not match the sequences.
     """
     sizes = np.array([len(strategy) for strategy, _ in strategies], dtype=np.int64)
     counts = np.array([count for _, count in strategies], dtype=np.int64)
@@ -70,13 +82,13 @@ def deal_sequences(
 
 
 def _by_length(lengths: AnyArray, firsts: IntArray, seed: int, group: int) -> AnyArray:
-    """The numbers of all sequences by their lengths, those of one length in their random order."""
+    """Return the sequence numbers grouped by length, in random order within each length."""
     number = np.int32 if lengths.size < 1 << 31 else np.int64
     if lengths.size < _COMPILED_FROM:
         order = permutation(lengths.size, seed, "sequences", group, kind=number)
         return order[np.argsort(lengths[order], kind="stable")]
     order = np.empty(lengths.size, number)
-    bits = max(1, (lengths.size // 4096).bit_length())  # a shift by all 64 bits is undefined
+    bits = max(1, (lengths.size // 4096).bit_length())  # shifting by all 64 bits would be undefined
     _order_words(random_words(lengths.size, seed, "sequences", group), bits, order)
     result = np.empty_like(order)
     _sort_by_length(order, lengths, firsts.copy(), result)
@@ -85,9 +97,10 @@ def _by_length(lengths: AnyArray, firsts: IntArray, seed: int, group: int) -> An
 
 @kernel
 def _order_words(words: NDArray[np.uint64], bits: int, order: AnyArray) -> None:
-    """The stable argsort of uniform words, as `permutation` has it, by their first `bits` bits and then by others.
+    """Write the stable argsort of uniformly distributed words to `order`, with the same result as `permutation`.
 
-    What has the same first bits stays in the processor's cache; there each word is inserted where few others are.
+    Words are first distributed to buckets by their first `bits` bits, so that each bucket fits in the processor's cache.
+    Within a bucket, words are distributed again by further bits and then sorted by insertion.
     """
     starts = np.zeros((1 << bits) + 1, np.int64)
     for word in words:
@@ -127,7 +140,7 @@ def _order_words(words: NDArray[np.uint64], bits: int, order: AnyArray) -> None:
 
 @kernel
 def _sort_by_length(order: AnyArray, lengths: AnyArray, nexts: IntArray, result: AnyArray) -> None:
-    """Put the sequences of `order` where `nexts` has room for their lengths."""
+    """Write each sequence of `order` to the next free position for its length in `result`."""
     for index in range(order.size):
         sequence = order[index]
         length = lengths[sequence]
@@ -139,7 +152,7 @@ def _sort_by_length(order: AnyArray, lengths: AnyArray, nexts: IntArray, result:
 def _fill_packs(
     kinds: Int32Array, flat_starts: IntArray, flat: Int32Array, by_length: AnyArray, nexts: IntArray, members: AnyArray
 ) -> None:
-    """Give each slot of each pack the next sequence of its length; pack p has the strategy `kinds[p]`."""
+    """Give each slot of each pack the next sequence of its length. Pack p uses strategy number `kinds[p]`."""
     at = 0
     for pack in range(kinds.size):
         for slot in range(flat_starts[kinds[pack]], flat_starts[kinds[pack] + 1]):
@@ -150,12 +163,16 @@ def _fill_packs(
 
 
 def _check_slots(lengths: AnyArray, flat: Int32Array, repeats: IntArray) -> None:
-    """The plan must have as many slots of each length as there are sequences."""
+    """Check that the plan has as many slots of each length as there are sequences.
+
+    Raises:
+        InputError: the numbers differ.
+    """
     most = int(max(lengths.max(initial=0), flat.max(initial=0)))
     counted = np.bincount(lengths, minlength=most + 1)
     planned = np.zeros(most + 1, dtype=np.int64)
     np.add.at(planned, flat, repeats)
     if not np.array_equal(counted, planned):
         length = int(np.flatnonzero(counted != planned)[0])
-        slots = f"{planned[length]} sequences of length {length}, the records hold {counted[length]}"
-        raise InputError(f"the plan has slots for {slots}; make the histogram and the plan again")
+        slots = f"{planned[length]} sequences of length {length}, but the data contain {counted[length]}"
+        raise InputError(f"the plan has slots for {slots}; create the histogram and the plan again")

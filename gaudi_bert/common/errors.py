@@ -1,7 +1,8 @@
-"""The errors a user can meet, each with the exit code that the command line gives it; and remedies that many of them name.
+"""Errors that users see, with the exit code of each, and helpers for writing their messages.
 
-A message is one line that names the wrong value, what is allowed, and the remedy. Anything that is not one of these
-is a defect of ours and keeps its traceback.
+A message is one line that names the wrong value, what is allowed, and the remedy. Any other exception is a defect of this
+package and keeps its traceback. The last part of this file writes the remedy for missing libraries: how to install an extra
+of this package.
 """
 
 from __future__ import annotations
@@ -16,10 +17,14 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 _LONGEST_MESSAGE = 1000
+"""Characters to which a message is shortened."""
 
 
 class GaudiBertError(Exception):
-    """Base of all errors that are shown to the user as one line, of bounded length whatever the names and values in it."""
+    """Base class of all errors that are shown to users as one line.
+
+    The line has a bounded length, whatever names and values the message contains.
+    """
 
     exit_code = 1
 
@@ -28,29 +33,29 @@ class GaudiBertError(Exception):
 
 
 class FailedError(GaudiBertError):
-    """The work could not be done (disk full, check failed, worker lost): exit code 1."""
+    """The work could not be done, for example because the disk is full or a check failed. Exit code 1."""
 
     exit_code = 1
 
 
 class InputError(GaudiBertError):
-    """Wrong usage or bad input (settings, files, records): exit code 2."""
+    """The usage or the input (settings, files, records) is wrong. Exit code 2."""
 
     exit_code = 2
 
 
 class ArgumentError(InputError, ValueError):
-    """A bad argument of a function that users call from Python: what they expect there is a ValueError."""
+    """An argument of a function that users call from Python is wrong. It is also a ValueError, as Python users expect."""
 
 
 class StoppedError(GaudiBertError):
-    """Stopped on request (SIGTERM) in a state from which the same command resumes: exit code 75."""
+    """The work was stopped on request (SIGTERM), and the same command resumes it. Exit code 75."""
 
     exit_code = 75
 
 
 def shortened(text: str, most: int = 80) -> str:
-    """`text` on one line, its middle omitted where it is longer than `most` characters: for values named in an error."""
+    """Return `text` on one line of at most `most` characters, with the middle replaced by dots if necessary."""
     if len(text) > 4 * most:
         text = f"{text[: 2 * most]} {text[-2 * most :]}"
     line = " ".join(text.split())
@@ -59,31 +64,32 @@ def shortened(text: str, most: int = 80) -> str:
 
 
 class _ShortRepr(reprlib.Repr):
-    """Python's notation of a value, a few entries of each list and a few levels deep, however large the value is."""
+    """Writes values in Python notation, with only a few entries per list and a few levels of nesting."""
 
     def repr_int(self, x: int, level: int) -> str:
-        """Write an integer as Python does, which refuses very large ones."""
+        """Write an integer, or only its size if it is so large that Python would refuse to write it."""
         return repr(x) if x.bit_length() < 256 else f"a number of {x.bit_length():,} bits"
 
 
 def shown(value: object) -> str:
-    """`value` in Python's notation, for an error: short, and soon written, whatever it is."""
+    """Return a short Python representation of `value` for a message. It is fast, however large the value is."""
     return shortened(_ShortRepr().repr(value))
 
 
 def enumerated(words: Iterable[str]) -> str:
-    """`a`, `a and b`, `a, b and c`."""
+    """Join words as in "a", "a and b" or "a, b and c"."""
     *others, last = words
     return f"{', '.join(others)} and {last}" if others else last
 
 
-# --- the remedy for a library that is missing: how an extra of this package is installed
+# --- remedies for missing libraries: how to install an extra of this package
 #
-# The package is on no index yet, so that this names the clone, as "Install" in docs/start.md does: change both once it is
-# published.
+# The package is not on any index yet, so the command names the clone, as "Install" in docs/start.md does. Change both once
+# the package is published.
 
 _TENSORFLOW_PYTHONS = ((3, 10), (3, 11))
-# Which extra of this package installs a library.
+"""Python versions for which there is a TensorFlow 2.15."""
+
 EXTRAS = {
     "docker": "docker",
     "fastapi": "serve",
@@ -104,10 +110,19 @@ EXTRAS = {
     "uvicorn": "serve",
     "uvloop": "serve",
 }
+"""The extra of this package that installs each library."""
 
 
 def require(libraries: Iterable[str], what: str) -> None:
-    """Refuse `what` where libraries of `EXTRAS` are missing, before long work would notice it."""
+    """Check that libraries are installed, before a long computation would fail without them.
+
+    Args:
+        libraries: names of modules, all keys of `EXTRAS`.
+        what: what needs them, for the message.
+
+    Raises:
+        InputError: a library is missing. The message contains the command that installs it.
+    """
     missing = [library for library in dict.fromkeys(libraries) if find_spec(library) is None]
     if missing:
         names = enumerated(map(library_title, missing))
@@ -117,16 +132,15 @@ def require(libraries: Iterable[str], what: str) -> None:
 
 
 def library_title(library: str) -> str:
-    """Return what people call a library."""
+    """Return the name by which people know a library."""
     return {"torch": "PyTorch", "tensorflow": "TensorFlow", "sklearn": "scikit-learn"}.get(library, library)
 
 
 def install_command(extra: str) -> str:
-    """The command that installs what an extra needs (or several, `text,report`), for the Python that runs."""
+    """Return the shell command that installs an extra (or several, such as `text,report`) for the running Python."""
     python, package = shlex.quote(sys.executable), _package(extra)
-    if "pytorch" in extra.split(
-        ","
-    ):  # on a machine without a GPU, uv takes PyTorch's build for CPUs; pip takes 3 GB, that for GPUs
+    if "pytorch" in extra.split(","):
+        # On a machine without a GPU, pip would install PyTorch's GPU build of 3 GB, whereas uv chooses the CPU build.
         return f"{python} -m pip install uv && {python} -m uv pip install --torch-backend auto {package}"
     if extra == "tensorflow" and not has_tensorflow():
         return f"python3.11 -m venv env && env/bin/python -m pip install {package}"
@@ -134,15 +148,18 @@ def install_command(extra: str) -> str:
 
 
 def has_tensorflow(python: tuple[int, int] = sys.version_info[:2]) -> bool:
-    """Whether there is a TensorFlow 2.15 for a version of Python."""
+    """Return whether there is a TensorFlow 2.15 for this Python version."""
     return python in _TENSORFLOW_PYTHONS
 
 
 def _package(extra: str) -> str:
-    """The package and its extra, as pip takes them: from the clone that it was installed from, while that is there."""
-    from importlib.metadata import distributions  # slow to load, and seldom needed
+    """Return this package with its extra in the form that pip accepts: the clone it was installed from, if it still
+    exists.
+    """
+    from importlib.metadata import distributions  # slow to load and rarely needed
 
-    # In a clone there are two: the metadata of setuptools next to the sources does not know where it was installed from.
+    # In a clone there are two distributions, because setuptools leaves metadata next to the sources that does not contain
+    # the origin.
     origins = (each.read_text("direct_url.json") for each in distributions(name="gaudi-bert"))
     origin = json.loads(next(filter(None, origins), "{}"))
     clone = Path(unquote(urlsplit(origin.get("url", "")).path))

@@ -1,7 +1,6 @@
-"""What several rooms know: the features of an example, their types and what each counts; the figures of a packing; and the
-names of the texts built in.
+"""Names that several folders share: the features of an example, the metrics of a packing, and the built-in texts.
 
-A feature's number is its position in the order of the names, which is the order of a deterministic serialisation.
+The number of a feature is its position in alphabetical order, which is the order of deterministic serialisation.
 """
 
 from __future__ import annotations
@@ -15,32 +14,32 @@ from gaudi_bert.common.errors import enumerated
 from gaudi_bert.common.progress import count_of
 
 Axis = Literal["tokens", "masked", "sequences"]
-"""What the values of a feature are counted by: slots of the row, masked slots, or sequences of the row."""
+"""What the values of a feature are counted by: slots of the row, masked-LM slots, or sequences of the row."""
 
 
 class Feature(IntEnum):
-    """Base of the two enumerations."""
+    """Base class of the two feature enumerations."""
 
     @property
     def key(self) -> str:
-        """The name in a record."""
+        """The name of the feature in a record."""
         return self.name.lower()
 
     @property
     def kind(self) -> Literal["int64", "float32"]:
-        """The type in a record: weights are floats, all else is integers."""
+        """The dtype of the feature in a record: float32 for weights, otherwise int64."""
         return "float32" if self.name.endswith("_WEIGHTS") else "int64"
 
     @property
     def axis(self) -> Axis:
-        """Return what its values are counted by."""
+        """What the values of the feature are counted by."""
         if self.name.startswith("MASKED_LM_"):
             return "masked"
         return "sequences" if self.name.startswith("NEXT_SENTENCE_") else "tokens"
 
 
 class UnpackedFeature(Feature):
-    """The features of one sequence that is padded to a row."""
+    """The features of an unpacked example, which is one sequence padded to a row."""
 
     INPUT_IDS = 0
     INPUT_MASK = 1
@@ -52,7 +51,7 @@ class UnpackedFeature(Feature):
 
 
 class PackedFeature(Feature):
-    """The features of a pack."""
+    """The features of a packed example."""
 
     INPUT_IDS = 0
     INPUT_MASK = 1
@@ -66,12 +65,20 @@ class PackedFeature(Feature):
     SEGMENT_IDS = 9
 
 
-# --- the figures of a packing
+# --- metrics of a packing
 
 
 @dataclass(frozen=True)
 class PackingFigures:
-    """Figures of a packing: five that are counted or proven; the others follow from them."""
+    """Metrics of a packing. Five are counted or proven, and the others are derived from them.
+
+    Attributes:
+        sequences: number of sequences.
+        packs: number of packs.
+        tokens: number of non-padding tokens.
+        slots: number of token slots of all packs.
+        lower_bound: no packing has fewer packs than this.
+    """
 
     sequences: int
     packs: int
@@ -81,36 +88,38 @@ class PackingFigures:
 
     @property
     def padding_tokens(self) -> int:
-        """Slots without a token."""
+        """Slots that hold no token."""
         return self.slots - self.tokens
 
     @property
     def efficiency(self) -> float:
-        """Real tokens / slots, 0..1; 1 where there is nothing to pack."""
+        """Non-padding tokens / slots, from 0 to 1. It is 1 if there is nothing to pack."""
         return self.tokens / self.slots if self.slots else 1.0
 
     @property
     def packing_factor(self) -> float:
-        """Sequences per pack; 1 where there is nothing to pack."""
+        """Sequences per pack. It is 1 if there is nothing to pack."""
         return self.sequences / self.packs if self.packs else 1.0
 
     @property
     def gap(self) -> int:
-        """Packs above the proven bound; 0 is proven optimal."""
+        """Packs above the lower bound. A packing with gap 0 is optimal."""
         return self.packs - self.lower_bound
 
     def stored(self) -> dict[str, Any]:
-        """The figures as artefacts store and print them."""
+        """Return the metrics in the form in which artefacts store them, by name."""
         counted, derived = ("sequences", "packs", "tokens"), ("padding_tokens", "efficiency", "packing_factor")
         return {name: getattr(self, name) for name in (*counted, *derived, "lower_bound", "gap")}
 
 
 def packing_lines(packed: Any, rows: int | None = None) -> list[str]:
-    """Return the lines of packs: of how many sequences (or `rows` of a table), and how full they are.
+    """Describe packs in lines of text: how many sequences or table rows they hold, and how full they are.
 
-    `packed` are the totals of a plan, or the metadata of a folder.
+    Args:
+        packed: the totals of a plan, or the metadata of a folder.
+        rows: the number of table rows, if the sequences come from a table.
     """
-    proven = f"{packed.gap:,} more than the proven minimum" if packed.gap else "proven: none fewer is possible"
+    proven = f"{packed.gap:,} more than the proven minimum" if packed.gap else "which is proven to be the minimum"
     sequences = count_of(packed.sequences, "sequence")
     if rows is not None and rows != packed.sequences:
         sequences = f"{count_of(rows, 'row')} ({sequences})"
@@ -121,16 +130,16 @@ def packing_lines(packed: Any, rows: int | None = None) -> list[str]:
 
 
 def algorithm_line(algorithm: str, used: Sequence[str], depth: int | None) -> str:
-    """Return which algorithms packed; `used` are those that `algorithm` chose."""
+    """Describe the algorithm in a line of text. `used` are the algorithms that `algorithm` chose."""
     others = [name for name in used if name != algorithm]
     heuristics = f" (by {enumerated(others)})" if others else ""
     return f"algorithm {algorithm}{heuristics}, depth {depth}"
 
 
-# --- names that stand for data instead of a file: the documentation that every CPython carries
+# --- built-in texts: names that stand for the documentation that comes with every CPython
 
-# By name, about how many bytes the text has (it differs a little from one Python to the next).
+# The approximate number of bytes of each text, which depends slightly on the Python version.
 BUILT_IN_TEXTS = {"python-docs": 470_000, "python-docstrings": 1_400_000}
 
-# Labelled rows: docstrings, and the package of the standard library that each is from.
+# Texts that are also available as labelled rows: a docstring, and the package of the standard library that it is from.
 BUILT_IN_ROWS = ("python-docstrings",)

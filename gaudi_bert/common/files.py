@@ -1,10 +1,12 @@
-"""Paths here and in object stores, files that are either complete or absent, and locks that die with their process.
+"""Paths on disk and in object stores, atomic files, and locks.
 
-A process killed at any moment leaves at most a temporary file, which the next writer of that file removes. Nothing is
-written through a symbolic link that somebody put there: temporary names cannot be known before.
+A file is either complete or absent. A process that is killed leaves at most a temporary file, which the next writer of the
+same file removes. Locks end with the process that holds them. Temporary names are random, so that nobody can place a
+symbolic link there in advance.
 
-Every file that outlives a stage gets its name here. So this is the door to object stores: `mounted` puts a mirror behind a
-folder, and the mirror is notified of each file there, in the order in which files are completed.
+Every file that outlives a stage gets its name in this module. This is also how object stores are served: `mounted` puts a
+mirror behind a local folder, and the mirror is notified of each completed file in that folder, in the order of completion.
+See `_MOUNTED` for how mirrors work.
 """
 
 from __future__ import annotations
@@ -27,31 +29,40 @@ from typing import Any, BinaryIO, Protocol
 from gaudi_bert.common.errors import FailedError, InputError, shortened, shown
 
 LONGEST_ROW_BYTES = 64 << 20
-"""What a reader of texts holds at most of one line, row, sentence or document, whatever its file was compressed to."""
+"""The most bytes of one line, row, sentence or document that a reader holds in memory, even if the file was compressed."""
 
 BAD_PATH = (errno.ENOENT, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR)
-"""Errors that mean a wrong path, not a machine that fails."""
+"""Errors that mean that the path is wrong, not that the machine fails."""
 
 
 @contextmanager
 def explained_os_errors(path: Path, action: str) -> Iterator[None]:
-    """Turn an `OSError` while doing `action` on `path` into one line with its remedy."""
+    """Turn an OSError in the block into an error of one line with its remedy.
+
+    Args:
+        path: the file, for the message.
+        action: what is done with it, such as "read", "write" or "lock".
+
+    Raises:
+        InputError: the path is wrong or may not be read.
+        FailedError: any other OSError.
+    """
     remedies = {
         errno.ENOSPC: "free some space on that disk and run the same command again",
         errno.EDQUOT: "raise the quota or choose another folder",
         errno.EACCES: "check the permissions" + ("" if action == "read" else ", or choose another folder"),
         errno.EROFS: "the file system is read-only: choose another folder",
-        errno.ENOENT: "it does not exist or has vanished: check the path",
+        errno.ENOENT: "it does not exist or was removed: check the path",
         errno.ENAMETOOLONG: "use shorter names",
         errno.ELOOP: "fix the symbolic links",
         errno.ENOTDIR: "one of its folders is a file: check the path",
-        errno.EISDIR: "give a file in it",
+        errno.EISDIR: "pass a file in this folder",
     }
     try:
         yield
     except OSError as error:
         reason = error.strerror or str(error)
-        remedy = remedies.get(error.errno or 0, "see the reason given by the operating system")
+        remedy = remedies.get(error.errno or 0, "this is the reason given by the operating system")
         is_closed = error.errno == errno.EACCES and action == "read"
         kind = InputError if error.errno in BAD_PATH or is_closed else FailedError
         raise kind(f"{shortened(str(path), 300)}: cannot {action}: {reason}; {remedy}") from error
@@ -61,36 +72,39 @@ _KINDS = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a de
 
 
 def regular(path: Path | str) -> Path:
-    """Return `path`, checked to be a file with an end that may be read.
+    """Return `path` after checking that it is a regular file that can be read.
 
-    A pipe, a device or a socket would be waited for, or never end. Whatever is opened for reading passes here, also by
-    libraries that call a file without permission missing. An operating system error is raised as it is: the reader knows
-    the remedy.
+    Reading a pipe, a device or a socket would block or never end. Every file that is opened for reading passes through this
+    check, including files that a library opens, because some libraries report a file without permission as missing.
+
+    Raises:
+        InputError: the path is not a regular file, or it contains a NUL character or a lone surrogate.
+        OSError: the file is missing or cannot be read. It is raised unchanged, because the caller knows the remedy.
     """
     try:
         kind = _KINDS.get(stat.S_IFMT(os.stat(path).st_mode))
-    except ValueError as error:  # also a name that cannot be encoded
-        raise InputError(f"{shown(str(path))}: invalid path: it has a NUL or a lone surrogate; correct it") from error
+    except ValueError as error:  # also if the name cannot be encoded
+        raise InputError(f"{shown(str(path))}: invalid path: contains a NUL or a lone surrogate; correct it") from error
     if kind is not None:
-        raise InputError(f"{shortened(str(path), 300)}: is {kind}; give a file, which has an end")
+        raise InputError(f"{shortened(str(path), 300)}: is {kind}; pass a regular file")
     if not os.access(path, os.R_OK, effective_ids=True):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
     return Path(path)
 
 
 def open_file(path: Path | str) -> BinaryIO:
-    """A file for reading; never a pipe, a device or a socket."""
+    """Open a regular file for reading in binary mode."""
     return open(regular(path), "rb")
 
 
 def read_file(path: Path | str) -> bytes:
-    """The content of a file; that it cannot be read is one line."""
+    """Return the content of a file as bytes. If it cannot be read, the error is one line."""
     with explained_os_errors(Path(path), "read"), open_file(path) as handle:
         return handle.read()
 
 
 def file_identity(path: Path) -> str:
-    """Name and SHA-256 of a file."""
+    """Return `name:SHA-256` of a file, which identifies its content."""
     digest = hashlib.sha256()
     with explained_os_errors(path, "read"), open_file(path) as handle:
         while block := handle.read(2**20):
@@ -99,7 +113,11 @@ def file_identity(path: Path) -> str:
 
 
 def read_text(path: Path | str) -> str:
-    """The content of a file of UTF-8; every end of a line is a line feed."""
+    """Return the content of a UTF-8 file, with line feeds as the only line ends.
+
+    Raises:
+        InputError: the file cannot be read or is not UTF-8.
+    """
     try:
         with explained_os_errors(Path(path), "read"), open(regular(path), encoding="utf-8") as handle:
             return handle.read()
@@ -108,75 +126,93 @@ def read_text(path: Path | str) -> str:
 
 
 def followed(path: Path) -> Path:
-    """An absolute path without links; a loop of links remains one (`Path.resolve` raises), and reading it is an error."""
+    """Return the absolute path with all symbolic links resolved.
+
+    If the links form a loop, one of them stays in the path and reading it fails. `Path.resolve` would raise an exception.
+    """
     return Path(os.path.realpath(path))
 
 
-# As Hugging Face's hub has them: `bert-base-uncased`, `sentence-transformers/all-MiniLM-L6-v2`.
+# Names in the style of the Hugging Face Hub, such as `bert-base-uncased` or `sentence-transformers/all-MiniLM-L6-v2`.
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 
 
 def check_model(path: Path) -> None:
-    """Refuse a model's folder or file that is not on this machine; a TF1 checkpoint is a prefix of names."""
+    """Check that a model's folder or file exists on this machine. A TF1 checkpoint is given as a prefix of file names.
+
+    Raises:
+        InputError: it does not exist. If the name looks like one on the Hugging Face Hub, the message says how to download
+            it.
+    """
     if path.exists() or any(path.parent.glob(f"{escape(path.name)}.*")):
         return
     if _HUB_NAME.fullmatch(str(path)) is None:
-        raise InputError(f"{path}: no such folder; check the path")
+        raise InputError(f"{path}: does not exist; check the path")
     command = f"`hf download {path} --local-dir {path.name}`"
-    raise InputError(f"{path}: no folder here; download it by {command} and give {path.name}, or check the path")
+    raise InputError(f"{path}: does not exist; download it with {command} and pass {path.name}, or check the path")
 
 
 def check_name(path: Path) -> None:
-    """Refuse what cannot be created, locked or removed: what has no name, a device, a link that leads nowhere."""
+    """Check that a path can be created, locked or removed.
+
+    Raises:
+        InputError: it has no name, or it is a device, a pipe or a socket.
+    """
     if path.name in ("", ".."):
-        raise InputError(f"{str(path)!r}: has no name; give the name of a file or folder to create")
+        raise InputError(f"{str(path)!r}: has no file name; pass the name of a file or folder to create")
     with explained_os_errors(path, "write"), suppress(FileNotFoundError):
         regular(path)
 
 
 def hidden_beside(path: Path, ending: str) -> Path:
-    """`.<name>.<ending>` next to `path`."""
+    """Return the hidden path `.<name>.<ending>` in the folder of `path`."""
     check_name(path)
     return path.with_name(f".{path.name}.{ending}")
 
 
-# --- locations: a location in a store is written as its URL, or as the `Path` that `pathlib` makes of it
+# --- locations: an object in a store is given by its URL, or by the `Path` that `pathlib` makes of the URL
 #
-# `Path("s3://bucket/work") / "plan.json"` is `s3:/bucket/work/plan.json`: pathlib drops one slash and keeps the rest, so a
-# location in a store has a name, a parent and children as every path has. Its first part, `s3:`, tells it from a path on a
-# disk. A folder of this machine whose name ends in a colon is written `./s3:`.
+# `Path("s3://bucket/work") / "plan.json"` is `s3:/bucket/work/plan.json`, because pathlib drops one slash and keeps the
+# rest. Therefore a location in a store has a name, a parent and children like every path. Its first part, `s3:`,
+# distinguishes it from a path on a disk. A local folder whose name ends in a colon has to be written as `./s3:`.
 
 _URL = re.compile(r"([a-z][a-z0-9+.-]+):/{1,2}([^/].*)", re.DOTALL)
 
 
 def in_store(location: str | Path) -> bool:
-    """Whether `location` is in an object store."""
+    """Return whether `location` is in an object store."""
     return _URL.fullmatch(str(location)) is not None
 
 
 def url_of(location: str | Path) -> str:
-    """The URL of a location in a store, without a slash at its end."""
+    """Return the URL of a location in a store, without a trailing slash.
+
+    Raises:
+        InputError: it is not such a location, or the URL contains credentials.
+    """
     match = _URL.fullmatch(str(location))
     if match is None:
-        raise InputError(f"{location}: is not an object-store URL; write for example s3://bucket/prefix")
+        raise InputError(f"{location}: is not an object-store URL; use a URL such as s3://bucket/prefix")
     scheme, rest = match[1], match[2].rstrip("/")
     if "@" in rest.split("/")[0] and scheme in ("s3", "gs", "http", "https"):
-        raise InputError(f"{scheme}://...: a URL with credentials in it; leave them to the store's variables or files")
+        raise InputError(
+            f"{scheme}://...: the URL contains credentials; use the store's environment variables or files instead"
+        )
     return f"{scheme}://{rest}"
 
 
 def scheme_of(location: str | Path) -> str:
-    """`s3` of `s3://bucket/prefix`."""
+    """Return the scheme of a location in a store, such as `s3` for `s3://bucket/prefix`."""
     return url_of(location).split(":", 1)[0]
 
 
 def path_below(folder: Path, text: str) -> Path:
-    """`text` as a location: a URL as it is, a relative path from `folder`."""
+    """Return `text` as a location: a URL unchanged, and a relative path relative to `folder`."""
     return Path(text) if in_store(text) else folder / text
 
 
 def shown_location(location: str | Path) -> str:
-    """Return the name of a location for messages: a URL, or the path."""
+    """Return a location as it appears in messages: a URL, or a path."""
     return url_of(location) if in_store(location) else str(location)
 
 
@@ -185,11 +221,11 @@ def shown_location(location: str | Path) -> str:
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[BinaryIO]:
-    """Open `path` for writing so that it appears complete or not at all.
+    """Open `path` for writing in binary mode, so that the file appears complete or not at all.
 
-    The temporary name is `.<name>.<8 hexadecimal digits>.tmp`, so listings that skip dot files never see it. On an exception
-    it is removed, and after a kill by the next writer. Of several processes that write the same file, the last one to finish
-    keeps it.
+    The data are written to the temporary file `.<name>.<8 hexadecimal digits>.tmp`, flushed to disk and then renamed.
+    Listings that skip hidden files never see it. The temporary file is removed if the block raises an exception, or by the
+    next writer after a kill. If several processes write the same file, the last one to finish wins.
     """
     path = Path(path)
     check_name(path)
@@ -197,7 +233,7 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
         path.parent.mkdir(parents=True, exist_ok=True)
         written = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{8}}\.tmp")
         for abandoned in [path.with_name(each) for each in os.listdir(path.parent) if written.fullmatch(each)]:
-            # An error: its writer still writes or ends at this moment, or the file is not ours.
+            # An OSError means that its writer is still active or ending right now, or that the file belongs to another user.
             with suppress(OSError), open(os.open(abandoned, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as other:
                 fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 abandoned.unlink()
@@ -216,7 +252,7 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def _new_temporary(path: Path) -> tuple[Path, BinaryIO]:
-    """A new file, locked while it is open: that tells it from those of killed processes."""
+    """Create a temporary file that is locked while it is open, which distinguishes it from those of killed processes."""
     while True:
         temporary = hidden_beside(path, f"{secrets.token_hex(4)}.tmp")
         try:
@@ -224,13 +260,13 @@ def _new_temporary(path: Path) -> tuple[Path, BinaryIO]:
         except FileExistsError:
             continue
         fcntl.flock(handle, fcntl.LOCK_EX)
-        if temporary.exists():  # nobody took it for abandoned before it was locked
+        if temporary.exists():  # otherwise another writer removed it before it was locked
             return temporary, handle
         handle.close()
 
 
 def move_finished_file(temporary: Path, path: Path) -> None:
-    """Give a finished and flushed file its name."""
+    """Rename a finished and flushed file to its final name, and notify the mirror."""
     with explained_os_errors(path, "write"):
         os.replace(temporary, path)
         flush_folder(path.parent)
@@ -241,18 +277,22 @@ class Mirror(Protocol):
     """A store behind a mounted folder."""
 
     def completed(self, path: Path) -> None:
-        """A file below the folder is complete; called in the thread that wrote it."""
+        """Handle a file below the folder that is complete. Called in the thread that wrote the file."""
 
 
-# A table of mounts: in it a path finds its mirror from any thread and generator; a context variable would be lost
-# in both, and the file with it. `mounted` alone changes it. Two commands in one process have folders of different names, so
-# neither sees the other's.
+# The table of mounts: each folder with a mirror behind it. A stage works in a new local folder. Every file that is completed
+# there, by `atomic_file` or `move_finished_file`, is passed to the mirror in the same thread, and the mirror uploads it
+# unless it is hidden. Files of an earlier run are fetched when a stage requests them. After a kill, the store contains the
+# files that were uploaded before, each of them complete. `artefacts/mirrored_folder.py` is the mirror for object stores.
+#
+# A context variable would be lost in other threads and in generators, and the file with it, so this is a global table. Only
+# `mounted` changes it. Two commands in one process use folders of different names, so they do not affect each other.
 _MOUNTED: dict[Path, Mirror] = {}
 
 
 @contextmanager
 def mounted(folder: Path, mirror: Mirror) -> Iterator[None]:
-    """Inside the block, `mirror` stands behind `folder`, which is a new one."""
+    """Put `mirror` behind `folder`, which must be a new folder, for the duration of the block."""
     _MOUNTED[folder] = mirror
     try:
         yield
@@ -261,20 +301,21 @@ def mounted(folder: Path, mirror: Mirror) -> Iterator[None]:
 
 
 def mirror_of(path: Path) -> Mirror | None:
-    """Return the mirror of the mounted folder that a path is or is in."""
+    """Return the mirror of the mounted folder that is `path` or contains it, or None."""
     if not _MOUNTED:
         return None
     return next((_MOUNTED[folder] for folder in (path, *path.parents) if folder in _MOUNTED), None)
 
 
 def _tell_mirror(path: Path) -> None:
+    """Notify the mirror, if there is one, that the file is complete."""
     mirror = mirror_of(path)
     if mirror is not None:
         mirror.completed(path)
 
 
 def flush_folder(folder: Path) -> None:
-    """Make the renames done in `folder` durable."""
+    """Make renames in `folder` durable."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -283,69 +324,88 @@ def flush_folder(folder: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write `text` (UTF-8) to `path`, atomically."""
+    """Write `text` to a UTF-8 file atomically.
+
+    Raises:
+        InputError: the text contains a lone surrogate, which comes from a file name that is not UTF-8.
+    """
     try:
         data = text.encode("utf-8")
     except UnicodeEncodeError as error:
         around = shown(text[max(0, error.start - 10) : error.start + 11])
-        raise InputError(f"{path}: would hold a name that is not UTF-8, in {around}; rename that file") from error
+        raise InputError(f"{path}: cannot store a name that is not UTF-8, in {around}; rename that file") from error
     with atomic_file(path) as handle:
         handle.write(data)
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write `value` to `path` as JSON with sorted keys off (the order given) and a final newline, atomically."""
+    """Write a value to a JSON file atomically. Keys keep their order, and the file ends with a line feed."""
     write_text(path, json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def json_digest(value: Any) -> str:
-    """The SHA-256 of a JSON value, whatever the order of its keys."""
+    """Return the SHA-256 of a JSON value, independent of the order of its keys."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode("utf-8")).hexdigest()
 
 
 def read_json(path: Path) -> Any:
-    """Read a JSON file."""
+    """Return the content of a JSON file.
+
+    Raises:
+        InputError: the file cannot be read or is not JSON.
+    """
     try:
         return json.loads(read_text(path))
     except (ValueError, RecursionError) as error:
         reason = "nested too deep" if isinstance(error, RecursionError) else shortened(str(error), 160)
-        raise InputError(f"{path}: not a JSON file ({reason}); make it again with the command that writes it") from error
+        raise InputError(f"{path}: not a JSON file ({reason}); create it again with the command that writes it") from error
 
 
 _LOCK_BYTES = 300
-"""Of a lock's file. The line that names its holder is filled up to this, so that the file is never cut."""
+"""The size of a lock file. The line that names the holder is padded to this size, so that the file never has to be
+truncated.
+"""
 
 
 @contextmanager
 def exclusive_lock(path: Path, what: str, wait: bool = False) -> Iterator[None]:
-    """Hold a kernel lock on the hidden file `.<name>.lock` next to `path`; it ends with this process, however that ends.
+    """Hold an exclusive lock on the hidden file `.<name>.lock` next to `path`, for the duration of the block.
 
-    The file names the process that holds the lock; errors call it `what`. With `wait`, another holder may end first (for
-    moments, not for work), otherwise it is an error.
+    It is a kernel lock, so it ends with this process, however that ends. The file names the process that holds the lock.
+
+    Args:
+        path: the file or folder to protect.
+        what: what is locked, for messages.
+        wait: wait for another holder to end. Use this only if holders hold the lock for moments.
+
+    Raises:
+        FailedError: another process holds the lock, and `wait` is False.
+        InputError: the lock file's name belongs to another kind of file.
     """
     lock_path = hidden_beside(Path(path), "lock")
     with explained_os_errors(lock_path, "lock"):
         lock_path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
     try:
-        # A file that has the name of a lock and holds something else would be lost.
+        # Writing to a file that merely has the name of a lock would destroy it, so check its content first.
         content = os.pread(descriptor, _LOCK_BYTES + 1, 0) if stat.S_ISREG(os.fstat(descriptor).st_mode) else b"no file"
         if len(content) > _LOCK_BYTES or not (content.startswith(b"process ") or content.isspace() or not content):
-            raise InputError(f"{lock_path}: has the name of a lock, but is another file; remove it")
+            raise InputError(f"{lock_path}: has the name of a lock file, but contains something else; remove it")
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError as error:
             holder = os.pread(descriptor, _LOCK_BYTES, 0).decode("utf-8", "replace").strip() or "another process"
-            raise FailedError(f"{what}: {holder} is writing it; wait for it to end, or stop it") from error
+            raise FailedError(f"{what}: {holder} is writing to it; wait until it ends, or stop it") from error
         with explained_os_errors(lock_path, "write"):
             _name_holder(descriptor, f"process {os.getpid()} on {socket.gethostname()}")
         try:
             yield
         finally:
-            _name_holder(descriptor, "")  # what is finished names no process and no host
+            _name_holder(descriptor, "")  # the lock file of finished work must not name a process or host
     finally:
         os.close(descriptor)
 
 
 def _name_holder(descriptor: int, holder: str) -> None:
+    """Write the name of the holder to the lock file, padded to its fixed size."""
     os.pwrite(descriptor, holder.encode()[: _LOCK_BYTES - 1].ljust(_LOCK_BYTES - 1) + b"\n", 0)

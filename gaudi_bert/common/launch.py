@@ -1,12 +1,13 @@
-"""Which of several processes or parts this is, by a launcher, a scheduler or `--shard`; what PyTorch reads; signals.
+"""Find out which of several processes or parts this is, from a launcher, a scheduler or `--shard`; and handle signals.
 
-Parts (see docs/kubernetes.md#without-a-clusters-runner-many-machines):
+A *part* is a share of the work that a command does without communicating with other parts (see
+docs/kubernetes.md#without-a-clusters-runner-many-machines):
 
-    K/N      part K, from 0
-    auto     Slurm's array: K counts from SLURM_ARRAY_TASK_MIN, N is SLURM_ARRAY_TASK_COUNT
-    auto/N   an Indexed Job of Kubernetes: K is JOB_COMPLETION_INDEX
+    K/N      part K of N, from 0
+    auto     Slurm array: K counts from SLURM_ARRAY_TASK_MIN, and N is SLURM_ARRAY_TASK_COUNT
+    auto/N   Indexed Job of Kubernetes: K is JOB_COMPLETION_INDEX
 
-The environment is read for the last two only, so that a stale variable never changes what a command does.
+The environment is read only for the last two, so that a stale variable never changes what a command does.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from types import FrameType
 
 from gaudi_bert.common.errors import InputError
 
-# Launcher, and where it puts a process's number and how many there are. Open MPI's is what the Gaudi images have.
+# Each launcher with the variables in which it stores the rank and the number of processes. The Gaudi images contain Open
+# MPI.
 LAUNCHERS = (
     ("horovodrun", "HOROVOD_RANK", "HOROVOD_SIZE"),
     ("mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
@@ -34,7 +36,13 @@ LAUNCHERS = (
 
 @dataclass(frozen=True)
 class Launch:
-    """A process among those that were started together: its number, from 0, and how many they are."""
+    """One of several processes that a launcher started together.
+
+    Attributes:
+        launcher: the name of the launcher.
+        rank: the number of this process, from 0.
+        size: the number of processes.
+    """
 
     launcher: str
     rank: int
@@ -42,16 +50,25 @@ class Launch:
 
 
 def find_launch(environment: Mapping[str, str] | None = None) -> Launch | None:
-    """Return what a launcher set in `environment` (default: this process's); None without one."""
+    """Return this process's launch as described by environment variables, or None without a launcher.
+
+    Args:
+        environment: the variables, by default those of this process.
+
+    Raises:
+        InputError: the variables contradict each other.
+    """
     variables = os.environ if environment is None else environment
     for launcher, rank_name, size_name in LAUNCHERS:
         if rank_name not in variables or size_name not in variables:
             continue
         if launcher == "torchrun" and "MASTER_ADDR" not in variables:
-            continue  # other programs have variables of these names
+            continue  # other programs use variables of these names too
         rank, size = variables[rank_name], variables[size_name]
         if not (rank.isdecimal() and size.isdecimal() and int(rank) < int(size)):
-            raise InputError(f"{rank_name}={rank}, {size_name}={size}: not 0 <= rank < size; unset both, or use {launcher}")
+            raise InputError(
+                f"{rank_name}={rank}, {size_name}={size}: must be 0 <= rank < size; unset both, or use {launcher}"
+            )
         return Launch(launcher, int(rank), int(size))
     node = find_node(variables)
     return Launch("Kubernetes", node.rank, node.count) if node is not None and node.processes == 1 else None
@@ -59,7 +76,10 @@ def find_launch(environment: Mapping[str, str] | None = None) -> Launch | None:
 
 @contextmanager
 def handled_signals(numbers: Iterable[int], handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
-    """While the context lasts, `handler` takes these signals; in the main thread only, as Python has it."""
+    """Handle these signals with `handler` for the duration of the block.
+
+    Python allows this only in the main thread. In other threads nothing changes.
+    """
     allowed = numbers if threading.current_thread() is threading.main_thread() else ()
     before = {number: signal.signal(number, handler) for number in allowed}
     try:
@@ -70,23 +90,31 @@ def handled_signals(numbers: Iterable[int], handler: Callable[[int, FrameType | 
 
 
 def is_first_process() -> bool:
-    """Whether this process prints the result of what all processes of a launcher did together; true without a launcher."""
+    """Return whether this process prints the common result of all processes. It is True without a launcher."""
     launch, node = find_launch(), find_node()
     return launch.rank == 0 if launch is not None else node is None or node.rank == 0
 
 
-# --- the variables of PyTorch's processes
+# --- environment variables for PyTorch processes
 
-# Where they meet: an address and a port of the first of them.
+# The address and port of the first process, where all processes connect.
 MASTER_ADDRESS, MASTER_PORT = "MASTER_ADDR", "MASTER_PORT"
-# PyTorch's own default, for processes on hosts or in containers of their own.
+# PyTorch's default port, for processes on different hosts or in different containers.
 TORCH_PORT = 29500
-# Processes of one machine need no name of it that can be resolved.
+# With these variables, processes on one machine do not need a resolvable host name.
 ON_THIS_MACHINE = {MASTER_ADDRESS: "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
 
 
 def torch_environment(rank: int, size: int, *, per_host: int, address: str, port: int) -> dict[str, str]:
-    """Return the variables that torchrun sets for `torch.distributed`; the first process listens at `address`."""
+    """Return the variables that torchrun sets for `torch.distributed`.
+
+    Args:
+        rank: the number of the process, from 0.
+        size: the number of processes.
+        per_host: the number of processes on each host.
+        address: the address of the first process.
+        port: the port of the first process.
+    """
     values = {
         "RANK": rank,
         "WORLD_SIZE": size,
@@ -100,7 +128,15 @@ def torch_environment(rank: int, size: int, *, per_host: int, address: str, port
 
 @dataclass(frozen=True)
 class Node:
-    """Which of several nodes (pods) this is, from 0, how many ranks each starts, and where all of them meet."""
+    """One of several nodes (pods), on each of which several ranks run.
+
+    Attributes:
+        rank: the number of this node, from 0.
+        count: the number of nodes.
+        processes: the number of ranks on each node.
+        address: the address of the first node, where all ranks connect.
+        port: the port of the first node.
+    """
 
     rank: int
     count: int
@@ -109,36 +145,47 @@ class Node:
     port: int
 
     def variables(self, local_rank: int) -> dict[str, str]:
-        """The variables of one of this node's ranks."""
+        """Return the PyTorch variables of one of this node's ranks."""
         rank, size = self.rank * self.processes + local_rank, self.count * self.processes
         return torch_environment(rank, size, per_host=self.processes, address=self.address, port=self.port)
 
 
-# What our Jobs and Kubeflow Trainer tell a pod: those that torchrun, too, takes for its options.
+# Environment variables that our Jobs and Kubeflow Trainer set in a pod. torchrun accepts them in place of its options.
 NODE_VARIABLES = ("PET_NODE_RANK", "PET_NNODES", "PET_NPROC_PER_NODE", "PET_MASTER_PORT")
 NODE_ADDRESS = "PET_MASTER_ADDR"
 
 
 def find_node(environment: Mapping[str, str] | None = None) -> Node | None:
-    """The node that this process is alone on, so that it starts the ranks there or is the only one; None for a rank."""
+    """Return the node on which this process starts the ranks or is the only rank; None if this process is a rank itself.
+
+    Args:
+        environment: the variables, by default those of this process.
+
+    Raises:
+        InputError: a variable is missing or is not a valid number.
+    """
     variables = os.environ if environment is None else environment
     if NODE_ADDRESS not in variables or NODE_VARIABLES[0] not in variables or "RANK" in variables:
         return None
     values = [variables.get(name, "") for name in NODE_VARIABLES]
     if not all(value.isdecimal() for value in values) or not int(values[0]) < int(values[1]) or not int(values[2]):
         shown = ", ".join(f"{name}={value}" for name, value in zip(NODE_VARIABLES, values, strict=True))
-        raise InputError(f"{shown}: not the numbers of a node, of nodes, of processes and of a port; correct the pod")
+        raise InputError(
+            f"{shown}: must be a node number, a number of nodes, a number of processes and a port; correct the pod"
+        )
     rank, count, processes, port = map(int, values)
     return Node(rank, count, processes, variables[NODE_ADDRESS], port)
 
 
 def shares_folders() -> bool:
-    """Whether every process of the launch sees the files of all: it is alone, or in pods, which mount the same volume."""
+    """Return whether all processes of the launch see the same files: there is only one, or they are pods with a shared
+    volume.
+    """
     return find_launch() is None or NODE_ADDRESS in os.environ
 
 
 def free_port() -> int:
-    """A port of this machine that nothing listens on."""
+    """Return a port of this machine on which nothing listens."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
@@ -152,24 +199,32 @@ _JOB_INDEX = "JOB_COMPLETION_INDEX"
 
 
 def parse_part(text: str, environment: Mapping[str, str] | None = None) -> tuple[int, int]:
-    """`K/N`, `auto` or `auto/N` as (K, N), with 0 <= K < N; the variables are by default those of this process."""
+    """Parse `K/N`, `auto` or `auto/N`, and return (K, N) with 0 <= K < N.
+
+    Args:
+        text: the value of `--shard`.
+        environment: the variables for `auto`, by default those of this process.
+
+    Raises:
+        InputError: the text is invalid, or a variable for `auto` is missing or invalid.
+    """
     variables = os.environ if environment is None else environment
     if text == "auto":
         return _slurm_part(variables)
     match = re.fullmatch(r"(\d{1,9}|auto)/(\d{1,9})", text, re.ASCII)
     if match is None:
-        raise InputError(f"--shard {text}: write K/N with K from 0 to N - 1, for example 0/4; or auto, or auto/N")
+        raise InputError(f"--shard {text}: use K/N with K from 0 to N - 1, for example 0/4, or use auto or auto/N")
     number = _number(text, variables, _JOB_INDEX, "an Indexed Job") if match[1] == "auto" else int(match[1])
     if number >= int(match[2]):
-        where = f"{_JOB_INDEX} is {number}, " if match[1] == "auto" else ""
-        raise InputError(f"--shard {text}: {where}write K/N with K from 0 to N - 1, for example 0/4")
+        where = f"{_JOB_INDEX} is {number}; " if match[1] == "auto" else ""
+        raise InputError(f"--shard {text}: {where}use K/N with K from 0 to N - 1, for example 0/4")
     return number, int(match[2])
 
 
 def _slurm_part(variables: Mapping[str, str]) -> tuple[int, int]:
-    """The part of one task of a Slurm array whose numbers follow one another."""
+    """Return the part of a Slurm array task, whose array must be numbered without gaps."""
     if _SLURM_ID not in variables and _JOB_INDEX in variables:
-        raise InputError("--shard auto: an Indexed Job does not say how many pods it has; write auto/N")
+        raise InputError("--shard auto: an Indexed Job does not tell how many pods it has; use auto/N")
     task, first, last, count = (
         _number("auto", variables, name, "a Slurm array (sbatch --array=0-7)")
         for name in (_SLURM_ID, _SLURM_FIRST, _SLURM_LAST, _SLURM_COUNT)
@@ -177,16 +232,17 @@ def _slurm_part(variables: Mapping[str, str]) -> tuple[int, int]:
     step = _number("auto", variables, _SLURM_STEP, "a Slurm array") if _SLURM_STEP in variables else 1
     if step != 1 or last - first + 1 != count:
         tasks = f"the {count} tasks of this array go from {first} to {last} in steps of {step}"
-        raise InputError(f"--shard auto: {tasks}; use an array without gaps, or write K/N")
+        raise InputError(f"--shard auto: {tasks}; use an array without gaps, or K/N")
     if not first <= task <= last:
-        raise InputError(f"--shard auto: {_SLURM_ID} is {task}, and the array goes from {first} to {last}; write K/N")
+        raise InputError(f"--shard auto: {_SLURM_ID} is {task}, but the array goes from {first} to {last}; use K/N")
     return task - first, count
 
 
 def _number(text: str, variables: Mapping[str, str], name: str, where: str) -> int:
+    """Return the integer value of a scheduler's variable. `where` is the scheduler, for the message."""
     value = variables.get(name)
     if value is None:
-        raise InputError(f"--shard {text}: {name} is not set, so this is not part of {where}; write K/N")
+        raise InputError(f"--shard {text}: {name} is not set, so this process does not belong to {where}; use K/N")
     if re.fullmatch(r"\d{1,9}", value, re.ASCII) is None:
-        raise InputError(f"--shard {text}: {name} is {value!r}, not an integer; write K/N")
+        raise InputError(f"--shard {text}: {name} is {value!r}, which is not an integer; use K/N")
     return int(value)

@@ -1,11 +1,11 @@
-"""Loads, stores and copies on raw addresses, as numba intrinsics.
+"""Loads, stores and copies at raw addresses, as numba intrinsics.
 
-The record kernels work on addresses (int64) into buffers that their callers own, because eight bytes of any
-alignment are then one instruction. Nothing here checks bounds: a kernel proves, before it calls one of these,
+The record kernels work on addresses (int64) into buffers that their callers own, because eight bytes at any alignment are
+then read by a single instruction. Bounds are not checked here. Before a kernel calls one of these functions, it must prove
 that the bytes lie in its buffer.
 
-Trap: `array.ctypes.data` inside compiled code is uint64, and uint64 with int64 becomes float64. Kernels take arrays, and
-addresses from them with `address_of` only.
+`array.ctypes.data` in compiled code is uint64, and uint64 combined with int64 becomes float64. Therefore kernels take arrays
+and get their addresses only from `address_of`.
 """
 
 from __future__ import annotations
@@ -26,24 +26,32 @@ _BYTE, _HALF, _INT, _WORD, _DOUBLE_WORD = (ir.IntType(bits) for bits in (8, 16, 
 
 
 as_word: Callable[[Any], int] = np.int64  # type: ignore[assignment]
-"""A number as a signed word: inside a kernel, numba's type of a number is that of the machine, and must not change."""
+"""Convert a number to a signed 64-bit word in a kernel, where numba would otherwise infer another integer type."""
 
 
 @inlined_kernel
 def address_of(array: AnyArray) -> int:
-    """The address of the first byte of a contiguous array, inside a kernel; the kernel's caller keeps the array alive."""
+    """Return the address of the first byte of a contiguous array, in a kernel. The kernel's caller must keep the array
+    alive.
+    """
     return as_word(array.ctypes.data)
 
 
 def intrinsic(result: Any, words: int, write: Callable[..., Any]) -> Any:
-    """A function for kernels, of `words` arguments: `write(context, builder, *arguments)` makes its LLVM instructions."""
+    """Create a function that kernels can call.
+
+    Args:
+        result: the numba type of the result.
+        words: the number of arguments, 1 to 3, each an int64.
+        write: `write(context, builder, *arguments)` emits the LLVM instructions and returns the result.
+    """
     signature = result(*[types.int64] * words)
 
     def generate(context: Any, builder: Any, _: Any, arguments: Any) -> Any:
         written = write(context, builder, *arguments)
         return context.get_dummy_value() if result is types.void else written
 
-    # numba looks how many arguments a definition takes besides the context of types.
+    # numba determines the number of arguments from the signature of the definition.
     definitions: tuple[Callable[..., Any], ...] = (
         lambda types_, first: (signature, generate),
         lambda types_, first, second: (signature, generate),
@@ -53,10 +61,13 @@ def intrinsic(result: Any, words: int, write: Callable[..., Any]) -> Any:
 
 
 def _pointer(builder: Any, address: Any, kind: Any) -> Any:
+    """Convert an address to an LLVM pointer."""
     return builder.inttoptr(address, kind.as_pointer())
 
 
 def _make_load(kind: Any) -> Any:
+    """Create a load of one element at an address of any alignment."""
+
     def load(_: Any, builder: Any, address: Any) -> Any:
         value = builder.load(_pointer(builder, address, kind))
         value.align = 1
@@ -66,6 +77,8 @@ def _make_load(kind: Any) -> Any:
 
 
 def _make_store(kind: Any) -> Any:
+    """Create a store of one element at an address of any alignment."""
+
     def store(_: Any, builder: Any, address: Any, value: Any) -> None:
         narrow = value if kind is _WORD else builder.trunc(value, kind)
         builder.store(narrow, _pointer(builder, address, kind)).align = 1
@@ -74,7 +87,9 @@ def _make_store(kind: Any) -> Any:
 
 
 def _make_indexed_load(kind: Any) -> Any:
-    """A load of element `number` from an address: with the address constant in a loop, LLVM can use vectors."""
+    """Create a load of element `number` after an address. If the address is constant in a loop, LLVM can vectorise
+    the loop.
+    """
 
     def load(_: Any, builder: Any, address: Any, number: Any) -> Any:
         value = builder.load(builder.gep(_pointer(builder, address, kind), [number]))
@@ -96,24 +111,24 @@ store_word: Callable[[int, int], None] = _make_store(_WORD)
 
 
 def _copy_bytes(_: Any, builder: Any, destination: Any, source: Any, count: Any) -> None:
-    """memcpy: the two ranges do not overlap."""
+    """Emit memcpy. The two ranges must not overlap."""
     cgutils.raw_memcpy(builder, _pointer(builder, destination, _BYTE), _pointer(builder, source, _BYTE), count, 1)
 
 
 def _fill_bytes(_: Any, builder: Any, destination: Any, value: Any, count: Any) -> None:
-    """memset."""
+    """Emit memset."""
     cgutils.memset(builder, _pointer(builder, destination, _BYTE), count, builder.trunc(value, _BYTE))
 
 
 def _prefetch(_: Any, builder: Any, address: Any) -> None:
-    """Ask for the cache line at an address (any address is harmless)."""
+    """Emit a prefetch of the cache line at an address. Any address is harmless."""
     kind = ir.FunctionType(ir.VoidType(), [_BYTE.as_pointer(), _INT, _INT, _INT])
     function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
     builder.call(function, [_pointer(builder, address, _BYTE), _INT(0), _INT(3), _INT(1)])
 
 
 def _multiply_mix(_: Any, builder: Any, first: Any, second: Any) -> Any:
-    """Both halves of the 128-bit product of two unsigned words, exclusive-or'ed: the mixing step of wyhash."""
+    """Emit the mixing step of wyhash: the exclusive or of both halves of the 128-bit product of two unsigned words."""
     product = builder.mul(builder.zext(first, _DOUBLE_WORD), builder.zext(second, _DOUBLE_WORD))
     high = builder.trunc(builder.lshr(product, _DOUBLE_WORD(64)), _WORD)
     return builder.xor(high, builder.trunc(product, _WORD))
@@ -124,6 +139,6 @@ fill_bytes: Callable[[int, int, int], None] = intrinsic(types.void, 3, _fill_byt
 prefetch: Callable[[int], None] = intrinsic(types.void, 1, _prefetch)
 count_bits: Callable[[int], int] = intrinsic(types.int64, 1, lambda _, builder, word: builder.ctpop(word))
 multiply_mix: Callable[[int, int], int] = intrinsic(types.int64, 2, _multiply_mix)
-# Arithmetic modulo 2**64: numba's own + and - on int64 let LLVM assume that nothing overflows.
+# Arithmetic modulo 2**64. With numba's own + and - on int64, LLVM would assume that nothing overflows.
 add_words: Callable[[int, int], int] = intrinsic(types.int64, 2, lambda _, builder, one, other: builder.add(one, other))
 subtract_words: Callable[[int, int], int] = intrinsic(types.int64, 2, lambda _, builder, one, other: builder.sub(one, other))

@@ -1,7 +1,8 @@
-"""Progress of long work: a live line on a terminal, plain lines in a log, nothing where a machine reads.
+"""Progress of long work: a live line on a terminal, plain lines in a log, and nothing if a machine reads the output.
 
-A stage gets a `Reporter`; it calls `say` for a line of what was done and `task` for work whose size is known.
-All goes to standard error, so that standard output holds only results; what libraries write there goes to a log.
+A stage gets a `Reporter`. It calls `say` for a line about what was done, and `task` for work whose size is known. Everything
+goes to standard error, so that standard output contains only results. What libraries write to standard error below Python
+can be redirected to a log by `native_lines_to`.
 """
 
 from __future__ import annotations
@@ -20,29 +21,31 @@ from typing import TextIO
 from gaudi_bert.common.files import explained_os_errors
 
 RESULT_ALONE = "GAUDI_BERT_RESULT_ALONE"
-"""A variable that, if set, silences every reporter, also those of child processes: the option `--quiet`."""
+"""An environment variable that, if set, silences every reporter, also in child processes. The option `--quiet` sets it."""
 LOG_LINE_EVERY_SECONDS = 10.0
 _LONGEST_SILENCE_SECONDS = 60.0
-"""In the log of work that takes hours."""
+"""The longest interval between lines in a log, which is reached for work that takes hours."""
 TERMINAL_LINE_EVERY_SECONDS = 0.5
 _LEAST_SECONDS, _MOST_SECONDS, _MOST_SLOWER, _MOST_GROWTH = 5.0, 1e8, 2.0, 1.5
 _BYTE_UNITS = {unit: 1000.0**power for power, unit in enumerate(("B", "kB", "MB", "GB", "TB", "PB"))}
 
 
 def count_of(number: int, noun: str) -> str:
-    """Return a count for people: 1 pack, 1,500 packs, 2 processes. `noun` has a regular plural."""
+    """Format a count with its noun, such as "1 pack", "1,500 packs" or "2 processes". The noun must have a regular
+    plural.
+    """
     ending = "" if number == 1 else "es" if noun.endswith(("s", "x", "tch")) else "s"
     return f"{number:,} {noun}{ending}"
 
 
 def human_bytes(count: float) -> str:
-    """`count` bytes for people: 1.5 GB."""
+    """Format a number of bytes, such as "1.5 GB"."""
     unit = next((unit for unit, size in _BYTE_UNITS.items() if abs(count) < 1000 * size), "PB")
     return f"{count:.0f} B" if unit == "B" else f"{count / _BYTE_UNITS[unit]:.1f} {unit}"
 
 
 def human_seconds(seconds: float) -> str:
-    """`seconds` for people: 0.4 s, 12 s, 3 min 05 s, 2 h 07 min."""
+    """Format a duration, such as "0.4 s", "12 s", "3 min 05 s" or "2 h 07 min"."""
     if seconds < 10:
         return f"{seconds:.1f} s"
     if seconds < 60:
@@ -54,7 +57,7 @@ def human_seconds(seconds: float) -> str:
 
 
 def human_rate(rate: float, unit: str) -> str:
-    """`rate` units per second for people: 2,500 sequences/s, 2.5 groups/s, 4.0 s per group, 1.5 GB/s."""
+    """Format a rate in units per second, such as "2,500 sequences/s", "2.5 groups/s", "4.0 s per group" or "1.5 GB/s"."""
     if unit == "bytes":
         return f"{human_bytes(rate)}/s"
     if 0 < rate < 1:
@@ -63,11 +66,16 @@ def human_rate(rate: float, unit: str) -> str:
 
 
 class Task:
-    """One piece of work of known size; `advance` may be called from several threads.
+    """Work of known size, and its progress. `advance` may be called from several threads.
 
-    The remaining time is shown once it is worth something: by the speed in the last half of the time, if work was done in
-    the half before too, and not more than `_MOST_SLOWER` times as fast. From one line to the next it never grows by more
-    than half.
+    The remaining time is estimated from the speed in the second half of the elapsed time. It is shown once work was done in
+    the first half too, unless the first half was more than `_MOST_SLOWER` times as fast. The remaining time never grows by
+    more than half from one line to the next.
+
+    Args:
+        name: the name of the work, for the lines.
+        total: the size of the work in units.
+        unit: the plural of the unit, such as "sequences".
     """
 
     def __init__(self, name: str, total: float, unit: str) -> None:
@@ -80,14 +88,18 @@ class Task:
         self._lock = threading.Lock()
 
     def advance(self, amount: float = 1) -> None:
-        """Say that `amount` more units are done."""
+        """Record that `amount` more units are done."""
         with self._lock:
             self.done += amount
 
     def count_from_now(self, done: float, total: float | None = None) -> None:
-        """Say that `done` units are done, and that neither they nor the time until now tell how fast the others will be.
+        """Set the number of units that are done, and estimate the speed from now on only.
 
-        `total` is their number, where it was not known before.
+        Use this if the units so far say nothing about the speed of the others, for example if an earlier run did them.
+
+        Args:
+            done: units that are done.
+            total: the size of the work, if it was not known before.
         """
         with self._lock:
             self.total = self.total if total is None else total
@@ -96,7 +108,9 @@ class Task:
             self._seen = deque([(self._counts_since, done)])
 
     def line(self, now: float) -> str:
-        """The state of the task as one line: share done, speed, time remaining; until that is known, the time so far."""
+        """Format the progress as one line: percentage, speed and remaining time, or the elapsed time if the speed is
+        unknown.
+        """
         with self._lock:
             share = 100.0 * self.done / self.total if self.total else 100.0
             speed = self._speed(now)
@@ -110,18 +124,18 @@ class Task:
             return f"{self.name}: {share:.0f} %, {human_rate(speed, self.unit)}, {human_seconds(self._shown)} left"
 
     def observe(self, now: float) -> None:
-        """Remember how much is done now, for `line`: call it often."""
+        """Record how much is done at time `now`. Call this often, because `line` needs it."""
         with self._lock:
             self._seen.append((now, self.done))
             self._forget_first_half(now)
 
     def _forget_first_half(self, now: float) -> None:
-        """Keep the last look alone of what was seen in the first half of the time."""
+        """Remove all observations of the first half of the time, except the last one."""
         while len(self._seen) > 1 and self._seen[1][0] <= (self._counts_since + now) / 2:
             self._seen.popleft()
 
     def _speed(self, now: float) -> float | None:
-        """Units per second in the last half of the time; None where it tells nothing, yet or at all."""
+        """Return the speed of the last half of the time in units per second, or None if it is not meaningful yet."""
         self._forget_first_half(now)
         middle, done = self._seen[0]
         before = (done - self._done_before) / max(middle - self._counts_since, 1e-9)
@@ -132,7 +146,12 @@ class Task:
 
 
 class Reporter:
-    """Reports what a stage does (on standard error by default), or nothing at all; several threads may use it."""
+    """Reports what a stage does, from any thread.
+
+    Args:
+        stream: where lines go, by default standard error.
+        quiet: report nothing.
+    """
 
     def __init__(self, stream: TextIO | None = None, quiet: bool = False) -> None:
         self._stream = stream
@@ -144,11 +163,11 @@ class Reporter:
 
     @property
     def stream(self) -> TextIO:
-        """Return where the lines go; standard error is looked up each time, because it may be another stream by then."""
+        """The stream for lines. Standard error is looked up each time, because it may have been replaced."""
         return self._stream if self._stream is not None else sys.stderr
 
     def say(self, text: str) -> None:
-        """Print one finished line."""
+        """Print a line that stays."""
         if self.quiet:
             return
         with self._lock:
@@ -157,32 +176,42 @@ class Reporter:
             print(text, file=self.stream, flush=True)
 
     def show(self, text: str) -> None:
-        """Print a passing line: on a terminal it is overwritten by the next one."""
+        """Print a line that the next one overwrites if the stream is a terminal."""
         if not self.live:
             self.say(text)
             return
         with self._lock:
             self._clear()
-            shown = text[: shutil.get_terminal_size().columns - 1]  # a line that wraps cannot be overwritten
+            shown = text[: shutil.get_terminal_size().columns - 1]  # a line that wraps could not be overwritten
             self.stream.write(shown)
             self.stream.flush()
             self._line_width = len(shown)
 
     def clear(self) -> None:
-        """Remove the passing line, before something else is printed on the terminal."""
+        """Remove the current temporary line, before something else prints to the terminal."""
         with self._lock:
             if self._line_width:
                 self._clear()
                 self.stream.flush()
 
     def _clear(self) -> None:
+        """Overwrite the current temporary line with blanks."""
         if self._line_width:
             self.stream.write("\r" + " " * self._line_width + "\r")
             self._line_width = 0
 
     @contextmanager
     def task(self, name: str, total: float, unit: str) -> Iterator[Task]:
-        """Work of `total` units (`unit` is "bytes", "sequences", "packs", ...), whose state is shown meanwhile."""
+        """Show the progress of the work in the block.
+
+        Args:
+            name: the name of the work.
+            total: the size of the work in units.
+            unit: the plural of the unit, such as "bytes", "sequences" or "packs".
+
+        Yields:
+            The task, whose `advance` the work has to call.
+        """
         task = Task(name, total, unit)
         ended = threading.Event()
         watch = threading.Thread(target=self._watch, args=(task, ended), daemon=True)
@@ -197,7 +226,7 @@ class Reporter:
             self.clear()
 
     def _watch(self, task: Task, ended: threading.Event) -> None:
-        """Show the state of a task: on a terminal all the time, in a log where nothing was printed for a while."""
+        """Show the progress of a task: on a terminal all the time, in a log if nothing was printed for a while."""
         while not ended.wait(TERMINAL_LINE_EVERY_SECONDS if self.live else 1.0):
             now = time.monotonic()
             task.observe(now)
@@ -206,16 +235,16 @@ class Reporter:
                 self.show(task.line(now))
 
 
-# --- what libraries write to standard error below Python
+# --- output of libraries that bypasses Python and goes to standard error
 
 _STANDARD_ERROR = 2
 
 
 @contextmanager
 def native_lines_to(log: Path) -> Iterator[None]:
-    """Append to `log` what is written to file descriptor 2; what Python prints to `sys.stderr` goes where it went before.
+    """Append to `log` what is written to file descriptor 2, while `sys.stderr` keeps writing to its previous target.
 
-    A stream that was taken from `sys.stderr` before is on descriptor 2, so take it again inside.
+    A stream that was taken from `sys.stderr` before the block writes to descriptor 2, so take it again inside.
     """
     python_stream = sys.stderr
     with explained_os_errors(log, "write"):
@@ -233,7 +262,7 @@ def native_lines_to(log: Path) -> Iterator[None]:
 
 
 def _is_on(stream: TextIO | None, descriptor: int) -> bool:
-    """Whether `stream` writes to `descriptor`; one in memory writes to none."""
+    """Return whether a stream writes to a file descriptor. A stream in memory does not write to any."""
     try:
         return stream is not None and stream.fileno() == descriptor
     except (OSError, ValueError):

@@ -1,10 +1,11 @@
-"""How many threads are worth it, and work on files and shards in them.
+"""The number of useful threads, and a function that processes items in threads.
 
-A process may use the cores that it may run on, within its container's share of their time: with a limit of 4 on a machine of
-160 it may run on all of them, and is stopped for the rest of every tenth of a second in which it has used up its share.
+A container with a limit of 4 cores on a machine with 160 may run on all of them, but is stopped for the rest of each tenth
+of a second once its share is used up. Therefore the number of threads follows the limits of control groups, not only the
+cores that a process may run on.
 
-The kernels run outside Python's lock, so threads scale like processes and share memory. Results come in the order of the
-items, and the first error in that order is the one that is raised, so no message depends on timing.
+Kernels run without Python's lock, so threads scale like processes and share memory. Results are returned in the order of the
+items, and the first error in this order is raised, so no message depends on timing.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from gaudi_bert.common.errors import InputError
 
-if TYPE_CHECKING:  # numpy starts threads when it is loaded, and this sets how many
+if TYPE_CHECKING:  # importing numpy starts threads, whose number this module determines
     from gaudi_bert.common.arrays import ByteArray
 
 CGROUPS = Path("/sys/fs/cgroup")
@@ -29,21 +30,23 @@ _OWN_CGROUPS = Path("/proc/self/cgroup")
 
 
 def usable_cores(cgroups: Path = CGROUPS, own: Path = _OWN_CGROUPS) -> int:
-    """The cores that this process can keep busy, at least 1; part of a core counts as one.
+    """Return the number of cores that this process can keep busy, at least 1. Part of a core counts as one.
 
-    `own` lists the control groups of this process, and the folder `cgroups` holds their limits, of version 1 or 2.
+    Args:
+        cgroups: the folder with the limits of control groups, version 1 or 2.
+        own: the file that lists the control groups of this process.
     """
     return max(1, math.ceil(min([len(os.sched_getaffinity(0)), *_limits(cgroups, own)])))
 
 
 def limited_cores() -> int | None:
-    """`usable_cores()` where a limit makes them fewer than the cores that this process may run on, else None."""
+    """Return `usable_cores()` if a limit makes it less than the cores that this process may run on, otherwise None."""
     cores = usable_cores()
     return cores if cores < len(os.sched_getaffinity(0)) else None
 
 
 def _limits(cgroups: Path, own: Path) -> Iterator[float]:
-    """The limit in cores of each control group that this process is in, and of those above it."""
+    """Yield the limit in cores of each control group of this process, and of the groups above them."""
     for line in _text(own).splitlines():
         _, controllers, name = line.split(":", 2)
         if controllers == "":
@@ -55,40 +58,49 @@ def _limits(cgroups: Path, own: Path) -> Iterator[float]:
 
 
 def _with_those_above(root: Path, name: str) -> Iterator[Path]:
-    """The folder of the control group `name`, and those above it as far as `root`.
+    """Yield the folders of a control group and of the groups above it, up to `root`.
 
-    Inside a container some or all of them are missing: its own group is the root there.
+    In a container some or all of them do not exist, because the container's own group is the root there.
     """
     folder = root / name.lstrip("/")
     yield from (each for each in (folder, *folder.parents) if each.is_relative_to(root))
 
 
 def _ratio(quota: str = "", period: str = "") -> float:
-    """Time per period; infinite where no limit is set, or none is known."""
+    """Return quota / period, or infinity if no limit is set or known."""
     if quota.strip().isdigit() and period.strip().isdigit() and int(period):
         return int(quota) / int(period)
     return math.inf
 
 
 def _text(path: Path) -> str:
+    """Return the content of a file, or an empty string if it cannot be read."""
     try:
         return path.read_text(encoding="ascii")
     except (OSError, ValueError):
         return ""
 
 
-# --- work in threads
+# --- processing items in threads
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
-_AHEAD = 64  # items of a thread that are done, or given to it, before their turn comes: what bounds the results in memory
+_AHEAD = 64  # items per thread that are submitted or finished ahead of their turn, which limits the results held in memory
 
 
 def worker_count(workers: int | None, items: int) -> int:
-    """Return how many threads to use for so many items; `workers` None means all cores that this process may use."""
+    """Return the number of threads to use for this many items.
+
+    Args:
+        workers: the number that the user requested, or None for all usable cores.
+        items: the number of items.
+
+    Raises:
+        InputError: `workers` is less than 1.
+    """
     if workers is not None and workers < 1:
-        raise InputError(f"workers = {workers}: at least 1 is needed; leave it out for all cores")
+        raise InputError(f"workers = {workers}: must be at least 1; omit it to use all cores")
     return max(1, min(items, workers if workers is not None else usable_cores()))
 
 
@@ -98,9 +110,15 @@ def each_in_threads(
     workers: int | None,
     make_buffer: Callable[[], ByteArray],
 ) -> Iterator[_Result]:
-    """Yield `function(item, buffer)` for every item, in order; each thread has one buffer from `make_buffer`.
+    """Yield `function(item, buffer)` for every item, in order. Each thread has its own buffer.
 
-    At most 64 results a thread wait behind one that takes long.
+    At most 64 results per thread wait for an item that takes long. The first error in the order of the items is raised.
+
+    Args:
+        function: processes an item.
+        items: the items.
+        workers: the number of threads, or None for all usable cores.
+        make_buffer: creates the buffer of a thread.
     """
     count = worker_count(workers, len(items))
     if count == 1:
@@ -132,5 +150,5 @@ def each_in_threads(
                 waiting.extend(pool.submit(run, item) for item in itertools.islice(rest, 1))
                 yield result  # type: ignore[misc]
         except BaseException:
-            failed.set()  # also where this thread was interrupted: the others end after what they are at
+            failed.set()  # this thread may have been interrupted, so stop the others after their current items
             raise
