@@ -147,9 +147,9 @@ def check_model(path: Path) -> None:
     if path.exists() or any(path.parent.glob(f"{escape(path.name)}.*")):
         return
     if _HUB_NAME.fullmatch(str(path)) is None:
-        raise InputError(f"{path}: does not exist; check the path")
+        raise InputError(f"{path}: no such folder; check the path")
     command = f"`hf download {path} --local-dir {path.name}`"
-    raise InputError(f"{path}: does not exist; download it with {command} and pass {path.name}, or check the path")
+    raise InputError(f"{path}: no such folder; download it with {command} and pass {path.name}, or check the path")
 
 
 def check_name(path: Path) -> None:

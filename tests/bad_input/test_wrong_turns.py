@@ -41,7 +41,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 ROWS, FOLDER = (
     "rows.jsonl: line 1 (row 1): has no 'text', only 'comment', 'mood'; name the column",
-    "nowhere: no folder here; download it by `hf download nowhere --local-dir nowhere`",
+    "nowhere: no such folder; download it with `hf download nowhere --local-dir nowhere`",
 )
 FOLDER_MODEL = "--model my-model: a model's folder is trained on a packed table, and --data is not one; make it by"
 NOTHING = "no such folder or file, and no file matches it as a pattern; check the path"
@@ -57,7 +57,7 @@ WRONG_TURNS = {
     "train --data half-rows --out run --model my-model": "half-rows: packing has not finished; run the `gaudi-bert pack`",
     f"{TUNE} texts.jsonl --model MODEL --out t": "texts.jsonl: line 1 (row 1): has no 'label', only 'text'; name the column",
     "finetune --task classify --data train.jsonl --model MODEL --out t": "--task classify: must be classification, ",
-    "embed --model MODEL --data case --out v.npy": "case: cannot read: Is a directory; give a file in it",
+    "embed --model MODEL --data case --out v.npy": "case: cannot read: Is a directory; ",
     "embed --model MODEL --data rows.jsonl --out v.npy": ROWS,
     "embed --model nowhere --data new.jsonl --out v.npy": FOLDER,
     "embed --model MODEL --data new.jsonl --out v.bin": "v.bin: vectors are written as .npy, .parquet, .jsonl; give it",

@@ -46,5 +46,5 @@ def test_lengths_beyond_16_bits() -> None:
 
 @pytest.mark.parametrize("lengths", [[3, 4], [3, 3, 3], [3], [3, 2]])
 def test_a_plan_of_other_lengths_is_refused(lengths: list[int]) -> None:
-    with pytest.raises(InputError, match=r"the plan has slots for \d sequences of length \d, the records hold \d"):
+    with pytest.raises(InputError, match=r"the plan has slots for \d sequences of length \d, .* \d"):
         deal_sequences(np.array(lengths, np.int32), [((3, 3), 1)], 1, 0)

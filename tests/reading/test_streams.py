@@ -156,5 +156,5 @@ def test_packs_move_within_what_is_asked_for_and_what_files_allow(window_rows, s
 
 def test_a_rank_that_no_process_has_is_refused() -> None:
     stored = StoredPacks(SimpleNamespace(sizes=SIZES), 2)
-    with pytest.raises(InputError, match=r"rank = 2: 0 to 1 is allowed"):
+    with pytest.raises(InputError, match=r"rank = 2: .*0 to 1"):
         stored.reader(stored.order(7), 2, 2)
