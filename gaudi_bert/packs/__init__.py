@@ -1,1 +1,1 @@
-"""The pipeline of packing for any format: plan, write, verify; all of it, or part K of N."""
+"""The stages of packing for any file format: plan, write and verify, each for all of the data or for part K of N."""

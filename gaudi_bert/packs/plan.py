@@ -1,8 +1,9 @@
-"""The stage `plan`: histograms in, `plan.json` out: which lengths share a pack, how often, and how near the optimum that is.
+"""The stage `plan`: read histograms and write `plan.json`, which states which lengths share a pack, how often, and the
+bound.
 
-The plan is a function of the histograms and the settings alone, byte for byte. Groups are formed from names and sizes; each
-group of files is packed within itself, and the bound of the plan is the sum of the groups' proven bounds. The counts of all
-files are in memory (about 6 kB each), and then the groups: 250 MiB for 20,000.
+The plan depends only on the histograms and the settings, byte for byte. Files are divided into groups by their names and
+sizes. Each group is packed on its own, and the bound of the plan is the sum of the proven bounds of its groups. The counts
+of all files are in memory (about 6 kB per file), and later those of the groups: 250 MiB for 20,000 files.
 """
 
 from __future__ import annotations
@@ -31,7 +32,20 @@ from gaudi_bert.packing.strategies import Packing
 
 
 def plan(histograms: Sequence[Path], out: Path, settings: PackingSettings, run: StageRun) -> StageOutput[PlanTotals]:
-    """Plan the packing of the records that one or several histograms count; the quality of the plan, in total."""
+    """Plan the packing of the records that one or several histograms describe, and write plan.json.
+
+    Args:
+        histograms: the histogram files, possibly in an object store.
+        out: the plan file to write.
+        settings: the packing settings.
+        run: how to run the stage.
+
+    Returns:
+        The totals of the plan, also if it was already finished.
+
+    Raises:
+        InputError: a histogram is invalid, or `out` contains a plan for other settings.
+    """
     started = time.monotonic()
     with ExitStack() as stack:
         counted = HistogramFile.read_all([stack.enter_context(local_copy(path, run.store)) for path in histograms])
@@ -46,38 +60,38 @@ def plan(histograms: Sequence[Path], out: Path, settings: PackingSettings, run: 
             run.reporter.say(f"{shown_location(out)}: already there, nothing to do")
             return StageOutput(Plan.read(path).totals, seconds=0.0, skipped=True)
         groups = _form_groups(counted, settings, run.reporter)
-        content = _plan(counted, histogram_sha256, groups, _pack(counted, groups, settings, run), settings)
+        content = _assemble_plan(counted, histogram_sha256, groups, _pack_groups(counted, groups, settings, run), settings)
         content.write(path)
     if counted.files is None:
         run.reporter.say(
-            f"{shown_location(out)}: the histogram has no counts per file, so this plan cannot be written, only looked at"
+            f"{shown_location(out)}: the histogram contains no counts per file, so no packs can be written from this plan"
         )
     return StageOutput(content.totals, seconds=round(time.monotonic() - started, 3))
 
 
-def lengths_of(counted: HistogramFile) -> Histogram:
-    """Return the lengths of a histogram.json, as packing takes them."""
+def to_histogram(counted: HistogramFile) -> Histogram:
+    """Convert the content of histogram.json to the histogram that packing uses."""
     return Histogram(counted.max_sequence_length, np.array(counted.counts, np.int64), counted.max_masked())
 
 
 def _form_groups(counted: HistogramFile, settings: PackingSettings, reporter: Reporter) -> Sequence[Sequence[CountedFile]]:
-    """Form the groups of files; one group without files where only counts are known."""
+    """Divide the files into groups. If the counts per file are unknown, return one group without files."""
     if counted.files is None:
         return [[]]
     limits = settings.group_sequences, settings.group_bytes
     for file in find_oversized_files(counted.files, *limits):
         reporter.say(
-            f"{file.name}: {file.sequences:,} sequences, {file.bytes:,} bytes: larger than a group may be"
-            f" ({limits[0]:,} sequences, {limits[1]:,} bytes), so it is a separate group"
+            f"{file.name}: {file.sequences:,} sequences and {file.bytes:,} bytes exceed the limits of a group"
+            f" ({limits[0]:,} sequences, {limits[1]:,} bytes), so this file is a group of its own"
         )
     return form_groups(counted.files, *limits, settings.seed)
 
 
-def _pack(
+def _pack_groups(
     counted: HistogramFile, groups: Sequence[Sequence[CountedFile]], settings: PackingSettings, run: StageRun
 ) -> list[Packing]:
-    """Pack each group; several at once where there are cores."""
-    length, whole = counted.max_sequence_length, lengths_of(counted)
+    """Pack each group, several at once if there are several cores."""
+    length, whole = counted.max_sequence_length, to_histogram(counted)
     with run.reporter.task("plan", len(groups), "groups") as task:
 
         def pack(files: Sequence[CountedFile], _: ByteArray) -> Packing:
@@ -97,13 +111,14 @@ def _pack(
         return list(each_in_threads(pack, groups, run.workers, lambda: np.zeros(0, np.uint8)))
 
 
-def _plan(
+def _assemble_plan(
     counted: HistogramFile,
     histogram_sha256: str,
     groups: Sequence[Sequence[CountedFile]],
     packings: Sequence[Packing],
     settings: PackingSettings,
 ) -> Plan:
+    """Assemble the content of plan.json from the packings of the groups."""
     planned = tuple(
         PlannedGroup(
             files=tuple(InputFile(**file.identity, name=file.name, sequences=file.sequences) for file in files),

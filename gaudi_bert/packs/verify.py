@@ -1,9 +1,9 @@
-"""The stage `verify` for packs of any kind: the packs hold every sequence of their source exactly once.
+"""The stage `verify` for packs of any format: check that the packs contain every sequence of their source exactly once.
 
-Group by group: what is read of its shards and of its source must be the same sequences, and its manifest must state what
-was read. At last metadata.json must state what all manifests add up to. Part K of N verifies the groups K, K + N, ... and
-leaves its sums in a file; the last step, `finish`, reads these files and the manifests, and no packs. The result is in
-verification.json, for the report.
+For each group, the sequences in its shards must be the same as those in its source, and its manifest must state what was
+read. Finally, metadata.json must agree with the sums of all manifests. Part K of N verifies the groups K, K + N, ... and
+leaves its sums in a file. The last step, `finish`, reads these files and the manifests, but no packs. The result is written
+to verification.json, from which the report takes it.
 """
 
 from __future__ import annotations
@@ -34,33 +34,41 @@ _Metadata = TypeVar("_Metadata", bound=PackedMetadata)
 
 @dataclass(frozen=True)
 class PackedFolder(Generic[_Metadata]):
-    """A packed folder by its files: the one way to read all of it, to verify or to convert it.
+    """A packed folder with its metadata. Verification and conversion read packs through this class.
 
-    metadata.json, as it was read, knows the manifests by their CRC-32C, and each manifest its shards. What one file states
+    metadata.json lists the CRC-32C of each manifest, and each manifest lists its shards. What one of these files states
     about another is checked here, before any record is read.
+
+    Attributes:
+        path: the folder.
+        metadata: the content of metadata.json.
     """
 
     path: Path
     metadata: _Metadata
 
     @property
-    def notes(self) -> Path:
-        """Folder of its JSON files."""
+    def json_folder(self) -> Path:
+        """The folder that contains the JSON files."""
         return self.metadata.path_in(self.path).parent
 
     @property
     def groups(self) -> range:
-        """The numbers of its groups."""
+        """The numbers of the groups."""
         return range(len(self.metadata.groups))
 
     def shards_of(self, group: int) -> list[Path]:
-        """Return the shards of a group, in order."""
+        """Return the paths of the shards of a group, in order."""
         table = self.metadata.shard_table
         first = int(table.group_firsts[group])
         return [self.path / table.name(shard) for shard in range(first, first + int(table.group_sizes[group]))]
 
     def check_files(self) -> None:
-        """Check that the shards of metadata.json are there, with their sizes and in their number, and no others."""
+        """Check that the folder contains exactly the shards that metadata.json lists, with their sizes.
+
+        Raises:
+            FailedError: a shard is missing, has another size, or is not listed; or a group has a wrong number of shards.
+        """
         metadata, table = self.metadata, self.metadata.shard_table
         try:
             check_shards(self.path, table, metadata.remedy)
@@ -68,20 +76,26 @@ class PackedFolder(Generic[_Metadata]):
             raise FailedError(str(error)) from error
         foreign = [name for name, _ in sizes_in(self.path) if name.startswith("packed-") and table.number(name) is None]
         if foreign:
-            raise FailedError(f"{self.path / min(foreign)}: is not in metadata.json; remove it, or {metadata.remedy}")
+            raise FailedError(f"{self.path / min(foreign)}: is not listed in metadata.json; remove it, or {metadata.remedy}")
         for number, shards in enumerate(table.group_sizes.tolist()):
             fewer = isinstance(metadata, TableMetadata) and shards and metadata.shard_multiple % shards == 0
             if shards % metadata.shard_multiple and not fewer:
                 problem = f"shard_multiple is {metadata.shard_multiple}, but group {number} has {shards} shards"
                 raise FailedError(f"{metadata.path_in(self.path)}: {problem}; {metadata.remedy}")
-        known = {path(self.notes, number).name for number in self.groups for path in (manifest_path, index_path)}
-        for name in names_in(self.notes):
+        known = {path(self.json_folder, number).name for number in self.groups for path in (manifest_path, index_path)}
+        for name in names_in(self.json_folder):
             if re.fullmatch(r"group-.*\.(json|index)", name) and name not in known:
-                raise FailedError(f"{self.notes / name}: is of a group that metadata.json does not have; {metadata.remedy}")
+                raise FailedError(
+                    f"{self.json_folder / name}: belongs to a group that metadata.json does not list; {metadata.remedy}"
+                )
 
-    def manifest(self, number: int) -> GroupManifest:
-        """Read the manifest of a group, which is the one that metadata.json lists."""
-        path = manifest_path(self.notes, number)
+    def read_manifest(self, number: int) -> GroupManifest:
+        """Read the manifest of a group, and check that it is the one that metadata.json lists.
+
+        Raises:
+            FailedError: it is missing, invalid, or another manifest.
+        """
+        path = manifest_path(self.json_folder, number)
         fetch(path)
         try:
             manifest, crc = GroupManifest.read(path), crc32c(read_file(path))
@@ -90,51 +104,72 @@ class PackedFolder(Generic[_Metadata]):
         finally:
             release(path)
         if crc != self.metadata.groups[number].manifest_crc32c or manifest.group != number:
-            raise FailedError(f"{path}: is not the manifest that metadata.json lists; {self.metadata.remedy}")
+            raise FailedError(f"{path}: differs from the manifest that metadata.json lists; {self.metadata.remedy}")
         return manifest
 
-    def manifests(self, numbers: Iterable[int] | None = None) -> Iterator[GroupManifest]:
-        """Yield the manifests of these groups, or of all, one at a time."""
-        return map(self.manifest, self.groups if numbers is None else numbers)
+    def read_manifests(self, numbers: Iterable[int] | None = None) -> Iterator[GroupManifest]:
+        """Yield the manifests of these groups, or of all groups, one at a time."""
+        return map(self.read_manifest, self.groups if numbers is None else numbers)
 
-    def check_metadata(self, right: PackedMetadata) -> None:
-        """Check that metadata.json states what is right."""
-        check_same(self.metadata.path_in(self.path), self.metadata, right, self.metadata.remedy)
+    def check_metadata(self, expected: PackedMetadata) -> None:
+        """Check that metadata.json agrees with `expected`."""
+        check_same_content(self.metadata.path_in(self.path), self.metadata, expected, self.metadata.remedy)
 
 
-def check_same(
-    path: Path, stored: Artefact | Signature, right: Artefact | Signature, remedy: str, source: str = "the data"
+def check_same_content(
+    path: Path, stored: Artefact | Signature, expected: Artefact | Signature, remedy: str, source: str = "the data"
 ) -> None:
-    """Check that a stored file agrees with `source`."""
-    difference = first_difference(stored.as_json(), right.as_json(), f"by {source}")
+    """Check that the content of a file is as expected.
+
+    Args:
+        path: the file, for the message.
+        stored: its content.
+        expected: its expected content.
+        remedy: what the user can do, for the message.
+        source: where the expected content comes from, for the message.
+
+    Raises:
+        FailedError: the contents differ. The message names the first key that differs.
+    """
+    difference = first_difference(stored.as_json(), expected.as_json(), f"by {source}")
     if difference is not None:
         raise FailedError(f"{path}: {difference}; {remedy}")
 
 
 def check_inputs(packed: Path, packed_files: Iterable[InputFile], present: Iterable[InputFile], remedy: str) -> None:
-    """Check that the inputs are those that were packed; otherwise the first that is new, missing or changed is named."""
+    """Check that the input files are those that were packed.
+
+    Args:
+        packed: the packed folder, for the message.
+        packed_files: the input files at the time of packing.
+        present: the input files now.
+        remedy: what the user can do, for the message.
+
+    Raises:
+        FailedError: a file is new, missing or changed. The message names the first one.
+    """
     known, now = ({file.name: (file.identity, file.sequences) for file in files} for files in (packed_files, present))
     for name in [*now, *known]:
         if now.get(name) != known.get(name):
-            gone = "was packed but is missing now" if name not in now else "has changed since it was packed"
-            problem = gone if name in known else "is not among those that were packed"
+            problem_of_known = "was packed but is missing now" if name not in now else "has changed since it was packed"
+            problem = problem_of_known if name in known else "was not there when the folder was packed"
             raise FailedError(f"{packed}: input file {name} {problem}; {remedy}")
 
 
-# --- the flow, for groups of any kind
+# --- verification, for any format
 
 
 class ReadGroup(NamedTuple):
-    """A group as it was read."""
+    """A group as it was read during verification."""
 
-    stored: GroupManifest  # its manifest as it is
-    right: GroupManifest  # its manifest, computed again from what was read; a key that cannot be is a copy
-    lower_bound: int  # packs that are proven to be necessary
-    fingerprint: int = 0  # the sum of the hashes of its sequences; 0 where values were compared instead
+    stored: GroupManifest  # its manifest as stored
+    expected: GroupManifest  # its manifest, computed from what was read; keys that cannot be computed are copied
+    lower_bound: int  # proven minimum number of packs
+    fingerprint: int = 0  # the sum of the hashes of its sequences; 0 if values were compared instead
 
 
 class GroupReader(Protocol):
-    """Reads groups of packs again, and compares each with its source."""
+    """Reads groups of packs and compares each with its source. Each file format has its own reader."""
 
     @property
     def folder(self) -> PackedFolder[Any]:
@@ -142,29 +177,49 @@ class GroupReader(Protocol):
         ...
 
     def read(self, manifests: Iterable[GroupManifest]) -> Iterator[ReadGroup]:
-        """Read groups in order; one whose sequences are not those of the source is a FailedError."""
+        """Yield the groups in order.
+
+        Raises:
+            FailedError: the sequences of a group are not those of its source.
+        """
         ...
 
     def metadata(self, sums: PackedSums) -> PackedMetadata:
-        """Check the list of inputs, and return what metadata.json must state by the manifests of all groups."""
+        """Check the list of input files, and return the expected content of metadata.json.
+
+        Args:
+            sums: the sums of the manifests of all groups.
+        """
         ...
 
 
-def verify(reader: GroupReader, run: StageRun) -> StageOutput[Verification] | PlainResult:
-    """Verify a packed folder: all of it, the groups of a part, or the sums of all parts."""
+def verify_packs(reader: GroupReader, run: StageRun) -> StageOutput[Verification] | PlainResult:
+    """Verify a packed folder: all groups, the groups of a part, or the sums of all parts.
+
+    Args:
+        reader: reads the packs and their source.
+        run: how to run the stage, and for which part.
+
+    Returns:
+        The verification, or the totals of a part.
+
+    Raises:
+        FailedError: the packs are not those of their source, or a file of the folder is wrong.
+        InputError: a part is to be verified in a folder that is read-only.
+    """
     folder = reader.folder
-    path = folder.notes / VERIFICATION_NAME
-    writable = is_mirrored(folder.path) or os.access(folder.notes, os.W_OK)
+    path = folder.json_folder / VERIFICATION_NAME
+    writable = is_mirrored(folder.path) or os.access(folder.json_folder, os.W_OK)
     if not writable and not run.does_all:
-        raise InputError(f"{folder.path}: is read-only, and parts leave their sums there; verify it at once")
+        raise InputError(f"{folder.path}: is read-only, but parts store their sums there; verify the folder without --shard")
     folder.check_files()
     if run.finish:
         parts = complete_parts(path, names_in(path.parent))
-        proof = _sums_of_parts(folder, path, parts)
+        proof = _combine_parts(folder, path, parts)
     else:
         parts = []
         try:
-            proof = _prove(reader, run.share_of(folder.groups))
+            proof = _verify_groups(reader, run.share_of(folder.groups))
         except FailedError:
             if writable:
                 remove(path)
@@ -173,7 +228,7 @@ def verify(reader: GroupReader, run: StageRun) -> StageOutput[Verification] | Pl
         proof.write(part_path(path, run.part))
         return result_of_part(proof.groups, proof.groups, proof)
     sums = PackedSums()
-    for manifest in folder.manifests():
+    for manifest in folder.read_manifests():
         sums.add(manifest, folder.metadata.groups[manifest.group].manifest_crc32c)
     folder.check_metadata(reader.metadata(sums))
     metadata = folder.metadata
@@ -181,24 +236,24 @@ def verify(reader: GroupReader, run: StageRun) -> StageOutput[Verification] | Pl
         depth = metadata.depth or metadata.max_sequence_length
 
         def counts() -> Iterable[IntArray]:
-            return (np.array(manifest.counts, np.int64) for manifest in folder.manifests())
+            return (np.array(manifest.counts, np.int64) for manifest in folder.read_manifests())
 
         check_bound(metadata.path_in(folder.path), metadata.lower_bound, metadata.packs, counts, depth, metadata.remedy)
     if writable:
         proof.write(path)
         remove(*parts)
     else:
-        run.reporter.say(f"note: {shown_path(folder.path)} is read-only, so the verification cannot be stored there")
+        run.reporter.say(f"note: {shown_path(folder.path)} is read-only, so the verification is not stored there")
     return StageOutput(proof)
 
 
-def _prove(reader: GroupReader, numbers: Sequence[int]) -> Verification:
-    """Read groups, and check the manifest of each; what was proven of them together."""
+def _verify_groups(reader: GroupReader, numbers: Sequence[int]) -> Verification:
+    """Read groups, check the manifest of each, and return the sums of what was proven."""
     folder, sums, bound, fingerprint, shards = reader.folder, PackedSums(), 0, 0, 0
-    for stored, right, lower_bound, of_group in reader.read(folder.manifests(numbers)):
-        check_same(manifest_path(folder.notes, stored.group), stored, right, stored.remedy)
-        sums.add(right)
-        bound, fingerprint, shards = bound + lower_bound, fingerprint + of_group, shards + len(right.shards)
+    for stored, expected, lower_bound, group_fingerprint in reader.read(folder.read_manifests(numbers)):
+        check_same_content(manifest_path(folder.json_folder, stored.group), stored, expected, stored.remedy)
+        sums.add(expected)
+        bound, fingerprint, shards = bound + lower_bound, fingerprint + group_fingerprint, shards + len(expected.shards)
     metadata = folder.metadata
     proof = Verification(
         packs_sha256=metadata.identity(),
@@ -218,16 +273,16 @@ def _prove(reader: GroupReader, numbers: Sequence[int]) -> Verification:
     return proof.model_copy(update={"fingerprint": f"{fingerprint % 2**64:016x}"})
 
 
-def _sums_of_parts(folder: PackedFolder[Any], path: Path, parts: Sequence[Path]) -> Verification:
-    """Return what all parts proved together; without parts, what was proven of these packs before."""
+def _combine_parts(folder: PackedFolder[Any], path: Path, parts: Sequence[Path]) -> Verification:
+    """Return the sums of what all parts proved. Without parts, return the verification that is already stored."""
     fetch(path, *parts)
     if not parts and path.exists():
         return Verification.read_of(path, folder.metadata)
     proofs = [Verification.read(part) for part in parts]
     of_others = [part for part, proof in zip(parts, proofs, strict=True) if proof.packs_sha256 != folder.metadata.identity()]
     if of_others or sum(proof.groups for proof in proofs) != len(folder.groups):
-        problem = f"{of_others[0].name} is of other packs" if of_others else "not every part is verified"
-        raise FailedError(f"{folder.path}: {problem}; run `gaudi-bert verify --shard K/N` for every K and then finish again")
+        problem = f"{of_others[0].name} belongs to other packs" if of_others else "some parts are not verified"
+        raise FailedError(f"{folder.path}: {problem}; run `gaudi-bert verify --shard K/N` for every K, then --finish again")
     added = {
         key: sum(getattr(proof, key) for proof in proofs)
         for key in ("groups", "sequences", "tokens", "packs", "shards", "lower_bound", "input_files", "rows")
@@ -240,13 +295,18 @@ def _sums_of_parts(folder: PackedFolder[Any], path: Path, parts: Sequence[Path])
     return first.model_copy(update=added)
 
 
-# --- the bound: how few packs any packing needs
+# --- lower bounds: how few packs any packing needs
 
 
-def group_bound(folder: PackedFolder[Any], counts: Sequence[int], packs: int) -> int:
-    """Return packs that are proven to be necessary for a group with these sequences of length 1, 2, ...
+def prove_group_bound(folder: PackedFolder[Any], counts: Sequence[int], packs: int) -> int:
+    """Return a proven lower bound on the packs of a group.
 
-    By simple sums; by a solver where they miss more than the group's share of the gap of the folder.
+    The simple certificate is used, or a solver if that misses more than the group's share of the folder's gap.
+
+    Args:
+        folder: the packed folder.
+        counts: the number of sequences of length 1, 2, ...
+        packs: the packs of the group.
     """
     depth = folder.metadata.depth or len(counts)
     simple = simple_certificate(np.array(counts, np.int64), depth).bound
@@ -260,21 +320,32 @@ def group_bound(folder: PackedFolder[Any], counts: Sequence[int], packs: int) ->
 def check_bound(
     path: Path, claimed: int, packs: int, groups: Callable[[], Iterable[IntArray]], depth: int, remedy: str
 ) -> None:
-    """Check that the bound that a file states can be proven, group by group; by a solver where simple sums do not do.
+    """Check that the lower bound that a file states can be proven.
 
-    `claimed` packs are those that the groups need together; a group, int64 [L], is what is packed as one, by its length.
+    Simple certificates are tried first, then solvers.
+
+    Args:
+        path: the file, for the message.
+        claimed: the stated lower bound for all groups together.
+        packs: the packs of all groups.
+        groups: returns the counts of each group, int64 [L].
+        depth: the most sequences per pack.
+        remedy: what the user can do, for the message.
+
+    Raises:
+        FailedError: the bound exceeds what can be proven, or the number of packs.
     """
     proven = sum(simple_certificate(counts, depth).bound for counts in groups())
     if claimed <= min(proven, packs):
         return
-    # The solvers are slow to load, and rarely needed here.
+    # The solvers are slow to import and rarely needed here.
     from gaudi_bert.packing.algorithms import pack_histogram
     from gaudi_bert.packing.exact.bounds import prove_bound
     from gaudi_bert.packing.histogram import Histogram
 
     proven = sum(prove_bound(counts, depth).bound for counts in groups())
     if proven < claimed <= packs:
-        # The quick proof is not always the best one that a plan can carry.
+        # A plan may carry a better proof than the quick one, so run the full algorithm before rejecting the bound.
         proven = sum(pack_histogram(Histogram(len(counts), counts), "optimal", depth).lower_bound for counts in groups())
     if not claimed <= min(proven, packs):
-        raise FailedError(f"{path}: lower_bound is {claimed}, only {proven} packs can be proven; {remedy}")
+        raise FailedError(f"{path}: lower_bound is {claimed}, but only {proven} packs can be proven; {remedy}")

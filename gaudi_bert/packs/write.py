@@ -1,7 +1,8 @@
-"""Packs are written group by group: shards first, then the manifest of the group; at last metadata.json.
+"""The stage `write` for packs of any format: for each group its shards, then its manifest; at the end metadata.json.
 
-See `artefacts.completion` for kills and several writers. From an object store, the files of a group are fetched while
-the group before it is packed; to one, every shard goes up as soon as it is complete.
+`artefacts.completion` describes what happens after a kill and with several writers. If the source is in an object store, the
+files of a group are fetched while the previous group is packed. If the output is in an object store, each shard is uploaded
+as soon as it is complete.
 """
 
 from __future__ import annotations
@@ -25,44 +26,66 @@ from gaudi_bert.common.progress import Task
 
 
 class GroupWriter(Protocol):
-    """Reads the groups of one source, and packs each: a group is a function of the source and the settings alone."""
+    """Reads the groups of a source and packs them. Each file format has its own writer.
+
+    A group depends only on the source and the settings, so any process may write it.
+    """
 
     unit: str
-    """What progress counts."""
+    """The unit of the progress, in the plural."""
 
     @property
     def groups(self) -> int:
-        """Number of groups."""
+        """The number of groups."""
         ...
 
     def prepare(self, numbers: Sequence[int]) -> tuple[Sequence[Sequence[Path]], float]:
-        """Check these groups before any is written; return the files that each is read from, and the units of all."""
+        """Check these groups before any of them is written.
+
+        Returns:
+            The files from which each group is read, and the size of all groups in units of the progress.
+        """
         ...
 
     def write_group(self, number: int, task: Task) -> GroupManifest:
-        """Write the shards of a group; the manifest of what was written."""
+        """Write the shards of a group, and return its manifest."""
         ...
 
     def check_manifest(self, manifest: GroupManifest) -> None:
-        """Refuse the manifest of a group that is not the one that was planned."""
+        """Check that a manifest belongs to the group that was planned.
+
+        Raises:
+            FailedError: it belongs to another group.
+        """
         ...
 
     def metadata(self, sums: PackedSums) -> PackedMetadata:
-        """Return the metadata of the folder, by the manifests of all its groups."""
+        """Return the metadata of the folder, given the sums of the manifests of all groups."""
         ...
 
 
 @dataclass(frozen=True)
 class PackedOutput(GroupedOutput[int, GroupManifest]):
-    """A packed folder: groups of shards, whose manifests know the identity of their source."""
+    """The packed folder that is being written.
+
+    Attributes:
+        source_sha256: the identity of the source, which every manifest repeats.
+        command: the command that writes the groups, as users type it.
+        metadata: the type of the folder's metadata.
+        keeps_nothing_of_bad_input: remove all packs if the input turns out to be bad, because a corrected source cannot use
+            them.
+    """
 
     source_sha256: str
-    command: str  # what writes the groups, as users type it
+    command: str
     metadata: type[PackedMetadata]
-    keeps_nothing_of_bad_input: bool = False  # remove all packs after bad input: a corrected source has no use for them
+    keeps_nothing_of_bad_input: bool = False
 
     def is_complete(self, summary: GroupManifest) -> bool:
-        """Whether the manifest is of this source, and its shards have their sizes; in a store it was put after them."""
+        """Return whether a manifest belongs to this source and its shards have the right sizes.
+
+        In an object store, shards were uploaded before the manifest, so their sizes are not checked.
+        """
         if summary.source_sha256 != self.source_sha256:
             return False
         if is_mirrored(self.folder):
@@ -73,13 +96,26 @@ class PackedOutput(GroupedOutput[int, GroupManifest]):
         return all(path.is_file() and path.stat().st_size == size for path, size in paths)
 
 
-def write(
+def write_packs(
     output: PackedOutput, open_writer: Callable[[], GroupWriter], run: StageRun
 ) -> StageOutput[PackedMetadata] | PlainResult:
-    """Write the packed folder of a source, or part K of N, or finish it.
+    """Write the packed folder of a source: all groups, a part, or only the metadata after all parts.
+
+    First the folder is prepared under its lock. If it is finished already, its metadata is returned at once. Otherwise the
+    missing groups are written one after the other, and then metadata.json.
+
+    Args:
+        output: the folder.
+        open_writer: opens the source and returns its writer. It is called after the folder was prepared, and not at all for
+            a finished folder: listing the inputs takes time, and a finished folder does not need them.
+        run: how to run the stage, and for which part.
 
     Returns:
-        The metadata; of a part the totals of its groups, or the metadata where the folder is finished already.
+        The metadata of the folder. For a part, the totals of its groups, unless the folder is already finished.
+
+    Raises:
+        InputError: the source is bad, or the folder was written from another source.
+        FailedError: groups are missing when the folder is to be finished.
     """
     started = time.monotonic()
     if output.begin(run.overwrite):
@@ -100,12 +136,12 @@ def write(
             for _, manifest in output.completed(numbers):
                 sums.add(manifest)
             return result_of_part(len(numbers), len(pending), sums)
-    metadata = _finish(output, writer)
+    metadata = _finish_folder(output, writer)
     return StageOutput(metadata, seconds=round(time.monotonic() - started, 3))
 
 
-def _finish(output: PackedOutput, writer: GroupWriter) -> PackedMetadata:
-    """Check that all groups are there, and write metadata.json."""
+def _finish_folder(output: PackedOutput, writer: GroupWriter) -> PackedMetadata:
+    """Check that all groups are complete, and write metadata.json."""
     numbers, sums = range(writer.groups), PackedSums()
     missing = set(numbers)
     for number, manifest in output.completed(numbers):
@@ -114,8 +150,8 @@ def _finish(output: PackedOutput, writer: GroupWriter) -> PackedMetadata:
         sums.add(manifest, crc32c(read_file(output.summary_path(number))))
     if missing:
         raise FailedError(
-            f"{output.folder}: {len(missing)} of {len(numbers)} groups are not written, the first is"
-            f" group {min(missing)}; run `{output.command}` for them (without --finish) and then finish again"
+            f"{output.folder}: {len(missing)} of {len(numbers)} groups are missing, the first of them"
+            f" group {min(missing)}; run `{output.command}` for them (without --finish), then finish again"
         )
     metadata = writer.metadata(sums)
     output.write_final(metadata)

@@ -35,7 +35,7 @@ from gaudi_bert.packing.estimate import (
 from gaudi_bert.packing.exact.bounds import prove_bound
 from gaudi_bert.packing.histogram import MAX_ROW_LENGTH, Histogram, count_lengths, resize_histogram
 from gaudi_bert.packing.strategies import estimate_limit
-from gaudi_bert.packs.plan import lengths_of
+from gaudi_bert.packs.plan import to_histogram
 from gaudi_bert.reporting import packing_pictures
 from gaudi_bert.tables.groups import table_lengths
 from gaudi_bert.tables.sources import TOKENS_COLUMN, is_table, table_files
@@ -190,12 +190,12 @@ def _histogram_of_source(
                 return _count(_read_lengths(path), max_sequence_length)
     if shipped is not None or ending == ".json":
         with local_copy(shipped or Path(source)) as path:
-            histogram = lengths_of(HistogramFile.read_all([path]))
+            histogram = to_histogram(HistogramFile.read_all([path]))
     else:
         with tempfile.TemporaryDirectory() as folder:
             counted = Path(folder) / "histogram.json"
             count_records(source, counted, StageRun(reporter))
-            histogram = lengths_of(HistogramFile.read_all([counted]))
+            histogram = to_histogram(HistogramFile.read_all([counted]))
     return histogram if max_sequence_length is None else resize_histogram(histogram, max_sequence_length)
 
 

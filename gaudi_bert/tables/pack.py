@@ -38,7 +38,7 @@ from gaudi_bert.packing.algorithms import pack_histogram
 from gaudi_bert.packing.histogram import Histogram
 from gaudi_bert.packing.row_lengths import USUAL_HIDDEN_SIZE, choose_row_lengths, row_cost
 from gaudi_bert.packing.strategies import Packing
-from gaudi_bert.packs.write import PackedOutput, write
+from gaudi_bert.packs.write import PackedOutput, write_packs
 from gaudi_bert.rows.tokenizer import TOKENIZER_NAME, copy_tokenizer, open_tokenizer
 from gaudi_bert.tables.groups import (
     GroupedTable,
@@ -95,7 +95,7 @@ def _pack_rows(source: str | Path, out: Path, settings: TableSettings, run: Stag
             metadata=TableMetadata,
             keeps_nothing_of_bad_input=True,
         )
-        written = write(
+        written = write_packs(
             output, lambda: _TableWriter(output, open_table(table, settings, run.reporter), settings, run.workers), run
         )
         if isinstance(written, PlainResult):

@@ -27,7 +27,7 @@ from gaudi_bert.common.files import in_store, regular, shown_location
 from gaudi_bert.config.pipeline import section_from_mapping
 from gaudi_bert.config.sections import TableSettings
 from gaudi_bert.packing.algorithms import resolve_depth
-from gaudi_bert.packs.verify import PackedFolder, ReadGroup, check_bound, check_inputs, check_same, verify
+from gaudi_bert.packs.verify import PackedFolder, ReadGroup, check_bound, check_inputs, check_same_content, verify_packs
 from gaudi_bert.tables.groups import (
     GroupedTable,
     GroupRows,
@@ -67,7 +67,7 @@ def verify_rows(source: str | Path, packed: Path, run: StageRun) -> _VerifiedTab
     with local_copy(source, run.store) as table, mirrored(packed, run.store) as here:
         fetch(*(here / name for name in names_in(here)))
         metadata = TableMetadata.read(here)
-        return verify(_TableReader(table, PackedFolder(here, metadata), run), run)
+        return verify_packs(_TableReader(table, PackedFolder(here, metadata), run), run)
 
 
 def _checked_lengths(folder: Path) -> tuple[int, ...]:
@@ -78,14 +78,14 @@ def _checked_lengths(folder: Path) -> tuple[int, ...]:
     lengths, common = RowTables.read(folder).row_lengths, read_signature(packing)
     known = {row_table_path(folder, length): length for length in lengths}
     settings = {**common.settings, "row_lengths": lengths, "max_sequence_length": max(lengths)}
-    check_same(packing, common, Signature("pack-rows", settings, common.inputs), RowTables.remedy, str(path))
+    check_same_content(packing, common, Signature("pack-rows", settings, common.inputs), RowTables.remedy, str(path))
     foreign = {folder / name.split("/")[0] for name in names_in(folder) if name.startswith("rows-")} - known.keys()
     if foreign:
         raise FailedError(f"{min(foreign)}: is not in {path}; remove it, or {RowTables.remedy}")
     for table, length in known.items():
         right = Signature("pack-table", {**settings, "max_sequence_length": length}, common.inputs)
         own = settings_path(table, TableMetadata.path_in(table))
-        check_same(own, read_signature(own), right, RowTables.remedy, str(packing))
+        check_same_content(own, read_signature(own), right, RowTables.remedy, str(packing))
     return lengths
 
 
@@ -170,7 +170,7 @@ class _TableReader:
             raise FailedError(f"{self.folder.path}: row {row} of the table is in no pack; pack the table again")
         length, packs = settings.max_sequence_length, sum(shard.packs for shard in shards)
         counts = np.bincount(sequences.lengths, minlength=length + 1)[1:]
-        path, depth = manifest_path(self.folder.notes, claimed.group), resolve_depth(settings.depth, length)
+        path, depth = manifest_path(self.folder.json_folder, claimed.group), resolve_depth(settings.depth, length)
         check_bound(path, claimed.lower_bound, packs, lambda: [counts], depth, TableMetadata.remedy)
         return GroupManifest(
             **row_figures(rows, sequences, too_long, length),

@@ -149,7 +149,7 @@ def _survey(
     masked, lock = [0], threading.Lock()
     folder, sums, shards = PackedFolder(packed, metadata), PackedSums(), list[Shard]()
     folder.check_files()
-    for manifest in folder.manifests():
+    for manifest in folder.read_manifests():
         sums.add(manifest, metadata.groups[manifest.group].manifest_crc32c)
         shards += manifest.shards
     stated = sums.stored(metadata.max_sequence_length, metadata.lower_bound)

@@ -29,8 +29,14 @@ from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.files import read_file
 from gaudi_bert.common.progress import Task, count_of
 from gaudi_bert.common.threads import each_in_threads, worker_count
-from gaudi_bert.packs import verify as packs
-from gaudi_bert.packs.verify import PackedFolder, check_inputs, check_same
+from gaudi_bert.packs.verify import (
+    PackedFolder,
+    ReadGroup,
+    check_inputs,
+    check_same_content,
+    prove_group_bound,
+    verify_packs,
+)
 from gaudi_bert.tfrecords.files import RecordInputs, bad_file, open_inputs
 from gaudi_bert.tfrecords.fingerprint import PackSizes, ScannedPacks, hash_unpacked, scan_packed, sum_hashes
 from gaudi_bert.tfrecords.histogram import why_bad
@@ -49,7 +55,7 @@ def verify(records: str | Path, packed: Path, run: StageRun) -> StageOutput[Veri
     """Verify a packed folder against its records."""
     with mirrored(packed, run.store) as here, open_inputs(records, run.store) as inputs:
         fetch(here / METADATA_NAME)
-        return packs.verify(_RecordsReader(inputs, PackedFolder(here, Metadata.read(here)), run), run)
+        return verify_packs(_RecordsReader(inputs, PackedFolder(here, Metadata.read(here)), run), run)
 
 
 class _ReadFile(NamedTuple):
@@ -75,14 +81,14 @@ class _RecordsReader:
     def _paths(self) -> Mapping[str, Path]:
         return {path.name: path for path in self.inputs.sizes}
 
-    def read(self, manifests: Iterable[GroupManifest]) -> Iterator[packs.ReadGroup]:
+    def read(self, manifests: Iterable[GroupManifest]) -> Iterator[ReadGroup]:
         """Read the files of groups ahead of the group that is compared, some groups at a time."""
-        metadata, plan_sha256 = self.folder.metadata, self.folder.manifest(0).source_sha256
+        metadata, plan_sha256 = self.folder.metadata, self.folder.read_manifest(0).source_sha256
         # The settings must have the plan by which the first group was written, and the keys of metadata.json.
         path = settings_path(self.folder.path, self.folder.path / METADATA_NAME)
         fetch(path)
         right = Signature("write", {key: getattr(metadata, key) for key in Metadata.planned}, {"plan_sha256": plan_sha256})
-        check_same(path, read_signature(path), right, metadata.remedy, "metadata.json and its manifests")
+        check_same_content(path, read_signature(path), right, metadata.remedy, "metadata.json and its manifests")
         rest = iter(manifests)
         total = int(metadata.shard_table.bytes.sum()) + sum(self.inputs.sizes.values())
         total //= 1 if self.run.part is None else self.run.part[1]
@@ -122,7 +128,7 @@ class _RecordsReader:
 
             yield from each_in_threads(read, range(len(files)), self.run.workers, scan_buffer)
 
-    def _compare(self, stored: GroupManifest, plan_sha256: str, files: Sequence[_ReadFile]) -> packs.ReadGroup:
+    def _compare(self, stored: GroupManifest, plan_sha256: str, files: Sequence[_ReadFile]) -> ReadGroup:
         """Compare the shards of a group with its input files, and compute its manifest again."""
         packed, metadata = self.folder.path, self.folder.metadata
         inputs, shards = ([file for file in files if file.is_input == side] for side in (True, False))
@@ -151,8 +157,8 @@ class _RecordsReader:
             index_crc32c=_check_index(index_path(packed, stored.group), sizes, stored.remedy),
             shards=written,
         )
-        bound = packs.group_bound(self.folder, right.counts, right.packs)
-        return packs.ReadGroup(stored, right, bound, fingerprint)
+        bound = prove_group_bound(self.folder, right.counts, right.packs)
+        return ReadGroup(stored, right, bound, fingerprint)
 
     def metadata(self, sums: PackedSums) -> Metadata:
         """Check that each file of the records is that of one manifest; return what metadata.json must state."""

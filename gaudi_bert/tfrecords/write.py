@@ -32,9 +32,8 @@ from gaudi_bert.common.progress import Task, count_of, human_bytes
 from gaudi_bert.common.threads import each_in_threads, worker_count
 from gaudi_bert.config.sections import PackingSettings
 from gaudi_bert.packing.certificate import Certificate, check_certificate, simple_certificate
-from gaudi_bert.packs import write as packs
 from gaudi_bert.packs.plan import plan as plan_packs
-from gaudi_bert.packs.write import PackedOutput
+from gaudi_bert.packs.write import PackedOutput, write_packs
 from gaudi_bert.tfrecords.files import RecordInputs, open_inputs, records_folder
 from gaudi_bert.tfrecords.histogram import OnBadFile, histogram
 from gaudi_bert.tfrecords.packed_shards import PackEncoder
@@ -107,7 +106,7 @@ def write(
             inputs = stack.enter_context(open_inputs(records, run.store))
             return _RecordsWriter(path, content, sha256, inputs, folder, run.workers)
 
-        return packs.write(output, open_writer, run)
+        return write_packs(output, open_writer, run)
 
 
 def _check_apart(records: str | Path, out: Path) -> None:
