@@ -141,7 +141,7 @@ def difference_alone(model: Any, head: TaskHead) -> float:
             for number, each in enumerate(pack):
                 alone = _logits_of(model.module(input_ids=torch.from_numpy(each["ids"][None])))[0]
                 start = int(batch["sequence_positions"][row, number])
-                if head.is_of_text:
+                if head.predicts_per_text:
                     own = packed[row, number]
                 elif head.kind == "masked-language-modelling":
                     slots = torch.from_numpy(batch["masked_positions"][row])

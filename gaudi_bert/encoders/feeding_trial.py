@@ -45,7 +45,7 @@ from gaudi_bert.encoders.trial import (
     trial_of,
     usual_tokens,
 )
-from gaudi_bert.model.config import NO_PACKS
+from gaudi_bert.model.config import NO_PACKS_REMEDY
 
 _MODEL_BOUND, _HALF_BOUND = 1e-3, 0.05  # of a complete model's outputs: rounding in many layers; and in 16 bits
 _EXACT = (torch.float32, torch.float64)
@@ -76,7 +76,9 @@ def feeding_of(model: Any, target: str = "transformers-5", kind: Any = None) -> 
         own = causal and _labels_own_token(model)
     if causal != feeding.causal:
         attention = "causal" if feeding.causal else "bidirectional"
-        raise InputError(f"{type(model).__name__}: its config describes a {attention} model, and it is not; {NO_PACKS}")
+        raise InputError(
+            f"{type(model).__name__}: its config describes a {attention} model, and it is not; {NO_PACKS_REMEDY}"
+        )
     return replace(feeding, labels_own_token=own)
 
 
@@ -136,7 +138,7 @@ def try_model(
         if not difference <= bound:
             raise InputError(
                 f"{type(model).__name__}: computes wrong outputs for packs of {len(rows[0]['input_ids'])} tokens "
-                f"({what} by {difference:.1e} of the largest output); {NO_PACKS}"
+                f"({what} by {difference:.1e} of the largest output); {NO_PACKS_REMEDY}"
             )
 
     for rows in (short[:2], full):
@@ -207,7 +209,7 @@ def _ask(config: Any, kind: Any, target: str) -> Feeding:
 
 def _refusal(config: Any, reason: str) -> str:
     name = f"model type {config.model_type!r}: "
-    return f"{name}{reason.removeprefix(name)}; {NO_PACKS}"
+    return f"{name}{reason.removeprefix(name)}; {NO_PACKS_REMEDY}"
 
 
 def _is_causal(model: Any) -> bool:

@@ -52,8 +52,8 @@ from gaudi_bert.encoders.trial import (
     trial_of,
     usual_tokens,
 )
-from gaudi_bert.model.config import NO_PACKS
-from gaudi_bert.model.heads import TASK_OF_PROBLEM, TaskHead, VectorHead
+from gaudi_bert.model.config import NO_PACKS_REMEDY
+from gaudi_bert.model.heads import TASK_BY_PROBLEM_TYPE, TaskHead, VectorHead
 
 Tensors = Mapping[str, Tensor]
 _Reads = Literal["first", "last", "all"]
@@ -76,7 +76,7 @@ class PackedModel:
             raise InputError(_masked_tokens_mix(module))
         self._encoder, self._head = fed_module(module.base_model, feeding), head
         self._stand_in = None if head is None else _with_stand_in(module)
-        self._reads: _Reads = self._what_it_reads() if head is not None and head.is_of_text else "first"
+        self._reads: _Reads = self._what_it_reads() if head is not None and head.predicts_per_text else "first"
 
     def train(self, training: bool) -> None:
         """Turn dropout on or off."""
@@ -107,7 +107,7 @@ class PackedModel:
         if not head.keeps_outputs:
             return widen(self._scores(hidden_BLH))
         with torch.autocast(hidden_BLH.device.type, enabled=False):
-            if not head.is_of_text:
+            if not head.predicts_per_text:
                 return widen(self._scores(hidden_BLH.to(self._dtype)))
             return widen(self._answers_of_texts(hidden_BLH.to(self._dtype), batch))
 
@@ -219,7 +219,7 @@ class PackedModel:
 def _masked_tokens_mix(model: Any) -> str:
     """Why a row with masked tokens is refused, of a model in whose packs they change the other sequences."""
     setting = "token_dropout: it scales a row by its share of masked tokens; set token_dropout: false in config.json"
-    remedy = setting if getattr(model.config, "token_dropout", False) else NO_PACKS
+    remedy = setting if getattr(model.config, "token_dropout", False) else NO_PACKS_REMEDY
     return f"{type(model).__name__}: a masked token changes the other sequences of its pack ({remedy})"
 
 
@@ -281,7 +281,7 @@ def head_of(model: Any) -> tuple[TaskHead | None, tuple[str, ...]]:
     if name.endswith("ForTokenClassification"):
         return TaskHead("token-classification", len(labels)), labels
     usual = "regression" if len(labels) == 1 else "single_label_classification"
-    return TaskHead(TASK_OF_PROBLEM[config.problem_type or usual], len(labels)), labels
+    return TaskHead(TASK_BY_PROBLEM_TYPE[config.problem_type or usual], len(labels)), labels
 
 
 # --- `verify-model` for any model of `transformers`: what `finetune` tries before it trains, with the model's own weights

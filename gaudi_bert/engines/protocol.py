@@ -24,7 +24,7 @@ from gaudi_bert.common.arrays import BatchArrays, Float32Array, FloatArray, Int3
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.sections import LoopSettings
 from gaudi_bert.config.values import EngineName
-from gaudi_bert.model.config import BertConfig, EncoderConfig, misfit
+from gaudi_bert.model.config import BertConfig, EncoderConfig, find_shape_mismatch
 from gaudi_bert.model.heads import Head, Loss
 
 T = TypeVar("T")
@@ -167,7 +167,7 @@ class Model(Protocol):
 
 def check_weights(shapes: Mapping[str, tuple[int, ...]], values: WeightArrays) -> None:
     """Refuse values by name that are not of variables of a model, which have these shapes."""
-    problem = misfit(shapes, values, may_lack="")
+    problem = find_shape_mismatch(shapes, values, optional_prefixes="")
     if problem is not None:
         raise InputError(f"model: {problem}; load the weights of a model of the same config")
 

@@ -1,1 +1,1 @@
-"""What a model is, whatever computes it: sizes, names and first values of variables, heads, features. No framework."""
+"""Descriptions of models that do not depend on a framework: sizes, variables with their initial values, and heads."""

@@ -1,4 +1,8 @@
-"""BERT's size and form, with the names of Hugging Face's `config.json`. No TensorFlow."""
+"""The configuration of a BERT, with the names of Hugging Face's `config.json`, and its variables with their initial values.
+
+Nothing here depends on a framework: the engines build models from these descriptions. Other encoders are described only by
+the content of their config.json (`EncoderConfig`).
+"""
 
 from __future__ import annotations
 
@@ -25,13 +29,24 @@ LARGEST_SIZES = {
     "max_position_embeddings": 1 << 24,
     "type_vocab_size": 1 << 16,
 }
-"""Far above any model there is: what is larger is a mistake, and must not be built before that is noticed."""
+"""The largest allowed values, far above any existing model. A larger value is a mistake, and has to be noticed before the
+model is built, because building it would exhaust the memory.
+"""
 
 _LARGEST_NUMBER = 1_000_000
+"""The upper limit of settings that are floats."""
 
 
 class ModelSizes(NamedTuple):
-    """Sizes of a model of any type that data and tokenizer have to fit; `positions` are those of one sequence."""
+    """Sizes of a model of any type that the data and the tokenizer have to fit.
+
+    Attributes:
+        layers: encoder layers.
+        hidden_size: the size of a hidden state.
+        positions: the most positions of one sequence.
+        vocab_size: entries of the vocabulary.
+        segments: values of a segment id.
+    """
 
     layers: int
     hidden_size: int
@@ -42,7 +57,11 @@ class ModelSizes(NamedTuple):
 
 @dataclass(frozen=True)
 class BertConfig:
-    """Settings of a BERT, all but its weights; the defaults are BERT-base's (Devlin et al., 2019)."""
+    """The settings of a BERT model. The defaults are those of BERT-base (Devlin et al., 2019).
+
+    Raises:
+        InputError: a setting is out of range.
+    """
 
     vocab_size: int = 30522
     hidden_size: int = 768
@@ -62,101 +81,105 @@ class BertConfig:
         for name, most in LARGEST_SIZES.items():
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-                raise InputError(f"model: {name} = {shown(value)}; it must be an integer from 1 to {most:,}")
+                raise InputError(f"model: {name} = {shown(value)}; must be an integer from 1 to {most:,}")
         for name in ("hidden_dropout_prob", "attention_probs_dropout_prob"):
-            if not 0 <= self._number(name) < 1:
-                raise InputError(f"model: {name} = {shown(getattr(self, name))}; it must be at least 0 and less than 1")
+            if not 0 <= self._number_or_nan(name) < 1:
+                raise InputError(f"model: {name} = {shown(getattr(self, name))}; must be at least 0 and less than 1")
         for name in ("initializer_range", "layer_norm_eps"):
-            if not 0 < self._number(name) < _LARGEST_NUMBER:
+            if not 0 < self._number_or_nan(name) < _LARGEST_NUMBER:
                 value = shown(getattr(self, name))
-                raise InputError(f"model: {name} = {value}; it must be greater than 0 and less than {_LARGEST_NUMBER:,}")
+                raise InputError(f"model: {name} = {value}; must be greater than 0 and less than {_LARGEST_NUMBER:,}")
         for name, allowed in (("hidden_act", _ACTIVATIONS), ("attention", _ATTENTIONS)):
             if getattr(self, name) not in allowed:
-                raise InputError(f"model: {name} = {shown(getattr(self, name))}; it must be one of {', '.join(allowed)}")
+                raise InputError(f"model: {name} = {shown(getattr(self, name))}; must be one of {', '.join(allowed)}")
         if self.hidden_size % self.num_attention_heads:
             raise InputError(
                 f"model: hidden_size {self.hidden_size} is not a multiple of num_attention_heads "
                 f"{self.num_attention_heads}; choose a number of heads that divides it"
             )
 
-    def _number(self, name: str) -> float:
-        """A field that is a number; nan, which is in no range, where it is something else."""
+    def _number_or_nan(self, name: str) -> float:
+        """Return the value of a field, or NaN, which is in no range, if it is not a number."""
         value = getattr(self, name)
         return value if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
 
     @property
     def sizes(self) -> ModelSizes:
-        """Return the sizes that data and tokenizer have to fit."""
+        """The sizes that the data and the tokenizer have to fit."""
         positions, segments = self.max_position_embeddings, self.type_vocab_size
         return ModelSizes(self.num_hidden_layers, self.hidden_size, positions, self.vocab_size, segments)
 
     @property
     def head_size(self) -> int:
-        """Width of one attention head."""
+        """The size of one attention head."""
         return self.hidden_size // self.num_attention_heads
 
     def to_json(self) -> dict[str, Any]:
-        """All fields, ready for `json.dump`."""
+        """Return all fields by name, for `json.dump`."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> BertConfig:
-        """The config in `values`, e.g. a parsed `config.json` of Hugging Face; other keys are ignored."""
+        """Create a config from the content of a Hugging Face `config.json`. Unknown keys are ignored.
+
+        Raises:
+            InputError: the model is not a BERT, or it has features that are not supported.
+        """
         kind = values.get("model_type", "bert")
         if kind != "bert":
-            raise InputError(f"model: model_type = {shown(kind)}; only bert can be read")
+            raise InputError(f"model: model_type = {shown(kind)}; only bert is supported")
         positions = values.get("position_embedding_type", "absolute")
         if positions != "absolute":
-            raise InputError(f"model: position_embedding_type = {shown(positions)}; only absolute positions can be read")
+            raise InputError(f"model: position_embedding_type = {shown(positions)}; only absolute positions are supported")
         if values.get("add_cross_attention"):
-            raise InputError("model: add_cross_attention = true; only models without a second input can be read")
+            raise InputError("model: add_cross_attention = true; models with a second input are not supported")
         if values.get("is_decoder"):
             values = {**values, "attention": "causal"}
         names = {field.name for field in dataclasses.fields(cls)}
         return cls(**{name: value for name, value in values.items() if name in names})
 
 
-NO_PACKS = "give it rows of one sequence, or choose another model"
-"""The remedy where packs cannot be fed to an encoder."""
+NO_PACKS_REMEDY = "use rows of one sequence, or choose another model"
+"""The remedy in messages about encoders that cannot process packs."""
 
 
 @dataclass(frozen=True)
 class EncoderConfig:
-    """Any other encoder of `transformers`, by the content of its config.json."""
+    """The content of config.json of any other encoder of `transformers`."""
 
     values: Mapping[str, Any]
 
     @property
     def model_type(self) -> str:
-        """Return its name in `transformers`, for example roberta."""
+        """The name of the architecture in `transformers`, such as roberta."""
         return str(self.values["model_type"])
 
     def to_json(self) -> dict[str, Any]:
-        """The content of config.json."""
+        """Return the content of config.json."""
         return dict(self.values)
 
 
-# --- Every variable of BERT: its name in Google's checkpoints, its shape, how it starts
+# --- the variables of BERT: names, shapes and initial values
 #
 # The names are those of google-research/bert (`modeling.py`, `run_pretraining.py`), so that published checkpoints load
-# without a table. The tied output matrix of the masked-LM head is the word embeddings and has no separate name.
+# without a table of names. The output matrix of the masked-LM head is the word embeddings, so it has no name of its own.
 
 
 @dataclass(frozen=True)
 class ParameterSpec:
-    """One variable: it starts as truncated normal noise, zeros or ones."""
+    """The shape of a variable, and whether it starts as truncated normal noise, zeros or ones."""
 
     shape: tuple[int, ...]
     start: Literal["normal", "zeros", "ones"]
 
 
-def layer_scope(layer: int) -> str:
-    """The prefix of the variables of encoder layer `layer` (from 0)."""
+def layer_name_prefix(layer: int) -> str:
+    """Return the prefix of the variable names of an encoder layer, counted from 0."""
     return f"bert/encoder/layer_{layer}"
 
 
 def parameter_specs(config: BertConfig) -> dict[str, ParameterSpec]:
-    """The variables of a BERT with the heads of pretraining, in the order in which the forward pass meets them."""
+    """Return the variables of a BERT with its pretraining heads, by name, in the order of the forward pass."""
     hidden = config.hidden_size
     specs: dict[str, ParameterSpec] = {}
     embeddings = "bert/embeddings"
@@ -165,7 +188,7 @@ def parameter_specs(config: BertConfig) -> dict[str, ParameterSpec]:
     specs[f"{embeddings}/position_embeddings"] = ParameterSpec((config.max_position_embeddings, hidden), "normal")
     specs.update(_layer_norm(f"{embeddings}/LayerNorm", hidden))
     for layer in range(config.num_hidden_layers):
-        specs.update(_encoder_layer(layer_scope(layer), config))
+        specs.update(_encoder_layer(layer_name_prefix(layer), config))
     specs.update(_dense("bert/pooler/dense", hidden, hidden))
     specs.update(_dense("cls/predictions/transform/dense", hidden, hidden))
     specs.update(_layer_norm("cls/predictions/transform/LayerNorm", hidden))
@@ -175,31 +198,44 @@ def parameter_specs(config: BertConfig) -> dict[str, ParameterSpec]:
     return specs
 
 
-def parameter_count(config: BertConfig) -> int:
-    """Number of trained numbers."""
+def count_parameters(config: BertConfig) -> int:
+    """Return the number of trainable parameters."""
     return sum(math.prod(spec.shape) for spec in parameter_specs(config).values())
 
 
-def misfit(needed: Mapping[str, tuple[int, ...]], given: WeightArrays, may_lack: str | tuple[str, ...] = ()) -> str | None:
-    """Return which weight does not fit the shapes that are `needed`, and why; None where all do.
+def find_shape_mismatch(
+    needed: Mapping[str, tuple[int, ...]], given: WeightArrays, optional_prefixes: str | tuple[str, ...] = ()
+) -> str | None:
+    """Describe the first weight whose shape is not as expected, or return None if all are.
 
-    Those whose names begin with `may_lack` may be absent.
+    Args:
+        needed: the expected shapes, by name.
+        given: the weights.
+        may_lack: prefixes of names that may be missing.
     """
     for name in [*needed, *(name for name in given if name not in needed)]:
         there = list(given[name].shape) if name in given else "absent"
         here = list(needed[name]) if name in needed else "absent"
-        if there != here and not (there == "absent" and name.startswith(may_lack)):
-            return f"{name} is {there} there, {here} here"
+        if there != here and not (there == "absent" and name.startswith(optional_prefixes)):
+            return f"{name}: expected {here}, found {there}"
     return None
 
 
 _LARGEST_DRAW = 1 << 18
+"""The most pairs of random numbers that are drawn at once."""
 
 
-def initial_value(name: str, spec: ParameterSpec, deviation: float, seed: int | None) -> Float32Array:
-    """Return the first value of the variable `name`: a function of its name and shape, the seed and the deviation alone.
+def draw_initial_value(name: str, spec: ParameterSpec, deviation: float, seed: int | None) -> Float32Array:
+    """Return the initial value of a variable, float32.
 
-    Normal noise is cut off at two deviations, by Box and Muller's method. With no seed it is zeros, which is fast.
+    It depends only on the name and shape of the variable, the seed and the deviation. Normal noise is truncated at two
+    deviations and drawn by the method of Box and Muller.
+
+    Args:
+        name: the name of the variable.
+        spec: its shape and kind.
+        deviation: the standard deviation of normal noise.
+        seed: the seed, or None for zeros instead of noise, which is fast.
     """
     if spec.start == "ones":
         return np.ones(spec.shape, np.float32)
@@ -218,14 +254,16 @@ def initial_value(name: str, spec: ParameterSpec, deviation: float, seed: int | 
 
 
 _NOT_DECAYED = ("layernorm", "layer_norm", "bias")
+"""Parts of the names of biases and layer norms."""
 
 
-def is_decayed(name: str) -> bool:
-    """Whether weight decay applies to the variable `name`: not to biases and layer norms."""
+def has_weight_decay(name: str) -> bool:
+    """Return whether weight decay applies to a variable. It does not apply to biases and layer norms."""
     return not any(part in name.lower() for part in _NOT_DECAYED)
 
 
 def _encoder_layer(scope: str, config: BertConfig) -> Iterator[tuple[str, ParameterSpec]]:
+    """Yield the variables of an encoder layer."""
     hidden, intermediate = config.hidden_size, config.intermediate_size
     for part in ("query", "key", "value"):
         yield from _dense(f"{scope}/attention/self/{part}", hidden, hidden)
@@ -237,10 +275,12 @@ def _encoder_layer(scope: str, config: BertConfig) -> Iterator[tuple[str, Parame
 
 
 def _dense(scope: str, inputs: int, outputs: int) -> Iterator[tuple[str, ParameterSpec]]:
+    """Yield the variables of a dense layer."""
     yield f"{scope}/kernel", ParameterSpec((inputs, outputs), "normal")
     yield f"{scope}/bias", ParameterSpec((outputs,), "zeros")
 
 
 def _layer_norm(scope: str, size: int) -> Iterator[tuple[str, ParameterSpec]]:
+    """Yield the variables of a layer norm."""
     yield f"{scope}/gamma", ParameterSpec((size,), "ones")
     yield f"{scope}/beta", ParameterSpec((size,), "zeros")

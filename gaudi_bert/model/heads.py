@@ -1,9 +1,10 @@
-"""What stands on top of an encoder: the heads of pretraining, the head of a task, or vectors of texts. No framework.
+"""The heads on top of an encoder: for pretraining, for a task, or for vectors of texts.
 
-A head names which hidden states it reads, which variables it has, and what its outputs and sums are; each engine
-(`engines/`) computes them. Sums of losses are divided by their weights outside, so that micro-batches and processes add up.
+A head states which hidden states it reads, which variables it has, and what its outputs and sums are. Each engine
+(`engines/`) computes them. Sums of losses are divided by sums of weights only at the end, so that micro-batches and
+processes can be added up.
 
-Letters: B packs, L positions, Q masked slots, S depth, C values of a head, H hidden size, V vocabulary.
+Letters of shapes: B packs, L positions, Q masked-LM slots, S depth, C outputs of a head, H hidden size, V vocabulary.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.model.config import BertConfig, ParameterSpec, parameter_specs
 
 Loss = Literal["token", "sequence"]
-"""What counts the same in the masked-LM loss: every masked token, or every sequence."""
+"""What has equal weight in the masked-LM loss: every masked token, or every sequence."""
 
 Pooling = Literal["cls", "mean", "max", "last"]
-"""How the vectors of a text's tokens become one: the first, the mean, the largest of each feature, or the last."""
+"""How the vector of a text is computed from those of its tokens: the first one, the mean, the maximum, or the last one."""
 
 TaskKind = Literal[
     "classification",
@@ -30,31 +31,34 @@ TaskKind = Literal[
     "masked-language-modelling",
     "causal-language-modelling",
 ]
+"""The tasks that a head can be trained for."""
 
 
-TASK_OF_PROBLEM: dict[str, TaskKind] = {
+TASK_BY_PROBLEM_TYPE: dict[str, TaskKind] = {
     "single_label_classification": "classification",
     "multi_label_classification": "multi-label",
     "regression": "regression",
 }
-"""What config.json calls a task of texts (`problem_type`)."""
+"""The task for each `problem_type` of a config.json."""
 
 
-# The largest score of a row is an allowed one, so a forbidden share is exp(less than -9,000) = exactly 0 in float32, for
-# every row: a sequence's outputs do not change by one bit when its neighbours do.
+# Added to attention scores that are not allowed. At least one score of a row is allowed, so the probability of the others is
+# exp(less than -9,000), which is exactly 0 in float32. Therefore the outputs of a sequence do not change by a single bit if
+# its neighbours change.
 FORBIDDEN_SCORE = -10000.0
 OTHER_SEQUENCE = -1e9
-"""Added to what a head of spans gives for tokens of other sequences: their probability is exactly 0."""
+"""Added to the logits of a span head for tokens of other sequences, so that their probability is exactly 0."""
 LOWEST_HIDDEN = -3.0e38
-"""Below any hidden state; a sequence that is absent has nothing else."""
+"""A value below any hidden state, which stands for the tokens of absent sequences in max pooling."""
 
 
 @dataclass(frozen=True)
 class PretrainingHead:
-    """BERT's masked-LM and next-sentence heads.
+    """The masked-LM and next-sentence heads of BERT.
 
-    Sums, float32 [8]: masked-LM loss and weight, next-sentence loss and weight, then correct and count of both. By `loss`,
-    a masked slot weighs 1, or 1 / (masked slots of its sequence).
+    Sums, float32 [8]: masked-LM loss and weight, next-sentence loss and weight, correct masked-LM predictions and their
+    count, correct next-sentence predictions and their count. A masked slot has the weight 1, or 1 / (masked slots of its
+    sequence), depending on `loss`.
     """
 
     loss: Loss = "token"
@@ -64,20 +68,24 @@ class PretrainingHead:
 
 @dataclass(frozen=True)
 class TaskHead:
-    """The head of a task; `width` is C, the classes or values it gives.
+    """The head of a task, with `width` (C) classes or values.
 
-    Features of a batch beyond the encoder's, float32 weights and int32 positions and classes:
+    A batch contains these features in addition to those of the encoder, with float32 weights and int32 positions and
+    classes:
 
-    - of a text (classification, multi-label, regression, reranking): BERT's pooler at `sequence_positions` [B, S], dropout,
-      a dense layer. Outputs [B, S, C]; `targets` [B, S] or [B, S, C], `target_weights` [B, S]. Loss: negative log
-      likelihood; binary cross-entropy, mean over classes; squared error; binary cross-entropy of the one value.
-    - token-classification: dropout and a dense layer on every token. Outputs [B, L, C]; `targets`, `target_weights` [B, L].
-    - question-answering: a dense layer without dropout. Outputs [B, L, 2]; `targets` [B, S, 2], positions in the pack;
-      `target_weights` [B, S]. A sequence's answer is among its own tokens. Loss: half the sum of both likelihoods.
-    - masked-language-modelling: the masked-LM head at `masked_positions` [B, Q]; `targets`, `target_weights` [B, Q].
-    - causal-language-modelling: the masked-LM head at every token; `targets`, `target_weights` [B, L].
+    - classification, multi-label, regression and reranking: BERT's pooler at `sequence_positions` [B, S], dropout and a
+      dense layer. Outputs [B, S, C]; `targets` [B, S] or [B, S, C]; `target_weights` [B, S]. The losses are the negative log
+      likelihood, the binary cross-entropy averaged over classes, the squared error, and the binary cross-entropy of the
+      single value.
+    - token-classification: dropout and a dense layer on every token. Outputs [B, L, C]; `targets` and `target_weights` [B,
+      L].
+    - question-answering: a dense layer without dropout. Outputs [B, L, 2]; `targets` [B, S, 2] are positions in the pack;
+      `target_weights` [B, S]. The answer is among the sequence's own tokens. The loss is half the sum of both negative log
+      likelihoods.
+    - masked-language-modelling: the masked-LM head at `masked_positions` [B, Q]; `targets` and `target_weights` [B, Q].
+    - causal-language-modelling: the masked-LM head at every token; `targets` and `target_weights` [B, L].
 
-    Sums, float32 [3]: losses, weights, right answers.
+    Sums, float32 [3]: losses, weights, correct predictions.
     """
 
     kind: TaskKind
@@ -85,64 +93,71 @@ class TaskHead:
     sums: int = 3
 
     @property
-    def is_of_text(self) -> bool:
-        """Whether it gives one answer for a text or pair."""
+    def predicts_per_text(self) -> bool:
+        """Whether the head gives one prediction per text or pair of texts."""
         return self.kind in ("classification", "multi-label", "regression", "reranking")
 
     @property
-    def per_token(self) -> bool:
-        """Whether it gives an answer for each token."""
+    def predicts_per_token(self) -> bool:
+        """Whether the head gives a prediction for each token."""
         return self.kind in ("token-classification", "question-answering")
 
     @property
     def keeps_outputs(self) -> bool:
-        """Whether answers and metrics come from its outputs; else from sums alone."""
+        """Whether predictions and metrics need the outputs. Otherwise the sums are sufficient."""
         return not self.kind.endswith("language-modelling")
 
     @property
     def read_positions(self) -> str | None:
-        """The feature with the positions whose hidden states are read; None for those of all tokens."""
-        if self.is_of_text:
+        """The feature with the positions whose hidden states the head reads; None if it reads all tokens."""
+        if self.predicts_per_text:
             return "sequence_positions"
         return "masked_positions" if self.kind == "masked-language-modelling" else None
 
     @property
     def is_causal(self) -> bool:
-        """Whether a token sees only those before it."""
+        """Whether a token attends only to itself and to earlier tokens."""
         return self.kind == "causal-language-modelling"
 
     @property
     def scope(self) -> str:
-        """Return what names of its dense layer begin with, as in `transformers`."""
+        """The prefix of the names of its dense layer, as in `transformers`."""
         return "qa_outputs" if self.kind == "question-answering" else "classifier"
 
 
 @dataclass(frozen=True)
 class VectorHead:
-    """One vector for each text: outputs [B, S, H], of length 1 with `normalize`. No sums."""
+    """A head that gives one vector per text: outputs [B, S, H], normalized to length 1 if `normalize` is set. It has no
+    sums.
+    """
 
     pooling: Pooling
     normalize: bool
     sums: int = 0
     keeps_outputs: bool = True
-    per_token: bool = False
+    predicts_per_token: bool = False
     is_causal: bool = False
 
     @property
     def read_positions(self) -> str | None:
-        """The feature with the positions whose hidden states are read; None for those of all tokens."""
+        """The feature with the positions whose hidden states the head reads; None if it reads all tokens."""
         return {"cls": "sequence_positions", "last": "last_positions"}.get(self.pooling)
 
 
 Head: TypeAlias = PretrainingHead | TaskHead | VectorHead
+"""Any of the heads."""
 
 
-def variables_of(config: BertConfig, head: Head) -> dict[str, ParameterSpec]:
-    """The variables of a BERT with this head, by name: no more than transformers' class of the same architecture has."""
+def parameter_specs_with_head(config: BertConfig, head: Head) -> dict[str, ParameterSpec]:
+    """Return the variables of a BERT with this head, by name.
+
+    They are those of the class of the same architecture in `transformers`, so the pooler is included only if the head uses
+    it.
+    """
     specs = parameter_specs(config)
     if isinstance(head, PretrainingHead):
         return specs
-    pools = isinstance(head, TaskHead) and head.is_of_text
+    pools = isinstance(head, TaskHead) and head.predicts_per_text
     encoder = {
         name: spec
         for name, spec in specs.items()
@@ -160,13 +175,23 @@ def variables_of(config: BertConfig, head: Head) -> dict[str, ParameterSpec]:
 
 
 _MOST_LOGITS = 2**31 - 1
+"""The most elements that int32 can index."""
 
 
-def check_logits(packs: int, slots: int, words: int) -> None:
-    """Refuse a batch that has more scores of words, one for each word in every slot of a pack, than int32 can number."""
+def check_logit_count(packs: int, slots: int, words: int) -> None:
+    """Check that the vocabulary logits of a batch can be indexed by int32.
+
+    Args:
+        packs: packs of a micro-batch.
+        slots: slots of a pack for which logits are computed.
+        words: entries of the vocabulary.
+
+    Raises:
+        InputError: there are too many logits.
+    """
     logits = packs * slots * words
     if logits > _MOST_LOGITS:
         raise InputError(
-            f"batch: {packs} packs x {slots} slots x {words} words are {logits:,} logits, at most {_MOST_LOGITS:,} can be "
-            "numbered by int32; make micro-batches smaller (training.micro_batch_packs, finetune.micro_batch_packs)"
+            f"batch: {packs} packs x {slots} slots x {words} words are {logits:,} logits, more than int32 can index "
+            f"({_MOST_LOGITS:,}); use smaller micro-batches (training.micro_batch_packs, finetune.micro_batch_packs)"
         )

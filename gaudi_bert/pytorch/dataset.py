@@ -25,7 +25,7 @@ from gaudi_bert.common.arrays import AnyArray, whole_number
 from gaudi_bert.common.errors import InputError, shown
 from gaudi_bert.common.files import in_store, shown_location
 from gaudi_bert.encoders.trial import Row
-from gaudi_bert.reading.global_order import ORDER, check_rank, first_of_rank
+from gaudi_bert.reading.global_order import ORDER_VERSION, check_rank, first_pack_number_of_rank
 from gaudi_bert.reading.streams import StoredPacks
 from gaudi_bert.tables.packed_parquet import open_tables
 from gaudi_bert.tfrecords.random_access import check_before_reading, open_packs
@@ -192,7 +192,7 @@ class PackedDataset(IterableDataset[Row]):
         """The position, for any number of processes; a worker does not know what was used: take that of the loader."""
         if torch.utils.data.get_worker_info() is not None:
             raise InputError("a worker does not know which of its packs were used; take state_dict of the PackedLoader")
-        position = {"epoch": self._epoch, "packs_done": self._done, "order": ORDER}
+        position = {"epoch": self._epoch, "packs_done": self._done, "order": ORDER_VERSION}
         return {**position, "seed": self.seed, "data": self._identity}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -200,10 +200,10 @@ class PackedDataset(IterableDataset[Row]):
         state = state if isinstance(state, Mapping) else {}
         if state.get("data") != self._identity or state.get("seed") != self.seed:
             raise InputError(f"{self.folder}: the state was taken of other packs, or with another seed; give the same ones")
-        if state.get("order") != ORDER:
+        if state.get("order") != ORDER_VERSION:
             raise InputError(
                 f"{self.folder}: the state is a position in the order {shown(state.get('order'))}, this edition reads in "
-                f"the order {ORDER}; train again"
+                f"the order {ORDER_VERSION}; train again"
             )
         done = whole_number("packs_done", state.get("packs_done"), 0, self.packs)
         self._epoch, self._done = whole_number("epoch", state.get("epoch"), 0), done
@@ -256,7 +256,7 @@ class PackedDataset(IterableDataset[Row]):
     def _rows(self, worker: Any) -> Iterator[Row]:
         self.begin()
         epoch, batch = self._epoch, self.batch
-        first = first_of_rank(self._done, self.rank, self.world_size)
+        first = first_pack_number_of_rank(self._done, self.rank, self.world_size)
         number, workers = (0, 1) if worker is None else (worker.id, worker.num_workers)
         rows = len(range(number, self.remaining_batches, workers)) * batch
         stored = self._stored

@@ -1,1 +1,1 @@
-"""How packs are read: one order for any number of processes, and the shards of a stream."""
+"""The order in which packs are read, for any number of processes, and the reading of shards in this order."""

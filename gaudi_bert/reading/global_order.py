@@ -1,15 +1,17 @@
-"""The one order in which packs are read, whatever the number of processes that read them: `order: 4`.
+"""The global order in which packs are read, which does not depend on the number of processes (`order: 4` in positions).
 
-Packs are read from C streams at once, and a stream reads its shards one after the other, so that C shards are open, not all.
-There are several sets of C streams, which take turns of 32 rounds, so that the packs of a longer time come from more shards.
-Streams are of nearly equal length.
+Opening all shards at once would take too many files and too much memory. Therefore packs are read from C streams at once,
+and each stream reads its shards one after the other. There are several sets of C streams, which take turns of 32 rounds, so
+that packs that are read close together come from more shards. All streams have nearly the same length.
 
-While the same k streams have packs, their next 32 packs each are a block (the last one may be shorter). In a block the first
-C of these streams take a turn, then the next C, and so on. Round t of a turn is the t-th pack of each of its streams, by
-their numbers. Packs are numbered in this sequence, 0 .. packs - 1. Process r of W takes the packs whose number mod W is r.
+While the same k streams have packs left, their next 32 packs each form a block (the last block may be shorter). In a block,
+the first C of these streams take a turn, then the next C, and so on. Round t of a turn consists of the t-th pack of each of
+its streams, in the order of the streams. Packs are numbered in this order, 0 .. packs - 1. Process r of W processes reads
+the packs whose number mod W is r.
 
-A position in the data is one number, of packs that all processes have read; it means the same with any W. The packs of a
-shard are permuted within windows of so many records, then the windows: a shard is read nearly from front to back.
+A position in the data is therefore a single number, the packs that all processes have read together, and means the same for
+any W. Within a shard, packs are permuted within windows, and the windows are permuted, so that a shard is read nearly
+sequentially.
 """
 
 from __future__ import annotations
@@ -22,43 +24,64 @@ import numpy as np
 
 from gaudi_bert.common.arrays import IntArray, permutation, random_words, whole_number
 
-# --- which stream reads which shards: those that are read together come from all parts of the input
+# --- which stream reads which shards: streams that are read together come from all parts of the input
 #
-# An input is often sorted: by topic, by source, by length. Shards of a group hold the same files, and groups whose files are
-# neighbours hold similar text. So the streams are spread over the input like the teeth of a comb, which moves along it:
+# Inputs are often sorted, for example by topic, source or length. The shards of a group contain the same files, and groups
+# whose files are neighbours contain similar text. If streams read neighbouring shards, packs that are read together would be
+# similar. Therefore the streams are spread evenly over the input, and all of them move through it at the same speed:
 #
-# 1. The input is a ring, cut at a random shard: its shards in the order of their regions. It falls into as many blocks of
-#    equal packs as there are streams, and each stream reads one of them. So a part of the input has its share of the
-#    streams, at any time, and streams are of nearly equal length: a shard belongs to the block in which its middle is.
-# 2. All streams begin in the same part of their blocks, read to the end of these, and then from their beginning. Shards
-#    change their turn with near ones, differently in each block and epoch.
-# 3. The blocks of a set are at equal distances, those of further sets between them. In a round, the streams of a set have a
-#    random sequence, so that few packs in a row come from all parts of the input, too.
+# 1. The shards are arranged in a circle in the order of their input regions, starting at a random shard. The circle is
+#    divided into as many blocks of equally many packs as there are streams, and each stream reads one block: stream k starts
+#    at k/C of the input. A shard belongs to the block that contains its middle, so all streams have nearly the same length.
+# 2. All streams start at the same relative position of their blocks, read to the end of the block and continue at its
+#    beginning. Shards that are near each other are exchanged at random, differently in each block and epoch.
+# 3. The blocks of a set of streams have equal distances from each other, and those of further sets are between them. The
+#    order of the streams within a round is random, so that even a few consecutive packs come from all parts of the input.
 #
-# All of it follows from (seed, epoch) and the sizes, in integers, so it is the same on every machine.
+# All of this is computed in integers from (seed, epoch) and the sizes of the shards, so it is the same on every machine.
 
-MOST_SETS = 4
-_TEETH_OF_SETS = (0, 2, 1, 3)
-_JITTERS_OF_A_BLOCK = 8
+MAX_STREAM_SETS = 4
+"""The most sets of streams."""
+_SET_OFFSETS = (0, 2, 1, 3)
+"""The distances of the sets from the first one, in blocks. Of four sets, the second is in the middle between the first's
+blocks.
+"""
+_JITTER_DIVISOR = 8
+"""Shards move at random by at most 1 / 8 of a block."""
 
 
-def regions_of_groups(group_sizes: IntArray, input_files: int, seed: int) -> IntArray:
-    """From which part of the input each shard comes: int64 [shards], equal in a group, ascending along the input.
+def regions_of_shards(group_sizes: IntArray, input_files: int, seed: int) -> IntArray:
+    """Return the part of the input from which each shard comes, int64 [shards], ascending along the input.
 
-    Groups of one file each are the sorted files in the permutation by which `packing.groups` dealt them. A group of several
-    files is a sample of the input already; its number stands for its region. `group_sizes`, int64 [groups], are the shards
-    of each group, and the seed is that of the plan.
+    All shards of a group have the same region. Groups of one file each were formed by permuting the sorted files
+    (`packing.histogram.form_groups`), so this permutation gives their regions. A group of several files is a sample of the
+    whole input, so its number is used as its region.
+
+    Args:
+        group_sizes: int64 [groups], the shards of each group.
+        input_files: the number of input files.
+        seed: the seed of the plan.
     """
     groups = len(group_sizes)
     regions = permutation(groups, seed, "groups") if input_files == groups else np.arange(groups)
     return np.repeat(regions, group_sizes)
 
 
-def _deal_shards(sizes: IntArray, regions: IntArray, streams: int, sets: int, seed: int, epoch: int) -> list[IntArray]:
-    """The shards of each stream in the order in which it reads them; the streams of one set after those of the other.
+def _assign_shards_to_streams(
+    sizes: IntArray, regions: IntArray, streams: int, sets: int, seed: int, epoch: int
+) -> list[IntArray]:
+    """Return the shards of each stream in reading order, with the streams of one set after those of another.
 
-    `sizes` are the packs of each shard; those without packs are not dealt. `streams` in a set, times `sets`, are at most as
-    many as there are shards with packs, and fewer where a block has no shard.
+    Args:
+        sizes: int64 [shards], the packs of each shard. Shards without packs are not read.
+        regions: int64 [shards], the part of the input from which each shard comes.
+        streams: streams per set. `streams` * `sets` must not exceed the number of shards with packs.
+        sets: the number of sets.
+        seed: the seed of the order.
+        epoch: the epoch.
+
+    Returns:
+        int64 arrays of shard numbers, fewer than `streams` * `sets` if a block contains no shard.
     """
     shards, blocks = np.flatnonzero(sizes), streams * sets
     shards = shards[np.lexsort((permutation(len(shards), seed, "shard order", epoch), regions[shards]))]
@@ -69,56 +92,72 @@ def _deal_shards(sizes: IntArray, regions: IntArray, streams: int, sets: int, se
     middles = (np.cumsum(sizes[shards]) - (sizes[shards] + 1) // 2) * blocks
     block_of, in_block = np.divmod(middles, total)
     begin, *jitter = (random_words(len(shards) + 1, seed, "jitter", epoch) % np.uint64(total)).tolist()
-    ahead = (in_block - begin) % total + np.array(jitter, np.int64) // _JITTERS_OF_A_BLOCK
+    ahead = (in_block - begin) % total + np.array(jitter, np.int64) // _JITTER_DIVISOR
     in_turn = np.lexsort((ahead, block_of))
     of_blocks = np.split(shards[in_turn], np.searchsorted(block_of[in_turn], np.arange(1, blocks)))
     in_set = permutation(streams, seed, "turns", epoch) * sets
-    turns = np.concatenate([in_set + tooth for tooth in _TEETH_OF_SETS if tooth < sets])
+    turns = np.concatenate([in_set + offset for offset in _SET_OFFSETS if offset < sets])
     return [of_blocks[block] for block in turns.tolist() if len(of_blocks[block])]
 
 
-ORDER = 4
-"""The number of this order, which positions carry: those of another order mean other packs."""
+ORDER_VERSION = 4
+"""The version of this order. Positions contain it, because a position of another version would mean other packs."""
 WINDOW_PACKS = 4096
+"""The default size of a window, in packs."""
 TURN_ROUNDS = 32
-_FEWEST_STREAMS = 32
-MOST_STREAMS = 512
-_NUMBERS_AT_ONCE = 8192
+"""The rounds of a turn."""
+_MIN_STREAMS = 32
+MAX_STREAMS = 512
+"""The most streams per set."""
+_NUMBERS_PER_STEP = 8192
+"""Pack numbers of a process that `visits` examines at once."""
 
 
-def streams_of(shard_multiple: int) -> int:
-    """From how many streams a folder is read whose groups have a multiple of so many shards."""
-    return min(MOST_STREAMS, max(_FEWEST_STREAMS, shard_multiple))
+def choose_stream_count(shard_multiple: int) -> int:
+    """Return the number of streams for a folder in which each group has a multiple of `shard_multiple` shards."""
+    return min(MAX_STREAMS, max(_MIN_STREAMS, shard_multiple))
 
 
 def check_rank(rank: int, world_size: int) -> None:
-    """Refuse a number that no process has."""
+    """Check that `rank` is a valid process number.
+
+    Raises:
+        ArgumentError: it is not from 0 to `world_size` - 1.
+    """
     whole_number("rank", rank, 0, whole_number("world_size", world_size, 1) - 1)
 
 
-def numbers_of_rank(done: int, end: int, rank: int, world_size: int) -> IntArray:
-    """The numbers mod `world_size` of `rank`, int64, ascending, from `done` on and below `end`."""
-    return np.arange(first_of_rank(done, rank, world_size), end, world_size, dtype=np.int64)
+def pack_numbers_of_rank(done: int, end: int, rank: int, world_size: int) -> IntArray:
+    """Return the pack numbers from `done` to `end` - 1 that this rank reads, int64, ascending."""
+    return np.arange(first_pack_number_of_rank(done, rank, world_size), end, world_size, dtype=np.int64)
 
 
-def first_of_rank(done: int, rank: int, world_size: int) -> int:
-    """The first number mod `world_size` of `rank` from `done` on."""
+def first_pack_number_of_rank(done: int, rank: int, world_size: int) -> int:
+    """Return the first pack number from `done` on that this rank reads."""
     return done + (rank - done) % world_size
 
 
-class Located(NamedTuple):
-    """Positions of packs in their shards, int64 [n] each."""
+class PackLocations(NamedTuple):
+    """Where packs are; each field is int64 [n]."""
 
-    turns: IntArray  # in which they are read; one turn for all rounds in which a single set of streams has packs
-    rounds: IntArray  # of their streams
-    streams: IntArray  # by number
-    shards: IntArray  # that hold them
-    positions: IntArray  # in the order of the shard (`GlobalOrder.shard_order`)
-    ends: IntArray  # the round at which the stream has read the shard
+    turns: IntArray  # the turn in which each pack is read; constant while only a single set of streams has packs
+    rounds: IntArray  # the round of its stream
+    streams: IntArray  # the number of its stream
+    shards: IntArray  # the shard that contains it
+    positions: IntArray  # its position in the order of the shard (`GlobalOrder.shard_order`)
+    ends: IntArray  # the round at which its stream has read the whole shard
 
 
-class Visit(NamedTuple):
-    """A shard that a process reads in a turn: from one round of its stream on; `end` is where the shard ends."""
+class ShardVisit(NamedTuple):
+    """A shard that a process reads in a turn.
+
+    Attributes:
+        turn: the turn.
+        shard: the shard.
+        stream: the stream that reads it.
+        begin: the round of the stream in which reading begins.
+        end: the round in which the whole shard has been read.
+    """
 
     turn: int
     shard: int
@@ -128,24 +167,28 @@ class Visit(NamedTuple):
 
 
 class ShardOrder(NamedTuple):
-    """The order of one shard in an epoch."""
+    """The order in which the packs of a shard are read in an epoch."""
 
     records: IntArray  # int64 [packs], the record at each position
-    windows: IntArray  # int64 [windows, 3], in this order: its first position, its first record, the record behind its last
+    # int64 [windows, 3], per window in reading order: its first position, its first record, the end of its records
+    windows: IntArray
 
 
 class GlobalOrder:
-    """The order of every epoch; it holds a few arrays over the shards.
+    """The order of the packs in every epoch. It holds only a few arrays over the shards.
 
     Args:
-        sizes: packs of each shard.
-        seed: decides, with the number of the epoch, all orders.
-        window_packs: records of a window, within which a pack may move; or a function of the shard that gives them.
+        sizes: the packs of each shard.
+        seed: determines, together with the epoch, all orders.
+        window_packs: the packs of a window within which a pack may move, or a function that returns this for a shard.
         streams: how many shards are read at once (C).
-        sets: of streams, which take turns; 1 where to open a shard again is expensive.
-        regions: of the input, from which each shard comes (`dealing.regions_of_groups`); None where unknown.
+        sets: the number of sets of streams that take turns. Use 1 if opening a shard again is expensive.
+        regions: the part of the input from which each shard comes, from `regions_of_shards`; None if unknown.
 
-    Its `streams` and `sets` are fewer where there are not enough shards with packs; `packs` are those of an epoch.
+    Attributes:
+        streams: streams per set, reduced if there are fewer shards with packs.
+        sets: the number of sets, reduced likewise.
+        packs: the packs of an epoch.
     """
 
     def __init__(
@@ -153,28 +196,28 @@ class GlobalOrder:
         sizes: Sequence[int] | IntArray,
         seed: int,
         window_packs: int | Callable[[int], int] = WINDOW_PACKS,
-        streams: int = _FEWEST_STREAMS,
-        sets: int = MOST_SETS,
+        streams: int = _MIN_STREAMS,
+        sets: int = MAX_STREAM_SETS,
         regions: IntArray | None = None,
     ) -> None:
         self.sizes = np.asarray(sizes, np.int64)
         self.seed, self.window_packs, self._regions = seed, window_packs, regions
         shards = int(np.count_nonzero(self.sizes))
         self.streams = max(1, min(streams, shards))
-        self.sets = max(1, min(sets, MOST_SETS, shards // self.streams))
+        self.sets = max(1, min(sets, MAX_STREAM_SETS, shards // self.streams))
         self.packs = int(self.sizes.sum())
         self._schedules: dict[int, _ShardSchedule] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """For another process, which deals the shards itself."""
+        """Pickle the arguments only. The other process computes the schedules itself."""
         return GlobalOrder, (self.sizes, self.seed, self.window_packs, self.streams, self.sets, self._regions)
 
-    def locate(self, epoch: int, numbers: IntArray) -> Located:
-        """The shards of packs, and their positions in these; `numbers` are int64 [n], each 0 .. packs - 1."""
+    def locate(self, epoch: int, numbers: IntArray) -> PackLocations:
+        """Return where packs are, for pack numbers int64 [n], each from 0 to packs - 1."""
         return self._schedule(epoch).locate(numbers)
 
     def shard_order(self, epoch: int, shard: int) -> ShardOrder:
-        """The order of a shard's records; any thread may call it."""
+        """Return the order in which the packs of a shard are read in an epoch. May be called from any thread."""
         size = int(self.sizes[shard])
         window = self.window_packs if isinstance(self.window_packs, int) else self.window_packs(shard)
         windows = permutation(-(-size // window), self.seed, "window order", epoch, shard)
@@ -186,65 +229,74 @@ class GlobalOrder:
         begins = np.cumsum(lasts - firsts) - (lasts - firsts)
         return ShardOrder(records, np.stack([begins, firsts, lasts], axis=1))
 
-    def visits(self, epoch: int, done: int, rank: int, world_size: int) -> Iterator[tuple[int, Visit]]:
-        """The shards that a process reads once `done` packs of an epoch are read, and in the next epoch, as it reads them.
+    def visits(self, epoch: int, done: int, rank: int, world_size: int) -> Iterator[tuple[int, ShardVisit]]:
+        """Yield (epoch, visit) for the shards that a process reads next, in order, until the end of the next epoch.
 
-        Each comes once a turn, with its epoch.
+        Each shard is yielded once per turn.
+
+        Args:
+            epoch: the current epoch.
+            done: the packs of this epoch that all processes have read.
+            rank: the number of the process.
+            world_size: the number of processes.
         """
         last_turn, seen = (epoch, -1), set[int]()
-        step = _NUMBERS_AT_ONCE * world_size
+        step = _NUMBERS_PER_STEP * world_size
         epochs = (epoch, done), (epoch + 1, 0)
         starts = [(number, begin) for number, first in epochs for begin in range(first, self.packs, step)]
         for now, begin in starts:
-            located = self.locate(now, numbers_of_rank(begin, min(begin + step, self.packs), rank, world_size))
-            _, firsts = np.unique(located.turns * len(self.sizes) + located.shards, return_index=True)
+            locations = self.locate(now, pack_numbers_of_rank(begin, min(begin + step, self.packs), rank, world_size))
+            _, firsts = np.unique(locations.turns * len(self.sizes) + locations.shards, return_index=True)
             firsts.sort()
-            columns = (located.turns, located.shards, located.streams, located.rounds, located.ends)
-            for visit in map(Visit._make, zip(*(values[firsts].tolist() for values in columns), strict=True)):
+            columns = (locations.turns, locations.shards, locations.streams, locations.rounds, locations.ends)
+            for visit in map(ShardVisit._make, zip(*(values[firsts].tolist() for values in columns), strict=True)):
                 if (now, visit.turn) != last_turn:
                     last_turn, seen = (now, visit.turn), set()
                 if visit.shard not in seen:
                     seen.add(visit.shard)
                     yield now, visit
 
-    def shards_at_once(self, world_size: int) -> int:
-        """Count the shards that one of so many processes reads at once, until the first stream ends."""
+    def count_open_shards(self, world_size: int) -> int:
+        """Return how many shards one of `world_size` processes reads at once, until the first stream ends."""
         return self.streams // math.gcd(self.streams, world_size)
 
-    def full_rounds(self, epoch: int) -> int:
-        """Count the rounds that hold a pack of every stream."""
+    def count_full_rounds(self, epoch: int) -> int:
+        """Return the number of rounds in which every stream has a pack."""
         return int(self._schedule(epoch).ends[0])
 
     def _schedule(self, epoch: int) -> _ShardSchedule:
+        """Return the schedule of an epoch, from a cache of two."""
         if epoch not in self._schedules:
-            if len(self._schedules) == 2:  # one that is read, and the next one, whose first shards are opened ahead
+            if len(self._schedules) == 2:  # the current epoch, and the next one, whose first shards are opened in advance
                 del self._schedules[min(self._schedules)]
             regions = np.arange(len(self.sizes)) if self._regions is None else self._regions
-            dealt = _deal_shards(self.sizes, regions, self.streams, self.sets, self.seed, epoch)
+            dealt = _assign_shards_to_streams(self.sizes, regions, self.streams, self.sets, self.seed, epoch)
             self._schedules[epoch] = _ShardSchedule.of(self.sizes, dealt, self.streams)
         return self._schedules[epoch]
 
 
 class _ShardSchedule(NamedTuple):
-    """Which stream reads which shard when, in one epoch: the shards stream after stream, each stream in its order.
+    """Which stream reads which shard when, in one epoch.
 
-    The epoch falls into segments of rounds; in the rounds of one segment, the same streams have packs.
+    Shards are listed stream after stream, in reading order. The epoch is divided into segments of rounds; within a segment,
+    the same streams have packs.
     """
 
     shards: IntArray  # int64 [shards with packs]
-    first_packs: IntArray  # int64 [shards with packs], packs before each, counted through all streams one after the other
-    last_packs: IntArray  # int64 [shards with packs], the same up to its end
-    stream_firsts: IntArray  # int64 [streams], packs of the streams before
-    numbers: IntArray  # int64 [segments], the first pack
+    first_packs: IntArray  # int64 [shards with packs], the packs before each shard, counted through all streams
+    last_packs: IntArray  # int64 [shards with packs], the packs up to the end of each shard, counted likewise
+    stream_firsts: IntArray  # int64 [streams], the packs of all earlier streams
+    numbers: IntArray  # int64 [segments], the number of the first pack
     rounds: IntArray  # int64 [segments], the first round
     stream_counts: IntArray  # int64 [segments], how many streams have packs
     ends: IntArray  # int64 [segments], the round at which the first of these streams ends
     turns: IntArray  # int64 [segments], the number of the first turn
-    lengths: IntArray  # int64 [streams], the packs of each
-    at_once: int  # how many streams are read in a turn
+    lengths: IntArray  # int64 [streams], the packs of each stream
+    at_once: int  # streams per turn
 
     @classmethod
     def of(cls, sizes: IntArray, streams: Sequence[IntArray], at_once: int) -> _ShardSchedule:
+        """Compute the schedule from the sizes of the shards and the shards of each stream."""
         lengths = np.array([sizes[each].sum() for each in streams], np.int64)
         ends = np.unique(lengths)
         rounds = np.concatenate([[0], ends[:-1]]).astype(np.int64)[: len(ends)]
@@ -258,7 +310,8 @@ class _ShardSchedule(NamedTuple):
         by_segment = (numbers, rounds, stream_counts, ends, first_turns)
         return cls(shards, first_packs, last_packs, stream_firsts, *by_segment, lengths, at_once)
 
-    def locate(self, numbers: IntArray) -> Located:
+    def locate(self, numbers: IntArray) -> PackLocations:
+        """Return where packs are, for pack numbers int64 [n]."""
         segment = np.searchsorted(self.numbers, numbers, side="right") - 1
         count = self.stream_counts[segment]
         block, in_block = np.divmod(numbers - self.numbers[segment], TURN_ROUNDS * count)
@@ -278,4 +331,4 @@ class _ShardSchedule(NamedTuple):
         packs = firsts + rounds
         slots = np.searchsorted(self.last_packs, packs, side="right")
         ends = self.last_packs[slots] - firsts
-        return Located(turns, rounds, streams, self.shards[slots], packs - self.first_packs[slots], ends)
+        return PackLocations(turns, rounds, streams, self.shards[slots], packs - self.first_packs[slots], ends)

@@ -25,7 +25,7 @@ from gaudi_bert.common.compiled import borrowing_kernel
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import atomic_file
 from gaudi_bert.config.sections import TableSettings
-from gaudi_bert.reading.global_order import streams_of
+from gaudi_bert.reading.global_order import choose_stream_count
 from gaudi_bert.reading.streams import ShardFiles, StoredPacks
 from gaudi_bert.tables.groups import GroupRows, ListValues
 from gaudi_bert.tables.sources import LABELS_COLUMN, TableColumns, is_list
@@ -239,7 +239,7 @@ def open_tables(folder: Path, paths: Sequence[Path]) -> StoredPacks:
             check_shards(folder, table)
             sizes, shard_multiple = table.packs, metadata.shard_multiple
     files = TableFiles(paths, sizes)
-    return StoredPacks(files, streams_of(shard_multiple), window_rows=files.window_rows)
+    return StoredPacks(files, choose_stream_count(shard_multiple), window_rows=files.window_rows)
 
 
 class TableFiles(ShardFiles["_Footer"]):

@@ -17,7 +17,7 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import atomic_file, exclusive_lock, explained_os_errors, flush_folder, open_file, write_json
 from gaudi_bert.common.progress import Reporter, count_of
 from gaudi_bert.config.pipeline import load_pipeline
-from gaudi_bert.model.config import BertConfig, parameter_count
+from gaudi_bert.model.config import BertConfig, count_parameters
 from gaudi_bert.tasks.task_models import check_finished
 from gaudi_bert.training.weights import Weights, local_weights, read_weights, to_hugging_face
 
@@ -61,7 +61,7 @@ def _export(weights: Weights, out: Path, vocabulary: Path | None, reporter: Repo
     publish(*files)
     names = tuple(sorted(file.name for file in files))
     reporter.say(f"export: {weights.path} ({weights.kind}): {', '.join(names)}")
-    parameters, known = parameter_count(config), "without a vocabulary" if words is None else f"with the vocabulary {words}"
+    parameters, known = count_parameters(config), "without a vocabulary" if words is None else f"with the vocabulary {words}"
     return PlainResult(
         [f"{count_of(parameters, 'parameter')} in {', '.join(names)}, {known}"],
         {"files": names, "parameters": parameters, "vocabulary": None if words is None else str(words)},

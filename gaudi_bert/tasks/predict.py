@@ -26,7 +26,7 @@ from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.config.sections import TaskSettings, TrainingSettings
 from gaudi_bert.engines import choose_engine, load_engine
 from gaudi_bert.engines.protocol import Model, ModelSpec
-from gaudi_bert.model.config import NO_PACKS, BertConfig
+from gaudi_bert.model.config import NO_PACKS_REMEDY, BertConfig
 from gaudi_bert.model.heads import Pooling, TaskHead, VectorHead
 from gaudi_bert.rows.reading import check_first_row
 from gaudi_bert.rows.tokenizer import RowTokenizer, open_tokenizer
@@ -194,7 +194,7 @@ def _load(
         one_length=longest if one_shape else None,
         longest_row=None if isinstance(start.config, BertConfig) else positions,
     )
-    per: Literal["sequence", "token"] = "token" if head.per_token else "sequence"
+    per: Literal["sequence", "token"] = "token" if head.predicts_per_token else "sequence"
     rest: Literal["smaller", "single", "filled"] = "single" if engine.NAME == "tensorflow" else "smaller"
     runner = PackRunner(model.outputs, per, width, rest="filled" if one_shape else rest)
     return LoadedModel(path, tokenizer, longest, positions, start.identity, plan, runner, model)
@@ -206,7 +206,7 @@ def _with_a_way_on(path: Path) -> Iterator[None]:
     try:
         yield
     except InputError as error:
-        reason = str(error).removesuffix(f"; {NO_PACKS}")
+        reason = str(error).removesuffix(f"; {NO_PACKS_REMEDY}")
         if reason == str(error):
             raise
         way_on = "transformers or sentence-transformers run it, a text in each row"

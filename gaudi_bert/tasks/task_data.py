@@ -29,7 +29,7 @@ from gaudi_bert.config.sections import TaskName, TaskSettings
 from gaudi_bert.corpus.python_texts import HELD_OUT_OF, LABELS, labelled_docstrings, python_texts, titled_docstrings
 from gaudi_bert.model.heads import TaskHead
 from gaudi_bert.packing.strategies import Packing
-from gaudi_bert.reading.global_order import numbers_of_rank
+from gaudi_bert.reading.global_order import pack_numbers_of_rank
 from gaudi_bert.rows.answers import TagScheme
 from gaudi_bert.rows.fields import find_labels
 from gaudi_bert.rows.packs import BatchShape, lay_out_packs
@@ -209,7 +209,7 @@ def task_batches(data: TaskData, task: Task, plan: RunPlan, epochs: int, order: 
 
     for which, begin, end, batch_packs in plan.micro_batches(order.updates_done, order.packs_done):
         each, shape = data.packings[which].packs, data.shape(which, batch_packs)
-        packs = numbers_of_rank(begin, min(end, epochs * each), order.rank, order.size)
+        packs = pack_numbers_of_rank(begin, min(end, epochs * each), order.rank, order.size)
         epoch_of, numbers = np.divmod(packs, each)
         first, *later = np.unique(epoch_of).tolist() or [0]
         batch = features(which, first, numbers[epoch_of == first], shape)
@@ -287,13 +287,13 @@ class TaskEvaluation(EvaluationSet[TaskResult]):
                 chosen = np.arange(first, min(first + shape.packs, len(packs)))
                 placed = lay_out_packs(sequences, packs, chosen, shape)
                 targets = self.task.target_features(sequences, placed, draw)
-                scatter = placed.scatter_tokens if self.task.head.per_token else placed.scatter_sequences
+                scatter = placed.scatter_tokens if self.task.head.predicts_per_token else placed.scatter_sequences
                 yield {**placed.features(sequences), **cast(Batch, targets)}, scatter
 
     def outputs(self) -> Float32Array | None:
         """Logits [N, C] or [T, C], of heads that keep them; vectors [N, H] of texts."""
         head, sequences = self.task.head, self.data.sequences
-        count = len(sequences.input_ids) if head.per_token else len(sequences)
+        count = len(sequences.input_ids) if head.predicts_per_token else len(sequences)
         width = self.task.width if isinstance(head, TaskHead) else self.hidden_size
         return np.zeros((count, width), np.float32) if head.keeps_outputs else None
 

@@ -24,8 +24,15 @@ from gaudi_bert.common.files import atomic_file, check_model, file_identity, rea
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.config.sections import TaskName, TaskSettings
 from gaudi_bert.config.shipped import MODELS, name_of_sizes
-from gaudi_bert.model.config import BertConfig, EncoderConfig, ModelSizes, initial_value, misfit, parameter_specs
-from gaudi_bert.model.heads import TASK_OF_PROBLEM, TaskHead, TaskKind, VectorHead, variables_of
+from gaudi_bert.model.config import (
+    BertConfig,
+    EncoderConfig,
+    ModelSizes,
+    draw_initial_value,
+    find_shape_mismatch,
+    parameter_specs,
+)
+from gaudi_bert.model.heads import TASK_BY_PROBLEM_TYPE, TaskHead, TaskKind, VectorHead, parameter_specs_with_head
 from gaudi_bert.rows.tokenizer import RowTokenizer, copy_tokenizer
 from gaudi_bert.rows.types import TASKS_WITH_LABELS
 from gaudi_bert.tasks.kinds.task import NO_VOCABULARY, Task, Vocabulary, task_named
@@ -177,10 +184,10 @@ def start_weights(path: Path, task: Task | None, *, lacks_head: bool = True) -> 
         raise InputError(f"{weights.path}: its config is not known; put config.json or bert_config.json next to it")
     is_causal = isinstance(head, TaskHead) and head.is_causal
     config = dataclasses.replace(weights.config, attention="causal") if is_causal else weights.config
-    specs = variables_of(config, head)
+    specs = parameter_specs_with_head(config, head)
     known = {name: weights.variables[name] for name in specs if name in weights.variables}
     shapes = {name: spec.shape for name, spec in specs.items()}
-    problem = None if lacks_head or isinstance(head, VectorHead) else misfit(shapes, known)
+    problem = None if lacks_head or isinstance(head, VectorHead) else find_shape_mismatch(shapes, known)
     if problem is not None:
         raise InputError(f"{path}: {problem}; fine-tune the model again")
     variables = {name: value for name, value in known.items() if value.shape == specs[name].shape}
@@ -196,7 +203,7 @@ def start_weights(path: Path, task: Task | None, *, lacks_head: bool = True) -> 
         # BERT's pooler, which `transformers` expects below any vectors; of weights without one, initial values.
         for name, spec in parameter_specs(config).items():
             if name.startswith("bert/pooler/"):
-                value = weights.variables.get(name, initial_value(name, spec, config.initializer_range, 0))
+                value = weights.variables.get(name, draw_initial_value(name, spec, config.initializer_range, 0))
                 unread[name] = np.asarray(value, np.float32)
     return _StartWeights(
         path=weights.path,
@@ -251,7 +258,7 @@ def read_task_folder(path: Path) -> TaskDescription:
 def _task_of(architectures: Sequence[str] | None, problem: str | None, labels: tuple[str, ...], path: Path) -> TaskName:
     name = architectures[0] if architectures else "nothing"
     if name.endswith("ForSequenceClassification"):
-        return TASK_OF_PROBLEM[problem or ("regression" if len(labels) == 1 else "single_label_classification")]
+        return TASK_BY_PROBLEM_TYPE[problem or ("regression" if len(labels) == 1 else "single_label_classification")]
     task = next((task for ending, task in _ARCHITECTURES.items() if name.endswith(ending)), None)
     if task is None:
         raise InputError(f"{path}: its architecture is {name}, which has no head for a task; fine-tune it first")

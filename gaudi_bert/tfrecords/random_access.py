@@ -30,7 +30,7 @@ from gaudi_bert.common.crc32c import crc32c_at, crc_of_word, mask_crc
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import explained_os_errors, open_file
 from gaudi_bert.common.memory import address_of, copy_bytes, load_u32, load_word
-from gaudi_bert.reading.global_order import MOST_SETS, regions_of_groups, streams_of
+from gaudi_bert.reading.global_order import MAX_STREAM_SETS, choose_stream_count, regions_of_shards
 from gaudi_bert.reading.streams import ShardFiles, StoredPacks
 from gaudi_bert.tfrecords.wire.example import decode_example
 from gaudi_bert.tfrecords.wire.framing import PROBLEMS, RecordStream, ScanStatus, record_location
@@ -406,9 +406,9 @@ def open_shards(folder: Path, metadata: Metadata, cache: ShardCache | None = Non
 
 def open_packs(folder: Path, metadata: Metadata, cache: ShardCache | None = None) -> StoredPacks:
     """The packs of a folder as they are read: from more shards, and from all parts of the input, where there is an index."""
-    files, streams = open_shards(folder, metadata, cache), streams_of(metadata.shard_multiple)
-    regions = regions_of_groups(metadata.shard_table.group_sizes, metadata.input_files, metadata.seed)
-    return StoredPacks(files, streams, MOST_SETS, regions)
+    files, streams = open_shards(folder, metadata, cache), choose_stream_count(metadata.shard_multiple)
+    regions = regions_of_shards(metadata.shard_table.group_sizes, metadata.input_files, metadata.seed)
+    return StoredPacks(files, streams, MAX_STREAM_SETS, regions)
 
 
 # Sizes of more shards are not looked up before a run: that takes a minute on a cold disk, for each process.

@@ -26,8 +26,8 @@ from gaudi_bert.artefacts.mirrored_folder import names_in, remove
 from gaudi_bert.common.errors import InputError, shown
 from gaudi_bert.common.files import atomic_file, explained_os_errors, open_file, regular
 from gaudi_bert.engines.protocol import Communicator, Model, Updates
-from gaudi_bert.model.config import misfit
-from gaudi_bert.reading.global_order import ORDER
+from gaudi_bert.model.config import find_shape_mismatch
+from gaudi_bert.reading.global_order import ORDER_VERSION
 
 _FORMAT_VERSION = 2
 CHECKPOINT_NAMES = "update-*.safetensors"
@@ -274,16 +274,16 @@ def resume_run(
     if checkpoint is None:
         return Progress()
     progress = checkpoint.progress
-    if progress.get("order") != ORDER:
+    if progress.get("order") != ORDER_VERSION:
         raise InputError(
             f"{checkpoints}: holds a position in the order {shown(progress.get('order'))}, this edition reads in the order "
-            f"{ORDER}; train again with --overwrite"
+            f"{ORDER_VERSION}; train again with --overwrite"
         )
     shapes, buffers = model.shapes(), model.buffers()
     trained = {name: shape for name, shape in shapes.items() if name not in buffers}
     moments = (checkpoint.first_moments, checkpoint.second_moments)
     for needed, values in ((shapes, checkpoint.variables), *((trained, each) for each in moments)):
-        problem = misfit(needed, values)
+        problem = find_shape_mismatch(needed, values)
         if problem is not None:
             raise InputError(
                 f"{checkpoints}: the checkpoint is of another model: {problem}; use the model settings that it was "

@@ -39,7 +39,7 @@ from gaudi_bert.common.features import UnpackedFeature
 from gaudi_bert.common.files import in_store, open_file
 from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.model.config import BertConfig
-from gaudi_bert.reading.global_order import MOST_STREAMS, numbers_of_rank, streams_of
+from gaudi_bert.reading.global_order import MAX_STREAMS, choose_stream_count, pack_numbers_of_rank
 from gaudi_bert.reading.streams import StoredPacks
 from gaudi_bert.tfrecords.files import find_vocabulary, list_record_files, open_inputs
 from gaudi_bert.tfrecords.random_access import (
@@ -101,7 +101,7 @@ class DataSource:
     @property
     def streams(self) -> int:
         """The number of shards that are read at once."""
-        return streams_of(self.metadata.shard_multiple if self.metadata is not None else 1)
+        return choose_stream_count(self.metadata.shard_multiple if self.metadata is not None else 1)
 
     def reading_cost(self, processes: int) -> str | None:
         """Return a note on what so many processes cost that have no streams of their own; None where each has."""
@@ -109,7 +109,7 @@ class DataSource:
         if readers == 1 or self.metadata is None:
             return None
         multiple = -(-self.streams // processes) * processes
-        multiple, gain = (multiple, "once") if multiple <= MOST_STREAMS else (MOST_STREAMS, "less often")
+        multiple, gain = (multiple, "once") if multiple <= MAX_STREAMS else (MAX_STREAMS, "less often")
         return (
             f"note: each shard is read by {readers} of the {processes} processes, so that about {readers} times the bytes "
             f"of the packs are read (of a bucket, fetched); `pack --set packing.shard_multiple={multiple}` makes it {gain}"
@@ -271,7 +271,7 @@ def batches_in_order(
     def batches() -> Iterator[Batch]:
         for which, begin, end, batch_packs in micro_batches:
             # At least one pack, which is emptied if it is of the next micro-batch.
-            of_rank = numbers_of_rank(begin, max(end, begin + order.size), order.rank, order.size)
+            of_rank = pack_numbers_of_rank(begin, max(end, begin + order.size), order.rank, order.size)
             epochs, numbers = np.divmod(of_rank, orders[which].packs)
             parts = [
                 features(which, *readers[which].locate(epoch, numbers[epochs == epoch]), epoch)

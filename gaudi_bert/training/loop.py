@@ -23,7 +23,7 @@ from gaudi_bert.common.errors import StoppedError
 from gaudi_bert.common.launch import handled_signals
 from gaudi_bert.common.progress import Reporter, Task
 from gaudi_bert.engines.protocol import Communicator, Device, Engine, Model
-from gaudi_bert.reading.global_order import ORDER
+from gaudi_bert.reading.global_order import ORDER_VERSION
 from gaudi_bert.training.checkpoint import Checkpoint, Progress, remove_old_checkpoints, write_checkpoint
 from gaudi_bert.training.evaluate import EvaluationSet
 from gaudi_bert.training.input import Batch
@@ -238,7 +238,7 @@ class TrainingLoop:
             second_moments=second_moments,
             progress={
                 "packs": progress.packs,
-                "order": ORDER,
+                "order": ORDER_VERSION,
                 "processes": context.begun_by,
                 "sequences": progress.sequences,
                 "tokens": progress.tokens,

@@ -26,7 +26,7 @@ from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.config.sections import ModelSettings
 from gaudi_bert.engines import is_installed
 from gaudi_bert.engines.protocol import Model
-from gaudi_bert.model.config import BertConfig, misfit, parameter_specs
+from gaudi_bert.model.config import BertConfig, find_shape_mismatch, parameter_specs
 from gaudi_bert.training.checkpoint import CHECKPOINT_NAMES, find_checkpoint, is_checkpoint, read_checkpoint
 
 COPY_AGAIN = "copy the folder again, or save it again with save_pretrained"
@@ -105,7 +105,9 @@ def load_weights(path: Path | str, model: Model, config: BertConfig) -> Weights:
                 f"{weights.path}: the weights are of another model: {name} is {there} there, {here} here{reason}; "
                 f"set model.{name} to {there}, or give other weights"
             )
-    problem = misfit(model.shapes(), weights.variables, () if weights.kind == "gaudi-bert" else _OPTIONAL_SCOPES)
+    problem = find_shape_mismatch(
+        model.shapes(), weights.variables, () if weights.kind == "gaudi-bert" else _OPTIONAL_SCOPES
+    )
     if problem is not None:
         raise InputError(
             f"{weights.path}: the weights are of another model: {problem}; "

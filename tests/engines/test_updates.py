@@ -18,7 +18,7 @@ pytest.importorskip("tensorflow", exc_type=ImportError)
 from gaudi_bert.config.sections import TrainingSettings
 from gaudi_bert.engines import load_engine
 from gaudi_bert.engines.protocol import Communicator, ModelSpec, UpdateLoss, UpdateScalars
-from gaudi_bert.model.config import initial_value, parameter_specs
+from gaudi_bert.model.config import draw_initial_value, parameter_specs
 from gaudi_bert.model.heads import PretrainingHead, VectorHead
 from gaudi_bert.tasks.contrast import forbidden_candidates, in_batch_negatives
 from gaudi_bert.training.objective import LossDenominators
@@ -32,7 +32,7 @@ from tests.builders.task_batches import TEXTS, batch_of, packs_of
 
 def test_first_weights_are_a_function_of_seed_and_name() -> None:
     spec, config = ModelSpec(small_config(), PretrainingHead()), small_config()
-    expected = {name: initial_value(name, each, 0.2, 7) for name, each in parameter_specs(config).items()}
+    expected = {name: draw_initial_value(name, each, 0.2, 7) for name, each in parameter_specs(config).items()}
     for engine in ("tensorflow", "pytorch"):
         values = load_engine(engine).build(spec, seed=7).values()
         assert list(values) == list(expected)

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.model.config import BertConfig, ParameterSpec, initial_value, parameter_count, parameter_specs
-from gaudi_bert.model.heads import check_logits
+from gaudi_bert.model.config import BertConfig, ParameterSpec, count_parameters, draw_initial_value, parameter_specs
+from gaudi_bert.model.heads import check_logit_count
 from tests.builders.model_packs import small_config
 
 
@@ -21,14 +21,14 @@ def test_variables_have_googles_names_and_shapes_and_bert_base_its_110_million_p
     assert shapes["cls/predictions/output_bias"] == (53,)
     assert shapes["cls/seq_relationship/output_weights"] == (2, 21)
     assert len(shapes) == 5 + 16 * 2 + 2 + 5 + 2
-    assert parameter_count(small_config()) == sum(int(np.prod(shape)) for shape in shapes.values())
-    assert parameter_count(BertConfig()) == 110_106_428
+    assert count_parameters(small_config()) == sum(int(np.prod(shape)) for shape in shapes.values())
+    assert count_parameters(BertConfig()) == 110_106_428
 
 
 def test_noise_depends_on_seed_and_name_alone_and_is_truncated_normal():
     spec = ParameterSpec((120, 120), "normal")
     one, again, other_seed, other_name = (
-        initial_value(name, spec, 0.02, seed) for name, seed in (("a", 7), ("a", 7), ("a", 8), ("b", 7))
+        draw_initial_value(name, spec, 0.02, seed) for name, seed in (("a", 7), ("a", 7), ("a", 8), ("b", 7))
     )
     np.testing.assert_array_equal(again, one)
     for other in (other_seed, other_name):
@@ -65,6 +65,6 @@ def test_config_reads_hugging_faces_json():
 
 
 def test_scores_of_words_that_int32_cannot_number_are_refused():
-    check_logits(2, 2**15, 2**15 - 1)
+    check_logit_count(2, 2**15, 2**15 - 1)
     with pytest.raises(InputError, match="micro_batch_packs"):
-        check_logits(2, 2**15, 2**15)
+        check_logit_count(2, 2**15, 2**15)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from gaudi_bert.common.arrays import permutation, random_words
 
-FEWEST_STREAMS, MOST_SETS, TURN_ROUNDS = 32, 4, 32
+FEWEST_STREAMS, MAX_STREAM_SETS, TURN_ROUNDS = 32, 4, 32
 Record = tuple[int, int]
 
 
@@ -16,7 +16,7 @@ def dealt_epoch(
     epoch: int,
     window: int | list[int],
     streams: int = FEWEST_STREAMS,
-    sets: int = MOST_SETS,
+    sets: int = MAX_STREAM_SETS,
     regions: Sequence[int] | None = None,
 ) -> list[Record]:
     """(shard, record) of every pack of an epoch, in its order; `window` of all shards, or of each."""
@@ -29,7 +29,7 @@ def dealt_turns(
     epoch: int,
     window: int | list[int],
     streams: int = FEWEST_STREAMS,
-    sets: int = MOST_SETS,
+    sets: int = MAX_STREAM_SETS,
     regions: Sequence[int] | None = None,
 ) -> list[list[Record]]:
     """The packs of each set of streams in turn: a block of rounds ends after 32, and where a stream ends."""

@@ -12,9 +12,9 @@ from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.packing.histogram import form_groups
 from gaudi_bert.reading.global_order import (
     GlobalOrder,
-    numbers_of_rank,
-    regions_of_groups,
-    streams_of,
+    choose_stream_count,
+    pack_numbers_of_rank,
+    regions_of_shards,
 )
 from tests.builders.properties import examples
 from tests.oracles.global_order import dealt_epoch
@@ -61,7 +61,7 @@ def test_visits_are_the_shards_of_a_process(
     visits = [visit for epoch, visit in order.visits(2, done, rank, world_size) if epoch == 2]
     following = [visit for epoch, visit in order.visits(2, done, rank, world_size) if epoch == 3]
     assert following == [visit for epoch, visit in order.visits(3, 0, rank, world_size) if epoch == 3]
-    located = order.locate(2, numbers_of_rank(done, order.packs, rank, world_size))
+    located = order.locate(2, pack_numbers_of_rank(done, order.packs, rank, world_size))
     times = list(zip(located.turns.tolist(), located.rounds.tolist(), strict=True))
     assert times == sorted(times)
     first_reads: dict[tuple[int, int], int] = {}
@@ -73,16 +73,16 @@ def test_visits_are_the_shards_of_a_process(
 
 
 def test_streams_are_as_many_as_the_shards_of_a_group_within_bounds() -> None:
-    assert [streams_of(multiple) for multiple in (1, 32, 48, 512, 1000)] == [32, 32, 48, 512, 512]
-    assert [GlobalOrder([5] * 99, 7).shards_at_once(size) for size in (1, 3, 8, 48, 64)] == [32, 32, 4, 2, 1]
+    assert [choose_stream_count(multiple) for multiple in (1, 32, 48, 512, 1000)] == [32, 32, 48, 512, 512]
+    assert [GlobalOrder([5] * 99, 7).count_open_shards(size) for size in (1, 3, 8, 48, 64)] == [32, 32, 4, 2, 1]
 
 
 def test_regions_are_the_positions_of_the_files_of_groups() -> None:
     files = [SimpleNamespace(name=f"part-{number:02d}", bytes=1, sequences=100) for number in range(40)]
     groups = form_groups(files, group_sequences=100, group_bytes=1000, seed=9)
     positions = [int(group[0].name[5:]) for group in groups]
-    assert regions_of_groups(np.full(40, 3), 40, 9).tolist() == np.repeat(positions, 3).tolist()
-    assert regions_of_groups(np.array([2, 1]), 5, 9).tolist() == [0, 0, 1]
+    assert regions_of_shards(np.full(40, 3), 40, 9).tolist() == np.repeat(positions, 3).tolist()
+    assert regions_of_shards(np.array([2, 1]), 5, 9).tolist() == [0, 0, 1]
 
 
 def test_a_window_may_be_that_of_the_shard() -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.reading.global_order import WINDOW_PACKS, GlobalOrder, numbers_of_rank
+from gaudi_bert.reading.global_order import WINDOW_PACKS, GlobalOrder, pack_numbers_of_rank
 from gaudi_bert.reading.streams import ShardFiles, StoredPacks, StreamReader
 from tests.builders.agree import identical
 from tests.builders.properties import examples
@@ -81,16 +81,18 @@ def test_records_are_those_of_the_order_and_few_shards_are_open(
     reader = StreamReader(files, order, rank, world_size)
     for epoch, done in ((1, start), (2, 0)):
         dealt = dealt_epoch(sizes, 5, epoch, 7, streams)
-        numbers = numbers_of_rank(done, order.packs, rank, world_size)
+        numbers = pack_numbers_of_rank(done, order.packs, rank, world_size)
         for first in range(0, len(numbers), at_once):
             now = numbers[first : first + at_once]
             shards, records = reader.locate(epoch, now)
             assert list(zip(shards.tolist(), records.tolist(), strict=True)) == [dealt[number] for number in now]
-            if order.locate(epoch, now).rounds[-1] < order.full_rounds(epoch):
-                assert len(files.opened - set(shards.tolist())) <= order.shards_at_once(world_size)
+            if order.locate(epoch, now).rounds[-1] < order.count_full_rounds(epoch):
+                assert len(files.opened - set(shards.tolist())) <= order.count_open_shards(world_size)
             assert len(files.opened - set(shards.tolist())) <= order.streams
             assert set(shards.tolist()) <= files.opened
-            assert files.here() <= max(order.streams + order.shards_at_once(world_size), len(files.opened) + files.threads)
+            assert files.here() <= max(
+                order.streams + order.count_open_shards(world_size), len(files.opened) + files.threads
+            )
     reader.close()
     assert not files.opened
     while files.here():  # a thread may still be at one

@@ -208,9 +208,9 @@ def test_packed_is_alone(name: str, engine: EngineName) -> None:
         assert abs(loss_sum / weight - theirs.loss) <= 1e-5
         assert (logits is None) == (not task.head.keeps_outputs)
         if logits is not None:
-            kept = len(sequences.input_ids) if task.head.per_token else len(sequences)
+            kept = len(sequences.input_ids) if task.head.predicts_per_token else len(sequences)
             ours = np.full((kept, task.width), np.nan, np.float32)
-            (placed.scatter_tokens if task.head.per_token else placed.scatter_sequences)(logits, ours)
+            (placed.scatter_tokens if task.head.predicts_per_token else placed.scatter_sequences)(logits, ours)
             right = np.concatenate([each.reshape(-1, task.width) for each in theirs.logits])
             agree(ours, right, 1e-5, scale=1.0)
             identical(model.outputs(features), logits)

@@ -125,7 +125,7 @@ def test_what_tf1_saver_writes_while_training_is_read_without_the_optimiser(tmp_
     other = make_model(seed=8)
     load_weights(prefix, other, other.spec.config)
     identical(other.values(), values)
-    with pytest.raises(InputError, match=r"word_embeddings is \[11, 6\] there, \[12, 6\] here"):
+    with pytest.raises(InputError, match=r"word_embeddings: .*\[12, 6\].*\[11, 6\]"):
         load_weights(prefix, (wider := make_model(vocab_size=12)), wider.spec.config)
 
 

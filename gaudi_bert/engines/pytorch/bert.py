@@ -23,8 +23,8 @@ from torch.utils.checkpoint import checkpoint
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.encoders.cpu import attention_in_cache, dropout, is_large_product, linear, pack_weights, product
 from gaudi_bert.encoders.feeding import widen
-from gaudi_bert.model.config import BertConfig, layer_scope
-from gaudi_bert.model.heads import FORBIDDEN_SCORE, check_logits
+from gaudi_bert.model.config import BertConfig, layer_name_prefix
+from gaudi_bert.model.heads import FORBIDDEN_SCORE, check_logit_count
 
 WORDS = "bert/embeddings/word_embeddings"
 WORDS_TO_LOOK_UP = f"{WORDS}/rows"
@@ -164,7 +164,7 @@ def encode_packs(network: Network, batch: Mapping[str, Tensor], positions_BP: Te
             query_RH = pick_tokens(hidden_TH, positions_BP, length)
             bias_RL = pick_tokens(bias_B1LL.reshape(packs * length, length), positions_BP, length)
             bias_B1PL = bias_RL.reshape(packs, 1, -1, length)
-        inputs = (network, layer_scope(layer), query_RH, hidden_TH, bias_B1PL)
+        inputs = (network, layer_name_prefix(layer), query_RH, hidden_TH, bias_B1PL)
         if network.recomputes:  # with the random numbers of the first time
             hidden_TH = checkpoint(_encoder_layer, *inputs, use_reentrant=False)
         else:
@@ -209,7 +209,7 @@ def packed_parameters(parameters: _Parameters, config: BertConfig) -> dict[str, 
     """Return what the encoder's layers multiply by, joined and in the layout of products of few rows; without gradients."""
     packed = dict(parameters)
     for layer in range(config.num_hidden_layers):
-        scope, is_last = layer_scope(layer), layer == config.num_hidden_layers - 1
+        scope, is_last = layer_name_prefix(layer), layer == config.num_hidden_layers - 1
         for parts in (_ALL_PARTS, *_SOME_PARTS) if is_last else (_ALL_PARTS,):
             name = f"{scope}/attention/self/{'+'.join(parts)}"
             kernel_HO, bias_O = _joined(parameters, f"{scope}/attention/self", parts)
@@ -259,7 +259,7 @@ def pretraining_outputs(network: Network, batch: Mapping[str, Tensor]) -> tuple[
     """Wide scores of the words at the masked slots, [B, Q, V], and of the next sentences, [B, S, 2]."""
     positions_BP = torch.cat([batch["next_sentence_positions"], batch["masked_lm_positions"]], dim=1)
     packs, depth = batch["next_sentence_positions"].shape
-    check_logits(packs, batch["masked_lm_positions"].shape[1], network.config.vocab_size)
+    check_logit_count(packs, batch["masked_lm_positions"].shape[1], network.config.vocab_size)
     read_BPH = encode_packs(network, batch, positions_BP).reshape(packs, positions_BP.shape[1], -1)
     first_PH, masked_PH = read_BPH[:, :depth].flatten(0, 1), read_BPH[:, depth:].flatten(0, 1)
     words_BQV = word_scores(network, masked_PH).reshape(packs, -1, network.config.vocab_size)

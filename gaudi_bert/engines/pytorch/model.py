@@ -32,8 +32,16 @@ from gaudi_bert.engines.pytorch.bert import (
     pretraining_outputs,
     word_scores,
 )
-from gaudi_bert.model.config import BertConfig, EncoderConfig, initial_value, is_decayed
-from gaudi_bert.model.heads import OTHER_SEQUENCE, Loss, PretrainingHead, TaskHead, VectorHead, check_logits, variables_of
+from gaudi_bert.model.config import BertConfig, EncoderConfig, draw_initial_value, has_weight_decay
+from gaudi_bert.model.heads import (
+    OTHER_SEQUENCE,
+    Loss,
+    PretrainingHead,
+    TaskHead,
+    VectorHead,
+    check_logit_count,
+    parameter_specs_with_head,
+)
 
 if TYPE_CHECKING:
     from gaudi_bert.encoders.packed_model import PackedModel
@@ -59,7 +67,7 @@ class TorchModel(ABC):
         """The outputs of the head that losses are computed from."""
 
     @abstractmethod
-    def is_decayed(self, name: str) -> bool:
+    def has_weight_decay(self, name: str) -> bool:
         """Whether weight decay applies to a variable."""
 
     # --- the protocol
@@ -171,8 +179,8 @@ class TorchBert(TorchModel):
     ) -> None:
         super().__init__(spec, device, compute_dtype)
         self.config = cast(BertConfig, spec.config)
-        for name, variable in variables_of(self.config, spec.head).items():
-            value = torch.from_numpy(initial_value(name, variable, self.config.initializer_range, seed))
+        for name, variable in parameter_specs_with_head(self.config, spec.head).items():
+            value = torch.from_numpy(draw_initial_value(name, variable, self.config.initializer_range, seed))
             self.parameters_by_name[name] = torch.nn.Parameter(value.to(self.device))
         self.attention = attention_on(self.device.type, device is not None and device.fuses_attention)
         self._is_compiled = compiler is not None
@@ -181,9 +189,9 @@ class TorchBert(TorchModel):
         if compiler is not None:
             self._compute = torch.compile(self._heads, backend=compiler, dynamic=False, fullgraph=True)
 
-    def is_decayed(self, name: str) -> bool:
+    def has_weight_decay(self, name: str) -> bool:
         """Whether weight decay applies to a variable."""
-        return is_decayed(name)
+        return has_weight_decay(name)
 
     def forward(self, batch: Tensors, training: bool) -> Any:
         """The outputs of the head that losses are computed from; of pretraining, both scores."""
@@ -241,13 +249,13 @@ class TorchBert(TorchModel):
             return vectors_of_sequences(head, widen(hidden_RH), batch)
         packs, length = batch["input_ids"].shape
         if not head.keeps_outputs:
-            check_logits(packs, length, self.config.vocab_size)
+            check_logit_count(packs, length, self.config.vocab_size)
             return word_scores(network, hidden_RH)
-        inputs_PH = pool(network, hidden_RH) if head.is_of_text else widen(hidden_RH)
+        inputs_PH = pool(network, hidden_RH) if head.predicts_per_text else widen(hidden_RH)
         if head.kind != "question-answering":  # as BERT's heads have it
             inputs_PH = network.drop(inputs_PH)
         with torch.autocast(self.device.type, enabled=False):
-            return network.dense(inputs_PH, head.scope).reshape(packs, -1 if head.is_of_text else length, head.width)
+            return network.dense(inputs_PH, head.scope).reshape(packs, -1 if head.predicts_per_text else length, head.width)
 
 
 # --- any encoder of `transformers`: its own classes, heads and names of weights, fed packs (`encoders/packed_model.py`)
@@ -321,7 +329,7 @@ class _TorchEncoder(TorchModel):
     def buffers(self) -> dict[str, Tensor]:
         return self.packed.stored_buffers()
 
-    def is_decayed(self, name: str) -> bool:
+    def has_weight_decay(self, name: str) -> bool:
         """Whether weight decay applies to a variable: not to biases, nor to the scales of norms."""
         return name not in self._undecayed and self.parameters_by_name[name].requires_grad
 

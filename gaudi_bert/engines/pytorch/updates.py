@@ -30,7 +30,7 @@ class TorchUpdates:
         self._model, self._settings, self._communicator = model, settings, communicator
         self._lengths: set[int] = set()
         self._has_run = False  # a compiler has compiled what the first update needs
-        self._optimizer = _Optimizer(model.parameters_by_name, settings, model.is_decayed)
+        self._optimizer = _Optimizer(model.parameters_by_name, settings, model.has_weight_decay)
         self._gradient_sums = None
         if isinstance(communicator, TorchCommunicator):
             self._gradient_sums = GradientSums(list(model.parameters_by_name.values()), settings.fusion_bytes)
@@ -147,13 +147,13 @@ class _Optimizer:
     """AdamW or LAMB over named variables; `moments`, the first and the second, are known by their names."""
 
     def __init__(
-        self, variables: Mapping[str, torch.nn.Parameter], settings: LoopSettings, is_decayed: Callable[[str], bool]
+        self, variables: Mapping[str, torch.nn.Parameter], settings: LoopSettings, has_weight_decay: Callable[[str], bool]
     ) -> None:
         self._variables, self._settings = dict(variables), settings
         self.moments: tuple[dict[str, Tensor], ...] = tuple(
             {name: torch.zeros_like(variable) for name, variable in self._variables.items()} for _ in range(2)
         )
-        self._decayed = {name for name in self._variables if is_decayed(name)}
+        self._decayed = {name for name in self._variables if has_weight_decay(name)}
 
     def apply(self, gradients: Mapping[str, Tensor], scalars: UpdateScalars, factor: Tensor, update: int) -> None:
         """Move every variable by its gradient times `factor`; gradients may be overwritten."""

@@ -37,8 +37,8 @@ from gaudi_bert.engines.tensorflow.operations import (
     widen,
     without_gradient,
 )
-from gaudi_bert.model.config import BertConfig, layer_scope
-from gaudi_bert.model.heads import FORBIDDEN_SCORE, check_logits
+from gaudi_bert.model.config import BertConfig, layer_name_prefix
+from gaudi_bert.model.heads import FORBIDDEN_SCORE, check_logit_count
 
 # Every dropout of the model has a number.
 _EMBEDDINGS_DROPOUT_SITE = 0
@@ -117,7 +117,7 @@ def _encoder_layer(
 ) -> tf.Tensor:
     """A layer with layer norm after each residual sum (Vaswani et al., 2017; Devlin et al., 2019), for the rows of R."""
     config, forward_pass = network.config, network.forward_pass
-    scope, first_site = layer_scope(layer), 1 + _DROPOUT_SITES_PER_LAYER * layer
+    scope, first_site = layer_name_prefix(layer), 1 + _DROPOUT_SITES_PER_LAYER * layer
 
     def project(inputs: tf.Tensor, name: str) -> tf.Tensor:
         return dense(inputs, *network.kernel_and_bias(f"{scope}/{name}/dense"), forward_pass.compiled)
@@ -253,7 +253,7 @@ def word_scores(network: Network, picked_PH: tf.Tensor) -> tf.Tensor:
 def pretraining_outputs(network: Network, batch: Batch) -> tuple[tf.Tensor, tf.Tensor]:
     """Wide scores of the words at the masked slots, [B, Q, V], and of the next sentences, [B, S, 2]."""
     (packs, depth), slots = batch["next_sentence_positions"].shape, batch["masked_lm_positions"].shape[1]
-    check_logits(packs, slots, network.config.vocab_size)
+    check_logit_count(packs, slots, network.config.vocab_size)
     hidden, parameters = network.config.hidden_size, network.parameters
     positions_BP = tf.concat([batch["next_sentence_positions"], batch["masked_lm_positions"]], axis=1)
     read_BPH = tf.reshape(encode_packs(network, batch, positions_BP), [packs, depth + slots, hidden])

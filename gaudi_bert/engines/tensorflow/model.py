@@ -26,7 +26,7 @@ from gaudi_bert.engines.tensorflow.bert import (
     word_scores,
 )
 from gaudi_bert.engines.tensorflow.operations import ForwardPass, as_graph, dense, widen
-from gaudi_bert.model.config import BertConfig, initial_value
+from gaudi_bert.model.config import BertConfig, draw_initial_value
 from gaudi_bert.model.heads import (
     LOWEST_HIDDEN,
     OTHER_SEQUENCE,
@@ -35,8 +35,8 @@ from gaudi_bert.model.heads import (
     PretrainingHead,
     TaskHead,
     VectorHead,
-    check_logits,
-    variables_of,
+    check_logit_count,
+    parameter_specs_with_head,
 )
 
 # Larger than the number of any dropout in an encoder.
@@ -66,8 +66,10 @@ class TensorFlowModel:
         self.spec, self.config, self.compiled, self._device = spec, config, compiled, device
         self.compute_dtype = tf.as_dtype(compute_dtype)
         self.variables: dict[str, tf.Variable] = {
-            name: tf.Variable(initial_value(name, variable, config.initializer_range, seed), name=name, dtype=tf.float32)
-            for name, variable in variables_of(config, spec.head).items()
+            name: tf.Variable(
+                draw_initial_value(name, variable, config.initializer_range, seed), name=name, dtype=tf.float32
+            )
+            for name, variable in parameter_specs_with_head(config, spec.head).items()
         }
         self._outputs = as_graph(self.forward)
         self._evaluate = as_graph(self._trace_evaluation)
@@ -184,12 +186,12 @@ def _task_outputs(network: Network, head: TaskHead, batch: Batch) -> tf.Tensor:
     """The outputs of a task's head, wide; of language modelling the scores of all words, [P, words]."""
     packs, length = batch["input_ids"].shape
     if not head.keeps_outputs:
-        check_logits(packs, length, network.config.vocab_size)
+        check_logit_count(packs, length, network.config.vocab_size)
     hidden_PH = encode_packs(network, batch, None if head.read_positions is None else batch[head.read_positions])
     if not head.keeps_outputs:
         return word_scores(network, hidden_PH)
     shape = [packs, length, head.width]
-    if head.is_of_text:
+    if head.predicts_per_text:
         hidden_PH, shape = pool(network, hidden_PH), [*batch["sequence_positions"].shape, head.width]
     if head.kind != "question-answering":  # as BERT's heads have it
         hidden_PH = network.drop(hidden_PH, _HEAD_DROPOUT_SITE)

@@ -18,7 +18,7 @@ from gaudi_bert.config.sections import LoopSettings
 from gaudi_bert.engines.protocol import Communicator, Sums, UpdateLoss, UpdateScalars
 from gaudi_bert.engines.tensorflow.model import TensorFlowModel
 from gaudi_bert.engines.tensorflow.operations import as_graph, kernel
-from gaudi_bert.model.config import is_decayed
+from gaudi_bert.model.config import has_weight_decay
 
 
 class TensorFlowUpdates:
@@ -221,8 +221,8 @@ class _Optimizer:
         """Move every variable by its gradient times `factor`; `gradients` in the order of `variables`."""
         settings = self._settings
         for (name, variable), gradient in zip(self._variables.items(), gradients, strict=True):
-            is_adapted = settings.optimizer == "lamb" and (settings.layer_adaptation == "all" or is_decayed(name))
-            decay = settings.weight_decay if is_decayed(name) else 0.0
+            is_adapted = settings.optimizer == "lamb" and (settings.layer_adaptation == "all" or has_weight_decay(name))
+            decay = settings.weight_decay if has_weight_decay(name) else 0.0
             rule = (settings.beta_1, settings.beta_2, settings.epsilon, decay, is_adapted)
             is_compiled = self._compiled and variable.shape.num_elements() >= _LEAST_COMPILED
             first, second = (moments[name] for moments in self.moments)

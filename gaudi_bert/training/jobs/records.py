@@ -31,7 +31,7 @@ from gaudi_bert.config.sections import TrainingSettings
 from gaudi_bert.config.shipped import name_of_sizes
 from gaudi_bert.config.values import free_settings
 from gaudi_bert.engines.protocol import Model, ModelSpec
-from gaudi_bert.model.config import parameter_count
+from gaudi_bert.model.config import count_parameters
 from gaudi_bert.model.heads import PretrainingHead
 from gaudi_bert.training.evaluate import RecordsEvaluation
 from gaudi_bert.training.input import DataSource, TrainingOrder, check_fits, open_data, training_batches
@@ -126,7 +126,7 @@ class _RecordsJob(Job[TrainingResult]):
         has_default_rate = "learning_rate" not in self._settings.training.model_fields_set
         return [
             f"{name_of_sizes(chosen) or 'a BERT'}: {count_of(config.num_hidden_layers, 'layer')}, "
-            f"hidden size {config.hidden_size}, {parameter_count(config) / 1e6:,.1f} million parameters; {origin}",
+            f"hidden size {config.hidden_size}, {count_parameters(config) / 1e6:,.1f} million parameters; {origin}",
             f"{shown_path(source.path)} ({kind}, length {source.schema.max_sequence_length}, {vocabulary})",
             f"{training.optimizer}, learning rate {training.learning_rate:g}"
             + (_SMALL_MODELS_RATE if config.hidden_size >= 512 and has_default_rate else ""),

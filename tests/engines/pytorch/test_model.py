@@ -96,10 +96,10 @@ def test_values_are_a_function_of_the_seed_and_variables_are_those_of_transforme
     model = build("roberta", WORDS, None)
     model.load_values(one)
     identical(model.values(), one)
-    assert model.is_decayed(words)
-    assert not model.is_decayed("lm_head.layer_norm.weight")
-    assert not model.is_decayed("roberta.encoder.layer.0.output.LayerNorm.weight")
-    assert not model.is_decayed("lm_head.bias")
+    assert model.has_weight_decay(words)
+    assert not model.has_weight_decay("lm_head.layer_norm.weight")
+    assert not model.has_weight_decay("roberta.encoder.layer.0.output.LayerNorm.weight")
+    assert not model.has_weight_decay("lm_head.bias")
 
 
 def test_statistics_of_layers_are_those_of_the_first_process() -> None:
