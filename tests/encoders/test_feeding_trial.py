@@ -68,7 +68,7 @@ def test_fresh_weights_in_which_tokens_hardly_move_one_another_are_no_obstacle(s
 def test_what_no_mask_is_right_for_is_refused(kind: str, head: str) -> None:
     verdict = verdict_on(kind, head)
     assert verdict.startswith("refused: ")
-    assert "give it rows of one sequence" in verdict
+    assert "rows of one sequence" in verdict
     assert "\n" not in verdict
 
 

@@ -71,12 +71,12 @@ def test_packing_through_a_bad_server(case: PackingCase, s3: S3Server, proxy: Fa
 
 def test_parts_by_many_machines_and_one_that_finishes(case: PackingCase, s3: S3Server, tmp_path: Path) -> None:
     store, plan, out = quick(s3.endpoint), Path("s3://bucket/plan.json"), Path("s3://bucket/parts")
-    with pytest.raises(FailedError, match="s3://bucket/parts: 4 of 4 groups are not written"):
+    with pytest.raises(FailedError, match="s3://bucket/parts: 4 of 4 groups"):
         write("s3://bucket/records", plan, out, a_run(store=store, finish=True))
     for part in (2, 0, 1, 2):
         write("s3://bucket/records", plan, out, a_run(store=store, part=(part, 3)))
     write("s3://bucket/records", plan, out, a_run(store=store, finish=True))
-    with pytest.raises(FailedError, match="s3://bucket/parts: not every part is verified"):
+    with pytest.raises(FailedError, match=r"s3://bucket/parts: .*not verified"):
         verify("s3://bucket/records", out, a_run(store=store, finish=True))
     for part, records in ((2, "s3://bucket/records"), (0, case.records), (1, "s3://bucket/records")):
         verify(records, out, a_run(store=store, part=(part, 3)))
