@@ -81,7 +81,7 @@ def test_counts_alone_are_planned_and_said_not_to_be_writable(tmp_path: Path) ->
     assert result.content.packs == 40_631
     assert made["writable"] is False
     assert (made["groups"][0]["files"], made["masked_slots"]) == ([], None)
-    assert "cannot be written" in heard.getvalue()
+    assert "no counts per file" in heard.getvalue()
 
 
 def test_depth_max_stores_the_depth_that_is_used(tmp_path: Path) -> None:

@@ -205,7 +205,7 @@ def test_a_bound_that_cannot_be_proven_is_refused_though_all_files_agree_on_it(t
         stored = json.loads((packed / NOTES_NAME / name).read_text())
         (packed / NOTES_NAME / name).write_text(json.dumps({**stored, "lower_bound": 7, **changes}))
         mend_sums(packed)
-    with pytest.raises(FailedError, match=r"group-00000[.]json: lower_bound is 7, only 6 packs can be proven"):
+    with pytest.raises(FailedError, match=r"group-00000[.]json: lower_bound is 7, .*6 packs"):
         verify_table(tmp_path / "rows.jsonl", packed, a_run())
 
 
