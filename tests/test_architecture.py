@@ -94,7 +94,7 @@ HEAVY: dict[str, tuple[set[str], set[str]]] = {
     "seqeval": (set(), {"tasks/kinds/classification"}),
     "sklearn": (set(), {"tasks/kinds/classification"}),
     "highspy": (set(), {"packing/exact/linear_program"}),
-    "tokenizers": (set(), {"corpus/vocabulary", "rows/tokenizer"}),
+    "tokenizers": (set(), {"corpus/vocabulary", "rows/tokenizer", "rows/tokenizer_files"}),
     "tensorflow": ({"engines/tensorflow"}, set()),
     "horovod": (set(), {"engines/tensorflow/engine", "runners/launch"}),
     "habana_frameworks": (set(), {"engines"}),
@@ -110,7 +110,7 @@ HEAVY: dict[str, tuple[set[str], set[str]]] = {
     "kubernetes": (set(), {"runners/kubernetes"}),
     **dict.fromkeys(("fastapi", "starlette", "uvicorn", "uvloop", "prometheus_client"), ({"serving"}, set())),
     "torch": ({"encoders", "pytorch", "engines/pytorch"}, set()),
-    "transformers": ({"encoders", "pytorch", "engines/pytorch"}, set()),
+    "transformers": ({"encoders", "pytorch", "engines/pytorch"}, {"rows/tokenizer"}),
 }
 
 

@@ -1,57 +1,89 @@
-"""The tokenizer that belongs to a model: its folder's `tokenizer.json`, else its `vocab.txt` with its casing settings."""
+"""The tokenizer that belongs to a model, as `transformers` and `sentence-transformers` apply it.
+
+Where `transformers` is installed, it is the fast tokenizer that `AutoTokenizer` builds from the folder. Elsewhere,
+`tokenizer_files` reads the folder.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
-import os
-import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
-from gaudi_bert.common.errors import InputError, shortened
-from gaudi_bert.common.files import (
-    atomic_file,
-    check_model,
-    explained_os_errors,
-    read_file,
-    read_json,
-    regular,
-    write_json,
-    write_text,
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.files import atomic_file, check_model, read_file, write_json, write_text
+from gaudi_bert.rows.tokenizer_files import (
+    ESM_CLASS,
+    GENERAL_CLASS,
+    NAMED_TOKENS,
+    SETTINGS_NAME,
+    TOKENIZER_NAME,
+    VOCABULARY_NAME,
+    build_esm,
+    library_errors,
+    read_class,
+    read_library,
+    read_tokenizer_files,
 )
-from gaudi_bert.corpus.vocabulary import read_vocabulary
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 
-TOKENIZER_NAME = "tokenizer.json"
-_WORDS, _CASING = "vocab.txt", "tokenizer_config.json"
-_FILES = (TOKENIZER_NAME, _CASING, "special_tokens_map.json", "added_tokens.json", _WORDS, "vocab.json", "merges.txt")
+TruncationSide: TypeAlias = Literal["left", "right"]
+# Of these files a tokenizer is built; the last ones only by `transformers`.
+_SOURCES = (TOKENIZER_NAME, VOCABULARY_NAME, "vocab.json", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model")
 _CHECKPOINTS = "checkpoints"
-# As BertTokenizer in transformers has it: a longer word becomes [UNK].
-_LONGEST_WORD_CHARACTERS = 100
-
-
-# Of tokenizers that do not say which of their tokens are special: those of a vocab.txt.
-_ESM_SPECIAL = ("<cls>", "<pad>", "<eos>", "<unk>", "<mask>")
 _SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+_TOKEN_TYPES = "token_type_ids"
 
 
 @dataclass(frozen=True)
 class RowTokenizer:
-    """A tokenizer that neither cuts nor pads.
+    """A tokenizer that neither truncates nor pads.
 
-    `sha256` is that of the `file` that it was read from.
+    Attributes:
+        tokenizer: the tokenizer of the library `tokenizers`.
+        file: where it was read from, for messages.
+        settings: what else decides what a model gets, by the names of tokenizer_config.json.
     """
 
     tokenizer: Tokenizer
     file: Path
-    sha256: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def sha256(self) -> str:
+        """The identity of the tokenizer: it covers everything that changes the tokens or segments of a text."""
+        named = {name: self.settings[name] for name in NAMED_TOKENS if name in self.settings}
+        stated = json.dumps([self.truncation_side, self.has_segments, self.tokenizer.encode_special_tokens, named])
+        content = self.tokenizer.to_str()
+        if type(self.tokenizer.model).__name__ == "Unigram":
+            # The library writes scores with all digits, but reads some of them one unit of the last digit off.
+            values = json.loads(content)
+            values["model"]["vocab"] = [[token, f"{score:.9g}"] for token, score in values["model"]["vocab"]]
+            content = json.dumps(values)
+        return hashlib.sha256(f"{stated}\n{content}".encode()).hexdigest()
+
+    @property
+    def truncation_side(self) -> TruncationSide:
+        """The side of a text that is too long on which tokens are removed."""
+        return cast(TruncationSide, self.settings.get("truncation_side", "right"))
+
+    @property
+    def has_segments(self) -> bool:
+        """Whether a model gets the segments of a pair; otherwise they are 0, as in `transformers`."""
+        return _TOKEN_TYPES in self.settings.get("model_input_names", (_TOKEN_TYPES,))
+
+    @property
+    def can_cut_pairs(self) -> bool:
+        """Whether pairs are cut as `transformers` cuts them; its tokenizers in Python divide the room in another way."""
+        return self.settings.get("tokenizer_class") != ESM_CLASS
 
     @property
     def vocabulary_size(self) -> int:
@@ -78,7 +110,7 @@ class RowTokenizer:
         if not marks:
             return self.tokenizer
         marks[0]["add_prefix_space"] = True
-        return type(self.tokenizer).from_str(json.dumps(content))
+        return _parse_library(json.dumps(content), self.tokenizer)
 
     def pair_frame(self) -> tuple[list[int], list[int], list[int], int, int]:
         """The special tokens before, between and after the tokens of two texts, and the segment of each text."""
@@ -88,7 +120,7 @@ class RowTokenizer:
             text = [at for at, special in enumerate(pair.special_tokens_mask) if not special]
             if tokens and len(text) == 2 * tokens:
                 first, second, end = text[0], text[tokens], text[-1] + 1
-                segments = pair.type_ids[first], pair.type_ids[second]
+                segments = (pair.type_ids[first], pair.type_ids[second]) if self.has_segments else (0, 0)
                 return pair.ids[:first], pair.ids[first + tokens : second], pair.ids[end:], *segments
         raise InputError(f"{self.file}: makes no pair of two texts; give the tokenizer of a model for text")
 
@@ -96,14 +128,14 @@ class RowTokenizer:
     def special_ids(self) -> tuple[int, ...]:
         """The numbers of all special tokens, ascending."""
         added = self.tokenizer.get_added_tokens_decoder()
-        named = map(self.tokenizer.token_to_id, _SPECIAL_TOKENS)
+        named = map(self.tokenizer.token_to_id, (*_SPECIAL_TOKENS, *self._named(*NAMED_TOKENS)))
         special = {number for number, token in added.items() if token.special}
         return tuple(sorted(special | {number for number in named if number is not None}))
 
     @property
     def pad_id(self) -> int | None:
         """The number of the token for padding; None where there is none."""
-        return self._first_of("[PAD]", "<pad>")
+        return self._first_of(*self._named("pad_token"), "[PAD]", "<pad>")
 
     @property
     def mask_id(self) -> int:
@@ -116,7 +148,10 @@ class RowTokenizer:
     def _mask_id(self) -> int | None:
         added = self.tokenizer.get_added_tokens_decoder().values()
         others = (token.content for token in added if token.special and "mask" in token.content.lower())
-        return self._first_of("[MASK]", "<mask>", *others)
+        return self._first_of(*self._named("mask_token"), "[MASK]", "<mask>", *others)
+
+    def _named(self, *names: str) -> list[str]:
+        return [self.settings[name] for name in names if name in self.settings]
 
     def token_ids(self) -> dict[str, int | None]:
         """The numbers of special tokens by what config.json calls them; None for those that it does not have."""
@@ -135,146 +170,154 @@ class RowTokenizer:
             sizes = f"{self.vocabulary_size:,} tokens, the model has {vocab_size:,}"
             raise InputError(f"{self.file}: has {sizes}; give the tokenizer that it was trained with")
         for encoding in (self.tokenizer.encode("a"), self.tokenizer.encode("a", "a")):
-            largest_ids = max(encoding.ids, default=0), max(encoding.type_ids, default=0)
+            segments = encoding.type_ids if self.has_segments else []
+            largest_ids = max(encoding.ids, default=0), max(segments, default=0)
             for what, largest, most in zip(("token", "segment"), largest_ids, (vocab_size, type_vocab_size), strict=True):
                 if largest >= most:
                     number = f"{what} {largest}, the model's are 0 to {most - 1:,}"
                     raise InputError(f"{self.file}: its template gives the {number}; give the model's own tokenizer")
+        if self.has_segments and any(self.tokenizer.encode("a").type_ids):
+            raise InputError(f"{self.file}: its template gives a single text another segment than 0, which is not supported")
 
 
-def open_tokenizer(folder: Path) -> RowTokenizer:
-    """The tokenizer in a model's folder, or next to a model's file."""
-    check_model(folder)
-    folder = folder if folder.is_dir() else folder.parent
-    folder = folder.parent if folder.name == _CHECKPOINTS else folder  # of a run, whose folder has the tokenizer
-    for name, read in ((TOKENIZER_NAME, _read_tokenizer), (_WORDS, _build_tokenizer)):
-        file = folder / name
-        if os.path.lexists(file):
-            return RowTokenizer(read(file), file, hashlib.sha256(read_file(file)).hexdigest())
-    raise InputError(f"{folder}: holds no tokenizer; put {TOKENIZER_NAME} or {_WORDS} there, or finetune with --vocab")
+# --- where a tokenizer comes from
 
 
 def has_tokenizer(folder: Path) -> bool:
     """Whether a folder holds a tokenizer."""
-    return any((folder / name).is_file() for name in (TOKENIZER_NAME, _WORDS))
+    return any((folder / name).is_file() for name in _SOURCES)
+
+
+def open_tokenizer(folder: Path) -> RowTokenizer:
+    """Return the tokenizer in a model's folder, or next to a model's file.
+
+    Raises:
+        InputError: there is none, a file is damaged, or the tokenizer is written in Python.
+    """
+    check_model(folder)
+    folder = folder if folder.is_dir() else folder.parent
+    folder = folder.parent if folder.name == _CHECKPOINTS else folder  # of a run, whose folder has the tokenizer
+    if not has_tokenizer(folder):
+        raise InputError(
+            f"{folder}: holds no tokenizer; put {TOKENIZER_NAME} or {VOCABULARY_NAME} there, or finetune with --vocab"
+        )
+    # `transformers` reads only folders that name the type of their model or the class of their tokenizer.
+    if read_class(folder)[0] is not None and importlib.util.find_spec("transformers") is not None:
+        return _open_with_transformers(folder)
+    library, settings = read_tokenizer_files(folder)
+    return _row_tokenizer(library, folder, settings)
 
 
 def read_tokenizer(path: Path) -> RowTokenizer:
-    """The tokenizer of a file, whatever its name, or of a folder."""
+    """Return the tokenizer of a folder, or of a file of the library `tokenizers`, whatever its name."""
     if not path.is_file():
         return open_tokenizer(path)
-    return RowTokenizer(_read_tokenizer(path), path, hashlib.sha256(read_file(path)).hexdigest())
-
-
-def copy_tokenizer(tokenizer: RowTokenizer, folder: Path, usual_settings: Mapping[str, Any]) -> None:
-    """Copy the files of a tokenizer as they are; one of a bare vocab.txt also becomes a tokenizer.json.
-
-    `usual_settings`, if any, are written as tokenizer_config.json where the tokenizer has none.
-    """
-    own = tokenizer.file
-    copies = (
-        {name: own.with_name(name) for name in _FILES} if own.name in (TOKENIZER_NAME, _WORDS) else {TOKENIZER_NAME: own}
-    )
-    for name, file in copies.items():
-        if file.is_file():
-            with atomic_file(folder / name) as handle:
-                handle.write(read_file(file))
-    if not (folder / TOKENIZER_NAME).is_file():
-        library = type(tokenizer.tokenizer).from_str(tokenizer.tokenizer.to_str())
-        library.no_truncation()
-        write_text(folder / TOKENIZER_NAME, library.to_str())
-    if usual_settings and not (folder / _CASING).is_file():
-        write_json(folder / _CASING, dict(usual_settings))
+    library = read_library(path)
+    settings = {} if library.truncation is None else {"truncation_side": library.truncation["direction"]}
+    return _row_tokenizer(library, path, settings)
 
 
 def tokenizer_of(given: Any) -> RowTokenizer:
-    """A tokenizer of `transformers` or of `tokenizers`, as a copy that neither cuts nor pads."""
+    """Return a copy of a tokenizer of `transformers` or of `tokenizers` that neither truncates nor pads."""
     from tokenizers import Tokenizer
 
     if isinstance(given, RowTokenizer):
         return given
-    library = getattr(given, "backend_tokenizer", given)
-    if not isinstance(library, Tokenizer):
-        raise InputError(f"{type(given).__name__}: is not a tokenizer of the library tokenizers; use AutoTokenizer")
-    content = library.to_str()
-    copy = Tokenizer.from_str(content)
-    copy.no_truncation()
-    copy.no_padding()
-    name = getattr(given, "name_or_path", "") or "the tokenizer"
-    return RowTokenizer(copy, Path(name), hashlib.sha256(content.encode("utf-8")).hexdigest())
+    file = Path(getattr(given, "name_or_path", "") or "the tokenizer")
+    if isinstance(given, Tokenizer):
+        return _row_tokenizer(_parse_library(given.to_str(), given), file, {})
+    opened = _of_transformers(given, file)
+    return _row_tokenizer(_parse_library(opened.tokenizer.to_str(), opened.tokenizer), file, opened.settings)
 
 
-def _read_tokenizer(file: Path) -> Tokenizer:
+def _open_with_transformers(folder: Path) -> RowTokenizer:
+    from transformers import AutoTokenizer
+
+    with library_errors(folder):
+        given = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+    return _of_transformers(given, folder)
+
+
+def _of_transformers(given: Any, file: Path) -> RowTokenizer:
+    """Return what a tokenizer of `transformers` applies. The library's tokenizer is not copied."""
     from tokenizers import Tokenizer
 
-    with explained_os_errors(file, "read"), _library_errors(file):
-        tokenizer = Tokenizer.from_file(str(regular(file)))
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    with _library_errors(file):
-        tokenizer.encode("a", "a")  # a template may name what is not there
-    return tokenizer
+    library, kind = getattr(given, "backend_tokenizer", None), type(given).__name__
+    if kind == ESM_CLASS:
+        named = {**given.special_tokens_map, "extra_special_tokens": list(given.added_tokens_encoder)}
+        library = build_esm(given.get_vocab(), named, file)
+        if given.split_special_tokens:
+            raise InputError(
+                f"{file}: splits the special tokens of an ESM model, which is not supported; leave that setting out"
+            )
+    if not isinstance(library, Tokenizer):
+        raise InputError(
+            f"{file}: {kind} is not a fast tokenizer of transformers; use AutoTokenizer, or save a tokenizer.json"
+        )
+    with library_errors(file):
+        for step in (library.normalizer, library.pre_tokenizer):
+            if step is not None:
+                step.__getstate__()  # fails for a step that is written in Python, which cannot be copied or compared
+    settings = {
+        "tokenizer_class": kind,
+        "model_input_names": list(given.model_input_names),
+        "truncation_side": given.truncation_side,
+        "padding_side": given.padding_side,
+        "model_max_length": given.model_max_length,
+        **{name: str(token) for name, token in given.special_tokens_map.items() if name in NAMED_TOKENS},
+    }
+    library.encode_special_tokens = given.split_special_tokens
+    return _row_tokenizer(library, file, settings)
 
 
-@contextmanager
-def _library_errors(file: Path) -> Iterator[None]:
-    """The library's error about a damaged file, in one line: a plain `Exception`, or a panic, which is not even that."""
-    try:
-        yield
-    except BaseException as error:
-        if type(error) is not Exception and type(error).__name__ != "PanicException":
-            raise
-        raise InputError(f"{file}: not a tokenizer ({shortened(str(error))}); save it again with save_pretrained") from error
+def _row_tokenizer(library: Tokenizer, file: Path, settings: Mapping[str, Any]) -> RowTokenizer:
+    library.no_truncation()
+    library.no_padding()
+    with library_errors(file):
+        library.encode("a", "a")  # a template may name what is not there
+    return RowTokenizer(library, file, settings)
 
 
-def _build_tokenizer(vocabulary: Path) -> Tokenizer:
-    """Build what the settings next to a vocab.txt mean: BERT's words, or the letters of proteins."""
-    file = vocabulary.parent / _CASING
-    settings: Any = read_json(file) if os.path.lexists(file) else None
-    settings = settings if isinstance(settings, dict) else {}
-    is_of_proteins = settings.get("tokenizer_class") == "EsmTokenizer"
-    return _build_esm_tokenizer(vocabulary) if is_of_proteins else _build_bert_tokenizer(vocabulary, settings)
+def _parse_library(content: str, like: Tokenizer) -> Tokenizer:
+    """Return the tokenizer that `content` describes; what the library does not write, it takes over from `like`."""
+    library = type(like).from_str(content)
+    library.encode_special_tokens = like.encode_special_tokens
+    return library
 
 
-def _build_esm_tokenizer(vocabulary: Path) -> Tokenizer:
-    """Build transformers' EsmTokenizer: wherever a token of the vocabulary stands in a text, it is one."""
-    from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors
-
-    tokens = [line.strip() for line in read_file(vocabulary).decode("utf-8", "replace").splitlines()]
-    numbers = {token: number for number, token in enumerate(tokens)}
-    missing = [token for token in _ESM_SPECIAL if token not in numbers]
-    if missing:
-        raise InputError(f"{vocabulary}: has no token {missing[0]}; give the vocab.txt of an ESM model")
-    tokenizer = Tokenizer(models.WordLevel(numbers, unk_token="<unk>"))
-    known = "|".join(re.escape(token) for token in sorted(filter(None, tokens), key=len, reverse=True))
-    pieces = pre_tokenizers.Split(Regex(known), behavior="isolated")
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pieces])
-    tokenizer.add_special_tokens(list(_ESM_SPECIAL))
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="<cls> $A <eos>",
-        pair="<cls> $A <eos> $B <eos>",
-        special_tokens=[(token, numbers[token]) for token in ("<cls>", "<eos>")],
-    )
-    return tokenizer
+# --- where it goes to
 
 
-def _build_bert_tokenizer(vocabulary: Path, casing: Mapping[str, Any]) -> Tokenizer:
-    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+def copy_tokenizer(tokenizer: RowTokenizer, folder: Path, max_sequence_length: int | None = None) -> None:
+    """Write a tokenizer so that it computes the same here, in `transformers` and in `sentence-transformers`.
 
-    words = read_vocabulary(vocabulary).tokens
-    numbers = {word: number for number, word in enumerate(words)}
-    tokenizer = Tokenizer(
-        models.WordPiece(vocab=numbers, unk_token="[UNK]", max_input_chars_per_word=_LONGEST_WORD_CHARACTERS)
-    )
-    tokenizer.normalizer = normalizers.BertNormalizer(
-        lowercase=bool(casing.get("do_lower_case", True)),
-        strip_accents=casing.get("strip_accents"),
-        handle_chinese_chars=bool(casing.get("tokenize_chinese_chars", True)),
-    )
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]",
-        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
-        special_tokens=[("[CLS]", numbers["[CLS]"]), ("[SEP]", numbers["[SEP]"])],
-    )
-    return tokenizer
+    What was read from several files and settings goes into a tokenizer.json, which the general class of `transformers` takes
+    as it is, whatever the model is. A vocab.txt is copied for programs that read nothing else.
+
+    Args:
+        tokenizer: the tokenizer.
+        folder: the folder of a model, or of a table of tokens.
+        max_sequence_length: the most tokens of a text; None keeps the tokenizer's own.
+    """
+    library = _parse_library(tokenizer.tokenizer.to_str(), tokenizer.tokenizer)
+    library.no_truncation()
+    write_text(folder / TOKENIZER_NAME, library.to_str())
+    state = json.loads(library.to_str())["pre_tokenizer"] or {}
+    usual = {"model_input_names": ["input_ids", _TOKEN_TYPES, "attention_mask"]} if tokenizer.has_segments else {}
+    own: dict[str, Any] = {
+        **usual,
+        **tokenizer.settings,
+        "tokenizer_class": GENERAL_CLASS,
+        "truncation_side": tokenizer.truncation_side,
+        "split_special_tokens": library.encode_special_tokens,
+        "clean_up_tokenization_spaces": False,
+    }
+    if "add_prefix_space" in state:  # `transformers` 4 would set it to false
+        own["add_prefix_space"] = state["add_prefix_space"]
+    if max_sequence_length is not None:
+        own["model_max_length"] = max_sequence_length
+    write_json(folder / SETTINGS_NAME, own)
+    vocabulary = tokenizer.file / VOCABULARY_NAME
+    if vocabulary.is_file():
+        with atomic_file(folder / VOCABULARY_NAME) as handle:
+            handle.write(read_file(vocabulary))

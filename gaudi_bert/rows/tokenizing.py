@@ -22,7 +22,7 @@ from gaudi_bert.common.arrays import NOT_PREDICTED, Float32Array, Int32Array, In
 from gaudi_bert.common.errors import InputError, shown
 from gaudi_bert.config.sections import OnBadRow, TaskName, TaskSettings, TooLong
 from gaudi_bert.rows.reading import sized_batches
-from gaudi_bert.rows.tokenizer import RowTokenizer
+from gaudi_bert.rows.tokenizer import RowTokenizer, TruncationSide
 from gaudi_bert.rows.types import (
     LABELLED_TEXTS,
     NO_WORD,
@@ -48,6 +48,7 @@ _CHARACTERS_OF_TOKEN = 16
 _BATCH_CHARACTERS = 1 << 20
 _WORDS_OF_PART, _WORDS_OF_BATCH = 1 << 10, 1 << 14
 _TO_LAST_SPACE, _TO_LAST_MARK = re.compile(r".*\s", re.DOTALL), re.compile(r".*\W", re.DOTALL)
+_FROM_SPACE, _FROM_MARK = re.compile(r"\s"), re.compile(r"\W")
 
 
 def policy_of(task: TaskName | None, settings: TaskSettings) -> TooLong:
@@ -71,15 +72,28 @@ def tokenize_rows(
     labels: Sequence[str] = (),
     file: str | Path = "-",
     length_key: str = "--max-sequence-length",
+    truncation_side: TruncationSide | None = None,
 ) -> Sequences:
-    """Tokenize rows of one task.
+    """Tokenize the rows of one task, of which there is at least one.
 
-    At least one row; `task` is None for plain texts. Questions are always taken in windows, unless the settings say that
-    they are to be cut. `file` is where the rows are from, `length_key` the option or setting that is the length, for errors.
+    Args:
+        rows: the rows. Questions are taken in windows, unless the settings say that they are to be cut.
+        tokenizer: the tokenizer of the model.
+        task: None for plain texts.
+        settings: decide what becomes of rows that are too long.
+        max_sequence_length: the most tokens of a sequence, with the special ones.
+        labels: the names of the labels by number, for targets.
+        file: where the rows are from, for messages.
+        length_key: the option or setting that is the length, for messages.
+        truncation_side: where tokens of a row that is too long are removed; None for the tokenizer's own side.
+
+    Raises:
+        InputError: a row is too long and may not be cut, or has a label that is not known.
     """
     check_policy(task, settings)
     numbers = {name: number for number, name in enumerate(labels)}
-    job = _Job(tokenizer, task, settings, max_sequence_length, source_name(file), length_key)
+    side = truncation_side or tokenizer.truncation_side
+    job = _Job(tokenizer, task, settings, max_sequence_length, source_name(file), length_key, side)
     if isinstance(rows[0], TextRow) and job.policy != "window":
         sequences = job.texts([row for row in rows if isinstance(row, TextRow)])
         target = _row_targets(rows, task, numbers, job.source) if task in LABELLED_TEXTS else None
@@ -115,10 +129,17 @@ class _Job:
     """One call of `tokenize_rows`; counts the rows that are too long."""
 
     def __init__(
-        self, tokenizer: RowTokenizer, task: TaskName | None, settings: TaskSettings, most: int, source: str, length_key: str
+        self,
+        tokenizer: RowTokenizer,
+        task: TaskName | None,
+        settings: TaskSettings,
+        most: int,
+        source: str,
+        length_key: str,
+        side: TruncationSide,
     ) -> None:
         self.tokenizer, self.task, self.settings, self.most, self.source = tokenizer, task, settings, most, source
-        self.length_key, self.policy = length_key, policy_of(task, settings)
+        self.length_key, self.policy, self.side = length_key, policy_of(task, settings), side
         self.cut_rows = 0
 
     @cached_property
@@ -133,7 +154,7 @@ class _Job:
         """Row numbers, offsets, token numbers and segments of texts, by the tokenizer's own template."""
         tokenizer = self.tokenizer.tokenizer
         if self.policy == "truncate":
-            tokenizer.enable_truncation(self.most)
+            tokenizer.enable_truncation(self.most, direction=self.side)
         try:
             # As far as texts are read first: an encoding is 100 times as large.
             batches = sized_batches(
@@ -144,6 +165,11 @@ class _Job:
             encoded = list(chain.from_iterable(map(self._encoded_texts, batches)))
         finally:
             tokenizer.no_truncation()
+        if self.cut_rows and not self.tokenizer.can_cut_pairs:
+            for row, (input_ids, _, _) in zip(rows, encoded, strict=True):
+                if row.text_pair is not None and len(input_ids) >= self.most:
+                    problem = f"has {self.most:,} tokens or more, and pairs of an ESM model are not cut"
+                    raise InputError(f"{self.source}: {row.position}: {problem}; shorten it, or raise {self.length_key}")
         lengths = np.fromiter((len(input_ids) for input_ids, _, _ in encoded), np.int64, len(encoded))
         if lengths.max() > self.most:
             index = int(np.argmax(lengths > self.most))
@@ -154,10 +180,11 @@ class _Job:
         return np.arange(len(rows), dtype=np.int64), offsets, flat, segments
 
     def _encoded_texts(self, rows: Sequence[TextRow]) -> list[tuple[Int32Array, NDArray[np.int8], bool]]:
-        """Tokens and segments of each row; of a text that is far too long, those of its beginning, which is said.
+        """Return the tokens and segments of each row, and whether only a part of its text was read.
 
-        A beginning that ends between words and gives twice the tokens of a sequence decides all tokens of the first half;
-        one that gives fewer is taken four times as long. Of a pair, the lengths of both texts decide where each is cut.
+        Of a text that is far too long, only the side that remains is read. A part that is divided from the rest between
+        words and gives twice the tokens of a sequence decides all tokens of a sequence. A part that gives fewer tokens is
+        taken four times as long. Both texts of a pair are read to their end: their lengths decide where each is cut.
         """
         encoded: dict[int, tuple[Int32Array, NDArray[np.int8], bool]] = {}
         waiting, size = list(range(len(rows))), _CHARACTERS_OF_TOKEN * self.most
@@ -165,16 +192,13 @@ class _Job:
             is_partial = {index: rows[index].text_pair is None and len(rows[index].text) > size for index in waiting}
             inputs: list[str | tuple[str, str]] = []
             for index in waiting:
-                text = rows[index].text
-                # Up to the last space, or else the last character that is not of a word.
-                match = _TO_LAST_SPACE.match(text, 0, size) or _TO_LAST_MARK.match(text, 0, size)
-                inputs.append((match[0] if match else "") if is_partial[index] else rows[index].input)
+                inputs.append(_side_of_text(rows[index].text, size, self.side) if is_partial[index] else rows[index].input)
             for index, encoding in zip(waiting, self.tokenizer.tokenizer.encode_batch_fast(inputs), strict=True):
                 input_ids = np.array(encoding.ids, np.int32)
                 rest = encoding.overflowing if len(input_ids) == self.most else []
                 if not is_partial[index] or len(input_ids) + sum(map(len, rest)) >= 2 * self.most:
                     segment_ids = np.zeros(len(input_ids), np.int8)
-                    if rows[index].text_pair is not None:
+                    if rows[index].text_pair is not None and self.tokenizer.has_segments:
                         segment_ids = np.array(encoding.type_ids, np.int8)
                     encoded[index] = input_ids, segment_ids, is_partial[index]
                     self.cut_rows += bool(rest)
@@ -215,7 +239,8 @@ class _Job:
                 raise self._too_long(position, tokens + self.most - room)
             self.cut_rows += 1
             if self.policy == "truncate":
-                return np.array([[0, max(room, 0)]], np.int64)
+                first = tokens - max(room, 0) if self.side == "left" else 0
+                return np.array([[first, first + max(room, 0)]], np.int64)
         return _window_bounds(tokens, room, stride, f"{self.source}: {position}", self.length_key)
 
     def _too_long(self, position: RowPosition, tokens: int, more_than: str = "") -> InputError:
@@ -269,7 +294,7 @@ class _Job:
         for window, (start, end) in enumerate(bounds.tolist()):
             words = np.full(len(before) + end - start + len(after), NO_WORD, np.int32)
             own = first[word_bounds[window] : word_bounds[window + 1]]
-            own = own[own < end]  # a row that is cut has one window, and words beyond it
+            own = own[(own >= start) & (own < end)]  # a row that is cut has one window, and words outside it
             words[own - start + len(before)] = word_of[own]
             target = np.full(len(words), NOT_PREDICTED, np.int32)
             target[own - start + len(before)] = tags[word_of[own]]
@@ -309,6 +334,15 @@ class _Job:
             ids, room = np.array(self._encoded([text])[text].ids, np.int32), self.most - added
         for start, end in self._bounds(row.position, len(ids), room, 0).tolist():
             yield _piece(index, ids[start:end] if isinstance(row, IdsRow) else self._framed(ids[start:end]))
+
+
+def _side_of_text(text: str, characters: int, side: TruncationSide) -> str:
+    """Return at most so many characters of a side of a text: to a space, or else to a character that is not of a word."""
+    if side == "left":
+        match = _FROM_SPACE.search(text, len(text) - characters) or _FROM_MARK.search(text, len(text) - characters)
+        return text[match.start() :] if match else ""
+    match = _TO_LAST_SPACE.match(text, 0, characters) or _TO_LAST_MARK.match(text, 0, characters)
+    return match[0] if match else ""
 
 
 def _answer_tokens(row: QuestionRow, characters: IntArray) -> Int32Array:

@@ -39,7 +39,8 @@ from gaudi_bert.packing.histogram import Histogram
 from gaudi_bert.packing.row_lengths import USUAL_HIDDEN_SIZE, choose_row_lengths, row_cost
 from gaudi_bert.packing.strategies import Packing
 from gaudi_bert.packs.write import PackedOutput, write_packs
-from gaudi_bert.rows.tokenizer import TOKENIZER_NAME, copy_tokenizer, open_tokenizer
+from gaudi_bert.rows.tokenizer import copy_tokenizer, open_tokenizer
+from gaudi_bert.rows.tokenizer_files import TOKENIZER_NAME
 from gaudi_bert.tables.groups import (
     GroupedTable,
     GroupRows,
@@ -177,7 +178,7 @@ class _TableWriter:
             )
         notes = table.files[0].parent / NOTES_NAME
         if (notes / TOKENIZER_NAME).is_file():
-            copy_tokenizer(open_tokenizer(notes), self.output.final.parent, {})
+            copy_tokenizer(open_tokenizer(notes), self.output.final.parent)
         return table_metadata(table, settings, sums, self.output.signature.inputs, __version__)
 
 

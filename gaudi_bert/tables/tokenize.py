@@ -163,7 +163,7 @@ def _finish(
         inputs=tuple(TextInput(**identity) for identity in identities),
         files=files,
     )
-    copy_tokenizer(tokenizer, output.final.parent, {})
+    copy_tokenizer(tokenizer, output.final.parent)
     content.write(output.final)
     return StageOutput(content)
 

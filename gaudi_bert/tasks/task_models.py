@@ -1,8 +1,8 @@
 """Models of tasks as folders that `transformers` opens: read, and written.
 
 A folder holds `config.json` (with the names of the labels, and under `gaudi_bert` what our own commands need besides),
-`model.safetensors` with the tensors of `...For<Task>`, no more and no less, and the tokenizer's files, which are copied
-as they are; a bare `vocab.txt` becomes a `tokenizer.json`.
+`model.safetensors` with the tensors of `...For<Task>`, no more and no less, and the tokenizer as `copy_tokenizer` writes
+it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from gaudi_bert.model.config import (
 )
 from gaudi_bert.model.heads import TASK_BY_PROBLEM_TYPE, TaskHead, TaskKind, VectorHead, parameter_specs_with_head
 from gaudi_bert.rows.tokenizer import RowTokenizer, copy_tokenizer
-from gaudi_bert.rows.types import TASKS_WITH_LABELS
+from gaudi_bert.rows.types import LANGUAGE_MODELLING, TASKS_WITH_LABELS
 from gaudi_bert.tasks.kinds.task import NO_VOCABULARY, Task, Vocabulary, task_named
 from gaudi_bert.training.checkpoint import newest_settings
 from gaudi_bert.training.model_files import TaskConfig, tokenizer_length
@@ -294,9 +294,8 @@ def write_task_folder(
         handle.write(save(tensors, metadata={"format": "pt"}))
     values |= {**task.config_json(), "architectures": [start.architecture]}
     write_json(folder / "config.json", {**values, "gaudi_bert": own})
-    words = type(tokenizer.tokenizer.model).__name__ == "WordPiece"
-    library_class = "BertTokenizer" if words and isinstance(config, BertConfig) else "PreTrainedTokenizerFast"
-    copy_tokenizer(tokenizer, folder, {"tokenizer_class": library_class, "model_max_length": start.sizes.positions})
+    # A model of words reads any text that its positions hold; other tasks cut where training did, in other programs too.
+    copy_tokenizer(tokenizer, folder, start.sizes.positions if task.name in LANGUAGE_MODELLING else max_sequence_length)
 
 
 def vocabulary_of(tokenizer: RowTokenizer) -> Vocabulary:

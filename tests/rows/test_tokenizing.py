@@ -61,7 +61,7 @@ def any_tokenizer(kind: str) -> RowTokenizer:
         trainer = trainers.UnigramTrainer(vocab_size=80, unk_token="<unk>", **special)
     library.train_from_iterator([" ".join(WORDS)] * 9, trainer)
     library.post_processor = processors.RobertaProcessing(("</s>", 1), ("<s>", 0))
-    return RowTokenizer(library, Path(kind), "0" * 64)
+    return RowTokenizer(library, Path(kind))
 
 
 @pytest.fixture(scope="module")

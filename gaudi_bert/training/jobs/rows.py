@@ -257,7 +257,7 @@ class FineTuneJob(Job[FineTuning]):
             "data": self._data.identity,
             "evaluation_data": self._held_out.identity if self._held_out is not None else None,
             "model": f"{self._start.path.name}:{self._start.identity}",
-            "tokenizer": file_identity(self._tokenizer.file),
+            "tokenizer": self._tokenizer.sha256,
             "labels": list(self._task.labels),
         }
         return Signature("finetune", {"task": task, "finetune": section}, inputs)

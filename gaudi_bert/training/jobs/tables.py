@@ -39,7 +39,8 @@ from gaudi_bert.engines.protocol import Model, ModelSpec
 from gaudi_bert.model.config import BertConfig, ModelSizes
 from gaudi_bert.model.heads import TaskKind
 from gaudi_bert.reading.streams import StoredPacks
-from gaudi_bert.rows.tokenizer import TOKENIZER_NAME, RowTokenizer, has_tokenizer, open_tokenizer
+from gaudi_bert.rows.tokenizer import RowTokenizer, has_tokenizer, open_tokenizer
+from gaudi_bert.rows.tokenizer_files import TOKENIZER_NAME
 from gaudi_bert.tables.packed_parquet import TableFiles, open_tables
 from gaudi_bert.tables.sources import is_table
 from gaudi_bert.tasks.kinds.language_modelling import WordTargets

@@ -1,0 +1,312 @@
+"""Tokenizers of folders, read without `transformers`, from tokenizer.json or vocab.txt and the settings beside them.
+
+An image without `transformers` reads tokenizers in this way. Each setting that `transformers` would apply is applied here,
+or the folder is rejected and the message names the setting.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gaudi_bert.common.errors import InputError, shortened, shown
+from gaudi_bert.common.files import explained_os_errors, read_file, read_json, regular
+from gaudi_bert.corpus.vocabulary import read_vocabulary
+
+if TYPE_CHECKING:
+    from tokenizers import AddedToken, Tokenizer
+
+TOKENIZER_NAME, SETTINGS_NAME, VOCABULARY_NAME = "tokenizer.json", "tokenizer_config.json", "vocab.txt"
+GENERAL_CLASS = "PreTrainedTokenizerFast"
+"""The class of `transformers` that takes a tokenizer.json as it is."""
+NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+"""What `transformers` calls special tokens, in the order in which it adds those that a vocabulary lacks."""
+
+_BERT, ESM_CLASS = "BertTokenizer", "EsmTokenizer"
+_AS_IT_IS = (GENERAL_CLASS.removesuffix("Fast"), "TokenizersBackend")
+_ROBERTA = "RobertaTokenizer"
+# Classes of `transformers` 5 that return token types; a folder without a class is read as one that does not.
+_WITH_TOKEN_TYPES = (_BERT, "DebertaTokenizer", "DebertaV2Tokenizer", "FNetTokenizer")
+_BERT_TOKENS = {
+    "unk_token": "[UNK]",
+    "sep_token": "[SEP]",
+    "pad_token": "[PAD]",
+    "cls_token": "[CLS]",
+    "mask_token": "[MASK]",
+}
+_ESM_TOKENS = {
+    "cls_token": "<cls>",
+    "pad_token": "<pad>",
+    "eos_token": "<eos>",
+    "unk_token": "<unk>",
+    "mask_token": "<mask>",
+}
+_NORMALIZATION = {
+    "lowercase": "do_lower_case",
+    "strip_accents": "strip_accents",
+    "handle_chinese_chars": "tokenize_chinese_chars",
+}
+# As BertTokenizer in transformers has it: a longer word becomes [UNK].
+_LONGEST_WORD_CHARACTERS = 100
+_APPLIED = {
+    *("tokenizer_class", "model_input_names", "truncation_side", "split_special_tokens", "added_tokens_decoder"),
+    *("extra_special_tokens", "additional_special_tokens", "add_prefix_space", *NAMED_TOKENS),
+}
+# Settings of padding, decoding and chats, and notes change no token of a text. `model_max_length` is read elsewhere.
+_WITHOUT_EFFECT = {
+    *("model_max_length", "max_length", "stride", "truncation_strategy", "padding_side", "pad_token_type_id"),
+    *("pad_to_multiple_of", "clean_up_tokenization_spaces", "chat_template", "name_or_path", "tokenizer_file", "vocab_file"),
+    *("special_tokens_map_file", "processor_class", "transformers_version", "backend", "is_local", "local_files_only"),
+    *("verbose", "errors"),
+}
+
+
+def read_library(file: Path) -> Tokenizer:
+    """Read a file of the library `tokenizers`."""
+    from tokenizers import Tokenizer
+
+    with explained_os_errors(file, "read"), library_errors(file):
+        return Tokenizer.from_file(str(regular(file)))
+
+
+@contextmanager
+def library_errors(path: Path) -> Iterator[None]:
+    """Turn what libraries raise about damaged files into an InputError: any exception, or a panic of Rust."""
+    try:
+        yield
+    except InputError:
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        reason = shortened(str(error), 300)
+        raise InputError(f"{path}: not a tokenizer ({reason}); save it again with save_pretrained") from error
+
+
+def read_class(folder: Path) -> tuple[str | None, dict[str, Any]]:
+    """Return the class of `transformers` that a folder's files name, or the type of its model, and tokenizer_config.json."""
+    contents = []
+    for name in (SETTINGS_NAME, "config.json"):
+        content = read_json(folder / name) if os.path.lexists(folder / name) else {}
+        if not isinstance(content, dict):
+            raise InputError(f"{folder / name}: expected an object, found {shown(content)}; copy the folder again")
+        contents.append(content)
+    settings, config = contents
+    return settings.get("tokenizer_class") or config.get("tokenizer_class") or config.get("model_type"), settings
+
+
+def read_tokenizer_files(folder: Path) -> tuple[Tokenizer, dict[str, Any]]:
+    """Read the tokenizer of a folder.
+
+    Returns:
+        The tokenizer with its added tokens, and the settings by their names in tokenizer_config.json.
+
+    Raises:
+        InputError: a file is damaged, or only `transformers` applies a setting or reads the files.
+    """
+    (named_class, settings), file = read_class(folder), folder / TOKENIZER_NAME
+    is_bare = not os.path.lexists(file)
+    # The files that the authors of BERT published name no class.
+    is_bert = named_class == "bert" or (named_class is None and (is_bare or (folder / "bert_config.json").is_file()))
+    kind = _BERT if is_bert else str(named_class or GENERAL_CLASS).removesuffix("Fast")
+    if is_bare and (kind not in (_BERT, ESM_CLASS) or not os.path.lexists(folder / VOCABULARY_NAME)):
+        raise _only_transformers(folder, f"has a {kind} without {TOKENIZER_NAME}")
+    named = {_BERT: _BERT_TOKENS, ESM_CLASS: _ESM_TOKENS}.get(kind, {})
+    settings = {**named, **settings}
+    decoder = _added_tokens(folder, settings)
+    _check_settings(folder, kind, settings)
+    if not is_bare:
+        library = read_library(file)
+    else:
+        library = (_read_bert if kind == _BERT else _read_esm)(folder / VOCABULARY_NAME, settings)
+    if library.truncation is not None:
+        settings.setdefault("truncation_side", library.truncation["direction"])
+        library.no_truncation()
+    _add_tokens(library, decoder, settings, folder)
+    if not is_bare:
+        _check_same(library, kind, settings, folder)
+    library.encode_special_tokens = bool(settings.get("split_special_tokens", False))
+    usual_inputs = ["input_ids", *(["token_type_ids"] if kind in _WITH_TOKEN_TYPES else []), "attention_mask"]
+    return library, {
+        "tokenizer_class": kind,
+        "model_input_names": settings.get("model_input_names", usual_inputs),
+        **{name: settings[name] for name in ("truncation_side", "padding_side", "model_max_length") if name in settings},
+        **{name: _content(settings[name]) for name in NAMED_TOKENS if settings.get(name) is not None},
+    }
+
+
+def _only_transformers(path: Path, what: str) -> InputError:
+    return InputError(f"{path}: {what}, which only transformers can apply; install transformers")
+
+
+def _contradiction(path: Path, name: str, value: object, stored: object) -> InputError:
+    problem = f"{name} is {json.dumps(value)}, but {TOKENIZER_NAME} has {json.dumps(stored)}"
+    return InputError(f"{path}: {problem}; correct one of them, or install transformers, which applies the setting")
+
+
+def _check_settings(folder: Path, kind: str, settings: Mapping[str, Any]) -> None:
+    """Reject settings that are not applied here, and values that are of another type than theirs."""
+    file, known = folder / SETTINGS_NAME, _APPLIED | _WITHOUT_EFFECT
+    # A general class passes over what is for the normalizers of others, as transformers does.
+    known = known | (set(_NORMALIZATION.values()) if kind in (_BERT, *_AS_IT_IS) else set())
+    harmless: dict[str, Any] = {"do_basic_tokenize": True, "never_split": None}
+    for name, value in settings.items():
+        if name not in known and not (name in harmless and value == harmless[name]):
+            raise _only_transformers(file, f"has the setting {shortened(name)} of {kind}")
+    for name, allowed in (("truncation_side", ("left", "right")), ("split_special_tokens", (True, False))):
+        if settings.get(name, allowed[0]) not in allowed:
+            raise InputError(
+                f"{file}: {name} is {shown(settings[name])}, allowed are {allowed[0]} and {allowed[1]}; correct it"
+            )
+    if kind == ESM_CLASS and settings.get("split_special_tokens"):
+        raise _only_transformers(file, f"splits the special tokens of an {kind}")
+
+
+def _content(token: Any) -> str:
+    return str(token["content"] if isinstance(token, dict) else token)
+
+
+def _added_tokens(folder: Path, settings: dict[str, Any]) -> dict[int, AddedToken]:
+    """Return the tokens that the folder adds to a vocabulary, by number; old files may replace named ones in `settings`."""
+    from tokenizers import AddedToken
+
+    with library_errors(folder / SETTINGS_NAME):
+        if "added_tokens_decoder" in settings:
+            return {int(number): AddedToken(**token) for number, token in settings["added_tokens_decoder"].items()}
+    with library_errors(folder):
+        if os.path.lexists(folder / "special_tokens_map.json"):
+            settings.update(read_json(folder / "special_tokens_map.json"))
+        if not os.path.lexists(folder / "added_tokens.json"):
+            return {}
+        special = set(_special_tokens(settings))
+        return {
+            number: AddedToken(token, special=token in special, normalized=token not in special)
+            for token, number in read_json(folder / "added_tokens.json").items()
+        }
+
+
+def _special_tokens(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the special tokens that settings name, in order, each with the value that describes it."""
+    extra = settings.get("extra_special_tokens") or settings.get("additional_special_tokens") or []
+    values = [settings.get(name) for name in NAMED_TOKENS] + list(extra.values() if isinstance(extra, dict) else extra)
+    return {_content(value): value for value in values if value is not None}
+
+
+def _add_tokens(library: Tokenizer, decoder: Mapping[int, AddedToken], settings: Mapping[str, Any], folder: Path) -> None:
+    from tokenizers import AddedToken
+
+    with library_errors(folder):
+        present = library.get_added_tokens_decoder()
+        for number, token in sorted(decoder.items()):
+            if repr(present.get(number)) != repr(token):
+                library.add_tokens([token])
+            if library.token_to_id(token.content) != number:
+                has = library.token_to_id(token.content)
+                raise InputError(f"{folder}: the added token {token.content!r} is {number}, the vocabulary has it as {has}")
+        known = {token.content for token in library.get_added_tokens_decoder().values()}
+        for content, value in _special_tokens(settings).items():
+            flags = (
+                {key: value[key] for key in ("lstrip", "rstrip", "single_word") if key in value}
+                if isinstance(value, dict)
+                else {}
+            )
+            if content not in known:
+                library.add_special_tokens([AddedToken(content, special=True, normalized=False, **flags)])
+
+
+def _check_same(library: Tokenizer, kind: str, settings: Mapping[str, Any], folder: Path) -> None:
+    """Reject a tokenizer.json that is not what the class and the settings beside it mean."""
+    file, content = folder / SETTINGS_NAME, json.loads(library.to_str())
+    prefix = (content["pre_tokenizer"] or {}).get("add_prefix_space")
+    if prefix is not None and prefix != bool(settings.get("add_prefix_space", False)):
+        raise _contradiction(file, "add_prefix_space", bool(settings.get("add_prefix_space", False)), prefix)
+    is_byte_level = content["normalizer"] is None and prefix is not None and content["model"]["type"] == "BPE"
+    if kind not in (_BERT, *_AS_IT_IS) and not (kind == _ROBERTA and is_byte_level):
+        remedy = f"install transformers, which builds its own, or pass {TOKENIZER_NAME} itself where a file is taken"
+        raise InputError(f"{file}: {kind} is not known here; {remedy}")
+    if kind != _BERT:
+        return
+    if content["model"]["type"] != "WordPiece":
+        raise _only_transformers(file, f"has a {kind}, but {TOKENIZER_NAME} is of another kind")
+    with library_errors(folder / TOKENIZER_NAME):
+        expected = _bert_library(library.get_vocab(with_added_tokens=False), settings)
+    meant = json.loads(expected.to_str())
+    found, wanted = content["normalizer"] or {}, meant["normalizer"]
+    for key, name in _NORMALIZATION.items():
+        if found.get(key) != wanted[key]:
+            raise _contradiction(file, name, wanted[key], found.get(key))
+    model = {key: value for key, value in content["model"].items() if key != "vocab"}
+    same = found == wanted and content["pre_tokenizer"] == meant["pre_tokenizer"]
+    if not same or model != {key: value for key, value in meant["model"].items() if key != "vocab"}:
+        raise _only_transformers(file, f"has a {kind}, but {TOKENIZER_NAME} is of another kind")
+    _add_tokens(expected, {}, settings, folder)
+    with library_errors(folder / TOKENIZER_NAME):
+        pairs = [each.encode("a", "a") for each in (library, expected)]
+        if pairs[0].type_ids != pairs[1].type_ids or pairs[0].special_tokens_mask != pairs[1].special_tokens_mask:
+            raise _only_transformers(file, f"has a {kind}, but {TOKENIZER_NAME} frames texts in another way")
+
+
+def _read_bert(vocabulary: Path, settings: Mapping[str, Any]) -> Tokenizer:
+    words = read_vocabulary(vocabulary).tokens
+    return _bert_library({word: number for number, word in enumerate(words)}, settings)
+
+
+def _bert_library(numbers: Mapping[str, int], settings: Mapping[str, Any]) -> Tokenizer:
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+
+    unknown, cls, sep = (_content(settings[name]) for name in ("unk_token", "cls_token", "sep_token"))
+    model = models.WordPiece(vocab=dict(numbers), unk_token=unknown, max_input_chars_per_word=_LONGEST_WORD_CHARACTERS)
+    tokenizer = Tokenizer(model)
+    tokenizer.normalizer = normalizers.BertNormalizer(
+        lowercase=bool(settings.get("do_lower_case", True)),
+        strip_accents=settings.get("strip_accents"),
+        handle_chinese_chars=bool(settings.get("tokenize_chinese_chars", True)),
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{cls} $A {sep}",
+        pair=f"{cls} $A {sep} $B:1 {sep}:1",
+        special_tokens=[(cls, numbers[cls]), (sep, numbers[sep])],
+    )
+    return tokenizer
+
+
+def _read_esm(vocabulary: Path, settings: Mapping[str, Any]) -> Tokenizer:
+    lines = read_file(vocabulary).decode("utf-8", "replace").splitlines()
+    return build_esm({line.strip(): number for number, line in enumerate(lines)}, settings, vocabulary)
+
+
+def build_esm(numbers: Mapping[str, int], settings: Mapping[str, Any], file: Path) -> Tokenizer:
+    """Build the EsmTokenizer of a vocabulary, which `transformers` has in Python only.
+
+    Wherever a token of the vocabulary stands in a text, it is one.
+
+    Raises:
+        InputError: the vocabulary is not that of an ESM model, or settings name other special tokens.
+    """
+    from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors
+
+    special = list(_ESM_TOKENS.values())
+    missing = [token for token in special if token not in numbers]
+    if missing:
+        raise InputError(f"{file}: has no token {missing[0]}; give the vocab.txt of an ESM model")
+    named = {name: _content(settings.get(name, token)) for name, token in _ESM_TOKENS.items()}
+    if named != _ESM_TOKENS or set(_special_tokens(settings)) - set(special):
+        known = ", ".join(special)
+        raise InputError(f"{file}: {SETTINGS_NAME} names other special tokens; an ESM model can have only {known} here")
+    tokenizer = Tokenizer(models.WordLevel(dict(numbers), unk_token="<unk>"))
+    known = "|".join(re.escape(token) for token in sorted(filter(None, numbers), key=len, reverse=True))
+    pieces = pre_tokenizers.Split(Regex(known), behavior="isolated")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pieces])
+    tokenizer.add_special_tokens(special)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<cls> $A <eos>",
+        pair="<cls> $A <eos> $B <eos>",
+        special_tokens=[(token, numbers[token]) for token in ("<cls>", "<eos>")],
+    )
+    return tokenizer
