@@ -227,9 +227,9 @@ async def _pooled(
             some: list[Any] = list(group)
             if is_text:
                 rows = [TextRow(RowPosition(number), text) for number, text in enumerate(some)]
-                parts.append(model.tokenized(rows, prompt, cuts_left=cut.cuts_left))
+                parts.append(model.tokenized(rows, prompt, cuts_left=model.cuts_left(cut.truncation_direction)))
             else:
-                parts.append(model.of_ids(some, cuts_left=cut.cuts_left))
+                parts.append(model.of_ids(some, cuts_left=model.cuts_left(cut.truncation_direction)))
             counts.append(len(some))
         return join_sequences(parts, counts)
 
@@ -267,7 +267,7 @@ async def _outputs(
 ) -> tuple[Float32Array, Sequences]:
     """Compute the outputs of a head for texts, and return them with the sequences of the texts."""
     lengths = [min(_characters(row), model.most_characters) for row in rows]
-    tokenize = partial(model.tokenized, cuts_left=cut.cuts_left)
+    tokenize = partial(model.tokenized, cuts_left=model.cuts_left(cut.truncation_direction))
     sequences = await service.tokenized(ticket, rows, tokenize, lengths, cut.truncate)
     return (await service.computed(ticket, model, sequences)).outputs, sequences
 

@@ -76,6 +76,10 @@ class ServedModel:
         """Compute the outputs of one batch."""
         return self.model.outputs(batch)
 
+    def cuts_left(self, direction: str | None) -> bool:
+        """Return whether texts that are too long lose their beginning: as a request says, or else as the tokenizer does."""
+        return (direction or self.loaded.tokenizer.truncation_side).lower() == "left"
+
     def tokenized(self, rows: Sequence[Row], prompt: str = "", *, cuts_left: bool = False) -> Sequences:
         """Return the sequences of texts, cut to the most tokens; those of a tagger are taken in windows.
 
@@ -88,28 +92,15 @@ class ServedModel:
         name = None if self.task is None else self.task.settings.name
         too_long: Literal["window", "truncate"] = "window" if self.kind == "tagger" else "truncate"
         settings = (TaskSettings() if self.task is None else self.task.settings).model_copy(update={"too_long": too_long})
-        if cuts_left and self.kind != "tagger":
-            sequences = self._ends([row for row in rows if isinstance(row, TextRow)])
-        else:
-            sequences = tokenize_rows(
-                rows, self.loaded.tokenizer, task=name, settings=settings, max_sequence_length=self.longest
-            )
+        sequences = tokenize_rows(
+            rows,
+            self.loaded.tokenizer,
+            task=name,
+            settings=settings,
+            max_sequence_length=self.longest,
+            truncation_side="left" if cuts_left else "right",
+        )
         return self._checked(sequences)
-
-    def _ends(self, rows: Sequence[TextRow]) -> Sequences:
-        """The sequences of texts of which the end stays, if they are too long."""
-        library = self.loaded.tokenizer.tokenizer
-        library.enable_truncation(self.longest, direction="left")
-        try:
-            encodings = library.encode_batch([row.input for row in rows])
-        finally:
-            library.no_truncation()
-        segments = [
-            np.zeros(len(encoding.ids), np.int8) if row.text_pair is None else np.array(encoding.type_ids, np.int8)
-            for row, encoding in zip(rows, encodings, strict=True)
-        ]
-        cut = sum(bool(encoding.overflowing) for encoding in encodings)
-        return separate_sequences([np.array(encoding.ids, np.int32) for encoding in encodings], segments, cut)
 
     def of_ids(self, texts: Sequence[Sequence[int]], *, cuts_left: bool = False) -> Sequences:
         """Return the sequences of texts that are tokenized already, with the special tokens around them that they lack."""

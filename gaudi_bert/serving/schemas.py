@@ -40,12 +40,9 @@ class Cut(Asked):
     """Handling of texts that are too long."""
 
     truncate: StrictBool | None = Field(None, description="cut them; by default they are refused, unless --auto-truncate")
-    truncation_direction: Literal["left", "right", "Left", "Right"] = "right"
-
-    @property
-    def cuts_left(self) -> bool:
-        """Whether the beginning of a text goes."""
-        return self.truncation_direction.lower() == "left"
+    truncation_direction: Literal["left", "right", "Left", "Right"] | None = Field(
+        None, description="the side on which a text is cut; default: that of the model's tokenizer"
+    )
 
 
 class EmbedRequest(Cut):

@@ -67,6 +67,28 @@ def test_vectors_are_those_of_embed(embedding: Served, folders: dict[str, Path],
     agree(found, expected)
 
 
+def test_texts_are_cut_on_the_side_of_the_tokenizer(folders: dict[str, Path], tmp_path: Path) -> None:
+    """A request may name the other side; `embed` and `predict` cut where the folder says."""
+    left = {"tokenizer_class": "PreTrainedTokenizerFast", "truncation_side": "left", "pad_token": "<pad>"}
+    models = {kind: shutil.copytree(folders[kind], tmp_path / kind) for kind in ("embedding", "reranker")}
+    for model in models.values():
+        (model / "tokenizer_config.json").write_text(json.dumps(left), encoding="utf-8")
+    texts, elsewhere = texts_of(9, 4, 150), tmp_path / "right"
+    elsewhere.mkdir()
+    with served_in_thread(models["embedding"]) as served:
+        agree(asked(served, "/embed", {"inputs": texts}), embedded(models["embedding"], texts, tmp_path))
+        right = asked(served, "/embed", {"inputs": texts, "truncation_direction": "right"})
+        agree(right, embedded(folders["embedding"], texts, elsewhere))
+        assert np.abs(np.subtract(right, asked(served, "/embed", {"inputs": texts}))).max() > 0.01
+    rows = [{"query": texts[0], "document": text} for text in texts[1:]]
+    expected = [row["score"] for row in predicted(models["reranker"], rows, tmp_path)]
+    other = [row["score"] for row in predicted(folders["reranker"], rows, elsewhere)]
+    with served_in_thread(models["reranker"]) as served:
+        ranked = asked(served, "/rerank", {"query": texts[0], "texts": texts[1:]})
+    agree([each["score"] for each in sorted(ranked, key=lambda each: each["index"])], expected)
+    assert np.abs(np.subtract(expected, other)).max() > 1e-4
+
+
 def test_scores_are_those_of_predict(reranker: Served, folders: dict[str, Path], tmp_path: Path) -> None:
     queries, documents = texts_of(41, 7, 5), texts_of(41, 8, 40)
     rows = [{"query": query, "document": document} for query, document in zip(queries, documents, strict=True)]
