@@ -47,6 +47,7 @@ INFINITY = "infinity-emb[server,torch]==0.0.78"
 PADDED, LOOP = "padded", "sentence-transformers"
 _MOST_CHARACTERS = 1200  # of a passage
 _BATCH, _LONGEST = 32, 256
+_SHARE_OF_QUERIES = {"mix": 0.7, "passages": 0.0, "queries": 1.0}
 
 
 # --- texts
@@ -62,7 +63,7 @@ def texts_of(kind: str, count: int, seed: int) -> list[str]:
                 short += [first.strip()] if len(first.split()) > 2 else []
                 passages += [rest.strip()[:_MOST_CHARACTERS]] if len(rest.split()) > 40 else []
     random = np.random.default_rng(seed)
-    is_short = random.random(count) < (0.7 if kind == "mix" else 0.0)
+    is_short = random.random(count) < _SHARE_OF_QUERIES[kind]
     return [short[random.integers(len(short))] if each else passages[random.integers(len(passages))] for each in is_short]
 
 

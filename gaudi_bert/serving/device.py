@@ -1,13 +1,14 @@
-"""The thread that computes: it opens the model, computes every shape once and measures it, then takes batch after batch.
+"""The thread that opens the model, computes and measures every shape once, and then computes batch after batch.
 
-A batch that fails fails the requests in it. Then the smallest shape is tried again: where that fails too, the device is
-lost, and the thread ends.
+If a batch fails, its requests fail. Then the smallest shape is tried. If that fails too, the device is lost and the thread
+ends.
 """
 
 from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
@@ -21,15 +22,25 @@ from gaudi_bert.rows.types import Sequences, separate_sequences
 from gaudi_bert.rows.window_plan import deepest
 from gaudi_bert.serving.ladder import Shape
 from gaudi_bert.serving.model import ServedModel
-from gaudi_bert.serving.queue import Batch, Queue, gathered
+from gaudi_bert.serving.queue import Batch, Queue, join_batch
 
-_TRIED_TOKENS = 16  # of each text of a batch that is computed to measure it
+_TRIED_TOKENS = 16  # of each text of a batch that is computed to measure a shape
 _FAILURES = (GaudiBertError, RuntimeError, ValueError, IndexError, ArithmeticError, MemoryError)
-"""What a model raises on a batch; the errors of a lost device are among them."""
+"""Errors that a model raises for a batch, including those of a lost device."""
 
 
 def run_packs(model: ServedModel, sequences: Sequences, rows: Sequence[int], shape: Shape) -> Float32Array:
-    """Return the outputs of sequences, [N, C] or [T, C], of which each row holds so many, one after the other."""
+    """Compute sequences in one batch, and return their outputs in the order of the sequences.
+
+    Args:
+        model: the model.
+        sequences: N sequences with T tokens in all.
+        rows: for each row the number of its sequences, which follow one another.
+        shape: the static shape of the batch.
+
+    Returns:
+        float32 [N, C], or [T, C] for a model with outputs for each token. C is the model's `width`.
+    """
     starts: IntArray = np.concatenate([np.zeros(1, np.int64), np.cumsum(rows, dtype=np.int64)])
     packs = Packs(np.arange(len(sequences), dtype=np.int64), starts)
     batch = BatchShape(shape.rows, shape.length, deepest(shape.length))
@@ -40,19 +51,19 @@ def run_packs(model: ServedModel, sequences: Sequences, rows: Sequence[int], sha
     return out
 
 
-def compute(model: ServedModel, batch: Batch) -> None:
-    """Compute a batch, and put its outputs where the works of its texts keep them."""
-    sequences = gathered(batch)
+def compute_batch(model: ServedModel, batch: Batch) -> None:
+    """Compute a batch, and write the outputs of its texts into their requests."""
+    sequences = join_batch(batch)
     out = run_packs(model, sequences, [len(row) for row in batch.rows], batch.shape)
-    for index, (work, number) in enumerate(each for row in batch.rows for each in row):
+    for index, (request, number) in enumerate(batch.texts()):
         if model.is_per_token:
-            work.outputs[work.slice_of(number)] = out[sequences.offsets[index] : sequences.offsets[index + 1]]
+            request.outputs[request.token_slice(number)] = out[sequences.offsets[index] : sequences.offsets[index + 1]]
         else:
-            work.outputs[number] = out[index]
+            request.outputs[number] = out[index]
 
 
-def full_batch(model: ServedModel, shape: Shape) -> tuple[Sequences, list[int]]:
-    """Return short texts that fill a shape, and how many of them each row holds."""
+def make_full_batch(model: ServedModel, shape: Shape) -> tuple[Sequences, list[int]]:
+    """Return short texts that fill a shape, and the number of texts in each row."""
     tokens = min(_TRIED_TOKENS, shape.length)
     per_row = shape.length // tokens
     count = per_row * shape.rows
@@ -61,14 +72,17 @@ def full_batch(model: ServedModel, shape: Shape) -> tuple[Sequences, list[int]]:
     return texts, [per_row] * shape.rows
 
 
-def measured(model: ServedModel, shapes: Sequence[Shape]) -> dict[Shape, float]:
-    """Compute each shape, the first time to have it compiled, and return its seconds.
+def measure_costs(model: ServedModel, shapes: Sequence[Shape]) -> dict[Shape, float]:
+    """Compute each shape three times, the first time to have it compiled, and return its seconds.
 
-    Shapes that the device's memory does not hold are omitted, if they have several rows.
+    A shape with several rows that does not fit into the device's memory is omitted, and so are all larger ones.
+
+    Raises:
+        FailedError: a shape with one row cannot be computed.
     """
     costs: dict[Shape, float] = {}
     for shape in shapes:
-        sequences, rows = full_batch(model, shape)
+        sequences, rows = make_full_batch(model, shape)
         try:
             run_packs(model, sequences, rows, shape)
             seconds = []
@@ -82,19 +96,22 @@ def measured(model: ServedModel, shapes: Sequence[Shape]) -> dict[Shape, float]:
             break
         costs[shape] = min(seconds)
     for larger, smaller in pairwise(reversed(costs)):
-        costs[smaller] = min(costs[smaller], costs[larger])  # what was measured more was disturbed
+        costs[smaller] = min(costs[smaller], costs[larger])  # another process disturbed the measurement of `smaller`
     return costs
 
 
 class DeviceThread(threading.Thread):
-    """Computes batches of a queue until it is closed.
+    """Computes the batches of a queue until the queue is closed.
 
     Args:
         open_model: opens the model and measures its shapes.
-        queue: where works wait.
-        ready: called when the model is open and all shapes are computed.
-        computed: called after each batch, with its seconds.
-        ended: called when the thread ends, with the reason unless the queue was closed.
+        queue: the queue.
+        ready: is called when the model is open and all shapes are computed.
+        computed: is called after each batch, with its seconds.
+        ended: is called when the thread ends, with None if the queue was closed, and otherwise with the reason.
+
+    Attributes:
+        busy_since: the time at which the current batch began, or None while the device is free.
     """
 
     def __init__(
@@ -110,14 +127,17 @@ class DeviceThread(threading.Thread):
         self._open_model, self._queue = open_model, queue
         self._ready, self._computed, self._ended = ready, computed, ended
         self.busy_since: float | None = None
+        self._batch: Batch | None = None
+        self._interrupted_seconds = 0.0
 
     def run(self) -> None:
-        """Open the model, then compute what waits."""
+        """Open the model, then compute what the queue gives."""
         reason: Exception | None = FailedError("the thread that computes has ended; this is a defect")
         try:
             model, costs = self._open_model()
             self._ready(model, costs)
             smallest = min(costs)
+            model.call_between_layers(lambda: self._compute_small(model, smallest))
             while (batch := self._queue.take()) is not None:
                 self._compute(model, batch, smallest)
             reason = None
@@ -126,23 +146,35 @@ class DeviceThread(threading.Thread):
         finally:
             self._ended(reason)
 
+    def _compute_small(self, model: ServedModel, smallest: Shape) -> None:
+        """Between two layers of a batch of bulks, compute a batch of small requests."""
+        interrupted, begun, earlier = self._batch, time.monotonic(), self._interrupted_seconds
+        if interrupted is None or (batch := self._queue.take_between_layers(interrupted)) is None:
+            return
+        self._compute(model, batch, smallest)
+        self._batch, self.busy_since = interrupted, begun
+        self._interrupted_seconds = earlier + time.monotonic() - begun
+
     def _compute(self, model: ServedModel, batch: Batch, smallest: Shape) -> None:
         begun = self.busy_since = time.monotonic()
+        self._batch, self._interrupted_seconds = batch, 0.0
         try:
-            compute(model, batch)
+            compute_batch(model, batch)
+            seconds = time.monotonic() - begun - self._interrupted_seconds
         except _FAILURES as error:
-            for work in batch.works():
-                self._queue.remove(work)
-                work.finished(work, error)
+            self._batch = None
+            for request in batch.requests():
+                self._queue.remove(request)
+                request.finished(request, error)
             try:
-                run_packs(model, *full_batch(model, smallest), smallest)
+                run_packs(model, *make_full_batch(model, smallest), smallest)
             except _FAILURES as lost:
                 raise FailedError(f"the device is lost: {type(lost).__name__}: {lost}; start the server again") from lost
             return
         finally:
-            self.busy_since = None
-        self._computed(batch, time.monotonic() - begun)
-        for work in batch.works():
-            work.unfinished -= sum(1 for row in batch.rows for each, _ in row if each is work)
-            if not work.unfinished:
-                work.finished(work, None)
+            self._batch = self.busy_since = None
+        self._computed(batch, seconds)
+        for request, texts in Counter(request for request, _ in batch.texts()).items():
+            request.unfinished -= texts
+            if not request.unfinished:
+                request.finished(request, None)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -40,12 +40,14 @@ class ServedModel:
         task: that of its head; None for an embedding model.
         folder: how an embedding model's folder makes vectors.
         loaded: the model, its tokenizer and its lengths.
+        is_interruptible: whether the device computes a batch layer by layer, which a CPU does unless the model is compiled.
     """
 
     kind: Kind
     task: Task | None
     folder: SentenceFolder
     loaded: LoadedModel
+    is_interruptible: bool = False
 
     @property
     def longest(self) -> int:
@@ -71,6 +73,11 @@ class ServedModel:
     def is_per_token(self) -> bool:
         """Whether there is an output for each token, not for each text."""
         return self.kind == "tagger"
+
+    def call_between_layers(self, callback: Callable[[], None]) -> None:
+        """Call `callback` before each layer of each batch, if the model can be interrupted there."""
+        if self.is_interruptible:
+            self.model.call_between_layers(callback)
 
     def outputs(self, batch: BatchArrays) -> Float32Array:
         """Compute the outputs of one batch."""
@@ -188,7 +195,7 @@ def open_served_model(path: Path, settings: ServeSettings) -> ServedModel:
         loaded = load_task_model(described, task, options)
         served = ServedModel(_KINDS.get(task.name, "classifier"), task, SentenceFolder(), loaded)
     served.model.freeze()
-    return served
+    return replace(served, is_interruptible=served.model.device.type == "cpu" and not settings.compile)
 
 
 def _normal(vectors: Float32Array) -> Float32Array:

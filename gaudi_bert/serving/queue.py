@@ -1,166 +1,233 @@
-"""What waits for the device: the texts of requests, bounded, in turns.
+"""The queue between the thread that accepts requests and the thread that computes them.
 
-Requests take turns, a text each, in the order in which they came; so the oldest text is always in the next batch, and a
-request of a thousand texts does not hold up one of a single text. While such single ones come, what is taken of a bulk at
-once is kept small.
+A request whose texts fit together into one row of the longest shape is small; a larger one is a bulk. No batch contains
+texts of both. Requests of a kind take turns, a text each, and each batch contains the oldest text of its kind. While both
+kinds wait, they share the device's time: small requests are computed first, even between the layers of a batch of bulks,
+until they have cost as much as the last batch of bulks. Then the next batch of bulks is computed.
+
+So neither kind waits forever for the other. Let C be the seconds of a batch of the largest shape, and p the number of texts
+of the same kind that precede a text, in older requests and in its own. The text is computed within (p + 2) * 4 * C seconds,
+whatever arrives later.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from gaudi_bert.common.arrays import Float32Array
 from gaudi_bert.rows.types import Sequences, separate_sequences
-from gaudi_bert.serving.ladder import Fill, Shape, choose
+from gaudi_bert.serving.arrivals import ArrivalForecast
+from gaudi_bert.serving.ladder import Shape, choose_fill
 
-_MOST_LOOKED_AT = 1024  # texts: a batch holds fewer, and to look at more would keep the device waiting
-_LATELY = 5.0  # seconds
+_MOST_TEXTS_CONSIDERED = 1024  # for a batch, which holds fewer; considering more would keep the device waiting
 
 
-class Work:
-    """The tokenized texts of one request, and what has been computed of them.
+class PendingRequest:
+    """The tokenized texts of one request, and the outputs that have been computed for them.
 
     Attributes:
-        outputs: of each sequence, or of each token of all of them; complete when `finished` is called.
-        finished: called once, with the reason if it failed.
-        started_at: when its first text was computed.
+        outputs: float32 [N, C], a row for each of the N sequences, or [T, C], a row for each of their T tokens. They are
+            complete when `finished` is called.
+        finished: is called once, with this request, and with the error if the request failed.
+        lengths: the number of tokens of each sequence.
+        waiting: the numbers of the sequences that wait, as the keys of a dictionary, in ascending order.
+        unfinished: the number of sequences that are not yet computed.
+        accepted_at: the time at which the queue accepted the request, in seconds of the queue's clock.
+        started_at: the time at which the first batch with one of its texts was taken, or 0.
     """
 
     def __init__(
-        self, sequences: Sequences, outputs: Float32Array, finished: Callable[[Work, Exception | None], None]
+        self,
+        sequences: Sequences,
+        outputs: Float32Array,
+        finished: Callable[[PendingRequest, Exception | None], None],
     ) -> None:
         self.sequences, self.outputs, self.finished = sequences, outputs, finished
         self.lengths: list[int] = sequences.lengths.tolist()
         self.waiting = dict.fromkeys(range(len(self.lengths)))
         self.waiting_tokens, self.unfinished = sum(self.lengths), len(self.lengths)
-        self.accepted_at, self.started_at = time.monotonic(), 0.0
+        self.accepted_at = self.started_at = 0.0
 
-    def slice_of(self, number: int) -> slice:
-        """Return where the tokens of a sequence are among those of all of them."""
+    def token_slice(self, number: int) -> slice:
+        """Return the slice of a sequence's tokens in the flat arrays of the request."""
         return slice(self.sequences.offsets[number], self.sequences.offsets[number + 1])
 
 
 class Batch(NamedTuple):
-    """Texts that are computed together: for each row of the shape, works and the numbers of their sequences."""
+    """Texts that are computed together.
+
+    Attributes:
+        shape: the static shape.
+        rows: for each row of the shape, the requests and the numbers of their sequences.
+        tokens: the number of tokens in all rows.
+        is_bulk: whether the texts belong to bulks, so that small requests may be computed between its layers.
+    """
 
     shape: Shape
-    rows: list[list[tuple[Work, int]]]
+    rows: list[list[tuple[PendingRequest, int]]]
     tokens: int
+    is_bulk: bool
 
-    def works(self) -> list[Work]:
-        """Return the works that have a text in the batch, each once."""
-        return list(dict.fromkeys(work for row in self.rows for work, _ in row))
+    def texts(self) -> list[tuple[PendingRequest, int]]:
+        """Return each text as its request and the number of its sequence, in the order of the rows."""
+        return [text for row in self.rows for text in row]
+
+    def requests(self) -> list[PendingRequest]:
+        """Return the requests that have a text in the batch, each once."""
+        return list(dict.fromkeys(request for request, _ in self.texts()))
 
 
 class Queue:
-    """Works that wait, for one thread that computes and another one that accepts.
+    """Requests that wait, for one thread that computes them and another one that accepts them.
 
     Attributes:
-        most_tokens: that wait at once.
+        max_tokens: the largest number of tokens that may wait at once.
         costs: seconds of a batch of each shape.
-        texts, tokens: that wait now.
+        texts, tokens: the numbers of texts and tokens that wait now.
+        count_arriving: returns the number of requests that are accepted and will wait in a moment.
     """
 
-    def __init__(self, most_texts: int) -> None:
-        self._most_texts, self.most_tokens = most_texts, 0
-        self._works: dict[Work, None] = {}
-        self._changed, self._closed = threading.Condition(), False
+    def __init__(self, max_texts: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._max_texts, self.max_tokens, self._clock = max_texts, 0, clock
         self.costs: Mapping[Shape, float] = {}
         self.texts = self.tokens = 0
-        self._single_at = -_LATELY  # when a request of one text came
+        self.count_arriving: Callable[[], int] = lambda: 0
+        self._small: dict[PendingRequest, None] = {}
+        self._bulks: dict[PendingRequest, None] = {}
+        self._changed, self._is_closed = threading.Condition(), False
+        self._forecast, self._has_window = ArrivalForecast(), False
+        self._lead_seconds = 0.0  # by which small requests have had more than their share beside bulks
 
     @property
     def is_full(self) -> bool:
-        """Whether not even a short text may come."""
-        return self.texts >= self._most_texts or self.tokens >= self.most_tokens
+        """Whether even a short text would exceed a limit."""
+        return self.texts >= self._max_texts or self.tokens >= self.max_tokens
 
-    def wait_seconds(self) -> float:
-        """Seconds until what waits now is computed, by the measured cost of the largest shape."""
+    def estimate_wait_seconds(self) -> float:
+        """Return the seconds until everything that waits now is computed, by the cost of the largest shape."""
         largest = max(self.costs)
         return self.tokens / largest.slots * self.costs[largest]
 
-    def add(self, work: Work) -> bool:
-        """Let a work wait; False where it does not fit any more."""
-        texts, tokens = len(work.waiting), work.waiting_tokens
+    def add(self, request: PendingRequest) -> bool:
+        """Add a request, and return True. Return False if it would exceed the limit of texts or of tokens."""
+        texts, tokens = len(request.waiting), request.waiting_tokens
         with self._changed:
-            if self.texts + texts > self._most_texts or self.tokens + tokens > self.most_tokens:
+            if self.texts + texts > self._max_texts or self.tokens + tokens > self.max_tokens:
                 return False
-            self._works[work] = None
-            self._single_at = work.accepted_at if texts == 1 else self._single_at
+            request.accepted_at = self._clock()
+            if tokens > max(self.costs).length:
+                self._bulks[request] = None
+            else:
+                self._small[request] = None
+                self._forecast.add_arrival(request.accepted_at, tokens, self.costs)
             self.texts += texts
             self.tokens += tokens
             self._changed.notify()
         return True
 
-    def remove(self, work: Work) -> bool:
-        """Take out what waits of a work; whether something did."""
+    def remove(self, request: PendingRequest) -> bool:
+        """Remove the texts of a request that still wait, and return whether there were any."""
         with self._changed:
-            if work not in self._works:
+            if request not in self._small and request not in self._bulks:
                 return False
-            del self._works[work]
-            self.texts -= len(work.waiting)
-            self.tokens -= work.waiting_tokens
-            work.waiting_tokens = 0
-            work.waiting.clear()
+            self._small.pop(request, None)
+            self._bulks.pop(request, None)
+            self.texts -= len(request.waiting)
+            self.tokens -= request.waiting_tokens
+            request.waiting_tokens = 0
+            request.waiting.clear()
         return True
 
     def close(self) -> None:
-        """Have `take` return None from now on."""
+        """Make `take` return None from now on."""
         with self._changed:
-            self._closed = True
+            self._is_closed = True
             self._changed.notify()
 
     def take(self) -> Batch | None:
-        """Wait for texts and take the next batch of them; None once the queue is closed."""
+        """Wait for the next batch, and return it. Return None once the queue is closed."""
         with self._changed:
-            while not self._works and not self._closed:
-                self._changed.wait()
-            if self._closed:
-                return None
-            largest = max(self.costs)
-            offered, tokens = [], 0
-            for work, number in self._turns():
-                offered.append((work, number))
-                tokens += work.lengths[number]
-                if len(offered) == _MOST_LOOKED_AT or tokens > 4 * largest.slots:
-                    break
-            has_bulk = any(work.waiting_tokens > largest.slots for work in self._works)
-            is_mixed = has_bulk and time.monotonic() - self._single_at < _LATELY
-            urgent = len(self._works) if is_mixed else 0  # a turn of each request
-            fill = choose([work.lengths[number] for work, number in offered], self.costs, urgent)
-            return self._taken(fill, offered)
+            while not self._is_closed:
+                seconds = self.seconds_before_batch()
+                if seconds == 0.0:
+                    return self.take_batch()
+                self._changed.wait(seconds)
+        return None
 
-    def _turns(self) -> Iterator[tuple[Work, int]]:
-        """Waiting texts, one of each work by turns, from the oldest work on."""
-        turns = [(work, iter(work.waiting)) for work in self._works]
-        while turns:
-            remaining = []
-            for work, numbers in turns:
-                number = next(numbers, None)
-                if number is not None:
-                    yield work, number
-                    remaining.append((work, numbers))
-            turns = remaining
+    def seconds_before_batch(self) -> float | None:
+        """Return for how many seconds a free device should wait for further requests; None if nothing waits."""
+        if not self.texts:
+            return None
+        if self._bulks:
+            return 0.0
+        now = self._clock()
+        if not self._has_window:
+            self._forecast.start_window(now)
+            self._has_window = True
+        return max(0.0, self._forecast.wait_until(self.tokens, self.count_arriving(), self.costs) - now)
 
-    def _taken(self, fill: Fill, offered: list[tuple[Work, int]]) -> Batch:
-        batch = Batch(fill.shape, [[offered[index] for index in row] for row in fill.rows], fill.tokens)
-        now = time.monotonic()
-        for row in batch.rows:
-            for work, number in row:
-                del work.waiting[number]
-                work.waiting_tokens -= work.lengths[number]
-                work.started_at = work.started_at or now
-                if not work.waiting:
-                    del self._works[work]
-        self.texts -= sum(map(len, batch.rows))
-        self.tokens -= fill.tokens
+    def take_batch(self) -> Batch:
+        """Return the next batch of the texts that wait; there must be one."""
+        self._has_window = False
+        if not self._bulks:
+            self._lead_seconds = 0.0
+            return self._take_from(self._small)
+        if self._small and self._lead_seconds <= 0.0:
+            return self._take_small()
+        batch = self._take_from(self._bulks)
+        self._lead_seconds = max(0.0, self._lead_seconds) - self.costs[batch.shape]
+        return batch
+
+    def take_between_layers(self, batch: Batch) -> Batch | None:
+        """Return a batch of small requests to compute between two layers of `batch`, or None to go on with `batch`."""
+        if not batch.is_bulk or not self._small:
+            return None
+        with self._changed:
+            return self._take_small() if self._small and self._lead_seconds <= 0.0 else None
+
+    def _take_small(self) -> Batch:
+        batch = self._take_from(self._small)
+        self._lead_seconds += self.costs[batch.shape]
+        return batch
+
+    def _take_from(self, requests: dict[PendingRequest, None]) -> Batch:
+        offered, tokens, largest = list[tuple[PendingRequest, int]](), 0, max(self.costs)
+        for request, number in _turns(requests):
+            offered.append((request, number))
+            tokens += request.lengths[number]
+            if len(offered) == _MOST_TEXTS_CONSIDERED or tokens > 4 * largest.slots:
+                break
+        fill = choose_fill([request.lengths[number] for request, number in offered], self.costs)
+        rows = [[offered[index] for index in row] for row in fill.rows]
+        batch, now = Batch(fill.shape, rows, fill.tokens, requests is self._bulks), self._clock()
+        for request, number in batch.texts():
+            del request.waiting[number]
+            request.waiting_tokens -= request.lengths[number]
+            request.started_at = request.started_at or now
+            if not request.waiting:
+                del requests[request]
+        self.texts -= len(batch.texts())
+        self.tokens -= batch.tokens
         return batch
 
 
-def gathered(batch: Batch) -> Sequences:
-    """Return the sequences of a batch as one, in the order of its rows."""
-    parts = [(work.sequences, work.slice_of(number)) for row in batch.rows for work, number in row]
+def _turns(requests: Iterable[PendingRequest]) -> Iterator[tuple[PendingRequest, int]]:
+    """Yield waiting texts as requests and numbers: one text of each request, then another one of each, and so on."""
+    turns = [(request, iter(request.waiting)) for request in requests]
+    while turns:
+        remaining = []
+        for request, numbers in turns:
+            number = next(numbers, None)
+            if number is not None:
+                yield request, number
+                remaining.append((request, numbers))
+        turns = remaining
+
+
+def join_batch(batch: Batch) -> Sequences:
+    """Return the sequences of a batch as one value, in the order of its rows."""
+    parts = [(request.sequences, request.token_slice(number)) for request, number in batch.texts()]
     return separate_sequences([of.input_ids[part] for of, part in parts], [of.segment_ids[part] for of, part in parts])

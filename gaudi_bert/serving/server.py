@@ -25,8 +25,8 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import read_text
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.serving.app import make_app
-from gaudi_bert.serving.device import measured
-from gaudi_bert.serving.ladder import Shape, ladder
+from gaudi_bert.serving.device import measure_costs
+from gaudi_bert.serving.ladder import Shape, make_ladder
 from gaudi_bert.serving.model import ServedModel, open_served_model
 from gaudi_bert.serving.service import Service
 from gaudi_bert.serving.settings import ServeSettings
@@ -159,8 +159,8 @@ def opened(path: Path, settings: ServeSettings) -> tuple[ServedModel, dict[Shape
             f"or --max-sequence-length {row_length}"
         )
     usual = max(1, _BATCH_SLOTS[device] // row_length)
-    shapes = ladder(row_length, settings.batch_rows or 1 << (usual.bit_length() - 1), _SHORTEST_ROW[device])
-    return model, measured(model, shapes)
+    shapes = make_ladder(row_length, settings.batch_rows or 1 << (usual.bit_length() - 1), _SHORTEST_ROW[device])
+    return model, measure_costs(model, shapes)
 
 
 def _described(service: Service, listener: socket.socket, seconds: float) -> str:

@@ -20,7 +20,7 @@ from gaudi_bert.serving.device import DeviceThread
 from gaudi_bert.serving.ladder import Shape
 from gaudi_bert.serving.metrics import Metrics
 from gaudi_bert.serving.model import ServedModel
-from gaudi_bert.serving.queue import Batch, Queue, Work
+from gaudi_bert.serving.queue import Batch, PendingRequest, Queue
 from gaudi_bert.serving.schemas import RefusedError
 from gaudi_bert.serving.settings import ServeSettings
 from gaudi_bert.serving.turns import Requester, Turns
@@ -67,11 +67,12 @@ class Service:
     ) -> None:
         self.settings, self.model_id = settings, model_id
         self.queue = Queue(settings.queue_texts)
+        self.queue.count_arriving = lambda: self.arriving
         self.metrics = Metrics(lambda: (self.queue.texts, self.queue.tokens))
         self.model: ServedModel | None = None
         self.costs: dict[Shape, float] = {}
         self.stopping, self.requests, self.arriving, self._body_bytes = False, 0, 0, 0
-        self._waiting: dict[Work, asyncio.Future[None]] = {}
+        self._waiting: dict[PendingRequest, asyncio.Future[None]] = {}
         self._turns, self._characters = Turns("tokenizer"), 0
         self.ready, self.ended = asyncio.Event(), asyncio.Event()
         self.reason: Exception | None = None
@@ -99,7 +100,7 @@ class Service:
         """Let as many tokens wait as the device computes while they may."""
         largest = max(self.costs)
         computed = int(largest.slots / self.costs[largest] * self.settings.queue_seconds)
-        self.queue.most_tokens = self.settings.queue_tokens or max(2 * largest.slots, computed)
+        self.queue.max_tokens = self.settings.queue_tokens or max(2 * largest.slots, computed)
 
     def _count(self, batch: Batch, seconds: float) -> None:
         self.metrics.batch(batch.shape, sum(map(len, batch.rows)), batch.tokens, seconds)
@@ -109,12 +110,12 @@ class Service:
 
     def _end(self, reason: Exception | None) -> None:
         self.reason, self.stopping = reason, True
-        for work in list(self._waiting):
-            self._settle(work, reason or RefusedError(503, "unhealthy", "the server is stopping"))
+        for pending in list(self._waiting):
+            self._settle(pending, reason or RefusedError(503, "unhealthy", "the server is stopping"))
         self.ended.set()
 
-    def _settle(self, work: Work, error: Exception | None) -> None:
-        future = self._waiting.pop(work, None)
+    def _settle(self, pending: PendingRequest, error: Exception | None) -> None:
+        future = self._waiting.pop(pending, None)
         if future is None or future.done():
             return
         if error is None:
@@ -143,7 +144,7 @@ class Service:
         return self.model
 
     def _full(self) -> RefusedError:
-        seconds = max(1, math.ceil(min(self.queue.wait_seconds(), self.settings.queue_seconds)))
+        seconds = max(1, math.ceil(min(self.queue.estimate_wait_seconds(), self.settings.queue_seconds)))
         return RefusedError(429, "overloaded", "too much waits to be computed; send it again later", seconds)
 
     async def body(self, http: Request) -> bytes:
@@ -237,9 +238,9 @@ class Service:
                     longest = f"a text has more than {int(part.lengths.max())} tokens"
                     remedy = "send `truncate`: true to cut it, or start the server with --auto-truncate"
                     raise RefusedError(422, "validation", f"{longest}; {remedy}")
-                if tokens > self.queue.most_tokens:
+                if tokens > self.queue.max_tokens:
                     raise RefusedError(
-                        413, "validation", f"the texts have more than {self.queue.most_tokens:,} tokens; send fewer"
+                        413, "validation", f"the texts have more than {self.queue.max_tokens:,} tokens; send fewer"
                     )
                 parts.append(part)
         self.metrics.tokenization_seconds.observe(time.monotonic() - begun)
@@ -270,42 +271,43 @@ class Service:
             waited = f"waited {self.settings.queue_seconds:g} s for the tokenizer"
             raise RefusedError(503, "overloaded", waited, 1) from None
 
-    async def computed(self, ticket: Ticket, model: ServedModel, sequences: Sequences) -> Work:
+    async def computed(self, ticket: Ticket, model: ServedModel, sequences: Sequences) -> PendingRequest:
         """Have sequences computed, and wait for it.
 
         Raises:
             RefusedError: the queue is full, they waited for too long, or their batch failed.
         """
         rows = len(sequences.input_ids) if model.is_per_token else len(sequences)
-        work = Work(sequences, np.zeros((rows, model.width), np.float32), lambda *done: self._call(self._settle, *done))
+        outputs = np.zeros((rows, model.width), np.float32)
+        pending = PendingRequest(sequences, outputs, lambda *done: self._call(self._settle, *done))
         future = self._loop.create_future()
-        if not self.queue.add(work):
+        if not self.queue.add(pending):
             raise self._full()
         self._arrived(ticket)
-        self._waiting[work] = future
-        for length in work.lengths:
+        self._waiting[pending] = future
+        for length in pending.lengths:
             self.metrics.tokens.observe(length)
         try:
             await asyncio.wait({future}, timeout=max(0.0, ticket.deadline - time.monotonic()))
             if not future.done():
-                if self.queue.remove(work):
+                if self.queue.remove(pending):
                     raise RefusedError(503, "overloaded", f"waited {self.settings.queue_seconds:g} s for the device", 1)
                 await asyncio.wait({future})
-            self._raise_failure(future, work)
+            self._raise_failure(future, pending)
         finally:
-            self._waiting.pop(work, None)
-            self.queue.remove(work)
-        self.metrics.queue_seconds.observe(work.started_at - work.accepted_at)
-        self.metrics.inference_seconds.observe(time.monotonic() - work.started_at)
-        return work
+            self._waiting.pop(pending, None)
+            self.queue.remove(pending)
+        self.metrics.queue_seconds.observe(pending.started_at - pending.accepted_at)
+        self.metrics.inference_seconds.observe(time.monotonic() - pending.started_at)
+        return pending
 
-    def _raise_failure(self, future: asyncio.Future[None], work: Work) -> None:
+    def _raise_failure(self, future: asyncio.Future[None], pending: PendingRequest) -> None:
         error = future.exception()
         if isinstance(error, RefusedError):
             raise error
         if error is not None:
             raise RefusedError(424, "backend", f"the batch of this request failed: {type(error).__name__}") from error
-        if not np.isfinite(work.outputs).all():
+        if not np.isfinite(pending.outputs).all():
             raise RefusedError(424, "backend", "the model's outputs for a text are not finite")
 
 

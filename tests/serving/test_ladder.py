@@ -9,21 +9,21 @@ from hypothesis import strategies as st
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.rows.window_plan import deepest
-from gaudi_bert.serving.ladder import Shape, choose, first_fit, ladder
+from gaudi_bert.serving.ladder import Shape, choose_fill, first_fit, make_ladder
 
-COSTS = {shape: 0.004 + 0.0002 * shape.slots for shape in ladder(256, 8)}
+COSTS = {shape: 0.004 + 0.0002 * shape.slots for shape in make_ladder(256, 8)}
 
 
 def test_shapes_double_from_one_short_row_to_all_rows() -> None:
-    assert [str(shape) for shape in ladder(256, 8)] == ["1x32", "1x64", "1x128", "1x256", "2x256", "4x256", "8x256"]
-    assert [str(shape) for shape in ladder(300, 3)] == ["1x32", "1x64", "1x128", "1x256", "1x300", "2x300", "3x300"]
-    assert [str(shape) for shape in ladder(64, 1, shortest=16)] == ["1x16", "1x32", "1x64"]
-    assert ladder(24, 1) == (Shape(1, 24),)
+    assert [str(shape) for shape in make_ladder(256, 8)] == ["1x32", "1x64", "1x128", "1x256", "2x256", "4x256", "8x256"]
+    assert [str(shape) for shape in make_ladder(300, 3)] == ["1x32", "1x64", "1x128", "1x256", "1x300", "2x300", "3x300"]
+    assert [str(shape) for shape in make_ladder(64, 1, shortest=16)] == ["1x16", "1x32", "1x64"]
+    assert make_ladder(24, 1) == (Shape(1, 24),)
 
 
 @pytest.mark.parametrize(("row_length", "batch_rows"), [(8192, 64), (131072, 4), (512, 32), (64, 1024)])
 def test_there_are_never_more_shapes_than_are_computed(row_length: int, batch_rows: int) -> None:
-    shapes = ladder(row_length, batch_rows)
+    shapes = make_ladder(row_length, batch_rows)
     assert len(shapes) <= 12
     assert shapes[-1] == Shape(batch_rows, row_length)
     assert list(shapes) == sorted(set(shapes))
@@ -31,7 +31,7 @@ def test_there_are_never_more_shapes_than_are_computed(row_length: int, batch_ro
 
 def test_rows_that_need_too_many_shapes_are_refused() -> None:
     with pytest.raises(InputError, match="4096"):
-        ladder(512, 4096)
+        make_ladder(512, 4096)
 
 
 def test_what_fits_nowhere_waits() -> None:
@@ -40,31 +40,23 @@ def test_what_fits_nowhere_waits() -> None:
 
 
 def test_a_query_alone_takes_the_smallest_shape() -> None:
-    fill = choose([9], COSTS)
+    fill = choose_fill([9], COSTS)
     assert (fill.shape, fill.rows, fill.tokens) == (Shape(1, 32), [[0]], 9)
 
 
 def test_many_texts_fill_a_shape_that_is_nearly_as_fast_as_the_largest() -> None:
-    fill = choose([10, 100, 60] * 200, COSTS)
+    fill = choose_fill([10, 100, 60] * 200, COSTS)
     assert fill.tokens >= 0.97 * fill.shape.slots
     assert fill.shape.slots >= 256
 
 
 def test_a_card_whose_batches_cost_the_same_takes_the_largest() -> None:
-    assert choose([10, 100, 60] * 200, dict.fromkeys(ladder(256, 8), 0.01)).shape == Shape(8, 256)
-
-
-def test_single_texts_beside_a_bulk_take_a_shape_that_is_half_as_fast() -> None:
-    bulk = [64] * 400
-    assert choose([64, 9, 14, *bulk], COSTS).shape.length == 256
-    fill = choose([64, 9, 14, *bulk], COSTS, urgent=3)
-    assert (fill.shape, fill.rows) == (Shape(1, 128), [[0, 1, 2]])
-    assert choose([64, 200, 9, *bulk], COSTS, urgent=3).shape.slots >= 512
+    assert choose_fill([10, 100, 60] * 200, dict.fromkeys(make_ladder(256, 8), 0.01)).shape == Shape(8, 256)
 
 
 @given(st.lists(st.integers(1, 256), min_size=1, max_size=120))
 def test_a_batch_holds_each_text_once_and_the_oldest_always(lengths: list[int]) -> None:
-    fill = choose(lengths, COSTS)
+    fill = choose_fill(lengths, COSTS)
     numbers = [number for row in fill.rows for number in row]
     assert 0 in numbers
     assert len(numbers) == len(set(numbers))
@@ -91,7 +83,7 @@ def test_a_long_queue_leaves_few_slots_empty() -> None:
     waiting = np.where(random.random(600) < 0.7, random.integers(4, 20, 600), random.integers(40, 200, 600)).tolist()
     slots = tokens = 0
     while len(waiting) > 100:
-        fill = choose(waiting, COSTS)
+        fill = choose_fill(waiting, COSTS)
         taken = {number for row in fill.rows for number in row}
         waiting = [length for number, length in enumerate(waiting) if number not in taken]
         slots, tokens = slots + fill.shape.slots, tokens + fill.tokens

@@ -121,6 +121,10 @@ class TorchModel(ABC):
         for parameter in self.parameters_by_name.values():
             parameter.requires_grad_(False)
 
+    @abstractmethod
+    def call_between_layers(self, callback: Callable[[], None]) -> None:
+        """Call `callback` before each layer from now on. The model must not be compiled."""
+
     # --- what `updates.py` needs
 
     def loss(self, batch: Tensors, dropout_seed: Int32Array, factors_2: Tensor) -> tuple[Tensor, Tensor]:
@@ -226,6 +230,16 @@ class TorchBert(TorchModel):
         super().freeze()
         if self.compute_dtype == "float32" and not self._is_compiled:
             self._frozen = packed_parameters(self.parameters_by_name, self.config)
+
+    def call_between_layers(self, callback: Callable[[], None]) -> None:
+        """Call `callback` before the attention of each layer from now on."""
+        attend = self.attention
+
+        def attend_after_callback(*inputs: Tensor) -> Tensor:
+            callback()
+            return attend(*inputs)
+
+        self.attention = attend_after_callback
 
     def _parameters(self) -> dict[str, Tensor]:
         if self._frozen is not None:
@@ -340,6 +354,12 @@ class _TorchEncoder(TorchModel):
     def forward(self, batch: Tensors, training: bool) -> Tensor:
         self.packed.train(training)
         return self._compute(batch)
+
+    def call_between_layers(self, callback: Callable[[], None]) -> None:
+        """Call `callback` before each module of the longest list of modules from now on."""
+        lists = [module for module in self.module.modules() if isinstance(module, torch.nn.ModuleList)]
+        for layer in max(lists, key=len, default=()):
+            layer.register_forward_pre_hook(lambda *_: callback())
 
     def _outputs(self, batch: Tensors) -> Tensor:
         head = self.spec.head
