@@ -1,6 +1,8 @@
 """`gaudi-bert serve` beside other servers of the same model, by turns: CPU time of the server for a text, latency, slots.
 
-    python benchmarks/serving.py [--peers infinity sentence-transformers padded] [--clients 32 128] [--rounds 3]
+    python benchmarks/serving.py [--peers infinity sentence-transformers padded] [--kinds mix passages queries]
+        [--clients 32 128] [--rounds 3]
+    python benchmarks/serving.py --kinds --peers    # only the latency of queries, alone and beside bulks
     python benchmarks/serving.py --overload
     python benchmarks/serving.py --device cuda      # slots, texts a second and latency beside the padded server, in bfloat16
 
@@ -12,6 +14,9 @@ text and waits for its answer. The others:
 - `sentence-transformers`: a FastAPI around `SentenceTransformer.encode`, as its pages show it;
 - `padded`: batches of 32 texts in order of arrival, padded to powers of two in both directions, as cards that compile get
   them today.
+
+Beside each load stands its limit: the CPU time of the matrix products of its tokens at the highest rate that PyTorch reaches
+with large ones, plus that of a request to `/tokenize`, which is all but the model.
 
 Then single queries while one client sends bulks of 1,000 texts: their latency, beside that without bulks.
 """
@@ -32,8 +37,8 @@ import tempfile
 import time
 import urllib.request
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +52,7 @@ INFINITY = "infinity-emb[server,torch]==0.0.78"
 PADDED, LOOP = "padded", "sentence-transformers"
 _MOST_CHARACTERS = 1200  # of a passage
 _BATCH, _LONGEST = 32, 256
+_WEIGHTS_OF_LAYERS = 6 * 12 * 384**2  # of MiniLM's matrices, each of which multiplies every token
 _SHARE_OF_QUERIES = {"mix": 0.7, "passages": 0.0, "queries": 1.0}
 
 
@@ -54,7 +60,7 @@ _SHARE_OF_QUERIES = {"mix": 0.7, "passages": 0.0, "queries": 1.0}
 
 
 def texts_of(kind: str, count: int, seed: int) -> list[str]:
-    """Texts of the standard library's docstrings: `mix`, or `passages` alone."""
+    """Return texts of the standard library's docstrings: `mix`, or `passages` or `queries` alone."""
     short, passages = [], []
     for file in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8", errors="replace"))):
@@ -283,10 +289,45 @@ def compare(servers: Sequence[Server], kind: str, clients: int, options: argpars
         if counted is not None and first is not None:
             show(f"{name}: slots a token", [(counted[0] - first[0]) / (counted[1] - first[1])], "")
     ours = servers[0].name
+    if options.device == "cpu":
+        show(
+            f"{kind}, {clients} clients: limit of the CPU for a text", [limit_milliseconds(servers[0], kind, clients)], "ms"
+        )
     for server in servers[1:]:
         ratios = [other / own for other, own in zip(costs[server.name], costs[ours], strict=True)]
         show(f"{kind}, {clients} clients: CPU of {server.name} / of {ours}", ratios, "times")
     return float(np.median(rates[servers[-1].name]))
+
+
+def limit_milliseconds(server: Server, kind: str, clients: int) -> float:
+    """Return the CPU time that a text of a load needs at least: its products at their highest rate, and its request."""
+    import torch
+    from torch.nn import functional
+
+    texts = texts_of(kind, 300, 99)
+    without_model, cpu = replace(server, route="/tokenize"), server.cpu_seconds()
+    asyncio.run(closed_loop(without_model, texts, clients))
+    http_seconds = (server.cpu_seconds() - cpu) / len(texts)
+    before = server.slots_and_tokens()
+    asyncio.run(closed_loop(server, texts, clients))
+    after = server.slots_and_tokens()
+    if before is None or after is None:
+        raise SystemExit(f"{server.name} does not count its tokens")
+    torch.set_num_threads(1)
+    left, right_OI = torch.rand(2048, 384), torch.rand(1536, 384)
+    seconds = min(_cpu_seconds(lambda: functional.linear(left, right_OI)) for _ in range(20))
+    with contextlib.suppress(AttributeError):  # not a part of PyTorch's public interface
+        multiply = torch.ops.mkldnn._linear_pointwise  # noqa: SLF001
+        other = min(_cpu_seconds(lambda: multiply(left, right_OI, None, "none", [], "")) for _ in range(20))
+        seconds = min(seconds, other)
+    multiplications = (after[1] - before[1]) / len(texts) * _WEIGHTS_OF_LAYERS
+    return 1000 * (multiplications * seconds / (2048 * 384 * 1536) + http_seconds)
+
+
+def _cpu_seconds(function: Callable[[], Any]) -> float:
+    begun = time.process_time()
+    function()
+    return time.process_time() - begun
 
 
 def latencies(servers: Sequence[Server], rate: float, options: argparse.Namespace) -> None:
@@ -294,8 +335,9 @@ def latencies(servers: Sequence[Server], rate: float, options: argparse.Namespac
     queries = [text for text in texts_of("mix", 4 * options.texts, 7) if len(text.split()) < 20][: options.texts]
     bulk, few = texts_of("mix", 1000, 8), 2.0 if options.device == "cpu" else 20.0
     for server in servers:
+        loads = [(f"{rate:.0f} queries a second", rate, queries, ())] if rate else []
         for what, load, texts, beside in (
-            (f"{rate:.0f} queries a second", rate, queries, ()),
+            *loads,
             (f"{few:.0f} queries a second", few, queries[:100], ()),
             (f"{few:.0f} queries a second during bulks of 1,000 texts", few, queries[:100], bulk),
         ):
@@ -419,7 +461,7 @@ def main() -> None:
     """Start the servers, and compare them by turns."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--peers", nargs="*", default=["infinity", LOOP, PADDED], choices=["infinity", LOOP, PADDED])
-    parser.add_argument("--kinds", nargs="+", default=["mix", "passages"])
+    parser.add_argument("--kinds", nargs="*", default=list(_SHARE_OF_QUERIES), choices=_SHARE_OF_QUERIES)
     parser.add_argument("--clients", type=int, nargs="+", default=[32, 128])
     parser.add_argument("--texts", type=int, default=600)
     parser.add_argument("--rounds", type=int, default=3)
