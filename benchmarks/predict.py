@@ -49,7 +49,7 @@ def compare_mixes(rounds: int, layers: int) -> None:
     from gaudi_bert.engines.tensorflow import prepare_tensorflow
 
     prepare_tensorflow()
-    from gaudi_bert.common.dealing import Packs
+    from gaudi_bert.common.sampling import SampledPacks
     from gaudi_bert.engines.protocol import ModelSpec
     from gaudi_bert.engines.tensorflow import engine
     from gaudi_bert.model.config import BertConfig, parameter_specs
@@ -78,7 +78,7 @@ def compare_mixes(rounds: int, layers: int) -> None:
         batches = []
         for first in range(0, MIX_ROWS, MIX_BATCH):
             members = np.arange(first, first + MIX_BATCH)
-            part = Part(int(lengths[members].max()), 1, Packs(members, np.arange(MIX_BATCH + 1)))
+            part = Part(int(lengths[members].max()), 1, SampledPacks(members, np.arange(MIX_BATCH + 1)))
             batches.append((runner(MIX_BATCH * part.length), WindowPlan((part,), 0, MIX_BATCH * part.length, 1.0)))
         ratios, difference = measure_mix(sequences, (runner(), plan), batches, rounds)
         rows = ", ".join(f"{len(part.packs)} x {part.length}" for part in plan.parts)

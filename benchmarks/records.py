@@ -82,7 +82,7 @@ class Engine:
 
     def __init__(self, records: Path, planned: Path) -> None:
         from gaudi_bert.artefacts.plan import WritablePlan
-        from gaudi_bert.common.dealing import deal_sequences
+        from gaudi_bert.common.sampling import sample_packs
         from gaudi_bert.tfrecords.files import list_record_files
         from gaudi_bert.tfrecords.packed_shards import PackEncoder
         from gaudi_bert.tfrecords.scan import IndexedSequences
@@ -96,7 +96,7 @@ class Engine:
         self.files = [matched[file.name] for file in files]
         room = lambda size: np.zeros(size, np.uint8)  # noqa: E731
         self.group = _read_group(self.files, files, self.unpacked_schema, room, 1, lambda _bytes: None)
-        dealt = deal_sequences(self.group.lengths, self.plan.groups[0].strategies, SEED, 0)
+        dealt = sample_packs(self.group.lengths, self.plan.groups[0].strategies, SEED, 0)
         self.assignment, self.packs = dealt, dealt.starts.size - 1
         self.encoder = PackEncoder(self.schema, self.group, dealt)
         self.out = self.encoder.output_buffer()

@@ -32,7 +32,7 @@ import torch
 from finetuning_data import minilm
 from measuring import InOwnProcess, show, show_processor
 
-from gaudi_bert.common.progress import count_of
+from gaudi_bert.common.progress import format_count
 from gaudi_bert.config.sections import TaskSettings, TrainingSettings
 from gaudi_bert.corpus.python_texts import python_texts, titled_docstrings
 from gaudi_bert.engines import load_engine
@@ -117,7 +117,7 @@ class Packed:
             batches = self.data.batches(update, 0)
             chosen = [next(batches) for _ in range(self.data.shape.micro_batches)]
             sums = self.step.run(chosen, update + 1, RATE)()
-            print(f"  packed, {count_of(len(chosen), 'micro-batch')}: loss {sums[0] / sums[1]:.4f}", flush=True)
+            print(f"  packed, {format_count(len(chosen), 'micro-batch')}: loss {sums[0] / sums[1]:.4f}", flush=True)
         self.update += updates
 
 

@@ -18,9 +18,9 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from typing_extensions import Self
 
-from gaudi_bert.common.errors import InputError, shortened, shown
+from gaudi_bert.common.errors import InputError, short_repr, shorten
 from gaudi_bert.common.files import read_file, write_json, write_text
-from gaudi_bert.common.progress import count_of
+from gaudi_bert.common.progress import format_count
 from gaudi_bert.config.values import matching, plain_message
 
 LARGEST_COUNT = 2**62
@@ -126,19 +126,19 @@ def whole_lines(path: Path) -> list[bytes]:
 
 def _first_problem(error: ValidationError) -> str:
     problem = error.errors(include_url=False)[0]
-    key = shortened(".".join(str(part) for part in problem["loc"]))
+    key = shorten(".".join(str(part) for part in problem["loc"]))
     if problem["type"] == "json_invalid":
-        return f"not a JSON file ({shortened(problem['msg'].removeprefix('Invalid JSON: '))})"
+        return f"not a JSON file ({shorten(problem['msg'].removeprefix('Invalid JSON: '))})"
     message = plain_message(problem)
     if key == "format_version" and problem["type"] != "missing":
-        return f"format_version {shown(problem['input'])}, this version reads {message.removeprefix('must be ')}"
+        return f"format_version {short_repr(problem['input'])}, this version reads {message.removeprefix('must be ')}"
     if problem["type"] == "value_error":
         return f"`{key}`: {message}" if key else message
     if problem["type"] == "missing":
         return f"is not as this version writes it: `{key}` is missing"
     if problem["type"] == "extra_forbidden":
         return f"is not as this version writes it: unknown key `{key}`"
-    return f"is not as this version writes it: `{key or 'its content'}` = {shown(problem['input'])}: {message}"
+    return f"is not as this version writes it: `{key or 'its content'}` = {short_repr(problem['input'])}: {message}"
 
 
 # --- what several files refer to
@@ -215,10 +215,10 @@ class TooLongRows(Artefact):
         if not self.rows:
             return "no row was too long: none is cut, split or dropped"
         were = "row was" if self.rows == 1 else "rows were"
-        tokens = count_of(self.dropped_tokens, "token")
+        tokens = format_count(self.dropped_tokens, "token")
         done = {
             "truncate": f"cut by {tokens}",
-            "split": f"split, which added {count_of(self.added_sequences, 'sequence')}; no token is lost",
+            "split": f"split, which added {format_count(self.added_sequences, 'sequence')}; no token is lost",
             "drop": f"dropped with {tokens}",
         }
         return f"{self.rows:,} {were} too long: {done[self.policy]} (--too-long {self.policy})"

@@ -18,8 +18,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from gaudi_bert.artefacts.base import Artefact
 from gaudi_bert.artefacts.mirrored_folder import fetch, is_mirrored, names_in, release, remove, shown_path
-from gaudi_bert.common.errors import InputError, shortened
-from gaudi_bert.common.files import check_name, exclusive_lock, explained_os_errors, json_digest, read_json, write_json
+from gaudi_bert.common.errors import InputError, shorten
+from gaudi_bert.common.files import check_file_name, exclusive_lock, explain_os_errors, json_digest, read_json, write_json
 from gaudi_bert.common.progress import Reporter
 
 
@@ -83,7 +83,7 @@ def begin_artefact(artefact: Path, final: Path, signature: Signature, overwrite:
     True when the finished artefact of the same signature is there; False when there is work to do (the settings file has
     then been written). What is not ours, or has another signature, is refused without `overwrite`, and removed with it.
     """
-    check_name(artefact)
+    check_file_name(artefact)
     settings = settings_path(artefact, final)
     fetch(settings, final)
     difference = first_difference(read_json(settings), signature.as_json(), "now") if settings.exists() else None
@@ -106,7 +106,7 @@ def begin_artefact(artefact: Path, final: Path, signature: Signature, overwrite:
 def remove_artefact(artefact: Path, final: Path | None = None) -> None:
     """Remove `artefact`, the final file first and the settings last: after a kill, the rest is refused or resumed."""
     settings = settings_path(artefact, final)
-    with explained_os_errors(artefact, "remove"):
+    with explain_os_errors(artefact, "remove"):
         if artefact.is_dir():
             others = [path for path in _others(artefact, settings) if not path.name.endswith(".lock")]  # it may be held
             remove(*sorted(others, key=lambda path: path != final))
@@ -131,7 +131,7 @@ def first_difference(stored: Any, right: Any, expected: str, path: str = "") -> 
         return None
     else:
         before, now = ("absent" if value is _ABSENT else json.dumps(value) for value in (stored, right))
-        return f"{path.removeprefix('.') or 'value'}: {shortened(before, 60)} there, {shortened(now, 60)} {expected}"
+        return f"{path.removeprefix('.') or 'value'}: {shorten(before, 60)} there, {shorten(now, 60)} {expected}"
     return next(filter(None, (first_difference(one, other, expected, key) for key, one, other in pairs)), None)
 
 

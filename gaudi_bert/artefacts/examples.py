@@ -11,7 +11,7 @@ from typing import ClassVar, Literal
 
 from gaudi_bert.artefacts.base import NOTES_NAME, Artefact, Count, Figures, Length, TooLongRows, VocabularyInfo
 from gaudi_bert.artefacts.work_folder import EXAMPLES_NAME
-from gaudi_bert.common.progress import count_of
+from gaudi_bert.common.progress import format_count
 
 _REMEDY = "prepare the examples again"
 _TOKENISE_REMEDY = "tokenise the texts again with --overwrite"
@@ -72,12 +72,12 @@ class PreparedExamples(Figures):
     def lines(self) -> list[str]:
         """Return each split and the vocabulary for people."""
         lines = [
-            f"{split}: {count_of(section.sequences, 'sequence')} ({count_of(section.tokens, 'token')}) "
-            f"from {count_of(section.text_documents, 'document')}"
+            f"{split}: {format_count(section.sequences, 'sequence')} ({format_count(section.tokens, 'token')}) "
+            f"from {format_count(section.text_documents, 'document')}"
             for split, section in self.splits.items()
         ]
         origin = "trained from the text" if self.vocabulary.trained else "given"
-        return [*lines, f"vocabulary of {count_of(self.vocabulary.size, 'token')}, {origin}"]
+        return [*lines, f"vocabulary of {format_count(self.vocabulary.size, 'token')}, {origin}"]
 
 
 # --- tokenised texts
@@ -143,13 +143,13 @@ class TokenisedTexts(Figures):
 
     def lines(self) -> list[str]:
         """Return for people how many rows there are, and what became of texts that were too long."""
-        counted = f"{count_of(self.texts, 'text')} became {count_of(self.rows, 'row')}"
-        lines, too_long = [f"{counted} with {count_of(self.tokens, 'token')}"], self.too_long
+        counted = f"{format_count(self.texts, 'text')} became {format_count(self.rows, 'row')}"
+        lines, too_long = [f"{counted} with {format_count(self.tokens, 'token')}"], self.too_long
         if self.empty_texts:
-            lines.append(f"{count_of(self.empty_texts, 'text')} held nothing but space and gave no row")
+            lines.append(f"{format_count(self.empty_texts, 'text')} held nothing but space and gave no row")
         if not too_long.rows:
             return [*lines, "no text was too long"]
-        lost = f"{count_of(too_long.dropped_tokens, 'token')} lost"
+        lost = f"{format_count(too_long.dropped_tokens, 'token')} lost"
         became = {"split": f"{too_long.added_sequences:,} rows more, no token lost", "truncate": f"cut, {lost}"}
-        about = f"{count_of(too_long.rows, 'text')} too long for {count_of(self.max_sequence_length, 'token')}"
+        about = f"{format_count(too_long.rows, 'text')} too long for {format_count(self.max_sequence_length, 'token')}"
         return [*lines, f"{about}: {became.get(too_long.policy, f'dropped, {lost}')}"]

@@ -17,9 +17,9 @@ from typing_extensions import Self
 from gaudi_bert.artefacts.base import LARGEST_COUNT, Artefact, Count, InputFile, Length, VocabularyInfo
 from gaudi_bert.artefacts.packed import of_counts
 from gaudi_bert.common.arrays import IntArray
-from gaudi_bert.common.errors import InputError, shortened
+from gaudi_bert.common.errors import InputError, shorten
 from gaudi_bert.common.files import json_digest
-from gaudi_bert.common.progress import count_of, human_bytes
+from gaudi_bert.common.progress import format_bytes, format_count
 
 
 def _counts(value: Any) -> IntArray:
@@ -48,12 +48,12 @@ class CountedFile(InputFile):
     @model_validator(mode="after")
     def _adds_up(self) -> CountedFile:
         if (self.counts < 0).any():
-            raise ValueError(f"{shortened(self.name)} has a negative count; lengths, masked and sequences are from 0")
+            raise ValueError(f"{shorten(self.name)} has a negative count; lengths, masked and sequences are from 0")
         rows = self.counts.tolist()  # Python's integers cannot overflow
         sequences, tokens = sum(row[2] for row in rows), sum(row[0] * row[2] for row in rows)
         if (sequences, tokens) != (self.sequences, self.tokens):
             stated = f"{self.sequences} sequences, {self.tokens} tokens"
-            raise ValueError(f"the counts of {shortened(self.name)} do not add up to its {stated}")
+            raise ValueError(f"the counts of {shorten(self.name)} do not add up to its {stated}")
         return self
 
 
@@ -129,7 +129,7 @@ class HistogramFile(Artefact):
                 raise ValueError(f"{key} is {value}, the counts add up to {right[key]}")
         for one, other in itertools.pairwise(sorted(file.name for file in self.files or ())):
             if one == other:
-                raise ValueError(f"{shortened(one)} is counted twice")
+                raise ValueError(f"{shorten(one)} is counted twice")
         if self.files is not None:
             in_files, _ = self._sums_of_files()
             for number, (count, counted) in enumerate(zip(self.counts, in_files.tolist(), strict=True), start=1):
@@ -155,7 +155,7 @@ class HistogramFile(Artefact):
                 outside = (values < least) | (values > longest)
                 if outside.any():
                     raise ValueError(
-                        f"a {what} of {shortened(file.name)} is {values[outside][0]}; it must be from {least} to {longest}"
+                        f"a {what} of {shorten(file.name)} is {values[outside][0]}; it must be from {least} to {longest}"
                     )
             np.add.at(counts, lengths - 1, sequences)
             np.maximum.at(max_masked, lengths - 1, masked)
@@ -179,6 +179,6 @@ class HistogramFile(Artefact):
         """Return the line for people."""
         totals = self.summary()
         return [
-            f"{count_of(totals['sequences'], 'sequence')} in {count_of(totals['files'], 'file')} "
-            f"({human_bytes(totals['bytes'])}), mean length {totals['mean_length']:.1f}, at most {self.max_sequence_length}"
+            f"{format_count(totals['sequences'], 'sequence')} in {format_count(totals['files'], 'file')} "
+            f"({format_bytes(totals['bytes'])}), mean length {totals['mean_length']:.1f}, at most {self.max_sequence_length}"
         ]

@@ -25,7 +25,7 @@ from pathlib import Path
 from gaudi_bert.artefacts.base import complete_parts
 from gaudi_bert.artefacts.object_store import ObjectInfo, Objects
 from gaudi_bert.common.errors import GaudiBertError, InputError
-from gaudi_bert.common.files import Mirror, explained_os_errors, in_store, mirror_of, mounted, url_of
+from gaudi_bert.common.files import Mirror, explain_os_errors, find_mirror, is_in_store, mount_mirror, store_url
 from gaudi_bert.config.places import StoreSettings
 
 
@@ -44,7 +44,7 @@ class _Mirrored(Mirror):
     listed: dict[Path, ObjectInfo] = field(default_factory=dict)
     same: dict[Path, tuple[int, int]] = field(default_factory=dict)
 
-    def url_of(self, path: Path) -> str:
+    def object_url(self, path: Path) -> str:
         return "/".join((self.url, *path.relative_to(self.folder).parts))
 
     def is_visible(self, path: Path) -> bool:
@@ -57,16 +57,16 @@ class _Mirrored(Mirror):
     def put(self, path: Path) -> None:
         state = _state(path)
         self.listed.pop(path, None)
-        self.objects.put(path, self.url_of(path))
+        self.objects.put(path, self.object_url(path))
         self.same[path] = state
 
     def fetch(self, path: Path) -> None:
         """Fetch what must be there."""
-        self.objects.fetch(self.url_of(path), path, self.listed.get(path))
+        self.objects.fetch(self.object_url(path), path, self.listed.get(path))
         self.same[path] = _state(path)
 
     def fetch_if_there(self, path: Path) -> None:
-        info = self.listed.get(path) or self.objects.info(self.url_of(path))
+        info = self.listed.get(path) or self.objects.info(self.object_url(path))
         if info is not None:
             self.listed[path] = info
             self.fetch(path)
@@ -74,7 +74,7 @@ class _Mirrored(Mirror):
     def remove(self, path: Path) -> None:
         self.listed.pop(path, None)
         self.same.pop(path, None)
-        self.objects.remove(self.url_of(path))
+        self.objects.remove(self.object_url(path))
 
     def each(self, do: Callable[[Path], None], paths: Iterable[Path]) -> None:
         with ThreadPoolExecutor(self.objects.settings.connections) as pool:
@@ -88,22 +88,22 @@ def _state(path: Path) -> tuple[int, int]:
 
 
 def _mirrored_folder_of(path: Path) -> _Mirrored | None:
-    mirror = mirror_of(path)
+    mirror = find_mirror(path)
     return mirror if isinstance(mirror, _Mirrored) else None
 
 
 @contextmanager
 def mirrored(path: Path, store: StoreSettings | None = None) -> Iterator[Path]:
     """The local folder to work in for the folder `path`: itself; or empty scratch, for a URL, which errors then name."""
-    if not in_store(path):
+    if not is_in_store(path):
         yield path
         return
-    objects, url = Objects(store), url_of(path)
+    objects, url = Objects(store), store_url(path)
     with _scratch_folder(objects.settings.scratch) as scratch:
         # A path with an ending is treated as a file, and this is a folder, whatever its name.
         folder = scratch / Path(url).name.replace(".", "_")
         folder.mkdir()
-        with mounted(folder, _Mirrored(folder, url, objects)):
+        with mount_mirror(folder, _Mirrored(folder, url, objects)):
             try:
                 yield folder
             except GaudiBertError as error:  # which names the local copy of an object
@@ -121,7 +121,7 @@ def is_mirrored(path: Path) -> bool:
 def shown_path(path: Path) -> str:
     """Return the name of a local path for messages: its URL, where it has one."""
     mirror = _mirrored_folder_of(path)
-    return str(path) if mirror is None else mirror.url_of(path)
+    return str(path) if mirror is None else mirror.object_url(path)
 
 
 def fetch(*paths: Path) -> None:
@@ -168,7 +168,7 @@ def names_in(folder: Path) -> list[str]:
     mirror = _mirrored_folder_of(folder)
     if mirror is None:
         return sorted(path.name for path in folder.iterdir())
-    return list(mirror.objects.list(mirror.url_of(folder)))
+    return list(mirror.objects.list(mirror.object_url(folder)))
 
 
 def files_in(folder: Path) -> dict[str, ObjectInfo]:
@@ -177,7 +177,7 @@ def files_in(folder: Path) -> dict[str, ObjectInfo]:
     if mirror is None:
         visible = (path for path in folder.iterdir() if not path.name.startswith(".") and path.is_file())
         return {path.name: ObjectInfo(path.stat().st_size, "") for path in visible}
-    listed = mirror.objects.list(mirror.url_of(folder), only_here=True)
+    listed = mirror.objects.list(mirror.object_url(folder), only_here=True)
     files = {name: info for name, info in listed.items() if not name.startswith(".")}
     mirror.listed.update({folder / name: info for name, info in files.items()})
     return files
@@ -253,7 +253,7 @@ _PREFIX = "gaudi-bert-scratch-"
 def _scratch_folder(parent: str | None) -> Iterator[Path]:
     """An empty folder below `parent` (None: where the system keeps temporary files)."""
     parent_folder = Path(parent or tempfile.gettempdir())
-    with explained_os_errors(parent_folder, "make scratch"):
+    with explain_os_errors(parent_folder, "make scratch"):
         parent_folder.mkdir(parents=True, exist_ok=True)
         _remove_stale_scratch(parent_folder)
         while True:  # another one where somebody removed it before it was locked
@@ -295,7 +295,7 @@ _MAGIC = re.compile(r"[*?[]")
 @contextmanager
 def mirrored_bucket(location: str | Path, store: StoreSettings | None = None) -> Iterator[Path]:
     """The local path that stands for a URL, of which nothing is there yet; a path of this machine as it is."""
-    if not in_store(location):
+    if not is_in_store(location):
         yield Path(location)
         return
     bucket, key = _bucket_and_key(location)
@@ -334,7 +334,7 @@ def local_copies(locations: Sequence[str | Path | None], store: StoreSettings | 
         buckets: dict[str, Path] = {}
 
         def copy(location: str | Path) -> Path:
-            if not in_store(location):
+            if not is_in_store(location):
                 return Path(location)
             bucket, key = _bucket_and_key(location)
             if bucket not in buckets:
@@ -346,14 +346,14 @@ def local_copies(locations: Sequence[str | Path | None], store: StoreSettings | 
 
 
 def _bucket_and_key(location: str | Path) -> tuple[str, str]:
-    scheme, _, rest = url_of(location).partition("://")
+    scheme, _, rest = store_url(location).partition("://")
     bucket, _, key = rest.partition("/")
     return f"{scheme}://{bucket}", key
 
 
 def exists(path: Path, store: StoreSettings | None = None) -> bool:
     """Whether a file is there, on a disk or in a store."""
-    return Objects(store).info(path) is not None if in_store(path) else path.exists()
+    return Objects(store).info(path) is not None if is_in_store(path) else path.exists()
 
 
 def existing_histograms(histogram: Path, store: StoreSettings | None = None) -> list[Path]:
@@ -361,4 +361,6 @@ def existing_histograms(histogram: Path, store: StoreSettings | None = None) -> 
     if exists(histogram, store):
         return [histogram]
     names = (path.name for path in histogram.parent.glob(f"{histogram.stem}-*-of-*.json"))
-    return complete_parts(histogram, Objects(store).list(histogram.parent, only_here=True) if in_store(histogram) else names)
+    return complete_parts(
+        histogram, Objects(store).list(histogram.parent, only_here=True) if is_in_store(histogram) else names
+    )

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from gaudi_bert.common.errors import FailedError, InputError, install_command, shortened
-from gaudi_bert.common.files import scheme_of, url_of
+from gaudi_bert.common.errors import FailedError, InputError, install_command, shorten
+from gaudi_bert.common.files import store_scheme, store_url
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.places import StoreSettings
 
@@ -39,7 +39,7 @@ def _open_filesystem(scheme: str, settings: StoreSettings) -> Any:
         remedy = f"run: {install_command(extra)}" if extra else "install fsspec and the library that it names for them"
         raise InputError(f"{scheme}://: nothing here reads such URLs; {remedy}") from error
     except OSError as error:  # a library that loads another, as that of hdfs:// loads Java's
-        first = shortened(str(error).splitlines()[0], 160)
+        first = shorten(str(error).splitlines()[0], 160)
         raise InputError(f"{scheme}://: {first}; install what reads such URLs, or copy the data elsewhere") from error
     except ValueError as error:
         raise InputError(f"{scheme}://: {error}; use s3://, gs:// or az://, or another that fsspec knows") from error
@@ -122,7 +122,7 @@ class Objects:
 
     def info(self, url: str | Path) -> ObjectInfo | None:
         """The object at `url`; None where there is none."""
-        url = url_of(url)
+        url = store_url(url)
         try:
             entry = self._attempt("look at", url, lambda filesystem: filesystem.info(url))
         except FileNotFoundError:
@@ -131,7 +131,7 @@ class Objects:
 
     def read(self, url: str | Path) -> bytes:
         """The content of a small object."""
-        url = url_of(url)
+        url = store_url(url)
         try:
             return bytes(self._attempt("read", url, lambda filesystem: filesystem.cat_file(url)))
         except FileNotFoundError as error:
@@ -139,7 +139,7 @@ class Objects:
 
     def fetch(self, url: str | Path, path: Path, known: ObjectInfo | None = None) -> None:
         """Copy an object to the local file `path`, atomically; it must still be as the store reported it (`known`)."""
-        url = url_of(url)
+        url = store_url(url)
         before = known or self.info(url)
         if before is None:
             raise _missing(url)
@@ -166,14 +166,14 @@ class Objects:
 
     def put(self, path: Path, url: str | Path) -> None:
         """Copy the local file `path` to the object `url`, atomically."""
-        url = url_of(url)
-        is_s3 = EXTRAS.get(scheme_of(url)) == "s3"
+        url = store_url(url)
+        is_s3 = EXTRAS.get(store_scheme(url)) == "s3"
         options: dict[str, Any] = {"chunksize": PART_BYTES, "max_concurrency": 1} if is_s3 else {}
         self._make(url, lambda filesystem: filesystem.put_file(str(path), url, **options))
 
     def write(self, url: str | Path, data: bytes) -> None:
         """Write a small object; an existing one is replaced."""
-        url = url_of(url)
+        url = store_url(url)
         self._make(url, lambda filesystem: filesystem.pipe_file(url, data))
 
     def _make(self, url: str, request: Callable[[Any], Answer]) -> Answer:
@@ -187,7 +187,7 @@ class Objects:
 
         `only_here` leaves out those whose names have a slash.
         """
-        url = url_of(url)
+        url = store_url(url)
         verb = "ls" if only_here else "find"
         try:
             listing = self._attempt("list", url, lambda filesystem: getattr(filesystem, verb)(url, detail=True))
@@ -196,7 +196,7 @@ class Objects:
         entries = listing.values() if isinstance(listing, dict) else listing
         start = len(re.sub(r"^[a-z][a-z0-9+.-]*://", "", url)) + 1
         infos = {
-            entry["name"].removeprefix(f"{scheme_of(url)}://")[start:]: _info(entry)
+            entry["name"].removeprefix(f"{store_scheme(url)}://")[start:]: _info(entry)
             for entry in entries
             if entry["type"] == "file"
         }
@@ -204,7 +204,7 @@ class Objects:
 
     def remove(self, url: str | Path) -> None:
         """Remove an object, if it is there."""
-        url = url_of(url)
+        url = store_url(url)
         try:
             self._attempt("remove", url, lambda filesystem: filesystem.rm_file(url))
         except FileNotFoundError:
@@ -212,7 +212,7 @@ class Objects:
 
     def _attempt(self, action: str, url: str, request: Callable[[Any], Answer]) -> Answer:
         """The answer to a request, repeated while a failure may be temporary."""
-        scheme, settings = scheme_of(url), self.settings
+        scheme, settings = store_scheme(url), self.settings
         with self._lock:
             if scheme not in self._filesystems:
                 self._filesystems[scheme] = _open_filesystem(scheme, settings)
@@ -264,4 +264,4 @@ def _missing(url: str) -> InputError:
 
 
 def _reason(error: BaseException) -> str:
-    return shortened(str(error) or type(error).__name__, 160)
+    return shorten(str(error) or type(error).__name__, 160)

@@ -36,10 +36,10 @@ from gaudi_bert.artefacts.base import (
 from gaudi_bert.artefacts.completion import read_signature, settings_path
 from gaudi_bert.artefacts.shards import GroupShards, Shard, ShardTable
 from gaudi_bert.common.arrays import IntArray
-from gaudi_bert.common.errors import InputError, enumerated
-from gaudi_bert.common.features import PackingFigures, algorithm_line, packing_lines
-from gaudi_bert.common.files import explained_os_errors
-from gaudi_bert.common.progress import count_of, human_bytes
+from gaudi_bert.common.errors import InputError, join_with_and
+from gaudi_bert.common.features import PackingFigures, describe_algorithm, describe_packing
+from gaudi_bert.common.files import explain_os_errors
+from gaudi_bert.common.progress import format_bytes, format_count
 from gaudi_bert.config.values import matching
 
 _Fingerprint = Annotated[str, matching("[0-9a-f]{16}", "16 digits from 0 to f")]
@@ -116,7 +116,7 @@ class PackedMetadata(Artefact):
     def read(cls, path: Path | str) -> Self:
         """Read the metadata of a folder of such packs; any other folder is refused by what it holds."""
         path = cls.path_in(path)
-        with explained_os_errors(path, "read"):
+        with explain_os_errors(path, "read"):
             is_packed = path.is_file()
         if not is_packed:
             folder = path.parents[cls.file_name.count("/")]
@@ -175,10 +175,10 @@ class Metadata(PackedMetadata):
 
     def lines(self, out: Path | None = None, verbose: bool = False) -> list[str]:
         """Return the packs for people, and that they were written to `out`; where `verbose`, also the algorithm."""
-        table, lines = self.shard_table, packing_lines(self)
+        table, lines = self.shard_table, describe_packing(self)
         if out is not None:
-            lines.append(f"Wrote {out} ({count_of(len(table), 'shard')}, {human_bytes(int(table.bytes.sum()))})")
-        return [*lines, algorithm_line(self.algorithm, (), self.depth)] if verbose else lines
+            lines.append(f"Wrote {out} ({format_count(len(table), 'shard')}, {format_bytes(int(table.bytes.sum()))})")
+        return [*lines, describe_algorithm(self.algorithm, (), self.depth)] if verbose else lines
 
 
 class TableMetadata(PackedMetadata):
@@ -216,13 +216,13 @@ class TableMetadata(PackedMetadata):
 
     def lines(self, out: Path | None = None, verbose: bool = False) -> list[str]:
         """Return the lines for people, of the folder `out`."""
-        lines = packing_lines(self, None if self.row_lengths else self.rows)
+        lines = describe_packing(self, None if self.row_lengths else self.rows)
         if out is not None:
-            lines.append(f"Wrote {out} ({count_of(len(self.shard_table), 'shard')})")
+            lines.append(f"Wrote {out} ({format_count(len(self.shard_table), 'shard')})")
         if verbose:
-            lines.append(algorithm_line(self.algorithm, self.algorithms_used, self.deepest_pack))
+            lines.append(describe_algorithm(self.algorithm, self.algorithms_used, self.deepest_pack))
         if self.gap and self.algorithm != "optimal":
-            saved = f"{count_of(self.gap, 'pack')} might be saved"
+            saved = f"{format_count(self.gap, 'pack')} might be saved"
             lines.append(f"{saved}: --algorithm optimal looks for them, which takes a few seconds per group")
         return [*lines, self.too_long.line()]
 
@@ -284,7 +284,7 @@ def refuse_row_tables(folder: Path) -> None:
     """Refuse a folder of rows of several lengths, for what takes one packed folder."""
     tables = RowTables.read_if_present(folder)
     if tables is not None:
-        lengths = enumerated(f"{length:,}" for length in tables.row_lengths)
+        lengths = join_with_and(f"{length:,}" for length in tables.row_lengths)
         table = row_table_path(folder, tables.row_lengths[0])
         raise InputError(f"{folder}: holds rows of {lengths}; give the packed table of one length, such as {table}")
 
@@ -368,8 +368,9 @@ class Verification(Figures):
     def lines(self) -> list[str]:
         """Return the lines for people."""
         if self.too_long is None:
-            return [f"every one of {count_of(self.sequences, 'sequence')} is in the packs exactly once"]
-        counted = f"{count_of(self.rows, 'row')}, {count_of(self.sequences, 'sequence')} in {count_of(self.packs, 'pack')}"
+            return [f"every one of {format_count(self.sequences, 'sequence')} is in the packs exactly once"]
+        sequences, packs = format_count(self.sequences, "sequence"), format_count(self.packs, "pack")
+        counted = f"{format_count(self.rows, 'row')}, {sequences} in {packs}"
         columns = ", ".join(self.columns)
         return [counted, f"every sequence is there exactly once, value for value in {columns}", self.too_long.line()]
 
@@ -395,7 +396,7 @@ class Conversion(Artefact):
 
     def lines(self) -> list[str]:
         """Return for people what was written."""
-        return [f"{self.format}: {count_of(self.packs, 'pack')} in {count_of(self.files, 'file')}"]
+        return [f"{self.format}: {format_count(self.packs, 'pack')} in {format_count(self.files, 'file')}"]
 
 
 def conversion_path(out: Path) -> Path:

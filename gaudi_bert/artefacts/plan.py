@@ -16,9 +16,9 @@ from typing_extensions import Self
 
 from gaudi_bert.artefacts.base import Artefact, Count, InputFile, Length, Positive, Sha256, Share, VocabularyInfo
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.features import PackingFigures, algorithm_line, packing_lines
+from gaudi_bert.common.features import PackingFigures, describe_algorithm, describe_packing
 from gaudi_bert.common.files import json_digest
-from gaudi_bert.common.progress import count_of
+from gaudi_bert.common.progress import format_count
 
 _LARGEST_SHARD_MULTIPLE = 4096
 """As in the settings: a group has at least this many files."""
@@ -63,13 +63,13 @@ class PlanTotals(Artefact):
 
     def lines(self, verbose: bool = False) -> list[str]:
         """Return the plan for people; where `verbose`, also how the packs were chosen."""
-        return [*packing_lines(self), *(self.choice_lines() if verbose else [])]
+        return [*describe_packing(self), *(self.choice_lines() if verbose else [])]
 
     def choice_lines(self) -> list[str]:
         """Return how the packs were chosen."""
-        tokens = f"the tokens alone need {count_of(self.token_bound, 'pack')}"
+        tokens = f"the tokens alone need {format_count(self.token_bound, 'pack')}"
         masked = f"{self.masked_slots} masked slots per pack (the data need {self.masked_slots_needed})"
-        lines = [tokens, algorithm_line(self.algorithm, self.algorithms_used, self.depth_used)]
+        lines = [tokens, describe_algorithm(self.algorithm, self.algorithms_used, self.depth_used)]
         return [*lines, masked] if self.masked_slots_needed else lines
 
 

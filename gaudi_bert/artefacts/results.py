@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.progress import Reporter, count_of
+from gaudi_bert.common.progress import Reporter, format_count
 
 if TYPE_CHECKING:  # they are slow to load, and `run` and `--help` start without them
     from gaudi_bert.artefacts.packed import PackedMetadata, PackedSums, Verification
@@ -128,9 +128,9 @@ def result_of_part(groups: int, groups_written: int, sums: PackedSums | Verifica
     facts |= {key: getattr(sums, key) for key in ("sequences", "packs", "tokens")}
     if not groups:
         return PlainResult(["nothing to do: there are fewer groups than parts"], facts)
-    counted = f"{count_of(sums.sequences, 'sequence')} in {count_of(sums.packs, 'pack')}"
+    counted = f"{format_count(sums.sequences, 'sequence')} in {format_count(sums.packs, 'pack')}"
     there = "" if groups_written else NOTHING_TO_DO
-    line = f"{count_of(groups, 'group')}: {counted}{there}; --finish completes the work when all parts are done"
+    line = f"{format_count(groups, 'group')}: {counted}{there}; --finish completes the work when all parts are done"
     return PlainResult([line], facts)
 
 
@@ -162,7 +162,7 @@ class PackResult:
         lines = StageOutput(self.written.content, skipped=skipped).lines(out=out, verbose=verbose and planned is None)
         lines += planned.content.choice_lines() if verbose and planned is not None else []
         if self.verified is not None:
-            sequences = count_of(self.verified.content.sequences, "sequence")
+            sequences = format_count(self.verified.content.sequences, "sequence")
             lines.append(f"verified: every one of {sequences} is in the packs exactly once")
         return lines
 

@@ -105,7 +105,7 @@ class ShardTable:
         return cls(packs, size, np.cumsum(sizes) - sizes, ending)
 
 
-# --- which packs go into which shard: any run of packs is a fair sample of its group (`common.dealing`), so any shard is
+# --- which packs go into which shard: any run of packs is a fair sample of its group (`common.sampling`), so any shard is
 
 
 def shard_name(group: int, shard: int, ending: str) -> str:

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from gaudi_bert.artefacts.base import Artefact, Count, Figures, Positive, Share
 from gaudi_bert.artefacts.work_folder import FINETUNING_NAME, TRAINING_NAME
-from gaudi_bert.common.progress import count_of, human_rate
+from gaudi_bert.common.progress import format_count, format_rate
 from gaudi_bert.config.sections import SEARCH_TASKS
 
 
@@ -56,7 +56,7 @@ class EvaluationFigures(LossFigures):
             f"(the most frequent token: {100 * self.unigram_baseline:.1f} %), "
             f"next-sentence accuracy {100 * self.next_sentence_accuracy:.1f} % "
             f"(the more frequent answer: {100 * self.next_sentence_baseline:.1f} %), loss {self.loss:.3f}, "
-            f"over {count_of(self.sequences, 'sequence')}"
+            f"over {format_count(self.sequences, 'sequence')}"
         )
 
 
@@ -80,10 +80,10 @@ class _RunResult(Figures):
 
     def lines(self) -> list[str]:
         """Return for people on how much was trained, how fast, and how good the model is."""
-        speed = "" if self.sequences_per_second is None else f", {human_rate(self.sequences_per_second, 'sequences')}"
+        speed = "" if self.sequences_per_second is None else f", {format_rate(self.sequences_per_second, 'sequences')}"
         line = (
-            f"{count_of(self.updates, 'update')} on {count_of(self.sequences, 'sequence')} "
-            f"({count_of(self.tokens, 'token')}) by {count_of(self.processes, 'process')}{speed}"
+            f"{format_count(self.updates, 'update')} on {format_count(self.sequences, 'sequence')} "
+            f"({format_count(self.tokens, 'token')}) by {format_count(self.processes, 'process')}{speed}"
         )
         return [line, *(["target accuracy reached"] if self.reached_target else [])]
 
@@ -232,9 +232,9 @@ class FineTuning(Figures):
     def lines(self) -> list[str]:
         """Return for people what the model was trained on, and how good it is."""
         lines = [
-            f"{self.task}: {count_of(self.sequences, 'sequence')} in {count_of(self.packs, 'pack')} "
-            f"({self.packing_factor:.3f} sequences per pack), {count_of(self.epochs, 'epoch')}, "
-            f"{count_of(self.updates, 'update')}"
+            f"{self.task}: {format_count(self.sequences, 'sequence')} in {format_count(self.packs, 'pack')} "
+            f"({self.packing_factor:.3f} sequences per pack), {format_count(self.epochs, 'epoch')}, "
+            f"{format_count(self.updates, 'update')}"
         ]
         if self.metrics:
             best = f"best by {self.best_metric}, after update {self.best_update:,}"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gaudi_bert.artefacts.base import METADATA_NAME, VERIFICATION_NAME, manifest_path
-from gaudi_bert.common.files import path_below
+from gaudi_bert.common.files import resolve_location
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.config.places import StoreSettings
 
@@ -61,10 +61,10 @@ class WorkFolder:
     def of(cls, settings: PipelineSettings, work: Path, pipeline_folder: Path) -> WorkFolder:
         """The work folder below `work`; relative paths in the pipeline file are taken from `pipeline_folder`."""
         prepare = settings.prepare
-        records = path_below(pipeline_folder, prepare.records) if prepare.records else None
+        records = resolve_location(pipeline_folder, prepare.records) if prepare.records else None
         evaluation_records = None
         if prepare.evaluation_records:
-            evaluation_records = path_below(pipeline_folder, prepare.evaluation_records)
+            evaluation_records = resolve_location(pipeline_folder, prepare.evaluation_records)
         prepares_evaluation = records is None and prepare.evaluation_fraction > 0
         return cls(
             root=work / settings.name,

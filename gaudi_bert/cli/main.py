@@ -30,10 +30,10 @@ from gaudi_bert.common.errors import (
     has_tensorflow,
     install_command,
     library_title,
-    shortened,
+    shorten,
 )
 from gaudi_bert.common.files import BAD_PATH
-from gaudi_bert.common.launch import handled_signals
+from gaudi_bert.common.launch import handle_signals
 
 # In the order of `--help`, by purpose.
 GROUPS: dict[str, dict[str, Callable[..., None]]] = {
@@ -190,7 +190,7 @@ def _interrupting_signals() -> Iterator[None]:
             raise KeyboardInterrupt
 
     numbers = [number for number in _STOP_SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
-    with handled_signals(numbers, interrupt):
+    with handle_signals(numbers, interrupt):
         yield
 
 
@@ -233,5 +233,5 @@ def _end(error: GaudiBertError) -> NoReturn:
             signal.signal(number, signal.SIG_IGN)
         # Objects of libraries that were interrupted half-way cannot be removed, which is of no interest now.
         sys.unraisablehook = lambda unraisable: None
-    print(f"{kind}{shortened(str(error), _LONGEST_LINE)}", file=sys.stderr)  # noqa: T201
+    print(f"{kind}{shorten(str(error), _LONGEST_LINE)}", file=sys.stderr)  # noqa: T201
     sys.exit(error.exit_code)

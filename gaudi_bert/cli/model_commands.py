@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from gaudi_bert.cli import arguments, output
-from gaudi_bert.common.errors import require
+from gaudi_bert.common.errors import require_libraries
 from gaudi_bert.common.progress import Reporter
 
 Packed = Annotated[
@@ -236,7 +236,7 @@ def embed(
 @arguments.takes("gaudi_bert.serving.settings:ServeSettings")
 def serve(model: Model, options: arguments.Options) -> None:
     """Answer requests for embeddings, scores, labels or tags over HTTP, packed."""
-    require(["fastapi", "uvicorn", "uvloop", "httptools", "prometheus_client"], "serve")
+    require_libraries(["fastapi", "uvicorn", "uvloop", "httptools", "prometheus_client"], "serve")
     from gaudi_bert.config.pipeline import section_from_options
     from gaudi_bert.serving import server
     from gaudi_bert.serving.settings import ServeSettings

@@ -15,9 +15,9 @@ import typer
 
 from gaudi_bert.cli import arguments, output
 from gaudi_bert.common.errors import FailedError, InputError
-from gaudi_bert.common.files import shown_location
+from gaudi_bert.common.files import format_location
 from gaudi_bert.common.launch import find_launch, is_first_process
-from gaudi_bert.common.progress import RESULT_ALONE, Reporter, human_seconds
+from gaudi_bert.common.progress import RESULT_ALONE, Reporter, format_seconds
 
 if TYPE_CHECKING:  # settings take as long to load as everything else, and `--help` needs none
     from gaudi_bert.artefacts.work_folder import WorkFolder
@@ -155,7 +155,7 @@ def _show_dry_run(
     previews = [preview_stage(settings, stage) for stage in stages]
     finished = [] if on == "kubernetes" else [name for name in stages if not STAGES[name].missing_products(folder)]
     missing = [] if on == "kubernetes" else missing_paths(settings, stages, pipeline.parent)
-    root, values = shown_location(folder.root), settings.model_dump(mode="json")
+    root, values = format_location(folder.root), settings.model_dump(mode="json")
     where = {"local": "here", "docker": "in containers here", "kubernetes": "on the cluster"}[on]
     waiting = [stage for stage in stages if stage not in finished]
     lines = [f"work folder: {root}"]
@@ -251,7 +251,7 @@ def wait(
     folder = WorkFolder.of(settings, work, pipeline.parent)
     seconds = wait_for_inputs(folder, for_, timeout, Reporter())
     waited = {"stage": for_, "waited_seconds": round(seconds, 1)}
-    output.print_result(waited, json, [f"all inputs of {for_} exist ({human_seconds(seconds)})"])
+    output.print_result(waited, json, [f"all inputs of {for_} exist ({format_seconds(seconds)})"])
 
 
 def _settings_and_cluster(pipeline: Path, overrides: list[str] | None) -> tuple[PipelineSettings, Cluster]:

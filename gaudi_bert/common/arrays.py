@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gaudi_bert.common.errors import ArgumentError, shown
+from gaudi_bert.common.errors import ArgumentError, short_repr
 
 BoolArray = NDArray[np.bool_]
 ByteArray = NDArray[np.uint8]
@@ -63,14 +63,14 @@ def permutation(
         indices: further integers, such as a group or epoch number.
         kind: the dtype of the result. With int32, ten million elements take 40 MB instead of 80 MB.
     """
-    return _order_of_words(random_words(count, seed, purpose, *indices), kind)
+    return _argsort_words(random_words(count, seed, purpose, *indices), kind)
 
 
 _SORTED_AT_ONCE = 1 << 19
 """More words than this are sorted in several ranges."""
 
 
-def _order_of_words(words: NDArray[np.uint64], kind: type[np.signedinteger[Any]]) -> AnyArray:
+def _argsort_words(words: NDArray[np.uint64], kind: type[np.signedinteger[Any]]) -> AnyArray:
     """Return the stable argsort of uniformly distributed words.
 
     Sorting many words at once would take several times their memory, so they are sorted one range of values after the other.
@@ -87,7 +87,7 @@ def _order_of_words(words: NDArray[np.uint64], kind: type[np.signedinteger[Any]]
     return order
 
 
-def mixed_words(words: NDArray[np.uint64], counts: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def mix_words(words: NDArray[np.uint64], counts: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """Return a pseudorandom word for each pair of a word and a count, uint64, by the mixing function of splitmix64.
 
     The result depends only on the pair (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014).
@@ -102,7 +102,7 @@ def mixed_words(words: NDArray[np.uint64], counts: NDArray[np.uint64]) -> NDArra
 # --- checks of integers that users or files supply
 
 
-def whole_number(name: str, value: object, least: int | None = None, most: int | None = None) -> int:
+def check_integer(name: str, value: object, min_value: int | None = None, max_value: int | None = None) -> int:
     """Return `value` as an int, after checking that it is an integer in the allowed range.
 
     Args:
@@ -115,12 +115,12 @@ def whole_number(name: str, value: object, least: int | None = None, most: int |
         ArgumentError: `value` is not an integer or is out of range.
     """
     if isinstance(value, bool) or not isinstance(value, Integral):
-        raise ArgumentError(f"{name} = {shown(value)}: must be an integer")
+        raise ArgumentError(f"{name} = {short_repr(value)}: must be an integer")
     number = int(value)
-    if least is not None and most is not None and not least <= number <= most:
-        raise ArgumentError(f"{name} = {shown(number)}: must be from {least} to {most}")
-    if least is not None and number < least:
-        raise ArgumentError(f"{name} = {shown(number)}: must be at least {least}")
+    if min_value is not None and max_value is not None and not min_value <= number <= max_value:
+        raise ArgumentError(f"{name} = {short_repr(number)}: must be from {min_value} to {max_value}")
+    if min_value is not None and number < min_value:
+        raise ArgumentError(f"{name} = {short_repr(number)}: must be at least {min_value}")
     return number
 
 
@@ -130,7 +130,7 @@ NOT_PREDICTED = -100
 """The label or target of a position at which nothing is predicted."""
 
 
-def first_not_whole(values: AnyArray, least: int, most: int) -> int:
+def find_non_integer(values: AnyArray, min_value: int, max_value: int) -> int:
     """Return the index of the first element that is not an integer in the range, or -1 if all are.
 
     Call this before converting the array, because values that do not fit would wrap and a bool would count as 1.
@@ -142,17 +142,19 @@ def first_not_whole(values: AnyArray, least: int, most: int) -> int:
     """
     kind = values.dtype.kind
     if kind == "O":
-        wrong = np.fromiter((not is_whole(value, least, most) for value in values), np.bool_, values.size)
-    elif kind in "iu" and (not values.size or (values.min() >= least and values.max() <= most)):
+        wrong = np.fromiter(
+            (not is_integer_in_range(value, min_value, max_value) for value in values), np.bool_, values.size
+        )
+    elif kind in "iu" and (not values.size or (values.min() >= min_value and values.max() <= max_value)):
         return -1
     elif kind in "iuf":
-        wrong = (values < least) | (values > most)
+        wrong = (values < min_value) | (values > max_value)
         wrong |= np.floor(values) != values if kind == "f" else False
     else:
         wrong = np.ones(values.size, np.bool_)
     return int(np.argmax(wrong)) if wrong.any() else -1
 
 
-def is_whole(value: Any, least: int, most: int) -> bool:
+def is_integer_in_range(value: Any, min_value: int, max_value: int) -> bool:
     """Return whether a single Python or numpy value is an integer in the range; a bool is not."""
-    return isinstance(value, int | np.integer) and not isinstance(value, bool) and bool(least <= value <= most)
+    return isinstance(value, int | np.integer) and not isinstance(value, bool) and bool(min_value <= value <= max_value)

@@ -1,7 +1,8 @@
 """Access to pyarrow, which is optional: import it, explain its errors in one line, and validate what it has read.
 
 pyarrow uses an Arrow file as it is on disk and does not check its offsets. An offset that points outside its buffer would
-read foreign memory. Therefore everything that is read from a file, of any format, has to pass through `validated` first.
+read foreign memory. Therefore everything that is read from a file, of any format, must pass through
+ `validate_content` first.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from gaudi_bert.common.errors import InputError, install_command, shortened
-from gaudi_bert.common.files import regular
+from gaudi_bert.common.errors import InputError, install_command, shorten
+from gaudi_bert.common.files import check_regular_file
 
 
 def require_pyarrow() -> Any:
@@ -31,7 +32,7 @@ def require_pyarrow() -> Any:
 
 
 @contextmanager
-def explained_arrow_errors(path: Path) -> Iterator[None]:
+def explain_arrow_errors(path: Path) -> Iterator[None]:
     """Turn errors that pyarrow raises because it cannot read a file into an InputError of one line.
 
     For damaged files, pyarrow also raises KeyError, UnicodeDecodeError (in column names) and other ValueErrors.
@@ -40,45 +41,45 @@ def explained_arrow_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, pyarrow.ArrowException, ValueError, KeyError) as error:
-        reason = shortened(str(error), 200)
+        reason = shorten(str(error), 200)
         raise InputError(f"{path}: cannot be read as a Parquet or Arrow table: {reason}; create the file again") from error
 
 
 @contextmanager
-def opened_parquet(path: Path, **options: Any) -> Iterator[Any]:
+def open_parquet(path: Path, **options: Any) -> Iterator[Any]:
     """Open a Parquet file as a `pyarrow.parquet.ParquetFile`, with these options. Errors inside the block are explained."""
     require_pyarrow()
     from pyarrow import parquet
 
-    with explained_arrow_errors(path), parquet.ParquetFile(regular(path), **options) as file:
+    with explain_arrow_errors(path), parquet.ParquetFile(check_regular_file(path), **options) as file:
         yield file
 
 
 @contextmanager
-def explained_values(path: Path) -> Iterator[None]:
+def explain_value_errors(path: Path) -> Iterator[None]:
     """Turn errors about values that pyarrow can read but not write into an InputError of one line; `path` is the table."""
     try:
         yield
     except require_pyarrow().ArrowException as error:
-        reason = shortened(str(error), 200)
+        reason = shorten(str(error), 200)
         remedy = "cast the column, or exclude it with --columns"
         raise InputError(f"{path}: contains a column that cannot be packed: {reason}; {remedy}") from error
 
 
-def named(path: Path, schema: Any) -> Any:
+def check_names(path: Path, schema: Any) -> Any:
     """Return the schema, after checking that all its names, including nested ones, are valid UTF-8.
 
     pyarrow checks names only when they are used.
     """
-    with explained_arrow_errors(path):
+    with explain_arrow_errors(path):
         _ = schema.names, [str(kind) for kind in schema.types]
     return schema
 
 
-def validated(path: Path, content: Any) -> Any:
+def validate_content(path: Path, content: Any) -> Any:
     """Return a table, batch or column of the file `path`, after checking that all offsets are valid and all strings are
     UTF-8.
     """
-    with explained_arrow_errors(path):
+    with explain_arrow_errors(path):
         content.validate(full=True)
     return content

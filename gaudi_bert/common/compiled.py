@@ -67,7 +67,7 @@ def kernel(function: Function) -> Function:
     loops instead of `target[:] = values`: the latter also compiles the error for unequal shapes, with its text formatting,
     which takes seconds. `np.sum`, `np.max` and `np.append` take longer to compile than loops as well.
     """
-    return _compiled(function)
+    return _compile(function)
 
 
 def borrowing_kernel(function: Function) -> Function:
@@ -75,28 +75,28 @@ def borrowing_kernel(function: Function) -> Function:
 
     In a function that runs for every record or sequence, reference counting would take longer than much of the work.
     """
-    return _compiled(function, _nrt=False)
+    return _compile(function, _nrt=False)
 
 
 def inner_kernel(function: Function) -> Function:
     """Compile a borrowing kernel that only other kernels call. It has no Python entry point, which would take long to
     compile.
     """
-    return _compiled(function, _nrt=False, no_cpython_wrapper=True)
+    return _compile(function, _nrt=False, no_cpython_wrapper=True)
 
 
-def _compiled(function: Function, **options: Any) -> Function:
+def _compile(function: Function, **options: Any) -> Function:
     """Compile a function with our options, cache and handling of constants."""
     compiled = njit(**_OPTIONS, **options)(function)
     if not numba.config.DISABLE_JIT:
         if _kernels_folder() is not None:
             compiled._cache = _KernelCache(function)  # noqa: SLF001 - numba has no other way to choose a cache
-        compiled.get_call_template = functools.partial(_call_template, compiled.get_call_template)
+        compiled.get_call_template = functools.partial(_resolve_call_template, compiled.get_call_template)
     result: Function = compiled
     return result
 
 
-def _call_template(own: Callable[..., Any], types: tuple[Any, ...], named: dict[str, Any]) -> Any:
+def _resolve_call_template(own: Callable[..., Any], types: tuple[Any, ...], named: dict[str, Any]) -> Any:
     """Resolve a call from another kernel without specialising on constant numbers, which would compile the kernel once per
     constant.
     """

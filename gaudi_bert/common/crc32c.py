@@ -39,37 +39,37 @@ else:
 """Whether compiled code uses the x86 instructions for CRC-32C and carry-less multiplication."""
 
 
-def _call(builder: Any, name: str, result: Any, arguments: list[Any]) -> Any:
+def _emit_call(builder: Any, name: str, result: Any, arguments: list[Any]) -> Any:
     """Emit a call of the LLVM intrinsic `name`."""
     kind = ir.FunctionType(result, [argument.type for argument in arguments])
     return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), arguments)
 
 
-def _write_word_step(_: Any, builder: Any, crc: Any, word: Any) -> Any:
+def _emit_word_step(_: Any, builder: Any, crc: Any, word: Any) -> Any:
     """Emit the instruction that updates a CRC register by eight bytes."""
-    return _call(builder, "llvm.x86.sse42.crc32.64.64", ir.IntType(64), [crc, word])
+    return _emit_call(builder, "llvm.x86.sse42.crc32.64.64", ir.IntType(64), [crc, word])
 
 
-def _write_byte_step(_: Any, builder: Any, crc: Any, byte: Any) -> Any:
+def _emit_byte_step(_: Any, builder: Any, crc: Any, byte: Any) -> Any:
     """Emit the instruction that updates a CRC register by one byte."""
     narrow = [builder.trunc(crc, ir.IntType(32)), builder.trunc(byte, ir.IntType(8))]
-    return builder.zext(_call(builder, "llvm.x86.sse42.crc32.32.8", ir.IntType(32), narrow), ir.IntType(64))
+    return builder.zext(_emit_call(builder, "llvm.x86.sse42.crc32.32.8", ir.IntType(32), narrow), ir.IntType(64))
 
 
-def _write_carryless_product(_: Any, builder: Any, first: Any, second: Any) -> Any:
+def _emit_carryless_product(_: Any, builder: Any, first: Any, second: Any) -> Any:
     """Emit the carry-less product of two 32-bit registers."""
     pair, zero = ir.VectorType(ir.IntType(64), 2), ir.IntType(32)(0)
     vectors = [builder.insert_element(ir.Constant(pair, [0, 0]), each, zero) for each in (first, second)]
-    product = _call(builder, "llvm.x86.pclmulqdq", pair, [*vectors, ir.IntType(8)(0)])
+    product = _emit_call(builder, "llvm.x86.pclmulqdq", pair, [*vectors, ir.IntType(8)(0)])
     return builder.extract_element(product, zero)
 
 
-_word_step: Callable[[int, int], int] = intrinsic(types.int64, 2, _write_word_step)
-_byte_step: Callable[[int, int], int] = intrinsic(types.int64, 2, _write_byte_step)
-_carryless_product: Callable[[int, int], int] = intrinsic(types.int64, 2, _write_carryless_product)
+_word_step: Callable[[int, int], int] = intrinsic(types.int64, 2, _emit_word_step)
+_byte_step: Callable[[int, int], int] = intrinsic(types.int64, 2, _emit_byte_step)
+_carryless_product: Callable[[int, int], int] = intrinsic(types.int64, 2, _emit_carryless_product)
 
 
-def _byte_tables() -> IntArray:
+def _make_byte_tables() -> IntArray:
     """Return the tables of slicing by eight, int64 [8, 256]: entry [k, b] is the register after byte b and k zero bytes."""
     first = np.arange(256, dtype=np.int64)
     for _ in range(8):
@@ -80,7 +80,7 @@ def _byte_tables() -> IntArray:
     return np.stack(tables)
 
 
-def _powers(count: int, step_bytes: int) -> IntArray:
+def _make_powers(count: int, step_bytes: int) -> IntArray:
     """Return x**(8 * step_bytes * n - 33), reflected, for n = 0, 1, ..., int64 [count]."""
     register = 0x80000000
     for _ in range(33):  # divide by x
@@ -93,13 +93,13 @@ def _powers(count: int, step_bytes: int) -> IntArray:
     return np.array(powers, dtype=np.int64)
 
 
-_BYTES = _byte_tables()
-_AFTER_BYTES = _powers(8, 1)
-_AFTER_WORDS = _powers(2 * _MOST_WORDS + 1, 8)
+_BYTES = _make_byte_tables()
+_AFTER_BYTES = _make_powers(8, 1)
+_AFTER_WORDS = _make_powers(2 * _MOST_WORDS + 1, 8)
 
 
 @borrowing_kernel
-def _table_run(address: int, count: int, crc: int) -> int:
+def _crc_by_tables(address: int, count: int, crc: int) -> int:
     """Compute the CRC-32C of `count` bytes at `address` by tables, continuing from `crc` (0 to begin)."""
     crc ^= _ALL_ONES
     while count >= 8:
@@ -118,13 +118,13 @@ def _table_run(address: int, count: int, crc: int) -> int:
 
 
 @inlined_kernel
-def _times(register: int, power: int) -> int:
+def _multiply_registers(register: int, power: int) -> int:
     """Multiply a register by a power of x modulo the polynomial."""
     return _word_step(0, _carryless_product(register, power))
 
 
 @borrowing_kernel
-def _hardware_run(address: int, count: int, crc: int) -> int:
+def _crc_by_instructions(address: int, count: int, crc: int) -> int:
     """Compute the CRC-32C of `count` bytes at `address` by instructions, continuing from `crc` (0 to begin)."""
     crc ^= _ALL_ONES
     while count >= 48:
@@ -135,7 +135,7 @@ def _hardware_run(address: int, count: int, crc: int) -> int:
             first = _word_step(first, word_at(address, number))
             second = _word_step(second, word_at(address + 8 * words, number))
             third = _word_step(third, word_at(address + 16 * words, number))
-        crc = _times(first, _AFTER_WORDS[2 * words]) ^ _times(second, _AFTER_WORDS[words]) ^ third
+        crc = _multiply_registers(first, _AFTER_WORDS[2 * words]) ^ _multiply_registers(second, _AFTER_WORDS[words]) ^ third
         address += 24 * words
         count -= 24 * words
     while count >= 8:
@@ -150,16 +150,16 @@ def _hardware_run(address: int, count: int, crc: int) -> int:
 
 
 @borrowing_kernel
-def _hardware_append(crc: int, count: int, appended: int) -> int:
+def _append_by_instructions(crc: int, count: int, appended: int) -> int:
     """Combine the CRC of some bytes with the CRC `appended` of the `count` bytes after them, by instructions."""
     while count >= 8 * _MOST_WORDS:
-        crc = _times(crc, _AFTER_WORDS[_MOST_WORDS])
+        crc = _multiply_registers(crc, _AFTER_WORDS[_MOST_WORDS])
         count -= 8 * _MOST_WORDS
-    return _times(_times(crc, _AFTER_WORDS[count >> 3]), _AFTER_BYTES[count & 7]) ^ appended
+    return _multiply_registers(_multiply_registers(crc, _AFTER_WORDS[count >> 3]), _AFTER_BYTES[count & 7]) ^ appended
 
 
 @borrowing_kernel
-def _table_append(crc: int, count: int, appended: int) -> int:
+def _append_by_tables(crc: int, count: int, appended: int) -> int:
     """Combine the CRC of some bytes with the CRC `appended` of the `count` bytes after them, by tables."""
     for _ in range(count):
         crc = (crc >> 8) ^ _BYTES[0, crc & 255]
@@ -167,13 +167,13 @@ def _table_append(crc: int, count: int, appended: int) -> int:
 
 
 @borrowing_kernel
-def _hardware_word(word: int) -> int:
+def _word_crc_by_instructions(word: int) -> int:
     """Compute the CRC-32C of the eight bytes of a word by instructions."""
     return _word_step(_ALL_ONES, word) ^ _ALL_ONES
 
 
 @borrowing_kernel
-def _table_word(word: int) -> int:
+def _word_crc_by_tables(word: int) -> int:
     """Compute the CRC-32C of the eight bytes of a word by tables."""
     low = (word & _ALL_ONES) ^ _ALL_ONES
     crc: int = _BYTES[7, low & 255] ^ _BYTES[6, (low >> 8) & 255] ^ _BYTES[5, (low >> 16) & 255] ^ _BYTES[4, low >> 24]
@@ -182,8 +182,8 @@ def _table_word(word: int) -> int:
     return crc ^ _ALL_ONES
 
 
-BY_TABLES = (_table_run, _table_append, _table_word)
-BY_INSTRUCTIONS = (_hardware_run, _hardware_append, _hardware_word)
+BY_TABLES = (_crc_by_tables, _append_by_tables, _word_crc_by_tables)
+BY_INSTRUCTIONS = (_crc_by_instructions, _append_by_instructions, _word_crc_by_instructions)
 """The three functions of each implementation: the CRC-32C of bytes at an address, of two runs of bytes combined, and of one
 word.
 """
@@ -215,6 +215,6 @@ def crc32c(buffer: bytes | bytearray | memoryview | ByteArray, crc: int = 0) -> 
     return int(_crc32c_of_array(data, crc)) if data.size else crc
 
 
-def masked(crc: int) -> int:
+def masked_crc32c(crc: int) -> int:
     """Return the masked form in which TFRecord stores a CRC."""
     return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & _ALL_ONES

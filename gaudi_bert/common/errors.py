@@ -29,7 +29,7 @@ class GaudiBertError(Exception):
     exit_code = 1
 
     def __init__(self, message: str) -> None:
-        super().__init__(shortened(message, _LONGEST_MESSAGE))
+        super().__init__(shorten(message, _LONGEST_MESSAGE))
 
 
 class FailedError(GaudiBertError):
@@ -54,7 +54,7 @@ class StoppedError(GaudiBertError):
     exit_code = 75
 
 
-def shortened(text: str, most: int = 80) -> str:
+def shorten(text: str, most: int = 80) -> str:
     """Return `text` on one line of at most `most` characters, with the middle replaced by dots if necessary."""
     if len(text) > 4 * most:
         text = f"{text[: 2 * most]} {text[-2 * most :]}"
@@ -71,12 +71,12 @@ class _ShortRepr(reprlib.Repr):
         return repr(x) if x.bit_length() < 256 else f"a number of {x.bit_length():,} bits"
 
 
-def shown(value: object) -> str:
+def short_repr(value: object) -> str:
     """Return a short Python representation of `value` for a message. It is fast, however large the value is."""
-    return shortened(_ShortRepr().repr(value))
+    return shorten(_ShortRepr().repr(value))
 
 
-def enumerated(words: Iterable[str]) -> str:
+def join_with_and(words: Iterable[str]) -> str:
     """Join words as in "a", "a and b" or "a, b and c"."""
     *others, last = words
     return f"{', '.join(others)} and {last}" if others else last
@@ -113,7 +113,7 @@ EXTRAS = {
 """The extra of this package that installs each library."""
 
 
-def require(libraries: Iterable[str], what: str) -> None:
+def require_libraries(libraries: Iterable[str], what: str) -> None:
     """Check that libraries are installed, before a long computation would fail without them.
 
     Args:
@@ -125,7 +125,7 @@ def require(libraries: Iterable[str], what: str) -> None:
     """
     missing = [library for library in dict.fromkeys(libraries) if find_spec(library) is None]
     if missing:
-        names = enumerated(map(library_title, missing))
+        names = join_with_and(map(library_title, missing))
         are = "which is" if len(missing) == 1 else "which are"
         command = install_command(",".join(dict.fromkeys(EXTRAS[library] for library in missing)))
         raise InputError(f"{what} needs {names}, {are} not installed; run: {command}")
@@ -138,7 +138,7 @@ def library_title(library: str) -> str:
 
 def install_command(extra: str) -> str:
     """Return the shell command that installs an extra (or several, such as `text,report`) for the running Python."""
-    python, package = shlex.quote(sys.executable), _package(extra)
+    python, package = shlex.quote(sys.executable), _pip_requirement(extra)
     if "pytorch" in extra.split(","):
         # On a machine without a GPU, pip would install PyTorch's GPU build of 3 GB, whereas uv chooses the CPU build.
         return f"{python} -m pip install uv && {python} -m uv pip install --torch-backend auto {package}"
@@ -152,7 +152,7 @@ def has_tensorflow(python: tuple[int, int] = sys.version_info[:2]) -> bool:
     return python in _TENSORFLOW_PYTHONS
 
 
-def _package(extra: str) -> str:
+def _pip_requirement(extra: str) -> str:
     """Return this package with its extra in the form that pip accepts: the clone it was installed from, if it still
     exists.
     """

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Literal
 
-from gaudi_bert.common.errors import enumerated
-from gaudi_bert.common.progress import count_of
+from gaudi_bert.common.errors import join_with_and
+from gaudi_bert.common.progress import format_count
 
 Axis = Literal["tokens", "masked", "sequences"]
 """What the values of a feature are counted by: slots of the row, masked-LM slots, or sequences of the row."""
@@ -112,7 +112,7 @@ class PackingFigures:
         return {name: getattr(self, name) for name in (*counted, *derived, "lower_bound", "gap")}
 
 
-def packing_lines(packed: Any, rows: int | None = None) -> list[str]:
+def describe_packing(packed: Any, rows: int | None = None) -> list[str]:
     """Describe packs in lines of text: how many sequences or table rows they hold, and how full they are.
 
     Args:
@@ -120,19 +120,19 @@ def packing_lines(packed: Any, rows: int | None = None) -> list[str]:
         rows: the number of table rows, if the sequences come from a table.
     """
     proven = f"{packed.gap:,} more than the proven minimum" if packed.gap else "which is proven to be the minimum"
-    sequences = count_of(packed.sequences, "sequence")
+    sequences = format_count(packed.sequences, "sequence")
     if rows is not None and rows != packed.sequences:
-        sequences = f"{count_of(rows, 'row')} ({sequences})"
+        sequences = f"{format_count(rows, 'row')} ({sequences})"
     return [
-        f"{sequences} became {count_of(packed.packs, 'pack')} ({packed.packing_factor:.2f} times fewer), {proven}",
+        f"{sequences} became {format_count(packed.packs, 'pack')} ({packed.packing_factor:.2f} times fewer), {proven}",
         f"{100 * packed.efficiency:.2f} % of the slots hold tokens",
     ]
 
 
-def algorithm_line(algorithm: str, used: Sequence[str], depth: int | None) -> str:
+def describe_algorithm(algorithm: str, used: Sequence[str], depth: int | None) -> str:
     """Describe the algorithm in a line of text. `used` are the algorithms that `algorithm` chose."""
     others = [name for name in used if name != algorithm]
-    heuristics = f" (by {enumerated(others)})" if others else ""
+    heuristics = f" (by {join_with_and(others)})" if others else ""
     return f"algorithm {algorithm}{heuristics}, depth {depth}"
 
 

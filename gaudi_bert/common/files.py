@@ -4,8 +4,8 @@ A file is either complete or absent. A process that is killed leaves at most a t
 same file removes. Locks end with the process that holds them. Temporary names are random, so that nobody can place a
 symbolic link there in advance.
 
-Every file that outlives a stage gets its name in this module. This is also how object stores are served: `mounted` puts a
-mirror behind a local folder, and the mirror is notified of each completed file in that folder, in the order of completion.
+Every file that outlives a stage gets its name in this module. This is also how object stores are served: `mount_mirror` puts
+a mirror behind a local folder, and the mirror is notified of each completed file in that folder, in the order of completion.
 See `_MOUNTED` for how mirrors work.
 """
 
@@ -26,7 +26,7 @@ from glob import escape
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
-from gaudi_bert.common.errors import FailedError, InputError, shortened, shown
+from gaudi_bert.common.errors import FailedError, InputError, short_repr, shorten
 
 LONGEST_ROW_BYTES = 64 << 20
 """The most bytes of one line, row, sentence or document that a reader holds in memory, even if the file was compressed."""
@@ -36,7 +36,7 @@ BAD_PATH = (errno.ENOENT, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.
 
 
 @contextmanager
-def explained_os_errors(path: Path, action: str) -> Iterator[None]:
+def explain_os_errors(path: Path, action: str) -> Iterator[None]:
     """Turn an OSError in the block into an error of one line with its remedy.
 
     Args:
@@ -65,13 +65,13 @@ def explained_os_errors(path: Path, action: str) -> Iterator[None]:
         remedy = remedies.get(error.errno or 0, "this is the reason given by the operating system")
         is_closed = error.errno == errno.EACCES and action == "read"
         kind = InputError if error.errno in BAD_PATH or is_closed else FailedError
-        raise kind(f"{shortened(str(path), 300)}: cannot {action}: {reason}; {remedy}") from error
+        raise kind(f"{shorten(str(path), 300)}: cannot {action}: {reason}; {remedy}") from error
 
 
 _KINDS = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
 
 
-def regular(path: Path | str) -> Path:
+def check_regular_file(path: Path | str) -> Path:
     """Return `path` after checking that it is a regular file that can be read.
 
     Reading a pipe, a device or a socket would block or never end. Every file that is opened for reading passes through this
@@ -84,9 +84,9 @@ def regular(path: Path | str) -> Path:
     try:
         kind = _KINDS.get(stat.S_IFMT(os.stat(path).st_mode))
     except ValueError as error:  # also if the name cannot be encoded
-        raise InputError(f"{shown(str(path))}: invalid path: contains a NUL or a lone surrogate; correct it") from error
+        raise InputError(f"{short_repr(str(path))}: invalid path: contains a NUL or a lone surrogate; correct it") from error
     if kind is not None:
-        raise InputError(f"{shortened(str(path), 300)}: is {kind}; pass a regular file")
+        raise InputError(f"{shorten(str(path), 300)}: is {kind}; pass a regular file")
     if not os.access(path, os.R_OK, effective_ids=True):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
     return Path(path)
@@ -94,19 +94,19 @@ def regular(path: Path | str) -> Path:
 
 def open_file(path: Path | str) -> BinaryIO:
     """Open a regular file for reading in binary mode."""
-    return open(regular(path), "rb")
+    return open(check_regular_file(path), "rb")
 
 
 def read_file(path: Path | str) -> bytes:
     """Return the content of a file as bytes. If it cannot be read, the error is one line."""
-    with explained_os_errors(Path(path), "read"), open_file(path) as handle:
+    with explain_os_errors(Path(path), "read"), open_file(path) as handle:
         return handle.read()
 
 
 def file_identity(path: Path) -> str:
     """Return `name:SHA-256` of a file, which identifies its content."""
     digest = hashlib.sha256()
-    with explained_os_errors(path, "read"), open_file(path) as handle:
+    with explain_os_errors(path, "read"), open_file(path) as handle:
         while block := handle.read(2**20):
             digest.update(block)
     return f"{path.name}:{digest.hexdigest()}"
@@ -119,13 +119,13 @@ def read_text(path: Path | str) -> str:
         InputError: the file cannot be read or is not UTF-8.
     """
     try:
-        with explained_os_errors(Path(path), "read"), open(regular(path), encoding="utf-8") as handle:
+        with explain_os_errors(Path(path), "read"), open(check_regular_file(path), encoding="utf-8") as handle:
             return handle.read()
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: not UTF-8 at byte {error.start}; save it as UTF-8") from error
 
 
-def followed(path: Path) -> Path:
+def resolve_links(path: Path) -> Path:
     """Return the absolute path with all symbolic links resolved.
 
     If the links form a loop, one of them stays in the path and reading it fails. `Path.resolve` would raise an exception.
@@ -137,7 +137,7 @@ def followed(path: Path) -> Path:
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 
 
-def check_model(path: Path) -> None:
+def check_model_exists(path: Path) -> None:
     """Check that a model's folder or file exists on this machine. A TF1 checkpoint is given as a prefix of file names.
 
     Raises:
@@ -152,7 +152,7 @@ def check_model(path: Path) -> None:
     raise InputError(f"{path}: no such folder; download it with {command} and pass {path.name}, or check the path")
 
 
-def check_name(path: Path) -> None:
+def check_file_name(path: Path) -> None:
     """Check that a path can be created, locked or removed.
 
     Raises:
@@ -160,13 +160,13 @@ def check_name(path: Path) -> None:
     """
     if path.name in ("", ".."):
         raise InputError(f"{str(path)!r}: has no file name; pass the name of a file or folder to create")
-    with explained_os_errors(path, "write"), suppress(FileNotFoundError):
-        regular(path)
+    with explain_os_errors(path, "write"), suppress(FileNotFoundError):
+        check_regular_file(path)
 
 
-def hidden_beside(path: Path, ending: str) -> Path:
+def hidden_path_beside(path: Path, ending: str) -> Path:
     """Return the hidden path `.<name>.<ending>` in the folder of `path`."""
-    check_name(path)
+    check_file_name(path)
     return path.with_name(f".{path.name}.{ending}")
 
 
@@ -179,12 +179,12 @@ def hidden_beside(path: Path, ending: str) -> Path:
 _URL = re.compile(r"([a-z][a-z0-9+.-]+):/{1,2}([^/].*)", re.DOTALL)
 
 
-def in_store(location: str | Path) -> bool:
+def is_in_store(location: str | Path) -> bool:
     """Return whether `location` is in an object store."""
     return _URL.fullmatch(str(location)) is not None
 
 
-def url_of(location: str | Path) -> str:
+def store_url(location: str | Path) -> str:
     """Return the URL of a location in a store, without a trailing slash.
 
     Raises:
@@ -201,19 +201,19 @@ def url_of(location: str | Path) -> str:
     return f"{scheme}://{rest}"
 
 
-def scheme_of(location: str | Path) -> str:
+def store_scheme(location: str | Path) -> str:
     """Return the scheme of a location in a store, such as `s3` for `s3://bucket/prefix`."""
-    return url_of(location).split(":", 1)[0]
+    return store_url(location).split(":", 1)[0]
 
 
-def path_below(folder: Path, text: str) -> Path:
+def resolve_location(folder: Path, text: str) -> Path:
     """Return `text` as a location: a URL unchanged, and a relative path relative to `folder`."""
-    return Path(text) if in_store(text) else folder / text
+    return Path(text) if is_in_store(text) else folder / text
 
 
-def shown_location(location: str | Path) -> str:
+def format_location(location: str | Path) -> str:
     """Return a location as it appears in messages: a URL, or a path."""
-    return url_of(location) if in_store(location) else str(location)
+    return store_url(location) if is_in_store(location) else str(location)
 
 
 # --- files that are written: complete or absent
@@ -228,8 +228,8 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
     next writer after a kill. If several processes write the same file, the last one to finish wins.
     """
     path = Path(path)
-    check_name(path)
-    with explained_os_errors(path, "write"):
+    check_file_name(path)
+    with explain_os_errors(path, "write"):
         path.parent.mkdir(parents=True, exist_ok=True)
         written = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{8}}\.tmp")
         for abandoned in [path.with_name(each) for each in os.listdir(path.parent) if written.fullmatch(each)]:
@@ -248,13 +248,13 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
                 temporary.unlink(missing_ok=True)
                 raise
         flush_folder(path.parent)
-    _tell_mirror(path)
+    _notify_mirror(path)
 
 
 def _new_temporary(path: Path) -> tuple[Path, BinaryIO]:
     """Create a temporary file that is locked while it is open, which distinguishes it from those of killed processes."""
     while True:
-        temporary = hidden_beside(path, f"{secrets.token_hex(4)}.tmp")
+        temporary = hidden_path_beside(path, f"{secrets.token_hex(4)}.tmp")
         try:
             handle = os.fdopen(os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666), "wb")
         except FileExistsError:
@@ -267,10 +267,10 @@ def _new_temporary(path: Path) -> tuple[Path, BinaryIO]:
 
 def move_finished_file(temporary: Path, path: Path) -> None:
     """Rename a finished and flushed file to its final name, and notify the mirror."""
-    with explained_os_errors(path, "write"):
+    with explain_os_errors(path, "write"):
         os.replace(temporary, path)
         flush_folder(path.parent)
-    _tell_mirror(path)
+    _notify_mirror(path)
 
 
 class Mirror(Protocol):
@@ -286,12 +286,12 @@ class Mirror(Protocol):
 # files that were uploaded before, each of them complete. `artefacts/mirrored_folder.py` is the mirror for object stores.
 #
 # A context variable would be lost in other threads and in generators, and the file with it, so this is a global table. Only
-# `mounted` changes it. Two commands in one process use folders of different names, so they do not affect each other.
+# `mount_mirror` changes it. Two commands in one process use folders of different names, so they do not affect each other.
 _MOUNTED: dict[Path, Mirror] = {}
 
 
 @contextmanager
-def mounted(folder: Path, mirror: Mirror) -> Iterator[None]:
+def mount_mirror(folder: Path, mirror: Mirror) -> Iterator[None]:
     """Put `mirror` behind `folder`, which must be a new folder, for the duration of the block."""
     _MOUNTED[folder] = mirror
     try:
@@ -300,16 +300,16 @@ def mounted(folder: Path, mirror: Mirror) -> Iterator[None]:
         del _MOUNTED[folder]
 
 
-def mirror_of(path: Path) -> Mirror | None:
+def find_mirror(path: Path) -> Mirror | None:
     """Return the mirror of the mounted folder that is `path` or contains it, or None."""
     if not _MOUNTED:
         return None
     return next((_MOUNTED[folder] for folder in (path, *path.parents) if folder in _MOUNTED), None)
 
 
-def _tell_mirror(path: Path) -> None:
+def _notify_mirror(path: Path) -> None:
     """Notify the mirror, if there is one, that the file is complete."""
-    mirror = mirror_of(path)
+    mirror = find_mirror(path)
     if mirror is not None:
         mirror.completed(path)
 
@@ -332,7 +332,7 @@ def write_text(path: Path, text: str) -> None:
     try:
         data = text.encode("utf-8")
     except UnicodeEncodeError as error:
-        around = shown(text[max(0, error.start - 10) : error.start + 11])
+        around = short_repr(text[max(0, error.start - 10) : error.start + 11])
         raise InputError(f"{path}: cannot store a name that is not UTF-8, in {around}; rename that file") from error
     with atomic_file(path) as handle:
         handle.write(data)
@@ -357,7 +357,7 @@ def read_json(path: Path) -> Any:
     try:
         return json.loads(read_text(path))
     except (ValueError, RecursionError) as error:
-        reason = "nested too deep" if isinstance(error, RecursionError) else shortened(str(error), 160)
+        reason = "nested too deep" if isinstance(error, RecursionError) else shorten(str(error), 160)
         raise InputError(f"{path}: not a JSON file ({reason}); create it again with the command that writes it") from error
 
 
@@ -382,8 +382,8 @@ def exclusive_lock(path: Path, what: str, wait: bool = False) -> Iterator[None]:
         FailedError: another process holds the lock, and `wait` is False.
         InputError: the lock file's name belongs to another kind of file.
     """
-    lock_path = hidden_beside(Path(path), "lock")
-    with explained_os_errors(lock_path, "lock"):
+    lock_path = hidden_path_beside(Path(path), "lock")
+    with explain_os_errors(lock_path, "lock"):
         lock_path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
     try:
@@ -396,7 +396,7 @@ def exclusive_lock(path: Path, what: str, wait: bool = False) -> Iterator[None]:
         except BlockingIOError as error:
             holder = os.pread(descriptor, _LOCK_BYTES, 0).decode("utf-8", "replace").strip() or "another process"
             raise FailedError(f"{what}: {holder} is writing to it; wait until it ends, or stop it") from error
-        with explained_os_errors(lock_path, "write"):
+        with explain_os_errors(lock_path, "write"):
             _name_holder(descriptor, f"process {os.getpid()} on {socket.gethostname()}")
         try:
             yield

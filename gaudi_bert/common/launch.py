@@ -75,7 +75,7 @@ def find_launch(environment: Mapping[str, str] | None = None) -> Launch | None:
 
 
 @contextmanager
-def handled_signals(numbers: Iterable[int], handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
+def handle_signals(numbers: Iterable[int], handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
     """Handle these signals with `handler` for the duration of the block.
 
     Python allows this only in the main thread. In other threads nothing changes.
@@ -144,7 +144,7 @@ class Node:
     address: str
     port: int
 
-    def variables(self, local_rank: int) -> dict[str, str]:
+    def torch_variables(self, local_rank: int) -> dict[str, str]:
         """Return the PyTorch variables of one of this node's ranks."""
         rank, size = self.rank * self.processes + local_rank, self.count * self.processes
         return torch_environment(rank, size, per_host=self.processes, address=self.address, port=self.port)
@@ -214,7 +214,7 @@ def parse_part(text: str, environment: Mapping[str, str] | None = None) -> tuple
     match = re.fullmatch(r"(\d{1,9}|auto)/(\d{1,9})", text, re.ASCII)
     if match is None:
         raise InputError(f"--shard {text}: use K/N with K from 0 to N - 1, for example 0/4, or use auto or auto/N")
-    number = _number(text, variables, _JOB_INDEX, "an Indexed Job") if match[1] == "auto" else int(match[1])
+    number = _parse_variable(text, variables, _JOB_INDEX, "an Indexed Job") if match[1] == "auto" else int(match[1])
     if number >= int(match[2]):
         where = f"{_JOB_INDEX} is {number}; " if match[1] == "auto" else ""
         raise InputError(f"--shard {text}: {where}use K/N with K from 0 to N - 1, for example 0/4")
@@ -226,10 +226,10 @@ def _slurm_part(variables: Mapping[str, str]) -> tuple[int, int]:
     if _SLURM_ID not in variables and _JOB_INDEX in variables:
         raise InputError("--shard auto: an Indexed Job does not tell how many pods it has; use auto/N")
     task, first, last, count = (
-        _number("auto", variables, name, "a Slurm array (sbatch --array=0-7)")
+        _parse_variable("auto", variables, name, "a Slurm array (sbatch --array=0-7)")
         for name in (_SLURM_ID, _SLURM_FIRST, _SLURM_LAST, _SLURM_COUNT)
     )
-    step = _number("auto", variables, _SLURM_STEP, "a Slurm array") if _SLURM_STEP in variables else 1
+    step = _parse_variable("auto", variables, _SLURM_STEP, "a Slurm array") if _SLURM_STEP in variables else 1
     if step != 1 or last - first + 1 != count:
         tasks = f"the {count} tasks of this array go from {first} to {last} in steps of {step}"
         raise InputError(f"--shard auto: {tasks}; use an array without gaps, or K/N")
@@ -238,7 +238,7 @@ def _slurm_part(variables: Mapping[str, str]) -> tuple[int, int]:
     return task - first, count
 
 
-def _number(text: str, variables: Mapping[str, str], name: str, where: str) -> int:
+def _parse_variable(text: str, variables: Mapping[str, str], name: str, where: str) -> int:
     """Return the integer value of a scheduler's variable. `where` is the scheduler, for the message."""
     value = variables.get(name)
     if value is None:

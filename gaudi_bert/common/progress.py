@@ -2,7 +2,7 @@
 
 A stage gets a `Reporter`. It calls `say` for a line about what was done, and `task` for work whose size is known. Everything
 goes to standard error, so that standard output contains only results. What libraries write to standard error below Python
-can be redirected to a log by `native_lines_to`.
+can be redirected to a log by `redirect_native_output`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
-from gaudi_bert.common.files import explained_os_errors
+from gaudi_bert.common.files import explain_os_errors
 
 RESULT_ALONE = "GAUDI_BERT_RESULT_ALONE"
 """An environment variable that, if set, silences every reporter, also in child processes. The option `--quiet` sets it."""
@@ -30,7 +30,7 @@ _LEAST_SECONDS, _MOST_SECONDS, _MOST_SLOWER, _MOST_GROWTH = 5.0, 1e8, 2.0, 1.5
 _BYTE_UNITS = {unit: 1000.0**power for power, unit in enumerate(("B", "kB", "MB", "GB", "TB", "PB"))}
 
 
-def count_of(number: int, noun: str) -> str:
+def format_count(number: int, noun: str) -> str:
     """Format a count with its noun, such as "1 pack", "1,500 packs" or "2 processes". The noun must have a regular
     plural.
     """
@@ -38,13 +38,13 @@ def count_of(number: int, noun: str) -> str:
     return f"{number:,} {noun}{ending}"
 
 
-def human_bytes(count: float) -> str:
+def format_bytes(count: float) -> str:
     """Format a number of bytes, such as "1.5 GB"."""
     unit = next((unit for unit, size in _BYTE_UNITS.items() if abs(count) < 1000 * size), "PB")
     return f"{count:.0f} B" if unit == "B" else f"{count / _BYTE_UNITS[unit]:.1f} {unit}"
 
 
-def human_seconds(seconds: float) -> str:
+def format_seconds(seconds: float) -> str:
     """Format a duration, such as "0.4 s", "12 s", "3 min 05 s" or "2 h 07 min"."""
     if seconds < 10:
         return f"{seconds:.1f} s"
@@ -56,12 +56,12 @@ def human_seconds(seconds: float) -> str:
     return f"{minutes // 60} h {minutes % 60:02d} min"
 
 
-def human_rate(rate: float, unit: str) -> str:
+def format_rate(rate: float, unit: str) -> str:
     """Format a rate in units per second, such as "2,500 sequences/s", "2.5 groups/s", "4.0 s per group" or "1.5 GB/s"."""
     if unit == "bytes":
-        return f"{human_bytes(rate)}/s"
+        return f"{format_bytes(rate)}/s"
     if 0 < rate < 1:
-        return f"{human_seconds(1 / rate)} per {unit.removesuffix('s')}"
+        return f"{format_seconds(1 / rate)} per {unit.removesuffix('s')}"
     return f"{rate:,.1f} {unit}/s" if rate < 10 else f"{rate:,.0f} {unit}/s"
 
 
@@ -107,21 +107,21 @@ class Task:
             self._counts_since, self._shown = time.monotonic(), None
             self._seen = deque([(self._counts_since, done)])
 
-    def line(self, now: float) -> str:
+    def format_line(self, now: float) -> str:
         """Format the progress as one line: percentage, speed and remaining time, or the elapsed time if the speed is
         unknown.
         """
         with self._lock:
             share = 100.0 * self.done / self.total if self.total else 100.0
-            speed = self._speed(now)
-            so_far = f"{self.name}: {share:.0f} %, {human_seconds(now - self.started)} so far"
+            speed = self._recent_speed(now)
+            so_far = f"{self.name}: {share:.0f} %, {format_seconds(now - self.started)} so far"
             if self.done >= self.total:
                 return f"{so_far}, ending"
             if speed is None:
                 return so_far
             remaining = (self.total - self.done) / speed
             self._shown = remaining if self._shown is None else min(remaining, _MOST_GROWTH * self._shown)
-            return f"{self.name}: {share:.0f} %, {human_rate(speed, self.unit)}, {human_seconds(self._shown)} left"
+            return f"{self.name}: {share:.0f} %, {format_rate(speed, self.unit)}, {format_seconds(self._shown)} left"
 
     def observe(self, now: float) -> None:
         """Record how much is done at time `now`. Call this often, because `line` needs it."""
@@ -134,7 +134,7 @@ class Task:
         while len(self._seen) > 1 and self._seen[1][0] <= (self._counts_since + now) / 2:
             self._seen.popleft()
 
-    def _speed(self, now: float) -> float | None:
+    def _recent_speed(self, now: float) -> float | None:
         """Return the speed of the last half of the time in units per second, or None if it is not meaningful yet."""
         self._forget_first_half(now)
         middle, done = self._seen[0]
@@ -232,7 +232,7 @@ class Reporter:
             task.observe(now)
             silence = min(max(LOG_LINE_EVERY_SECONDS, (now - task.started) / 60), _LONGEST_SILENCE_SECONDS)
             if self.live or now - max(self._last_line, task.started) >= silence - 0.5:
-                self.show(task.line(now))
+                self.show(task.format_line(now))
 
 
 # --- output of libraries that bypasses Python and goes to standard error
@@ -241,16 +241,16 @@ _STANDARD_ERROR = 2
 
 
 @contextmanager
-def native_lines_to(log: Path) -> Iterator[None]:
+def redirect_native_output(log: Path) -> Iterator[None]:
     """Append to `log` what is written to file descriptor 2, while `sys.stderr` keeps writing to its previous target.
 
     A stream that was taken from `sys.stderr` before the block writes to descriptor 2, so take it again inside.
     """
     python_stream = sys.stderr
-    with explained_os_errors(log, "write"):
+    with explain_os_errors(log, "write"):
         file = log.open("ab")
     with file, os.fdopen(os.dup(_STANDARD_ERROR), "w", buffering=1) as terminal:
-        if _is_on(python_stream, _STANDARD_ERROR):
+        if _writes_to(python_stream, _STANDARD_ERROR):
             python_stream.flush()
             sys.stderr = terminal
         os.dup2(file.fileno(), _STANDARD_ERROR)
@@ -261,7 +261,7 @@ def native_lines_to(log: Path) -> Iterator[None]:
             sys.stderr = python_stream
 
 
-def _is_on(stream: TextIO | None, descriptor: int) -> bool:
+def _writes_to(stream: TextIO | None, descriptor: int) -> bool:
     """Return whether a stream writes to a file descriptor. A stream in memory does not write to any."""
     try:
         return stream is not None and stream.fileno() == descriptor

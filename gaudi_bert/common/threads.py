@@ -36,7 +36,7 @@ def usable_cores(cgroups: Path = CGROUPS, own: Path = _OWN_CGROUPS) -> int:
         cgroups: the folder with the limits of control groups, version 1 or 2.
         own: the file that lists the control groups of this process.
     """
-    return max(1, math.ceil(min([len(os.sched_getaffinity(0)), *_limits(cgroups, own)])))
+    return max(1, math.ceil(min([len(os.sched_getaffinity(0)), *_iterate_core_limits(cgroups, own)])))
 
 
 def limited_cores() -> int | None:
@@ -45,19 +45,21 @@ def limited_cores() -> int | None:
     return cores if cores < len(os.sched_getaffinity(0)) else None
 
 
-def _limits(cgroups: Path, own: Path) -> Iterator[float]:
+def _iterate_core_limits(cgroups: Path, own: Path) -> Iterator[float]:
     """Yield the limit in cores of each control group of this process, and of the groups above them."""
-    for line in _text(own).splitlines():
+    for line in _read_or_empty(own).splitlines():
         _, controllers, name = line.split(":", 2)
         if controllers == "":
-            for folder in _with_those_above(cgroups, name):
-                yield _ratio(*_text(folder / "cpu.max").split())
+            for folder in _iterate_group_folders(cgroups, name):
+                yield _cores_from_quota(*_read_or_empty(folder / "cpu.max").split())
         elif "cpu" in controllers.split(","):
-            for folder in _with_those_above(cgroups / "cpu", name):
-                yield _ratio(_text(folder / "cpu.cfs_quota_us"), _text(folder / "cpu.cfs_period_us"))
+            for folder in _iterate_group_folders(cgroups / "cpu", name):
+                yield _cores_from_quota(
+                    _read_or_empty(folder / "cpu.cfs_quota_us"), _read_or_empty(folder / "cpu.cfs_period_us")
+                )
 
 
-def _with_those_above(root: Path, name: str) -> Iterator[Path]:
+def _iterate_group_folders(root: Path, name: str) -> Iterator[Path]:
     """Yield the folders of a control group and of the groups above it, up to `root`.
 
     In a container some or all of them do not exist, because the container's own group is the root there.
@@ -66,14 +68,14 @@ def _with_those_above(root: Path, name: str) -> Iterator[Path]:
     yield from (each for each in (folder, *folder.parents) if each.is_relative_to(root))
 
 
-def _ratio(quota: str = "", period: str = "") -> float:
+def _cores_from_quota(quota: str = "", period: str = "") -> float:
     """Return quota / period, or infinity if no limit is set or known."""
     if quota.strip().isdigit() and period.strip().isdigit() and int(period):
         return int(quota) / int(period)
     return math.inf
 
 
-def _text(path: Path) -> str:
+def _read_or_empty(path: Path) -> str:
     """Return the content of a file, or an empty string if it cannot be read."""
     try:
         return path.read_text(encoding="ascii")
@@ -86,10 +88,12 @@ def _text(path: Path) -> str:
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
-_AHEAD = 64  # items per thread that are submitted or finished ahead of their turn, which limits the results held in memory
+_MAX_PENDING_PER_THREAD = (
+    64  # items per thread that are submitted or finished ahead of their turn, which limits the results held in memory
+)
 
 
-def worker_count(workers: int | None, items: int) -> int:
+def choose_worker_count(workers: int | None, items: int) -> int:
     """Return the number of threads to use for this many items.
 
     Args:
@@ -104,7 +108,7 @@ def worker_count(workers: int | None, items: int) -> int:
     return max(1, min(items, workers if workers is not None else usable_cores()))
 
 
-def each_in_threads(
+def map_in_threads(
     function: Callable[[_Item, ByteArray], _Result],
     items: Sequence[_Item],
     workers: int | None,
@@ -120,7 +124,7 @@ def each_in_threads(
         workers: the number of threads, or None for all usable cores.
         make_buffer: creates the buffer of a thread.
     """
-    count = worker_count(workers, len(items))
+    count = choose_worker_count(workers, len(items))
     if count == 1:
         buffer = make_buffer()
         for item in items:
@@ -144,7 +148,7 @@ def each_in_threads(
     rest = iter(items)
     with ThreadPoolExecutor(count) as pool:
         try:
-            waiting.extend(pool.submit(run, item) for item in itertools.islice(rest, _AHEAD * count))
+            waiting.extend(pool.submit(run, item) for item in itertools.islice(rest, _MAX_PENDING_PER_THREAD * count))
             while waiting:
                 result = waiting.popleft().result()
                 waiting.extend(pool.submit(run, item) for item in itertools.islice(rest, 1))

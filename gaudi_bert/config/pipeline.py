@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import yaml
 from pydantic import Field, ValidationError, model_validator
 
-from gaudi_bert.common.errors import InputError, shortened
+from gaudi_bert.common.errors import InputError, shorten
 from gaudi_bert.common.files import read_text
 from gaudi_bert.config.places import DockerSettings, ImageSettings, KubernetesSettings, ResourceSettings, StoreSettings
 from gaudi_bert.config.sections import (
@@ -160,7 +160,7 @@ def load_pipeline(
         key, separator, text = override.partition("=")
         key = key.strip()
         if not separator or not key:
-            raise InputError(f"--set {shortened(override)}: write it as key.path=value, for example packing.depth=4")
+            raise InputError(f"--set {shorten(override)}: write it as key.path=value, for example packing.depth=4")
         typed[key] = f"--set {override}"
         _set_key(mapping, key, _value_of(key, text, typed[key]), typed[key])
     return section_from_mapping(PipelineSettings, mapping, source, typed)
@@ -197,12 +197,12 @@ def _set_key(mapping: dict[str, Any], key: str, value: object, typed: str) -> No
             mapping[parent] = {}
         mapping = mapping[parent]
         if not isinstance(mapping, dict):
-            raise InputError(f"{shortened(typed)}: `{shortened(parent)}` is a single value, it has no keys below it")
+            raise InputError(f"{shorten(typed)}: `{shorten(parent)}` is a single value, it has no keys below it")
     mapping[last] = value
 
 
 def _value_of(key: str, text: str, typed: str) -> object:
-    value = parse_yaml(text, shortened(typed))
+    value = parse_yaml(text, shorten(typed))
     field = field_at(PipelineSettings, key.split("."))
     kinds = plain_types(field.annotation) if field is not None else set()
     # A version such as 9.90 is a number or a date to YAML, but where only texts are taken it is a text.
@@ -232,7 +232,7 @@ def settings_page(only: str | None = None, *, markdown: bool = True) -> list[str
         own = {key: line for section in keys.values() for key, line in section.items() if f"{key}.".startswith(f"{only}.")}
         if not own:
             problem = f"no section or key of a pipeline file; {nearest_keys(only, PipelineSettings)}"
-            raise InputError(f"{shortened(only)}: {problem}")
+            raise InputError(f"{shorten(only)}: {problem}")
         keys = {"": own}
     for name, section in keys.items():
         if name:
@@ -282,7 +282,7 @@ class _Loader(yaml.SafeLoader):
             if isinstance(key, yaml.ScalarNode):
                 line = key.start_mark.line + 1
                 if key.value in lines:
-                    name = shortened(key.value)
+                    name = shorten(key.value)
                     raise yaml.YAMLError(f"`{name}` is given twice, in lines {lines[key.value]} and {line}; give it once")
                 lines[key.value] = line
         return node
@@ -297,9 +297,9 @@ def parse_yaml(text: str, source: str) -> Any:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark is not None else ""
-        reason = shortened(str(error.problem or error.context), 200)
+        reason = shorten(str(error.problem or error.context), 200)
         raise InputError(f"{source}: {where}not valid YAML: {reason}") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         # PyYAML raises ValueError for numbers and dates that cannot be.
-        reason = "nested too deep" if isinstance(error, RecursionError) else shortened(str(error), 240)
+        reason = "nested too deep" if isinstance(error, RecursionError) else shorten(str(error), 240)
         raise InputError(f"{source}: not a YAML file: {reason}") from error

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gaudi_bert.common.errors import InputError, shortened
+from gaudi_bert.common.errors import InputError, shorten
 from gaudi_bert.common.files import read_json, read_text
 
 if TYPE_CHECKING:  # settings take as long to load as everything else, and `--help` needs none
@@ -46,7 +46,7 @@ def model_overrides(name: str) -> list[str]:
         return [f"model.{key}={value}" for key, value in MODELS[name].items()]
     if Path(name).is_dir():
         raise InputError(
-            f"--model {shortened(name)}: a model's folder is trained on a packed table, and --data is not one; make it by "
+            f"--model {shorten(name)}: a model's folder is trained on a packed table, and --data is not one; make it by "
             f"`gaudi-bert tokenize` and `gaudi-bert pack`, or choose {', '.join(MODELS)} for records"
         )
     if not name.endswith(".json"):
@@ -56,7 +56,7 @@ def model_overrides(name: str) -> list[str]:
             if near
             else f"choose {', '.join(MODELS)}, or give a config.json; other models need --data with a packed table"
         )
-        raise InputError(f"--model {shortened(name)}: {hint}")
+        raise InputError(f"--model {shorten(name)}: {hint}")
     from gaudi_bert.config.sections import ModelSettings
 
     content = read_json(Path(name))

@@ -25,7 +25,7 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from gaudi_bert.common.errors import shortened, shown
+from gaudi_bert.common.errors import short_repr, shorten
 
 Algorithm = Literal["nnls", "optimal", "nnlshp", "ennlshp", "spfhp", "lpfhp", "greedy", "ffd", "none"]
 ALGORITHMS: tuple[str, ...] = get_args(Algorithm)
@@ -240,7 +240,9 @@ def plain_message(problem: ErrorDetails) -> str:
         return problem["msg"].removeprefix("Value error, ")
     if kind == "literal_error":
         choices = context["expected"].replace("'", "")
-        near = difflib.get_close_matches(shown(problem["input"]).strip("'"), re.split(", | or ", choices), n=1, cutoff=0.75)
+        near = difflib.get_close_matches(
+            short_repr(problem["input"]).strip("'"), re.split(", | or ", choices), n=1, cutoff=0.75
+        )
         return f"must be {choices}" + (f"; did you mean {near[0]}?" if near else "")
     if kind in _LIMITS:
         return f"must be {_SIGNS[_LIMITS[kind]]} {context[_LIMITS[kind]]:,}"
@@ -263,9 +265,9 @@ def first_problem(
     others = len({other for other, _ in problems}) - 1
     more = f" (and {others} more)" if others else ""
     typed_key = max((each for each in typed if _is_part(each, key) or _is_part(key, each)), key=len, default=None)
-    where = shortened(source if typed_key is None else typed[typed_key])
+    where = shorten(source if typed_key is None else typed[typed_key])
     if problem["type"] in ("extra_forbidden", "invalid_key"):
-        return f"{where}: unknown key `{shortened(key)}`; {nearest_keys(key, settings)}{more}"
+        return f"{where}: unknown key `{shorten(key)}`; {nearest_keys(key, settings)}{more}"
     field, message = field_at(settings, key.split(".")), plain_message(problem)
     is_one_of_several = sum(other == key for other, _ in problems) > 1
     if field is not None and (is_one_of_several or problem["type"].partition("_")[0] in _BY_FIELD):
@@ -273,8 +275,8 @@ def first_problem(
     if key in ("", typed_key) or f"{key}." in message:  # a rule between keys names them itself
         return f"{where}: {message}{more}"
     is_rule = problem["type"] == "missing" or (problem["type"] == "value_error" and isinstance(problem["input"], Mapping))
-    value = "" if is_rule or typed_key is not None else f" = {shown(problem['input'])}"
-    return f"{where}: `{shortened(key)}`{value}: {message}{more}"
+    value = "" if is_rule or typed_key is not None else f" = {short_repr(problem['input'])}"
+    return f"{where}: `{shorten(key)}`{value}: {message}{more}"
 
 
 def _key_of(problem: ErrorDetails, values: Any) -> str:

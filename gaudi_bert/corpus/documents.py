@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
 from gaudi_bert.common.arrow import require_pyarrow
-from gaudi_bert.common.errors import InputError, shortened
+from gaudi_bert.common.errors import InputError, shorten
 from gaudi_bert.common.features import BUILT_IN_TEXTS
-from gaudi_bert.common.files import LONGEST_ROW_BYTES, explained_os_errors, open_file
+from gaudi_bert.common.files import LONGEST_ROW_BYTES, explain_os_errors, open_file
 from gaudi_bert.corpus.python_texts import documentation_documents, python_texts
 from gaudi_bert.corpus.sentences import Layout, detect_layout, sentences_of_lines
 
@@ -105,7 +105,7 @@ def source_identity(source: Source) -> dict[str, Any]:
         content = json.dumps(python_texts(source.name), sort_keys=True, ensure_ascii=True).encode("utf-8")
         checksum, size = zlib.crc32(content), len(content)
     else:
-        with explained_os_errors(source.path, "read"), open_file(source.path) as handle:
+        with explain_os_errors(source.path, "read"), open_file(source.path) as handle:
             while chunk := handle.read(_READ_BYTES):
                 checksum, size = zlib.crc32(chunk, checksum), size + len(chunk)
     return {"name": source.name, "bytes": size, "crc32": f"{checksum:08x}"}
@@ -144,7 +144,7 @@ def detect_format(source: Source) -> TextFormat:
     """The format of `source`, from its beginning."""
     if source.path is None:
         return TextFormat("Python documentation", False, "sentences")
-    with explained_os_errors(source.path, "read"), open_file(source.path) as handle:
+    with explain_os_errors(source.path, "read"), open_file(source.path) as handle:
         beginning = handle.read(6)
     for magic, compression in _OTHER_COMPRESSIONS.items():
         if beginning.startswith(magic):
@@ -247,7 +247,7 @@ def _json_lines(path: Path, lines: Iterator[_Line]) -> Iterator[_DocumentLine]:
         try:
             value = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise InputError(f"{path}: line {number}: not JSON ({shortened(str(error))}); fix or remove the line") from error
+            raise InputError(f"{path}: line {number}: not JSON ({shorten(str(error))}); fix or remove the line") from error
         text = value.get("text") if isinstance(value, dict) else None
         if not isinstance(text, str):
             raise InputError(f"{path}: line {number}: no field `text` with a string in it; fix or remove the line")
@@ -257,7 +257,7 @@ def _json_lines(path: Path, lines: Iterator[_Line]) -> Iterator[_DocumentLine]:
 @contextmanager
 def opened_text(path: Path, compression: Compression | None) -> Iterator[BinaryIO]:
     """The file as its text is stored."""
-    with explained_os_errors(path, "read"), open_file(path) as raw:
+    with explain_os_errors(path, "read"), open_file(path) as raw:
         try:
             if compression == "gzip":
                 with gzip.open(raw) as handle:
@@ -271,7 +271,7 @@ def opened_text(path: Path, compression: Compression | None) -> Iterator[BinaryI
         except (EOFError, zlib.error, OSError) as error:
             if isinstance(error, OSError) and error.errno is not None:
                 raise
-            raise InputError(f"{path}: is damaged or cut short ({shortened(str(error))}); compress it again") from error
+            raise InputError(f"{path}: is damaged or cut short ({shorten(str(error))}); compress it again") from error
 
 
 def _read_lines(path: Path, gzipped: bool) -> Iterator[_Line]:

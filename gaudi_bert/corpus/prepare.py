@@ -27,8 +27,8 @@ from gaudi_bert.artefacts.work_folder import EXAMPLES_NAME
 from gaudi_bert.common.arrays import BoolArray
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import write_text
-from gaudi_bert.common.progress import Reporter, Task, count_of
-from gaudi_bert.common.threads import worker_count
+from gaudi_bert.common.progress import Reporter, Task, format_count
+from gaudi_bert.common.threads import choose_worker_count
 from gaudi_bert.config.sections import PrepareSettings
 from gaudi_bert.corpus.blocks import (
     Block,
@@ -110,7 +110,7 @@ def _prepare(
         raise
     sections = run.share_of(corpus.sections)
     if run.part is not None and not sections:
-        shard, all_sections = "/".join(map(str, run.part)), count_of(len(corpus.sections), "section")
+        shard, all_sections = "/".join(map(str, run.part)), format_count(len(corpus.sections), "section")
         run.reporter.say(f"shard {shard}: nothing to do, the output has only {all_sections}")
     missing = output.missing(sections)
     characters = sum(block.characters for section in missing for block in section.blocks)
@@ -131,12 +131,12 @@ def _signature(settings: PrepareSettings, sources: Sequence[Source], given: Voca
 def _scan(settings: PrepareSettings, sources: Sequence[Source], run: StageRun) -> _Corpus:
     scans = []
     with run.reporter.task("reading the text", len(sources), "files") as task:
-        for scan in ordered_map(scan_source, sources, worker_count(run.workers, len(sources))):
+        for scan in ordered_map(scan_source, sources, choose_worker_count(run.workers, len(sources))):
             scans.append(scan)
             task.advance()
     formats = Counter(str(scan.text_format) for scan in scans)
     for text_format, count in formats.items():
-        run.reporter.say(f"{count_of(count, 'source')}: {text_format}")
+        run.reporter.say(f"{format_count(count, 'source')}: {text_format}")
     characters = np.concatenate([scan.document_characters for scan in scans])
     held_out = choose_evaluation(len(characters), settings.evaluation_fraction, settings.seed)
     blocks: dict[Split, list[Block]] = {
@@ -151,7 +151,7 @@ def _scan(settings: PrepareSettings, sources: Sequence[Source], run: StageRun) -
         section for split in blocks if blocks[split] for section in form_sections(split, blocks[split], parts[split])
     ]
     run.reporter.say(
-        f"{count_of(documents['train'], 'document')} to train on, {documents['evaluation']:,} held out for evaluation"
+        f"{format_count(documents['train'], 'document')} to train on, {documents['evaluation']:,} held out for evaluation"
     )
     return _Corpus(scans, held_out, blocks, parts, sections)
 
@@ -194,7 +194,7 @@ def _make_section(
     jobs = (BlockJob(documents, section.split, block.number, vocabulary, settings) for block, documents in blocks)
 
     def make() -> Iterator[BlockExamples]:
-        results = ordered_map(make_examples, jobs, worker_count(workers, len(section.blocks)))
+        results = ordered_map(make_examples, jobs, choose_worker_count(workers, len(section.blocks)))
         for block, examples in zip(section.blocks, results, strict=True):
             task.advance(block.characters)
             yield examples
@@ -215,7 +215,7 @@ def _finish(
         output.reporter.say(
             f"{shown_path(output.folder)}: {len(missing)} of {len(corpus.sections)} sections remain for other shards"
         )
-        left = f"this part is done, {count_of(len(missing), 'section')} to be done by other parts"
+        left = f"this part is done, {format_count(len(missing), 'section')} to be done by other parts"
         names = tuple(f"{section.split} {section.number}" for section in missing)
         return PlainResult([left], {"finished": False, "missing_sections": names})
     splits: dict[Split, PreparedSection] = {}
@@ -237,7 +237,7 @@ def _finish(
     content.write(output.final)
     for split, figures in content.splits.items():
         output.reporter.say(
-            f"{split}: {count_of(figures.sequences, 'sequence')}, {count_of(figures.tokens, 'token')}, "
-            f"{count_of(len(figures.files), 'file')}"
+            f"{split}: {format_count(figures.sequences, 'sequence')}, {format_count(figures.tokens, 'token')}, "
+            f"{format_count(len(figures.files), 'file')}"
         )
     return StageOutput(content)

@@ -12,7 +12,7 @@ import transformers
 from safetensors import SafetensorError, safe_open
 
 from gaudi_bert.common.arrays import AnyArray
-from gaudi_bert.common.errors import InputError, shortened, shown
+from gaudi_bert.common.errors import InputError, short_repr, shorten
 from gaudi_bert.common.files import read_json
 from gaudi_bert.encoders.feeding import Feeding
 from gaudi_bert.encoders.feeding_trial import feeding_of
@@ -42,7 +42,7 @@ def config_of(config: EncoderConfig, head: Head) -> Any:
     values = dict(config.values)
     kind = values.get("model_type")
     if kind not in transformers.CONFIG_MAPPING:
-        raise InputError(f"model_type {shown(kind)}: transformers does not know it; give a type that it has")
+        raise InputError(f"model_type {short_repr(kind)}: transformers does not know it; give a type that it has")
     try:
         loaded = transformers.CONFIG_MAPPING[kind].from_dict(values)
         if isinstance(head, TaskHead):
@@ -226,7 +226,7 @@ def _check_numbers(file: Path, value: Any, name: str = "") -> None:
     elif type(value) is int:
         most = _MOST_LAYERS if name.endswith(("layer", "layers")) else _LARGEST_NUMBER
         if abs(value) > most:
-            raise InputError(f"{file}: {shortened(name)} = {shown(value)}; at most {most:,} is possible; {_COPY}")
+            raise InputError(f"{file}: {shorten(name)} = {short_repr(value)}; at most {most:,} is possible; {_COPY}")
 
 
 def _check_size(folder: Path, kind: Any, config: Any) -> None:

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from gaudi_bert import __version__
-from gaudi_bert.common.errors import FailedError, GaudiBertError, InputError, StoppedError, shortened
+from gaudi_bert.common.errors import FailedError, GaudiBertError, InputError, StoppedError, shorten
 from gaudi_bert.config.sections import LoopSettings
 from gaudi_bert.engines.protocol import Communicator, T
 
@@ -129,7 +129,7 @@ class ConnectedProcess(Communicator):
         differs = self.sum_array(differs)
 
         def difference() -> str:
-            own, right = (shortened(str(each.get(names[0]))) for each in (self.facts, first))
+            own, right = (shorten(str(each.get(names[0]))) for each in (self.facts, first))
             return f"rank {self.rank} ({host}) has {names[0]} = {own}, rank 0 ({first_host}) has {right}"
 
         if differs.any():

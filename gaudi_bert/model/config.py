@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from gaudi_bert.common.arrays import Float32Array, WeightArrays, philox
-from gaudi_bert.common.errors import InputError, shown
+from gaudi_bert.common.errors import InputError, short_repr
 
 _ACTIVATIONS = ("gelu", "gelu_new", "relu")
 _ATTENTIONS = ("bidirectional", "causal")
@@ -81,17 +81,17 @@ class BertConfig:
         for name, most in LARGEST_SIZES.items():
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-                raise InputError(f"model: {name} = {shown(value)}; must be an integer from 1 to {most:,}")
+                raise InputError(f"model: {name} = {short_repr(value)}; must be an integer from 1 to {most:,}")
         for name in ("hidden_dropout_prob", "attention_probs_dropout_prob"):
             if not 0 <= self._number_or_nan(name) < 1:
-                raise InputError(f"model: {name} = {shown(getattr(self, name))}; must be at least 0 and less than 1")
+                raise InputError(f"model: {name} = {short_repr(getattr(self, name))}; must be at least 0 and less than 1")
         for name in ("initializer_range", "layer_norm_eps"):
             if not 0 < self._number_or_nan(name) < _LARGEST_NUMBER:
-                value = shown(getattr(self, name))
+                value = short_repr(getattr(self, name))
                 raise InputError(f"model: {name} = {value}; must be greater than 0 and less than {_LARGEST_NUMBER:,}")
         for name, allowed in (("hidden_act", _ACTIVATIONS), ("attention", _ATTENTIONS)):
             if getattr(self, name) not in allowed:
-                raise InputError(f"model: {name} = {shown(getattr(self, name))}; must be one of {', '.join(allowed)}")
+                raise InputError(f"model: {name} = {short_repr(getattr(self, name))}; must be one of {', '.join(allowed)}")
         if self.hidden_size % self.num_attention_heads:
             raise InputError(
                 f"model: hidden_size {self.hidden_size} is not a multiple of num_attention_heads "
@@ -127,10 +127,12 @@ class BertConfig:
         """
         kind = values.get("model_type", "bert")
         if kind != "bert":
-            raise InputError(f"model: model_type = {shown(kind)}; only bert is supported")
+            raise InputError(f"model: model_type = {short_repr(kind)}; only bert is supported")
         positions = values.get("position_embedding_type", "absolute")
         if positions != "absolute":
-            raise InputError(f"model: position_embedding_type = {shown(positions)}; only absolute positions are supported")
+            raise InputError(
+                f"model: position_embedding_type = {short_repr(positions)}; only absolute positions are supported"
+            )
         if values.get("add_cross_attention"):
             raise InputError("model: add_cross_attention = true; models with a second input are not supported")
         if values.get("is_decoder"):

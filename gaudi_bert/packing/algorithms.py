@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from gaudi_bert.common.arrays import IntArray, whole_number
-from gaudi_bert.common.errors import ArgumentError, InputError, shortened, shown
+from gaudi_bert.common.arrays import IntArray, check_integer
+from gaudi_bert.common.errors import ArgumentError, InputError, short_repr, shorten
 from gaudi_bert.packing.certificate import simple_certificate
 from gaudi_bert.packing.exact.bounds import prove_bound
 from gaudi_bert.packing.exact.optimal import solve_optimally
@@ -108,7 +108,7 @@ def resolve_depth(depth: int | str, max_sequence_length: int) -> int:
     if isinstance(depth, str) and depth == "max":
         return max_sequence_length
     try:
-        return min(whole_number("depth", depth, 1), max_sequence_length)
+        return min(check_integer("depth", depth, 1), max_sequence_length)
     except ArgumentError as error:
         raise ArgumentError(f'{error}, or "max" for no limit') from None
 
@@ -116,10 +116,10 @@ def resolve_depth(depth: int | str, max_sequence_length: int) -> int:
 def check_algorithm_name(algorithm: str, known: Collection[str]) -> None:
     """Raise InputError if `algorithm` is not one of `known`. The message suggests the closest known name."""
     if not isinstance(algorithm, str) or algorithm not in known:
-        algorithm = algorithm if isinstance(algorithm, str) else shown(algorithm)
+        algorithm = algorithm if isinstance(algorithm, str) else short_repr(algorithm)
         near = difflib.get_close_matches(algorithm, known, n=1, cutoff=0.5)
         hint = f"did you mean `{near[0]}`?" if near else f"known: {', '.join(known)}"
-        raise InputError(f"algorithm `{shortened(algorithm)}` is unknown; {hint}")
+        raise InputError(f"algorithm `{shorten(algorithm)}` is unknown; {hint}")
 
 
 def run_algorithm(

@@ -19,8 +19,8 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from gaudi_bert.common.arrays import AnyArray, IntArray, first_not_whole, permutation, whole_number
-from gaudi_bert.common.errors import ArgumentError, InputError, shown
+from gaudi_bert.common.arrays import AnyArray, IntArray, check_integer, find_non_integer, permutation
+from gaudi_bert.common.errors import ArgumentError, InputError, short_repr
 
 _MOST_INT64 = 2**63 - 1
 MAX_TOKENS = 2**62
@@ -41,10 +41,10 @@ class Histogram:
     max_masked: IntArray | None = None  # int64 [L], the most masked positions of a sequence of each length; None if unknown
 
     def __post_init__(self) -> None:
-        whole_number("max_sequence_length", self.max_sequence_length, 1)
+        check_integer("max_sequence_length", self.max_sequence_length, 1)
         for name in ("counts",) if self.max_masked is None else ("counts", "max_masked"):
             given = _as_1d_array(getattr(self, name), name)
-            wrong = first_not_whole(given, 0, _MOST_INT64) if _holds_integers(given) else 0
+            wrong = find_non_integer(given, 0, _MOST_INT64) if _holds_integers(given) else 0
             if wrong >= 0:
                 raise InputError(
                     f"{name} contains {_format_entry(given, wrong)} at length {wrong + 1}; only integers from 0 are allowed"
@@ -95,7 +95,7 @@ def _as_1d_array(values: Any, name: str) -> AnyArray:
             raise ArgumentError(f"{name} has the shape {array.shape}; pass a one-dimensional array of integers")
         return array
     if isinstance(values, (str, bytes, Mapping, Set)) or not isinstance(values, Iterable):
-        raise ArgumentError(f"{name} is {shown(values)}; pass a list or an array of integers")
+        raise ArgumentError(f"{name} is {short_repr(values)}; pass a list or an array of integers")
     listed = list(values)
     if all(issubclass(kind, (int, np.integer)) and kind is not bool for kind in set(map(type, listed))):
         with suppress(OverflowError):
@@ -110,7 +110,7 @@ def _holds_integers(array: AnyArray) -> bool:
 def _format_entry(values: AnyArray, index: int) -> str:
     """Format one entry of an array as Python would write it."""
     value = values[index]
-    return shown(value.item() if isinstance(value, np.generic) else value)
+    return short_repr(value.item() if isinstance(value, np.generic) else value)
 
 
 def resize_histogram(histogram: Histogram, max_sequence_length: int) -> Histogram:
@@ -152,9 +152,9 @@ def validate_lengths(lengths: Any, max_sequence_length: int) -> AnyArray:
     Raises:
         ArgumentError: a length is not an integer from 1 to `max_sequence_length`. The message names the first such index.
     """
-    longest = whole_number("max_sequence_length", max_sequence_length, 1, MAX_ROW_LENGTH)
+    longest = check_integer("max_sequence_length", max_sequence_length, 1, MAX_ROW_LENGTH)
     values = _as_1d_array(lengths, "lengths")
-    wrong, is_integer = first_not_whole(values, 1, longest), _holds_integers(values)
+    wrong, is_integer = find_non_integer(values, 1, longest), _holds_integers(values)
     if wrong >= 0 or not is_integer:
         index = max(wrong, 0)
         remedy = "truncate or split longer ones, drop empty ones" if is_integer else "convert them, `lengths.astype(int)`"

@@ -20,11 +20,11 @@ from typing import Any, Literal, cast, get_args, overload
 import numpy as np
 from numpy.typing import ArrayLike
 
-from gaudi_bert.common.arrays import IntArray, whole_number
-from gaudi_bert.common.dealing import deal_sequences
-from gaudi_bert.common.errors import ArgumentError, InputError, shown
+from gaudi_bert.common.arrays import IntArray, check_integer
+from gaudi_bert.common.errors import ArgumentError, InputError, short_repr
 from gaudi_bert.common.features import PackingFigures
-from gaudi_bert.common.progress import Reporter, human_seconds
+from gaudi_bert.common.progress import Reporter, format_seconds
+from gaudi_bert.common.sampling import sample_packs
 from gaudi_bert.packing.algorithms import pack_histogram as pack_counts
 from gaudi_bert.packing.histogram import MAX_ROW_LENGTH, Histogram, count_lengths, resize_histogram, validate_lengths
 from gaudi_bert.packing.strategies import Effort, Packing, WorkBudget
@@ -71,7 +71,7 @@ class Packs:
             raise IndexError(f"packs[{pack}] does not exist: there are {len(self):,} packs, numbered from 0") from None
         except TypeError:
             raise TypeError(
-                f"packs[{shown(pack)}]: use an integer for one pack, or a slice such as [2:5] for several"
+                f"packs[{short_repr(pack)}]: use an integer for one pack, or a slice such as [2:5] for several"
             ) from None
         return self.indices[self.offsets[index] : self.offsets[index + 1]]
 
@@ -101,8 +101,8 @@ class Packs:
         Raises:
             ArgumentError: `rank` or `size` is out of range.
         """
-        size = whole_number("size", size, 1)
-        rank = whole_number("rank", rank, 0, size - 1)
+        size = check_integer("size", size, 1)
+        rank = check_integer("rank", rank, 0, size - 1)
         return self._select(slice(rank, None, size))
 
 
@@ -190,10 +190,10 @@ def pack_lengths(
         >>> packs.efficiency
         1.0
     """
-    seed = whole_number("seed", seed, 0)
+    seed = check_integer("seed", seed, 0)
     checked = validate_lengths(lengths, max_sequence_length)
     packing = _pack_and_prove(count_lengths(checked, int(max_sequence_length)), depth, algorithm, seed, effort)
-    indices, offsets = deal_sequences(checked, list(packing.strategy_counts.items()), seed, 0, np.int64)
+    indices, offsets = sample_packs(checked, list(packing.strategy_counts.items()), seed, 0, np.int64)
     return PackedLengths(
         **_packing_figures(packing),
         indices=indices,
@@ -238,14 +238,14 @@ def pack_histogram(
         >>> packed.gap
         0
     """
-    seed = whole_number("seed", seed, 0)
+    seed = check_integer("seed", seed, 0)
     try:
         given: Any = counts
         size = given.size if isinstance(given, np.ndarray) else len(given) if hasattr(given, "__len__") else 0
         histogram = Histogram(size, given)
         if max_sequence_length is not None:
             histogram = resize_histogram(
-                histogram, whole_number("max_sequence_length", max_sequence_length, 1, MAX_ROW_LENGTH)
+                histogram, check_integer("max_sequence_length", max_sequence_length, 1, MAX_ROW_LENGTH)
             )
     except InputError as error:
         raise ArgumentError(str(error)) from None
@@ -264,7 +264,7 @@ def pack_histogram(
 def _pack_and_prove(histogram: Histogram, depth: int | str, algorithm: str, seed: int, effort: str) -> Packing:
     """Pack a histogram, check the result and prove its bound. Errors in the arguments are raised as ArgumentError."""
     if effort not in get_args(Effort):
-        raise ArgumentError(f"effort is {shown(effort)}; it must be {' or '.join(get_args(Effort))}")
+        raise ArgumentError(f"effort is {short_repr(effort)}; it must be {' or '.join(get_args(Effort))}")
     try:
         with _report_if_long(f"packing {histogram.sequences:,} sequences by {algorithm}") as work:
             return pack_counts(histogram, algorithm, depth, seed=seed, effort=cast(Effort, effort), work=work)
@@ -289,7 +289,7 @@ def _report_if_long(what: str) -> Iterator[WorkBudget]:
         pause = SILENT_SECONDS
         while not ended.wait(pause):
             done = f"{work.spent / 1e9:.1f} billion operations" if work.spent else "heuristics are running"
-            Reporter().say(f"{what}: {human_seconds(time.monotonic() - started)} so far, {done}")
+            Reporter().say(f"{what}: {format_seconds(time.monotonic() - started)} so far, {done}")
             pause = BETWEEN_LINES_SECONDS
 
     watching = threading.Thread(target=watch, daemon=True)

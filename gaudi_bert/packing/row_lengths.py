@@ -19,7 +19,7 @@ from itertools import combinations, pairwise
 import numpy as np
 
 from gaudi_bert.common.arrays import IntArray
-from gaudi_bert.common.errors import InputError, enumerated
+from gaudi_bert.common.errors import InputError, join_with_and
 from gaudi_bert.packing.algorithms import pack_histogram, resolve_depth
 from gaudi_bert.packing.certificate import simple_certificate, threshold_certificate
 from gaudi_bert.packing.histogram import Histogram
@@ -76,7 +76,7 @@ class RowLengths:
         """Return a line of text that compares the cost with one row length and with padded batches."""
         one, padded = self.cost / self.one_length_cost, self.cost / self.padded_cost
         beside = f"{one:.2f} of that of rows of one length, " if len(self.lengths) > 1 else ""
-        lengths = enumerated(f"{length:,}" for length in self.lengths)
+        lengths = join_with_and(f"{length:,}" for length in self.lengths)
         return f"rows of {lengths}: estimated cost {beside}{padded:.2f} of that of batches padded to their longest sequence"
 
 

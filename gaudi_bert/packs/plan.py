@@ -22,9 +22,9 @@ from gaudi_bert.artefacts.mirrored_folder import local_copy, mirrored
 from gaudi_bert.artefacts.plan import Plan, PlannedGroup, PlanTotals, totals_of
 from gaudi_bert.artefacts.results import StageOutput, StageRun
 from gaudi_bert.common.arrays import ByteArray
-from gaudi_bert.common.files import exclusive_lock, shown_location
+from gaudi_bert.common.files import exclusive_lock, format_location
 from gaudi_bert.common.progress import Reporter
-from gaudi_bert.common.threads import each_in_threads
+from gaudi_bert.common.threads import map_in_threads
 from gaudi_bert.config.sections import PackingSettings
 from gaudi_bert.packing.algorithms import pack_histogram
 from gaudi_bert.packing.histogram import Histogram, build_group_histogram, find_oversized_files, form_groups
@@ -57,14 +57,14 @@ def plan(histograms: Sequence[Path], out: Path, settings: PackingSettings, run: 
             with exclusive_lock(path, str(out), wait=True):
                 finished = begin_artefact(path, path, signature, run.overwrite)
         if finished:
-            run.reporter.say(f"{shown_location(out)}: already there, nothing to do")
+            run.reporter.say(f"{format_location(out)}: already there, nothing to do")
             return StageOutput(Plan.read(path).totals, seconds=0.0, skipped=True)
         groups = _form_groups(counted, settings, run.reporter)
         content = _assemble_plan(counted, histogram_sha256, groups, _pack_groups(counted, groups, settings, run), settings)
         content.write(path)
     if counted.files is None:
         run.reporter.say(
-            f"{shown_location(out)}: the histogram contains no counts per file, so no packs can be written from this plan"
+            f"{format_location(out)}: the histogram contains no counts per file, so no packs can be written from this plan"
         )
     return StageOutput(content.totals, seconds=round(time.monotonic() - started, 3))
 
@@ -108,7 +108,7 @@ def _pack_groups(
             task.advance()
             return packing
 
-        return list(each_in_threads(pack, groups, run.workers, lambda: np.zeros(0, np.uint8)))
+        return list(map_in_threads(pack, groups, run.workers, lambda: np.zeros(0, np.uint8)))
 
 
 def _assemble_plan(

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 import transformers
 
-from gaudi_bert.common.arrays import MOST_TOKEN_ID, NOT_PREDICTED, AnyArray, IntArray, first_not_whole
+from gaudi_bert.common.arrays import MOST_TOKEN_ID, NOT_PREDICTED, AnyArray, IntArray, find_non_integer
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.encoders.feeding import Feeding, fed_positions, target_mask
 from gaudi_bert.encoders.feeding_trial import feeding_of, try_model
@@ -284,6 +284,6 @@ def _check_software(target: str, model: Any) -> None:
 
 def _check_whole(values: AnyArray, name: str) -> None:
     """The user's own numbers must be integers of 32 bits, before they become int64."""
-    wrong = first_not_whole(values, -MOST_TOKEN_ID - 1, MOST_TOKEN_ID)
+    wrong = find_non_integer(values, -MOST_TOKEN_ID - 1, MOST_TOKEN_ID)
     if wrong >= 0:
         raise InputError(f"{name}: a row holds {values[wrong]}; it must hold integers that fit into 32 bits")

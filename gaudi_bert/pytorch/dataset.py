@@ -21,9 +21,9 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from gaudi_bert.artefacts.packed import Metadata, pack_kind, refuse_row_tables
-from gaudi_bert.common.arrays import AnyArray, whole_number
-from gaudi_bert.common.errors import InputError, shown
-from gaudi_bert.common.files import in_store, shown_location
+from gaudi_bert.common.arrays import AnyArray, check_integer
+from gaudi_bert.common.errors import InputError, short_repr
+from gaudi_bert.common.files import format_location, is_in_store
 from gaudi_bert.encoders.trial import Row
 from gaudi_bert.reading.global_order import ORDER_VERSION, check_rank, first_pack_number_of_rank
 from gaudi_bert.reading.streams import StoredPacks
@@ -82,9 +82,9 @@ class _MappedPacks(Dataset[Row]):
 
 def _open(folder: Path) -> tuple[StoredPacks, str, Callable[[Any], Sequence[Row]]]:
     """The packs of a folder, what distinguishes them from others, and what makes rows of what their files read."""
-    if in_store(folder):
+    if is_in_store(folder):
         raise InputError(
-            f"{shown_location(folder)}: PackedDataset reads folders of this machine; copy it here, or train with "
+            f"{format_location(folder)}: PackedDataset reads folders of this machine; copy it here, or train with "
             "`gaudi-bert train`, which reads URLs"
         )
     kind = pack_kind(folder)
@@ -158,9 +158,9 @@ class PackedDataset(IterableDataset[Row]):
         batch_packs: int | None = None,
     ) -> None:
         check_rank(rank, world_size)
-        self.batch_packs = None if batch_packs is None else whole_number("batch_packs", batch_packs, 1)
+        self.batch_packs = None if batch_packs is None else check_integer("batch_packs", batch_packs, 1)
         self.folder, self.rank, self.world_size = Path(folder), rank, world_size
-        self.seed = whole_number("seed", seed)
+        self.seed = check_integer("seed", seed)
         self._stored, self._identity, self._rows_of = _open(self.folder)
         order = self._stored.order(seed)
         self._reader = self._stored.reader(order, rank, world_size)
@@ -185,7 +185,7 @@ class PackedDataset(IterableDataset[Row]):
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the beginning of an epoch; within it, the position stays."""
-        if whole_number("epoch", epoch, 0) != self._epoch:
+        if check_integer("epoch", epoch, 0) != self._epoch:
             self._epoch, self._done = int(epoch), 0
 
     def state_dict(self) -> dict[str, Any]:
@@ -202,11 +202,11 @@ class PackedDataset(IterableDataset[Row]):
             raise InputError(f"{self.folder}: the state was taken of other packs, or with another seed; give the same ones")
         if state.get("order") != ORDER_VERSION:
             raise InputError(
-                f"{self.folder}: the state is a position in the order {shown(state.get('order'))}, this edition reads in "
-                f"the order {ORDER_VERSION}; train again"
+                f"{self.folder}: the state is a position in the order {short_repr(state.get('order'))}, this edition "
+                f"reads in the order {ORDER_VERSION}; train again"
             )
-        done = whole_number("packs_done", state.get("packs_done"), 0, self.packs)
-        self._epoch, self._done = whole_number("epoch", state.get("epoch"), 0), done
+        done = check_integer("packs_done", state.get("packs_done"), 0, self.packs)
+        self._epoch, self._done = check_integer("epoch", state.get("epoch"), 0), done
 
     def __len__(self) -> int:
         """Rows of this process in a complete epoch."""
@@ -290,7 +290,7 @@ class PackedLoader(DataLoader[Any]):
     ) -> None:
         if options.get("persistent_workers"):
             raise InputError("persistent_workers: they would read the first epoch again and again; omit it")
-        dataset.batch_packs = whole_number("batch_packs", batch_packs, 1)
+        dataset.batch_packs = check_integer("batch_packs", batch_packs, 1)
         if len(dataset) == 0:
             raise InputError(
                 f"{dataset.folder}: too few packs ({dataset.packs:,}) for {dataset.update_batches} batches of {batch_packs} "

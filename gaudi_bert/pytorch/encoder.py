@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from gaudi_bert.common.arrays import BatchArrays, Float32Array
-from gaudi_bert.common.errors import InputError, shown
+from gaudi_bert.common.errors import InputError, short_repr
 from gaudi_bert.config.sections import TaskName, TaskSettings
 from gaudi_bert.encoders.encoder_weights import sizes_by
 from gaudi_bert.encoders.feeding_trial import feeding_of
@@ -120,7 +120,7 @@ class PackedEncoder:
     ) -> Iterator[tuple[list[Row], Sequences, Float32Array]]:
         """Yield the texts of a window as rows and as tokens, and what `compute` gives for them, in evaluation mode."""
         if isinstance(texts, str | bytes):
-            raise InputError(f"texts = {shown(texts)}: is one text; give a list of texts, [text]")
+            raise InputError(f"texts = {short_repr(texts)}: is one text; give a list of texts, [text]")
         tags = task == "token-classification"
         settings = TaskSettings(name=task or "classification", too_long="window" if tags else "truncate")
         per: Literal["sequence", "token"] = "token" if tags else "sequence"

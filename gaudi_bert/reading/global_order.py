@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gaudi_bert.common.arrays import IntArray, permutation, random_words, whole_number
+from gaudi_bert.common.arrays import IntArray, check_integer, permutation, random_words
 
 # --- which stream reads which shards: streams that are read together come from all parts of the input
 #
@@ -124,7 +124,7 @@ def check_rank(rank: int, world_size: int) -> None:
     Raises:
         ArgumentError: it is not from 0 to `world_size` - 1.
     """
-    whole_number("rank", rank, 0, whole_number("world_size", world_size, 1) - 1)
+    check_integer("rank", rank, 0, check_integer("world_size", world_size, 1) - 1)
 
 
 def pack_numbers_of_rank(done: int, end: int, rank: int, world_size: int) -> IntArray:

@@ -17,10 +17,10 @@ import numpy as np
 from gaudi_bert.artefacts.histogram import HistogramFile
 from gaudi_bert.artefacts.mirrored_folder import local_copy
 from gaudi_bert.artefacts.results import StageRun
-from gaudi_bert.common.arrays import AnyArray, IntArray, first_not_whole
-from gaudi_bert.common.errors import InputError, require, shortened
+from gaudi_bert.common.arrays import AnyArray, IntArray, find_non_integer
+from gaudi_bert.common.errors import InputError, require_libraries, shorten
 from gaudi_bert.common.files import read_file
-from gaudi_bert.common.progress import Reporter, count_of, human_seconds
+from gaudi_bert.common.progress import Reporter, format_count, format_seconds
 from gaudi_bert.config.sections import PackingSettings
 from gaudi_bert.packing.algorithms import check_algorithm_name, pack_histogram, resolve_depth
 from gaudi_bert.packing.estimate import (
@@ -89,7 +89,7 @@ def estimate(
         check_algorithm_name(name, ESTIMATE_ALGORITHMS)
     if picture is not None:
         packing_pictures.picture_kind(picture)
-        require(["matplotlib"], "a picture")
+        require_libraries(["matplotlib"], "a picture")
     histogram = _histogram_of_source(source, reporter, max_sequence_length, input_column)
     rows = _compare(histogram, requested, names, reporter)
     factor = max((row.packing_factor for row in rows if row.algorithm != "sort"), default=1.0)
@@ -244,10 +244,10 @@ def _read_lengths(path: Path) -> IntArray:
     except (ValueError, OverflowError, EOFError, RecursionError) as error:
         if isinstance(error, InputError):
             raise
-        raise InputError(f"{path}: no list of lengths ({shortened(str(error))}); give one integer a sequence") from error
+        raise InputError(f"{path}: no list of lengths ({shorten(str(error))}); give one integer a sequence") from error
     if values.ndim != 1 or not values.size:
         raise InputError(f"{path}: holds an array of shape {list(values.shape)}; give one integer for each sequence")
-    wrong = first_not_whole(values, 1, MAX_ROW_LENGTH)
+    wrong = find_non_integer(values, 1, MAX_ROW_LENGTH)
     if wrong >= 0:
         raise InputError(
             f"{path}: length {wrong + 1:,} is {values[wrong]!s}; integers from 1 to {MAX_ROW_LENGTH:,} are allowed"
@@ -343,8 +343,8 @@ def _details(result: EstimateResult) -> list[str]:
 def _headline(result: EstimateResult) -> list[str]:
     share, least = result.tokens / (result.sequences * result.max_sequence_length), result.token_bound
     return [
-        f"{result.source}: {count_of(result.sequences, 'sequence')} of up to {result.max_sequence_length:,} tokens",
-        f"One per row, {100 * share:.2f} % of the slots hold tokens; the tokens alone need {count_of(least, 'pack')}.",
+        f"{result.source}: {format_count(result.sequences, 'sequence')} of up to {result.max_sequence_length:,} tokens",
+        f"One per row, {100 * share:.2f} % of the slots hold tokens; the tokens alone need {format_count(least, 'pack')}.",
     ]
 
 
@@ -369,7 +369,7 @@ def _conclusion(result: EstimateResult, rows: list[Estimate]) -> str:
     proven = "no packing needs fewer" if best.gap == 0 else f"the proven minimum is {best.lower_bound:,}"
     verb = "replaces" if best.packs == 1 else "replace"
     return (
-        f"{count_of(best.packs, 'pack')} of {depth} ({best.algorithm}) {verb} {count_of(result.sequences, 'row')},"
+        f"{format_count(best.packs, 'pack')} of {depth} ({best.algorithm}) {verb} {format_count(result.sequences, 'row')},"
         f" {best.packing_factor:.3f} times fewer; {proven}."
     )
 
@@ -381,7 +381,7 @@ def _all_rows(result: EstimateResult) -> list[str]:
     ]
     for row in result.rows:
         seconds = row.seconds
-        time = f"{1000 * seconds:.1f} ms" if seconds < 1 else human_seconds(seconds)
+        time = f"{1000 * seconds:.1f} ms" if seconds < 1 else format_seconds(seconds)
         above = "-" if row.gap is None else f"{row.gap:,}"
         strategies = "-" if row.strategies_used is None else f"{row.strategies_used:,}"
         note = f"  ({row.algorithm_used})" if row.algorithm_used != row.algorithm else ""

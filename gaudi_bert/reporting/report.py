@@ -21,8 +21,8 @@ from gaudi_bert.artefacts.results import PlainResult
 from gaudi_bert.artefacts.training import EvaluationResult, FineTuning, FineTuningLine, MetricsLine, TrainingResult
 from gaudi_bert.artefacts.work_folder import WorkFolder
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.files import explained_os_errors, open_file, read_text, write_text
-from gaudi_bert.common.progress import human_bytes
+from gaudi_bert.common.files import explain_os_errors, open_file, read_text, write_text
+from gaudi_bert.common.progress import format_bytes
 from gaudi_bert.config.pipeline import PipelineSettings, parse_yaml
 from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.config.sections import SEARCH_TASKS
@@ -54,7 +54,7 @@ def report(workdir: Path, *, store: StoreSettings | None = None) -> PlainResult:
     figures = {card.name: f"{card.figure} ({card.note})" for card in _summary_cards(inputs)}
     size = len(page.encode("utf-8"))
     text = [f"{figure}: {value}" for figure, value in figures.items()]
-    text.append(f"the page: {name} ({human_bytes(size)}); open it in a browser")
+    text.append(f"the page: {name} ({format_bytes(size)}); open it in a browser")
     return PlainResult(text, {"report": name, "bytes": size, **figures})
 
 
@@ -87,7 +87,7 @@ def _sources(workdir: Path) -> dict[str, tuple[Path, Callable[[Path], Any]]]:
 
 
 def _count_lines(path: Path) -> int:
-    with explained_os_errors(path, "read"), open_file(path) as handle:
+    with explain_os_errors(path, "read"), open_file(path) as handle:
         return sum(block.count(b"\n") for block in iter(lambda: handle.read(2**20), b""))
 
 

@@ -12,8 +12,8 @@ from typing import Any, cast
 
 import numpy as np
 
-from gaudi_bert.common.arrays import MOST_TOKEN_ID, is_whole
-from gaudi_bert.common.errors import InputError, shortened, shown
+from gaudi_bert.common.arrays import MOST_TOKEN_ID, is_integer_in_range
+from gaudi_bert.common.errors import InputError, short_repr, shorten
 from gaudi_bert.common.files import read_file
 from gaudi_bert.config.sections import TaskName, TaskSettings
 from gaudi_bert.rows.types import (
@@ -81,7 +81,7 @@ class RowReader:
     def _column_remedy(self, setting: str, column: str) -> str:
         if self.task == "reranking":
             setting = {"text": "query", "text_pair": "document"}.get(setting, setting)
-        remedy = f"name the column with {naming_option(setting)} (now {shortened(column)})"
+        remedy = f"name the column with {naming_option(setting)} (now {shorten(column)})"
         return f"{remedy}; without a header line, name all: --columns text,label,id" if self.named_by_header else remedy
 
     def _text_row(self, position: RowPosition, record: Record) -> TextRow:
@@ -118,7 +118,7 @@ class RowReader:
 
     def _different(self, texts: tuple[str, str]) -> tuple[str, str]:
         if texts[0] == texts[1]:
-            raise _wrong(f"both texts are {shown(texts[0])}", "leave it out: it teaches nothing")
+            raise _wrong(f"both texts are {short_repr(texts[0])}", "leave it out: it teaches nothing")
         return texts
 
     def _text(self, record: Record, column: str, setting: str = "text") -> str:
@@ -126,7 +126,7 @@ class RowReader:
             raise _wrong(f"has no {column!r}, only {_names(record)}", self._column_remedy(setting, column))
         value = record[column]
         if not isinstance(value, str):
-            raise _wrong(f"{column} is {shown(value)}", "it must be a text")
+            raise _wrong(f"{column} is {short_repr(value)}", "it must be a text")
         if not value.strip() and (self.labelled or self.task in LANGUAGE_MODELLING):  # there is nothing to learn from it
             raise _wrong(f"{column} is empty", "give it a text, or leave the row out")
         return self._characters(column, value)
@@ -149,7 +149,7 @@ class RowReader:
         if self.task == "multi-label":
             values = [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
             if not isinstance(values, list | tuple):
-                raise _wrong(f"{column} is {shown(value)}", "it must be a list of names")
+                raise _wrong(f"{column} is {short_repr(value)}", "it must be a list of names")
             return tuple(dict.fromkeys(self._name(column, each) for each in values))
         return self._name(column, value)
 
@@ -163,10 +163,10 @@ class RowReader:
         if not abs(result) <= _LARGEST_FLOAT32:
             result = math.nan
         if self.task == "reranking" and not 0 <= result <= 1:
-            raise _wrong(f"{self.settings.label} is {shown(value)}", "reranking needs a number of 0 to 1")
+            raise _wrong(f"{self.settings.label} is {short_repr(value)}", "reranking needs a number of 0 to 1")
         if math.isnan(result):
             remedy = f"{self.task} needs a finite number that fits into float32"
-            raise _wrong(f"{self.settings.label} is {shown(value)}", remedy)
+            raise _wrong(f"{self.settings.label} is {short_repr(value)}", remedy)
         return result
 
     def _name(self, column: str, value: object) -> str:
@@ -180,14 +180,14 @@ class RowReader:
             index = int(digits[1] + digits[2][:_MOST_DIGITS])
         if index is not None:
             if names is None:
-                raise _wrong(f"{column} is the number {shown(value)}", "name the labels: --labels FILE")
+                raise _wrong(f"{column} is the number {short_repr(value)}", "name the labels: --labels FILE")
             if not 0 <= index < len(names):
-                raise _wrong(f"{column} is {shown(value)}", f"--labels names 0 to {len(names) - 1}")
+                raise _wrong(f"{column} is {short_repr(value)}", f"--labels names 0 to {len(names) - 1}")
             return names[index]
         if not isinstance(value, str) or not value.strip():
-            raise _wrong(f"{column} is {shown(value)}", "it must be the name of a label")
+            raise _wrong(f"{column} is {short_repr(value)}", "it must be the name of a label")
         if names is not None:
-            raise _wrong(f"{column} is {shown(value)}", "--labels does not name it; add it, or fix the row")
+            raise _wrong(f"{column} is {short_repr(value)}", "--labels does not name it; add it, or fix the row")
         return self._characters(column, value.strip())
 
     def _tagged_row(self, position: RowPosition, record: Record) -> TaggedRow:
@@ -199,10 +199,10 @@ class RowReader:
             return words_of_text(position, self._text(record, settings.text))
         words = record[settings.tokens]
         if not isinstance(words, list | tuple):
-            raise _wrong(f"{settings.tokens} is {shown(words)}", "it must be a list of words")
+            raise _wrong(f"{settings.tokens} is {short_repr(words)}", "it must be a list of words")
         for index, word in enumerate(words):
             if not isinstance(word, str) or not word.strip():
-                raise _wrong(f"{settings.tokens}[{index}] is {shown(word)}", "each must be a word")
+                raise _wrong(f"{settings.tokens}[{index}] is {short_repr(word)}", "each must be a word")
         tokens = tuple(self._characters(settings.tokens, word) for word in words)
         if not self.labelled:
             return TaggedRow(position, tokens)
@@ -213,7 +213,7 @@ class RowReader:
             problem = f"has no {settings.tags!r}, only {_names(record)}"
             raise _wrong(problem, self._column_remedy("tags", settings.tags))
         if not isinstance(value, list | tuple):
-            raise _wrong(f"{settings.tags} is {shown(value)}", "it must be a list, a tag for each word")
+            raise _wrong(f"{settings.tags} is {short_repr(value)}", "it must be a list, a tag for each word")
         tags = tuple(self._name(settings.tags, tag) for tag in value)
         if len(tags) != len(tokens):
             raise _wrong(f"has {len(tokens)} words and {len(tags)} tags", "give each word a tag")
@@ -224,7 +224,7 @@ class RowReader:
         for key in ("question", "context"):
             value = record.get(key)
             if not isinstance(value, str) or not value.strip():
-                raise _wrong(f"{key} is {shown(value)}", "it must be a text that is not empty")
+                raise _wrong(f"{key} is {short_repr(value)}", "it must be a text that is not empty")
             self._characters(key, value)
         answers: tuple[tuple[str, int], ...] | None = None
         if self.labelled:
@@ -241,26 +241,26 @@ class RowReader:
             if isinstance(texts, list) and isinstance(starts, list) and len(texts) == len(starts):
                 return [{"text": text, "answer_start": start} for text, start in zip(texts, starts, strict=True)]
         if not isinstance(answers, list):
-            raise _wrong(f"answers is {shown(answers)}", "it must be a list of text and answer_start")
+            raise _wrong(f"answers is {short_repr(answers)}", "it must be a list of text and answer_start")
         return answers
 
     def _answer(self, context: str, answer: Any) -> tuple[str, int]:
         text, start = (answer.get(key) if isinstance(answer, dict) else None for key in ("text", "answer_start"))
         if not isinstance(text, str) or not text or isinstance(start, bool) or not isinstance(start, int):
-            raise _wrong(f"an answer is {shown(answer)}", "it must have a text and answer_start, an integer")
+            raise _wrong(f"an answer is {short_repr(answer)}", "it must have a text and answer_start, an integer")
         if start < 0 or context[start : start + len(text)] != text:
             actual = context[max(start, 0) : max(start, 0) + len(text)]
-            problem = f"the answer {shown(text)} is not at {start}, {shown(actual)} is"
+            problem = f"the answer {short_repr(text)} is not at {start}, {short_repr(actual)} is"
             raise _wrong(problem, "correct answer_start")
         return text, start
 
     def _ids_row(self, position: RowPosition, record: Record) -> IdsRow:
         values = record[_INPUT_IDS]
         if not isinstance(values, list | tuple) or not values:
-            raise _wrong(f"{_INPUT_IDS} is {shown(values)}", "it must be a list of token numbers, not empty")
+            raise _wrong(f"{_INPUT_IDS} is {short_repr(values)}", "it must be a list of token numbers, not empty")
         for index, value in enumerate(values):
-            if not is_whole(value, 0, MOST_TOKEN_ID):
-                problem = f"{_INPUT_IDS}[{index}] is {shown(value)}"
+            if not is_integer_in_range(value, 0, MOST_TOKEN_ID):
+                problem = f"{_INPUT_IDS}[{index}] is {short_repr(value)}"
                 raise _wrong(problem, f"token numbers are integers of 0 to {MOST_TOKEN_ID}")
         return IdsRow(position, tuple(values))
 
@@ -277,11 +277,11 @@ def words_of_text(position: RowPosition, text: str) -> TaggedRow:
 
 
 def _wrong(problem: str, remedy: str) -> InputError:
-    return InputError(f"{shortened(problem, 240)}; {remedy}")
+    return InputError(f"{shorten(problem, 240)}; {remedy}")
 
 
 def _names(record: Record) -> str:
-    return ", ".join(shown(str(name)) for name in list(record)[:8]) or "nothing"
+    return ", ".join(short_repr(str(name)) for name in list(record)[:8]) or "nothing"
 
 
 # --- the texts of a search
@@ -334,7 +334,7 @@ def _texts_of(record: Record, column: str) -> list[str]:
     texts = list(value) if isinstance(value, list | tuple) else [value]
     for text in texts:
         if not isinstance(text, str):
-            raise InputError(f"{column} is {shown(text)}; it must be a text, or a list of texts")
+            raise InputError(f"{column} is {short_repr(text)}; it must be a text, or a list of texts")
         if not text.strip():
             raise InputError(f"{column} is empty; give it a text, or leave it out")
     return texts
@@ -355,7 +355,7 @@ def read_label_names(path: Path) -> tuple[str, ...]:
     known: set[str] = set()
     for number, name in enumerate(names, start=1):
         if not name or name in known:
-            problem = f"{shown(name)} is listed twice" if name else "is empty"
+            problem = f"{short_repr(name)} is listed twice" if name else "is empty"
             raise InputError(f"{path}: line {number}: {problem}; write each label once, one per line")
         known.add(name)
     return names

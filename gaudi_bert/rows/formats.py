@@ -15,7 +15,7 @@ from itertools import chain, islice
 from typing import Any, TypeAlias
 
 from gaudi_bert.common import files
-from gaudi_bert.common.errors import InputError, shortened, shown
+from gaudi_bert.common.errors import InputError, short_repr, shorten
 from gaudi_bert.config.sections import TaskSettings
 from gaudi_bert.rows.parts import BYTE_ORDER_MARK, Line, RowPart, longest_row
 from gaudi_bert.rows.types import PlacedRecord, RowPosition
@@ -89,7 +89,7 @@ def _header(
         columns = [cell.strip().strip('"') for cell in columns[0].split(_separator_in(columns, separator))]
     twice = next((column for column, times in Counter(columns).items() if times > 1), None)
     if twice is not None and not remedies:
-        raise InputError(f"{part.name}: two columns are called {shown(twice)}; name them apart, or pass --columns")
+        raise InputError(f"{part.name}: two columns are called {short_repr(twice)}; name them apart, or pass --columns")
     missing = needed(columns) if columns else []
     if not remedies and not missing:
         return columns
@@ -99,7 +99,7 @@ def _header(
         with part.lines() as lines:
             wrong = next((each for _, each in islice(lines, _LINES_LOOKED_AT) if isinstance(each, UnicodeDecodeError)), None)
         remedies += [part.encoding_remedy(wrong)] if wrong is not None else []
-    problem = f"its header is {shown(', '.join(columns))}"
+    problem = f"its header is {short_repr(', '.join(columns))}"
     raise InputError(f"{part.name}: line {line:,}: {problem}; {'; '.join([*remedies, *missing])}")
 
 
@@ -148,7 +148,7 @@ def _without_header(
         if "columns" not in settings.named:
             return None, chain(beginning, rows)
         where = part.location(RowPosition(1, line))
-        raise InputError(f"{where}: {shown(first)} looks like a header; leave --columns out, or pass --no-header")
+        raise InputError(f"{where}: {short_repr(first)} looks like a header; leave --columns out, or pass --no-header")
     return columns, chain(beginning, rows)
 
 
@@ -225,7 +225,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(record) < len(pairs):
         keys = [key for key, _ in pairs]
         twice = next(key for key in record if keys.count(key) > 1)
-        raise InputError(f"has the key {shown(twice)} twice; leave one out")
+        raise InputError(f"has the key {short_repr(twice)} twice; leave one out")
     return record
 
 
@@ -253,7 +253,7 @@ def read_squad(part: RowPart) -> Iterator[PlacedRecord]:
     except InputError as error:
         raise InputError(f"{part.name}: {error}") from error
     except (ValueError, RecursionError) as error:
-        problem = shortened(str(error))
+        problem = shorten(str(error))
         raise InputError(f"{part.name}: not JSON ({problem}); give a SQuAD file, or JSON lines as .jsonl") from error
     for article in _listed(part, content, "data", "it"):
         for paragraph in _listed(part, article, "paragraphs", "an article"):
@@ -265,7 +265,7 @@ def read_squad(part: RowPart) -> Iterator[PlacedRecord]:
                 if isinstance(question, dict):
                     yield position, {"context": paragraph["context"], **question}
                 else:
-                    problem = f"{shown(question)} is not a question; it must be an object"
+                    problem = f"{short_repr(question)} is not a question; it must be an object"
                     yield position, InputError(problem)
 
 

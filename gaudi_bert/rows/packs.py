@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gaudi_bert.common.arrays import AnyArray, Float32Array, Int32Array, IntArray
-from gaudi_bert.common.dealing import Packs
+from gaudi_bert.common.sampling import SampledPacks
 from gaudi_bert.rows.types import Sequences
 
 
@@ -83,7 +83,7 @@ class Placement:
         }
 
 
-def lay_out_packs(sequences: Sequences, packs: Packs, chosen: IntArray, shape: BatchShape) -> Placement:
+def lay_out_packs(sequences: Sequences, packs: SampledPacks, chosen: IntArray, shape: BatchShape) -> Placement:
     """Lay the chosen packs side by side.
 
     `chosen`, int64 [b], are numbers of packs, at most `shape.packs`.

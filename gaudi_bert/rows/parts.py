@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import BinaryIO, Literal, TypeAlias
 
 from gaudi_bert.common import files
-from gaudi_bert.common.arrow import opened_parquet
-from gaudi_bert.common.errors import InputError, shortened
-from gaudi_bert.common.files import explained_os_errors, open_file
+from gaudi_bert.common.arrow import open_parquet
+from gaudi_bert.common.errors import InputError, shorten
+from gaudi_bert.common.files import explain_os_errors, open_file
 from gaudi_bert.config.sections import RowFormat, TaskSettings
 from gaudi_bert.corpus.documents import Compression, Source, is_json_line, opened_text
 from gaudi_bert.rows.types import STANDARD_INPUT, RowPosition, source_name
@@ -137,7 +137,7 @@ def _wide_lines(part: RowPart, handle: BinaryIO) -> Iterator[Line]:
             _check_length(part, len(line))
             yield line.removeprefix(BYTE_ORDER_MARK) if number == 1 else line
     except UnicodeError as error:
-        raise InputError(f"{part.name}: not {part.encoding} ({shortened(str(error))}); name another --encoding") from error
+        raise InputError(f"{part.name}: not {part.encoding} ({shorten(str(error))}); name another --encoding") from error
     finally:
         text.detach()
 
@@ -173,14 +173,14 @@ def _format_by_ending(path: str | Path) -> RowFormat | None:
 
 def _compression_of(path: Path) -> Compression | None:
     """Return how a file is compressed, by its first bytes."""
-    with explained_os_errors(path, "read"), open_file(path) as handle:
+    with explain_os_errors(path, "read"), open_file(path) as handle:
         beginning = handle.read(4)
     return next((name for magic, name in _COMPRESSIONS.items() if beginning.startswith(magic)), None)
 
 
 def _row_groups(path: Path) -> list[tuple[int, int]]:
     """(rows, bytes) of each row group of a Parquet file."""
-    with opened_parquet(path) as table:
+    with open_parquet(path) as table:
         groups = map(table.metadata.row_group, range(table.metadata.num_row_groups))
         return [(group.num_rows, group.total_byte_size) for group in groups]
 
@@ -221,7 +221,7 @@ def _format_of(path: Path, compression: Compression | None) -> RowFormat:
     by_ending = _format_by_ending(path)
     if by_ending in (*TABLES, "jsonl", "parquet"):
         return by_ending
-    with explained_os_errors(path, "read"), open_file(path) as handle:
+    with explain_os_errors(path, "read"), open_file(path) as handle:
         beginning = handle.read(6)
     for magic, name in _OTHERS.items():
         if beginning.startswith(magic):

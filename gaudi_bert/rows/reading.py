@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from gaudi_bert.common import files
-from gaudi_bert.common.arrow import opened_parquet, validated
-from gaudi_bert.common.errors import InputError, shortened, shown
-from gaudi_bert.common.progress import count_of
+from gaudi_bert.common.arrow import open_parquet, validate_content
+from gaudi_bert.common.errors import InputError, short_repr, shorten
+from gaudi_bert.common.progress import format_count
 from gaudi_bert.config.sections import OnBadRow, TaskName, TaskSettings
 from gaudi_bert.corpus.python_texts import documentation_documents, python_texts
 from gaudi_bert.rows.fields import (
@@ -96,7 +96,7 @@ class SkippedRows:
         self.rows, self.first = 0, ""
 
     def __str__(self) -> str:
-        return f"{count_of(self.rows, 'row')} cannot be read: left out; the first: {self.first}"
+        return f"{format_count(self.rows, 'row')} cannot be read: left out; the first: {self.first}"
 
     def add(self, problem: str) -> None:
         """Count a row."""
@@ -233,7 +233,7 @@ def _missing_columns(task: TaskName | None, settings: TaskSettings, labelled: bo
     keys = _form_of(task, settings, labelled, columns)
     needed = {key: getattr(settings, key) for key in keys if key not in _MAY_LACK or key in settings.named}
     missing = {key: column for key, column in needed.items() if column not in columns}
-    return [f"it has no column {shown(column)}: name one with {naming_option(key)}" for key, column in missing.items()]
+    return [f"it has no column {short_repr(column)}: name one with {naming_option(key)}" for key, column in missing.items()]
 
 
 def _described(part: RowPart, settings: TaskSettings, row: Row, columns: list[str]) -> str:
@@ -304,9 +304,9 @@ def _json_record(line: str) -> Record | InputError:
     except InputError as error:
         return error
     except (ValueError, RecursionError) as error:
-        return InputError(f"not JSON ({shortened(str(error))}); write one object per line")
+        return InputError(f"not JSON ({shorten(str(error))}); write one object per line")
     if not isinstance(record, dict):
-        return InputError(f'{shortened(line)} is not an object; write for example {{"text": "..."}}')
+        return InputError(f'{shorten(line)} is not an object; write for example {{"text": "..."}}')
     return record
 
 
@@ -315,13 +315,13 @@ def _parquet(part: RowPart, settings: TaskSettings, task: TaskName | None) -> It
     if part.path is None:
         raise InputError("standard input: Parquet cannot be read as it comes; give the name of the file")
     known = (settings.text, settings.text_pair, settings.label, settings.tokens, settings.tags, *_OTHER_COLUMNS)
-    with opened_parquet(part.path) as table:
+    with open_parquet(part.path) as table:
         names = table.schema_arrow.names
         is_text = settings.text in names and task not in ("embedding", "reranking")
         columns = [name for name in names if name in known] if is_text else None
         groups = None if part.end is None else list(range(part.start, part.end))
         batches = table.iter_batches(_PARQUET_ROWS_AT_ONCE, row_groups=groups, columns=columns, use_threads=False)
-        rows = (row for batch in batches for row in validated(part.path, batch).to_pylist())
+        rows = (row for batch in batches for row in validate_content(part.path, batch).to_pylist())
         yield from ((RowPosition(number), row) for number, row in enumerate(rows, start=1))
 
 
@@ -358,7 +358,7 @@ def _read_conll(part: RowPart, settings: TaskSettings, labelled: bool) -> Iterat
             elif not cells[0]:
                 problem = "has no word before its tag; write WORD, a tab, TAG"
             elif labelled and len(cells) < 2:
-                problem = f"the word {shown(cells[0])} has no tag; write WORD, a tab, TAG"
+                problem = f"the word {short_repr(cells[0])} has no tag; write WORD, a tab, TAG"
             if problem:
                 raise InputError(f"{part.location(position._replace(line=number))}: {problem}")
             words.append(cells[0])

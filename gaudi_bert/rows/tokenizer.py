@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.files import atomic_file, check_model, read_file, write_json, write_text
+from gaudi_bert.common.files import atomic_file, check_model_exists, read_file, write_json, write_text
 from gaudi_bert.rows.tokenizer_files import (
     ESM_CLASS,
     GENERAL_CLASS,
@@ -194,7 +194,7 @@ def open_tokenizer(folder: Path) -> RowTokenizer:
     Raises:
         InputError: there is none, a file is damaged, or the tokenizer is written in Python.
     """
-    check_model(folder)
+    check_model_exists(folder)
     folder = folder if folder.is_dir() else folder.parent
     folder = folder.parent if folder.name == _CHECKPOINTS else folder  # of a run, whose folder has the tokenizer
     if not has_tokenizer(folder):

@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gaudi_bert.common.errors import InputError, shortened, shown
-from gaudi_bert.common.files import explained_os_errors, read_file, read_json, regular
+from gaudi_bert.common.errors import InputError, short_repr, shorten
+from gaudi_bert.common.files import check_regular_file, explain_os_errors, read_file, read_json
 from gaudi_bert.corpus.vocabulary import read_vocabulary
 
 if TYPE_CHECKING:
@@ -70,8 +70,8 @@ def read_library(file: Path) -> Tokenizer:
     """Read a file of the library `tokenizers`."""
     from tokenizers import Tokenizer
 
-    with explained_os_errors(file, "read"), library_errors(file):
-        return Tokenizer.from_file(str(regular(file)))
+    with explain_os_errors(file, "read"), library_errors(file):
+        return Tokenizer.from_file(str(check_regular_file(file)))
 
 
 @contextmanager
@@ -84,7 +84,7 @@ def library_errors(path: Path) -> Iterator[None]:
     except BaseException as error:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
-        reason = shortened(str(error), 300)
+        reason = shorten(str(error), 300)
         raise InputError(f"{path}: not a tokenizer ({reason}); save it again with save_pretrained") from error
 
 
@@ -94,7 +94,7 @@ def read_class(folder: Path) -> tuple[str | None, dict[str, Any]]:
     for name in (SETTINGS_NAME, "config.json"):
         content = read_json(folder / name) if os.path.lexists(folder / name) else {}
         if not isinstance(content, dict):
-            raise InputError(f"{folder / name}: expected an object, found {shown(content)}; copy the folder again")
+            raise InputError(f"{folder / name}: expected an object, found {short_repr(content)}; copy the folder again")
         contents.append(content)
     settings, config = contents
     return settings.get("tokenizer_class") or config.get("tokenizer_class") or config.get("model_type"), settings
@@ -157,11 +157,11 @@ def _check_settings(folder: Path, kind: str, settings: Mapping[str, Any]) -> Non
     harmless: dict[str, Any] = {"do_basic_tokenize": True, "never_split": None}
     for name, value in settings.items():
         if name not in known and not (name in harmless and value == harmless[name]):
-            raise _only_transformers(file, f"has the setting {shortened(name)} of {kind}")
+            raise _only_transformers(file, f"has the setting {shorten(name)} of {kind}")
     for name, allowed in (("truncation_side", ("left", "right")), ("split_special_tokens", (True, False))):
         if settings.get(name, allowed[0]) not in allowed:
             raise InputError(
-                f"{file}: {name} is {shown(settings[name])}, allowed are {allowed[0]} and {allowed[1]}; correct it"
+                f"{file}: {name} is {short_repr(settings[name])}, allowed are {allowed[0]} and {allowed[1]}; correct it"
             )
     if kind == ESM_CLASS and settings.get("split_special_tokens"):
         raise _only_transformers(file, f"splits the special tokens of an {kind}")

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gaudi_bert.common.arrays import NOT_PREDICTED, Float32Array, Int32Array, IntArray
-from gaudi_bert.common.errors import InputError, shown
+from gaudi_bert.common.errors import InputError, short_repr
 from gaudi_bert.config.sections import OnBadRow, TaskName, TaskSettings, TooLong
 from gaudi_bert.rows.reading import sized_batches
 from gaudi_bert.rows.tokenizer import RowTokenizer, TruncationSide
@@ -390,7 +390,7 @@ def _row_targets(
 def _label_number(numbers: Mapping[str, int], name: str, position: RowPosition, source: str) -> int:
     if name not in numbers:
         known = ", ".join(list(numbers)[:8]) + (", ..." if len(numbers) > 8 else "")
-        raise InputError(f"{source}: {position}: the label {shown(name)} is unknown, known are {known}; fix it")
+        raise InputError(f"{source}: {position}: the label {short_repr(name)} is unknown, known are {known}; fix it")
     return numbers[name]
 
 

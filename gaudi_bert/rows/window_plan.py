@@ -16,7 +16,7 @@ from typing import Literal
 import numpy as np
 
 from gaudi_bert.common.arrays import BatchArrays, Float32Array, IntArray
-from gaudi_bert.common.dealing import Packs, deal_sequences
+from gaudi_bert.common.sampling import SampledPacks, sample_packs
 from gaudi_bert.packing.algorithms import run_algorithm
 from gaudi_bert.packing.heuristics import OpenPacks, fill_open_packs
 from gaudi_bert.packing.row_lengths import row_cost
@@ -43,7 +43,7 @@ class Part:
 
     length: int
     depth: int
-    packs: Packs
+    packs: SampledPacks
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ def _alone(lengths: IntArray, rows: list[int]) -> Iterator[Part]:
     which = np.searchsorted(rows, lengths)
     for number, length in enumerate(rows):
         members = np.flatnonzero(which == number)
-        yield Part(length, 1, Packs(members, np.arange(len(members) + 1, dtype=np.int64)))
+        yield Part(length, 1, SampledPacks(members, np.arange(len(members) + 1, dtype=np.int64)))
 
 
 def _counts(lengths: IntArray, longest: int) -> IntArray:
@@ -208,8 +208,8 @@ def _assigned(lengths: IntArray, mixtures: list[tuple[int, StrategyCounts]]) -> 
         rank = np.arange(len(free)) - np.searchsorted(of_length, of_length)
         is_own = (of_length <= length) & (rank < slots_of_length[np.minimum(of_length, length) - 1])
         own, free = np.sort(free[order][is_own]), np.sort(free[order][~is_own])
-        assignment = deal_sequences(lengths[own].astype(np.int32), list(strategy_counts.items()), 0, 0)
-        yield Part(length, deepest(length), Packs(own[assignment.members], assignment.starts))
+        assignment = sample_packs(lengths[own].astype(np.int32), list(strategy_counts.items()), 0, 0)
+        yield Part(length, deepest(length), SampledPacks(own[assignment.members], assignment.starts))
 
 
 # --- rows of one sequence each

@@ -21,8 +21,8 @@ from types import FrameType
 from typing import Any
 
 from gaudi_bert.common.errors import FailedError, InputError, StoppedError
-from gaudi_bert.common.files import explained_os_errors, in_store, scheme_of, shown_location
-from gaudi_bert.common.launch import handled_signals
+from gaudi_bert.common.files import explain_os_errors, format_location, is_in_store, store_scheme
+from gaudi_bert.common.launch import handle_signals
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.config.places import DockerSettings, ImageSettings
@@ -56,8 +56,8 @@ def run_on_docker(
     daemon = _connect()
     stop = _Stop()
     printed = {}
-    with handled_signals((signal.SIGTERM, signal.SIGINT), stop.request), _explained():
-        _clear_leftovers(daemon, shown_location(_work_folder(settings, work)))
+    with handle_signals((signal.SIGTERM, signal.SIGINT), stop.request), _explained():
+        _clear_leftovers(daemon, format_location(_work_folder(settings, work)))
         for image in dict.fromkeys(options["image"] for options in containers.values()):
             _need_image(daemon, image, settings.images, reporter)
         for stage, options in containers.items():
@@ -83,17 +83,17 @@ def _stage_container(
             f"resources.workers = {resources.workers} with cards: --on docker uses the cards of one server, as one worker; "
             "use --on kubernetes for several servers"
         )
-    parent = shown_location(work) if in_store(work) else os.path.abspath(work)
+    parent = format_location(work) if is_in_store(work) else os.path.abspath(work)
     command = ["gaudi-bert", "run", os.path.abspath(pipeline), "--work", parent, "--stages", stage, *flags]
     if not row.trains and "--workers" not in flags:
         command += ["--workers", str(resources.data_processes)]  # each takes memory, and the container's is limited
     folder = _work_folder(settings, work)
     read = [(key, text) for key, text in named_paths(settings) if key in row.reads]
-    urls = [text for text in (str(folder), *(text for _, text in read)) if in_store(text)]
+    urls = [text for text in (str(folder), *(text for _, text in read)) if is_in_store(text)]
     variables, mounts = _store_access(settings, urls) if urls else ({}, {})
     mounts |= {path: True for key, text in read for path in _shown(key, text, pipeline.parent)}
     mounts[pipeline.absolute()] = True
-    if not in_store(work):
+    if not is_in_store(work):
         mounts[folder.absolute()] = False
     for path, folder_of_image in itertools.product(mounts, _OF_THE_IMAGE):
         if folder_of_image.is_relative_to(path):
@@ -107,7 +107,7 @@ def _stage_container(
     return {
         "image": stage_image(settings, row),
         "name": f"gaudi-bert-{settings.name}-{stage}-{secrets.token_hex(4)}",
-        "labels": {_WORK_LABEL: shown_location(folder)},
+        "labels": {_WORK_LABEL: format_location(folder)},
         "entrypoint": command,
         "environment": {"HOME": "/tmp", **variables, **(resources.environment if row.trains else {})},
         "mounts": [
@@ -127,12 +127,12 @@ def _stage_container(
 
 
 def _work_folder(settings: PipelineSettings, work: Path) -> Path:
-    return work / settings.name if in_store(work) else work.absolute() / settings.name
+    return work / settings.name if is_in_store(work) else work.absolute() / settings.name
 
 
 def _shown(key: str, text: str, pipeline_folder: Path) -> Iterator[Path]:
     """The paths to mount for a setting: of a glob and a checkpoint the folder, with records their vocabulary."""
-    if in_store(text):
+    if is_in_store(text):
         return
     is_checkpoint = key.endswith(".init_checkpoint")
     path = Path(os.path.abspath((Path() if is_checkpoint else pipeline_folder) / Path(text).expanduser()))
@@ -154,8 +154,8 @@ _OF_THE_IMAGE = [
 def _confined(folder: Path, cores: float) -> dict[str, Any]:
     """The rights of a container without cards: those of the caller; if that is root, of the owner of the work folder."""
     user, group = os.getuid(), os.getgid()
-    if not in_store(folder):
-        with explained_os_errors(folder, "make"):
+    if not is_in_store(folder):
+        with explain_os_errors(folder, "make"):
             folder.mkdir(parents=True, exist_ok=True)
         user, group = (user, group) if user else (folder.stat().st_uid, folder.stat().st_gid)
     return {
@@ -190,7 +190,7 @@ _FOR_ALL_STORES = ("FSSPEC_", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
 def _store_access(settings: PipelineSettings, urls: Sequence[str]) -> tuple[dict[str, str], dict[Path, bool]]:
     """The variables for the stores of `urls`, and mounts of the files and folders that they name."""
     variables: dict[str, str] = {}
-    for prefixes, usual_paths in [_STORE_TOOLS.get(scheme, ((), {})) for scheme in {*map(scheme_of, urls)}]:
+    for prefixes, usual_paths in [_STORE_TOOLS.get(scheme, ((), {})) for scheme in {*map(store_scheme, urls)}]:
         variables |= {name: str(Path.home() / path) for name, path in usual_paths.items() if (Path.home() / path).exists()}
         variables |= {name: value for name, value in os.environ.items() if name.startswith(prefixes)}
     variables |= {name: value for name, value in os.environ.items() if name.upper().startswith(_FOR_ALL_STORES)}

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from gaudi_bert.artefacts.object_store import Objects
 from gaudi_bert.common.errors import EXTRAS, GaudiBertError, has_tensorflow, install_command
-from gaudi_bert.common.files import url_of
+from gaudi_bert.common.files import store_url
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.config.values import EngineName
@@ -57,7 +57,7 @@ def _refused(check: str, error: GaudiBertError) -> CheckResult:
 
 def examine_store(url: str, settings: PipelineSettings) -> CheckResult:
     """Check that one object below `url` can be written, read, listed and removed; the object is removed again."""
-    folder = url_of(url)
+    folder = store_url(url)
     name, content = f"gaudi-bert-doctor-{os.urandom(8).hex()}", os.urandom(64)
     # Once or twice, not for as long as a stage would wait.
     objects = Objects(settings.store.model_copy(update={"attempts": min(settings.store.attempts, 3)}))

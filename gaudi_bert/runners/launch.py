@@ -27,7 +27,7 @@ from gaudi_bert.common.launch import (
     Node,
     find_node,
     free_port,
-    handled_signals,
+    handle_signals,
     torch_environment,
 )
 from gaudi_bert.config.pipeline import PipelineSettings
@@ -207,7 +207,7 @@ def _environments(
 ) -> Iterator[list[dict[str, str]]]:
     """The variables of each process here: those of a node; of the engine, or of both where a process chooses it."""
     if node is not None:
-        yield [node.variables(local_rank) for local_rank in range(node.processes)]
+        yield [node.torch_variables(local_rank) for local_rank in range(node.processes)]
         return
     section = _section(settings, stage)
     has_horovod, ranks = find_spec("horovod") is not None, range(processes)
@@ -289,5 +289,5 @@ def _forwarded_signals(processes: list[subprocess.Popen[bytes]]) -> Iterator[Non
             if process.poll() is None:
                 process.send_signal(signal.SIGTERM)
 
-    with handled_signals((signal.SIGTERM, signal.SIGINT), forward):
+    with handle_signals((signal.SIGTERM, signal.SIGINT), forward):
         yield

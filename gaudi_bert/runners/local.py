@@ -21,11 +21,11 @@ from gaudi_bert.artefacts.mirrored_folder import existing_histograms, exists, lo
 from gaudi_bert.artefacts.results import PlainResult, StageOutput, StageRun
 from gaudi_bert.artefacts.training import FineTuning, TrainingResult
 from gaudi_bert.artefacts.work_folder import SplitPaths, WorkFolder
-from gaudi_bert.common.errors import FailedError, InputError, require
+from gaudi_bert.common.errors import FailedError, InputError, require_libraries
 from gaudi_bert.common.features import BUILT_IN_ROWS
-from gaudi_bert.common.files import in_store, path_below, shown_location, write_text
+from gaudi_bert.common.files import format_location, is_in_store, resolve_location, write_text
 from gaudi_bert.common.launch import find_launch
-from gaudi_bert.common.progress import Reporter, human_seconds
+from gaudi_bert.common.progress import Reporter, format_seconds
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.runners.launch import run_training_processes
 from gaudi_bert.runners.stage_table import STAGES, STEPS, select_stages
@@ -62,8 +62,8 @@ class RunRequest:
         return replace(self.how, store=self.settings.store)
 
     def _file(self, key: str, text: str) -> Path:
-        path = path_below(self.pipeline_folder, text)
-        if not in_store(path) and not path.exists():
+        path = resolve_location(self.pipeline_folder, text)
+        if not is_in_store(path) and not path.exists():
             raise InputError(f"{key} = {path}: no such file or folder; check the path")
         return path
 
@@ -200,7 +200,7 @@ class RunRequest:
             return data, evaluation_data, folder.train, vocabulary or own
         # A URL; or a folder, a file, a TF1 checkpoint's prefix, from where the command was started, as `train` has it.
         model = Path(finetune.init_checkpoint)
-        if not in_store(model) and not model.exists() and not any(model.parent.glob(f"{model.name}.*")):
+        if not is_in_store(model) and not model.exists() and not any(model.parent.glob(f"{model.name}.*")):
             raise InputError(f"finetune.init_checkpoint = {model}: no such file or folder; check the path")
         return data, evaluation_data, model, vocabulary
 
@@ -256,18 +256,18 @@ def run_stages(run: RunRequest, stages: Sequence[str]) -> dict[str, StageResult]
     """Run `stages` in the pipeline's order; the result of each."""
     _check_sharing(run, stages)
     stages = select_stages(run.settings, stages)
-    require(_libraries(run.settings, stages), "this run")
-    if _TASK_STAGES.intersection(stages) and in_store(run.folder.root):
+    require_libraries(_libraries(run.settings, stages), "this run")
+    if _TASK_STAGES.intersection(stages) and is_in_store(run.folder.root):
         raise InputError(
-            f"--work {shown_location(run.folder.root)}: the stages finetune and predict need a work folder on this machine; "
-            "give a folder (rows and weights may be URLs)"
+            f"--work {format_location(run.folder.root)}: the stages finetune and predict need a work folder on this "
+            "machine; give a folder (rows and weights may be URLs)"
         )
     results: dict[str, StageResult] = {}
     for name in stages:
         run.how.reporter.say(f"--- {name}")
         for needed in STAGES[name].needs:
             for path in STAGES[needed].missing_products(run.folder):
-                raise InputError(f"{shown_location(path)}: does not exist; run the stage `{needed}` first")
+                raise InputError(f"{format_location(path)}: does not exist; run the stage `{needed}` first")
         results[name] = getattr(run, name)()  # each stage has a method of its name
     return results
 
@@ -329,11 +329,11 @@ def wait_for_inputs(
         others = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         if waited >= timeout_seconds:
             raise FailedError(
-                f"{shown_location(missing[0])}{others}: not there after {human_seconds(waited)}, so {step} cannot start; "
+                f"{format_location(missing[0])}{others}: not there after {format_seconds(waited)}, so {step} cannot start; "
                 "see why the stage before it did not finish, then run this again"
             )
         if waited == 0 or clock() - last_message >= _SAY_EVERY_SECONDS:
             last_message = clock()
-            reporter.say(f"{step}: waiting for {shown_location(missing[0])}{others}")
+            reporter.say(f"{step}: waiting for {format_location(missing[0])}{others}")
         sleep(min(_POLL_SECONDS, timeout_seconds - waited))
     return clock() - started

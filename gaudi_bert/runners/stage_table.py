@@ -18,7 +18,7 @@ from gaudi_bert.artefacts.plan import Plan
 from gaudi_bert.artefacts.work_folder import SplitPaths, WorkFolder
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.features import BUILT_IN_ROWS, BUILT_IN_TEXTS
-from gaudi_bert.common.files import in_store, path_below
+from gaudi_bert.common.files import is_in_store, resolve_location
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.config.values import EngineName
@@ -228,8 +228,8 @@ def missing_paths(settings: PipelineSettings, stages: Iterable[str], pipeline_fo
     missing = []
     for key, text in named_paths(settings):
         # Weights are relative to the current folder, all else to that of the pipeline file.
-        path = Path(text) if key.endswith("init_checkpoint") else path_below(pipeline_folder, text)
-        if key in read and not in_store(path) and not path.exists() and not glob.glob(f"{path}*"):
+        path = Path(text) if key.endswith("init_checkpoint") else resolve_location(pipeline_folder, text)
+        if key in read and not is_in_store(path) and not path.exists() and not glob.glob(f"{path}*"):
             missing.append(f"{key} = {text}: {path} does not exist")
     return missing
 

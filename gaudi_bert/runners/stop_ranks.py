@@ -35,7 +35,7 @@ from gaudi_bert.common.launch import (
     ON_THIS_MACHINE,
     TORCH_PORT,
     free_port,
-    handled_signals,
+    handle_signals,
 )
 
 _POLL_SECONDS = 1.0
@@ -148,7 +148,7 @@ class _Ranks:
 def _run_ranks(command: Sequence[str]) -> int:
     """Run `command`, an `mpirun`, until its ranks are done; the result is the exit code."""
     ranks = _Ranks(command)
-    with handled_signals((signal.SIGTERM, signal.SIGINT), ranks.request_stop):
+    with handle_signals((signal.SIGTERM, signal.SIGINT), ranks.request_stop):
         try:
             return ranks.run()
         except GaudiBertError as error:

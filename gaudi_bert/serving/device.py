@@ -15,8 +15,8 @@ from itertools import pairwise
 import numpy as np
 
 from gaudi_bert.common.arrays import Float32Array, IntArray
-from gaudi_bert.common.dealing import Packs
 from gaudi_bert.common.errors import FailedError, GaudiBertError
+from gaudi_bert.common.sampling import SampledPacks
 from gaudi_bert.rows.packs import BatchShape, lay_out_packs
 from gaudi_bert.rows.types import Sequences, separate_sequences
 from gaudi_bert.rows.window_plan import deepest
@@ -42,7 +42,7 @@ def run_packs(model: ServedModel, sequences: Sequences, rows: Sequence[int], sha
         float32 [N, C], or [T, C] for a model with outputs for each token. C is the model's `width`.
     """
     starts: IntArray = np.concatenate([np.zeros(1, np.int64), np.cumsum(rows, dtype=np.int64)])
-    packs = Packs(np.arange(len(sequences), dtype=np.int64), starts)
+    packs = SampledPacks(np.arange(len(sequences), dtype=np.int64), starts)
     batch = BatchShape(shape.rows, shape.length, deepest(shape.length))
     placed = lay_out_packs(sequences, packs, np.arange(len(rows)), batch)
     values = model.outputs(placed.features(sequences))

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import numpy as np
 
 from gaudi_bert.common.arrays import BatchArrays, Float32Array
-from gaudi_bert.common.errors import InputError, shown
-from gaudi_bert.common.files import check_model
+from gaudi_bert.common.errors import InputError, short_repr
+from gaudi_bert.common.files import check_model_exists
 from gaudi_bert.config.sections import TaskSettings
 from gaudi_bert.rows.tokenizing import tokenize_rows
 from gaudi_bert.rows.types import Row, Sequences, TextRow, separate_sequences
@@ -147,7 +147,7 @@ class ServedModel:
         """Return what precedes each text, by its name in the folder, or by default."""
         if name is not None and name not in self.folder.prompts:
             known = ", ".join(self.folder.prompts) or "none"
-            raise InputError(f"`prompt_name` {shown(name)} is none of the model's prompts: {known}")
+            raise InputError(f"`prompt_name` {short_repr(name)} is none of the model's prompts: {known}")
         prompt = self.folder.prompt(name)
         if prompt and not self.folder.pools_prompt:
             raise InputError("the model leaves its prompt out of the mean, which cannot be done here; send none")
@@ -171,7 +171,7 @@ def open_served_model(path: Path, settings: ServeSettings) -> ServedModel:
     Raises:
         InputError: the folder is damaged or lacks a part, or its model has nothing to serve or cannot be given packs.
     """
-    check_model(path)
+    check_model_exists(path)
     check_finished(path)
     if not any(path.glob("*.safetensors")):
         raise InputError(f"{path}: holds no *.safetensors, and no other weights are read; save it with save_pretrained")

@@ -19,7 +19,7 @@ import numpy as np
 
 from gaudi_bert.artefacts.base import InputTable, TooLong, TooLongRows
 from gaudi_bert.artefacts.packed import PackedSums, TableMetadata, of_counts
-from gaudi_bert.common.arrays import MOST_TOKEN_ID, AnyArray, BoolArray, Int32Array, IntArray, first_not_whole
+from gaudi_bert.common.arrays import MOST_TOKEN_ID, AnyArray, BoolArray, Int32Array, IntArray, find_non_integer
 from gaudi_bert.common.arrow import require_pyarrow
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import Reporter
@@ -172,7 +172,7 @@ def _checked_lists(part: TablePart, table: Any, columns: TableColumns, most_toke
     too_long = lengths > most_tokens
     remedy = "raise --max-sequence-length, or pass --too-long truncate, split or drop"
     _refuse_rows(part, too_long, f"has {lengths[np.argmax(too_long)]} tokens, allowed are 1 to {most_tokens}; {remedy}")
-    wrong = first_not_whole(tokens.used, 0, MOST_TOKEN_ID)
+    wrong = find_non_integer(tokens.used, 0, MOST_TOKEN_ID)
     if wrong >= 0:
         row = int(np.searchsorted(tokens.offsets[1:] - tokens.offsets[0], wrong, side="right"))
         reason = f"input_ids holds {tokens.used[wrong]}; token ids are 0 to {MOST_TOKEN_ID}"

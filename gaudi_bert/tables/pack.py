@@ -26,12 +26,12 @@ from gaudi_bert.artefacts.packed import GroupManifest, PackedSums, RowTables, Ta
 from gaudi_bert.artefacts.results import ByRowLength, PackResult, PlainResult, StageRun, require_complete
 from gaudi_bert.artefacts.shards import Shard, count_shards, shard_bounds, shard_name
 from gaudi_bert.common.arrays import ByteArray
-from gaudi_bert.common.arrow import explained_values, require_pyarrow
-from gaudi_bert.common.dealing import deal_sequences
+from gaudi_bert.common.arrow import explain_value_errors, require_pyarrow
 from gaudi_bert.common.errors import FailedError, InputError
-from gaudi_bert.common.files import check_name, followed
+from gaudi_bert.common.files import check_file_name, resolve_links
 from gaudi_bert.common.progress import Reporter, Task
-from gaudi_bert.common.threads import each_in_threads
+from gaudi_bert.common.sampling import sample_packs
+from gaudi_bert.common.threads import map_in_threads
 from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.config.sections import TableSettings
 from gaudi_bert.packing.algorithms import pack_histogram
@@ -129,7 +129,7 @@ class _TableWriter:
         rows, sequences, too_long = read_sequences(self.table, number, self.settings, threads=self.workers != 1)
         task.advance(rows.lengths.size / 2)
         packs, packing = _deal(sequences, self.settings, number)
-        with explained_values(self.table.files[0]):
+        with explain_value_errors(self.table.files[0]):
             shards = self._write_shards(number, rows, packs)
         release(*(self.output.folder / shard.name for shard in shards))
         task.advance(rows.lengths.size / 2)
@@ -157,7 +157,7 @@ class _TableWriter:
             path = self.output.folder / shard_name(number, shard, TableMetadata.shard_ending)
             return write_table_shard(path, layout, rows, packs, scalars, (bounds[shard], bounds[shard + 1]))
 
-        return list(each_in_threads(write_shard, range(shards), self.workers, lambda: np.zeros(0, np.uint8)))
+        return list(map_in_threads(write_shard, range(shards), self.workers, lambda: np.zeros(0, np.uint8)))
 
     def check_manifest(self, manifest: GroupManifest) -> None:
         """Nothing was planned before the rows were read."""
@@ -193,7 +193,7 @@ def _deal(sequences: RowSequences, settings: TableSettings, group: int) -> tuple
         effort=settings.effort,
         quick_bound=settings.depth == "max",  # the tokens give nearly the complete bound
     )
-    dealt = deal_sequences(sequences.lengths, list(packing.strategy_counts.items()), settings.seed, group)
+    dealt = sample_packs(sequences.lengths, list(packing.strategy_counts.items()), settings.seed, group)
     order = dealt.members.astype(np.int64)
     packs = PackSequences(dealt.starts, sequences.rows[order], sequences.starts[order], sequences.lengths[order])
     return packs, packing
@@ -203,13 +203,13 @@ def _deal(sequences: RowSequences, settings: TableSettings, group: int) -> tuple
 def _opened(source: str | Path, out: Path, store: StoreSettings | None) -> Iterator[tuple[str | Path, Path]]:
     """The table on this machine, and the folder in which its packs are written."""
     require_pyarrow()
-    check_name(out)
+    check_file_name(out)
     with local_copy(source, store) as table, mirrored(out, store) as folder:
         yield table, folder
 
 
 def _check_apart(folder: Path, files: Sequence[Path]) -> None:
-    if followed(folder) in {followed(file).parent for file in files}:
+    if resolve_links(folder) in {resolve_links(file).parent for file in files}:
         raise InputError(f"{folder}: the output folder is the folder of the table; choose another one")
 
 

@@ -20,7 +20,7 @@ import numpy as np
 from gaudi_bert.artefacts.packed import TableMetadata
 from gaudi_bert.artefacts.shards import Shard, check_shards
 from gaudi_bert.common.arrays import NOT_PREDICTED, AnyArray, Float32Array, Int32Array, IntArray
-from gaudi_bert.common.arrow import named, opened_parquet, require_pyarrow, validated
+from gaudi_bert.common.arrow import check_names, open_parquet, require_pyarrow, validate_content
 from gaudi_bert.common.compiled import borrowing_kernel
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import atomic_file
@@ -315,8 +315,8 @@ class TableFiles(ShardFiles["_Footer"]):
 
     def _read_group(self, file: int, number: int) -> dict[str, ListValues]:
         pyarrow = require_pyarrow()
-        with opened_parquet(self.paths[file], metadata=self._footers[file].metadata, memory_map=True) as opened:
-            table = validated(self.paths[file], opened.read_row_group(number))
+        with open_parquet(self.paths[file], metadata=self._footers[file].metadata, memory_map=True) as opened:
+            table = validate_content(self.paths[file], opened.read_row_group(number))
         columns = {}
         for name in table.column_names:
             array = table.column(name).combine_chunks()
@@ -340,8 +340,8 @@ class TableFiles(ShardFiles["_Footer"]):
 
 def _footer(path: Path) -> _Footer:
     types = require_pyarrow().types
-    with opened_parquet(path, memory_map=True) as file:
-        schema, metadata = named(path, file.schema_arrow), file.metadata
+    with open_parquet(path, memory_map=True) as file:
+        schema, metadata = check_names(path, file.schema_arrow), file.metadata
     names = schema.names
     for name in _NEEDED:
         if name not in names:

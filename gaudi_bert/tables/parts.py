@@ -13,9 +13,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gaudi_bert.common.arrow import explained_arrow_errors, named, opened_parquet, require_pyarrow, validated
-from gaudi_bert.common.errors import InputError, shortened, shown
-from gaudi_bert.common.files import LONGEST_ROW_BYTES, explained_os_errors, open_file, regular
+from gaudi_bert.common.arrow import check_names, explain_arrow_errors, open_parquet, require_pyarrow, validate_content
+from gaudi_bert.common.errors import InputError, short_repr, shorten
+from gaudi_bert.common.files import LONGEST_ROW_BYTES, check_regular_file, explain_os_errors, open_file
 from gaudi_bert.corpus.documents import opened_text
 from gaudi_bert.rows.formats import JSON
 
@@ -68,13 +68,13 @@ def table_schema(path: Path) -> Any:
         if not rows:
             raise InputError(f"{path}: the table holds no row; there is nothing to pack")
         return _checked_table(path, rows, 0, None).schema
-    with explained_arrow_errors(path):
+    with explain_arrow_errors(path):
         if _is_parquet(path):
             from pyarrow import parquet
 
-            return named(path, parquet.read_schema(regular(path)))
-        with pyarrow.OSFile(str(regular(path))) as source:
-            return named(path, _open_arrow(source).schema)
+            return check_names(path, parquet.read_schema(check_regular_file(path)))
+        with pyarrow.OSFile(str(check_regular_file(path))) as source:
+            return check_names(path, _open_arrow(source).schema)
 
 
 def list_parts(path: Path, columns: Collection[str], most_rows: int, most_bytes: int) -> list[TablePart]:
@@ -90,7 +90,7 @@ def list_parts(path: Path, columns: Collection[str], most_rows: int, most_bytes:
                 parts.append(TablePart(path, first_row, rows, size, start, 0, end - start))
             first_row += rows
         return parts
-    with explained_arrow_errors(path):
+    with explain_arrow_errors(path):
         if _is_parquet(path):
             sizes = list(_parquet_sizes(path, columns))
         else:
@@ -118,10 +118,10 @@ def read_parts(parts: Sequence[TablePart], columns: Sequence[str], schema: Any, 
             table = _read_json_lines(path, part.position, part.position + part.step, part.first_row, schema)
             yield _checked(part, table.select(list(columns)))
         return
-    with explained_arrow_errors(path):
+    with explain_arrow_errors(path):
         tables = _read_parquet(path, parts, columns, threads) if _is_parquet(path) else _read_arrow(path, parts, columns)
     while True:
-        with explained_arrow_errors(path):  # not around the caller's work between two parts
+        with explain_arrow_errors(path):  # not around the caller's work between two parts
             table = next(tables, None)
         if table is None:
             return
@@ -138,13 +138,13 @@ def _checked(part: TablePart, table: Any) -> Any:
 
 
 def _is_parquet(path: Path) -> bool:
-    with explained_os_errors(path, "read"), open_file(path) as handle:
+    with explain_os_errors(path, "read"), open_file(path) as handle:
         return handle.read(4) == b"PAR1"
 
 
 def _parquet_sizes(path: Path, columns: Collection[str]) -> Iterator[tuple[int, int]]:
     """(rows, bytes in memory) of each row group."""
-    with opened_parquet(path) as table:
+    with open_parquet(path) as table:
         metadata = table.metadata
         names = [metadata.schema.column(leaf).path.split(".", 1)[0] for leaf in range(metadata.num_columns)]
         for number in range(metadata.num_row_groups):
@@ -159,18 +159,18 @@ def _parquet_sizes(path: Path, columns: Collection[str]) -> Iterator[tuple[int, 
 
 def _read_parquet(path: Path, parts: Sequence[TablePart], columns: Sequence[str], threads: bool) -> Iterator[Any]:
     pyarrow = require_pyarrow()
-    with opened_parquet(path) as table:
+    with open_parquet(path) as table:
         for number, group in itertools.groupby(parts, key=lambda part: part.position):
             by_start = {part.start: part for part in group}
             step = next(iter(by_start.values())).step
             if table.metadata.row_group(number).num_rows <= step:
                 whole = table.read_row_group(number, columns=list(columns), use_threads=threads)
-                yield _checked(by_start[0], validated(path, whole))
+                yield _checked(by_start[0], validate_content(path, whole))
                 continue
             batches = table.iter_batches(step, row_groups=[number], columns=list(columns), use_threads=threads)
             for start, batch in zip(range(0, max(by_start) + 1, step), batches, strict=False):
                 if start in by_start:
-                    yield _checked(by_start[start], pyarrow.Table.from_batches([validated(path, batch)]))
+                    yield _checked(by_start[start], pyarrow.Table.from_batches([validate_content(path, batch)]))
 
 
 def _open_arrow(source: Any) -> Any:
@@ -184,12 +184,12 @@ def _open_arrow(source: Any) -> Any:
 def _arrow_batches(path: Path, columns: Collection[str]) -> Iterator[Any]:
     """All record batches, of these columns: views of the file, of which only what is looked at is read."""
     pyarrow = require_pyarrow()
-    with pyarrow.memory_map(str(regular(path))) as source:
+    with pyarrow.memory_map(str(check_regular_file(path))) as source:
         reader = _open_arrow(source)
         is_file = hasattr(reader, "num_record_batches")
         batches = map(reader.get_batch, range(reader.num_record_batches)) if is_file else reader
         for batch in batches:
-            yield validated(path, batch.select(list(columns)))
+            yield validate_content(path, batch.select(list(columns)))
 
 
 def _read_arrow(path: Path, parts: Sequence[TablePart], columns: Sequence[str]) -> Iterator[Any]:
@@ -274,8 +274,8 @@ def _rows(path: Path, block: bytes, first_row: int) -> Iterator[dict[str, Any]]:
                 continue
             problem = f"is nested deeper than {_DEEPEST} levels" if isinstance(row, dict) else problem
         except (ValueError, RecursionError, InputError) as error:
-            problem = f"is not JSON in UTF-8 ({shortened(str(error))})"
-        beginning = shown(line[:40].decode("utf-8", "replace"))
+            problem = f"is not JSON in UTF-8 ({shorten(str(error))})"
+        beginning = short_repr(line[:40].decode("utf-8", "replace"))
         raise InputError(f"{path}: row {number}: {beginning} {problem}; write one JSON object on each line")
 
 
@@ -301,7 +301,7 @@ def _checked_table(path: Path, rows: Sequence[Mapping[str, Any]], first_row: int
         return _table(rows, schema)
     except (require_pyarrow().ArrowException, ValueError, OverflowError) as error:
         row = bisect.bisect_left(range(1, len(rows)), True, key=lambda count: problem(count) is not None)
-        reason = shortened(str(problem(row + 1) or error), 160)
+        reason = shorten(str(problem(row + 1) or error), 160)
         remedy = (
             "give every row the same columns, and a column one type that holds each value exactly; else write it as text"
         )
@@ -318,7 +318,7 @@ def _table(rows: Sequence[Mapping[str, Any]], schema: Any) -> Any:
     names = dict.fromkeys(name for row in rows for name in row) if schema is None else schema.names
     unknown = next((name for row in rows for name in row if name not in names), None)
     if unknown is not None:
-        raise ValueError(f"has a column {shown(unknown)}, which the first rows lack")
+        raise ValueError(f"has a column {short_repr(unknown)}, which the first rows lack")
     columns = {}
     for name in names:
         values = [row.get(name) for row in rows]
@@ -326,10 +326,10 @@ def _table(rows: Sequence[Mapping[str, Any]], schema: Any) -> Any:
         kind = columns[name].type if schema is None else schema.field(name).type
         if columns[name].type != kind:
             if not _fits(columns[name].type, kind):
-                raise ValueError(f"column {shown(name)} holds {columns[name].type}, in the first rows {kind}")
+                raise ValueError(f"column {short_repr(name)} holds {columns[name].type}, in the first rows {kind}")
             columns[name] = pyarrow.array(values, kind)
         if "double" in str(kind) and any(_holds_truth(value, kind) for value in values):
-            raise ValueError(f"column {shown(name)} holds true or false among numbers")
+            raise ValueError(f"column {short_repr(name)} holds true or false among numbers")
     return pyarrow.table(columns, schema)
 
 

@@ -17,8 +17,8 @@ from typing import Any
 
 from gaudi_bert.artefacts.object_store import Objects
 from gaudi_bert.common.arrow import require_pyarrow
-from gaudi_bert.common.errors import InputError, shortened
-from gaudi_bert.common.files import explained_os_errors, in_store, read_json
+from gaudi_bert.common.errors import InputError, shorten
+from gaudi_bert.common.files import explain_os_errors, is_in_store, read_json
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.tables.parts import table_schema
 
@@ -29,7 +29,7 @@ _DATASET_STATE = "state.json"
 def is_table(source: str | Path) -> bool:
     """Whether `source` is a table by its ending, or holds tables; anything else is treated as TFRecords."""
     path = Path(source)
-    if in_store(source):
+    if is_in_store(source):
         names = Objects().list(source, only_here=True)
         return _has_ending(path) or any(name == _DATASET_STATE or name.endswith(_ENDINGS) for name in names)
     if path.is_dir():
@@ -50,7 +50,7 @@ def table_files(source: str | Path, reporter: Reporter | None = None) -> list[Pa
         return [path]
     if not path.is_dir():
         return _files_of_glob(source)
-    with explained_os_errors(path, "read"):
+    with explain_os_errors(path, "read"):
         tables = _tables_in(path)
     named = _files_of_saved_dataset(path)
     if named is not None:
@@ -178,7 +178,7 @@ class TableColumns:
                     pyarrow.BufferOutputStream(),
                 )
             except pyarrow.ArrowException as error:
-                reason = shortened(str(error), 120)
+                reason = shorten(str(error), 120)
                 raise InputError(
                     f"{path}: column {name} holds {kind}, which cannot be packed ({reason}); cast it, or leave it out with "
                     "--columns"

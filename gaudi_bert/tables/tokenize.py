@@ -27,9 +27,9 @@ from gaudi_bert.artefacts.examples import TextInput, TokenisedPart, TokenisedTex
 from gaudi_bert.artefacts.mirrored_folder import is_mirrored, local_copies, mirrored, release, shown_path
 from gaudi_bert.artefacts.results import PlainResult, StageOutput, StageRun
 from gaudi_bert.common.arrow import require_pyarrow
-from gaudi_bert.common.errors import InputError, require
-from gaudi_bert.common.files import atomic_file, check_name
-from gaudi_bert.common.progress import Task, count_of
+from gaudi_bert.common.errors import InputError, require_libraries
+from gaudi_bert.common.files import atomic_file, check_file_name
+from gaudi_bert.common.progress import Task, format_count
 from gaudi_bert.config.sections import TokenizeSettings
 from gaudi_bert.corpus.documents import Source, find_sources, source_identity
 from gaudi_bert.rows.parts import RowPart, row_parts
@@ -72,8 +72,8 @@ def tokenize_texts(
     `texts` are files, folders or globs of text, a text that is built in, or `-` alone, standard input; `tokenizer` is a
     tokenizer.json, or a folder with one (or with a vocab.txt).
     """
-    require(["pyarrow", "tokenizers"], "tokenize")
-    check_name(out)
+    require_libraries(["pyarrow", "tokenizers"], "tokenize")
+    check_file_name(out)
     with local_copies([*texts, tokenizer], run.store) as copies, mirrored(out, run.store) as folder:
         *files, model = [str(copy) for copy in copies]
         library = read_tokenizer(Path(model))
@@ -145,7 +145,7 @@ def _finish(
     missing = parts - len(files)
     if missing:
         output.reporter.say(f"{shown_path(output.folder)}: {missing} of {parts} parts remain for other shards")
-        left = f"{missing} of {count_of(parts, 'part')} to be done by other shards"
+        left = f"{missing} of {format_count(parts, 'part')} to be done by other shards"
         return PlainResult([left], {"parts": parts, "missing_parts": missing})
     settings = encoder.settings
     if not any(file.rows for file in files):

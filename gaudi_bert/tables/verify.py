@@ -21,9 +21,9 @@ from gaudi_bert.artefacts.packed import GroupManifest, PackedSums, RowTables, Ta
 from gaudi_bert.artefacts.results import ByRowLength, PlainResult, StageOutput, StageRun
 from gaudi_bert.artefacts.shards import Shard
 from gaudi_bert.common.arrays import AnyArray, BoolArray, Int32Array, IntArray
-from gaudi_bert.common.arrow import explained_arrow_errors, named, require_pyarrow, validated
+from gaudi_bert.common.arrow import check_names, explain_arrow_errors, require_pyarrow, validate_content
 from gaudi_bert.common.errors import FailedError, InputError
-from gaudi_bert.common.files import in_store, regular, shown_location
+from gaudi_bert.common.files import check_regular_file, format_location, is_in_store
 from gaudi_bert.config.pipeline import section_from_mapping
 from gaudi_bert.config.sections import TableSettings
 from gaudi_bert.packing.algorithms import resolve_depth
@@ -59,9 +59,9 @@ def verify_rows(source: str | Path, packed: Path, run: StageRun) -> _VerifiedTab
     """Verify the packed table of one length."""
     if not run.does_all:
         for side in (source, packed):
-            if in_store(side):
+            if is_in_store(side):
                 raise InputError(
-                    f"{shown_location(side)}: parts of a table are not verified in a store, where each part would copy the "
+                    f"{format_location(side)}: parts of a table are not verified in a store, where each part would copy the "
                     "complete table; verify it at once, without --shard and --finish"
                 )
     with local_copy(source, run.store) as table, mirrored(packed, run.store) as here:
@@ -231,19 +231,19 @@ def _stored_packs(path: Path, layout: PackLayout) -> Iterator[_StoredPacks]:
     from pyarrow import parquet
 
     try:
-        with explained_arrow_errors(path):
-            shard = parquet.ParquetFile(regular(path))
+        with explain_arrow_errors(path):
+            shard = parquet.ParquetFile(check_regular_file(path))
         empty = io.BytesIO()  # the schema as it reads back: Parquet has no seconds, for example
         parquet.ParquetWriter(empty, layout.schema()).close()
-        stored, expected = named(path, shard.schema_arrow), parquet.read_schema(empty)
+        stored, expected = check_names(path, shard.schema_arrow), parquet.read_schema(empty)
         if stored.names != expected.names or not all(map(same_type, stored.types, expected.types)):
             raise FailedError(f"{path}: has the columns {', '.join(stored.names)}, or other types; pack the table again")
         first = 0
         with shard:
             for number in range(shard.num_row_groups):
-                with explained_arrow_errors(path):
+                with explain_arrow_errors(path):
                     table = shard.read_row_group(number)
-                yield _checked(path, layout, first, validated(path, table))
+                yield _checked(path, layout, first, validate_content(path, table))
                 first += table.num_rows
     except InputError as error:
         raise FailedError(str(error)) from error

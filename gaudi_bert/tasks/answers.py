@@ -25,12 +25,12 @@ from gaudi_bert.common.errors import InputError, StoppedError
 from gaudi_bert.common.files import (
     atomic_file,
     exclusive_lock,
-    explained_os_errors,
+    explain_os_errors,
     file_identity,
-    hidden_beside,
+    hidden_path_beside,
     move_finished_file,
 )
-from gaudi_bert.common.progress import LOG_LINE_EVERY_SECONDS, Reporter, Task, count_of
+from gaudi_bert.common.progress import LOG_LINE_EVERY_SECONDS, Reporter, Task, format_count
 from gaudi_bert.config.sections import TaskName, TaskSettings
 from gaudi_bert.config.values import Engine, Precision
 from gaudi_bert.rows.parts import complete_file
@@ -170,7 +170,7 @@ class StreamResult:
         """Return for people what was answered, and that it was written to `out`."""
         if self.skipped:
             return []
-        counted = f"{count_of(self.rows, 'row')}, {count_of(self.tokens, 'token')}"
+        counted = f"{format_count(self.rows, 'row')}, {format_count(self.tokens, 'token')}"
         cut = f"; {self.cut_rows:,} were longer than {self.max_sequence_length} tokens" if self.cut_rows else ""
         bad = f"; {self.bad_rows:,} cannot be read" if self.bad_rows else ""
         lines = [f"{counted}{cut}{bad}; {100 * self.padding:.1f} % of what was computed is padding"]
@@ -213,7 +213,7 @@ def shown_progress(name: str, rows_file: str, out: str, reporter: Reporter) -> I
 
 
 def _count_path(out: Path) -> Path:
-    return hidden_beside(out, "progress.json")
+    return hidden_path_beside(out, "progress.json")
 
 
 class AnswerStream:
@@ -331,7 +331,7 @@ class _AnswerFile(AnswerStream):
     ) -> None:
         super().__init__(rows, reporter, task)
         self.out, self.name = out, str(shown_path(out))
-        self._partial, self._count = hidden_beside(out, "partial"), _count_path(out)
+        self._partial, self._count = hidden_path_beside(out, "partial"), _count_path(out)
         self.finished = begin_artefact(out, out, signature, overwrite)
         if self.finished:
             if rows.from_pipe:
@@ -348,7 +348,7 @@ class _AnswerFile(AnswerStream):
 
     def write(self, answers: bytes) -> None:
         """Write the answers to a window, then count them."""
-        with explained_os_errors(self.out, "write"):
+        with explain_os_errors(self.out, "write"):
             handle = self._open()
             handle.write(answers)
             handle.flush()
@@ -373,7 +373,7 @@ class _AnswerFile(AnswerStream):
 
     def _open(self) -> BinaryIO:
         if self._handle is None:
-            with explained_os_errors(self.out, "write"):
+            with explain_os_errors(self.out, "write"):
                 self.out.parent.mkdir(parents=True, exist_ok=True)
                 descriptor = os.open(self._partial, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
                 os.ftruncate(descriptor, self.progress.bytes)

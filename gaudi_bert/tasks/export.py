@@ -14,8 +14,8 @@ from safetensors.numpy import save
 from gaudi_bert.artefacts.mirrored_folder import local_copies, mirrored, names_in, publish, remove
 from gaudi_bert.artefacts.results import PlainResult
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.files import atomic_file, exclusive_lock, explained_os_errors, flush_folder, open_file, write_json
-from gaudi_bert.common.progress import Reporter, count_of
+from gaudi_bert.common.files import atomic_file, exclusive_lock, explain_os_errors, flush_folder, open_file, write_json
+from gaudi_bert.common.progress import Reporter, format_count
 from gaudi_bert.config.pipeline import load_pipeline
 from gaudi_bert.model.config import BertConfig, count_parameters
 from gaudi_bert.tasks.task_models import check_finished
@@ -48,7 +48,7 @@ def _export(weights: Weights, out: Path, vocabulary: Path | None, reporter: Repo
         raise InputError(f"{weights.path}: its attention is {config.attention}; a BERT of transformers sees both sides")
     words = _vocabulary(weights, config, vocabulary, reporter)
     temporary = out.with_name(f".{out.name}.tmp")
-    with exclusive_lock(out, str(out)), explained_os_errors(out, "write"):
+    with exclusive_lock(out, str(out)), explain_os_errors(out, "write"):
         if temporary.exists():
             shutil.rmtree(temporary)
         temporary.mkdir(parents=True)
@@ -63,7 +63,7 @@ def _export(weights: Weights, out: Path, vocabulary: Path | None, reporter: Repo
     reporter.say(f"export: {weights.path} ({weights.kind}): {', '.join(names)}")
     parameters, known = count_parameters(config), "without a vocabulary" if words is None else f"with the vocabulary {words}"
     return PlainResult(
-        [f"{count_of(parameters, 'parameter')} in {', '.join(names)}, {known}"],
+        [f"{format_count(parameters, 'parameter')} in {', '.join(names)}, {known}"],
         {"files": names, "parameters": parameters, "vocabulary": None if words is None else str(words)},
     )
 
@@ -94,7 +94,7 @@ def _vocabulary(weights: Weights, config: BertConfig, given: Path | None, report
     path = given or next((file for folder in folders if (file := folder / "vocab.txt").is_file()), None)
     if path is None:
         return None
-    with explained_os_errors(path, "read"):
+    with explain_os_errors(path, "read"):
         words = sum(1 for _ in open_file(path))
     if words <= config.vocab_size:
         return path

@@ -20,7 +20,7 @@ import numpy as np
 from gaudi_bert.artefacts.mirrored_folder import local_copies, mirrored
 from gaudi_bert.common.arrays import Float32Array, IntArray
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.files import in_store, open_file, url_of
+from gaudi_bert.common.files import is_in_store, open_file, store_url
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.config.sections import TaskSettings, TrainingSettings
@@ -122,11 +122,11 @@ def predict(
 @contextmanager
 def _local_files(model: Path, data: str, out: str, store: StoreSettings | None = None) -> Iterator[tuple[Path, str, str]]:
     """Model, rows and answers as files of this machine, copied from and to object stores."""
-    if in_store(data) and in_store(out) and url_of(data) == url_of(out):
-        raise InputError(f"{url_of(out)}: is the data itself; give another URL with --out")
+    if is_in_store(data) and is_in_store(out) and store_url(data) == store_url(out):
+        raise InputError(f"{store_url(out)}: is the data itself; give another URL with --out")
     with local_copies((model, data), store) as (weights, rows), mirrored(Path(out).parent, store) as folder:
-        answers = str(folder / Path(out).name) if in_store(out) else out
-        rows_file = str(rows) if in_store(data) else data
+        answers = str(folder / Path(out).name) if is_in_store(out) else out
+        rows_file = str(rows) if is_in_store(data) else data
         is_pipe = rows_file == STANDARD_INPUT or answers == STANDARD_OUTPUT
         if not is_pipe and Path(answers).exists() and Path(rows_file).exists() and Path(answers).samefile(rows_file):
             raise InputError(f"{answers}: is the data itself; give another file with --out")

@@ -20,11 +20,11 @@ import numpy as np
 
 from gaudi_bert.artefacts.completion import Signature, begin_artefact
 from gaudi_bert.common.arrays import Float32Array, FloatArray, IntArray, random_words
-from gaudi_bert.common.dealing import Packs, deal_sequences
-from gaudi_bert.common.errors import InputError, shortened
+from gaudi_bert.common.errors import InputError, shorten
 from gaudi_bert.common.features import BUILT_IN_ROWS
 from gaudi_bert.common.files import exclusive_lock, write_text
 from gaudi_bert.common.progress import Reporter
+from gaudi_bert.common.sampling import SampledPacks, sample_packs
 from gaudi_bert.config.sections import TaskName, TaskSettings
 from gaudi_bert.corpus.python_texts import HELD_OUT_OF, LABELS, labelled_docstrings, python_texts, titled_docstrings
 from gaudi_bert.model.heads import TaskHead
@@ -56,7 +56,7 @@ def labels_of(path: Path, task: TaskName, settings: TaskSettings) -> tuple[str, 
     odd = TagScheme(names).odd_tag if task == "token-classification" else None
     if odd is not None:
         raise InputError(
-            f"{path}: the tag {shortened(odd)!r} is of another kind than the others; all but O have a prefix "
+            f"{path}: the tag {shorten(odd)!r} is of another kind than the others; all but O have a prefix "
             "such as B- and I-, or none has: correct the file"
         )
     return names
@@ -183,13 +183,13 @@ class TaskData:
         """The static shape of a batch of so many packs of one of the lengths."""
         return BatchShape(batch_packs, self.lengths[which], self.packings[which].depth_used)
 
-    def packs_of(self, seed: int, epoch: int, which: int) -> Packs:
+    def packs_of(self, seed: int, epoch: int, which: int) -> SampledPacks:
         """Return which sequences share a pack in an epoch, and the order of the packs, of one of the lengths."""
         epoch_seed = int(random_words(1, seed, "task epoch", epoch + 1)[0])
         lengths = self.sequences.lengths.astype(np.int32)
         own = np.flatnonzero(np.searchsorted(self.lengths, lengths) == which)
-        assignment = deal_sequences(lengths[own], list(self.packings[which].strategy_counts.items()), epoch_seed, 0)
-        return Packs(own[assignment.members], assignment.starts)
+        assignment = sample_packs(lengths[own], list(self.packings[which].strategy_counts.items()), epoch_seed, 0)
+        return SampledPacks(own[assignment.members], assignment.starts)
 
 
 def counts_of(sequences: Sequences, longest: int) -> IntArray:

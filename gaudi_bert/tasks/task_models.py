@@ -19,8 +19,8 @@ import numpy as np
 from safetensors.numpy import save
 
 from gaudi_bert.common.arrays import WeightArrays
-from gaudi_bert.common.errors import InputError, install_command, shortened
-from gaudi_bert.common.files import atomic_file, check_model, file_identity, read_json, write_json
+from gaudi_bert.common.errors import InputError, install_command, shorten
+from gaudi_bert.common.files import atomic_file, check_model_exists, file_identity, read_json, write_json
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.config.sections import TaskName, TaskSettings
 from gaudi_bert.config.shipped import MODELS, name_of_sizes
@@ -77,7 +77,7 @@ def sees_only_before(model: Path) -> bool:
 
 def check_finished(path: Path) -> None:
     """Refuse a model that is not there, and the run of another one than BERT that was stopped: it holds no such model."""
-    check_model(path)
+    check_model_exists(path)
     if (path / "config.json").is_file():
         return
     stored = newest_settings(path / "checkpoints") or newest_settings(path if path.is_dir() else path.parent) or {}
@@ -147,7 +147,7 @@ def start_of_words(
         if name not in known:
             near = difflib.get_close_matches(name, [*MODELS, *known], n=1, cutoff=0.6) if "/" not in name else []
             hint = f"did you mean {near[0]}?" if near else "not a folder; give one, a config.json, or a type of transformers"
-            raise InputError(f"--model {shortened(name)}: {hint}")
+            raise InputError(f"--model {shorten(name)}: {hint}")
         given = EncoderConfig({"model_type": name})
     task = _task_of_words(encoders.word_task_of(given), settings, tokenizer)
     complete = encoders.fresh_config(given.values, tokenizer.vocabulary_size, tokenizer.token_ids(), length)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from gaudi_bert.common.arrays import FloatArray, IntArray, permutation
 from gaudi_bert.common.compiled import kernel
-from gaudi_bert.common.dealing import Packs
+from gaudi_bert.common.sampling import SampledPacks
 from gaudi_bert.packing.row_lengths import row_cost
 from gaudi_bert.rows.packs import BatchShape
 
@@ -103,13 +103,13 @@ class RowStream:
         of_update, sequences = np.divmod(np.unique(update * len(self.lengths) + self.rows.of(rows)), len(self.lengths))
         return sequences, np.searchsorted(of_update, np.arange(last - first + 1))
 
-    def packs_of(self, update: int, shape: BatchShape) -> tuple[Packs, IntArray]:
+    def packs_of(self, update: int, shape: BatchShape) -> tuple[SampledPacks, IntArray]:
         """The packs of an update, and its sequences; `members` of the packs are numbers of these sequences."""
         sequences, starts = self.distinct(update, update + 1)
         pack_of = np.zeros(len(sequences), np.int64)
         _fill_packs(self.lengths[sequences], starts, shape.length, shape.depth, pack_of, np.zeros(1, np.int64))
         sizes = np.bincount(pack_of)
-        return Packs(np.argsort(pack_of, kind="stable"), np.concatenate([[0], np.cumsum(sizes)])), sequences
+        return SampledPacks(np.argsort(pack_of, kind="stable"), np.concatenate([[0], np.cumsum(sizes)])), sequences
 
     def needs(self, lengths: Sequence[int], depth: int, updates: int) -> list[tuple[int, int]]:
         """For packs of each length: the most that one of the first updates needs, and the most sequences of a pack."""

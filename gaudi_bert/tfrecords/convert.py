@@ -24,9 +24,9 @@ from gaudi_bert.artefacts.shards import Shard
 from gaudi_bert.common.arrays import AnyArray, ByteArray
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.features import Axis, PackedFeature
-from gaudi_bert.common.files import atomic_file, exclusive_lock, followed, in_store, url_of, write_json
+from gaudi_bert.common.files import atomic_file, exclusive_lock, is_in_store, resolve_links, store_url, write_json
 from gaudi_bert.common.progress import Reporter
-from gaudi_bert.common.threads import each_in_threads
+from gaudi_bert.common.threads import map_in_threads
 from gaudi_bert.packs.verify import PackedFolder
 from gaudi_bert.tfrecords.files import input_file
 from gaudi_bert.tfrecords.random_access import RecordFiles, ShardPaths
@@ -71,7 +71,7 @@ def convert(
                     _write_hdf5_shard(metadata, slots, shard, target)
                 task.advance(metadata.packs / len(shards))
 
-            list(each_in_threads(write, shards, workers, lambda: np.zeros(0, np.uint8)))
+            list(map_in_threads(write, shards, workers, lambda: np.zeros(0, np.uint8)))
         write_json(sibling, _vendor_metadata(metadata, strategies))
         content = Conversion(format="hdf5", files=len(shards), packs=metadata.packs, sequences=metadata.sequences)
         content.write(final)
@@ -81,9 +81,11 @@ def convert(
 def _check_apart(packed: Path, out: Path) -> None:
     """Refuse folders of which the one would be written over the other, and those that are not on this machine."""
     for location in (packed, out):
-        if in_store(location):
-            raise InputError(f"{url_of(location)}: folders of this machine are converted; copy it here, or from here, first")
-    if followed(out) in (followed(packed), *followed(packed).parents):
+        if is_in_store(location):
+            raise InputError(
+                f"{store_url(location)}: folders of this machine are converted; copy it here, or from here, first"
+            )
+    if resolve_links(out) in (resolve_links(packed), *resolve_links(packed).parents):
         raise InputError(f"{out}: holds the packs that are to be converted; choose another folder")
 
 
@@ -175,7 +177,7 @@ def _survey(
             task.advance(len(used))
 
     with reporter.task("read packs", metadata.packs, "packs") as task:
-        list(each_in_threads(read, shards, workers, lambda: np.zeros(0, np.uint8)))
+        list(map_in_threads(read, shards, workers, lambda: np.zeros(0, np.uint8)))
     return strategies, max(masked)
 
 

@@ -24,7 +24,7 @@ from gaudi_bert.artefacts.object_store import Objects
 from gaudi_bert.artefacts.packed import refuse_row_tables
 from gaudi_bert.common.crc32c import crc32c
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.files import explained_os_errors, followed, in_store, open_file, shown_location, url_of
+from gaudi_bert.common.files import explain_os_errors, format_location, is_in_store, open_file, resolve_links, store_url
 from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.tfrecords.wire.hdf5 import HDF5_ENDINGS
 
@@ -34,7 +34,7 @@ _PIECE_BYTES = 1 << 20
 def list_record_files(records: str | Path) -> dict[Path, int]:
     """The files of RECORDS (a folder, a file, or a glob pattern), sorted by name, and their bytes."""
     location = Path(records)
-    with explained_os_errors(location, "read"):
+    with explain_os_errors(location, "read"):
         if location.is_dir():
             paths = [child for child in location.iterdir() if not _is_ignored(child.name) and not child.is_dir()]
             missing = "the folder holds no record files, names that begin with _ or . aside; check the path"
@@ -69,7 +69,7 @@ def list_record_files(records: str | Path) -> dict[Path, int]:
 def input_file(path: Path) -> InputFile:
     """A file by its name, bytes and CRC-32C."""
     checksum = size = 0
-    with explained_os_errors(path, "read"), open_file(path) as handle:
+    with explain_os_errors(path, "read"), open_file(path) as handle:
         while piece := handle.read(_PIECE_BYTES):
             checksum, size = crc32c(piece, checksum), size + len(piece)
     return InputFile(name=path.name, bytes=size, crc32c=checksum)
@@ -90,7 +90,7 @@ def records_folder(records: str | Path) -> Path:
 
 def find_vocabulary(records: str | Path) -> Path | None:
     """`vocab.txt` next to the folder of RECORDS (where `prepare` puts it), or None."""
-    candidate = followed(records_folder(records)).parent / "vocab.txt"
+    candidate = resolve_links(records_folder(records)).parent / "vocab.txt"
     return candidate if candidate.is_file() else None
 
 
@@ -102,7 +102,7 @@ def _is_ignored(name: str) -> bool:
 def _check_one_format(records: str | Path, paths: Iterable[Path]) -> None:
     first = {path.suffix in HDF5_ENDINGS: path.name for path in paths}
     if len(first) > 1:
-        shown = shown_location(records)
+        shown = format_location(records)
         raise InputError(
             f"{shown}: holds both HDF5 files ({first[True]}) and others ({first[False]}); give one by a pattern"
         )
@@ -124,10 +124,10 @@ class RecordInputs:
 @contextmanager
 def open_inputs(records: str | Path, store: StoreSettings | None = None) -> Iterator[RecordInputs]:
     """The files of RECORDS: a folder, a file or a glob; or the same as a URL."""
-    if not in_store(records):
+    if not is_in_store(records):
         yield RecordInputs(str(records), records_folder(records), list_record_files(records), find_vocabulary(records))
         return
-    url, pattern = url_of(records), "*"
+    url, pattern = store_url(records), "*"
     parent, _, name = url.rpartition("/")
     # An object, or a pattern: its folder, and which names in it are meant.
     if not parent.endswith(":/") and (any(letter in name for letter in "*?[") or Objects(store).info(url) is not None):
@@ -142,9 +142,9 @@ def open_inputs(records: str | Path, store: StoreSettings | None = None) -> Iter
             if fnmatch.fnmatchcase(name, pattern) and not _is_ignored(name)
         }
         if not sizes:
-            raise InputError(f"{url_of(records)}: no record files there, or no such bucket; check the URL")
+            raise InputError(f"{store_url(records)}: no record files there, or no such bucket; check the URL")
         _check_one_format(records, sizes)
         vocabulary = root / "vocab.txt"
         if not is_bucket:
             fetch(vocabulary)
-        yield RecordInputs(shown_location(records), folder, sizes, vocabulary if vocabulary.exists() else None)
+        yield RecordInputs(format_location(records), folder, sizes, vocabulary if vocabulary.exists() else None)

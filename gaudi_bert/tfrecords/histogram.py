@@ -20,10 +20,10 @@ from gaudi_bert.artefacts.histogram import CountedFile, HistogramFile
 from gaudi_bert.artefacts.mirrored_folder import mirrored, read_ahead
 from gaudi_bert.artefacts.results import PlainResult, StageOutput, StageRun
 from gaudi_bert.common.arrays import ByteArray, Int32Array
-from gaudi_bert.common.errors import InputError, shortened
-from gaudi_bert.common.files import shown_location
-from gaudi_bert.common.progress import Reporter, count_of
-from gaudi_bert.common.threads import worker_count
+from gaudi_bert.common.errors import InputError, shorten
+from gaudi_bert.common.files import format_location
+from gaudi_bert.common.progress import Reporter, format_count
+from gaudi_bert.common.threads import choose_worker_count
 from gaudi_bert.packing.histogram import build_group_histogram
 from gaudi_bert.tfrecords.files import RecordInputs, bad_file, open_inputs
 from gaudi_bert.tfrecords.scan import (
@@ -79,7 +79,7 @@ def histogram(
         )
         path = folder / out.name
         if begin_artefact(path, path, signature, run.overwrite):
-            run.reporter.say(f"{shown_location(out)}: already there, nothing to do")
+            run.reporter.say(f"{format_location(out)}: already there, nothing to do")
             return StageOutput(HistogramFile.read(path), skipped=True)
         content = _count(inputs, sizes, info, on_bad_file, run)
         content.write(path)
@@ -103,7 +103,7 @@ def _count(
     run: StageRun,
 ) -> HistogramFile:
     """Read all files, also where some are bad; from a store, each is fetched shortly before."""
-    files, ahead = list(sizes), worker_count(run.workers, len(sizes))
+    files, ahead = list(sizes), choose_worker_count(run.workers, len(sizes))
     with run.reporter.task("histogram", sum(sizes.values()), "bytes") as task, read_ahead(files, ahead) as batches:
 
         def count(number: int, buffer: ByteArray) -> _Counted | tuple[InputFile, str]:
@@ -164,7 +164,7 @@ def _report_bad_files(
     for reason in reasons[:_NAMED]:
         reporter.say(reason)
     named = _named([file.name for file, _ in bad], _NAMED)
-    summary = f"{inputs.shown}: of {count_of(files, 'file')}, {named} cannot be read: {shortened(reasons[0], 300)}"
+    summary = f"{inputs.shown}: of {format_count(files, 'file')}, {named} cannot be read: {shorten(reasons[0], 300)}"
     if on_bad_file == "stop":
         raise InputError(f"{summary}; make them again, or leave them out: {_LEAVE_OUT}")
     if len(bad) == files:
@@ -190,7 +190,7 @@ def _common_schema(inputs: RecordInputs, counted: Sequence[_Counted]) -> Unpacke
 def _named(names: Sequence[str], most: int = 3) -> str:
     """Return how many files, and the first of them by name."""
     more = f" and {len(names) - most:,} more" if len(names) > most else ""
-    return f"{count_of(len(names), 'file')} ({', '.join(shortened(name, 30) for name in names[:most])}{more})"
+    return f"{format_count(len(names), 'file')} ({', '.join(shorten(name, 30) for name in names[:most])}{more})"
 
 
 def _count_file(path: Path, buffer: ByteArray, progress: Callable[[int], None]) -> _Counted:

@@ -20,7 +20,7 @@ from gaudi_bert.common.arrays import AnyArray
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.features import PackedFeature, UnpackedFeature
 from gaudi_bert.common.files import read_text
-from gaudi_bert.common.progress import count_of
+from gaudi_bert.common.progress import format_count
 from gaudi_bert.tfrecords.files import list_record_files
 from gaudi_bert.tfrecords.wire.example import decode_example
 from gaudi_bert.tfrecords.wire.framing import read_records
@@ -84,22 +84,22 @@ class RecordView:
 
         A masked position shows the token in the row, an arrow, and the token it replaced: `[MASK]→house`.
         """
-        kind = f"packed, {count_of(len(self.sequences), 'sequence')}" if self.packed else "unpacked"
+        kind = f"packed, {format_count(len(self.sequences), 'sequence')}" if self.packed else "unpacked"
         lines = [
-            f"{self.file}, record {self.record}: {kind}, {count_of(self.tokens, 'token')} and {self.padding} of padding "
-            f"in a row of {self.max_sequence_length}, {count_of(self.masked_slots, 'masked slot')}, {self.bytes} bytes"
+            f"{self.file}, record {self.record}: {kind}, {format_count(self.tokens, 'token')} and {self.padding} of padding "
+            f"in a row of {self.max_sequence_length}, {format_count(self.masked_slots, 'masked slot')}, {self.bytes} bytes"
         ]
         for sequence in self.sequences:
             label = _NEXT_SENTENCE_LABELS.get(sequence.next_sentence_label, "unknown")
             segments = " + ".join(str(length) for _, length in sequence.segments)
-            length = count_of(sequence.length, "token")
+            length = format_count(sequence.length, "token")
             hidden = {masked.position: f"→{masked.token or masked.id}" for masked in sequence.masked}
             tokens = sequence.tokens or map(str, sequence.input_ids)
             words = [f"{token}{hidden.get(position, '')}" for position, token in enumerate(tokens)]
             text = re.sub(r" ##(?!\S*→)", "", " ".join(words))  # the pieces of a word, joined where none is masked
             head = f"{sequence.number}  {length} ({segments}) from {sequence.start}, {len(sequence.masked)} masked, {label}"
             lines += [head, f"   {text}"]
-        lines += [f"also holds {key} ({count_of(size, 'value')})" for key, size in self.other_features.items()]
+        lines += [f"also holds {key} ({format_count(size, 'value')})" for key, size in self.other_features.items()]
         return lines + [f"PROBLEM: {problem}" for problem in self.problems]
 
 

@@ -21,7 +21,6 @@ from gaudi_bert.artefacts.shards import Shard, SizeArray, count_shards
 from gaudi_bert.common.arrays import ByteArray, Int32Array, IntArray, RowArray
 from gaudi_bert.common.compiled import borrowing_kernel, inlined_kernel
 from gaudi_bert.common.crc32c import crc32c
-from gaudi_bert.common.dealing import Packs
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.features import PackedFeature
 from gaudi_bert.common.files import atomic_file
@@ -36,6 +35,7 @@ from gaudi_bert.common.memory import (
     store_u16,
     store_u32,
 )
+from gaudi_bert.common.sampling import SampledPacks
 from gaudi_bert.tfrecords.scan import IndexedSequences
 from gaudi_bert.tfrecords.wire.example import (
     SLACK_BYTES,
@@ -273,7 +273,7 @@ def _prefetch_pack(group: IndexedSequences, members: Int32Array) -> None:
 @borrowing_kernel
 def _encode(
     group: IndexedSequences,
-    packs: Packs,
+    packs: SampledPacks,
     first: int,
     last: int,
     layout: _Layout,
@@ -323,7 +323,7 @@ _BUFFER_BYTES = 256 << 10  # larger writes make the kernel look for large pages,
 class PackEncoder:
     """Encodes packs of one group into buffers; several threads may use one instance, each with its own output."""
 
-    def __init__(self, schema: PackedSchema, group: IndexedSequences, packs: Packs) -> None:
+    def __init__(self, schema: PackedSchema, group: IndexedSequences, packs: SampledPacks) -> None:
         self._schema, self._group, self._packs = schema, group, packs
         keys = key_rows(schema.features)
         self._layout = _Layout(schema.max_sequence_length, schema.masked_slots, schema.depth, keys, position_table())

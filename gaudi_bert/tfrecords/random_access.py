@@ -28,7 +28,7 @@ from gaudi_bert.common.arrays import AnyArray, ByteArray, IntArray
 from gaudi_bert.common.compiled import borrowing_kernel
 from gaudi_bert.common.crc32c import crc32c_at, crc_of_word, mask_crc
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.files import explained_os_errors, open_file
+from gaudi_bert.common.files import explain_os_errors, open_file
 from gaudi_bert.common.memory import address_of, copy_bytes, load_u32, load_word
 from gaudi_bert.reading.global_order import MAX_STREAM_SETS, choose_stream_count, regions_of_shards
 from gaudi_bert.reading.streams import ShardFiles, StoredPacks
@@ -232,7 +232,7 @@ def _mapped(handle: Any, size: int) -> _Pages:
 
 
 def _mapped_file(path: Path) -> _Pages:
-    with explained_os_errors(path, "read"), open_file(path) as handle:
+    with explain_os_errors(path, "read"), open_file(path) as handle:
         return _mapped(handle, path.stat().st_size)
 
 
@@ -240,7 +240,7 @@ def _mapped_content(path: Path) -> tuple[_Pages, bool]:
     """The uncompressed content of a file, and whether it is a compressed one."""
     if path.stat().st_size == 0:
         return b"", False
-    with RecordStream(path) as stream, explained_os_errors(path, "read"):
+    with RecordStream(path) as stream, explain_os_errors(path, "read"):
         if not stream.compression:
             return _mapped_file(path), False
         with tempfile.TemporaryFile() as plain:

@@ -20,7 +20,7 @@ from gaudi_bert.common.compiled import borrowing_kernel, inlined_kernel
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.features import UnpackedFeature
 from gaudi_bert.common.memory import address_of, as_word, copy_bytes, load_u8
-from gaudi_bert.common.threads import each_in_threads
+from gaudi_bert.common.threads import map_in_threads
 from gaudi_bert.tfrecords.wire.example import decode_example, encode_example
 from gaudi_bert.tfrecords.wire.features import FeatureTable, feature_table, locate_features
 from gaudi_bert.tfrecords.wire.framing import (
@@ -391,4 +391,4 @@ def _canonical_example(payload: bytes | memoryview, schema: UnpackedSchema | Pac
 
 def map_files(function: Callable[[_Item, ByteArray], _Result], files: Sequence[_Item], workers: int | None) -> list[_Result]:
     """Return `function(file, buffer)` for every file, with a buffer for scans in constant memory."""
-    return list(each_in_threads(function, files, workers, scan_buffer))
+    return list(map_in_threads(function, files, workers, scan_buffer))

@@ -27,8 +27,8 @@ from gaudi_bert.common.arrays import ByteArray, IntArray
 from gaudi_bert.common.crc32c import crc32c
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.files import read_file
-from gaudi_bert.common.progress import Task, count_of
-from gaudi_bert.common.threads import each_in_threads, worker_count
+from gaudi_bert.common.progress import Task, format_count
+from gaudi_bert.common.threads import choose_worker_count, map_in_threads
 from gaudi_bert.packs.verify import (
     PackedFolder,
     ReadGroup,
@@ -113,7 +113,7 @@ class _RecordsReader:
 
     def _read_files(self, files: Sequence[tuple[Path, bool]], task: Task) -> Iterator[_ReadFile]:
         """Read files; those of a store are fetched shortly before."""
-        ahead, schema = worker_count(self.run.workers, len(files)), PackedSchema.of(self.folder.metadata)
+        ahead, schema = choose_worker_count(self.run.workers, len(files)), PackedSchema.of(self.folder.metadata)
         with read_ahead([path for path, _ in files], ahead) as batches:
 
             def read(number: int, buffer: ByteArray) -> _ReadFile:
@@ -126,7 +126,7 @@ class _RecordsReader:
                             raise
                         raise FailedError(str(error)) from error
 
-            yield from each_in_threads(read, range(len(files)), self.run.workers, scan_buffer)
+            yield from map_in_threads(read, range(len(files)), self.run.workers, scan_buffer)
 
     def _compare(self, stored: GroupManifest, plan_sha256: str, files: Sequence[_ReadFile]) -> ReadGroup:
         """Compare the shards of a group with its input files, and compute its manifest again."""
@@ -196,7 +196,7 @@ class _RecordsReader:
                     raise FailedError(f"{path}: was skipped as bad, but can be read; {remedy}")
         if bad_files:
             named = ", ".join(file.name for file in bad_files[:_NAMED])
-            count = count_of(len(bad_files), "bad file")
+            count = format_count(len(bad_files), "bad file")
             self.run.reporter.say(f"{shown_path(self.folder.path)}: {count} of the records skipped: {named}")
 
 

@@ -25,11 +25,11 @@ from gaudi_bert.artefacts.plan import PlannedGroup, WritablePlan
 from gaudi_bert.artefacts.results import PackResult, PlainResult, StageOutput, StageRun, require_complete
 from gaudi_bert.artefacts.shards import Shard, SizeArray, index_path, shard_bounds, shard_name, write_index
 from gaudi_bert.common.arrays import ByteArray, IntArray
-from gaudi_bert.common.dealing import deal_sequences
 from gaudi_bert.common.errors import FailedError, GaudiBertError, InputError
-from gaudi_bert.common.files import check_name, followed, in_store, read_text, shown_location, url_of
-from gaudi_bert.common.progress import Task, count_of, human_bytes
-from gaudi_bert.common.threads import each_in_threads, worker_count
+from gaudi_bert.common.files import check_file_name, format_location, is_in_store, read_text, resolve_links, store_url
+from gaudi_bert.common.progress import Task, format_bytes, format_count
+from gaudi_bert.common.sampling import sample_packs
+from gaudi_bert.common.threads import choose_worker_count, map_in_threads
 from gaudi_bert.config.sections import PackingSettings
 from gaudi_bert.packing.certificate import Certificate, check_certificate, simple_certificate
 from gaudi_bert.packs.plan import plan as plan_packs
@@ -59,7 +59,7 @@ def pack(
     The histogram and the plan are stored next to it, in `<out>-plan/`. `on_bad_file` is as for `histogram`; `verified`:
     prove afterwards that every sequence is there.
     """
-    check_name(out)
+    check_file_name(out)
     if not run.does_all:
         raise InputError(f"{out}: records are packed at once; use `histogram`, `plan` and `write` to share the work")
     _check_apart(records, out)
@@ -110,12 +110,12 @@ def write(
 
 
 def _check_apart(records: str | Path, out: Path) -> None:
-    if in_store(records) or in_store(out):
-        same = in_store(records) and in_store(out) and url_of(records) == url_of(out)
+    if is_in_store(records) or is_in_store(out):
+        same = is_in_store(records) and is_in_store(out) and store_url(records) == store_url(out)
     else:
-        same = followed(records_folder(records)) == followed(out)
+        same = resolve_links(records_folder(records)) == resolve_links(out)
     if same:
-        raise InputError(f"{shown_location(records)}: the output folder is the folder of the records; choose another one")
+        raise InputError(f"{format_location(records)}: the output folder is the folder of the records; choose another one")
 
 
 @dataclass
@@ -170,12 +170,12 @@ class _RecordsWriter:
         group = _read_group(
             self._paths(number), planned.files, schema.unpacked, room, self.workers, lambda count: task.advance(count / 2)
         )
-        assignment = deal_sequences(group.lengths, planned.strategies, plan.seed, number)
+        assignment = sample_packs(group.lengths, planned.strategies, plan.seed, number)
         encoder = PackEncoder(schema, group, assignment)
         shards = encoder.count_shards(plan.shard_multiple, plan.shard_bytes)
         bounds = shard_bounds(planned.packs, shards, int(self._packs_before[number]))
         share = planned.input_bytes / planned.packs / 2
-        cores = worker_count(self.workers, shards)
+        cores = choose_worker_count(self.workers, shards)
         slots = threading.Semaphore(cores)
 
         def make(shard: int, output: ByteArray) -> tuple[Shard, SizeArray]:
@@ -185,7 +185,7 @@ class _RecordsWriter:
             release(path)
             return written
 
-        written = list(each_in_threads(make, range(shards), _WRITERS_PER_CORE * cores, encoder.output_buffer))
+        written = list(map_in_threads(make, range(shards), _WRITERS_PER_CORE * cores, encoder.output_buffer))
         index = index_path(self.out, number)
         index_crc32c = write_index(index, [sizes for _, sizes in written])
         release(index)
@@ -205,7 +205,7 @@ class _RecordsWriter:
         planned = self.plan.groups[manifest.group]
         right = {"packs": planned.packs, **of_counts(_counts(planned, self.plan.max_sequence_length).tolist())}
         if any(getattr(manifest, key) != value for key, value in right.items()):
-            path, held = manifest_path(self.out, manifest.group), count_of(manifest.packs, "pack")
+            path, held = manifest_path(self.out, manifest.group), format_count(manifest.packs, "pack")
             raise FailedError(f"{path}: {held}, {manifest.sequences} sequences, not those of the plan; {manifest.remedy}")
 
     def metadata(self, sums: PackedSums) -> Metadata:
@@ -347,8 +347,8 @@ def _check_group_memory(number: int, group: PlannedGroup, paths: Sequence[Path],
         return
     largest = max(paths, key=lambda path: path.stat().st_size if path.exists() else 0)
     raise InputError(
-        f"{largest}: group {number}, of {count_of(len(paths), 'file')}, is packed in memory, which takes "
-        f"{human_bytes(needed)} at least, {human_bytes(available)} are available; lower packing.group_sequences, or split "
+        f"{largest}: group {number}, of {format_count(len(paths), 'file')}, is packed in memory, which takes "
+        f"{format_bytes(needed)} at least, {format_bytes(available)} are available; lower packing.group_sequences, or split "
         "this file, the largest, then make the histogram and the plan again"
     )
 

@@ -23,8 +23,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from gaudi_bert.artefacts.mirrored_folder import names_in, remove
-from gaudi_bert.common.errors import InputError, shown
-from gaudi_bert.common.files import atomic_file, explained_os_errors, open_file, regular
+from gaudi_bert.common.errors import InputError, short_repr
+from gaudi_bert.common.files import atomic_file, check_regular_file, explain_os_errors, open_file
 from gaudi_bert.engines.protocol import Communicator, Model, Updates
 from gaudi_bert.model.config import find_shape_mismatch
 from gaudi_bert.reading.global_order import ORDER_VERSION
@@ -128,7 +128,7 @@ def read_checkpoint(path: Path | str) -> Checkpoint:
     path = Path(path)
     state = _read_state(path)
     try:
-        with explained_os_errors(path, "read"), safe_open(regular(path), framework="np") as file:
+        with explain_os_errors(path, "read"), safe_open(check_regular_file(path), framework="np") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is not a mapping
         actual, written = {name: _description(tensor) for name, tensor in tensors.items()}, state.tensors
         for name in [*written, *actual]:
@@ -181,14 +181,14 @@ def _newest_state(folder: Path) -> _State | None:
 
 def is_checkpoint(path: Path) -> bool:
     """Whether the file is one of ours, damaged or not, by its header; other safetensors files are not."""
-    with explained_os_errors(path, "read"), open_file(path) as handle:
+    with explain_os_errors(path, "read"), open_file(path) as handle:
         return f'"{_METADATA_KEY}":'.encode() in handle.read(_FIRST_BYTES)
 
 
 def _state_text(path: Path) -> str:
     """The text in the header of a checkpoint of ours; no tensor is read."""
     try:
-        with explained_os_errors(path, "read"), safe_open(regular(path), framework="np") as file:
+        with explain_os_errors(path, "read"), safe_open(check_regular_file(path), framework="np") as file:
             metadata = file.metadata() or {}
     except SafetensorError as error:
         raise _damaged(path, " ".join(str(error).split())) from error
@@ -243,7 +243,7 @@ def _read_newest(folder: Path, warn: Callable[[str], None]) -> Checkpoint | None
 def remove_old_checkpoints(folder: Path, keep: int) -> None:
     """Remove all but the newest `keep` checkpoints."""
     names = fnmatch.filter(names_in(folder), CHECKPOINT_NAMES)
-    with explained_os_errors(folder, "remove"):
+    with explain_os_errors(folder, "remove"):
         remove(*(folder / name for name in names[: max(0, len(names) - keep)]))
 
 
@@ -276,8 +276,8 @@ def resume_run(
     progress = checkpoint.progress
     if progress.get("order") != ORDER_VERSION:
         raise InputError(
-            f"{checkpoints}: holds a position in the order {shown(progress.get('order'))}, this edition reads in the order "
-            f"{ORDER_VERSION}; train again with --overwrite"
+            f"{checkpoints}: holds a position in the order {short_repr(progress.get('order'))}, this edition reads in "
+            f"the order {ORDER_VERSION}; train again with --overwrite"
         )
     shapes, buffers = model.shapes(), model.buffers()
     trained = {name: shape for name, shape in shapes.items() if name not in buffers}
@@ -308,7 +308,7 @@ def _difference(there: Any, here: Any, name: str = "") -> str | None:
         return next((part for part in parts if part is not None), None)
     if there == here or name == _MAY_CHANGE:
         return None
-    return f"{name or 'its signature'} is {shown(there)} there, {shown(here)} here"
+    return f"{name or 'its signature'} is {short_repr(there)} there, {short_repr(here)} here"
 
 
 def share_state(progress: Progress, model: Model, updates: Updates, communicator: Communicator) -> Progress:

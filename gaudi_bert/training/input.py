@@ -36,7 +36,7 @@ from gaudi_bert.artefacts.packed import Metadata, pack_kind
 from gaudi_bert.common.arrays import AnyArray, BatchArrays, Float32Array, Int32Array, IntArray
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.features import UnpackedFeature
-from gaudi_bert.common.files import in_store, open_file
+from gaudi_bert.common.files import is_in_store, open_file
 from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.reading.global_order import MAX_STREAMS, choose_stream_count, pack_numbers_of_rank
@@ -141,7 +141,7 @@ class DataSource:
 @contextmanager
 def open_data(path: Path | str, store: StoreSettings | None = None) -> Iterator[DataSource]:
     """A packed folder, or unpacked records, on a disk or in an object store; as `open_source`."""
-    if not in_store(path):
+    if not is_in_store(path):
         yield open_source(path)
         return
     settings = store or StoreSettings()

@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 
 from gaudi_bert.artefacts.base import whole_lines
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.files import explained_os_errors, write_text
+from gaudi_bert.common.files import explain_os_errors, write_text
 from gaudi_bert.config.sections import MlperfSettings
 from gaudi_bert.model.config import BertConfig, parameter_specs
 from gaudi_bert.tfrecords.wire.framing import frame
@@ -43,7 +43,7 @@ class MetricsWriter:
         self.evaluated_updates = {line["update"] for line in lines if line["kind"] == "evaluation"}
         write_text(self.path, "".join(json.dumps(line) + "\n" for line in lines))
         now, board = time.time(), Path(folder) / "tensorboard"
-        with explained_os_errors(self.path, "write"):
+        with explain_os_errors(self.path, "write"):
             board.mkdir(parents=True, exist_ok=True)
             name = f"events.out.tfevents.{int(now):010d}.{socket.gethostname()}.{os.getpid()}"
             self._lines, self._events = open(self.path, "ab"), open(board / name, "ab")  # noqa: SIM115 - see __exit__
@@ -60,7 +60,7 @@ class MetricsWriter:
         self._append(self._events, frame(_time(time.time()) + b"\x10" + _varint(update) + _message(5, summary)))
 
     def _append(self, handle: BinaryIO, content: bytes) -> None:
-        with explained_os_errors(self.path, "write"):
+        with explain_os_errors(self.path, "write"):
             handle.write(content)
             handle.flush()
 
@@ -120,7 +120,7 @@ class MlperfLog:
             ) from error
         self._keys = mllog.constants
         path.parent.mkdir(parents=True, exist_ok=True)
-        with explained_os_errors(path, "write"):
+        with explain_os_errors(path, "write"):
             self._handler = logging.FileHandler(path, mode="w", encoding="utf-8")
         # A separate logger, not one of the process: nothing goes to standard output, which belongs to --json.
         logger = logging.Logger("gaudi-bert-mlperf", logging.INFO)

@@ -20,7 +20,7 @@ from gaudi_bert.artefacts.base import Artefact
 from gaudi_bert.artefacts.completion import Signature
 from gaudi_bert.artefacts.mirrored_folder import publish
 from gaudi_bert.common.errors import StoppedError
-from gaudi_bert.common.launch import handled_signals
+from gaudi_bert.common.launch import handle_signals
 from gaudi_bert.common.progress import Reporter, Task
 from gaudi_bert.engines.protocol import Communicator, Device, Engine, Model
 from gaudi_bert.reading.global_order import ORDER_VERSION
@@ -269,5 +269,5 @@ def _stop_requests() -> Iterator[Callable[[], bool]]:
             raise KeyboardInterrupt
         received.append(number)
 
-    with handled_signals(_SIGNALS, handle):
+    with handle_signals(_SIGNALS, handle):
         yield lambda: bool(received)

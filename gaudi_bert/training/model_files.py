@@ -16,7 +16,7 @@ from pydantic import Field, TypeAdapter, ValidationError, field_validator
 
 from gaudi_bert.artefacts.base import Figures
 from gaudi_bert.common.arrays import Float32Array
-from gaudi_bert.common.errors import InputError, shortened, shown
+from gaudi_bert.common.errors import InputError, short_repr, shorten
 from gaudi_bert.common.files import read_json, write_json
 from gaudi_bert.config.sections import TaskName, TaskSettings
 from gaudi_bert.model.config import LARGEST_SIZES
@@ -159,10 +159,10 @@ class SentenceFolder:
         """Return the first `truncate_dim` values of vectors; with `normalize_again` as vectors of the length 1."""
         if self.truncate_dim is None or self.truncate_dim >= vectors.shape[1]:
             return vectors
-        shortened = vectors[:, : self.truncate_dim]
+        shorten = vectors[:, : self.truncate_dim]
         if normalize_again:
-            shortened = shortened / np.maximum(np.linalg.norm(shortened, axis=1, keepdims=True), 1e-12)
-        return np.ascontiguousarray(shortened, np.float32)
+            shorten = shorten / np.maximum(np.linalg.norm(shorten, axis=1, keepdims=True), 1e-12)
+        return np.ascontiguousarray(shorten, np.float32)
 
     def prompt(self, name: str | None) -> str:
         """The prompt of this name, or the default one; empty where there is none."""
@@ -170,7 +170,7 @@ class SentenceFolder:
         if name is not None and name not in self.prompts:
             known = ", ".join(name for name, prompt in self.prompts.items() if prompt) or "none"
             raise InputError(
-                f"prompt {shown(name)}: the model's folder has {shortened(known)} ({_PROMPTS}); give --prompt TEXT, "
+                f"prompt {short_repr(name)}: the model's folder has {shorten(known)} ({_PROMPTS}); give --prompt TEXT, "
                 "or --prompt '' for none"
             )
         return (self.prompts[name] or "") if name is not None else ""
@@ -189,7 +189,7 @@ def read_sentence_folder(folder: Path, pooling: Pooling | None = None) -> Senten
     is_bare = pooling is not None and kinds == ["Transformer"]
     if not is_bare and kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
         raise InputError(
-            f"{folder}: modules.json has {shortened(', '.join(kinds)) or 'no module'}; known are Transformer, Pooling and "
+            f"{folder}: modules.json has {shorten(', '.join(kinds)) or 'no module'}; known are Transformer, Pooling and "
             "perhaps Normalize, in this order; for the transformer alone give a copy of the folder without modules.json"
         )
     if modules[0].path:
@@ -224,7 +224,7 @@ def _pooling(path: Path, settings: Mapping[str, Any]) -> Pooling:
         chosen = given if isinstance(given, list) else [given]
         known = [_MODES_BY_NAME.get(name) if isinstance(name, str) else None for name in chosen]
     if len(known) != 1 or known[0] is None:
-        modes = shortened(" and ".join(map(str, chosen))) or "nothing"
+        modes = shorten(" and ".join(map(str, chosen))) or "nothing"
         raise InputError(f"{path}: pools by {modes}; only one of cls, mean, max and last can be done: {_CHOOSE}")
     return known[0]
 

@@ -21,7 +21,7 @@ import numpy as np
 from gaudi_bert.artefacts.training import LossFigures
 from gaudi_bert.common.arrays import AnyArray, BatchArrays, FloatArray, Int32Array, random_words
 from gaudi_bert.common.errors import FailedError
-from gaudi_bert.common.progress import human_rate, human_seconds
+from gaudi_bert.common.progress import format_rate, format_seconds
 from gaudi_bert.config.sections import LoopSettings, TrainingSettings
 from gaudi_bert.engines.protocol import Communicator, Sums, UpdateLoss, Updates, UpdateScalars
 from gaudi_bert.model.heads import Loss
@@ -228,8 +228,8 @@ class IntervalReport:
         """For people, after so many of all updates."""
         return (
             f"update {update}/{updates} ({update / updates:.0%}), {self.figures.line()}, "
-            f"{self.tokens_per_second:,.0f} tokens/s, {human_rate(self.sequences_per_second, 'sequences')} "
-            f"({self.packing_factor:.2f} per pack), {human_seconds((updates - update) * self.seconds_per_update)} left"
+            f"{self.tokens_per_second:,.0f} tokens/s, {format_rate(self.sequences_per_second, 'sequences')} "
+            f"({self.packing_factor:.2f} per pack), {format_seconds((updates - update) * self.seconds_per_update)} left"
         )
 
 

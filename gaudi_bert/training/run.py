@@ -22,9 +22,9 @@ from gaudi_bert.artefacts.completion import Signature, begin_artefact, is_finish
 from gaudi_bert.artefacts.mirrored_folder import fetch, is_mirrored, mirrored, names_in, remove, shown_path
 from gaudi_bert.artefacts.results import StageOutput
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.files import exclusive_lock, explained_os_errors, read_json, write_json, write_text
+from gaudi_bert.common.files import exclusive_lock, explain_os_errors, read_json, write_json, write_text
 from gaudi_bert.common.launch import find_launch, is_first_process, shares_folders
-from gaudi_bert.common.progress import Reporter, native_lines_to
+from gaudi_bert.common.progress import Reporter, redirect_native_output
 from gaudi_bert.common.threads import usable_cores
 from gaudi_bert.config.pipeline import PipelineSettings, load_pipeline
 from gaudi_bert.config.sections import LoopSettings, TrainingSettings
@@ -252,7 +252,7 @@ def _run_folder(
             reporter.say(note)
         if folder.is_dir():  # not every process may see it
             log = "engine.log" if watched.is_first else f"engine-{watched.rank}.log"
-            stack.enter_context(native_lines_to(folder / log))
+            stack.enter_context(redirect_native_output(folder / log))
         # It continues as it began: compiled dropout draws other masks, and other processes would share other packs.
         begun = watched.from_first(lambda: beginning_of(context.checkpoints))
         begun_by, compiled = begun or (watched.size, device.compiles)
@@ -303,7 +303,7 @@ def _begin(
                 "choose another folder, or pass --overwrite to start again"
             )
         # First the run stops being finished: a kill between the two leaves one that was stopped.
-        with explained_os_errors(result_path, "remove"):
+        with explain_os_errors(result_path, "remove"):
             remove(result_path)
         write_json(settings_file, signature.as_json())
         reporter.say(

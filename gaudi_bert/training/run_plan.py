@@ -25,7 +25,7 @@ from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.progress import count_of
+from gaudi_bert.common.progress import format_count
 from gaudi_bert.config.sections import LoopSettings, TrainingSettings
 
 _CADENCES = ("updates", "evaluate_every_updates", "save_every_updates", "log_every_updates")
@@ -263,7 +263,7 @@ class RunPlan:
         if self.rows:
             shared = ((row, *row.shared_by(self.processes)) for row in self.turns)
             text += ", ".join(
-                f"{float(row.turns * micro_batches):,.1f} x {count_of(packs, 'pack')} of {row.length:,}"
+                f"{float(row.turns * micro_batches):,.1f} x {format_count(packs, 'pack')} of {row.length:,}"
                 for row, micro_batches, packs in shared
             )
         else:

@@ -20,8 +20,8 @@ import numpy as np
 
 from gaudi_bert.common.arrays import BatchArrays, Float32Array, Int32Array, WeightArrays
 from gaudi_bert.common.errors import FailedError, InputError
-from gaudi_bert.common.files import check_model
-from gaudi_bert.common.progress import Reporter, count_of
+from gaudi_bert.common.files import check_model_exists
+from gaudi_bert.common.progress import Reporter, format_count
 from gaudi_bert.config.values import Engine as EngineChoice
 from gaudi_bert.engines import choose_engine, load_engine
 from gaudi_bert.engines.protocol import Model, ModelSpec
@@ -55,9 +55,9 @@ class VerifyModelResult:
 
     def lines(self) -> list[str]:
         """Return the proof for people."""
-        packed = f"{count_of(self.sequences, 'sequence')} in {count_of(self.packs, 'pack')}"
+        packed = f"{format_count(self.sequences, 'sequence')} in {format_count(self.packs, 'pack')}"
         largest = max(difference for name, difference in self.differences.items() if name != "gradient")
-        neighbours = f"{count_of(self.leak_comparisons, 'sequence')} next to a changed one did not change"
+        neighbours = f"{format_count(self.leak_comparisons, 'sequence')} next to a changed one did not change"
         return [
             f"packing changes nothing: {packed} give the outputs of single rows, to {largest:.1e}, and the gradients, to "
             f"{self.differences['gradient']:.1e}; {neighbours}"
@@ -83,7 +83,7 @@ def verify_model(*, checkpoint: Path | None, reporter: Reporter, engine: EngineC
     values: WeightArrays = {}
     with nullcontext() if checkpoint is None else local_weights(checkpoint) as weights:
         if weights is not None:
-            check_model(weights)
+            check_model_exists(weights)
             if (weights / "config.json").is_file():  # any model of transformers, with its own weights
                 from gaudi_bert.encoders.packed_model import verify_folder  # loads torch and transformers
 
@@ -145,7 +145,7 @@ def _compare(
 ) -> dict[str, float]:
     """Check outputs, losses and gradients; the gradients that float32 cannot tell apart are settled in float64."""
     outputs, gradients = _compare_packed_with_unpacked(model_of("float32"), batch, loss)
-    say(f"verify-model: {count_of(len(batch['input_ids']), 'pack')}, masked-LM loss per {loss}")
+    say(f"verify-model: {format_count(len(batch['input_ids']), 'pack')}, masked-LM loss per {loss}")
     for name, (difference, largest) in outputs.items():
         bound = _OUTPUT_BOUND * max(1.0, largest)
         say(f"verify-model:   {name}: differs by {difference:.1e} at most (allowed {bound:.1e})")

@@ -20,8 +20,8 @@ from pydantic import Field
 from gaudi_bert.artefacts.base import Figures
 from gaudi_bert.artefacts.mirrored_folder import fetch, fetch_below, files_in, mirrored_bucket
 from gaudi_bert.common.arrays import Float32Array, WeightArrays
-from gaudi_bert.common.errors import InputError, shortened
-from gaudi_bert.common.files import check_model, explained_os_errors, in_store, read_json, regular
+from gaudi_bert.common.errors import InputError, shorten
+from gaudi_bert.common.files import check_model_exists, check_regular_file, explain_os_errors, is_in_store, read_json
 from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.config.sections import ModelSettings
 from gaudi_bert.engines import is_installed
@@ -71,7 +71,7 @@ def read_weights(path: Path | str) -> Weights:
     `model.safetensors`, or that file. Google: a prefix such as `bert_model.ckpt`, or a folder with one.
     """
     path = Path(path)
-    check_model(path)
+    check_model_exists(path)
     if shards := _hugging_face_files(path):
         weights = _read_hugging_face(path, shards)
     elif prefix := _find_google_checkpoint(path):
@@ -168,12 +168,12 @@ def _read_hugging_face(path: Path, files: list[Path]) -> Weights:
         raise InputError(f"{files[0]}: config.json is missing next to it; copy the complete folder of the model")
     tensors: dict[str, Float32Array] = {}
     for file in files:
-        with explained_os_errors(file, "read"):
-            regular(file)
+        with explain_os_errors(file, "read"):
+            check_regular_file(file)
         try:
             tensors.update(load_file(file))
         except (SafetensorError, OSError, KeyError, TypeError, json.JSONDecodeError) as error:
-            reason = shortened(str(error), 200)
+            reason = shorten(str(error), 200)
             raise InputError(f"{file}: cannot be read ({reason}); copy it again, or save it as float32") from error
     return Weights(path, "huggingface", config, _from_hugging_face(tensors, config))
 
@@ -185,7 +185,7 @@ def _read_hugging_face(path: Path, files: list[Path]) -> Weights:
 def local_weights(path: Path | str, store: StoreSettings | None = None) -> Iterator[Path]:
     """Weights to read: the newest checkpoint of a run, a checkpoint, or another tool's folder or file, copied if need be."""
     with mirrored_bucket(path, store) as weights:
-        if in_store(path):
+        if is_in_store(path):
             fetch(weights)
             newest = (
                 folder / max(names)

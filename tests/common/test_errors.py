@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gaudi_bert.common import errors
-from gaudi_bert.common.errors import has_tensorflow, install_command, shortened, shown
+from gaudi_bert.common.errors import has_tensorflow, install_command, short_repr, shorten
 
 
 @pytest.mark.parametrize("extra", ["parquet", "docker", "kubernetes", "s3", "gcs", "azure"])
@@ -39,8 +39,8 @@ def test_without_its_clone_the_package_is_named_as_the_readme_has_it(monkeypatch
 
 
 def test_long_texts_keep_their_ends() -> None:
-    assert shortened("a  b\nc") == "a b c"
-    line = shortened("first" + "x" * 5_000_000 + "last", 100)
+    assert shorten("a  b\nc") == "a b c"
+    line = shorten("first" + "x" * 5_000_000 + "last", 100)
     assert len(line) <= 100
     assert line.startswith("first")
     assert line.endswith("last")
@@ -50,8 +50,8 @@ def test_any_value_is_shown_shortly() -> None:
     deep: list[object] = []
     for _ in range(10_000):
         deep = [deep, deep]
-    assert shown(3) == "3"
-    assert shown("a") == "'a'"
-    assert shown(1 << 24_000) == "a number of 24,001 bits"
-    assert len(shown(deep)) <= 80
-    assert len(shown({"x" * 1_000_000: "y" * 1_000_000})) <= 80
+    assert short_repr(3) == "3"
+    assert short_repr("a") == "'a'"
+    assert short_repr(1 << 24_000) == "a number of 24,001 bits"
+    assert len(short_repr(deep)) <= 80
+    assert len(short_repr({"x" * 1_000_000: "y" * 1_000_000})) <= 80

@@ -16,14 +16,14 @@ import pytest
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.files import (
     atomic_file,
+    check_regular_file,
     exclusive_lock,
-    explained_os_errors,
+    explain_os_errors,
     file_identity,
     open_file,
     read_file,
     read_json,
     read_text,
-    regular,
     write_json,
     write_text,
 )
@@ -83,7 +83,7 @@ def test_a_file_has_its_name_only_when_its_bytes_are_on_the_disk(tmp_path: Path,
 
 def test_a_full_disk_and_a_folder_that_cannot_be_made_are_one_line(tmp_path: Path) -> None:
     full = Path("/dev/full")
-    with pytest.raises(FailedError, match="free some space"), explained_os_errors(full, "write"):
+    with pytest.raises(FailedError, match="free some space"), explain_os_errors(full, "write"):
         full.write_bytes(b"x")
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match=r"file/a\.txt: cannot write: Not a directory; one of its folders is a file"):
@@ -193,7 +193,7 @@ def test_what_has_no_end_is_no_file(tmp_path: Path, kind: str) -> None:
     else:
         os.mkfifo(tmp_path / "pipe")
         path.symlink_to("pipe")
-    for read in (open_file, read_file, read_text, read_json, regular):
+    for read in (open_file, read_file, read_text, read_json, check_regular_file):
         with pytest.raises(InputError, match=rf"^{path}: is a {kind.split()[-1]}; "):
             read(path)
     with pytest.raises(InputError, match="is a"):

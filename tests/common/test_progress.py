@@ -13,15 +13,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gaudi_bert.common.progress import Reporter, human_bytes, human_seconds
+from gaudi_bert.common.progress import Reporter, format_bytes, format_seconds
 from tests.builders.command_line import run_python
 
 
 def test_bytes_and_seconds() -> None:
     sizes = {7: "7 B", 1500: "1.5 kB", 2_300_000: "2.3 MB", 4e12: "4.0 TB", 7e18: "7000.0 PB"}
-    assert {size: human_bytes(size) for size in sizes} == sizes
+    assert {size: format_bytes(size) for size in sizes} == sizes
     times = {0.44: "0.4 s", 59: "59 s", 61: "1 min 01 s", 7260: "2 h 01 min"}
-    assert {seconds: human_seconds(seconds) for seconds in times} == times
+    assert {seconds: format_seconds(seconds) for seconds in times} == times
 
 
 @pytest.mark.parametrize("quiet", [False, True])
@@ -31,7 +31,7 @@ def test_a_log_gets_complete_lines_or_nothing(quiet: bool) -> None:
     reporter.say("done")
     with reporter.task("scan", 10, "sequences") as task:
         task.advance(5)
-        reporter.show(task.line(task.started + 1))
+        reporter.show(task.format_line(task.started + 1))
     assert stream.getvalue() == ("" if quiet else "done\nscan: 50 %, 1.0 s so far\n")
 
 
@@ -42,7 +42,7 @@ def lines_of(done_at: Callable[[float], float], seconds: int, total: float = 100
         for second in range(1, seconds + 1):
             task.advance(done_at(second) - task.done)
             task.observe(task.started + second)
-            lines.append(task.line(task.started + second))
+            lines.append(task.format_line(task.started + second))
     return lines
 
 
@@ -79,13 +79,13 @@ def test_what_has_not_begun_in_earnest_has_no_time_left() -> None:
 
 def test_what_was_done_before_says_nothing_about_the_speed() -> None:
     with Reporter(quiet=True).task("predict", 1, "rows") as task:
-        assert task.line(task.started + 3) == "predict: 0 %, 3.0 s so far"
+        assert task.format_line(task.started + 3) == "predict: 0 %, 3.0 s so far"
         task.count_from_now(10, total=40)
-        assert task.line(task.started + 7).startswith("predict: 25 %, 7.0 s so far")
+        assert task.format_line(task.started + 7).startswith("predict: 25 %, 7.0 s so far")
         task.advance(10)
         task.observe(task.started + 50)
         task.advance(10)
-        assert task.line(task.started + 100).startswith("predict: 75 %, 5.0 s per row, 50 s left")
+        assert task.format_line(task.started + 100).startswith("predict: 75 %, 5.0 s per row, 50 s left")
 
 
 def test_work_whose_first_unit_takes_long_shows_that_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:

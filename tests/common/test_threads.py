@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.threads import each_in_threads, usable_cores, worker_count
+from gaudi_bert.common.threads import choose_worker_count, map_in_threads, usable_cores
 from tests.builders.command_line import run_python
 
 
@@ -79,7 +79,7 @@ def no_buffer() -> np.ndarray:
 
 @pytest.mark.parametrize("workers", [1, 2, 5])
 def test_results_come_in_the_order_of_the_items(workers: int) -> None:
-    assert list(each_in_threads(lambda number, _: number**2, range(333), workers, no_buffer)) == [n**2 for n in range(333)]
+    assert list(map_in_threads(lambda number, _: number**2, range(333), workers, no_buffer)) == [n**2 for n in range(333)]
 
 
 def test_results_that_wait_behind_a_slow_item_are_few() -> None:
@@ -94,7 +94,7 @@ def test_results_that_wait_behind_a_slow_item_are_few() -> None:
             slow.set()  # item 0 is done only when others, which come after it, are
         return number if number or slow.wait(60) else -1
 
-    results = each_in_threads(work, Items(range(10_000)), 2, no_buffer)
+    results = map_in_threads(work, Items(range(10_000)), 2, no_buffer)
     assert next(results) == 0
     assert 100 < next(taken) < 200
     assert list(results) == list(range(1, 10_000))
@@ -107,10 +107,10 @@ def test_the_first_error_in_the_order_of_the_items_is_raised() -> None:
         return number
 
     with pytest.raises(InputError, match="item 50"):
-        list(each_in_threads(work, range(500), 3, no_buffer))
+        list(map_in_threads(work, range(500), 3, no_buffer))
 
 
 def test_as_many_threads_as_items_or_cores_and_never_none() -> None:
-    assert [worker_count(workers, items) for workers, items in ((4, 2), (1, 9), (3, 0))] == [2, 1, 1]
+    assert [choose_worker_count(workers, items) for workers, items in ((4, 2), (1, 9), (3, 0))] == [2, 1, 1]
     with pytest.raises(InputError, match="workers = 0"):
-        worker_count(0, 5)
+        choose_worker_count(0, 5)

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gaudi_bert import Packs, pack_histogram, pack_lengths
-from gaudi_bert.common.dealing import deal_sequences
 from gaudi_bert.common.errors import ArgumentError
+from gaudi_bert.common.sampling import sample_packs
 from gaudi_bert.packing import pack_lengths as module
 from gaudi_bert.packing.histogram import count_lengths
 from tests.builders.agree import agree
@@ -110,7 +110,7 @@ def test_packs_are_those_that_write_deals() -> None:
     lengths = np.random.default_rng(4).integers(1, 33, 499).astype(np.int32)
     packs = pack_lengths(lengths, 32, depth=3, seed=5)
     plan = pack_histogram(count_lengths(lengths, 32).counts, depth=3)
-    written = deal_sequences(lengths, list(zip(plan.strategies, plan.counts.tolist(), strict=True)), 5, 0)
+    written = sample_packs(lengths, list(zip(plan.strategies, plan.counts.tolist(), strict=True)), 5, 0)
     assert written.members.tolist() == packs.indices.tolist()
     assert written.starts.tolist() == packs.offsets.tolist()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gaudi_bert.common.dealing import Packs
+from gaudi_bert.common.sampling import SampledPacks
 from gaudi_bert.rows.packs import BatchShape, lay_out_packs
 from gaudi_bert.rows.types import Sequences
 
@@ -16,7 +16,7 @@ SEQUENCES = Sequences(
     input_ids=np.array([11, 12, 21, 22, 23, 31, 41, 42, 43], np.int32),
     segment_ids=np.array([0, 1, 0, 0, 1, 0, 0, 1, 1], np.int8),
 )
-PACKS = Packs(np.array([3, 0, 2, 1]), np.array([0, 2, 4]))
+PACKS = SampledPacks(np.array([3, 0, 2, 1]), np.array([0, 2, 4]))
 
 
 def test_a_batch_spelt_out() -> None:

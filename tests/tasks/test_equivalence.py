@@ -16,7 +16,7 @@ import pytest
 import tensorflow as tf
 
 from gaudi_bert.common.arrays import NOT_PREDICTED
-from gaudi_bert.common.dealing import Packs
+from gaudi_bert.common.sampling import SampledPacks
 from gaudi_bert.config.sections import TASK_NAMES, TaskSettings
 from gaudi_bert.config.values import EngineName
 from gaudi_bert.engines import load_engine
@@ -102,7 +102,7 @@ def size(name: str) -> float:
     return 0.2 if name.startswith("bert/") else SMALL.initializer_range
 
 
-def alone(config: BertConfig, task: Task, values: dict, sequences: Sequences, packs: Packs) -> Alone:
+def alone(config: BertConfig, task: Task, values: dict, sequences: Sequences, packs: SampledPacks) -> Alone:
     """Every sequence by itself through the class of the same architecture."""
     content = {**config.to_json(), **task.config_json(), "attn_implementation": "eager"}
     if task.name == "reranking":  # binary cross-entropy is what transformers has for several labels
@@ -165,7 +165,7 @@ def task_inputs(task, sequences, number, span, placed, features) -> tuple[np.nda
     return masked, {"labels": labels[None]}, int((labels != -100).sum())
 
 
-def packed_in(depth: int) -> Packs:
+def packed_in(depth: int) -> SampledPacks:
     """Sequences one after the other into packs of at most `depth`, in a shuffled order."""
     order, starts, room, held = np.random.default_rng(depth).permutation(len(LENGTHS)), [0], LENGTH, 0
     for place, number in enumerate(order):
@@ -173,7 +173,7 @@ def packed_in(depth: int) -> Packs:
             starts.append(place)
             room, held = LENGTH, 0
         room, held = room - LENGTHS[number], held + 1
-    return Packs(order, np.array([*starts, len(order)]))
+    return SampledPacks(order, np.array([*starts, len(order)]))
 
 
 def gradients_of(model: Any, batch: dict[str, np.ndarray], weight: float) -> dict[str, np.ndarray]:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from gaudi_bert.artefacts.base import InputFile
-from gaudi_bert.common.dealing import Packs
+from gaudi_bert.common.sampling import SampledPacks
 from gaudi_bert.tfrecords.packed_shards import PackEncoder, _EncodeStatus, largest_record
 from gaudi_bert.tfrecords.scan import IndexedSequences
 from gaudi_bert.tfrecords.wire.schema import PackedSchema, UnpackedSchema
@@ -33,9 +33,9 @@ def index_of(path: Path, sequences: list[dict], schema: UnpackedSchema) -> Index
     return _read_group([path], [file], schema, lambda size: np.zeros(size, np.uint8), 1, lambda _count: None)
 
 
-def singles(count: int) -> Packs:
+def singles(count: int) -> SampledPacks:
     """Each sequence alone in its pack."""
-    return Packs(np.arange(count, dtype=np.int32), np.arange(count + 1))
+    return SampledPacks(np.arange(count, dtype=np.int32), np.arange(count + 1))
 
 
 def of_length(rng: random.Random, length: int, max_sequence_length: int, max_predictions: int, ids: int = 30522) -> dict:
@@ -86,7 +86,7 @@ def test_packs_are_byte_equal_to_protobufs(
     rows = np.argsort(numbers).astype(np.int32)
     starts = np.cumsum([0, *(len(pack) for pack in packs)])
     schema = PackedSchema(max_sequence_length, masked_slots, depth, max_predictions)
-    encoder = PackEncoder(schema, group, Packs(rows, starts))
+    encoder = PackEncoder(schema, group, SampledPacks(rows, starts))
     out = np.full(len(packs) * largest_record(schema), 0xEE, np.uint8)
     sizes = np.zeros(len(packs), np.uint32)
     status, following, size = encoder.encode(0, len(packs), out, sizes)

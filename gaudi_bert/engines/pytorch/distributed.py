@@ -128,7 +128,7 @@ def connect(device: DeviceKind, settings: LoopSettings, facts: Mapping[str, Any]
     """The communicator of all processes of this launch, each on such a device; without a launcher, of this one alone."""
     node = find_node()
     if node is not None and node.processes == 1:
-        os.environ.update(node.variables(0))
+        os.environ.update(node.torch_variables(0))
     launch = find_launch()
     if launch is None or launch.size == 1:
         return Communicator()

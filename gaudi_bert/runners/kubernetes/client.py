@@ -19,7 +19,7 @@ from types import MappingProxyType
 from typing import Any
 
 from gaudi_bert.common.errors import FailedError, InputError
-from gaudi_bert.common.progress import human_seconds
+from gaudi_bert.common.progress import format_seconds
 
 # --- the kinds of objects, and what a run asks of them: the rights that its account needs
 #
@@ -398,7 +398,7 @@ class Cluster:
                 # Of a server that has answered, the first refusal passes as a rule.
                 if not self._is_away and (not self._has_answered or waited > _FIRST_ANSWER_SECONDS / 2):
                     self._is_away = True
-                    self._say(f"{error}; retrying for at most {human_seconds(limit)}")
+                    self._say(f"{error}; retrying for at most {format_seconds(limit)}")
             attempt += 1
             self._sleep(pause)
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from gaudi_bert.common.errors import FailedError, InputError
-from gaudi_bert.common.progress import Reporter, human_seconds
+from gaudi_bert.common.progress import Reporter, format_seconds
 from gaudi_bert.runners.kubernetes.client import (
     Cluster,
     ClusterError,
@@ -94,7 +94,7 @@ def follow(cluster: Cluster, item: Json, reporter: Reporter, start_seconds: floa
                     waits.begin_again()
                 elif waits.are_over(problem):
                     cluster.delete(current["kind"], current["metadata"]["name"])
-                    after = f" after {human_seconds(waits.waited)}" if waits.waited >= 1 else ""
+                    after = f" after {format_seconds(waits.waited)}" if waits.waited >= 1 else ""
                     removed = f"{problem.reason}{after} ({title_of(current)} was removed)"
                     message = f"{removed}; {problem.remedy}" if problem.remedy else removed
                     raise _ERRORS.get(problem.state, FailedError)(message)
@@ -135,7 +135,7 @@ class _Waits:
         if lasts and problem.without_names not in self._reported:
             self._reported.add(problem.without_names)
             if problem.state is State.WAITS:
-                self._reporter.say(f"{problem} (giving up after {human_seconds(self._start_seconds)})")
+                self._reporter.say(f"{problem} (giving up after {format_seconds(self._start_seconds)})")
             else:
                 self._reporter.say(f"{problem.reason}; retrying")
         return False
@@ -168,7 +168,7 @@ class _StepProgress:
         at_work = sum(pod.get("status", {}).get("phase") == "Running" for pod in pods)
         if not at_work or not self._is_due():
             return
-        text = f"running for {human_seconds(self._clock() - self._began)}"
+        text = f"running for {format_seconds(self._clock() - self._began)}"
         if self._parts > 1:
             text = f"{item.get('status', {}).get('succeeded') or 0} of {self._parts} parts done, {at_work} at work, {text}"
         self._reporter.show(f"{self._name}: {text}")
@@ -181,7 +181,7 @@ class _StepProgress:
             self._waits_for, self._last_shown = reason, self._clock()
             self._reporter.say(reason)
         elif self._is_due():
-            self._reporter.show(f"{reason} ({human_seconds(self._clock() - self._waiting_since)} so far)")
+            self._reporter.show(f"{reason} ({format_seconds(self._clock() - self._waiting_since)} so far)")
 
     def _is_due(self) -> bool:
         """Whether a line may be shown now; the minute then starts again."""

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.files import in_store
+from gaudi_bert.common.files import is_in_store
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.runners.kubernetes.pods import (
     APP_LABELS,
@@ -100,7 +100,7 @@ def check_paths(settings: PipelineSettings) -> None:
             "a volume; leave it out (rows and weights may be URLs)"
         )
     for key, path in named_paths(settings):
-        if in_store(path):
+        if is_in_store(path):
             continue
         if not any(PurePosixPath(path).is_relative_to(folder) for folder in _MOUNTED):
             raise InputError(

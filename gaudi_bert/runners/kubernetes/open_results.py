@@ -19,7 +19,7 @@ from pathlib import Path, PurePosixPath
 
 from gaudi_bert.common.errors import FailedError, GaudiBertError, InputError
 from gaudi_bert.common.files import atomic_file
-from gaudi_bert.common.progress import Reporter, human_bytes
+from gaudi_bert.common.progress import Reporter, format_bytes
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.runners.kubernetes.client import Cluster
 from gaudi_bert.runners.kubernetes.follow import follow, followed_container
@@ -102,7 +102,7 @@ def _sent_lines(folder: Path, reporter: Reporter) -> Iterator[str]:
         reporter.say(f"{folder}: TensorBoard's files are too large for a log and not included; copy them with `kubectl cp`")
         data = _archive(folder, files)
     if len(data) > _MOST_BYTES:
-        raise FailedError(f"{folder}: the page has {human_bytes(len(data))}, too much for a log; copy it with `kubectl cp`")
+        raise FailedError(f"{folder}: the page has {format_bytes(len(data))}, too much for a log; copy it with `kubectl cp`")
     yield f"-----BEGIN RESULTS {len(data)} {hashlib.sha256(data).hexdigest()}-----"
     for start in range(0, len(data), _LINE_BYTES):
         yield base64.b64encode(data[start : start + _LINE_BYTES]).decode("ascii")

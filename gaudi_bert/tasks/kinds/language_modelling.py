@@ -26,7 +26,7 @@ from gaudi_bert.common.arrays import (
     Float32Array,
     Int32Array,
     IntArray,
-    mixed_words,
+    mix_words,
     random_words,
 )
 from gaudi_bert.common.errors import InputError
@@ -130,7 +130,7 @@ class WordTargets:
         starts_N = np.concatenate([pack.get("starts", np.zeros(len(pack["seq_lens"]))) for pack in packs])
         at_T = (np.repeat(starts_N, lengths_N) + positions_BL[real_BL]).astype(np.uint64)
         order_T, kinds_T = (
-            mixed_words(np.repeat(mixed_words(random_words(1, self.seed, purpose, epoch + 1), rows_N), lengths_N), at_T)
+            mix_words(np.repeat(mix_words(random_words(1, self.seed, purpose, epoch + 1), rows_N), lengths_N), at_T)
             for purpose in ("masked words", "kinds of masks")
         )
         masks = _draw_masks(ids_BL[real_BL], lengths_N, self.share, self.vocabulary, order_T, lambda masked: kinds_T[masked])

@@ -21,7 +21,7 @@ import numpy as np
 
 from gaudi_bert.common.arrays import BatchArrays, Float32Array, FloatArray, IntArray
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.progress import count_of
+from gaudi_bert.common.progress import format_count
 from gaudi_bert.config.sections import TaskSettings
 from gaudi_bert.model.heads import VectorHead
 from gaudi_bert.rows.packs import Placement
@@ -204,7 +204,7 @@ class Reranking(TextTask):
         if not other:
             return None
         return (
-            f"note: {count_of(len(other), 'pair')} of a query and a document had another label before, the first in "
+            f"note: {format_count(len(other), 'pair')} of a query and a document had another label before, the first in "
             f"{other[0]}: all are learnt"
         )
 

@@ -18,9 +18,9 @@ from types import TracebackType
 
 from gaudi_bert.common.arrays import ByteArray
 from gaudi_bert.common.compiled import borrowing_kernel
-from gaudi_bert.common.crc32c import append_crc, crc32c, crc32c_at, crc_of_word, mask_crc, masked
+from gaudi_bert.common.crc32c import append_crc, crc32c, crc32c_at, crc_of_word, mask_crc, masked_crc32c
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.files import explained_os_errors, open_file, regular
+from gaudi_bert.common.files import check_regular_file, explain_os_errors, open_file
 from gaudi_bert.common.memory import address_of, load_u32, load_word, prefetch
 from gaudi_bert.tfrecords.wire.hdf5 import HDF5, HDF5_ENDINGS, Hdf5Rows, is_hdf5
 from gaudi_bert.tfrecords.wire.schema import FRAME_BYTES, MAX_RECORD_BYTES
@@ -58,7 +58,12 @@ PROBLEMS = {
 def frame(payload: bytes) -> bytes:
     """`payload` as a TFRecord."""
     length = struct.pack("<Q", len(payload))
-    return length + struct.pack("<I", masked(crc32c(length))) + payload + struct.pack("<I", masked(crc32c(payload)))
+    return (
+        length
+        + struct.pack("<I", masked_crc32c(crc32c(length)))
+        + payload
+        + struct.pack("<I", masked_crc32c(crc32c(payload)))
+    )
 
 
 def record_location(path: Path, record: int, offset: int) -> str:
@@ -78,8 +83,8 @@ class RecordStream:
         self.path = path
         self.file_bytes = 0
         self.file_crc32c = 0
-        with explained_os_errors(path, "read"):
-            self._handle = open(regular(path), "rb", buffering=0)  # noqa: SIM115 (closed by __exit__)
+        with explain_os_errors(path, "read"):
+            self._handle = open(check_regular_file(path), "rb", buffering=0)  # noqa: SIM115 (closed by __exit__)
             self.compression = _compression_of(path, self._handle.read(12))
             self._handle.seek(0)
         window = {"GZIP": zlib.MAX_WBITS + 16, "ZLIB": zlib.MAX_WBITS}
@@ -108,7 +113,7 @@ class RecordStream:
 
     def read_into(self, view: memoryview) -> int:
         """Fill `view` from its front; the number of bytes, 0 at the end of the file."""
-        with explained_os_errors(self.path, "read"):
+        with explain_os_errors(self.path, "read"):
             if not self.compression:
                 count = self._handle.readinto(view)
                 self._account(view[:count])
@@ -164,14 +169,14 @@ def read_records(path: Path | str) -> Iterator[bytes]:
         while header := _read_exactly(stream, 12, record, offset):
             location = record_location(path, record, offset)
             length, length_crc = struct.unpack("<QI", header)
-            if masked(crc32c(header[:8])) != length_crc:
+            if masked_crc32c(crc32c(header[:8])) != length_crc:
                 raise InputError(f"{location}: {PROBLEMS[ScanStatus.BAD_LENGTH]}")
             if length > MAX_RECORD_BYTES:
                 raise InputError(f"{location}: {PROBLEMS[ScanStatus.TOO_LONG]}")
             body = _read_exactly(stream, length + 4, record, offset)
             if len(body) < length + 4:
                 raise InputError(f"{location}: {PROBLEMS[ScanStatus.INCOMPLETE]}")
-            if masked(crc32c(body[:length])) != struct.unpack("<I", body[length:])[0]:
+            if masked_crc32c(crc32c(body[:length])) != struct.unpack("<I", body[length:])[0]:
                 raise InputError(f"{location}: {PROBLEMS[ScanStatus.BAD_BYTES]}")
             yield body[:length]
             record, offset = record + 1, offset + length + FRAME_BYTES
@@ -201,7 +206,7 @@ def _compression_of(path: Path, head: bytes) -> str:
         raise InputError(f"{path}: {problem}; {rule}: make the file again, or rename it")
     if is_rows:
         return HDF5
-    if len(head) == 12 and masked(crc32c(head[:8])) == struct.unpack("<I", head[8:])[0]:
+    if len(head) == 12 and masked_crc32c(crc32c(head[:8])) == struct.unpack("<I", head[8:])[0]:
         return ""
     foreign = _foreign_format(path)
     if foreign is not None:

@@ -24,7 +24,7 @@ import numpy as np
 
 from gaudi_bert.common.arrays import AnyArray, IntArray
 from gaudi_bert.common.compiled import borrowing_kernel
-from gaudi_bert.common.errors import InputError, install_command, shortened
+from gaudi_bert.common.errors import InputError, install_command, shorten
 from gaudi_bert.common.files import open_file
 from gaudi_bert.tfrecords.wire.example import UnpackedRows, encode_example, encode_rows, largest_record
 from gaudi_bert.tfrecords.wire.schema import MAX_SEGMENT_ID, MAX_TOKEN_ID, UnpackedSchema
@@ -75,7 +75,7 @@ def _explained_hdf5_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, RuntimeError, ValueError, KeyError, TypeError, MemoryError, zlib.error) as error:
-        reason = shortened(" ".join(str(error).split()), 200)
+        reason = shorten(" ".join(str(error).split()), 200)
         raise InputError(f"{path}: cannot be read as HDF5 ({reason}); copy or make the file again") from error
 
 
@@ -139,7 +139,7 @@ class Hdf5Rows:
             raise InputError(f"{self.path}: {name} is {kind} to other data; put the dataset itself into the file")
         dataset = self._file.get(name)
         if not isinstance(dataset, h5py.Dataset):
-            names = shortened(", ".join(sorted(self._file)), 120) or "none"
+            names = shorten(", ".join(sorted(self._file)), 120) or "none"
             raise InputError(f"{self.path}: has no dataset {name} (it has {names}); give BERT's pretraining data")
         if dataset.external or dataset.is_virtual:
             kind = "in external storage" if dataset.external else "a virtual data set"

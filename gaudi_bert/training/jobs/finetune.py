@@ -28,10 +28,10 @@ from gaudi_bert.artefacts.mirrored_folder import local_copies
 from gaudi_bert.artefacts.results import StageOutput
 from gaudi_bert.artefacts.training import BestCheckpoint, FineTuning
 from gaudi_bert.common.arrays import BatchArrays, FloatArray, IntArray
-from gaudi_bert.common.dealing import Packs
-from gaudi_bert.common.errors import InputError, shown
-from gaudi_bert.common.files import in_store, shown_location
-from gaudi_bert.common.progress import Reporter, count_of
+from gaudi_bert.common.errors import InputError, short_repr
+from gaudi_bert.common.files import format_location, is_in_store
+from gaudi_bert.common.progress import Reporter, format_count
+from gaudi_bert.common.sampling import SampledPacks
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.config.sections import TaskSettings
 from gaudi_bert.engines.protocol import Communicator, ModelSpec, UpdateLoss
@@ -79,19 +79,19 @@ class _PairData:
         """Return the micro-batches of one process from an update on, counted from 0; after the last update, empty ones."""
         shape, batch_packs = self.shape, self.shape.batch.packs
         for update in itertools.count(first_update):
-            packs, sequences = Packs(np.zeros(0, np.int64), np.zeros(1, np.int64)), np.zeros(0, np.int64)
+            packs, sequences = SampledPacks(np.zeros(0, np.int64), np.zeros(1, np.int64)), np.zeros(0, np.int64)
             if update < self.stream.updates:
                 packs, sequences = _packs_of(self, update)
             for number in range(self.micro_batches_of(update)):
                 chosen = rank + shape.processes * (number * batch_packs + np.arange(batch_packs))
-                of_data = Packs(sequences[packs.members], packs.starts)
+                of_data = SampledPacks(sequences[packs.members], packs.starts)
                 placed = lay_out_packs(self.sequences, of_data, chosen[chosen < len(packs)], shape.batch)
                 numbers = np.searchsorted(sequences, placed.sequences).astype(np.int32)
                 yield {**placed.features(self.sequences), "text_numbers": placed.each(numbers, -1)}
 
 
 @lru_cache(maxsize=4)
-def _packs_of(data: _PairData, update: int) -> tuple[Packs, IntArray]:
+def _packs_of(data: _PairData, update: int) -> tuple[SampledPacks, IntArray]:
     return data.stream.packs_of(update, data.shape.batch)
 
 
@@ -168,7 +168,7 @@ class _PairJob(FineTuneJob):
             )
         if len(rows.groups) < section.batch_sequences:
             raise InputError(
-                f"{data.path}: has {count_of(len(rows.groups), 'row')}, fewer than finetune.batch_sequences = "
+                f"{data.path}: has {format_count(len(rows.groups), 'row')}, fewer than finetune.batch_sequences = "
                 f"{section.batch_sequences}, which an update learns together; set it to no more"
             )
         self._rows = rows
@@ -238,12 +238,13 @@ class _PairJob(FineTuneJob):
         return [
             f"{self._task.name}: {len(stream.rows):,} rows of {self._data.path}, {len(stream.lengths):,} distinct texts, "
             f"{tokens:.1f} tokens of a row on average",
-            f"{start.path} ({start.kind}): {count_of(start.sizes.layers, 'layer')}, hidden size {start.sizes.hidden_size}",
+            f"{start.path} ({start.kind}): {format_count(start.sizes.layers, 'layer')}, hidden size "
+            f"{start.sizes.hidden_size}",
             f"an update is {stream.batch_rows:,} rows in {micro_batches} x {batch.packs} packs of {batch.length} positions"
             + (f" on each of {processes} processes" if processes > 1 else "")
             + f", at most {batch.depth} texts in a pack, {padding:.1%} padding",
-            f"{stream.updates:,} updates are {count_of(stream.epochs, 'epoch')}; {plan.settings.warmup_updates:,} of them "
-            f"are warm-up; {self.section.optimizer}, learning rate {self.section.learning_rate:g}",
+            f"{stream.updates:,} updates are {format_count(stream.epochs, 'epoch')}; {plan.settings.warmup_updates:,} of "
+            f"them are warm-up; {self.section.optimizer}, learning rate {self.section.learning_rate:g}",
             *filter(None, [self._task.note(self._data.rows)]),
         ]
 
@@ -277,7 +278,7 @@ def _check_rows(first: TupleRow, data: TaskData, held_out: TaskData | None, sett
                 )
             if settings.loss == "cosine" and row.score is not None and not -1 <= row.score <= 1 and file is data:
                 raise InputError(
-                    f"{data.path}: {row.position}: the score is {shown(row.score)}; a cosine is a number of -1 to 1"
+                    f"{data.path}: {row.position}: the score is {short_repr(row.score)}; a cosine is a number of -1 to 1"
                 )
     if first.score is None and settings.loss is not None:
         raise InputError(f"task.loss = {settings.loss}: is for pairs with a score, {data.path} has none; leave it out")
@@ -308,9 +309,9 @@ def finetune(
 ) -> StageOutput[FineTuning] | RunPlan:
     """Train a pretrained model for a task, in the folder `out`; files in an object store are copied to scratch."""
     for key, path in (("--out", out), ("task.labels", settings.task.labels)):
-        if path is not None and in_store(path):
+        if path is not None and is_in_store(path):
             raise InputError(
-                f"{key} {shown_location(path)}: fine-tuning needs it on this machine; give a local path, and copy it "
+                f"{key} {format_location(path)}: fine-tuning needs it on this machine; give a local path, and copy it "
                 "from or to the store"
             )
     paths = (files.data, files.evaluation_data, files.model, files.vocabulary)

@@ -24,7 +24,7 @@ from gaudi_bert.artefacts.training import EvaluationFigures, LossFigures, Traini
 from gaudi_bert.artefacts.work_folder import TRAINING_NAME
 from gaudi_bert.common.arrays import AnyArray, BatchArrays
 from gaudi_bert.common.files import read_text, write_json, write_text
-from gaudi_bert.common.progress import Reporter, count_of
+from gaudi_bert.common.progress import Reporter, format_count
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.config.sections import TrainingSettings
@@ -125,7 +125,7 @@ class _RecordsJob(Job[TrainingResult]):
             vocabulary += " (the data does not record its own)"
         has_default_rate = "learning_rate" not in self._settings.training.model_fields_set
         return [
-            f"{name_of_sizes(chosen) or 'a BERT'}: {count_of(config.num_hidden_layers, 'layer')}, "
+            f"{name_of_sizes(chosen) or 'a BERT'}: {format_count(config.num_hidden_layers, 'layer')}, "
             f"hidden size {config.hidden_size}, {count_parameters(config) / 1e6:,.1f} million parameters; {origin}",
             f"{shown_path(source.path)} ({kind}, length {source.schema.max_sequence_length}, {vocabulary})",
             f"{training.optimizer}, learning rate {training.learning_rate:g}"

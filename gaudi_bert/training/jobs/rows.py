@@ -18,9 +18,9 @@ from gaudi_bert.artefacts.completion import Signature
 from gaudi_bert.artefacts.training import BestCheckpoint, FineTuning
 from gaudi_bert.artefacts.work_folder import FINETUNING_NAME
 from gaudi_bert.common.arrays import IntArray
-from gaudi_bert.common.errors import InputError, enumerated
+from gaudi_bert.common.errors import InputError, join_with_and
 from gaudi_bert.common.files import atomic_file, file_identity
-from gaudi_bert.common.progress import Reporter, count_of
+from gaudi_bert.common.progress import Reporter, format_count
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.config.sections import TASK_NAMES, FineTuneSettings, LoopSettings, TaskSettings
 from gaudi_bert.config.values import free_settings
@@ -212,21 +212,21 @@ class FineTuneJob(Job[FineTuning]):
     def _lines(self, plan: RunPlan) -> list[str]:
         task, data, section, start = self._task, self._data, self.section, self._start
         labels, tokens = f", {len(task.labels)} labels" if task.labels else "", data.sequences.lengths.mean()
-        rows = enumerated(f"{length:,}" for length in data.lengths)
+        rows = join_with_and(f"{length:,}" for length in data.lengths)
         return [
             f"{task.name}{labels}: {len(data.rows):,} rows of {data.path}, {len(data.sequences):,} sequences, "
             f"{tokens:.1f} tokens on average, rows of {rows}",
             *(
-                f"{count_of(packing.packs, 'pack')}{of_length} of depth {packing.depth_used}, "
+                f"{format_count(packing.packs, 'pack')}{of_length} of depth {packing.depth_used}, "
                 f"{packing.packing_factor:.3f} sequences per pack, {packing.efficiency:.2%} real tokens; "
                 f"no packing of this depth has fewer than {packing.lower_bound:,}"
                 for length, packing in zip(data.lengths, data.packings, strict=True)
                 for of_length in [f" of {length:,}" if len(data.lengths) > 1 else ""]
             ),
             *self._costs,
-            f"{start.path} ({start.kind}): {count_of(start.sizes.layers, 'layer')}, hidden size "
+            f"{start.path} ({start.kind}): {format_count(start.sizes.layers, 'layer')}, hidden size "
             f"{start.sizes.hidden_size}; {len(start.fresh)} variables start from random numbers",
-            f"asked for {section.batch_sequences:,} sequences per update, {count_of(section.epochs, 'epoch')}; "
+            f"asked for {section.batch_sequences:,} sequences per update, {format_count(section.epochs, 'epoch')}; "
             f"{section.optimizer}, learning rate {section.learning_rate:g}",
             *filter(None, [task.note(data.rows)]),
             *plan.short_lines(),

@@ -29,8 +29,8 @@ from gaudi_bert.artefacts.training import TableTraining, WordEvaluation, WordFig
 from gaudi_bert.artefacts.work_folder import TRAINING_NAME
 from gaudi_bert.common.arrays import Float32Array, FloatArray, IntArray
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.files import in_store, shown_location
-from gaudi_bert.common.progress import Reporter, count_of
+from gaudi_bert.common.files import format_location, is_in_store
+from gaudi_bert.common.progress import Reporter, format_count
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.config.sections import TrainingSettings
@@ -58,16 +58,16 @@ _MASKED: TaskKind = "masked-language-modelling"
 
 def is_packed_table(data: Path, store: StoreSettings | None = None) -> bool:
     """Whether `data` is a packed table, on a disk or in an object store; anything else is packed or unpacked records."""
-    if not in_store(data) and not os.path.lexists(data) and not glob.glob(os.fspath(data)):
+    if not is_in_store(data) and not os.path.lexists(data) and not glob.glob(os.fspath(data)):
         raise InputError(f"{data}: no such folder or file, and no file matches it as a pattern; check the path")
-    with mirrored(data, store) if in_store(data) else nullcontext(data) as folder:
+    with mirrored(data, store) if is_in_store(data) else nullcontext(data) as folder:
         tokenised = folder / TokenisedTexts.file_name
-        if in_store(data):
+        if is_in_store(data):
             fetch(*files_that_tell_kinds(folder), tokenised)
         is_packed = pack_kind(folder) == "table" or RowTables.path_in(folder).is_file()
         is_tokenised = tokenised.is_file()
-    if not is_packed and (is_tokenised or (not in_store(data) and is_table(data))):
-        name = shown_location(data)
+    if not is_packed and (is_tokenised or (not is_in_store(data) and is_table(data))):
+        name = format_location(data)
         raise InputError(f"{name}: is a table that is not packed; run `gaudi-bert pack {name} --out packed/` first")
     return is_packed
 
@@ -167,8 +167,8 @@ class _TableJob(Job[TableTraining]):
     def _lines(self, plan: RunPlan) -> list[str]:
         start, training = self._start, plan.settings
         return [
-            f"{start.architecture} ({start.path.name}, {start.kind}): {count_of(start.sizes.layers, 'layer')}, hidden size "
-            f"{start.sizes.hidden_size}, vocabulary {start.sizes.vocab_size:,}; {self._task.name}",
+            f"{start.architecture} ({start.path.name}, {start.kind}): {format_count(start.sizes.layers, 'layer')}, hidden "
+            f"size {start.sizes.hidden_size}, vocabulary {start.sizes.vocab_size:,}; {self._task.name}",
             *(
                 f"{self._source.path}: {packed.packs:,} packs of {packed.max_sequence_length}, "
                 f"{packed.packing_factor:.3f} sequences per pack, {packed.efficiency:.2%} real tokens"

@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gaudi_bert.common.dealing import Packs
+from gaudi_bert.common.sampling import SampledPacks
 from gaudi_bert.config.sections import TaskSettings
 from gaudi_bert.rows.packs import BatchShape, lay_out_packs
 from gaudi_bert.rows.types import Sequences
@@ -128,7 +128,7 @@ def test_masks_of_rows_are_drawn_anew_each_epoch_and_do_not_know_their_pack() ->
     sequences = Sequences(np.arange(5), np.cumsum([0, *map(len, texts)]), ids, np.zeros(len(ids), np.int8))
 
     def masked(orders: list[list[int]], epoch: int) -> dict[tuple[int, int], dict[int, tuple[int, int]]]:
-        packs = Packs(np.concatenate(orders), np.cumsum([0, *map(len, orders)]))
+        packs = SampledPacks(np.concatenate(orders), np.cumsum([0, *map(len, orders)]))
         placed = lay_out_packs(sequences, packs, np.arange(len(packs)), BatchShape(len(packs), 64, 3))
         features = task.target_features(sequences, placed, Draw(1, epoch))
         return masks_of(features, [[(number, 0, texts[number]) for number in order] for order in orders])

@@ -22,7 +22,7 @@ from gaudi_bert.common.errors import InputError
 _COMPILED_FROM = 50_000
 
 
-class Packs(NamedTuple):
+class SampledPacks(NamedTuple):
     """Packs in order: pack p contains the sequences `members[starts[p] : starts[p + 1]]`.
 
     Attributes:
@@ -38,13 +38,13 @@ class Packs(NamedTuple):
         return len(self.starts) - 1
 
 
-def deal_sequences(
+def sample_packs(
     lengths: AnyArray,
     strategies: Sequence[tuple[Sequence[int], int]],
     seed: int,
     group: int,
     kind: type[np.signedinteger[Any]] = np.int32,
-) -> Packs:
+) -> SampledPacks:
     """Assign sequences to the packs of a plan at random.
 
     Args:
@@ -66,9 +66,11 @@ def deal_sequences(
     flat = np.fromiter(
         itertools.chain.from_iterable(strategy for strategy, _ in strategies), np.int32, count=int(flat_starts[-1])
     )
-    _check_slots(lengths, flat, np.repeat(counts, sizes))
-    firsts = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.bincount(lengths))])  # sequences shorter than 0, 1, ...
-    by_length = _by_length(lengths, firsts, seed, group)
+    _check_slot_counts(lengths, flat, np.repeat(counts, sizes))
+    starts_by_length = np.concatenate(
+        [np.zeros(1, np.int64), np.cumsum(np.bincount(lengths))]
+    )  # sequences shorter than 0, 1, ...
+    by_length = _permute_by_length(lengths, starts_by_length, seed, group)
     kinds = np.repeat(np.arange(counts.size, dtype=np.int32), counts)
     kinds = kinds[permutation(kinds.size, seed, "packs", group)]
     starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes[kinds])])
@@ -77,11 +79,11 @@ def deal_sequences(
         slots = np.repeat(flat_starts[kinds] - starts[:-1], sizes[kinds]) + np.arange(lengths.size)
         members[np.argsort(flat[slots], kind="stable")] = by_length
     else:
-        _fill_packs(kinds, flat_starts, flat, by_length, firsts, members)
-    return Packs(members, starts)
+        _fill_packs(kinds, flat_starts, flat, by_length, starts_by_length, members)
+    return SampledPacks(members, starts)
 
 
-def _by_length(lengths: AnyArray, firsts: IntArray, seed: int, group: int) -> AnyArray:
+def _permute_by_length(lengths: AnyArray, starts_by_length: IntArray, seed: int, group: int) -> AnyArray:
     """Return the sequence numbers grouped by length, in random order within each length."""
     number = np.int32 if lengths.size < 1 << 31 else np.int64
     if lengths.size < _COMPILED_FROM:
@@ -89,14 +91,14 @@ def _by_length(lengths: AnyArray, firsts: IntArray, seed: int, group: int) -> An
         return order[np.argsort(lengths[order], kind="stable")]
     order = np.empty(lengths.size, number)
     bits = max(1, (lengths.size // 4096).bit_length())  # shifting by all 64 bits would be undefined
-    _order_words(random_words(lengths.size, seed, "sequences", group), bits, order)
+    _argsort_uniform_words(random_words(lengths.size, seed, "sequences", group), bits, order)
     result = np.empty_like(order)
-    _sort_by_length(order, lengths, firsts.copy(), result)
+    _sort_by_length(order, lengths, starts_by_length.copy(), result)
     return result
 
 
 @kernel
-def _order_words(words: NDArray[np.uint64], bits: int, order: AnyArray) -> None:
+def _argsort_uniform_words(words: NDArray[np.uint64], bits: int, order: AnyArray) -> None:
     """Write the stable argsort of uniformly distributed words to `order`, with the same result as `permutation`.
 
     Words are first distributed to buckets by their first `bits` bits, so that each bucket fits in the processor's cache.
@@ -116,22 +118,22 @@ def _order_words(words: NDArray[np.uint64], bits: int, order: AnyArray) -> None:
     inner = 1
     while most >> inner > 2:
         inner += 1
-    firsts, lasts = np.empty((1 << inner) + 1, np.int64), np.empty((1 << inner) + 1, np.int64)
+    starts_by_length, lasts = np.empty((1 << inner) + 1, np.int64), np.empty((1 << inner) + 1, np.int64)
     for bucket in range(starts.size - 1):
         start, size = starts[bucket], starts[bucket + 1] - starts[bucket]
-        firsts[:] = 0
+        starts_by_length[:] = 0
         for index in range(size):
             bucket_words[index] = words[order[start + index]]
-            firsts[(bucket_words[index] << np.uint64(bits) >> np.uint64(64 - inner)) + np.uint64(1)] += 1
+            starts_by_length[(bucket_words[index] << np.uint64(bits) >> np.uint64(64 - inner)) + np.uint64(1)] += 1
         for number in range(1 << inner):
-            firsts[number + 1] += firsts[number]
-        lasts[:] = firsts
+            starts_by_length[number + 1] += starts_by_length[number]
+        lasts[:] = starts_by_length
         for index in range(size):
             word = bucket_words[index]
             number = word << np.uint64(bits) >> np.uint64(64 - inner)
             slot = lasts[number]
             lasts[number] += 1
-            while slot > firsts[number] and ordered[slot - 1] > word:
+            while slot > starts_by_length[number] and ordered[slot - 1] > word:
                 ordered[slot], placed[slot] = ordered[slot - 1], placed[slot - 1]
                 slot -= 1
             ordered[slot], placed[slot] = word, order[start + index]
@@ -162,7 +164,7 @@ def _fill_packs(
             at += 1
 
 
-def _check_slots(lengths: AnyArray, flat: Int32Array, repeats: IntArray) -> None:
+def _check_slot_counts(lengths: AnyArray, flat: Int32Array, repeats: IntArray) -> None:
     """Check that the plan has as many slots of each length as there are sequences.
 
     Raises:
