@@ -220,7 +220,7 @@ def opened(tree: ast.AST) -> Iterator[int]:
             continue
         function = node.func
         if isinstance(function, ast.Name) and function.id == "open":
-            yield from [] if "regular(" in ast.unparse(node) else [node.lineno]
+            yield from [] if "check_regular_file(" in ast.unparse(node) else [node.lineno]
         elif isinstance(function, ast.Attribute) and function.attr in OPENERS:
             owner = ast.unparse(function.value).split(".")[0]
             yield from [] if owner in NO_FILES else [node.lineno]
