@@ -110,7 +110,7 @@ class RowTokenizer:
         if not marks:
             return self.tokenizer
         marks[0]["add_prefix_space"] = True
-        return _parse_library(json.dumps(content), self.tokenizer)
+        return copy_library(self.tokenizer, json.dumps(content))
 
     def pair_frame(self) -> tuple[list[int], list[int], list[int], int, int]:
         """The special tokens before, between and after the tokens of two texts, and the segment of each text."""
@@ -225,11 +225,11 @@ def tokenizer_of(given: Any) -> RowTokenizer:
         return given
     file = Path(getattr(given, "name_or_path", "") or "the tokenizer")
     if isinstance(given, Tokenizer):
-        return _row_tokenizer(_parse_library(given.to_str(), given), file, {})
+        return _row_tokenizer(copy_library(given), file, {})
     if not hasattr(given, "special_tokens_map"):
         raise InputError(f"{type(given).__name__}: is not a tokenizer of the library tokenizers; use AutoTokenizer")
     opened = _of_transformers(given, file)
-    return _row_tokenizer(_parse_library(opened.tokenizer.to_str(), opened.tokenizer), file, opened.settings)
+    return _row_tokenizer(copy_library(opened.tokenizer), file, opened.settings)
 
 
 def _open_with_transformers(folder: Path) -> RowTokenizer:
@@ -280,11 +280,11 @@ def _row_tokenizer(library: Tokenizer, file: Path, settings: Mapping[str, Any]) 
     return RowTokenizer(library, file, settings)
 
 
-def _parse_library(content: str, like: Tokenizer) -> Tokenizer:
-    """Return the tokenizer that `content` describes; what the library does not write, it takes over from `like`."""
-    library = type(like).from_str(content)
-    library.encode_special_tokens = like.encode_special_tokens
-    return library
+def copy_library(library: Tokenizer, content: str | None = None) -> Tokenizer:
+    """Return a copy of a tokenizer, or of what `content` makes of it, with the setting that the library does not write."""
+    copy = type(library).from_str(library.to_str() if content is None else content)
+    copy.encode_special_tokens = library.encode_special_tokens
+    return copy
 
 
 # --- where it goes to
@@ -301,8 +301,8 @@ def copy_tokenizer(tokenizer: RowTokenizer, folder: Path, max_sequence_length: i
         folder: the folder of a model, or of a table of tokens.
         max_sequence_length: the most tokens of a text; None keeps the tokenizer's own.
     """
-    library = _parse_library(tokenizer.tokenizer.to_str(), tokenizer.tokenizer)
-    library.no_truncation()
+    library = copy_library(tokenizer.tokenizer)
+    library.no_truncation()  # others may use the tokenizer meanwhile
     write_text(folder / TOKENIZER_NAME, library.to_str())
     state = json.loads(library.to_str())["pre_tokenizer"] or {}
     usual = {"model_input_names": ["input_ids", _TOKEN_TYPES, "attention_mask"]} if tokenizer.has_segments else {}

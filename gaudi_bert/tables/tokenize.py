@@ -34,7 +34,7 @@ from gaudi_bert.config.sections import TokenizeSettings
 from gaudi_bert.corpus.documents import Source, find_sources, source_identity
 from gaudi_bert.rows.parts import RowPart, row_parts
 from gaudi_bert.rows.reading import SkippedRows, good_rows, rows_of_part, sized_batches
-from gaudi_bert.rows.tokenizer import RowTokenizer, copy_tokenizer, read_tokenizer
+from gaudi_bert.rows.tokenizer import RowTokenizer, copy_library, copy_tokenizer, read_tokenizer
 from gaudi_bert.rows.types import STANDARD_INPUT, TextRow, source_name
 from gaudi_bert.tables.sources import TOKENS_COLUMN
 
@@ -240,17 +240,19 @@ class _Encoder:
         # The segments of one text: of the special tokens before it, of its tokens, and of those after it; None where all are
         # 0, which is what models take without any. The library gives them to the first piece of a text only.
         self._segments: tuple[list[int], int, list[int]] | None = None
-        for letter in "aA1":  # whichever the vocabulary has
+        for letter in "aA1" if tokenizer.has_segments else "":  # whichever the vocabulary has
             encoding = library.encode(letter, add_special_tokens=special)
             types, of_text = encoding.type_ids, [at for at, added in enumerate(encoding.special_tokens_mask) if not added]
             if of_text and any(types):
                 self._segments = types[: of_text[0]], types[of_text[0]], types[of_text[-1] + 1 :]
                 break
         # The same without cutting, to count the tokens of pairs.
-        self._uncut = type(library).from_str(library.to_str()) if with_pairs else library
+        self._uncut = copy_library(library) if with_pairs else library
         self._library = library
-        library.enable_truncation(settings.max_sequence_length)
-        of_pairs = with_pairs and any(self._encode(self._uncut, [("a", "a")])[0].type_ids)
+        # The pieces of a text that is split follow each other from its beginning.
+        side = tokenizer.truncation_side if settings.too_long == "truncate" else "right"
+        library.enable_truncation(settings.max_sequence_length, direction=side)
+        of_pairs = with_pairs and tokenizer.has_segments and any(self._encode(self._uncut, [("a", "a")])[0].type_ids)
         with_segments = self._segments is not None or of_pairs
         self.columns = (TOKENS_COLUMN, _SEGMENTS_COLUMN) if with_segments else (TOKENS_COLUMN,)
 

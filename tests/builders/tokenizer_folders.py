@@ -56,7 +56,7 @@ def byte_level(*, add_prefix_space: bool = False) -> Tokenizer:
     """RoBERTa's tokenizer."""
     made = Tokenizer(models.BPE())
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space)
-    special = [AddedToken("<mask>", lstrip=True, special=True), *("<s>", "<pad>", "</s>", "<unk>")]
+    special = [*("<s>", "<pad>", "</s>", "<unk>"), AddedToken("<mask>", lstrip=True, special=True)]
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=special, initial_alphabet=alphabet, show_progress=False)
     made.train_from_iterator(TEXTS * 3, trainer)

@@ -93,14 +93,32 @@ def test_the_rows_of_each_text(tmp_path: Path, kind: str, policy: str, special: 
 
 
 def test_segments_where_the_tokenizer_gives_them(tmp_path: Path) -> None:
+    """As the template of a file, or the settings of a folder say; the general class of `transformers` gives none."""
     write_tokenizer(tmp_path / "tokenizer.json", "segments")
-    settings = TokenizeSettings(max_sequence_length=L)
-    tokenize_texts([write_lines(tmp_path / "t.jsonl")], tmp_path, tmp_path / "out", settings, a_run())
+    settings, data = TokenizeSettings(max_sequence_length=L), [write_lines(tmp_path / "t.jsonl")]
+    tokenize_texts(data, tmp_path, tmp_path / "none", settings, a_run())
+    assert parquet.read_table(next((tmp_path / "none").glob("*.parquet"))).column_names == ["input_ids"]
+    tokenize_texts(data, tmp_path / "tokenizer.json", tmp_path / "out", settings, a_run())
     (path,) = (tmp_path / "out").glob("*.parquet")
     table = parquet.read_table(path).to_pydict()
     for ids, types in zip(table["input_ids"], table["token_type_ids"], strict=True):
         assert types == [1] * (len(ids) - 1) + [2]
         assert ids[-2:] == [1, 0]
+
+
+@pytest.mark.parametrize("policy", ["truncate", "split"])
+def test_texts_are_cut_on_the_side_of_the_tokenizer(tmp_path: Path, policy: str) -> None:
+    """Pieces of a text that is split follow each other from its beginning, whatever the side is."""
+    tokenizer = write_tokenizer(tmp_path / "any.json", "roberta")
+    tokenizer.enable_truncation(5, direction="left")
+    tokenizer.save(str(tmp_path / "any.json"))
+    tokenizer.no_truncation()
+    settings = TokenizeSettings(max_sequence_length=L, too_long=policy)
+    tokenize_texts([write_lines(tmp_path / "t.jsonl")], tmp_path / "any.json", tmp_path / "out", settings, a_run())
+    ids = [tokenizer.encode(text).ids for text in TEXTS]
+    ends = [row if len(row) <= L else [row[0], *row[1 - L :]] for row in ids]
+    assert rows_of(tmp_path / "out") == (ends if policy == "truncate" else expected(tokenizer, "split", True))
+    assert ends != expected(tokenizer, "truncate", True)
 
 
 @pytest.mark.parametrize("kind", ["gpt", "roberta", "segments"])
