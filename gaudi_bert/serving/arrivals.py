@@ -12,7 +12,9 @@ from typing import NamedTuple
 
 from gaudi_bert.serving.ladder import Shape, choose_shape
 
-_WINDOWS = 8  # remembered, so that a single chance arrival is rounded away and a client that leaves is soon forgotten
+_WINDOWS = 8
+"""Windows that are remembered. Simulated with eight clients, a query takes 3.56 ms of the device with one window, and 3.34
+to 3.36 ms with 2 to 32 windows. Fewer windows forget a client that has left sooner."""
 
 
 class _Window(NamedTuple):

@@ -17,7 +17,8 @@ _MOST_SHAPES = 12
 _NEARLY = 0.9
 """A shape is good enough if it computes at least this share of the tokens per second that the fastest shape computes.
 
-Of the good ones the cheapest is taken, because what arrives meanwhile waits for it. docs/serving.md has the measurement.
+Of the good ones the smallest is taken, because what arrives meanwhile waits for it. Simulated with MiniLM's costs on a CPU
+and 32 clients, shares of 1.0, 0.9 and 0.8 answer 90, 97 and 93 texts per second of the mix, and 333, 322 and 300 queries.
 """
 
 

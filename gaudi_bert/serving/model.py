@@ -1,4 +1,4 @@
-"""The model that is served: opened once from a folder, as `embed` and `predict` open it; texts in, answers out."""
+"""The model that is served. It is opened from a folder, as `embed` and `predict` open it, and turns texts into answers."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ _WITH_ANSWERS = ("ForSequenceClassification", "ForTokenClassification")
 
 @dataclass(frozen=True)
 class ServedModel:
-    """A model on a device, with all that turns texts into its answers.
+    """A model on a device, with everything that turns texts into answers.
 
     Attributes:
-        kind: what it answers.
-        task: that of its head; None for an embedding model.
-        folder: how an embedding model's folder makes vectors.
+        kind: the kind of answers.
+        task: the task of the model's head; None for an embedding model.
+        folder: the settings of an embedding model's folder for pooling, prompts and normalization.
         loaded: the model, its tokenizer and its lengths.
         is_interruptible: whether the device computes a batch layer by layer, which a CPU does unless the model is compiled.
     """
@@ -51,27 +51,27 @@ class ServedModel:
 
     @property
     def longest(self) -> int:
-        """Most tokens of a text."""
+        """The largest number of tokens of a text."""
         return self.loaded.max_sequence_length
 
     @property
     def most_characters(self) -> int:
-        """Most characters of a text that are tokenized."""
+        """The largest number of characters of a text that are tokenized."""
         return 1 << 17
 
     @property
     def width(self) -> int:
-        """Values of an output."""
+        """The number of values of an output."""
         return self.loaded.runner.width
 
     @property
     def model(self) -> TorchModel:
-        """Model that computes batches."""
+        """The model that computes batches."""
         return cast("TorchModel", self.loaded.model)
 
     @property
     def is_per_token(self) -> bool:
-        """Whether there is an output for each token, not for each text."""
+        """Whether the model has an output for each token and not one for each text."""
         return self.kind == "tagger"
 
     def call_between_layers(self, callback: Callable[[], None]) -> None:
@@ -80,7 +80,7 @@ class ServedModel:
             self.model.call_between_layers(callback)
 
     def outputs(self, batch: BatchArrays) -> Float32Array:
-        """Compute the outputs of one batch."""
+        """Compute a batch, and return float32 outputs: [rows, texts of a row, C], or [rows, slots, C] if `is_per_token`."""
         return self.model.outputs(batch)
 
     def cuts_left(self, direction: str | None) -> bool:
@@ -88,7 +88,7 @@ class ServedModel:
         return (direction or self.loaded.tokenizer.truncation_side).lower() == "left"
 
     def tokenized(self, rows: Sequence[Row], prompt: str = "", *, cuts_left: bool = False) -> Sequences:
-        """Return the sequences of texts, cut to the most tokens; those of a tagger are taken in windows.
+        """Tokenize texts, and return their sequences. Texts that are too long are truncated, or split into windows for a tagger.
 
         Raises:
             InputError: a text holds a token that changes the other texts of its row.
@@ -110,7 +110,11 @@ class ServedModel:
         return self._checked(sequences)
 
     def of_ids(self, texts: Sequence[Sequence[int]], *, cuts_left: bool = False) -> Sequences:
-        """Return the sequences of texts that are tokenized already, with the special tokens around them that they lack."""
+        """Return the sequences of texts that are given as token ids. Special tokens that a text lacks are added around it.
+
+        Raises:
+            InputError: an id is not in the vocabulary, or a text contains a token that changes the other texts of its row.
+        """
         largest = self.loaded.tokenizer.vocabulary_size - 1
         if any(not 0 <= min(ids) <= max(ids) <= largest for ids in texts):
             raise InputError(f"a token id is not one of 0 to {largest:,}")
@@ -130,7 +134,7 @@ class ServedModel:
         return sequences
 
     def tokens(self, texts: Sequence[str], special: bool) -> list[list[dict[str, Any]]]:
-        """Return the tokens of texts, with their positions in them."""
+        """Tokenize texts, and return for each text its tokens with their ids and their character positions."""
         encodings = self.loaded.tokenizer.tokenizer.encode_batch(list(texts), add_special_tokens=special)
         return [
             [
@@ -144,7 +148,11 @@ class ServedModel:
         ]
 
     def prompt(self, name: str | None) -> str:
-        """Return what precedes each text, by its name in the folder, or by default."""
+        """Return the prompt with a name, or the default prompt of the folder if `name` is None.
+
+        Raises:
+            InputError: the folder has no such prompt, or leaves prompts out of the mean, which packs cannot do.
+        """
         if name is not None and name not in self.folder.prompts:
             known = ", ".join(self.folder.prompts) or "none"
             raise InputError(f"`prompt_name` {short_repr(name)} is none of the model's prompts: {known}")
@@ -154,22 +162,28 @@ class ServedModel:
         return prompt
 
     def vectors(self, outputs: Float32Array, normalize: bool | None, dimensions: int | None) -> Float32Array:
-        """Return vectors as `embed` writes them, or of so many values, which are then cut before they get the length 1."""
+        """Return the vectors of outputs [N, C] as `embed` writes them.
+
+        Args:
+            outputs: the pooled outputs.
+            normalize: whether vectors get the length 1; None for the setting of the folder.
+            dimensions: the number of values to keep, before the vectors are normalized; None for the setting of the folder.
+        """
         is_normal = self.folder.normalize if normalize is None else normalize
         if dimensions is not None:
             return _normal(outputs[:, :dimensions]) if is_normal else outputs[:, :dimensions]
         return self.folder.cut(_normal(outputs) if is_normal else outputs, normalize_again=normalize is True)
 
     def answers(self, outputs: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> list[dict[str, Any]]:
-        """Return what `predict` writes for each text."""
+        """Return the answers that `predict` writes, one for each text."""
         return [] if self.task is None else list(self.task.answers(outputs, sequences, rows))
 
 
 def open_served_model(path: Path, settings: ServeSettings) -> ServedModel:
-    """Open the model of a folder on a device.
+    """Open the model of a folder on a device, with its weights frozen.
 
     Raises:
-        InputError: the folder is damaged or lacks a part, or its model has nothing to serve or cannot be given packs.
+        InputError: the folder is damaged or incomplete, or its model cannot be served or cannot compute packs.
     """
     check_model_exists(path)
     check_finished(path)
@@ -199,7 +213,7 @@ def open_served_model(path: Path, settings: ServeSettings) -> ServedModel:
 
 
 def _normal(vectors: Float32Array) -> Float32Array:
-    """Vectors of length 1."""
+    """Return the vectors scaled to length 1; a zero vector stays zero."""
     lengths = np.linalg.norm(vectors.astype(np.float64), axis=1, keepdims=True)
     normal: Float32Array = (vectors / np.maximum(lengths, 1e-12)).astype(np.float32)
     return normal
