@@ -33,7 +33,8 @@ PYTEST := $(BIN)/python -m pytest $(PYTEST_ARGUMENTS)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
-.PHONY: help setup setup-horovod setup-test pack train finetune test test-all test-fast test-long test-imitated lint check bench images
+.PHONY: help setup setup-horovod setup-test pack train finetune test test-all test-fast test-long test-imitated lint check docs
+.PHONY: bench images
 .PHONY: k8s clean
 # The stages of one work folder are run in order, whatever -j says.
 .NOTPARALLEL:
@@ -44,6 +45,7 @@ help:
 	@echo "make train       train on the packs, evaluate, and write a report"
 	@echo "make finetune    fine-tune the demo's model for a task, and predict"
 	@echo "make lint        check format, lint and types"
+	@echo "make docs        build the documentation site in site/"
 	@echo "make test-fast   run the tests of what packs and reads only"
 	@echo "make test        run the tests that a change needs (minutes)"
 	@echo "make test-all    run all tests, with Horovod (half an hour or more on two cores)"
@@ -118,6 +120,10 @@ lint: $(LINT)
 
 check: lint
 
+# A broken link, a missing page or a public name without a docstring ends it.
+docs: $(LINT)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
 bench: $(TESTS) $(HOROVOD)
 	for part in packing records prepare training leaks pytorch predict; do $(BIN)/python benchmarks/$$part.py || exit 1; done
 	$(BIN)/python benchmarks/finetuning.py --only speed-up trainer --rows 8000 --rounds 2
@@ -130,5 +136,5 @@ k8s: $(LINT)
 	$(BIN)/python scripts/write_k8s_demo.py
 
 clean:
-	rm -rf .venv $(WORK) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv $(WORK) build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
