@@ -1,8 +1,9 @@
-"""Pages of the documentation site that are not files in docs/: the home page, CONTRIBUTING and others, and the API reference.
+"""Pages of the documentation site that are not files in docs/: the home page, CONTRIBUTING and others, and the API
+reference.
 
-MkDocs calls the functions `on_files` and `on_page_markdown` (see `hooks` in mkdocs.yml). The pages in docs/ are written for a
-code host, where they can link to every file of the repository. The site contains only some of these files, so links to the others
-become plain text. A public name without a docstring ends the build.
+MkDocs calls the functions `on_files` and `on_page_markdown` (see `hooks` in mkdocs.yml). The pages in docs/ are written for
+a code host, where they can link to every file of the repository. The site contains only some of these files, so links to the
+others become plain text. A public name without a docstring ends the build.
 """
 
 from __future__ import annotations
@@ -19,11 +20,19 @@ from mkdocs.structure.files import File
 ROOT = Path(__file__).resolve().parents[1]
 
 HOME = "index.md"
-_ADDED = {"README.md": HOME, "CONTRIBUTING.md": "CONTRIBUTING.md", "SECURITY.md": "SECURITY.md", "CHANGELOG.md": "CHANGELOG.md"}
+_ADDED = {
+    "README.md": HOME,
+    "CONTRIBUTING.md": "CONTRIBUTING.md",
+    "SECURITY.md": "SECURITY.md",
+    "CHANGELOG.md": "CHANGELOG.md",
+}
 """Files of the repository's root, and the names of their pages."""
 
 _REFERENCES = {
-    "api/gaudi_bert.md": ("gaudi_bert", "The packer as a library. It reads and writes no files, and its results are numpy arrays."),
+    "api/gaudi_bert.md": (
+        "gaudi_bert",
+        "The packer as a library. It reads and writes no files, and its results are numpy arrays.",
+    ),
     "api/pytorch.md": ("gaudi_bert.pytorch", "Packs in PyTorch. These names need the extra `pytorch`."),
 }
 """The page of each package whose names are public, and the sentence with which the page begins."""
@@ -92,14 +101,17 @@ def undocumented(name: str, module: str) -> list[str]:
         if isinstance(node, ast.FunctionDef) and isinstance(defined[0], ast.ClassDef) and not node.name.startswith("_")
     ]
     return [
-        name if node is defined[0] else f"{name}.{node.name}" for node in (defined[0], *methods) if not ast.get_docstring(node)
+        name if node is defined[0] else f"{name}.{node.name}"
+        for node in (defined[0], *methods)
+        if not ast.get_docstring(node)
     ]
 
 
 def links_for_site(markdown: str, source: str, page: str, pages: set[str]) -> str:
     """Rewrite links of a page that is in the file `source` of the repository, and `page` of the site.
 
-    A link to a file that is a page becomes a link to that page. A link to any other file of the repository becomes plain text.
+    A link to a file that is a page becomes a link to that page. A link to any other file of the repository becomes plain
+    text.
     """
 
     def rewrite(target: str) -> str | None:
@@ -124,5 +136,7 @@ def links_for_site(markdown: str, source: str, page: str, pages: set[str]) -> st
         text = _INLINE.sub(replace_inline, parts[number])
         text = _USED.sub(lambda match: match[1] if definitions.get(match[2], "") is None else match[0], text)
         text = _PICTURE.sub(lambda match: f'{match[1]}{rewrite(match[2]) or match[2]}"', text)
-        parts[number] = _DEFINED.sub(lambda match: f"[{match[1]}]: {definitions[match[1]]}" if definitions[match[1]] else "", text)
+        parts[number] = _DEFINED.sub(
+            lambda match: f"[{match[1]}]: {definitions[match[1]]}" if definitions[match[1]] else "", text
+        )
     return "".join(parts)

@@ -1,4 +1,8 @@
-"""Packs for PyTorch: data set, loader, collator, heads that gather, the encoder, the mixin for `Trainer`."""
+"""The public API for PyTorch: a data set and a loader of packs, a collator, BERT heads, an encoder, and a mixin for
+`Trainer`.
+
+The names are imported when they are first used, because they need torch and transformers (the extra `pytorch`).
+"""
 
 from __future__ import annotations
 
@@ -31,7 +35,12 @@ _NAMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import what is used, and torch with it."""
+    """Import a public name, and with it torch and transformers.
+
+    Raises:
+        InputError: torch or transformers is not installed.
+        AttributeError: the package has no such name.
+    """
     module = next((module for module, names in _NAMES.items() if name in names), None)
     if module is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,11 +1,14 @@
-"""Rows of packs to the batch that a model's `forward` takes, in the form that is right for its software.
+"""The collator, which turns rows of packs into the batch that a model's `forward` accepts.
 
-| target | what carries the boundaries |
+Different software needs the boundaries between sequences in different forms. The target of a `PackCollator` chooses the
+form:
+
+| target | how the batch describes the boundaries |
 |---|---|
-| `transformers-5` | `attention_mask` [B, 1, L, L], added to scores: right with `sdpa` and with `eager` |
-| `transformers-4`, `optimum-habana` | `attention_mask` [B, L, L] of 0 and 1, from which their BERT makes such a mask |
-| `flash` | all sequences in one row without padding; `cu_seq_lens_q/k`, `max_length_q/k`: FlashAttention 2 only |
-| `flex` | a `BlockMask`: `attn_implementation="flex_attention"` |
+| `transformers-5` | `attention_mask` [B, 1, L, L], which is added to the scores; right with `sdpa` and `eager` |
+| `transformers-4`, `optimum-habana` | `attention_mask` [B, L, L] of 0 and 1, from which their BERT makes an additive mask |
+| `flash` | one row with all sequences and without padding, `cu_seq_lens_q/k` and `max_length_q/k`; FlashAttention 2 only |
+| `flex` | a `BlockMask`, for `attn_implementation="flex_attention"` |
 
 Letters: B packs, L positions, Q masked slots, S sequences of a pack, T tokens of all packs.
 """
@@ -41,34 +44,43 @@ Batch = dict[str, Any]
 
 
 def model_inputs(batch: Batch) -> Batch:
-    """The batch without what models do not take: `sequence_ids`, `seq_lens` and the data's own columns."""
+    """Return the entries of a batch that models accept, without `sequence_ids`, `seq_lens` and the data's own columns."""
     return {name: value for name, value in batch.items() if name in _FOR_MODELS}
 
 
 class PackCollator:
-    """Makes batches for one kind of model and software.
+    """Makes batches of packs for one model and one kind of software.
 
-    Columns with one value for each sequence (weights, names, numbers of rows) keep their names: numbers as
-    [B, S], 0 in slots without a sequence (where `seq_lens` is 0, too), anything else as lists.
+    When it is created, the collator tries the model on packs and finds out how it must be fed. Calling it with the rows of
+    packs returns a batch of tensors. Columns of the data that have one value per sequence (weights, names, row numbers) keep
+    their names in the batch: numbers become [B, S], with 0 in slots without a sequence, and anything else becomes lists.
+
+    Example:
+        ```python
+        collator = PackCollator("transformers-5", model)
+        loader = PackedLoader(PackedDataset("packed/"), 4, collator)
+        outputs = model(**model_inputs(next(iter(loader))))
+        ```
 
     Args:
-        target: one of `TARGETS`.
-        model: a model of `transformers`, its config, or its `model_type` (with the usual settings of that type). How it has
-            to be fed is tried on a small copy (`feeding_trial.py`); of a model, its own class is copied, and it is tried
-            itself, with its head and this target, in evaluation and in training mode. A config does not describe weights,
-            heads and labels: with it, labels of a causal model are the next tokens unless its `architectures` name tags.
-        gather_heads: add `masked_lm_positions`, `masked_lm_labels` [B, Q], `sequence_positions` and `next_sentence_label`
-            [B, S] for `PackedBertForPreTraining`, instead of `labels`.
-        sequence_labels: a column with a value for each sequence: add `sequence_labels` and `sequence_positions` [B, S] for
-            `PackedBertForSequenceClassification`, instead of `labels`.
-        row_tokens: tokens of the longest rows: the model is tried with such rows, and longer ones are refused. Default: as
-            many as it has positions, but 512 to 1,024.
-        masked_slots, depth: Q and S, so that every batch has one static shape; else the largest of the batch.
-        dtype: of an additive mask: that in which the model computes.
+        target: The software for which batches are made, one of `TARGETS`.
+        model: A model of `transformers`, its config, or its `model_type`. A small copy is tried first. If this is a model,
+            it is then tried itself, with its head and this target, in evaluation mode and in training mode. A config does
+            not describe weights, heads or labels. With a config, the labels of a causal model are the next tokens, unless
+            its `architectures` name a class for tags.
+        gather_heads: Add `masked_lm_positions` and `masked_lm_labels` [B, Q], and `sequence_positions` and
+            `next_sentence_label` [B, S], for `PackedBertForPreTraining`. The batch then has no `labels`.
+        sequence_labels: The column with a label per sequence. Adds `sequence_labels` and `sequence_positions` [B, S] for
+            `PackedBertForSequenceClassification`. The batch then has no `labels`.
+        row_tokens: The number of tokens of the longest rows. The model is tried with such rows, and longer rows are
+            rejected. By default, the number of positions of the model, but at least 512 and at most 1,024.
+        masked_slots: Q, so that every batch has the same static shape. By default, the largest number in the batch.
+        depth: S, so that every batch has the same static shape. By default, the largest number in the batch.
+        dtype: The type of an additive mask, which must be the type in which the model computes.
 
     Raises:
-        InputError: an unknown target or model type, or a model that cannot be fed packs, or not for this target with the
-            installed software.
+        InputError: The target or the model type is unknown, the model does not work with packs, or the installed software
+            does not support this target for this model.
     """
 
     def __init__(
@@ -84,30 +96,36 @@ class PackCollator:
         dtype: torch.dtype = torch.float32,
     ) -> None:
         if target not in TARGETS:
-            raise InputError(f"target = {target!r}: one of {', '.join(TARGETS)} is allowed")
+            raise InputError(f"target = {target!r}: must be one of {', '.join(TARGETS)}")
         if row_tokens is not None and (type(row_tokens) is not int or row_tokens < 2):
             raise InputError(f"row_tokens = {row_tokens!r}: must be an integer of at least 2")
         if isinstance(model, str):
             try:
                 model = transformers.AutoConfig.for_model(model)
             except MODEL_ERRORS as error:
-                problem = "transformers does not know it; give the model or its config"
+                problem = "the installed transformers does not know this type; pass the model or its config"
                 raise InputError(f"model type {model!r}: {problem}") from error
         if not isinstance(model, Feeding):  # which is for a model that is not one of transformers
             _check_software(target, model)
         self.feeding = feeding_of(model, target)
         if self.feeding.embeds_first:
             raise InputError(
-                "its embeddings are multiplied with the mask, so no batch is right for its `forward`; use PackedEncoder, or "
-                "gaudi-bert train and finetune"
+                "the model multiplies its embeddings by the mask, so no batch of packs is right for its `forward`; use "
+                "PackedEncoder, or gaudi-bert train and finetune"
             )
         if gather_heads and sequence_labels is not None:
-            raise InputError(f"sequence_labels = {sequence_labels!r}: gather_heads is for pretraining; omit one of them")
+            raise InputError(
+                f"sequence_labels = {sequence_labels!r}: cannot be combined with gather_heads, which is for pretraining; "
+                "omit one of them"
+            )
         if (gather_heads or sequence_labels is not None) and target == "flash":
-            raise InputError("gather_heads: heads gather from packs, and target flash has none; omit gather_heads")
+            option = "gather_heads" if gather_heads else "sequence_labels"
+            raise InputError(
+                f"{option}: target flash has no packs from which a head could gather; omit it or use another target"
+            )
         if target in ("transformers-4", "optimum-habana") and self.feeding.has_window:
             raise InputError(
-                f"target = {target!r}: one 3-D mask cannot serve layers with a window; use transformers-5 or flex"
+                f"target = {target!r}: its mask has no form for layers with a window; use transformers-5 or flex"
             )
         self.target, self.gather_heads, self.masked_slots, self.depth = target, gather_heads, masked_slots, depth
         self.sequence_labels, self.dtype = sequence_labels, dtype
@@ -118,7 +136,7 @@ class PackCollator:
             self.row_tokens, _ = try_model(tried, self.feeding, self._model_batch, row_tokens, training=True)
 
     def _model_batch(self, rows: Sequence[Row]) -> Batch:
-        """Return what any model, or the encoder below a head that gathers, is given for rows without labels."""
+        """Return the batch for rows without labels, as any model, or the encoder below a gathering head, accepts it."""
         arrays = self._joined(rows)
         return model_inputs(self._flattened(arrays, rows)) if self.target == "flash" else self._token_inputs(arrays)
 
@@ -128,12 +146,25 @@ class PackCollator:
         return {**batch, "attention_mask": target_mask(sequence_ids_BL, self.feeding, self.target, self.dtype)}
 
     def __call__(self, rows: Sequence[Row]) -> Batch:
-        """A batch of rows, integers as int64; rows of unequal lengths, or without enough slots, are refused."""
+        """Make a batch from rows of packs.
+
+        Args:
+            rows: Rows of a `PackedDataset`, all of the same length.
+
+        Returns:
+            The batch by name. Integers are int64.
+
+        Raises:
+            InputError: The rows have different lengths, are longer than `row_tokens`, lack a column that the collator needs,
+                or hold more sequences or masked positions than there are slots.
+        """
         if self.gather_heads and "labels" not in rows[0]:
-            raise InputError(f"gather_heads: the packs have no labels, but {', '.join(rows[0])}; omit gather_heads")
+            raise InputError(
+                f"gather_heads: needs a column labels, but the packs have only {', '.join(rows[0])}; omit gather_heads"
+            )
         if self.sequence_labels is not None and self.sequence_labels not in rows[0]:
             raise InputError(
-                f"sequence_labels = {self.sequence_labels!r}: the packs have no such column, but {', '.join(rows[0])}"
+                f"sequence_labels = {self.sequence_labels!r}: there is no such column; the packs have {', '.join(rows[0])}"
             )
         arrays = self._joined(rows)
         self._check_lengths(rows, arrays["sequence_ids"].shape[1])
@@ -167,12 +198,13 @@ class PackCollator:
         return self._padded(values, 0, np.int64 if np.issubdtype(kind, np.integer) else kind)
 
     def _joined(self, rows: Sequence[Row]) -> dict[str, IntArray]:
-        """The columns with a value per token, int64 [B, L], as this model takes them."""
+        """Return the columns with a value per token that this model needs, as int64 [B, L]."""
         names = [name for name in _TOKEN_COLUMNS if name in rows[0] and name != self.sequence_labels]
         arrays: dict[str, IntArray] = {}
         for name in names:
             if len({len(row[name]) for row in rows}) != 1:
-                raise InputError("rows of unequal lengths in one batch: all packs of a batch have the same length")
+                lengths = sorted({len(row[name]) for row in rows})
+                raise InputError(f"{name}: all rows of a batch must have the same length, but these have {lengths}")
             matrix = np.stack([np.asarray(row[name]) for row in rows])
             _check_whole(matrix.reshape(-1), name)
             arrays[name] = matrix.astype(np.int64)
@@ -182,17 +214,17 @@ class PackCollator:
         if not self.feeding.token_types:
             arrays.pop("token_type_ids", None)
         predicts_next = self.feeding.causal and not self.feeding.labels_own_token
-        if predicts_next and "labels" in arrays:  # the first token of a sequence follows from nothing
+        if predicts_next and "labels" in arrays:  # no earlier token of its sequence could predict the first token
             first_BL = np.diff(arrays["sequence_ids"], axis=1, prepend=-1) != 0
             arrays["labels"][first_BL] = NOT_PREDICTED
         return arrays
 
     def _check_lengths(self, rows: Sequence[Row], length: int) -> None:
-        """Refuse rows that the model was not tried with, and sequences that change others."""
+        """Reject rows that are longer than those the model was tried with, and sequences that would change others."""
         if self.row_tokens is not None and length > self.row_tokens:
             raise InputError(
-                f"a row of {length} tokens: the model was tried with rows of {self.row_tokens}; "
-                f"give PackCollator row_tokens={length}"
+                f"a row has {length} tokens, but the model was only tried with rows of {self.row_tokens}; "
+                f"pass row_tokens={length} to PackCollator"
             )
         most = self.feeding.longest_sequence
         if most is None:
@@ -202,8 +234,8 @@ class PackCollator:
         longest = int(max(lengths, default=0))
         if longest > most:
             raise InputError(
-                f"a sequence of {longest} tokens: with more than {most}, this model changes the positions (RoPE) of all "
-                f"sequences of a batch; pack sequences of at most {most} tokens"
+                f"a sequence has {longest} tokens, but a sequence of more than {most} makes this model change the positions "
+                f"(RoPE) of all sequences in the batch; pack sequences of at most {most} tokens"
             )
 
     def _gathered(self, labels_BL: IntArray, rows: Sequence[Row]) -> Batch:
@@ -225,12 +257,12 @@ class PackCollator:
         return gathered
 
     def _first_positions(self, rows: Sequence[Row]) -> torch.Tensor:
-        """The first token of each sequence, int64 [B, S]; 0 where there is none."""
+        """Return the position of the first token of each sequence, int64 [B, S], and 0 in slots without a sequence."""
         lengths_BS = self._per_sequence(rows, "seq_lens", 0)
         return (lengths_BS.cumsum(1) - lengths_BS) * (lengths_BS > 0)
 
     def _padded(self, values: Sequence[AnyArray], empty: float, dtype: Any) -> torch.Tensor:
-        """The values of the sequences of each row, [B, S], then `empty`."""
+        """Stack the values of each row's sequences into [B, S], filled up with `empty`."""
         depth = self._slots("depth", self.depth, max(map(len, values)))
         padded = np.full((len(values), depth), empty, dtype)
         for to, each in zip(padded, values, strict=True):
@@ -238,7 +270,7 @@ class PackCollator:
         return torch.from_numpy(padded)
 
     def _per_sequence(self, rows: Sequence[Row], name: str, empty: int) -> torch.Tensor:
-        """A column with a value per sequence, int64 [B, S]."""
+        """Return a column with a value per sequence as int64 [B, S], filled up with `empty`."""
         for row in rows:
             _check_whole(np.asarray(row[name]), name)
         return self._padded([row[name] for row in rows], empty, np.int64)
@@ -247,7 +279,7 @@ class PackCollator:
     def _slots(name: str, requested: int | None, needed: int) -> int:
         if requested is not None and needed > requested:
             raise InputError(
-                f"{name} = {requested}: a pack of this batch needs {needed}; take it from the data's metadata.json"
+                f"{name} = {requested}: a pack of this batch needs {needed}; use the value in the data's metadata.json"
             )
         return needed if requested is None else requested
 
@@ -271,19 +303,19 @@ class PackCollator:
 
 
 def _check_software(target: str, model: Any) -> None:
-    """Refuse a target whose boundaries the attention of a model, or of a config, does not read."""
+    """Reject a target if the attention of the model or config would ignore its form of the boundaries."""
     used = getattr(getattr(model, "config", model), "_attn_implementation", None)
     reads = {"flash": "flash" in str(used), "flex": used in (None, "flex_attention")}
     if not reads.get(target, "flash" not in str(used)):
-        actual = "and a config or a type names none" if used is None else f"not {used}"
+        actual = "the config or type names none" if used is None else f"the model has {used!r}"
         raise InputError(
-            f"target = {target!r}: needs a model with attn_implementation={_OWN_SOFTWARE.get(target, 'sdpa')!r}, {actual}: "
-            "it would ignore where sequences begin; open the model so, or use another target"
+            f"target = {target!r}: needs attn_implementation={_OWN_SOFTWARE.get(target, 'sdpa')!r}, but {actual}, which "
+            "would ignore where sequences begin; open the model with that implementation, or use another target"
         )
 
 
 def _check_whole(values: AnyArray, name: str) -> None:
-    """The user's own numbers must be integers of 32 bits, before they become int64."""
+    """Reject values of the user's data that are not integers of at most 32 bits."""
     wrong = find_non_integer(values, -MOST_TOKEN_ID - 1, MOST_TOKEN_ID)
     if wrong >= 0:
-        raise InputError(f"{name}: a row holds {values[wrong]}; it must hold integers that fit into 32 bits")
+        raise InputError(f"{name}: a row contains {values[wrong]}, but all values must be integers that fit into 32 bits")

@@ -1,11 +1,13 @@
-"""Packs as a PyTorch data set whose position can be stored, and resumed by any number of processes and workers.
+"""A PyTorch data set of packs whose position can be saved, and restored by any number of processes and workers.
 
-An iteration is the rest of one epoch: process r of W yields the packs whose number mod W is r in the one global order
-(`reading/global_order.py`), from the position of the data set on, and as many as every other process; the remainder (fewer
-than a batch of all processes) is not read in this epoch. A position is (epoch, packs that all processes have read in it).
+An iteration yields the rest of one epoch. Process r of W yields the packs whose number in the global order
+(`reading/global_order.py`) is r modulo W, and every process yields equally many. The packs that remain at the end, fewer
+than one batch of all processes, are not read in this epoch. A position consists of the epoch and the number of packs that
+all processes together have read in it.
 
-Workers of a `DataLoader` do not know how much was used of what they have read ahead. So the loader counts what it yields
-(`PackedLoader`), and worker w of K reads the batches w, w + K, ... of its process, which is the order without workers.
+The workers of a `DataLoader` read ahead, so they do not know which of their batches were used. `PackedLoader` therefore
+counts the batches that it yields. Worker w of K reads the batches w, w + K, ... of its process, so that the order is the
+same as without workers.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from gaudi_bert.tfrecords.random_access import check_before_reading, open_packs
 from gaudi_bert.tfrecords.wire.values import pack_rows
 
 _FIRST_ROWS, _ROWS_AT_ONCE = 16, 128
-_ROWS_OF_SMALL_SHARDS = 32  # all shards of one read are open at once, and each row may be of another shard
+_ROWS_OF_SMALL_SHARDS = 32  # all shards of one read are open at once, and each row may come from another shard
 _MOST_OPEN_SHARDS = 256
 _IDENTITY_DIGITS = 16
 _THE_WAY = "read PackedDataset(folder, rank, world_size) with PackedLoader, or train with PackedTrainerMixin"
@@ -42,31 +44,34 @@ _THE_WAY = "read PackedDataset(folder, rank, world_size) with PackedLoader, or t
 
 
 class _MappedPacks(Dataset[Row]):
-    """Packs by their numbers, shard after shard, for tools that need a map-style data set; few shards are open at a time."""
+    """A map-style data set of all packs, numbered shard after shard.
+
+    It keeps at most 256 shards open, and closes the shard that was not used for the longest time.
+    """
 
     def __init__(self, shards: Any, rows_of: Callable[[Any], Sequence[Row]]) -> None:
         self._shards, self._rows_of = shards, rows_of
         self._ends = np.cumsum(shards.sizes)
-        self._open: dict[int, None] = {}  # the one that was used longest ago comes first
+        self._open: dict[int, None] = {}  # in the order of their last use
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """For another process, which opens the shards itself."""
+        """Pickle only what is needed to open the shards again in another process."""
         return _MappedPacks, (self._shards, self._rows_of)
 
     def __len__(self) -> int:
-        """All packs, whatever the number of processes: a sampler deals them."""
+        """Return the number of all packs; a sampler divides them among processes."""
         return int(self._ends[-1]) if len(self._ends) else 0
 
     def __getitem__(self, number: int) -> Row:
-        """One pack; a negative number counts from the end."""
+        """Return the row of one pack. A negative number counts from the end."""
         return self.__getitems__([number])[0]
 
     def __getitems__(self, numbers: Sequence[int]) -> list[Row]:
-        """Several packs at once, which is how a `DataLoader` asks for a batch."""
+        """Return the rows of several packs. A `DataLoader` calls this once per batch."""
         packs = np.asarray(numbers, np.int64)
         packs = np.where(packs < 0, packs + len(self), packs)
         if packs.size and not 0 <= packs.min() <= packs.max() < len(self):
-            raise IndexError(f"pack {list(numbers)}: there are {len(self):,} packs")
+            raise IndexError(f"packs {list(numbers)}: one of these numbers is out of range; there are {len(self):,} packs")
         shards = np.searchsorted(self._ends, packs, side="right")
         records = packs - (self._ends - self._shards.sizes)[shards]
         rows, used = list(self._rows_of(self._shards.read(shards, records))), np.unique(shards).tolist()
@@ -81,11 +86,19 @@ class _MappedPacks(Dataset[Row]):
 
 
 def _open(folder: Path) -> tuple[StoredPacks, str, Callable[[Any], Sequence[Row]]]:
-    """The packs of a folder, what distinguishes them from others, and what makes rows of what their files read."""
+    """Open the packs of a folder.
+
+    Returns:
+        The packs, a hexadecimal identity that differs between different packs, and a function that turns what the packs'
+        `read` returns into rows.
+
+    Raises:
+        InputError: The folder is a URL, is missing, or contains no packs.
+    """
     if is_in_store(folder):
         raise InputError(
-            f"{format_location(folder)}: PackedDataset reads folders of this machine; copy it here, or train with "
-            "`gaudi-bert train`, which reads URLs"
+            f"{format_location(folder)}: PackedDataset can only read a local folder; copy the packs to this machine, or "
+            "train with `gaudi-bert train`, which reads URLs"
         )
     kind = pack_kind(folder)
     tables = sorted(folder.glob("packed-*.parquet")) or ([] if kind else sorted(folder.glob("*.parquet")))
@@ -99,14 +112,15 @@ def _open(folder: Path) -> tuple[StoredPacks, str, Callable[[Any], Sequence[Row]
         return open_packs(folder, metadata), metadata.identity(repr)[:_IDENTITY_DIGITS], _rows_of_packs
     refuse_row_tables(folder)
     if folder.is_dir() and any(folder.iterdir()):
-        raise InputError(f"{folder}: holds no packs; pack it with `gaudi-bert pack`")
-    raise InputError(f"{folder}: no packed folder; check the path")
+        raise InputError(f"{folder}: contains no packs; make packs of its data with `gaudi-bert pack`")
+    raise InputError(f"{folder}: there is no such folder, or it is empty; check the path")
 
 
 def _rows_of_packs(packs: Mapping[str, AnyArray]) -> list[Row]:
-    """Rows, views of the ten packed features of B packs, under the names of packed tables.
+    """Turn the ten features of B packed examples into B rows, with the column names of packed tables.
 
-    Positions of trailing pads count from 0, as if they were one more sequence; labels are -100 where no token was masked.
+    The arrays of a row are views. Positions of the padding count from 0, as if it were one more sequence. Labels are -100
+    where no token was masked.
     """
     columns = pack_rows(packs)
     of_tokens = {
@@ -130,22 +144,34 @@ def _rows_of_packs(packs: Mapping[str, AnyArray]) -> list[Row]:
 
 
 class PackedDataset(IterableDataset[Row]):
-    """The packs of a folder, one row per pack.
+    """The packs of a folder that one process reads, one row per pack, in an order that depends on the seed and the epoch.
+
+    A row maps column names to numpy arrays. Iterating yields the rest of the current epoch. `state_dict` and
+    `load_state_dict` save and restore the position.
+
+    Example:
+        ```python
+        dataset = PackedDataset("packed/", rank=0, world_size=1, seed=12345)
+        row = next(iter(dataset))
+        print(row["input_ids"].shape, row["seq_lens"])
+        ```
 
     Args:
-        folder: packed TFRecords or packed tables.
-        rank, world_size: which share of the packs this process takes.
-        seed: decides, with the number of the epoch, the order.
-        batch_packs: packs of one batch of this process: the `batch_size` of the `DataLoader`. Needed with several
-            workers; `PackedLoader` sets it.
+        folder: A folder of packed TFRecords or a packed table.
+        rank: The number of this process, from 0.
+        world_size: The number of processes. Each pack is read by one of them.
+        seed: With the epoch, determines the order of the packs.
+        batch_packs: The number of packs in a batch of this process, which is the `batch_size` of the `DataLoader`. It is
+            needed with several workers. `PackedLoader` sets it.
 
     Attributes:
-        packs: of an epoch, over all processes.
-        update_batches: batches that are accumulated to one update; an epoch ends with a complete one.
-        loader_is_ours: whether a `PackedLoader` begins to read it.
+        packs: The number of packs in an epoch, over all processes.
+        update_batches: The number of batches that are accumulated into one update. An epoch ends with a complete update.
+        loader_is_ours: True while a `PackedLoader` starts to read the data set.
 
     Raises:
-        InputError: the folder cannot be read, or `rank` or `batch_packs` is out of its range.
+        InputError: The folder cannot be read, has too few packs for one batch on every process, or `rank` or `batch_packs`
+            is out of range.
     """
 
     def __init__(
@@ -175,51 +201,63 @@ class PackedDataset(IterableDataset[Row]):
         self._epoch, self._done = 0, 0
 
     def as_map(self) -> _MappedPacks:
-        """The packs of all processes as a map-style data set, for tools that want one: `shuffle=True` is allowed there."""
+        """Return the packs of all processes as a map-style data set, for tools that need one. `shuffle=True` is allowed."""
         return _MappedPacks(self._stored.files, self._rows_of)
 
     @property
     def dropped_packs(self) -> int:
-        """Packs of an epoch that no process gets, because they do not fill a batch on all of them."""
+        """The number of packs in an epoch that no process reads, because they do not fill a batch on every process."""
         return self.packs - len(self) * self.world_size
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to the beginning of an epoch; within it, the position stays."""
+        """Move to the beginning of an epoch. If it is the current epoch, the position does not change."""
         if check_integer("epoch", epoch, 0) != self._epoch:
             self._epoch, self._done = int(epoch), 0
 
     def state_dict(self) -> dict[str, Any]:
-        """The position, for any number of processes; a worker does not know what was used: take that of the loader."""
+        """Return the position, which is valid for any number of processes.
+
+        Raises:
+            InputError: The caller is a worker of a `DataLoader`, which does not know which of its packs were used.
+        """
         if torch.utils.data.get_worker_info() is not None:
-            raise InputError("a worker does not know which of its packs were used; take state_dict of the PackedLoader")
+            raise InputError(
+                "state_dict: a worker does not know which of its packs were used; call state_dict of the PackedLoader"
+            )
         position = {"epoch": self._epoch, "packs_done": self._done, "order": ORDER_VERSION}
         return {**position, "seed": self.seed, "data": self._identity}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume where `state` was taken; one of other packs, of another seed or order, or without a position is refused."""
+        """Move to the position that `state_dict` returned.
+
+        Raises:
+            InputError: The state belongs to other packs, another seed or another reading order, or contains no position.
+        """
         state = state if isinstance(state, Mapping) else {}
         if state.get("data") != self._identity or state.get("seed") != self.seed:
-            raise InputError(f"{self.folder}: the state was taken of other packs, or with another seed; give the same ones")
+            raise InputError(
+                f"{self.folder}: the state was saved for other packs or another seed; use the folder and the seed of that run"
+            )
         if state.get("order") != ORDER_VERSION:
             raise InputError(
-                f"{self.folder}: the state is a position in the order {short_repr(state.get('order'))}, this edition "
-                f"reads in the order {ORDER_VERSION}; train again"
+                f"{self.folder}: the state is a position in reading order {short_repr(state.get('order'))}, but this version reads "
+                f"in order {ORDER_VERSION}; train again from the beginning"
             )
         done = check_integer("packs_done", state.get("packs_done"), 0, self.packs)
         self._epoch, self._done = check_integer("epoch", state.get("epoch"), 0), done
 
     def __len__(self) -> int:
-        """Rows of this process in a complete epoch."""
+        """Return the number of rows that this process reads in a complete epoch."""
         return self._batches_after(0) * self.batch
 
     @property
     def batch(self) -> int:
-        """Packs of one batch of this process."""
+        """The number of packs in a batch of this process."""
         return self.batch_packs or 1
 
     @property
     def remaining_batches(self) -> int:
-        """Batches of this process in the rest of the epoch."""
+        """The number of batches that this process has still to read in this epoch."""
         return self._batches_after(self._done)
 
     def _batches_after(self, done: int) -> int:
@@ -227,30 +265,34 @@ class PackedDataset(IterableDataset[Row]):
         return updates * self.update_batches
 
     def note_batch(self, is_last: bool) -> None:
-        """Count a batch that every process used; after the last one of an epoch the next epoch begins."""
+        """Count a batch that every process has used. After the last batch of an epoch, move to the next epoch."""
         if is_last:
             self._epoch, self._done = self._epoch + 1, 0
         else:
             self._done += self.world_size * self.batch
 
     def begin(self) -> None:
-        """Go to the next epoch where the rest of this one fills no batch of these processes."""
+        """Move to the next epoch if the rest of this one does not fill a batch on every process."""
         if self._done and self.remaining_batches == 0:
             self._epoch, self._done = self._epoch + 1, 0
 
     def __iter__(self) -> Iterator[Row]:
-        """Rows of this process (of this worker) to the end of the epoch; refused where something would shard them again."""
+        """Return an iterator over the rows of this process (or of this worker) to the end of the epoch.
+
+        Raises:
+            InputError: Accelerate would shard the packs a second time, or there are several workers and no `batch_packs`.
+        """
         worker = torch.utils.data.get_worker_info()
         if worker is not None and worker.num_workers > 1 and self.batch_packs is None:
             raise InputError(
-                f"{worker.num_workers} workers would change the order of the packs: use PackedLoader, or give PackedDataset "
-                "the batch_size of the DataLoader as batch_packs"
+                f"{worker.num_workers} workers would change the order of the packs; use PackedLoader, or pass the "
+                "batch_size of the DataLoader to PackedDataset as batch_packs"
             )
         accelerate: Any = sys.modules.get("accelerate.state")
         if not self.loader_is_ours and accelerate is not None and accelerate.is_initialized():
             processes = accelerate.PartialState().num_processes
             if processes > 1:
-                raise InputError(f"{processes} processes: Accelerate would shard the packs a second time; {_THE_WAY}")
+                raise InputError(f"with {processes} processes, Accelerate would shard the packs a second time; {_THE_WAY}")
         return self._rows(worker)
 
     def _rows(self, worker: Any) -> Iterator[Row]:
@@ -263,13 +305,14 @@ class PackedDataset(IterableDataset[Row]):
         most = _ROWS_OF_SMALL_SHARDS if self.packs < _ROWS_AT_ONCE * len(stored.files.sizes) else _ROWS_AT_ONCE
         done = 0
         while done < rows:
-            at_once = min(most, _FIRST_ROWS + 3 * done)  # few at first, so that the first rows come soon
-            at_once = -(-at_once // batch) * batch  # complete batches
+            at_once = min(most, _FIRST_ROWS + 3 * done)  # few rows at first, so that the first batch does not wait
+            at_once = -(-at_once // batch) * batch  # only complete batches
             batches, in_batch = np.divmod(np.arange(done, min(done + at_once, rows), dtype=np.int64), batch)
             numbers = first + self.world_size * ((number + workers * batches) * batch + in_batch)
             for row in self._rows_of(stored.files.read(*self._reader.locate(epoch, numbers))):
                 done += 1
-                if worker is None and done % batch == 0:  # before the last row of a batch is yielded, so that it counts
+                # Once the last row of a batch is yielded, the caller may save the position, so the batch must count already.
+                if worker is None and done % batch == 0:
                     self.note_batch(done == rows)
                 yield row
 
@@ -277,9 +320,17 @@ class PackedDataset(IterableDataset[Row]):
 class PackedLoader(DataLoader[Any]):
     """A `DataLoader` of a `PackedDataset` whose position is exact with any number of workers.
 
-    `collate` makes a batch of rows, as a `PackCollator` does, and `options` are those of the `DataLoader`; persistent
-    workers are refused. `accelerator.prepare` leaves it as it is: each process has its share already. `save_state` and
-    `load_state` of Accelerate keep its position.
+    Accelerate's `prepare` does not change this loader, because each process already reads its own packs. Accelerate's
+    `save_state` and `load_state` include its position.
+
+    Args:
+        dataset: The packs of this process.
+        batch_packs: The number of packs in a batch.
+        collate: Makes a batch from a list of rows, as a `PackCollator` does.
+        **options: Other options of the `DataLoader`, such as `num_workers`.
+
+    Raises:
+        InputError: `persistent_workers` is set, or the data set has too few packs for an update on every process.
     """
 
     _is_accelerate_prepared = True
@@ -289,7 +340,7 @@ class PackedLoader(DataLoader[Any]):
         self, dataset: PackedDataset, batch_packs: int, collate: Callable[[list[Row]], Any], **options: Any
     ) -> None:
         if options.get("persistent_workers"):
-            raise InputError("persistent_workers: they would read the first epoch again and again; omit it")
+            raise InputError("persistent_workers: such workers would read the first epoch again and again; omit the option")
         dataset.batch_packs = check_integer("batch_packs", batch_packs, 1)
         if len(dataset) == 0:
             raise InputError(
@@ -297,19 +348,25 @@ class PackedLoader(DataLoader[Any]):
                 f"on each of {dataset.world_size} processes; use fewer processes, smaller batches, or more data"
             )
         self._packs = dataset
-        options.setdefault("generator", torch.Generator())  # seeds of workers: dropout draws the same when a run is taken up
+        # The loader draws the seeds of its workers. Without a generator of its own it would use the global one, and dropout
+        # would differ after a run is resumed.
+        options.setdefault("generator", torch.Generator())
         super().__init__(dataset, batch_size=batch_packs, collate_fn=collate, drop_last=True, **options)
 
     def __iter__(self) -> Iterator[Any]:
-        """Batches to the end of the epoch; a data set that is the share of another process is refused."""
+        """Yield the batches to the end of the epoch.
+
+        Raises:
+            InputError: The data set was made for another process than this one.
+        """
         packs = self._packs
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             rank, processes = torch.distributed.get_rank(), torch.distributed.get_world_size()
             reads_all = packs.world_size == 1 and processes > 1
             if reads_all or (packs.world_size == processes and packs.rank != rank):
                 raise InputError(
-                    f"PackedDataset is the share of process {packs.rank} of {packs.world_size}, and this is process {rank} "
-                    f"of {processes}; {_THE_WAY}"
+                    f"PackedDataset was made for process {packs.rank} of {packs.world_size}, but this is process {rank} of "
+                    f"{processes}; {_THE_WAY}"
                 )
         packs.begin()
         batches = packs.remaining_batches
@@ -324,13 +381,13 @@ class PackedLoader(DataLoader[Any]):
             yield batch
 
     def __len__(self) -> int:
-        """Batches of a complete epoch."""
+        """Return the number of batches in a complete epoch."""
         return len(self._packs) // self._packs.batch
 
     def state_dict(self) -> dict[str, Any]:
-        """The position after the last batch that the loader yielded."""
+        """Return the position after the last batch that the loader yielded."""
         return self._packs.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume where `state` was taken; as of `PackedDataset`."""
+        """Move to the position that `state_dict` returned; see `PackedDataset.load_state_dict`."""
         self._packs.load_state_dict(state)

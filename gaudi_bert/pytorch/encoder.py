@@ -1,7 +1,8 @@
-"""Any encoder of `transformers` over packed texts: vectors and answers in the order of the texts, as of each text alone.
+"""`PackedEncoder`, which runs any encoder of `transformers` on packs of texts.
 
-A window of texts is tokenised, packed and run as `gaudi-bert predict` does it, in rows of the lengths that cost least, or in
-batches of one static shape for a device that compiles.
+The results are in the order of the texts, and equal those of each text alone. Texts are tokenized, packed and computed in
+windows, as `gaudi-bert predict` does: in rows of the cheapest lengths, or in batches of one static shape for a device that
+compiles a graph for each shape.
 """
 
 from __future__ import annotations
@@ -33,21 +34,28 @@ Text = str | tuple[str, str] | list[str]
 
 _WINDOW_TEXTS = 8192
 _TOKENS_OF_A_BATCH = 2048
-_TRIED_TOKENS = 512  # of rows, before it is known how long they are
+_TRIED_TOKENS = 512  # the row length on which a model is tried when it is opened
 
 
 class PackedEncoder:
-    """Runs an encoder over packed texts.
+    """Computes vectors and predictions of texts with an encoder that reads packs.
+
+    Example:
+        ```python
+        encoder = PackedEncoder(AutoModel.from_pretrained("my-model"), AutoTokenizer.from_pretrained("my-model"))
+        vectors = encoder.embed(["a text", "another text"], pooling="mean")  # float32 [2, hidden size]
+        ```
 
     Args:
-        model: an `AutoModel`, `AutoModelForSequenceClassification` or `AutoModelForTokenClassification`, with `sdpa` or
-            `eager` attention. It is used in evaluation mode, on its device.
-        tokenizer: that of the model, of `transformers` or of `tokenizers`.
-        max_sequence_length: most tokens of a text, special ones included; longer ones are cut. Default: the model's.
-        static_shapes: compute batches of one shape only, as Gaudi wants it: rows of `max_sequence_length`.
+        model: An `AutoModel`, `AutoModelForSequenceClassification` or `AutoModelForTokenClassification` with `sdpa` or
+            `eager` attention. It is used on its own device, in evaluation mode.
+        tokenizer: The model's tokenizer, of `transformers` or of `tokenizers`.
+        max_sequence_length: The largest number of tokens of a text, with special tokens. Longer texts are cut. By default,
+            the maximum of the model.
+        static_shapes: Compute only batches of one shape, with rows of `max_sequence_length`, as Gaudi needs.
 
     Raises:
-        InputError: the model cannot be fed packs, or not in a way that is known; or the tokenizer is not the model's.
+        InputError: The model does not work with packs, or the tokenizer does not belong to the model.
     """
 
     def __init__(
@@ -56,7 +64,9 @@ class PackedEncoder:
         self.model, self.static_shapes = model, static_shapes
         software = getattr(getattr(model, "config", None), "_attn_implementation", "not known")
         if software not in ("eager", "sdpa"):
-            raise InputError(f"{type(model).__name__}: its attention is {software}; open it with attn_implementation='sdpa'")
+            raise InputError(
+                f"{type(model).__name__}: the attention {software} is not supported; open it with attn_implementation='sdpa'"
+            )
         feeding = feeding_of(model.base_model)
         sizes = sizes_by(model.config, feeding)
         self._tokenizer = tokenizer_of(tokenizer)
@@ -64,7 +74,7 @@ class PackedEncoder:
         self.positions, self.hidden_size = sizes.positions, sizes.hidden_size
         if max_sequence_length is not None and not 3 <= max_sequence_length <= self.positions:
             raise InputError(
-                f"max_sequence_length = {max_sequence_length}: the model has {self.positions} positions; give 3 to that"
+                f"max_sequence_length = {max_sequence_length}: must be from 3 to {self.positions}, the positions of the model"
             )
         usual = min(self.positions, getattr(tokenizer, "model_max_length", self.positions))
         self.max_sequence_length: int = max_sequence_length or usual
@@ -77,29 +87,48 @@ class PackedEncoder:
             self._packed.try_head()
 
     def _try_rows(self, tokens: int) -> None:
-        """Try packs in rows of so many tokens, or of the next power of 2, if they are longer than before."""
+        """Try the model on rows of at least `tokens` tokens, unless it was tried on such rows before."""
         if tokens > self._tried_tokens:
             tokens = min(self.positions, 1 << (tokens - 1).bit_length())
             self._tried_tokens, _ = self._packed.try_packs(tokens, training=False)
 
     def embed(self, texts: Sequence[Text], pooling: Pooling = "mean", *, normalize: bool = False) -> Float32Array:
-        """A vector for each text, float32 [texts, hidden size], in the order of the texts.
+        """Compute a vector for each text.
 
-        `pooling` takes the first token (`cls`) or the last one, or the mean or the maximum over all tokens, special ones
-        too; `normalize` gives every vector the length 1.
+        Args:
+            texts: Texts, pairs of texts, or lists of words.
+            pooling: How the tokens of a text become one vector: the first token ("cls"), the last token ("last"), or the
+                mean or the maximum over all tokens, with special tokens.
+            normalize: Scale every vector to length 1.
+
+        Returns:
+            float32 [texts, hidden size], in the order of the texts.
+
+        Raises:
+            InputError: `pooling` is unknown, an element is not a text, or an output is not a finite number.
         """
         if pooling not in get_args(Pooling):
-            raise InputError(f"pooling = {pooling!r}: one of {', '.join(get_args(Pooling))} is allowed")
+            raise InputError(f"pooling = {pooling!r}: must be one of {', '.join(get_args(Pooling))}")
         vectors = partial(self._packed.vectors, head=VectorHead(pooling, normalize))
         parts = [outputs for _, _, outputs in self._windows(texts, None, vectors, self.hidden_size)]
         return np.concatenate([np.zeros((0, self.hidden_size), np.float32), *parts])
 
     def predict(self, texts: Sequence[Text]) -> list[dict[str, Any]]:
-        """The answer of the model's head for each text, in the order of the texts: what `gaudi-bert predict` writes."""
+        """Compute the prediction of the model's head for each text.
+
+        Args:
+            texts: Texts or pairs of texts. For a model that tags words, texts or lists of words.
+
+        Returns:
+            One dictionary per text, in the order of the texts, as `gaudi-bert predict` writes it.
+
+        Raises:
+            InputError: The model has no supported head, an element is not a text, or an output is not a finite number.
+        """
         if self.task is None:
             raise InputError(
-                f"{type(self.model).__name__}: has no head that is known here; open it with "
-                "AutoModelForSequenceClassification or AutoModelForTokenClassification, or embed the texts"
+                f"{type(self.model).__name__}: the model has no supported head; open it with "
+                "AutoModelForSequenceClassification or AutoModelForTokenClassification, or call embed"
             )
         answers: list[dict[str, Any]] = []
         for rows, sequences, logits in self._windows(texts, self.task, self._packed.answers, len(self.labels)):
@@ -118,9 +147,13 @@ class PackedEncoder:
         compute: Callable[[dict[str, torch.Tensor]], torch.Tensor],
         width: int,
     ) -> Iterator[tuple[list[Row], Sequences, Float32Array]]:
-        """Yield the texts of a window as rows and as tokens, and what `compute` gives for them, in evaluation mode."""
+        """Tokenize, pack and compute the texts, window by window.
+
+        Yields:
+            The rows of a window, their tokens, and the outputs of `compute`, with `width` values per sequence or token.
+        """
         if isinstance(texts, str | bytes):
-            raise InputError(f"texts = {short_repr(texts)}: is one text; give a list of texts, [text]")
+            raise InputError(f"texts = {short_repr(texts)}: must be a list of texts, not a single text; pass [text]")
         tags = task == "token-classification"
         settings = TaskSettings(name=task or "classification", too_long="window" if tags else "truncate")
         per: Literal["sequence", "token"] = "token" if tags else "sequence"
@@ -153,12 +186,16 @@ class PackedEncoder:
                 self._packed.train(was_training)
             bad = runner.row_without_numbers(outputs, sequences)
             if bad is not None:
-                raise InputError(f"texts[{first + bad}]: the model's outputs are no finite numbers; its weights are damaged")
+                raise InputError(f"texts[{first + bad}]: the model's outputs are not finite; check its weights")
             yield rows, sequences, outputs
 
 
 def _row(number: int, text: Text, task: TaskName | None) -> Row:
-    """A text as a row; texts for tags are split into words where they are not."""
+    """Turn a text into a row. For a model that tags words, a text is split into words.
+
+    Raises:
+        InputError: `text` has none of the supported types.
+    """
     if task == "token-classification":
         if isinstance(text, str):
             return words_of_text(RowPosition(number), text)
@@ -168,4 +205,6 @@ def _row(number: int, text: Text, task: TaskName | None) -> Row:
         return TextRow(RowPosition(number), text)
     elif isinstance(text, tuple) and len(text) == 2 and all(isinstance(one, str) for one in text):
         return TextRow(RowPosition(number), text[0], text[1])
-    raise InputError(f"texts[{number}]: is {type(text).__name__}; give a text, or a list of words for tags")
+    raise InputError(
+        f"texts[{number}]: is of type {type(text).__name__}; pass a text, a pair of texts, or a list of words to tag"
+    )

@@ -1,10 +1,12 @@
-"""Losses on packs that add up: over micro-batches and processes to the loss of one large batch. Heads that gather for BERT.
+"""Losses of packs that add up to the loss of one large batch, and BERT heads that gather positions.
 
-A loss is a sum over a micro-batch, divided by the count of the complete update. `update_counts` counts, `update_loss`
-computes the part that a micro-batch adds, for any head with one output for each token.
+The loss of a micro-batch is a sum, divided by the number of labels in the complete update, so that the losses of all
+micro-batches and processes add up. `update_counts` counts the labels, and `update_loss` computes the loss that one
+micro-batch contributes, for any head with one output per token.
 
-Heads with one output for a sequence have to gather: here they are computed at the first token of every sequence, and the
-masked-LM head at the masked positions, in static shapes. Weights and their names are those of `transformers`.
+A head with one output per sequence must gather positions from a pack: the heads here are computed at the first token of
+every sequence, and the masked-LM head at the masked positions, in static shapes. Weights and their names are those of
+`transformers`.
 
 Letters: B packs, L positions, Q masked slots, S sequences of a pack, H hidden size, C labels.
 """
@@ -34,13 +36,20 @@ _COUNTED = (("masked_lm_labels", "next_sentence_label"), ("sequence_labels",), (
 
 
 def update_counts(batches: Sequence[dict[str, Any]]) -> torch.Tensor:
-    """The labels of the micro-batches of one update on this process, float32 [1].
+    """Count the labels in the micro-batches of one update on this process.
 
-    With the heads of pretraining [2]: masked positions and sequences. With several processes, add theirs
-    (`torch.distributed.all_reduce`, `accelerator.reduce`) before the first loss is computed.
+    With several processes, sum the counts over all of them (`torch.distributed.all_reduce`, `accelerator.reduce`) before you
+    compute the first loss.
+
+    Args:
+        batches: The micro-batches of the update, as a `PackCollator` makes them.
+
+    Returns:
+        The number of labels, float32 [1]. For `PackedBertForPreTraining`, the numbers of masked positions and of sequences,
+        float32 [2].
 
     Raises:
-        InputError: a batch has no labels.
+        InputError: A batch has no labels.
     """
     return torch.stack([_counts(batch) for batch in batches]).sum(0).float()
 
@@ -49,7 +58,7 @@ def _counts(batch: dict[str, Any]) -> torch.Tensor:
     for names in _COUNTED:
         if all(name in batch for name in names):
             return torch.stack([_is_label(batch[name]).sum() for name in names])
-    raise InputError(f"the batch has no labels, but {', '.join(batch)}; pack a table with a column of labels")
+    raise InputError(f"the batch has no labels, only {', '.join(batch)}; pack a table that has a column of labels")
 
 
 def _is_label(labels: torch.Tensor) -> torch.Tensor:
@@ -57,16 +66,20 @@ def _is_label(labels: torch.Tensor) -> torch.Tensor:
 
 
 def update_loss(model: Any, batch: dict[str, Any], counts: torch.Tensor, processes: int = 1) -> torch.Tensor:
-    """The part of an update's loss that one micro-batch adds: a scalar, for `backward`.
+    """Compute the loss that one micro-batch contributes to an update, ready for `backward`.
 
     Args:
-        model: any with one output for each token, or a head of this module; perhaps wrapped for several processes.
-        batch: of a `PackCollator`; it is moved to the model's device.
-        counts: `update_counts` of the update, over all processes.
-        processes: that train together. Their gradients are averaged, and the parts are to be added: so it is a factor.
+        model: A model with one output per token, or a head of this module. It may be wrapped for several processes.
+        batch: A batch of a `PackCollator`, which is moved to the model's device.
+        counts: The result of `update_counts`, summed over all processes.
+        processes: The number of processes that train together. Wrappers average the gradients of the processes, although
+            they should be added, so the loss is multiplied by this number.
+
+    Returns:
+        A scalar tensor. The sum over all micro-batches and processes is the mean loss of the update.
 
     Raises:
-        InputError: the model gives one output for a row, which holds several sequences; or the batch has no labels.
+        InputError: The model has one output per row, although a row holds several sequences, or the batch has no labels.
     """
     inputs = on_device(model_inputs(batch), next(model.parameters()).device)
     counts = counts.to(inputs["input_ids"].device)
@@ -75,12 +88,12 @@ def update_loss(model: Any, batch: dict[str, Any], counts: torch.Tensor, process
     own, inner = _counts(inputs), getattr(model, "module", model)
     try:
         outputs = model(**inputs)
-    except (RuntimeError, ValueError):  # labels that do not fit the outputs
-        check_head(inner)
+    except (RuntimeError, ValueError):
+        check_head(inner)  # explains why the labels do not fit, if the head has one output per row
         raise
     if outputs.logits.shape[:2] != inputs["input_ids"].shape:
         raise InputError(f"{type(inner).__name__}: {ONE_FOR_A_ROW}")
-    if not own.any():  # the mean of no labels is not a number
+    if not own.any():  # the head would return the mean of no labels, which is NaN
         return outputs.logits.sum() * 0.0
     return outputs.loss * (own / counts.clamp(min=1)).squeeze() * processes
 
@@ -89,10 +102,14 @@ def update_loss(model: Any, batch: dict[str, Any], counts: torch.Tensor, process
 
 
 class PackedBertForPreTraining(BertForPreTraining):
-    """`BertForPreTraining` for the batches of `PackCollator(gather_heads=True)`; weights and their names are the same."""
+    """`BertForPreTraining` on packs, for the batches of `PackCollator(gather_heads=True)`.
 
-    gathers = True  # one output for each sequence, and none for a row
-    accepts_loss_kwargs = True  # Trainer then gives `num_items_in_batch`, and divides by nothing itself
+    The weights and their names are those of `BertForPreTraining`. `forward` computes the masked-LM head only at the masked
+    positions, and the next-sentence head at the first token of each sequence.
+    """
+
+    gathers = True  # the model has one output per sequence, and none per row
+    accepts_loss_kwargs = True  # Trainer then passes `num_items_in_batch`, and does not divide the loss itself
 
     def forward(
         self,
@@ -107,14 +124,22 @@ class PackedBertForPreTraining(BertForPreTraining):
         num_items_in_batch: torch.Tensor | None = None,
         **_: Any,
     ) -> BertForPreTrainingOutput:
-        """Logits [B, Q, vocabulary] and [B, S, 2], and, with labels, the loss.
+        """Compute both heads and, if there are labels, the loss.
 
         Args:
-            masked_lm_positions: int64 [B, Q]; what unused slots point to is not used.
-            sequence_positions: int64 [B, S], the first token of each sequence.
-            masked_lm_labels: int64 [B, Q], -100 in unused slots.
-            next_sentence_label: int64 [B, S], -100 in unused slots.
-            num_items_in_batch: `update_counts` of the complete update; those of this batch when None.
+            input_ids: int64 [B, L].
+            attention_mask: The block-diagonal mask that `PackCollator` makes.
+            token_type_ids: int64 [B, L].
+            position_ids: int64 [B, L], which restart at 0 in each sequence.
+            masked_lm_positions: int64 [B, Q]. Positions in unused slots do not matter.
+            sequence_positions: int64 [B, S], the position of the first token of each sequence.
+            masked_lm_labels: int64 [B, Q], with -100 in unused slots.
+            next_sentence_label: int64 [B, S], with -100 in unused slots.
+            num_items_in_batch: `update_counts` of the complete update. By default, the counts of this batch.
+
+        Returns:
+            `prediction_logits` [B, Q, vocabulary], `seq_relationship_logits` [B, S, 2], and `loss`, which is None without
+            labels.
         """
         hidden_BLH = self.bert(
             input_ids, attention_mask=attention_mask, token_type_ids=token_type_ids, position_ids=position_ids
@@ -133,13 +158,14 @@ class PackedBertForPreTraining(BertForPreTraining):
 
 
 class PackedBertForSequenceClassification(BertForSequenceClassification):
-    """`BertForSequenceClassification` for the batches of `PackCollator(sequence_labels=COLUMN)`.
+    """`BertForSequenceClassification` on packs, for the batches of `PackCollator(sequence_labels=COLUMN)`.
 
-    A regression where the config has one label (`num_labels=1`). Weights and their names are the same.
+    If the config has one label (`num_labels=1`), the task is a regression. The weights and their names are those of
+    `BertForSequenceClassification`.
     """
 
-    gathers = True  # one output for each sequence, and none for a row
-    accepts_loss_kwargs = True  # Trainer then gives `num_items_in_batch`, and divides by nothing itself
+    gathers = True  # the model has one output per sequence, and none per row
+    accepts_loss_kwargs = True  # Trainer then passes `num_items_in_batch`, and does not divide the loss itself
 
     def forward(
         self,
@@ -152,12 +178,22 @@ class PackedBertForSequenceClassification(BertForSequenceClassification):
         num_items_in_batch: torch.Tensor | None = None,
         **_: Any,
     ) -> SequenceClassifierOutput:
-        """Logits [B, S, C], and, with labels, the loss; values of slots without a sequence have no meaning.
+        """Compute the head at the first token of each sequence and, if there are labels, the loss.
 
         Args:
-            sequence_positions: int64 [B, S], the first token of each sequence.
-            sequence_labels: int64 [B, S], -100 in unused slots; for a regression float32, NaN there.
-            num_items_in_batch: `update_counts` of the complete update; those of this batch when None.
+            input_ids: int64 [B, L].
+            attention_mask: The block-diagonal mask that `PackCollator` makes.
+            position_ids: int64 [B, L], which restart at 0 in each sequence.
+            sequence_positions: int64 [B, S], the position of the first token of each sequence.
+            token_type_ids: int64 [B, L].
+            sequence_labels: int64 [B, S], with -100 in unused slots. For a regression float32, with NaN in unused slots.
+            num_items_in_batch: `update_counts` of the complete update. By default, the counts of this batch.
+
+        Returns:
+            `logits` [B, S, C], which have no meaning in slots without a sequence, and `loss`, which is None without labels.
+
+        Raises:
+            InputError: The labels are integers although the model has one label, or have fractions although it has several.
         """
         hidden_BLH = self.bert(
             input_ids, attention_mask=attention_mask, token_type_ids=token_type_ids, position_ids=position_ids
@@ -170,9 +206,13 @@ class PackedBertForSequenceClassification(BertForSequenceClassification):
                 counts = update_counts([{"sequence_labels": sequence_labels}])
             classes, is_used = logits_BSC.shape[-1], _is_label(sequence_labels)
             if (classes == 1) != sequence_labels.is_floating_point():
-                given = "numbers with a fraction" if sequence_labels.is_floating_point() else "integers"
-                needed = "a column of float for a regression" if classes == 1 else "integers from 0 for classes"
-                raise InputError(f"num_labels = {classes}: the labels are {given}; give {needed}")
+                given = "floating-point numbers" if sequence_labels.is_floating_point() else "integers"
+                needed = (
+                    "a regression needs a column of floating-point numbers"
+                    if classes == 1
+                    else "classes are integers from 0"
+                )
+                raise InputError(f"num_labels = {classes}: the labels are {given}, but {needed}")
             if classes == 1:
                 loss = ((logits_BSC.squeeze(-1).float() - sequence_labels)[is_used] ** 2).sum()
             else:
@@ -182,10 +222,10 @@ class PackedBertForSequenceClassification(BertForSequenceClassification):
 
 
 def _pooled(pooler: Any, hidden_BLH: torch.Tensor, positions_BS: torch.Tensor) -> torch.Tensor:
-    """Return what BERT's pooler makes of the tokens at S positions of each pack, [B, S, H]."""
+    """Apply BERT's pooler to the tokens at S positions of each pack, and return [B, S, H]."""
     return pooler.activation(pooler.dense(gather(hidden_BLH, positions_BS)))
 
 
 def _summed(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """The sum of the negative log likelihood where there is a label, float32."""
+    """Return the sum of the negative log likelihoods of all labels, as a float32 scalar."""
     return cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), ignore_index=NOT_PREDICTED, reduction="sum")

@@ -1,10 +1,11 @@
-"""`transformers`' `Trainer` on packs, in any number of processes, and its arguments.
+"""A mixin with which the `Trainer` of `transformers` trains on packs, and a translation of its arguments.
 
-Trainer. Each process reads its own share (`Trainer` would read every pack in every process), losses add up to those of one
-large batch (`heads.py`), and a checkpoint keeps the position in the data, from which any number of processes resumes.
+With the mixin, each process reads its own packs (`Trainer` alone would read every pack in every process), the losses of all
+micro-batches and processes add up to that of one large batch (`heads.py`), and a checkpoint contains the position in the
+data, from which any number of processes can resume.
 
-Arguments. They are translated by the rules of `training/run_plan.py`: an update keeps its sequences (`correction="batch"`),
-or its rows, in fewer updates (`"betas"`).
+`translate_arguments` converts arguments for padded rows by the rules of `training/run_plan.py`: it keeps either the number
+of sequences in an update, or the number of rows.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from gaudi_bert.pytorch.dataset import PackedDataset, PackedLoader
 from gaudi_bert.pytorch.heads import update_counts, update_loss
 
 _POSITION_NAME = "packs.json"
-_ORDER = "their order follows from the seed"
+_ORDER = "the seed determines their order"
 _STEPS = ("max_steps", "warmup_steps", "logging_steps", "save_steps", "eval_steps")
 
 
@@ -34,12 +35,27 @@ _STEPS = ("max_steps", "warmup_steps", "logging_steps", "save_steps", "eval_step
 
 
 class PackedTrainerMixin:
-    """Put before `Trainer`; its `train_dataset` is a `PackedDataset` of this process, its `data_collator` a `PackCollator`.
+    """A mixin for `Trainer` that trains on packs, in one process or several.
 
-    The model is any with one output for each token, or a head that gathers (`heads.py`). A `PackedDataset` to evaluate or to
-    predict is read in the order of its folder, once in all processes together, whatever its rank.
+    `train_dataset` must be the `PackedDataset` of this process, and `data_collator` a `PackCollator`. The model has one
+    output per token, or is one of the heads of this package. Set `remove_unused_columns=False`, because the columns of packs
+    are not named like the inputs of the model. A `PackedDataset` for evaluation or prediction is read completely, in the
+    order of its folder, and divided among the processes whatever its rank is.
 
-    Needs `remove_unused_columns=False`: the names of rows are not those of the model's inputs.
+    Example:
+        ```python
+        class PackedTrainer(PackedTrainerMixin, Trainer):
+            pass
+
+
+        trainer = PackedTrainer(
+            model=model,
+            args=TrainingArguments("run", remove_unused_columns=False),
+            train_dataset=PackedDataset("packed/"),
+            data_collator=PackCollator("transformers-5", model),
+        )
+        trainer.train()
+        ```
     """
 
     args: Any
@@ -51,28 +67,28 @@ class PackedTrainerMixin:
     _train_batch_size: int
 
     def get_train_dataloader(self) -> PackedLoader:
-        """The loader of this process's share."""
+        """Return the loader of the packs of this process."""
         names = ("num_workers", "pin_memory", "prefetch_factor", "multiprocessing_context")
         options = {name: getattr(self.args, f"dataloader_{name}", None) for name in names}
         self.train_dataset.update_batches = self.args.gradient_accumulation_steps
         return PackedLoader(self.train_dataset, self._train_batch_size, self.data_collator, **options)
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
-        """Return the loader of `Trainer`, which deals the packs of a `PackedDataset`, by their numbers, to the processes."""
+        """Return the loader of `Trainer`, which divides the packs of a `PackedDataset` among the processes by number."""
         if eval_dataset is None or isinstance(eval_dataset, str):
             eval_dataset = self.eval_dataset if eval_dataset is None else self.eval_dataset[eval_dataset]
         packs = eval_dataset.as_map() if isinstance(eval_dataset, PackedDataset) else eval_dataset
         return super().get_eval_dataloader(packs)  # type: ignore[misc]
 
     def get_test_dataloader(self, test_dataset: Any) -> Any:
-        """Return a loader as `get_eval_dataloader` does."""
+        """Return the loader for `predict`, which divides the packs as `get_eval_dataloader` does."""
         packs = test_dataset.as_map() if isinstance(test_dataset, PackedDataset) else test_dataset
         return super().get_test_dataloader(packs)  # type: ignore[misc]
 
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
     ) -> tuple[list[Any], torch.Tensor | None]:
-        """The micro-batches of an update, and what it counts over all processes."""
+        """Return the micro-batches of an update, and the number of its labels over all processes (None after the last)."""
         batches = list(islice(epoch_iterator, num_batches))
         if not batches:
             return batches, None
@@ -84,62 +100,70 @@ class PackedTrainerMixin:
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: torch.Tensor | None = None
     ) -> Any:
-        """The part of the update's loss that a micro-batch adds; in an evaluation, the loss of `Trainer`."""
+        """Return the loss that a micro-batch contributes to the update. In an evaluation, return the loss of `Trainer`."""
         if not model.training or return_outputs or num_items_in_batch is None:
             trainer: Any = super()
             return trainer.compute_loss(model, model_inputs(inputs), return_outputs=return_outputs)
         return update_loss(model, inputs, num_items_in_batch, self.args.world_size)
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **options: Any) -> Any:
-        """Train as `Trainer` does; from a checkpoint, resume at that checkpoint's pack.
+        """Train as `Trainer` does. From a checkpoint, continue with the pack that follows it.
+
+        Args:
+            resume_from_checkpoint: The folder of a checkpoint, or True for the newest one in `output_dir`.
+            **options: Other options of `Trainer.train`.
 
         Raises:
-            InputError: the checkpoint, the data set, the model, or an argument is not one for packs on this process.
+            InputError: The checkpoint contains no position, the data set was made for another process, the model has one
+                output per row, or an argument cannot be applied to packs.
         """
         trainer: Any = self
         self._check_arguments()
         check_head(self.model)
-        self.model_accepts_loss_kwargs = self.loss_is_scaled_for_ga = True  # Trainer divides by nothing itself
+        self.model_accepts_loss_kwargs = self.loss_is_scaled_for_ga = True  # so that Trainer does not divide the loss
         trainer.add_callback(_KeepPosition(self.train_dataset))
-        self.args.ignore_data_skip = True  # the data set seeks; Trainer would read up to there
+        self.args.ignore_data_skip = True  # Trainer would read all earlier packs, but the data set can seek
         if resume_from_checkpoint is True:
             resume_from_checkpoint = get_last_checkpoint(self.args.output_dir)
         if isinstance(resume_from_checkpoint, str):
             path = Path(resume_from_checkpoint) / _POSITION_NAME
             if not path.is_file():
                 raise InputError(
-                    f"{path}: missing, so the position in the data is not known; use a checkpoint of PackedTrainerMixin"
+                    f"{path}: is missing, so the position in the data is unknown; use a checkpoint of PackedTrainerMixin"
                 )
             self.train_dataset.load_state_dict(read_json(path))
         return super().train(resume_from_checkpoint=resume_from_checkpoint, **options)  # type: ignore[misc]
 
     def _check_arguments(self) -> None:
-        """Refuse another share of the data, and arguments that have no effect on packs."""
+        """Reject a data set of another process, and arguments that would have no effect on packs."""
         args, rank, processes = self.args, self.train_dataset.rank, self.train_dataset.world_size
         if (rank, processes) != (args.process_index, args.world_size):
             raise InputError(
-                f"PackedDataset is the share of process {rank} of {processes}, and this is process {args.process_index} of "
-                f"{args.world_size}; give PackedDataset rank=args.process_index, world_size=args.world_size"
+                f"PackedDataset was made for process {rank} of {processes}, but this is process {args.process_index} of "
+                f"{args.world_size}; pass rank=args.process_index and world_size=args.world_size to PackedDataset"
             )
         refused = {
-            "label_smoothing_factor": (args.label_smoothing_factor, "losses of packs add up, without smoothing"),
-            "compute_loss_func": (self.compute_loss_func, "losses of packs add up as update_loss computes them"),
+            "label_smoothing_factor": (args.label_smoothing_factor, "the loss of packs has no smoothing"),
+            "compute_loss_func": (self.compute_loss_func, "update_loss computes the loss of packs"),
             "group_by_length": (getattr(args, "group_by_length", False), _ORDER),  # of transformers 4
             "train_sampling_strategy": (getattr(args, "train_sampling_strategy", "random") != "random", _ORDER),
             "dataloader_persistent_workers": (args.dataloader_persistent_workers, "each epoch starts its own workers"),
         }
         for name, (given, reason) in refused.items():
             if given:
-                raise InputError(f"{name}: cannot be applied to packs ({reason}); leave it out")
+                raise InputError(f"{name}: cannot be applied to packs, because {reason}; leave it out")
         if args.n_gpu > 1:
-            raise InputError(f"one process for {args.n_gpu} cards: start one for each, with torchrun --nproc-per-node")
+            raise InputError(
+                f"{args.n_gpu} cards: a process trains on one card only; start one process per card with torchrun "
+                f"--nproc-per-node {args.n_gpu}"
+            )
         evaluated = self.eval_dataset if isinstance(self.eval_dataset, dict) else {"": self.eval_dataset}
         if args.remove_unused_columns and any(isinstance(each, PackedDataset) for each in evaluated.values()):
-            raise InputError("remove_unused_columns: would remove the columns of eval_dataset; set it to False")
+            raise InputError("remove_unused_columns: must be False, because True would remove the columns of eval_dataset")
 
 
 class _KeepPosition(TrainerCallback):
-    """Writes the position in the data into every checkpoint."""
+    """A callback that writes the position in the data into every checkpoint."""
 
     def __init__(self, dataset: PackedDataset) -> None:
         self._dataset = dataset
@@ -162,23 +186,26 @@ def translate_arguments(
     batch_packs: int | None = None,
     correction: Literal["batch", "betas"] = "batch",
 ) -> dict[str, Any]:
-    """`TrainingArguments` by name, for packs.
+    """Translate `TrainingArguments` for padded rows into those for packs.
 
     Args:
-        arguments: as for padded rows; Trainer's defaults apply to the others.
-        packing_factor: sequences per pack, at least 1: in the data's metadata.json.
-        processes: that train together.
-        batch_packs: packs of a micro-batch; `per_device_train_batch_size` when None.
-        correction: what stays constant: the sequences of an update (`batch`) or its rows (`betas`).
+        arguments: Arguments for padded rows, by name. Trainer's defaults apply to those that are missing.
+        packing_factor: The number of sequences per pack, at least 1, as stated in the data's metadata.json.
+        processes: The number of processes that train together.
+        batch_packs: The number of packs in a micro-batch, by default `per_device_train_batch_size`.
+        correction: "batch" keeps the number of sequences in an update, and "betas" keeps its number of rows.
 
     Returns:
-        A copy with `per_device_train_batch_size`, `gradient_accumulation_steps` and, for `betas`, `adam_beta1`, `adam_beta2`
-        and the numbers of steps changed, and `remove_unused_columns=False`.
+        A copy of `arguments` with other values of `per_device_train_batch_size` and `gradient_accumulation_steps`, and with
+        `remove_unused_columns=False`. With "betas", `adam_beta1`, `adam_beta2` and all numbers of steps change too.
+
+    Raises:
+        InputError: `packing_factor` is below 1, or `correction` is unknown.
     """
     if packing_factor < 1:
-        raise InputError(f"packing_factor = {packing_factor}: at least 1 is possible; take it from the data's metadata.json")
+        raise InputError(f"packing_factor = {packing_factor}: must be at least 1; use the value in the data's metadata.json")
     if correction not in ("batch", "betas"):
-        raise InputError(f"correction = {correction!r}: batch or betas is allowed")
+        raise InputError(f"correction = {correction!r}: must be batch or betas")
     translated = dict(arguments)
     micro_batch = arguments.get("per_device_train_batch_size", 8)
     accumulation = arguments.get("gradient_accumulation_steps", 1)
@@ -191,6 +218,6 @@ def translate_arguments(
         for name, usual in (("adam_beta1", 0.9), ("adam_beta2", 0.999)):
             translated[name] = translated.get(name, usual) ** packing_factor
         for name in _STEPS:
-            if translated.get(name, 0) >= 1:  # below 1 it is a share of all steps, or none at all
+            if translated.get(name, 0) >= 1:  # a value below 1 is a fraction of all steps, or means none
                 translated[name] = max(1, round(translated[name] / packing_factor))
     return translated
