@@ -236,12 +236,12 @@ class PackedDataset(IterableDataset[Row]):
         state = state if isinstance(state, Mapping) else {}
         if state.get("data") != self._identity or state.get("seed") != self.seed:
             raise InputError(
-                f"{self.folder}: the state was saved for other packs or another seed; use the folder and the seed of that run"
+                f"{self.folder}: the state was saved for other packs or another seed; use the folder and seed of that run"
             )
         if state.get("order") != ORDER_VERSION:
             raise InputError(
-                f"{self.folder}: the state is a position in reading order {short_repr(state.get('order'))}, but this version reads "
-                f"in order {ORDER_VERSION}; train again from the beginning"
+                f"{self.folder}: the state is a position in reading order {short_repr(state.get('order'))}, but this version "
+                f"reads in order {ORDER_VERSION}; train again from the beginning"
             )
         done = check_integer("packs_done", state.get("packs_done"), 0, self.packs)
         self._epoch, self._done = check_integer("epoch", state.get("epoch"), 0), done

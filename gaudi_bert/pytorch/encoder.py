@@ -74,7 +74,7 @@ class PackedEncoder:
         self.positions, self.hidden_size = sizes.positions, sizes.hidden_size
         if max_sequence_length is not None and not 3 <= max_sequence_length <= self.positions:
             raise InputError(
-                f"max_sequence_length = {max_sequence_length}: must be from 3 to {self.positions}, the positions of the model"
+                f"max_sequence_length = {max_sequence_length}: must be from 3 to {self.positions}, the model's positions"
             )
         usual = min(self.positions, getattr(tokenizer, "model_max_length", self.positions))
         self.max_sequence_length: int = max_sequence_length or usual

@@ -104,16 +104,16 @@ def test_what_cannot_work_is_refused_in_one_line() -> None:
     short = {**ROWS[0], "input_ids": ROWS[0]["input_ids"][:5]}
     unlabelled = [{name: values for name, values in row.items() if name != "labels"} for row in ROWS]
     refusals = {
-        "gather_heads: the packs have no labels, but input_ids": lambda: PackCollator(gather_heads=True)(unlabelled),
-        "target = 'flush': one of transformers-5": lambda: PackCollator("flush"),
-        "model type 'bort': transformers does not know it": lambda: PackCollator(model="bort"),
+        "gather_heads: .*labels.* input_ids": lambda: PackCollator(gather_heads=True)(unlabelled),
+        "target = 'flush': .*transformers-5": lambda: PackCollator("flush"),
+        "model type 'bort': ": lambda: PackCollator(model="bort"),
         "Linear: is not a transformers model": lambda: PackCollator(model=torch.nn.Linear(2, 2)),
-        "one 3-D mask cannot serve layers with a window": lambda: PackCollator("optimum-habana", Feeding(window=3)),
-        "target flash has none": lambda: PackCollator("flash", Feeding(), gather_heads=True),
+        "target = 'optimum-habana': .*window": lambda: PackCollator("optimum-habana", Feeding(window=3)),
+        "gather_heads: target flash": lambda: PackCollator("flash", Feeding(), gather_heads=True),
         "masked_slots = 2: a pack of this batch needs 3": lambda: PackCollator(gather_heads=True, masked_slots=2)(ROWS),
         "row_tokens = 1.5: must be an integer": lambda: PackCollator("flash", row_tokens=1.5),  # type: ignore[arg-type]
         "depth = 2: a pack of this batch needs 3": lambda: PackCollator(depth=2)(ROWS),
-        "rows of unequal lengths": lambda: PackCollator()([ROWS[0], short]),
+        r"input_ids: .*same length.* \[5, 7\]": lambda: PackCollator()([ROWS[0], short]),
     }
     for message, refused in refusals.items():
         with pytest.raises(InputError, match=message) as caught:

@@ -112,20 +112,23 @@ def encoder_of(kind: str = "AutoModel", **more: Any) -> PackedEncoder:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: PackedEncoder(torch.nn.Linear(2, 2), TOKENIZER), "Linear: its attention is not known"),
+        (lambda: PackedEncoder(torch.nn.Linear(2, 2), TOKENIZER), "Linear: .*not known"),
         (lambda: PackedEncoder(model_of("deberta"), TOKENIZER), "model type 'deberta-v2': no mask is right for it"),
         (lambda: PackedEncoder(model_of("roberta"), "tokenizer"), "str: is not a tokenizer of the library tokenizers"),
         (lambda: encoder_of(vocab_size=200), "tokens, the model has 200; give"),
-        (lambda: PackedEncoder(model_of("roberta"), TOKENIZER, max_sequence_length=65), "the model has 64 positions"),
-        (lambda: encoder_of().embed(["a"], pooling="first"), "pooling = 'first': one of cls"),
+        (
+            lambda: PackedEncoder(model_of("roberta"), TOKENIZER, max_sequence_length=65),
+            "max_sequence_length = 65: .*3 to 64",
+        ),
+        (lambda: encoder_of().embed(["a"], pooling="first"), "pooling = 'first': .*cls"),
         (
             lambda: encoder_of(CLASSES, id2label={0: "a", 2: "c"}),
             "id2label has no label 1, and there are 2",
         ),
-        (lambda: encoder_of().predict(["a"]), "has no head that is known here"),
-        (lambda: encoder_of().embed(["a", 3]), r"texts\[1\]: is int; give a text"),
-        (lambda: encoder_of().embed("alpha beta"), "'alpha beta': is one text; give a list"),
-        (lambda: encoder_of(CLASSES).predict("alpha"), "texts = 'alpha': is one text; give a list of texts"),
+        (lambda: encoder_of().predict(["a"]), "RobertaModel: .*AutoModelForSequenceClassification"),
+        (lambda: encoder_of().embed(["a", 3]), r"texts\[1\]: .*int"),
+        (lambda: encoder_of().embed("alpha beta"), "texts = 'alpha beta': .*list of texts"),
+        (lambda: encoder_of(CLASSES).predict("alpha"), "texts = 'alpha': .*list of texts"),
     ],
 )
 def test_refused(make: Any, message: str) -> None:

@@ -47,11 +47,11 @@ WORKERS = {"dataloader_persistent_workers": True, "dataloader_num_workers": 1}
         ({"label_smoothing_factor": 0.1}, {}, "label_smoothing_factor: cannot be applied to packs"),
         ({}, {"compute_loss_func": lambda *_, **__: 0}, "compute_loss_func: cannot be applied to packs"),
         ({"train_sampling_strategy": "group_by_length"}, {}, "train_sampling_strategy: cannot be applied to packs"),
-        (WORKERS, {}, r"dataloader_persistent_workers: cannot .* \(each epoch starts its own workers\); leave it out"),
+        (WORKERS, {}, "dataloader_persistent_workers: .*each epoch starts its own workers.*leave it out"),
         (
             {"remove_unused_columns": True},
             {"eval_dataset": "data"},
-            "remove_unused_columns: would remove the columns of eval_",
+            "remove_unused_columns: .*columns of eval_dataset",
         ),
     ],
 )
@@ -130,9 +130,9 @@ def test_what_is_not_named_is_left_to_trainer_and_nonsense_is_refused() -> None:
     actual = translate_arguments({"per_device_train_batch_size": 32}, 2.0)
     assert actual == {"per_device_train_batch_size": 32, "gradient_accumulation_steps": 1, "remove_unused_columns": False}
     assert translate_arguments({"max_steps": -1, "warmup_steps": 0.1}, 2.0, correction="betas")["max_steps"] == -1
-    with pytest.raises(InputError, match=r"packing_factor = 0\.5: at least 1"):
+    with pytest.raises(InputError, match=r"packing_factor = 0\.5: .*at least 1"):
         translate_arguments({}, 0.5)
-    with pytest.raises(InputError, match=r"correction = 'beta': batch or betas"):
+    with pytest.raises(InputError, match=r"correction = 'beta': .*batch or betas"):
         translate_arguments({}, 2.0, correction="beta")
 
 
