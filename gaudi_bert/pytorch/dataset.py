@@ -240,8 +240,8 @@ class PackedDataset(IterableDataset[Row]):
             )
         if state.get("order") != ORDER_VERSION:
             raise InputError(
-                f"{self.folder}: the state is a position in reading order {short_repr(state.get('order'))}, but this version "
-                f"reads in order {ORDER_VERSION}; train again from the beginning"
+                f"{self.folder}: the state is a position in reading order {short_repr(state.get('order'))}, but "
+                f"this version reads in order {ORDER_VERSION}; train again from the beginning"
             )
         done = check_integer("packs_done", state.get("packs_done"), 0, self.packs)
         self._epoch, self._done = check_integer("epoch", state.get("epoch"), 0), done

@@ -113,7 +113,7 @@ def test_what_cannot_work_is_refused_in_one_line(case: PackingCase, tmp_path: Pa
     dataset = PackedDataset(case.packed)
     (tmp_path / "packed-1.parquet").write_bytes(b"no table")
     refusals = {
-        "rank = 2: 0 to 1": lambda: PackedDataset(case.packed, 2, 2),
+        "rank = 2: .*0 to 1": lambda: PackedDataset(case.packed, 2, 2),
         "seed = 'a'": lambda: PackedDataset(case.packed, seed="a"),  # type: ignore[arg-type]
         "s3://bucket/packed": lambda: PackedDataset("s3://bucket/packed"),
         "batch_packs = 0": lambda: PackedDataset(case.packed, batch_packs=0),
