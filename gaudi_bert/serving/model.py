@@ -88,7 +88,7 @@ class ServedModel:
         return (direction or self.loaded.tokenizer.truncation_side).lower() == "left"
 
     def tokenized(self, rows: Sequence[Row], prompt: str = "", *, cuts_left: bool = False) -> Sequences:
-        """Tokenize texts, and return their sequences. Texts that are too long are truncated, or split into windows for a tagger.
+        """Tokenize texts, and return their sequences. Truncate texts that are too long; for a tagger, split them.
 
         Raises:
             InputError: a text holds a token that changes the other texts of its row.
