@@ -25,7 +25,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 from gaudi_bert.common.arrays import BatchArrays
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.encoders.cpu import patch_linear
-from gaudi_bert.encoders.encoder_weights import architecture_of, read_model, stored_buffers
+from gaudi_bert.encoders.encoder_weights import architecture_of, read_model, sizes_by, stored_buffers
 from gaudi_bert.encoders.feeding import (
     Feeding,
     additive_masks,
@@ -36,7 +36,7 @@ from gaudi_bert.encoders.feeding import (
     vectors_of_sequences,
     widen,
 )
-from gaudi_bert.encoders.feeding_trial import feeding_of, packed_batch, try_model
+from gaudi_bert.encoders.feeding_trial import alone_bound, feeding_of, packed_batch, try_model
 from gaudi_bert.encoders.trial import (
     TRIAL_SEED,
     Row,
@@ -46,6 +46,7 @@ from gaudi_bert.encoders.trial import (
     outputs_of,
     quiet_transformers,
     random_packs,
+    scale_of,
     sequences_of,
     token_outputs,
     tokens_of_packs,
@@ -53,12 +54,12 @@ from gaudi_bert.encoders.trial import (
     usual_tokens,
 )
 from gaudi_bert.model.config import NO_PACKS_REMEDY
-from gaudi_bert.model.heads import TASK_BY_PROBLEM_TYPE, TaskHead, VectorHead
+from gaudi_bert.model.heads import TASK_BY_PROBLEM_TYPE, TaskHead, TaskKind, VectorHead, check_labels
 
 Tensors = Mapping[str, Tensor]
 _Reads = Literal["first", "last", "all"]
 _TRIED_TOKENS = 40
-_BOUND, _HALF_BOUND = 1e-3, 0.05  # of the largest answer; of a model in 16 bits
+_TRIED_ROW_TOKENS = 512  # of the longest rows that are tried before it is known how long rows are
 _GRADIENT_BOUND = 1e-3  # of its norm
 
 
@@ -68,13 +69,16 @@ class PackedModel:
     Args:
         module: an encoder, or a class with a head.
         head: what its head gives; None where the head is not used.
+
+    Attributes:
+        tried_tokens: the tokens of the longest row that was tried with the weights of the module.
     """
 
     def __init__(self, module: Any, feeding: Feeding, head: TaskHead | None) -> None:
         self.module, self.feeding = module, feeding
         if feeding.unpacked_token is not None and head is not None and head.kind == "masked-language-modelling":
             raise InputError(_masked_tokens_mix(module))
-        self._encoder, self._head = fed_module(module.base_model, feeding), head
+        self._encoder, self._head, self.tried_tokens = fed_module(module.base_model, feeding), head, 0
         self._stand_in = None if head is None else _with_stand_in(module)
         self._reads: _Reads = self._what_it_reads() if head is not None and head.predicts_per_text else "first"
 
@@ -178,6 +182,19 @@ class PackedModel:
                     return reads
         return "all"
 
+    def try_rows(self, tokens: int = 0) -> None:
+        """Refuse weights for which packs in rows of so many tokens are wrong, unless longer rows were tried before.
+
+        The first rows have at least 512 tokens, if the model has as many positions, and the head is tried with them.
+        """
+        if self.tried_tokens and tokens <= self.tried_tokens:
+            return
+        if self.tried_tokens == 0 and self._head is not None:
+            self.try_head()
+        length = 1 << (max(tokens, _TRIED_ROW_TOKENS) - 1).bit_length()
+        positions = sizes_by(self.module.config, self.feeding).positions
+        self.tried_tokens, _ = self.try_packs(min(positions, length), training=False)
+
     def try_packs(self, row_tokens: int | None = None, *, training: bool) -> tuple[int, float]:
         """Refuse an encoder that packs are not right for, in rows of so many tokens; as `try_model`."""
         encoder, feeding = self.module.base_model, self.feeding
@@ -207,13 +224,13 @@ class PackedModel:
             expected = torch.cat([each if each.ndim == 2 else each[None] for each in alone]).float()
         if packed.shape != expected.shape:
             raise InputError(f"{type(module).__name__}: its head gives {expected.shape}, not {packed.shape}")
-        difference, scale = float((packed - expected).abs().max()), float(expected.abs().max())
-        if not difference <= (_HALF_BOUND if self._dtype in (torch.float16, torch.bfloat16) else _BOUND) * scale:
+        difference = float((packed - expected).abs().max()) / scale_of([expected])
+        if not difference <= alone_bound(module):
             raise InputError(
                 f"{type(module).__name__}: its head gives packed texts other answers than texts alone (they differ by "
-                f"{difference:.1e}); give it one text a row"
+                f"{difference:.1e} of the largest answer, and {alone_bound(module):g} is allowed); give it one text a row"
             )
-        return difference / max(scale, 1e-30)
+        return difference
 
 
 def _masked_tokens_mix(model: Any) -> str:
@@ -278,10 +295,11 @@ def head_of(model: Any) -> tuple[TaskHead | None, tuple[str, ...]]:
     if missing:
         raise InputError(f"{name}: id2label has no label {missing[0]}, and there are {config.num_labels}; name all of them")
     labels = tuple(str(config.id2label[number]) for number in range(config.num_labels))
-    if name.endswith("ForTokenClassification"):
-        return TaskHead("token-classification", len(labels)), labels
     usual = "regression" if len(labels) == 1 else "single_label_classification"
-    return TaskHead(TASK_BY_PROBLEM_TYPE[config.problem_type or usual], len(labels)), labels
+    kind: TaskKind = TASK_BY_PROBLEM_TYPE[config.problem_type or usual]
+    kind = "token-classification" if name.endswith("ForTokenClassification") else kind
+    check_labels(labels, name, is_one_of_them=kind == "classification")
+    return TaskHead(kind, len(labels)), labels
 
 
 # --- `verify-model` for any model of `transformers`: what `finetune` tries before it trains, with the model's own weights

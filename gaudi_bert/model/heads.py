@@ -9,10 +9,11 @@ Letters of shapes: B packs, L positions, Q masked-LM slots, S depth, C outputs o
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.errors import InputError, short_repr
 from gaudi_bert.model.config import BertConfig, ParameterSpec, parameter_specs
 
 Loss = Literal["token", "sequence"]
@@ -20,6 +21,9 @@ Loss = Literal["token", "sequence"]
 
 Pooling = Literal["cls", "mean", "max", "last"]
 """How the vector of a text is computed from those of its tokens: the first one, the mean, the maximum, or the last one."""
+
+Activation = Literal["Sigmoid", "Identity", "Tanh"]
+"""What turns the logit of a pair into its score, as PyTorch calls it; a larger logit never gets a smaller score."""
 
 TaskKind = Literal[
     "classification",
@@ -172,6 +176,26 @@ def parameter_specs_with_head(config: BertConfig, head: Head) -> dict[str, Param
         f"{head.scope}/kernel": ParameterSpec((config.hidden_size, head.width), "normal"),
         f"{head.scope}/bias": ParameterSpec((head.width,), "zeros"),
     }
+
+
+def check_labels(labels: Sequence[str], source: str, *, is_one_of_them: bool) -> None:
+    """Refuse labels that cannot tell answers apart; with `is_one_of_them`, a text has exactly one of the labels.
+
+    Raises:
+        InputError: Two labels have one name, or a text has one of a single label. `source` names where they are stored.
+    """
+    numbers: dict[str, int] = {}
+    for number, name in enumerate(labels):
+        if numbers.setdefault(name, number) != number:
+            raise InputError(
+                f"{source}: the labels {numbers[name]} and {number} are both called {short_repr(name)}, so nobody can tell "
+                "their answers apart; rename one in id2label"
+            )
+    if is_one_of_them and len(labels) == 1:
+        raise InputError(
+            f"{source}: single_label_classification with one label answers {short_repr(labels[0])} to every text; "
+            "set problem_type to multi_label_classification for a probability, or to regression for a number"
+        )
 
 
 _MOST_LOGITS = 2**31 - 1

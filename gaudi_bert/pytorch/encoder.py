@@ -34,7 +34,6 @@ Text = str | tuple[str, str] | list[str]
 
 _WINDOW_TEXTS = 8192
 _TOKENS_OF_A_BATCH = 2048
-_TRIED_TOKENS = 512  # the row length on which a model is tried when it is opened
 
 
 class PackedEncoder:
@@ -81,16 +80,7 @@ class PackedEncoder:
         head, self.labels = head_of(model)
         self.task: TaskKind | None = None if head is None else head.kind
         self._packed = PackedModel(model, feeding, head)
-        self._tried_tokens = 0
-        self._try_rows(min(self.positions, _TRIED_TOKENS))
-        if head is not None:
-            self._packed.try_head()
-
-    def _try_rows(self, tokens: int) -> None:
-        """Try the model on rows of at least `tokens` tokens, unless it was tried on such rows before."""
-        if tokens > self._tried_tokens:
-            tokens = min(self.positions, 1 << (tokens - 1).bit_length())
-            self._tried_tokens, _ = self._packed.try_packs(tokens, training=False)
+        self._packed.try_rows()
 
     def embed(self, texts: Sequence[Text], pooling: Pooling = "mean", *, normalize: bool = False) -> Float32Array:
         """Compute a vector for each text.
@@ -170,14 +160,16 @@ class PackedEncoder:
         for first in range(0, len(texts), _WINDOW_TEXTS):
             rows = [_row(number, text, task) for number, text in enumerate(texts[first : first + _WINDOW_TEXTS], first)]
             most = self.max_sequence_length
-            sequences = tokenize_rows(rows, self._tokenizer, task=task, settings=settings, max_sequence_length=most)
+            sequences = tokenize_rows(
+                rows, self._tokenizer, task=task, settings=settings, max_sequence_length=most, file="texts"
+            )
             plan = plan_window(
                 sequences.lengths,
                 hidden_size=self.hidden_size,
                 one_length=most if self.static_shapes else None,
                 longest_row=self.positions,
             )
-            self._try_rows(max((part.length for part in plan.parts), default=0))
+            self._packed.try_rows(max((part.length for part in plan.parts), default=0))
             was_training = self.model.training
             self._packed.train(False)
             try:

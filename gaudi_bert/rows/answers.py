@@ -23,10 +23,10 @@ def _softmax(logits: Float32Array) -> Float32Array:
 
 
 def class_answers(logits_NC: Float32Array, labels: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """`{"label", "probabilities": {name: p}}`."""
-    for probabilities_C in _softmax(logits_NC).tolist():
-        probabilities = dict(zip(labels, probabilities_C, strict=True))
-        yield {"label": max(probabilities, key=probabilities.__getitem__), "probabilities": probabilities}
+    """Yield `{"label", "probabilities": {name: p}}` for each text; the label is the one with the largest logit."""
+    best_N = logits_NC.argmax(axis=-1).tolist()
+    for best, probabilities_C in zip(best_N, _softmax(logits_NC).tolist(), strict=True):
+        yield {"label": labels[best], "probabilities": dict(zip(labels, probabilities_C, strict=True))}
 
 
 def multi_label_answers(logits_NC: Float32Array, labels: Sequence[str]) -> Iterator[dict[str, Any]]:
@@ -59,7 +59,7 @@ def tagged_words(
     words = cast(IntArray, sequences.words)
     carrying = np.flatnonzero(words != NO_WORD)
     probabilities_WC = _softmax(logits_TC[carrying])
-    best_W = probabilities_WC.argmax(axis=-1)
+    best_W = logits_TC[carrying].argmax(axis=-1)
     row_of_token = np.repeat(sequences.row, sequences.lengths)[carrying]
     ends = np.searchsorted(row_of_token, np.arange(len(rows) + 1))
     for number, row in enumerate(rows):

@@ -287,8 +287,12 @@ def _names(record: Record) -> str:
 # --- the texts of a search
 
 
-def ranked_pairs(records: Iterable[PlacedRecord], settings: TaskSettings) -> Iterator[PlacedRecord]:
-    """Return the records; one with `positive` and `negatives` becomes a record for each of its documents."""
+def ranked_pairs(records: Iterable[PlacedRecord], settings: TaskSettings, *, labelled: bool) -> Iterator[PlacedRecord]:
+    """Return the records, where a record with `positive` becomes a record for each of its documents.
+
+    A document in `positive` has the label 1, unless the record has `label` or `labels`, and one in `negatives` has the
+    label 0. Without `labelled`, labels are ignored.
+    """
     names_lists, names_pairs = settings.named & {"positive", "negative"}, settings.named & {"document", "label"}
     for position, record in records:
         if isinstance(record, InputError) or names_pairs:
@@ -300,14 +304,45 @@ def ranked_pairs(records: Iterable[PlacedRecord], settings: TaskSettings) -> Ite
         try:
             if settings.positive not in record:
                 raise InputError(f"has no {settings.positive!r}; name it: --set task.positive=NAME")
-            documents = [(text, 1.0) for text in _texts_of(record, settings.positive)]
-            documents += [(text, 0.0) for text in _negatives_of(record, settings)]
+            documents = _judged_documents(record, settings, labelled=labelled)
         except InputError as error:
             yield position, error
             continue
         query = {settings.query: record[settings.query]} if settings.query in record else {}
         for text, label in documents:
             yield position, {**query, settings.document: text, settings.label: label}
+
+
+def _judged_documents(record: Record, settings: TaskSettings, *, labelled: bool) -> list[tuple[str, Any]]:
+    """Return the documents of a query with their labels, which are checked where each becomes a row.
+
+    `label` belongs to a text in `positive`, and `labels` to a list of texts, as the formats `labeled-pair` and
+    `labeled-list` of sentence-transformers' `mine_hard_negatives` have it.
+    """
+    texts, negatives = _texts_of(record, settings.positive), _negatives_of(record, settings)
+    columns = judging_columns(record) if labelled else []
+    if not columns:
+        return [*((text, 1.0) for text in texts), *((text, 0.0) for text in negatives)]
+    column, labels = columns[0], record[columns[0]]
+    if len(columns) > 1 or "score" in column:
+        remedy = "reranking learns one column, `label` or `labels`, of numbers from 0 to 1; remove the others"
+        raise _wrong(f"has {' and '.join(columns)} in addition to {settings.positive}", remedy)
+    if negatives:
+        named = ", ".join(negative_columns(record, settings))
+        raise _wrong(
+            f"has {column} in addition to {named}", f"put all documents into {settings.positive}, or remove {column}"
+        )
+    labels = labels if isinstance(labels, list | tuple) else [labels]
+    if len(labels) != len(texts):
+        raise _wrong(
+            f"has {len(texts)} texts in {settings.positive} and {len(labels)} in {column}", "give each text a label"
+        )
+    return list(zip(texts, labels, strict=True))
+
+
+def judging_columns(record: Record) -> list[str]:
+    """Return the columns of a record that say how its documents are to be read: labels and scores that are not null."""
+    return [name for name in _SCORES if record.get(name) is not None]
 
 
 def negative_columns(record: Record, settings: TaskSettings) -> list[str]:

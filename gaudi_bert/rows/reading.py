@@ -22,6 +22,7 @@ from gaudi_bert.corpus.python_texts import documentation_documents, python_texts
 from gaudi_bert.rows.fields import (
     NAMING_OPTIONS,
     RowReader,
+    judging_columns,
     naming_option,
     negative_columns,
     ranked_pairs,
@@ -140,7 +141,7 @@ def rows_of_part(
         records = _read_records(part, settings, task, labelled)
     first = list(islice(records, 1)) if task == "reranking" else []
     if task == "reranking":
-        records = ranked_pairs(chain(first, records), settings)
+        records = ranked_pairs(chain(first, records), settings, labelled=labelled)
     for position, record in records:
         try:
             if isinstance(record, InputError):
@@ -261,6 +262,7 @@ def _columns_read(task: TaskName | None, settings: TaskSettings, row: Row, recor
         form = _PLAIN if row.starts is not None else ("tokens", "tags")[: 1 + (row.tags is not None)]
     columns = {key: [getattr(settings, key)] for key in form if key != "negative"}
     columns |= {"negative": negative_columns(record, settings)} if "negative" in form else {}
+    columns |= {"label": judging_columns(record)} if labelled and task == "reranking" and "negative" in form else {}
     return [
         name if name == key or (key == "negative" and name.startswith(key)) else f"{name} ({key})"
         for key, names in columns.items()

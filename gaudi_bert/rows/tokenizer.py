@@ -188,8 +188,14 @@ def has_tokenizer(folder: Path) -> bool:
     return any((folder / name).is_file() for name in _SOURCES)
 
 
-def open_tokenizer(folder: Path) -> RowTokenizer:
+def open_tokenizer(folder: Path, settings: Mapping[str, Any] | None = None, *, lower_case: bool = False) -> RowTokenizer:
     """Return the tokenizer in a model's folder, or next to a model's file.
+
+    Args:
+        folder: the folder, or the file.
+        settings: arguments for the class of the tokenizer, which sentence-transformers stores in the folder.
+        lower_case: whether the text between special tokens is written in lower case first, as sentence-transformers does
+            with `do_lower_case`.
 
     Raises:
         InputError: there is none, a file is damaged, or the tokenizer is written in Python.
@@ -203,9 +209,17 @@ def open_tokenizer(folder: Path) -> RowTokenizer:
         )
     # `transformers` reads only folders that name the type of their model or the class of their tokenizer.
     if read_class(folder)[0] is not None and importlib.util.find_spec("transformers") is not None:
-        return _open_with_transformers(folder)
-    library, settings = read_tokenizer_files(folder)
-    return _row_tokenizer(library, folder, settings)
+        tokenizer = _open_with_transformers(folder, settings or {})
+    elif settings:
+        raise InputError(
+            f"{folder}: only transformers can apply {', '.join(settings)} to its tokenizer; install transformers"
+        )
+    else:
+        library, own_settings = read_tokenizer_files(folder)
+        tokenizer = _row_tokenizer(library, folder, own_settings)
+    if lower_case:
+        _write_in_lower_case(tokenizer.tokenizer)
+    return tokenizer
 
 
 def read_tokenizer(path: Path) -> RowTokenizer:
@@ -232,11 +246,22 @@ def tokenizer_of(given: Any) -> RowTokenizer:
     return _row_tokenizer(copy_library(opened.tokenizer), file, opened.settings)
 
 
-def _open_with_transformers(folder: Path) -> RowTokenizer:
+def _write_in_lower_case(tokenizer: Tokenizer) -> None:
+    """Make a tokenizer write texts in lower case before anything else, unless it has that step."""
+    from tokenizers import normalizers
+
+    content = json.loads(tokenizer.to_str())["normalizer"]
+    steps = [content, *((content or {}).get("normalizers") or ())]
+    if not any(step and step["type"] == "Lowercase" for step in steps):
+        present = [] if tokenizer.normalizer is None else [tokenizer.normalizer]
+        tokenizer.normalizer = normalizers.Sequence([normalizers.Lowercase(), *present])
+
+
+def _open_with_transformers(folder: Path, settings: Mapping[str, Any]) -> RowTokenizer:
     from transformers import AutoTokenizer
 
     with library_errors(folder):
-        given = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+        given = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False, **settings)
     return _of_transformers(given, folder)
 
 

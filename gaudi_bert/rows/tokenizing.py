@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from gaudi_bert.common.arrays import NOT_PREDICTED, Float32Array, Int32Array, IntArray
 from gaudi_bert.common.errors import InputError, short_repr
+from gaudi_bert.common.progress import format_count
 from gaudi_bert.config.sections import OnBadRow, TaskName, TaskSettings, TooLong
 from gaudi_bert.rows.reading import sized_batches
 from gaudi_bert.rows.tokenizer import RowTokenizer, TruncationSide
@@ -47,6 +48,7 @@ _CHARACTERS_OF_TOKEN = 16
 """So many characters of a text are read at first for each token of a sequence."""
 _BATCH_CHARACTERS = 1 << 20
 _WORDS_OF_PART, _WORDS_OF_BATCH = 1 << 10, 1 << 14
+_MOST_NAMED = 5
 _TO_LAST_SPACE, _TO_LAST_MARK = re.compile(r".*\s", re.DOTALL), re.compile(r".*\W", re.DOTALL)
 _FROM_SPACE, _FROM_MARK = re.compile(r"\s"), re.compile(r"\W")
 
@@ -97,9 +99,28 @@ def tokenize_rows(
     if isinstance(rows[0], TextRow) and job.policy != "window":
         sequences = job.texts([row for row in rows if isinstance(row, TextRow)])
         target = _row_targets(rows, task, numbers, job.source) if task in LABELLED_TEXTS else None
-        return Sequences(*sequences, target=target, cut_rows=job.cut_rows)
-    pieces = list(chain.from_iterable(job.pieces(rows, numbers)))
-    return replace(join_sequences(pieces, [0] * len(pieces)), cut_rows=job.cut_rows)
+        tokenized = Sequences(*sequences, target=target, cut_rows=job.cut_rows)
+    else:
+        pieces = list(chain.from_iterable(job.pieces(rows, numbers)))
+        tokenized = replace(join_sequences(pieces, [0] * len(pieces)), cut_rows=job.cut_rows)
+    _check_has_tokens(tokenized, rows, job.source)
+    return tokenized
+
+
+def _check_has_tokens(sequences: Sequences, rows: Sequence[Row], source: str) -> None:
+    """Refuse rows without any token, such as an empty text with a tokenizer that adds no special tokens.
+
+    Raises:
+        InputError: The message names the first rows. A model has no output for them.
+    """
+    empty = sequences.row[sequences.lengths == 0]
+    if len(empty):
+        named = ", ".join(str(rows[row].position) for row in empty[:_MOST_NAMED])
+        more = f" and {format_count(len(empty) - _MOST_NAMED, 'more row')}" if len(empty) > _MOST_NAMED else ""
+        raise InputError(
+            f"{source}: {named}{more}: the text has no token, and the tokenizer adds none, so there is nothing to compute; "
+            "write a text there, or leave the row out"
+        )
 
 
 def tokenize_readable(

@@ -221,20 +221,21 @@ async def _pooled(
     texts = _listed(inputs)
     prompt = _prompt(model, prompt_name) if any(isinstance(text, str) for text in texts) else ""
 
-    def tokenize(texts: Sequence[str | array[int]]) -> Sequences:
+    def tokenize(texts: Sequence[tuple[int, str | array[int]]]) -> Sequences:
         parts, counts = [], []
-        for is_text, group in groupby(texts, lambda text: isinstance(text, str)):
+        for is_text, group in groupby(texts, lambda each: isinstance(each[1], str)):
             some: list[Any] = list(group)
             if is_text:
-                rows = [TextRow(RowPosition(number), text) for number, text in enumerate(some)]
+                rows = [TextRow(RowPosition(number), text) for number, text in some]
                 parts.append(model.tokenized(rows, prompt, cuts_left=model.cuts_left(cut.truncation_direction)))
             else:
-                parts.append(model.of_ids(some, cuts_left=model.cuts_left(cut.truncation_direction)))
+                ids = [each for _, each in some]
+                parts.append(model.of_ids(ids, cuts_left=model.cuts_left(cut.truncation_direction)))
             counts.append(len(some))
         return join_sequences(parts, counts)
 
     lengths = [min(len(text), model.most_characters) for text in texts]
-    sequences = await service.tokenized(ticket, texts, tokenize, lengths, cut.truncate)
+    sequences = await service.tokenized(ticket, list(enumerate(texts)), tokenize, lengths, cut.truncate)
     return (await service.computed(ticket, model, sequences)).outputs, len(sequences.input_ids)
 
 
@@ -286,14 +287,14 @@ async def _scores(
     cut: Cut,
     raw: bool = False,
 ) -> list[tuple[int, float]]:
-    """Return the number and the score of each document, the best one first."""
+    """Return the number and the score of each document, the best one first: by the logit, because scores are rounded."""
     if model.kind == "embedding" or model.width != 1 or model.is_per_token:
         raise _no_answer(model, "rerank")
     rows = [TextRow(RowPosition(number), query, document) for number, document in enumerate(documents)]
     outputs, _ = await _outputs(service, model, ticket, rows, cut)
-    values = outputs[:, 0].astype(np.float64)
-    scores = (values if raw else 1.0 / (1.0 + np.exp(-values))).astype(np.float32).tolist()
-    return sorted(enumerate(scores), key=lambda each: -each[1])
+    logits = outputs[:, 0]
+    scores = (logits if raw else model.scores(logits)).tolist()
+    return [(number, scores[number]) for number in np.argsort(-logits, kind="stable").tolist()]
 
 
 async def _rerank(service: Service, model: ServedModel, ticket: Ticket, request: RerankRequest) -> _Write:
@@ -328,7 +329,7 @@ async def _predict(service: Service, model: ServedModel, ticket: Ticket, request
         answers = model.answers(outputs, sequences, rows)
         if model.kind != "tagger":
             chosen = zip(outputs.tolist(), answers, strict=True)
-            answers = [_labelled(model, values if request.raw_scores else None, answer) for values, answer in chosen]
+            answers = [_labelled(model, values, answer, raw=request.raw_scores) for values, answer in chosen]
         return to_json(answers if is_batch else answers[0])
 
     return write
@@ -344,12 +345,12 @@ def _row(model: ServedModel, number: int, texts: Sequence[str]) -> Row:
     return TextRow(RowPosition(number), *texts)
 
 
-def _labelled(model: ServedModel, raw: list[float] | None, answer: dict[str, Any]) -> Any:
-    """Return an answer as labels with their scores, the highest first."""
+def _labelled(model: ServedModel, logits: list[float], answer: dict[str, Any], *, raw: bool) -> Any:
+    """Return an answer as labels with their scores, those with the highest logits first."""
     labels = model.task.labels if model.task is not None and model.task.labels else ("LABEL_0",)
-    scores = raw or [*answer["probabilities"].values()] if "probabilities" in answer else raw or [*answer.values()]
-    named = [{"label": label, "score": score} for label, score in zip(labels, scores, strict=True)]
-    return sorted(named, key=lambda each: -each["score"])
+    scores = logits if raw else [*answer.get("probabilities", answer).values()]
+    order = sorted(range(len(labels)), key=lambda number: -logits[number])
+    return [{"label": labels[number], "score": scores[number]} for number in order]
 
 
 # --- tokens

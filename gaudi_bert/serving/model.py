@@ -17,6 +17,7 @@ from gaudi_bert.rows.tokenizing import tokenize_rows
 from gaudi_bert.rows.types import Row, Sequences, TextRow, separate_sequences
 from gaudi_bert.serving.settings import ServeSettings
 from gaudi_bert.tasks.answers import PredictOptions
+from gaudi_bert.tasks.kinds.retrieval import scores_of
 from gaudi_bert.tasks.kinds.task import Task
 from gaudi_bert.tasks.predict import LoadedModel, load_encoder, load_task_model
 from gaudi_bert.tasks.task_models import check_finished, read_task_folder
@@ -28,6 +29,7 @@ if TYPE_CHECKING:  # it loads torch
 Kind = Literal["embedding", "reranker", "classifier", "tagger"]
 
 _KINDS: dict[str, Kind] = {"reranking": "reranker", "token-classification": "tagger"}
+_SOURCE = "the request"
 _WITH_ANSWERS = ("ForSequenceClassification", "ForTokenClassification")
 
 
@@ -38,7 +40,7 @@ class ServedModel:
     Attributes:
         kind: the kind of answers.
         task: the task of the model's head; None for an embedding model.
-        folder: the settings of an embedding model's folder for pooling, prompts and normalization.
+        folder: the settings of the folder for pooling, prompts and normalization.
         loaded: the model, its tokenizer and its lengths.
         is_interruptible: whether the device computes a batch layer by layer, which a CPU does unless the model is compiled.
     """
@@ -93,9 +95,9 @@ class ServedModel:
         Raises:
             InputError: a text holds a token that changes the other texts of its row.
         """
-        if self.task is None:
-            texts = [(row, prompt + row.text) for row in rows if isinstance(row, TextRow)]
-            rows = [row._replace(text=text.lower() if self.folder.lower_case else text) for row, text in texts]
+        prompt = prompt if self.task is None else self.folder.prompt(None)
+        if prompt:
+            rows = [row._replace(text=prompt + row.text) if isinstance(row, TextRow) else row for row in rows]
         name = None if self.task is None else self.task.settings.name
         too_long: Literal["window", "truncate"] = "window" if self.kind == "tagger" else "truncate"
         settings = (TaskSettings() if self.task is None else self.task.settings).model_copy(update={"too_long": too_long})
@@ -105,6 +107,7 @@ class ServedModel:
             task=name,
             settings=settings,
             max_sequence_length=self.longest,
+            file=_SOURCE,
             truncation_side="left" if cuts_left else "right",
         )
         return self._checked(sequences)
@@ -174,6 +177,10 @@ class ServedModel:
             return _normal(outputs[:, :dimensions]) if is_normal else outputs[:, :dimensions]
         return self.folder.cut(_normal(outputs) if is_normal else outputs, normalize_again=normalize is True)
 
+    def scores(self, logits: Float32Array) -> Float32Array:
+        """Return the scores of pairs by the logit of each, float32 [N]."""
+        return scores_of(logits, "Sigmoid" if self.task is None else self.task.activation)
+
     def answers(self, outputs: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> list[dict[str, Any]]:
         """Return the answers that `predict` writes, one for each text."""
         return [] if self.task is None else list(self.task.answers(outputs, sequences, rows))
@@ -205,9 +212,10 @@ def open_served_model(path: Path, settings: ServeSettings) -> ServedModel:
         served = ServedModel("embedding", None, folder, load_encoder(path, folder, options, normalize=False))
     else:
         described = read_task_folder(path)
+        described.texts.prompt(None)  # rejects a default prompt that the folder does not have
         task = described.make_task()
         loaded = load_task_model(described, task, options)
-        served = ServedModel(_KINDS.get(task.name, "classifier"), task, SentenceFolder(), loaded)
+        served = ServedModel(_KINDS.get(task.name, "classifier"), task, described.texts, loaded)
     served.model.freeze()
     return replace(served, is_interruptible=served.model.device.type == "cpu" and not settings.compile)
 

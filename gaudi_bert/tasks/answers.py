@@ -74,8 +74,8 @@ def check_choice(name: str, value: str | None, allowed: tuple[str, ...]) -> None
 class RowSource:
     """The rows of a file, and how a model takes them.
 
-    `file` may be `-` for standard input, which can be read once only; `task` is None for plain texts, which `prompt`
-    precedes, and which are lower-cased with `lower_case`.
+    `file` may be `-` for standard input, which can be read once only. `task` is None for plain texts. `prompt` precedes
+    every text, of a pair the first one.
     """
 
     file: str
@@ -84,7 +84,6 @@ class RowSource:
     max_sequence_length: int
     task: TaskName | None = None
     labels: tuple[str, ...] = ()
-    lower_case: bool = False
     prompt: str = ""
 
     @property
@@ -105,8 +104,12 @@ class RowSource:
         return rows if self.settings.on_bad_row == "skip" else good_rows(rows)
 
     def check(self, window: Sequence[Row | BadRow]) -> None:
-        """Refuse rows that `tokenized` would refuse; where a text of any length is cut, it was read and that is all."""
+        """Refuse rows that `tokenized` would refuse.
+
+        If texts of any length are cut, and special tokens are added to an empty one, nothing has to be tokenized for that.
+        """
         takes_any = policy_of(self.task, self.settings) == "truncate" and self.task != "question-answering"
+        takes_any = takes_any and self.tokenizer.tokenizer.num_special_tokens_to_add(is_pair=False) > 0
         if not takes_any and self.settings.on_bad_row == "stop":
             self._tokenize([row for row in window if not isinstance(row, BadRow)])
 
@@ -118,8 +121,8 @@ class RowSource:
 
     def _tokenize(self, rows: list[Row]) -> Sequences | None:
         """Sequences of the rows as the model was trained to read them."""
-        if self.lower_case or self.prompt:
-            rows = [self._prepared(row) if isinstance(row, TextRow) else row for row in rows]
+        if self.prompt:
+            rows = [row._replace(text=self.prompt + row.text) if isinstance(row, TextRow) else row for row in rows]
         if not rows:
             return None
         return tokenize_rows(
@@ -131,12 +134,6 @@ class RowSource:
             labels=self.labels,
             file=self.file,
         )
-
-    def _prepared(self, row: TextRow) -> TextRow:
-        row = row._replace(text=self.prompt + row.text)
-        if not self.lower_case:
-            return row
-        return row._replace(text=row.text.lower(), text_pair=None if row.text_pair is None else row.text_pair.lower())
 
 
 # --- answers, with what is done of them

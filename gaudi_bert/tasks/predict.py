@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, cast, get_args
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, cast, get_args
 
 import numpy as np
 
@@ -26,7 +26,7 @@ from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.config.sections import TaskSettings, TrainingSettings
 from gaudi_bert.engines import choose_engine, load_engine
 from gaudi_bert.engines.protocol import Model, ModelSpec
-from gaudi_bert.model.config import NO_PACKS_REMEDY, BertConfig
+from gaudi_bert.model.config import NO_PACKS_REMEDY, BertConfig, EncoderConfig
 from gaudi_bert.model.heads import Pooling, TaskHead, VectorHead
 from gaudi_bert.rows.reading import check_first_row
 from gaudi_bert.rows.tokenizer import RowTokenizer, open_tokenizer
@@ -47,6 +47,9 @@ from gaudi_bert.tasks.answers import (
 from gaudi_bert.tasks.kinds.task import Task, check_settings_apply
 from gaudi_bert.tasks.task_models import TaskDescription, check_finished, is_bert, read_task_folder, start_weights
 from gaudi_bert.training.model_files import SentenceFolder, read_sentence_folder, tokenizer_length
+
+if TYPE_CHECKING:  # it loads torch
+    from gaudi_bert.engines.pytorch.model import TorchEncoder
 
 _ENDINGS = (".npy", ".parquet", ".jsonl")
 
@@ -97,20 +100,26 @@ def predict(
         task = described.make_task(settings)
         loaded = load_task_model(described, task, options)
         length = loaded.max_sequence_length
-        rows = RowSource(rows_file, settings, loaded.tokenizer, length, described.task, described.labels)
+        prompt = described.texts.prompt(None)
+        rows = RowSource(rows_file, settings, loaded.tokenizer, length, described.task, described.labels, prompt=prompt)
         chosen: dict[str, Any] = {
             "max_sequence_length": length,
             "precision": options.precision,
             "packed": options.packed,
         }
-        chosen |= {} if options.group_by is None else {"group_by": options.group_by}
+        chosen |= {} if options.group_by is None else {"group_by": options.group_by, "ranked_by": "logit"}
+        chosen |= {"prompt": prompt} if prompt else {}
+        chosen |= {"activation": task.activation} if task.activation != "Sigmoid" else {}
 
         def lines(outputs: Float32Array, sequences: Sequences, answered: Sequence[Row]) -> list[bytes]:
             answers = task.answers(outputs, sequences, answered)
             if options.group_by is None:
                 return list(map(_json_line, answers))
-            pairs = zip(cast(Sequence[TextRow], answered), answers, strict=True)
-            return [_json_line({"query": row.text, "document": row.text_pair, **answer}) for row, answer in pairs]
+            pairs = zip(cast(Sequence[TextRow], answered), outputs[:, 0].tolist(), answers, strict=True)
+            return [
+                _json_line({"query": row.text, "document": row.text_pair, "logit": logit, **answer})
+                for row, logit, answer in pairs
+            ]
 
         signature = rows.signature("predict", chosen, loaded.identity)
         with open_answers(answers_file, signature, rows, reporter, overwrite=overwrite, task=progress) as answers:
@@ -159,23 +168,29 @@ def load_task_model(described: TaskDescription, task: Task, options: PredictOpti
     path = described.path
     if isinstance(task.head, VectorHead) or not task.head.keeps_outputs:
         raise InputError(f"{path}: {task.name} has no answers to predict; embed its texts, or fine-tune another task")
-    return _load(path, task, task.head, options, described.max_sequence_length)
+    return _load(path, task, task.head, options, described.texts, described.max_sequence_length)
 
 
 def load_encoder(path: Path, folder: SentenceFolder, options: PredictOptions, *, normalize: bool) -> LoadedModel:
     """Load an encoder, whose outputs are vectors, pooled as `folder` has it."""
     usual = folder.max_sequence_length or tokenizer_length(path if path.is_dir() else path.parent)
-    return _load(path, None, VectorHead(folder.pooling, normalize), options, usual)
+    return _load(path, None, VectorHead(folder.pooling, normalize), options, folder, usual)
 
 
 def _load(
-    path: Path, task: Task | None, head: TaskHead | VectorHead, options: PredictOptions, usual_length: int | None
+    path: Path,
+    task: Task | None,
+    head: TaskHead | VectorHead,
+    options: PredictOptions,
+    texts: SentenceFolder,
+    usual_length: int | None,
 ) -> LoadedModel:
     """Put a model on a device; a card that compiles gets one shape."""
     with _with_a_way_on(path):
         start = start_weights(path, task, lacks_head=False)
     engine = load_engine(choose_engine(options.engine, is_bert=is_bert(path), key="--engine").name)
-    tokenizer, positions = open_tokenizer(path), start.sizes.positions
+    tokenizer = open_tokenizer(path, texts.tokenizer_settings, lower_case=texts.lower_case)
+    positions = start.sizes.positions
     tokenizer.check_fits(start.sizes.vocab_size, start.sizes.segments)
     requested = options.max_sequence_length
     if requested is not None and not 3 <= requested <= positions:
@@ -186,6 +201,8 @@ def _load(
         compiled = device.compiles if options.compile is None else options.compile
         model = engine.build(ModelSpec(start.config, head), device, seed=None, compiled=compiled)
         model.load_values(start.variables)
+        if isinstance(start.config, EncoderConfig):
+            cast("TorchEncoder", model).check_packs()
     one_shape, width = device.kind == "hpu", start.sizes.hidden_size if task is None else task.width
     plan = partial(
         plan_window,
@@ -251,15 +268,19 @@ def _json_line(content: Mapping[str, Any]) -> bytes:
 
 
 def _write_ranked(stored: Path, handle: BinaryIO) -> None:
-    """Write one line for each query, in the order of the queries: its documents, the best first."""
+    """Write one line for each query, in the order of the queries: its documents, the best first.
+
+    Different logits may have scores that round to the same number, so the logits decide. Of equal logits, the earlier row
+    comes first.
+    """
     offsets: dict[str, list[tuple[float, int]]] = {}
     with open_file(stored) as scored:
         while line := scored.readline():
             pair = json.loads(line)
-            offsets.setdefault(pair["query"], []).append((-pair["score"], scored.tell() - len(line)))
-        for query, scores in offsets.items():
+            offsets.setdefault(pair["query"], []).append((-pair["logit"], scored.tell() - len(line)))
+        for query, logits in offsets.items():
             documents = []
-            for _, offset in sorted(scores):
+            for _, offset in sorted(logits):
                 scored.seek(offset)
                 pair = json.loads(scored.readline())
                 documents.append({"document": pair["document"], "score": pair["score"]})
@@ -325,12 +346,11 @@ def embed(
         normalize = own.normalize if options.normalize is None else options.normalize
         loaded = load_encoder(path, own, options, normalize=normalize)
         length, values = loaded.max_sequence_length, min(own.truncate_dim or loaded.runner.width, loaded.runner.width)
-        rows = RowSource(rows_file, settings, loaded.tokenizer, length, lower_case=own.lower_case, prompt=prompt)
+        rows = RowSource(rows_file, settings, loaded.tokenizer, length, prompt=prompt)
         chosen = {
             "pooling": own.pooling,
             "normalize": normalize,
             "max_sequence_length": length,
-            "lower_case": own.lower_case,
             "precision": options.precision,
             "packed": options.packed,
             "ending": ending,

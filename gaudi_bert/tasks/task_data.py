@@ -71,13 +71,10 @@ def tokenized_file(
     max_sequence_length: int,
     say: Callable[[str], None] | None = None,
     skipped: SkippedRows | None = None,
-    *,
-    lower_case: bool = False,
 ) -> tuple[Sequences, tuple[Row, ...]]:
     """All sequences of a file of labelled rows, and the rows themselves; `say` gets a line on what is read.
 
     Rows that cannot be read, or are too long for `task.too_long: error`, are counted in `skipped` where they do not stop.
-    Texts to be embedded are lower-cased where the model's folder states it.
     """
 
     skipped = skipped or SkippedRows()
@@ -85,7 +82,7 @@ def tokenized_file(
     is_embedding, all_rows = task == "embedding", []
     if is_embedding:  # of these, each distinct text is a sequence
         all_rows = list(read)
-        read = iter(texts_of_rows(settings, all_rows, lower_case=lower_case).texts if all_rows else ())
+        read = iter(texts_of_rows(settings, all_rows).texts if all_rows else ())
 
     def tokenize(rows: list[Row]) -> Sequences | None:
         if not rows:

@@ -11,7 +11,6 @@ import dataclasses
 import difflib
 import importlib.util
 import zlib
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from safetensors.numpy import save
 from gaudi_bert.common.arrays import WeightArrays
 from gaudi_bert.common.errors import InputError, install_command, shorten
 from gaudi_bert.common.files import atomic_file, check_model_exists, file_identity, read_json, write_json
+from gaudi_bert.common.progress import format_count
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.config.sections import TaskName, TaskSettings
 from gaudi_bert.config.shipped import MODELS, name_of_sizes
@@ -32,18 +32,23 @@ from gaudi_bert.model.config import (
     find_shape_mismatch,
     parameter_specs,
 )
-from gaudi_bert.model.heads import TASK_BY_PROBLEM_TYPE, TaskHead, TaskKind, VectorHead, parameter_specs_with_head
+from gaudi_bert.model.heads import (
+    TASK_BY_PROBLEM_TYPE,
+    TaskHead,
+    TaskKind,
+    VectorHead,
+    check_labels,
+    parameter_specs_with_head,
+)
 from gaudi_bert.rows.tokenizer import RowTokenizer, copy_tokenizer
 from gaudi_bert.rows.types import LANGUAGE_MODELLING, TASKS_WITH_LABELS
 from gaudi_bert.tasks.kinds.task import NO_VOCABULARY, Task, Vocabulary, task_named
 from gaudi_bert.training.checkpoint import newest_settings
-from gaudi_bert.training.model_files import TaskConfig, tokenizer_length
+from gaudi_bert.training.model_files import SentenceFolder, TaskConfig, read_cross_encoder, tokenizer_length
 from gaudi_bert.training.weights import model_config, read_config, read_weights, to_hugging_face
 
 _MASKED: TaskKind = "masked-language-modelling"
 _FRESH = "fresh weights"
-# What transformers means where config.json names no labels: it leaves out the names of two classes that were not named.
-_UNNAMED_LABELS = ("LABEL_0", "LABEL_1")
 _ARCHITECTURES: dict[str, TaskName] = {
     "ForTokenClassification": "token-classification",
     "ForQuestionAnswering": "question-answering",
@@ -171,14 +176,15 @@ def start_weights(path: Path, task: Task | None, *, lacks_head: bool = True) -> 
     """
     head = VectorHead("cls", normalize=False) if task is None else task.head
     if not is_bert(path):  # any other encoder, as `transformers` reads and names it
-        from gaudi_bert.encoders.encoder_weights import read_encoder_weights, sizes_of
+        from gaudi_bert.encoders.encoder_weights import read_encoder_config, read_encoder_weights, sizes_of
 
         folder = path if path.is_dir() else path.parent
+        sizes = sizes_of(read_encoder_config(folder / "config.json"), head)  # rejects what cannot be fed packs
         other, name, values, fresh = read_encoder_weights(folder, head, lacks_head=lacks_head)
         files = (file for file in folder.iterdir() if file.suffix in (".safetensors", ".bin") or file.name == "config.json")
         identity = " ".join(map(file_identity, sorted(files)))
         kind = f"{other.model_type} of transformers"
-        return _StartWeights(folder, kind, other, sizes_of(other, head), name, values, fresh, identity)
+        return _StartWeights(folder, kind, other, sizes, name, values, fresh, identity)
     weights = read_weights(path)
     if weights.config is None:
         raise InputError(f"{weights.path}: its config is not known; put config.json or bert_config.json next to it")
@@ -223,7 +229,7 @@ class TaskDescription:
     """The description of a task's model in its folder.
 
     `max_sequence_length` is the most tokens of a sequence as it was trained, or the tokenizer's; None where neither is
-    known.
+    known. `texts` is how the model reads its texts, and what it applies to the logit of a pair.
     """
 
     path: Path
@@ -231,10 +237,13 @@ class TaskDescription:
     labels: tuple[str, ...]
     max_sequence_length: int | None
     settings: TaskSettings
+    texts: SentenceFolder = field(default_factory=SentenceFolder)
 
     def make_task(self, settings: TaskSettings | None = None) -> Task:
-        """The task, with other settings where they are given."""
-        return task_named(self.task)(settings or self.settings, self.labels)
+        """Return the task, with `settings` if they are given, else with those that the model was trained with."""
+        task = task_named(self.task)(settings or self.settings, self.labels)
+        task.activation = self.texts.activation or task.activation
+        return task
 
 
 def read_task_folder(path: Path) -> TaskDescription:
@@ -247,17 +256,27 @@ def read_task_folder(path: Path) -> TaskDescription:
             "`gaudi-bert finetune`: one that was stopped is finished by the same command"
         )
     values = TaskConfig.read(file)
-    own, labels = values.gaudi_bert, values.labels or _UNNAMED_LABELS
-    task = own.task or ("reranking" if values.is_reranker else None)
-    task = task or _task_of(values.architectures, values.problem_type, labels, path)
-    length = own.max_sequence_length or tokenizer_length(path)
-    settings = own.settings or TaskSettings(name=task)
-    return TaskDescription(path, task, labels if task in TASKS_WITH_LABELS else (), length, settings)
-
-
-def _task_of(architectures: Sequence[str] | None, problem: str | None, labels: tuple[str, ...], path: Path) -> TaskName:
-    name = architectures[0] if architectures else "nothing"
+    own, labels, cross_encoder = values.gaudi_bert, values.labels, None
+    name = values.architectures[0] if values.architectures else "nothing"
     if name.endswith("ForSequenceClassification"):
+        cross_encoder = read_cross_encoder(path, values)
+    if values.id2label and values.num_labels not in (None, len(values.id2label)):
+        problem = f"num_labels is {values.num_labels}, and id2label has {format_count(len(values.id2label), 'label')}"
+        raise InputError(f"{file}: {problem}; remove the one that is wrong")
+    is_reranker = cross_encoder is not None and len(labels) == 1
+    task = own.task or ("reranking" if is_reranker else _task_of(name, values.problem_type, labels, path))
+    if task in TASKS_WITH_LABELS:
+        check_labels(labels, str(file), is_one_of_them=task == "classification")
+    texts = cross_encoder or SentenceFolder(max_sequence_length=tokenizer_length(path))
+    length = own.max_sequence_length or texts.max_sequence_length
+    settings = own.settings or TaskSettings(name=task)
+    return TaskDescription(path, task, labels if task in TASKS_WITH_LABELS else (), length, settings, texts)
+
+
+def _task_of(name: str, problem: str | None, labels: tuple[str, ...], path: Path) -> TaskName:
+    if name.endswith("ForSequenceClassification"):
+        if problem == "regression" and len(labels) > 1:
+            raise InputError(f"{path}: is a regression of {len(labels)} values, and only one value can be predicted here")
         return TASK_BY_PROBLEM_TYPE[problem or ("regression" if len(labels) == 1 else "single_label_classification")]
     task = next((task for ending, task in _ARCHITECTURES.items() if name.endswith(ending)), None)
     if task is None:

@@ -60,6 +60,32 @@ def write_bert(folder: Path, seed: int = 1, layers: int = 2, positions: int = 64
     return folder
 
 
+def shift_logits(model: Path, folder: Path, bias: float) -> Path:
+    """A copy of the folder of a model with one logit, to which `bias` is added."""
+    from safetensors.numpy import load_file, save_file
+
+    copied = Path(shutil.copytree(model, folder))
+    tensors = load_file(copied / "model.safetensors")
+    (name,) = (name for name in tensors if name.startswith("classifier") and tensors[name].shape == (1,))
+    tensors[name] = tensors[name] + np.float32(bias)
+    save_file(tensors, copied / "model.safetensors", metadata={"format": "pt"})
+    return copied
+
+
+def write_tokenizer_without_special_tokens(folder: Path) -> Path:
+    """A tokenizer of which an empty text has no token."""
+    from gaudi_bert.rows.tokenizer import open_tokenizer
+
+    content = json.loads(open_tokenizer(folder).tokenizer.to_str())
+    (folder / "tokenizer.json").write_text(json.dumps({**content, "post_processor": None}), encoding="utf-8")
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "pad_token": "<pad>" if "<pad>" in json.dumps(content) else "[PAD]",
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
+    return folder
+
+
 def without_dropout(model: Path, folder: Path) -> Path:
     """A copy of a model in a folder, which drops nothing."""
     copy = shutil.copytree(model, folder / f"still-{model.name}", dirs_exist_ok=True)
@@ -122,7 +148,10 @@ def good_folder(folder: Path) -> Path:
     config |= {"architectures": ["BertForSequenceClassification"], "id2label": {"0": "a", "1": "b"}}
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     (folder / "tokenizer.json").write_text(open_tokenizer(folder).tokenizer.to_str(), encoding="utf-8")
-    modules = [{"type": "x.Transformer", "path": ""}, {"type": "x.Pooling", "path": "1_Pooling"}]
+    modules = [
+        {"type": "sentence_transformers.Transformer", "path": ""},
+        {"type": "sentence_transformers.Pooling", "path": "1_Pooling"},
+    ]
     (folder / "modules.json").write_text(json.dumps(modules), encoding="utf-8")
     (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 32, "do_lower_case": false}', encoding="utf-8")
     (folder / "1_Pooling").mkdir()

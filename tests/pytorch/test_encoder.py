@@ -121,6 +121,7 @@ def encoder_of(kind: str = "AutoModel", **more: Any) -> PackedEncoder:
             "max_sequence_length = 65: .*3 to 64",
         ),
         (lambda: encoder_of().embed(["a"], pooling="first"), "pooling = 'first': .*cls"),
+        (lambda: encoder_of(CLASSES, id2label={0: "a", 1: "a"}), "the labels 0 and 1 are both called 'a'"),
         (
             lambda: encoder_of(CLASSES, id2label={0: "a", 2: "c"}),
             "id2label has no label 1, and there are 2",

@@ -66,6 +66,23 @@ RETRIEVAL: list[tuple[str, str, str]] = [
     ("reranking", '{"query": "a", "label": 1}', "has no 'document', only"),
     ("reranking", '{"query": "a", "positive": 5}', "positive is 5; it must be a text, or a list of texts"),
     ("reranking", '{"query": "a", "positive": "b", "negatives": ["c", " "]}', "negatives is empty; give it a text"),
+    ("reranking", '{"query": "a", "positive": "b", "label": 2}', "label is 2; reranking needs a number of 0 to 1"),
+    ("reranking", '{"query": "a", "positive": ["b", "c"], "labels": [1]}', "has 2 texts in positive and 1 in labels"),
+    ("reranking", '{"query": "a", "positive": ["b"], "scores": [0.5]}', "has scores in addition to positive"),
+    ("reranking", '{"query": "a", "positive": "b", "score": 0.5}', "has score in addition to positive"),
+    ("reranking", '{"query": "a", "positive": "b", "label": 1, "score": 1}', "has label and score in addition to positive"),
+    (
+        "reranking",
+        '{"query": "a", "positive": "b", "negative_1": "c", "labels": [1, 0]}',
+        "has labels in addition to negative_1; put all",
+    ),
+    (
+        "reranking",
+        '{"query": "a", "positive": "b", "negative": "c", "scores": [0.9, 0.1]}',
+        "has scores in addition to positive",
+    ),
+    ("embedding", '{"anchor": "a", "positive": ["b", "c"], "labels": [1, 0]}', "positive is ['b', 'c']; it must be a text"),
+    ("embedding", '{"anchor": "a", "positive": "b", "negative_1": "c", "scores": [0.9, 0.1]}', "has a scores beside anchor"),
 ]
 BAD += [("x.jsonl", row, task, f"line 1 (row 1): {message}") for task, row, message in RETRIEVAL]
 

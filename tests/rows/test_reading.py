@@ -55,6 +55,19 @@ ROWS: list[tuple[str, str, str | None, dict[str, Any], list[Row]]] = [
             TextRow(RowPosition(3, 3), "g", "h", 0.5),
         ],
     ),
+    (  # as mine_hard_negatives of sentence-transformers writes triplets, n-tuples, labelled pairs and labelled lists
+        "x.jsonl",
+        '{"query": "a", "positive": "b", "negative": "c"}\n{"query": "d", "positive": "e", "negative_1": "f"}\n'
+        '{"query": "g", "positive": "h", "label": 0}\n{"query": "i", "positive": ["j", "k"], "labels": [0, 0.5]}\n',
+        "reranking",
+        {},
+        [
+            *(TextRow(RowPosition(1, 1), "a", text, label) for text, label in (("b", 1.0), ("c", 0.0))),
+            *(TextRow(RowPosition(2, 2), "d", text, label) for text, label in (("e", 1.0), ("f", 0.0))),
+            TextRow(RowPosition(3, 3), "g", "h", 0.0),
+            *(TextRow(RowPosition(4, 4), "i", text, label) for text, label in (("j", 0.0), ("k", 0.5))),
+        ],
+    ),
     ("x.txt", "one\n\ntwo\n", None, {}, [TextRow(RowPosition(1, 1), "one"), TextRow(RowPosition(2, 3), "two")]),
     (
         "x.conll",
@@ -114,6 +127,15 @@ def test_a_word_of_conll_may_hold_any_space_but_the_separator(tmp_path: Path, se
     lines = "".join(f"{word}{separator}x{separator}B-n\n" for word in words)
     (row,) = rows_of(write(tmp_path / "x.conll", lines), "token-classification")
     assert row == TaggedRow(RowPosition(1, 1), tuple(words), ("B-n",) * len(words))
+
+
+def test_labels_of_documents_are_named_where_they_are_read_and_ignored_for_predictions(tmp_path: Path) -> None:
+    path, said = write(tmp_path / "x.jsonl", '{"query": "i", "positive": ["j", "k"], "labels": [0, 2, 1]}'), []
+    rows = list(read_rows(path, "reranking", TaskSettings(), say=said.append))
+    assert [row.text_pair for row in rows if isinstance(row, TextRow)] == ["j", "k"]
+    path = write(path, '{"query": "i", "positive": ["j", "k"], "labels": [0, 1]}')
+    list(read_rows(path, "reranking", TaskSettings(), labelled=True, say=said.append))
+    assert ["labels (label)" in line for line in said] == [False, True]
 
 
 # --- columns that are named are read or refused, and the first line says which

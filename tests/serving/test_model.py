@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from tests.builders.agree import agree
+from tests.builders.bert_folder import shift_logits, write_tokenizer_without_special_tokens
 from tests.builders.command_line import refusal, succeed
 from tests.builders.effort import LONG
 from tests.builders.encoders import WORDS, write_encoder
@@ -46,10 +47,10 @@ def asked(served: Served, route: str, content: dict[str, Any]) -> Any:
     return answer.json
 
 
-def predicted(model: Path, rows: Sequence[dict[str, Any]], folder: Path) -> list[Any]:
+def predicted(model: Path, rows: Sequence[dict[str, Any]], folder: Path, *options: object) -> list[Any]:
     data, out = folder / "rows.jsonl", folder / "answers.jsonl"
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    succeed("predict", "--model", model, "--data", data, "--out", out)
+    succeed("predict", "--model", model, "--data", data, "--out", out, *options)
     return [json.loads(line) for line in out.read_text().splitlines()]
 
 
@@ -99,6 +100,59 @@ def test_scores_are_those_of_predict(reranker: Served, folders: dict[str, Path],
         return [asked(reranker, "/rerank", content)[0]["score"] for content in asks]
 
     agree(in_company(score, rows, 5), expected)
+
+
+def test_documents_are_ranked_by_logits_whose_scores_are_equal(folders: dict[str, Path], tmp_path: Path) -> None:
+    documents, request = texts_of(15, 21, 20), {"query": "alpha"}
+    model = shift_logits(folders["reranker"], tmp_path / "m", 20)
+    with served_in_thread(model) as served:
+        found = asked(served, "/rerank", {**request, "texts": documents})
+        raw = asked(served, "/rerank", {**request, "texts": documents, "raw_scores": True})
+        cohere = asked(served, "/v1/rerank", {**request, "documents": documents})["results"]
+    assert {each["score"] for each in found} == {1.0}
+    assert len({each["score"] for each in raw}) > 5
+    assert [each["score"] for each in raw] == sorted((each["score"] for each in raw), reverse=True)
+    for ranked in (found, cohere):
+        assert [each["index"] for each in ranked] == [each["index"] for each in raw]
+
+
+def test_a_cross_encoder_of_version_6(folders: dict[str, Path], tmp_path: Path) -> None:
+    """Its prompt precedes the query, and its activation makes the scores, as in `predict`."""
+    model = Path(shutil.copytree(folders["reranker"], tmp_path / "m"))
+    text = {"method": "forward", "method_output_name": "logits"}
+    contents: dict[str, Any] = {
+        "modules.json": [{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.Transformer"}],
+        "sentence_bert_config.json": {"transformer_task": "sequence-classification", "modality_config": {"text": text}},
+        "config_sentence_transformers.json": {
+            "model_type": "CrossEncoder",
+            "activation_fn": "torch.nn.modules.activation.Tanh",
+            "prompts": {"x": "eta theta "},
+            "default_prompt_name": "x",
+        },
+    }
+    for name, content in contents.items():
+        (model / name).write_text(json.dumps(content))
+    documents = texts_of(9, 22, 20)
+    rows = [{"query": "alpha", "document": document} for document in documents]
+    expected = [row["score"] for row in predicted(model, rows, tmp_path)]
+    prompted = [{**row, "query": "eta theta alpha"} for row in rows]
+    logits = [
+        np.log(row["score"] / (1 - row["score"]))
+        for row in predicted(folders["reranker"], prompted, tmp_path, "--overwrite")
+    ]
+    agree(expected, np.tanh(logits), 1e-5, scale=1.0)
+    with served_in_thread(model) as served:
+        ranked = asked(served, "/rerank", {"query": "alpha", "texts": documents})
+    agree([each["score"] for each in sorted(ranked, key=lambda each: each["index"])], expected)
+
+
+def test_a_text_without_any_token_is_named(folders: dict[str, Path], tmp_path: Path) -> None:
+    model = write_tokenizer_without_special_tokens(Path(shutil.copytree(folders["embedding"], tmp_path / "m")))
+    with served_in_thread(model) as served:
+        for direction in ("right", "left"):
+            answer = served.post("/embed", {"inputs": ["alpha", ""], "truncate": True, "truncation_direction": direction})
+            assert (answer.status, answer.json["error_type"]) == (422, "tokenizer")
+            assert "the request: row 1: the text has no token" in answer.json["error"]
 
 
 def test_labels_are_those_of_predict(classifier: Served, folders: dict[str, Path], tmp_path: Path) -> None:

@@ -125,7 +125,9 @@ def test_a_folder_of_sentence_transformers(kind: str, settings: dict[str, Any], 
 def test_texts_are_cut_where_the_folder_cuts_them(stored: int, length: int, tmp_path: Path) -> None:
     """Unless the settings say otherwise; a number that stands for none means all positions."""
     model = write_bert(tmp_path / "m", layers=1, positions=64)
-    (model / "modules.json").write_text('[{"type": "x.Transformer"}, {"type": "x.Pooling", "path": "1_Pooling"}]')
+    (model / "modules.json").write_text(
+        '[{"type": "sentence_transformers.Transformer"}, {"type": "sentence_transformers.Pooling", "path": "1_Pooling"}]'
+    )
     (model / "1_Pooling").mkdir()
     (model / "1_Pooling" / "config.json").write_text('{"pooling_mode": "cls"}')
     (model / "tokenizer_config.json").write_text(json.dumps({"model_max_length": stored}))

@@ -17,7 +17,7 @@ from gaudi_bert.config.sections import TaskSettings
 from gaudi_bert.tasks.answers import PredictOptions, StreamResult
 from gaudi_bert.tasks.predict import EmbedOptions, embed, predict
 from tests.builders.agree import agree
-from tests.builders.bert_folder import CONFIG, write_bert, write_tokenizer
+from tests.builders.bert_folder import CONFIG, write_bert, write_tokenizer, write_tokenizer_without_special_tokens
 from tests.builders.json_lines import lines_of, write_lines
 from tests.builders.reporters import QUIET
 
@@ -292,6 +292,55 @@ def test_texts_and_prompts_are_lower_cased_where_the_folder_does(prompted: Path,
     embedded(prompted, data, tmp_path / "v.npy")
     upper, lower = np.load(tmp_path / "v.npy")
     agree(upper, lower, 1e-6, scale=1.0)
+
+
+def test_tokenizer_settings_of_a_folder_as_sentence_transformers_applies_them(
+    folder: Path, expected: Any, tmp_path: Path
+) -> None:
+    library = pytest.importorskip("sentence_transformers", reason="SENTENCE-TRANSFORMERS MISSING: install it --no-deps")
+    from transformers import AutoTokenizer
+
+    copied = shutil.copytree(folder, tmp_path / "m")
+    AutoTokenizer.from_pretrained(folder).save_pretrained(copied)
+    pooling = {"word_embedding_dimension": expected.shape[1], "pooling_mode_mean_tokens": True}
+    (copied / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+    modules = [
+        {**each, "idx": n, "name": str(n)} for n, each in enumerate(json.loads((copied / "modules.json").read_text()))
+    ]
+    (copied / "modules.json").write_text(json.dumps(modules))
+    texts = ["The Cat [SEP] sat on THE mat", "unable ΑΣ dogs run south over the hill", "cat"]
+    data, seen = write_lines(tmp_path / "x.jsonl", [{"text": text} for text in texts]), []
+    for number, settings in enumerate(
+        (
+            {},
+            {"do_lower_case": True},
+            {"tokenizer_args": {"do_lower_case": False, "model_max_length": 5}, "max_seq_length": 9},
+        )
+    ):
+        (copied / "sentence_bert_config.json").write_text(json.dumps(settings))
+        embedded(copied, data, tmp_path / f"{number}.npy")
+        theirs = library.SentenceTransformer(str(copied), device="cpu").encode(texts)
+        agree(np.load(tmp_path / f"{number}.npy"), theirs, 1e-5, scale=1.0)
+        seen.append(theirs)
+    assert abs(seen[2] - seen[0]).max() > 0.01
+
+
+def test_rows_without_any_token_are_named(folder: Path, tmp_path: Path) -> None:
+    bare = write_tokenizer_without_special_tokens(shutil.copytree(folder, tmp_path / "m"))
+    rows = [{"text": text} for text in ("the cat", "", "dogs", *[" "] * 6)]
+    empty = write_lines(tmp_path / "y.jsonl", [{"text": ""}])
+    with pytest.raises(InputError, match=r"y\.jsonl: line 1 \(row 1\): the text has no token, and the tokenizer adds none"):
+        embedded(bare, empty, tmp_path / "v.npy")
+    data = write_lines(tmp_path / "x.jsonl", rows)
+    with pytest.raises(
+        InputError, match=r"line 2 \(row 2\), line 4 \(row 4\), .*line 7 \(row 7\) and 2 more rows: the text"
+    ):
+        embedded(bare, data, tmp_path / "v.npy")
+    result = embedded(bare, data, tmp_path / "v.npy", on_bad_row="skip")
+    assert (result.rows, result.bad_rows) == (9, 7)
+    write_model(tmp_path / "c", "BertForSequenceClassification", num_labels=2)
+    with pytest.raises(InputError, match=r"y\.jsonl: line 1 \(row 1\): the text has no token"):
+        run(write_tokenizer_without_special_tokens(tmp_path / "c"), empty, tmp_path / "a.jsonl")
 
 
 def test_prompts_that_cannot_be_used(prompted: Path, data: Path, tmp_path: Path) -> None:

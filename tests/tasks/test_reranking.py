@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.tasks.answers import PredictOptions
 from gaudi_bert.tasks.predict import predict
 from tests.builders.agree import agree
+from tests.builders.bert_folder import shift_logits
 from tests.builders.bert_folder import without_dropout as still
 from tests.builders.json_lines import lines_of, losses_of, write_lines
 from tests.builders.reporters import QUIET
@@ -70,6 +72,47 @@ def test_documents_of_equal_scores_stay_in_the_order_of_their_rows(finished: Any
     (group,) = answers_of(out, data, tmp_path / "y.jsonl", group_by="query")
     found = [document["document"] for document in group["documents"]]
     assert found in (["mat"] * 4 + ["the cat"] * 4, ["the cat"] * 4 + ["mat"] * 4)
+
+
+def test_ranked_by_logits_whose_scores_are_equal(finished: Any, tmp_path: Path) -> None:
+    """Beyond a logit of 17 every score is 1 in float32."""
+    model, data = finished("reranking").out, write_lines(tmp_path / "x.jsonl", scored_rows())
+    expected = answers_of(model, data, tmp_path / "y.jsonl", group_by="query")
+    found = answers_of(shift_logits(model, tmp_path / "m", 20), data, tmp_path / "z.jsonl", group_by="query")
+    assert {document["score"] for group in found for document in group["documents"]} == {1.0}
+    for before, after in zip(expected, found, strict=True):
+        assert [each["document"] for each in after["documents"]] == [each["document"] for each in before["documents"]]
+        assert all(each.keys() == {"document", "score"} for each in after["documents"])
+
+
+@pytest.mark.parametrize("activation", ["Sigmoid", "Tanh", "Identity"])
+def test_prompts_and_activations_of_a_cross_encoder(finished: Any, tmp_path: Path, activation: str) -> None:
+    import torch
+
+    library = pytest.importorskip("sentence_transformers", reason="SENTENCE-TRANSFORMERS MISSING: install it --no-deps")
+    chosen = {
+        "activation_fn": getattr(torch.nn, activation)(),
+        "prompts": {"ask": "the hill "},
+        "default_prompt_name": "ask",
+    }
+    cross_encoder = library.CrossEncoder(str(finished("reranking").out), device="cpu", **chosen)
+    cross_encoder.save_pretrained(str(tmp_path / "m"))
+    if not (tmp_path / "m" / "modules.json").is_file():
+        pytest.skip("SENTENCE-TRANSFORMERS TOO OLD: before 5.3 it stores no prompts of a CrossEncoder")
+    config = json.loads((tmp_path / "m" / "config.json").read_text())
+    config.pop("sentence_transformers", None)  # as in a folder that version 6 made of a plain model
+    (tmp_path / "m" / "config.json").write_text(json.dumps(config))
+    rows = scored_rows()
+    theirs = library.CrossEncoder(str(tmp_path / "m"), device="cpu").predict(
+        [(row["query"], row["document"]) for row in rows]
+    )
+    data = write_lines(tmp_path / "x.jsonl", rows)
+    answers = answers_of(tmp_path / "m", data, tmp_path / "y.jsonl")
+    agree([answer["score"] for answer in answers], theirs, 1e-5, scale=1.0)
+    (group, *_) = answers_of(tmp_path / "m", data, tmp_path / "z.jsonl", group_by="query")
+    assert group["query"] == QUERIES[0], "without the prompt"
+    best = max(range(len(DOCUMENTS)), key=lambda number: theirs[number * len(QUERIES)])
+    assert group["documents"][0]["document"] == DOCUMENTS[best]
 
 
 def test_listwise(model: Path, tmp_path: Path) -> None:

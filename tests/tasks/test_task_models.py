@@ -39,6 +39,14 @@ def answered(folder: Path, command: str, out: str, *more: str) -> Done:
     return run_command(command, "--model", "m", "--data", "texts.jsonl", "--out", out, *more, folder=folder)
 
 
+def test_an_encoder_of_an_encoder_and_decoder(tmp_path: Path) -> None:
+    """Its folder has no decoder, but the folder is not damaged."""
+    config = transformers.T5Config(vocab_size=300, d_model=32, d_kv=16, num_heads=2, num_layers=2, d_ff=48)
+    transformers.T5EncoderModel(config).save_pretrained(tmp_path)
+    with pytest.raises(InputError, match=r"model type .t5.: it is an encoder with a decoder, which reads another text"):
+        start_weights(tmp_path, None)
+
+
 def hidden_of(model: Any, text: str) -> Any:
     with torch.no_grad():
         return model.eval()(input_ids=torch.tensor([TOKENIZER.encode(text).ids]))[0][0]

@@ -73,7 +73,10 @@ def test_a_config_with_a_wrong_value_is_one_line(folder: Path, key: str, value: 
 
 
 def test_modules_and_an_index_lead_nowhere_else(folder: Path) -> None:
-    for module in (*({"type": "x.Pooling", "path": path} for path in ("../../etc", 5)), {"path": ""}):
+    for module in (
+        *({"type": "sentence_transformers.models.Pooling", "path": path} for path in ("../../etc", 5)),
+        {"path": ""},
+    ):
         (folder / "modules.json").write_text(json.dumps([module]))
         with pytest.raises(InputError, match=r"modules\.json: is not a list of modules"):
             read_all(folder)
@@ -180,7 +183,11 @@ def test_what_cannot_be_done(tmp_path: Path) -> None:
 
 def test_version_6_stores_the_cut_with_the_tokenizer_and_prompts_by_name(tmp_path: Path) -> None:
     text = {"method": "forward", "method_output_name": "last_hidden_state"}
-    settings = {"transformer_task": "feature-extraction", "modality_config": {"text": text}, "module_output_name": "x"}
+    settings = {
+        "transformer_task": "feature-extraction",
+        "modality_config": {"text": text},
+        "module_output_name": "token_embeddings",
+    }
     folder = write(tmp_path / "a", ["Transformer", "Pooling"], {"pooling_mode": "mean", "include_prompt": False}, settings)
     (folder / "tokenizer_config.json").write_text('{"model_max_length": 128}', encoding="utf-8")
     prompts = {"prompts": {"query": "query: ", "passage": "passage: "}, "default_prompt_name": "query"}
@@ -197,19 +204,185 @@ def test_version_6_stores_the_cut_with_the_tokenizer_and_prompts_by_name(tmp_pat
     assert (chosen.pooling, chosen.max_sequence_length) == ("cls", 64)
 
 
+IMAGES = {"method": "get_text_features", "method_output_name": None}
+USUAL = {"method": "forward", "method_output_name": "last_hidden_state"}
+
+
 @pytest.mark.parametrize(
-    "settings",
+    ("settings", "named"),
     [
-        {"transformer_task": "fill-mask"},
-        {"processing_kwargs": {"text": {"max_length": 7}}},
-        {"modality_config": {"text": {"method": "get_text_features", "method_output_name": None}}},
+        ({"transformer_task": "fill-mask"}, "transformer_task 'fill-mask'"),
+        ({"processing_kwargs": {"text": {"max_length": 7}}}, "processing_kwargs"),
+        ({"modality_config": {"text": IMAGES}}, r"modality_config\.text"),
+        ({"modality_config": {"image": IMAGES}}, r"modality_config\.text"),
+        ({"modality_config": {"text": USUAL, "message": USUAL}}, r"modality_config\.message"),
+        ({"module_output_name": "sentence_embedding"}, "module_output_name 'sentence_embedding'"),
+        ({"query_length": 4, "query_expansion": {"length": 8}}, "query_length and query_expansion"),
+        ({"tokenizer_name_or_path": "other"}, "tokenizer_name_or_path"),
+        ({"model_args": {"torch_dtype": "float16"}}, r"model_kwargs\.torch_dtype"),
+        ({"model_kwargs": {"quantization_config": {}}}, r"model_kwargs\.quantization_config"),
+        ({"config_args": {"num_hidden_layers": 1}}, r"config_kwargs\.num_hidden_layers"),
+        ({"config_kwargs": {"hidden_act": "relu"}}, r"config_kwargs\.hidden_act"),
+        ({"tokenizer_args": {"use_fast": False}}, r"processor_kwargs\.use_fast"),
     ],
 )
-def test_transformers_that_are_run_in_another_way(tmp_path: Path, settings: dict[str, Any]) -> None:
+def test_settings_of_the_transformer_are_rejected_by_name(tmp_path: Path, settings: dict[str, Any], named: str) -> None:
     folder = write(tmp_path / "a", ["Transformer", "Pooling"], {"pooling_mode": "mean"}, settings)
-    with pytest.raises(InputError, match=r"sentence_bert_config\.json: its texts do not become vectors in the usual way"):
+    (folder / "config.json").write_text('{"num_hidden_layers": 2, "hidden_act": "gelu"}', encoding="utf-8")
+    with pytest.raises(InputError, match=rf"sentence_bert_config\.json: {named} .*cannot be applied here"):
         read_sentence_folder(folder)
-    listed = [{"type": "x.Transformer", "path": "0_Transformer"}, {"type": "x.Pooling", "path": "1_Pooling"}]
+
+
+def test_settings_that_are_applied_and_settings_that_change_nothing(tmp_path: Path) -> None:
+    settings = {
+        "max_seq_length": 64,
+        "do_lower_case": True,
+        "unpad_inputs": True,
+        "query_length": None,
+        "model_args": {"attn_implementation": "sdpa", "torch_dtype": "float32", "trust_remote_code": True},
+        "processor_kwargs": {"model_max_length": 7, "do_lower_case": False, "revision": "main", "use_fast": True},
+        "config_args": {"num_hidden_layers": 2, "use_cache": False},
+        "modality_config": {"text": USUAL, "image": IMAGES},
+    }
+    folder = write(tmp_path / "a", ["Transformer", "Pooling"], {"pooling_mode_mean_tokens": 1}, settings)
+    (folder / "config.json").write_text('{"num_hidden_layers": 2}', encoding="utf-8")
+    found = read_sentence_folder(folder)
+    assert found is not None
+    assert (found.max_sequence_length, found.lower_case, found.tokenizer_settings) == (7, True, {"do_lower_case": False})
+    unknown = write(tmp_path / "b", ["Transformer", "Pooling"], {"pooling_mode": "mean"}, {"new_in_version_7": 1})
+    with pytest.raises(InputError, match="unknown key `new_in_version_7`"):
+        read_sentence_folder(unknown)
+    unknown = write(tmp_path / "c", ["Transformer", "Pooling"], {"pooling_mode": "mean", "temperature": 2})
+    with pytest.raises(InputError, match=r"1_Pooling/config\.json: 'temperature' is not applied here"):
+        read_sentence_folder(unknown)
+
+
+@pytest.mark.parametrize("value", [False, None, 0])
+def test_values_that_count_as_false(tmp_path: Path, value: object) -> None:
+    found = read_sentence_folder(
+        write(tmp_path / "a", ["Transformer", "Pooling"], {"pooling_mode": "mean", "include_prompt": value})
+    )
+    assert found is not None
+    assert not found.pools_prompt
+
+
+def test_modules_elsewhere_and_of_others(tmp_path: Path) -> None:
+    folder, kinds = write(tmp_path / "a", ["Transformer", "Pooling"], {"pooling_mode": "mean"}), ("Transformer", "Pooling")
+    listed = [{"type": f"sentence_transformers.models.{kind}", "path": f"{n}_{kind}"} for n, kind in enumerate(kinds)]
     (folder / "modules.json").write_text(json.dumps(listed), encoding="utf-8")
     with pytest.raises(InputError, match=r"its transformer is in .*0_Transformer; give --model .*0_Transformer, and choose"):
         read_sentence_folder(folder)
+    listed[0]["type"] = "custom_st.Transformer"
+    (folder / "modules.json").write_text(json.dumps(listed), encoding="utf-8")
+    with pytest.raises(InputError, match=r"'custom_st\.Transformer' is not a class of sentence-transformers"):
+        read_sentence_folder(folder)
+
+
+# --- classes with a head: what their outputs are
+
+
+def classifier(folder: Path, **config: Any) -> Path:
+    folder.mkdir(exist_ok=True)
+    content = {"model_type": "bert", "architectures": ["BertForSequenceClassification"], **config}
+    (folder / "config.json").write_text(json.dumps(content), encoding="utf-8")
+    return folder
+
+
+def test_labels_without_names(tmp_path: Path) -> None:
+    for config, labels in (({"num_labels": 3}, 3), ({}, 2)):
+        found = read_task_folder(classifier(tmp_path / str(labels), **config))
+        assert (found.task, found.labels) == ("classification", tuple(f"LABEL_{number}" for number in range(labels)))
+    assert read_task_folder(classifier(tmp_path / "1", num_labels=1)).task == "regression"
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"id2label": {"0": "A", "1": "A", "2": "B"}}, "labels 0 and 1 are both called 'A'"),
+        (
+            {"id2label": {"0": "1", "1": 1}, "problem_type": "multi_label_classification"},
+            "labels 0 and 1 are both called '1'",
+        ),
+        ({"id2label": {"0": "A", "1": "A"}, "architectures": ["BertForTokenClassification"]}, "are both called 'A'"),
+        (
+            {"id2label": {"0": "A"}, "problem_type": "single_label_classification"},
+            "answers 'A' to every text; set problem_type",
+        ),
+        ({"num_labels": 2, "problem_type": "regression"}, "a regression of 2 values"),
+        ({"num_labels": 3, "id2label": {"0": "A", "1": "B"}}, "num_labels is 3, and id2label has 2 labels"),
+    ],
+)
+def test_labels_that_cannot_be_told_apart(tmp_path: Path, config: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        read_task_folder(classifier(tmp_path / "m", **config))
+
+
+def cross_encoder(
+    folder: Path, config: dict[str, Any], stored: dict[str, Any], kinds: tuple[str, ...] = ("Transformer",)
+) -> Path:
+    """A folder as sentence-transformers 6 writes it."""
+    text = {"method": "forward", "method_output_name": "logits"}
+    files = {
+        "modules.json": [{"type": f"sentence_transformers.base.modules.transformer.{kind}", "path": ""} for kind in kinds],
+        "sentence_bert_config.json": {
+            "transformer_task": "sequence-classification",
+            "modality_config": {"text": text},
+            "module_output_name": "scores",
+        },
+        "config_sentence_transformers.json": {"model_type": "CrossEncoder", **stored},
+    }
+    for name, content in files.items():
+        (classifier(folder, **config) / name).write_text(json.dumps(content), encoding="utf-8")
+    return folder
+
+
+SIGMOID, TANH, IDENTITY = (
+    f"torch.nn.modules.{name}" for name in ("activation.Sigmoid", "activation.Tanh", "linear.Identity")
+)
+
+
+@pytest.mark.parametrize(
+    ("config", "stored", "activation"),
+    [
+        ({}, {"activation_fn": SIGMOID}, "Sigmoid"),
+        ({}, {"activation_fn": TANH}, "Tanh"),
+        ({"sentence_transformers": {"activation_fn": SIGMOID}}, {"activation_fn": IDENTITY}, "Identity"),
+        ({"sentence_transformers": {"activation_fn": TANH}}, {}, "Tanh"),
+        ({}, {}, "Sigmoid"),
+        ({"sentence_transformers": {"activation_fn": IDENTITY}}, None, "Identity"),
+        ({"sbert_ce_default_activation_function": SIGMOID}, None, "Sigmoid"),
+    ],
+)
+def test_activations_of_a_cross_encoder(tmp_path: Path, config: Any, stored: Any, activation: str) -> None:
+    config = {"id2label": {"0": "LABEL_0"}, **config}
+    folder = classifier(tmp_path / "m", **config) if stored is None else cross_encoder(tmp_path / "m", config, stored)
+    found = read_task_folder(folder)
+    assert (found.task, found.make_task().activation) == ("reranking", activation)
+
+
+@pytest.mark.parametrize(
+    ("labels", "stored", "message"),
+    [
+        (
+            1,
+            {"activation_fn": "torch.nn.modules.activation.Softplus"},
+            "Softplus' is not supported for 1 label, only Sigmoid",
+        ),
+        (1, {"activation_fn": "mine.Sigmoid"}, "'mine.Sigmoid' is not supported"),
+        (2, {"activation_fn": SIGMOID}, "is not supported for 2 labels, only Identity of PyTorch"),
+    ],
+)
+def test_activations_that_are_rejected_by_name(tmp_path: Path, labels: int, stored: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=f"activation_fn .*{message}"):
+        read_task_folder(cross_encoder(tmp_path / "m", {"num_labels": labels}, stored))
+
+
+def test_a_cross_encoder_with_classes_and_one_with_other_modules(tmp_path: Path) -> None:
+    prompts = {"prompts": {"q": "ask: "}, "default_prompt_name": "q"}
+    found = read_task_folder(cross_encoder(tmp_path / "m", {"num_labels": 3}, prompts))
+    assert (found.task, found.texts.prompt(None)) == ("classification", "ask: ")
+    with pytest.raises(InputError, match=r"lists Transformer, LogitScore; of a CrossEncoder, only one Transformer"):
+        read_task_folder(cross_encoder(tmp_path / "n", {"num_labels": 1}, {}, ("Transformer", "LogitScore")))
+    (tmp_path / "m" / "sentence_bert_config.json").write_text('{"max_seq_length": 9}', encoding="utf-8")
+    with pytest.raises(InputError, match="transformer_task 'feature-extraction'"):
+        read_task_folder(tmp_path / "m")

@@ -282,8 +282,10 @@ def build_encoder(
     seed: int | None,
     compute_dtype: ComputeDtype | None = None,
     compiler: str | None = None,
-) -> _TorchEncoder:
-    """An encoder with a head; its initial values are those of `transformers`, drawn from the seed (of 0 where it is None).
+) -> TorchEncoder:
+    """Return an encoder with a head; its initial values are those of `transformers`, drawn from the seed.
+
+    Without a seed, weights are loaded into the model, which is then tried with these (`check_packs`).
 
     Raises:
         InputError: packs cannot be fed to such a model, or `transformers` has no such head for it.
@@ -304,13 +306,14 @@ def build_encoder(
         problem = f"cannot be built: {reason_of(error)}; correct its config.json"
         raise InputError(f"model type {config.model_type!r}: {problem}") from error
     packed = PackedModel(module, feeding, spec.head if isinstance(spec.head, TaskHead) else None)
-    packed.try_packs(training=True)
-    if isinstance(spec.head, TaskHead):
-        packed.try_head()
-    return _TorchEncoder(spec, device, compute_dtype, packed, compiler)
+    if seed is not None:
+        packed.try_packs(training=True)
+        if isinstance(spec.head, TaskHead):
+            packed.try_head()
+    return TorchEncoder(spec, device, compute_dtype, packed, compiler)
 
 
-class _TorchEncoder(TorchModel):
+class TorchEncoder(TorchModel):
     """A model of `transformers` on packs, on its device, and compiled where that was chosen."""
 
     def __init__(
@@ -341,6 +344,7 @@ class _TorchEncoder(TorchModel):
             self._compute = torch.compile(self._outputs, backend=compiler, dynamic=False, fullgraph=True)
 
     def buffers(self) -> dict[str, Tensor]:
+        """Return what the module stores in addition to its parameters, by name."""
         return self.packed.stored_buffers()
 
     def has_weight_decay(self, name: str) -> bool:
@@ -348,10 +352,30 @@ class _TorchEncoder(TorchModel):
         return name not in self._undecayed and self.parameters_by_name[name].requires_grad
 
     def checked(self, batch: BatchArrays) -> BatchArrays:
+        """Return the batch; one with a token that changes the other sequences of its pack is refused."""
         self.packed.check_tokens(batch)
         return batch
 
+    def check_packs(self, row_tokens: int = 0) -> None:
+        """Refuse weights with which packs give other outputs than each sequence alone.
+
+        Rows of so many tokens are tried on the CPU, and at least of as many as `PackedModel.try_rows` tries at first.
+        """
+        self.module.to("cpu")
+        try:
+            self.packed.try_rows(row_tokens)
+        finally:
+            self.module.to(self.device)
+
+    def outputs(self, batch: BatchArrays) -> Float32Array:
+        """Return what the head gives, without dropout; rows that are longer than before are tried first."""
+        row_tokens = batch["input_ids"].shape[1]
+        if row_tokens > self.packed.tried_tokens:
+            self.check_packs(row_tokens)
+        return super().outputs(batch)
+
     def forward(self, batch: Tensors, training: bool) -> Tensor:
+        """Return what the head gives, with dropout in training."""
         self.packed.train(training)
         return self._compute(batch)
 

@@ -23,7 +23,7 @@ from gaudi_bert.common.arrays import BatchArrays, Float32Array, FloatArray, IntA
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import format_count
 from gaudi_bert.config.sections import TaskSettings
-from gaudi_bert.model.heads import VectorHead
+from gaudi_bert.model.heads import Activation, VectorHead
 from gaudi_bert.rows.packs import Placement
 from gaudi_bert.rows.types import Row, Sequences, TextRow, TupleRow
 from gaudi_bert.tasks.contrast import (
@@ -155,7 +155,7 @@ def _loss(
     return by_dimensions(outputs_NC, of_vectors, settings.dimensions)
 
 
-def texts_of_rows(settings: TaskSettings, rows: Sequence[Row], *, lower_case: bool = False) -> TextTable:
+def texts_of_rows(settings: TaskSettings, rows: Sequence[Row]) -> TextTable:
     """The distinct texts of rows, with the prompts that the settings name: the first of a row is a query."""
     query_prompt, document_prompt = settings.query_prompt or "", settings.document_prompt or ""
     numbers: dict[str, int] = {}
@@ -168,7 +168,7 @@ def texts_of_rows(settings: TaskSettings, rows: Sequence[Row], *, lower_case: bo
             number = numbers.setdefault(prompted, len(texts))
             members.append(number)
             if number == len(texts):
-                texts.append(TextRow(row.position, prompted.lower() if lower_case else prompted))
+                texts.append(TextRow(row.position, prompted))
                 content.append(contents.setdefault(text, len(contents)))
     sizes = np.fromiter((len(cast(TupleRow, row).texts) for row in rows), np.int64, len(rows))
     starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
@@ -222,14 +222,22 @@ class Reranking(TextTask):
         return figures
 
     def answers(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
-        """`{"score"}`, the probability that a document answers its query."""
-        scores = (1.0 / (1.0 + np.exp(-logits[:, 0].astype(np.float64)))).astype(np.float32)
-        return ({"score": score} for score in scores.tolist())
+        """Return `{"score"}`: the probability that a document answers its query, or what the model's activation gives."""
+        return ({"score": score} for score in scores_of(logits[:, 0], self.activation).tolist())
 
     def config_json(self) -> dict[str, Any]:
         """With what `CrossEncoder` does with the number."""
         activation = {"activation_fn": "torch.nn.modules.activation.Sigmoid", "version": "5.0.0"}
         return {**super().config_json(), "sentence_transformers": activation}
+
+
+def scores_of(logits_N: Float32Array, activation: Activation) -> Float32Array:
+    """Return the scores of pairs, float32 [N]. Different logits may have equal scores, so rank by the logits."""
+    if activation == "Identity":
+        return logits_N
+    wide = logits_N.astype(np.float64)
+    scores: Float32Array = (np.tanh(wide) if activation == "Tanh" else 1.0 / (1.0 + np.exp(-wide))).astype(np.float32)
+    return scores
 
 
 def _lists(sequences: Sequences, rows: Sequence[Row]) -> PairedRows:

@@ -23,7 +23,7 @@ import numpy as np
 from gaudi_bert.common.arrays import BatchArrays, Float32Array, FloatArray, Int32Array
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.sections import TASK_NAMES, TaskName, TaskSettings
-from gaudi_bert.model.heads import TaskHead, TaskKind, VectorHead
+from gaudi_bert.model.heads import Activation, TaskHead, TaskKind, VectorHead
 from gaudi_bert.rows.packs import Placement
 from gaudi_bert.rows.types import Row, Sequences
 from gaudi_bert.tasks.contrast import PairedRows
@@ -117,6 +117,7 @@ class Task(ABC):
         problem_type: what `config.json` calls it, where it does.
         best_metric: the metric that decides which checkpoint is best, unless the settings name another.
         lower_is_better: metrics of which less is better.
+        activation: what turns the logit of a pair into its score, in reranking.
     """
 
     name: ClassVar[TaskName]
@@ -125,6 +126,8 @@ class Task(ABC):
     best_metric: str
     metric_names: tuple[str, ...]
     lower_is_better: ClassVar[tuple[str, ...]] = ("loss", "perplexity", "mean_squared_error")
+
+    activation: Activation = "Sigmoid"
 
     def __init__(self, settings: TaskSettings, labels: Sequence[str] = (), vocabulary: Vocabulary = NO_VOCABULARY) -> None:
         self.settings, self.labels, self.vocabulary = settings, tuple(labels), vocabulary

@@ -118,7 +118,10 @@ class FineTuneJob(Job[FineTuning]):
             raise InputError(f"--task (task.name) is not set; choose one of {', '.join(TASK_NAMES)}")
         name = task_settings.name
         check_settings_apply(name, self._settings.task)
-        tokenizer = self._tokenizer = open_tokenizer(files.vocabulary or files.model)
+        own = self._sentences if files.vocabulary is None else SentenceFolder()
+        tokenizer = self._tokenizer = open_tokenizer(
+            files.vocabulary or files.model, own.tokenizer_settings, lower_case=self._sentences.lower_case
+        )
         labels = labels_of(files.data, name, task_settings)
         kind = task_named(name)
         self._task = kind(task_settings, labels)
@@ -175,14 +178,14 @@ class FineTuneJob(Job[FineTuning]):
             length,
             reporter.say if is_first else None,
             skipped,
-            lower_case=self._sentences.lower_case,
         )
         if skipped.rows:
             reporter.say(str(skipped))
         if sequences.cut_rows:
             cut = policy_of(task.name, task.settings) == "truncate"
             what = f"cut to {length} tokens" if cut else "taken in windows"
-            reporter.say(f"{path}: {sequences.cut_rows:,} of {len(rows):,} rows are too long and were {what}")
+            counted = f"{len(sequences):,} texts" if task.name == "embedding" else f"{len(rows):,} rows"
+            reporter.say(f"{path}: {sequences.cut_rows:,} of {counted} are too long and were {what}")
         packings: tuple[Packing, ...] = ()
         counts = counts_of(sequences, length)
         if self.section.row_lengths is not None:
