@@ -37,7 +37,7 @@ from gaudi_bert.artefacts.completion import read_signature, settings_path
 from gaudi_bert.artefacts.shards import GroupShards, Shard, ShardTable
 from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.errors import InputError, join_with_and
-from gaudi_bert.common.features import PackingFigures, describe_algorithm, describe_packing
+from gaudi_bert.common.features import PackingMetrics, describe_algorithm, describe_packing
 from gaudi_bert.common.files import explain_os_errors
 from gaudi_bert.common.progress import format_bytes, format_count
 from gaudi_bert.config.values import matching
@@ -256,7 +256,7 @@ class PackedSums:
     def stored(self, max_sequence_length: int, lower_bound: int) -> dict[str, Any]:
         """Return the keys of metadata.json that follow from the groups of any kind."""
         slots = self.packs * max_sequence_length
-        figures = PackingFigures(self.sequences, self.packs, self.tokens, slots, lower_bound)
+        figures = PackingMetrics(self.sequences, self.packs, self.tokens, slots, lower_bound)
         groups = tuple(self._groups[number] for number in sorted(self._groups))
         return {"format_version": 2, **figures.stored(), "groups": groups, "histogram": tuple(self._counts.tolist())}
 

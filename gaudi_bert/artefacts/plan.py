@@ -16,7 +16,7 @@ from typing_extensions import Self
 
 from gaudi_bert.artefacts.base import Artefact, Count, InputFile, Length, Positive, Sha256, Share, VocabularyInfo
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.features import PackingFigures, describe_algorithm, describe_packing
+from gaudi_bert.common.features import PackingMetrics, describe_algorithm, describe_packing
 from gaudi_bert.common.files import json_digest
 from gaudi_bert.common.progress import format_count
 
@@ -125,7 +125,7 @@ def totals_of(groups: Sequence[PlannedGroup], max_sequence_length: int, algorith
     )
     strategies = {strategy for group in groups for strategy, _ in group.strategies}
     return {
-        **PackingFigures(sequences, packs, tokens, packs * max_sequence_length, bound).stored(),
+        **PackingMetrics(sequences, packs, tokens, packs * max_sequence_length, bound).stored(),
         "depth_used": max(map(len, strategies), default=0),
         "strategies_used": len(strategies),
         "algorithm": algorithm,

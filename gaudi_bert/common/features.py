@@ -69,7 +69,7 @@ class PackedFeature(Feature):
 
 
 @dataclass(frozen=True)
-class PackingFigures:
+class PackingMetrics:
     """Metrics of a packing. Five are counted or proven, and the others are derived from them.
 
     Attributes:

@@ -46,7 +46,7 @@ def config_of(config: EncoderConfig, head: Head) -> Any:
     try:
         loaded = transformers.CONFIG_MAPPING[kind].from_dict(values)
         if isinstance(head, TaskHead):
-            if head.keeps_outputs:
+            if head.needs_outputs:
                 loaded.num_labels = head.width
             if head.is_causal:
                 loaded.is_decoder = True

@@ -155,7 +155,7 @@ def belongs(numbers_BX: Tensor, depth: int) -> Tensor:
 def vectors_of_sequences(head: VectorHead, hidden_RH: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
     """One vector for each sequence, [B, S, H]; those of absent ones mean nothing."""
     packs, depth = batch["sequence_positions"].shape
-    if head.read_positions is not None:
+    if head.positions_feature is not None:
         vectors_BSH = hidden_RH.reshape(packs, depth, -1)
     else:
         hidden_BLH = hidden_RH.reshape(*batch["input_ids"].shape, -1)

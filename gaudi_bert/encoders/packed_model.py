@@ -99,16 +99,16 @@ class PackedModel:
     def vectors(self, batch: Tensors, head: VectorHead) -> Tensor:
         """A vector for each text, wide, [B, S, H]."""
         hidden_BLH = self._hidden(batch)
-        picked = hidden_BLH if head.read_positions is None else gather(hidden_BLH, batch[head.read_positions])
+        picked = hidden_BLH if head.positions_feature is None else gather(hidden_BLH, batch[head.positions_feature])
         return vectors_of_sequences(head, widen(picked.flatten(0, 1)), batch)
 
     def answers(self, batch: Tensors) -> Tensor:
         """Return what the head gives, wide: [B, S, C], [B, L, C], or scores of words [B, Q, V]."""
         head = cast(TaskHead, self._head)
         hidden_BLH = self._hidden(batch)
-        if head.read_positions == "masked_positions":
+        if head.positions_feature == "masked_positions":
             return widen(self._scores(gather(hidden_BLH, batch["masked_positions"])))
-        if not head.keeps_outputs:
+        if not head.needs_outputs:
             return widen(self._scores(hidden_BLH))
         with torch.autocast(hidden_BLH.device.type, enabled=False):
             if not head.predicts_per_text:

@@ -188,12 +188,12 @@ def parameter_specs(config: BertConfig) -> dict[str, ParameterSpec]:
     specs[f"{embeddings}/word_embeddings"] = ParameterSpec((config.vocab_size, hidden), "normal")
     specs[f"{embeddings}/token_type_embeddings"] = ParameterSpec((config.type_vocab_size, hidden), "normal")
     specs[f"{embeddings}/position_embeddings"] = ParameterSpec((config.max_position_embeddings, hidden), "normal")
-    specs.update(_layer_norm(f"{embeddings}/LayerNorm", hidden))
+    specs.update(_layer_norm_specs(f"{embeddings}/LayerNorm", hidden))
     for layer in range(config.num_hidden_layers):
-        specs.update(_encoder_layer(layer_name_prefix(layer), config))
-    specs.update(_dense("bert/pooler/dense", hidden, hidden))
-    specs.update(_dense("cls/predictions/transform/dense", hidden, hidden))
-    specs.update(_layer_norm("cls/predictions/transform/LayerNorm", hidden))
+        specs.update(_encoder_layer_specs(layer_name_prefix(layer), config))
+    specs.update(_dense_specs("bert/pooler/dense", hidden, hidden))
+    specs.update(_dense_specs("cls/predictions/transform/dense", hidden, hidden))
+    specs.update(_layer_norm_specs("cls/predictions/transform/LayerNorm", hidden))
     specs["cls/predictions/output_bias"] = ParameterSpec((config.vocab_size,), "zeros")
     specs["cls/seq_relationship/output_weights"] = ParameterSpec((2, hidden), "normal")
     specs["cls/seq_relationship/output_bias"] = ParameterSpec((2,), "zeros")
@@ -264,25 +264,25 @@ def has_weight_decay(name: str) -> bool:
     return not any(part in name.lower() for part in _NOT_DECAYED)
 
 
-def _encoder_layer(scope: str, config: BertConfig) -> Iterator[tuple[str, ParameterSpec]]:
+def _encoder_layer_specs(scope: str, config: BertConfig) -> Iterator[tuple[str, ParameterSpec]]:
     """Yield the variables of an encoder layer."""
     hidden, intermediate = config.hidden_size, config.intermediate_size
     for part in ("query", "key", "value"):
-        yield from _dense(f"{scope}/attention/self/{part}", hidden, hidden)
-    yield from _dense(f"{scope}/attention/output/dense", hidden, hidden)
-    yield from _layer_norm(f"{scope}/attention/output/LayerNorm", hidden)
-    yield from _dense(f"{scope}/intermediate/dense", hidden, intermediate)
-    yield from _dense(f"{scope}/output/dense", intermediate, hidden)
-    yield from _layer_norm(f"{scope}/output/LayerNorm", hidden)
+        yield from _dense_specs(f"{scope}/attention/self/{part}", hidden, hidden)
+    yield from _dense_specs(f"{scope}/attention/output/dense", hidden, hidden)
+    yield from _layer_norm_specs(f"{scope}/attention/output/LayerNorm", hidden)
+    yield from _dense_specs(f"{scope}/intermediate/dense", hidden, intermediate)
+    yield from _dense_specs(f"{scope}/output/dense", intermediate, hidden)
+    yield from _layer_norm_specs(f"{scope}/output/LayerNorm", hidden)
 
 
-def _dense(scope: str, inputs: int, outputs: int) -> Iterator[tuple[str, ParameterSpec]]:
+def _dense_specs(scope: str, inputs: int, outputs: int) -> Iterator[tuple[str, ParameterSpec]]:
     """Yield the variables of a dense layer."""
     yield f"{scope}/kernel", ParameterSpec((inputs, outputs), "normal")
     yield f"{scope}/bias", ParameterSpec((outputs,), "zeros")
 
 
-def _layer_norm(scope: str, size: int) -> Iterator[tuple[str, ParameterSpec]]:
+def _layer_norm_specs(scope: str, size: int) -> Iterator[tuple[str, ParameterSpec]]:
     """Yield the variables of a layer norm."""
     yield f"{scope}/gamma", ParameterSpec((size,), "ones")
     yield f"{scope}/beta", ParameterSpec((size,), "zeros")

@@ -67,7 +67,7 @@ class PretrainingHead:
 
     loss: Loss = "token"
     sums: int = 8
-    keeps_outputs: bool = False
+    needs_outputs: bool = False
 
 
 @dataclass(frozen=True)
@@ -107,12 +107,12 @@ class TaskHead:
         return self.kind in ("token-classification", "question-answering")
 
     @property
-    def keeps_outputs(self) -> bool:
+    def needs_outputs(self) -> bool:
         """Whether predictions and metrics need the outputs. Otherwise the sums are sufficient."""
         return not self.kind.endswith("language-modelling")
 
     @property
-    def read_positions(self) -> str | None:
+    def positions_feature(self) -> str | None:
         """The feature with the positions whose hidden states the head reads; None if it reads all tokens."""
         if self.predicts_per_text:
             return "sequence_positions"
@@ -124,7 +124,7 @@ class TaskHead:
         return self.kind == "causal-language-modelling"
 
     @property
-    def scope(self) -> str:
+    def dense_name_prefix(self) -> str:
         """The prefix of the names of its dense layer, as in `transformers`."""
         return "qa_outputs" if self.kind == "question-answering" else "classifier"
 
@@ -138,12 +138,12 @@ class VectorHead:
     pooling: Pooling
     normalize: bool
     sums: int = 0
-    keeps_outputs: bool = True
+    needs_outputs: bool = True
     predicts_per_token: bool = False
     is_causal: bool = False
 
     @property
-    def read_positions(self) -> str | None:
+    def positions_feature(self) -> str | None:
         """The feature with the positions whose hidden states the head reads; None if it reads all tokens."""
         return {"cls": "sequence_positions", "last": "last_positions"}.get(self.pooling)
 
@@ -169,12 +169,12 @@ def parameter_specs_with_head(config: BertConfig, head: Head) -> dict[str, Param
     }
     if isinstance(head, VectorHead):
         return encoder
-    if not head.keeps_outputs:
+    if not head.needs_outputs:
         return {**encoder, **{name: spec for name, spec in specs.items() if name.startswith("cls/predictions/")}}
     return {
         **encoder,
-        f"{head.scope}/kernel": ParameterSpec((config.hidden_size, head.width), "normal"),
-        f"{head.scope}/bias": ParameterSpec((head.width,), "zeros"),
+        f"{head.dense_name_prefix}/kernel": ParameterSpec((config.hidden_size, head.width), "normal"),
+        f"{head.dense_name_prefix}/bias": ParameterSpec((head.width,), "zeros"),
     }
 
 

@@ -174,7 +174,7 @@ def fill_open_packs(packs: OpenPacks, length: int, waiting: int) -> int:
     return waiting
 
 
-def best_fit_into(strategy_counts: StrategyCounts, counts: IntArray, depth: int) -> StrategyCounts:
+def add_by_best_fit(strategy_counts: StrategyCounts, counts: IntArray, depth: int) -> StrategyCounts:
     """Add sequences to packs that already exist, by best fit decreasing.
 
     Each sequence, longest first, goes to the pack with the least room that still holds it, or into a new pack. This is LPFHP

@@ -22,7 +22,7 @@ import numpy as np
 
 from gaudi_bert.common.arrays import FloatArray, IntArray, random_words
 from gaudi_bert.common.compiled import kernel
-from gaudi_bert.packing.heuristics import best_fit_into
+from gaudi_bert.packing.heuristics import add_by_best_fit
 from gaudi_bert.packing.strategies import (
     Strategy,
     StrategyCounts,
@@ -397,7 +397,7 @@ def pack_subsample(
     rest = np.diff(np.minimum(np.cumsum(counts[::-1]), longest), prepend=0)[::-1]
     whole = np.cumsum(counts - rest) // every
     slots = {strategy: every * count for strategy, count in pack(np.diff(whole, prepend=0)).items()}
-    return best_fit_into(fill_slots(slots, counts - rest), rest, depth)
+    return add_by_best_fit(fill_slots(slots, counts - rest), rest, depth)
 
 
 # --- fewer packs by cutting all packs in two and matching the parts again

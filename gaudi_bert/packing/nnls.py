@@ -16,7 +16,7 @@ import numpy as np
 
 from gaudi_bert.common.arrays import FloatArray, IntArray
 from gaudi_bert.packing.certificate import simple_certificate
-from gaudi_bert.packing.heuristics import best_fit_into, pack_longest_first
+from gaudi_bert.packing.heuristics import add_by_best_fit, pack_longest_first
 from gaudi_bert.packing.long_packs import (
     BINS,
     MAX_ASSIGNED_SEQUENCES,
@@ -283,7 +283,7 @@ def _pack_iteratively(
     strategy_counts: StrategyCounts = {}
     for strategy_counts, remaining in _iterate_rounds(counts, depth, work, leftovers):
         if leftovers == "best-fit":
-            finished = best_fit_into(drop_surplus_slots(strategy_counts, counts - remaining), remaining, depth)
+            finished = add_by_best_fit(drop_surplus_slots(strategy_counts, counts - remaining), remaining, depth)
             if best is not None and count_packs(finished) >= count_packs(best):
                 break
             best = finished
@@ -293,7 +293,7 @@ def _pack_iteratively(
                 break
     if leftovers == "complement":
         return _pad_uncovered_sequences(strategy_counts, counts, depth)
-    return best_fit_into({}, counts, depth) if best is None else best
+    return add_by_best_fit({}, counts, depth) if best is None else best
 
 
 def _is_near_bound(strategy_counts: StrategyCounts, counts: IntArray, depth: int) -> bool:
@@ -312,7 +312,7 @@ def _pack_on_coarse_grid(counts: IntArray, depth: int, leftovers: Leftovers, wor
         return pack_subsample(counts, depth, lambda part: _pack_on_coarse_grid(part, depth, leftovers, work))
     coarse = _pack_iteratively(split_counts_into_bins(counts, BINS), depth, leftovers, work=work.take_fraction(0.5))
     strategy_counts, remaining = assign_to_slots(coarse, counts, BINS, depth, work.take_fraction(0.5))
-    return best_fit_into(strategy_counts, remaining, depth)
+    return add_by_best_fit(strategy_counts, remaining, depth)
 
 
 def _iterate_rounds(

@@ -22,7 +22,7 @@ from numpy.typing import ArrayLike
 
 from gaudi_bert.common.arrays import IntArray, check_integer
 from gaudi_bert.common.errors import ArgumentError, InputError, short_repr
-from gaudi_bert.common.features import PackingFigures
+from gaudi_bert.common.features import PackingMetrics
 from gaudi_bert.common.progress import Reporter, format_seconds
 from gaudi_bert.common.sampling import sample_packs
 from gaudi_bert.packing.algorithms import pack_histogram as pack_counts
@@ -107,7 +107,7 @@ class Packs:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class PackedLengths(Packs, PackingFigures):
+class PackedLengths(Packs, PackingMetrics):
     """The result of `pack_lengths`: all packs and the metrics of the packing.
 
     Attributes:
@@ -136,7 +136,7 @@ class PackedLengths(Packs, PackingFigures):
 
 
 @dataclass(frozen=True, eq=False)
-class PackedHistogram(PackingFigures):
+class PackedHistogram(PackingMetrics):
     """The result of `pack_histogram`: the strategies, how many packs use each, and the metrics of the packing.
 
     Attributes:
@@ -331,5 +331,5 @@ def _draw_depth_histogram(sizes: IntArray) -> str:
 
 
 def _packing_figures(packing: Packing) -> dict[str, int]:
-    """Return the fields that `PackingFigures` defines."""
-    return {field.name: getattr(packing, field.name) for field in fields(PackingFigures)}
+    """Return the fields that `PackingMetrics` defines."""
+    return {field.name: getattr(packing, field.name) for field in fields(PackingMetrics)}

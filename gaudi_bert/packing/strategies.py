@@ -20,7 +20,7 @@ import numpy as np
 
 from gaudi_bert.common.arrays import Int32Array, IntArray
 from gaudi_bert.common.errors import FailedError
-from gaudi_bert.common.features import PackingFigures
+from gaudi_bert.common.features import PackingMetrics
 from gaudi_bert.packing.certificate import Certificate
 from gaudi_bert.packing.histogram import Histogram
 
@@ -271,7 +271,7 @@ def count_strategies(lengths: Int32Array | IntArray, starts: IntArray) -> Strate
 
 
 @dataclass(frozen=True)
-class Packing(PackingFigures):
+class Packing(PackingMetrics):
     """A packing of a histogram and its lower bound. Creating it checks that it is a packing.
 
     Raises:

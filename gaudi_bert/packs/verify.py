@@ -176,7 +176,7 @@ class GroupReader(Protocol):
         """The packed folder."""
         ...
 
-    def read(self, manifests: Iterable[GroupManifest]) -> Iterator[ReadGroup]:
+    def read_groups(self, manifests: Iterable[GroupManifest]) -> Iterator[ReadGroup]:
         """Yield the groups in order.
 
         Raises:
@@ -184,7 +184,7 @@ class GroupReader(Protocol):
         """
         ...
 
-    def metadata(self, sums: PackedSums) -> PackedMetadata:
+    def expected_metadata(self, sums: PackedSums) -> PackedMetadata:
         """Check the list of input files, and return the expected content of metadata.json.
 
         Args:
@@ -230,7 +230,7 @@ def verify_packs(reader: GroupReader, run: StageRun) -> StageOutput[Verification
     sums = PackedSums()
     for manifest in folder.read_manifests():
         sums.add(manifest, folder.metadata.groups[manifest.group].manifest_crc32c)
-    folder.check_metadata(reader.metadata(sums))
+    folder.check_metadata(reader.expected_metadata(sums))
     metadata = folder.metadata
     if metadata.lower_bound > min(proof.lower_bound, metadata.packs):
         depth = metadata.depth or metadata.max_sequence_length
@@ -238,7 +238,9 @@ def verify_packs(reader: GroupReader, run: StageRun) -> StageOutput[Verification
         def counts() -> Iterable[IntArray]:
             return (np.array(manifest.counts, np.int64) for manifest in folder.read_manifests())
 
-        check_bound(metadata.path_in(folder.path), metadata.lower_bound, metadata.packs, counts, depth, metadata.remedy)
+        check_lower_bound(
+            metadata.path_in(folder.path), metadata.lower_bound, metadata.packs, counts, depth, metadata.remedy
+        )
     if writable:
         proof.write(path)
         remove(*parts)
@@ -250,7 +252,7 @@ def verify_packs(reader: GroupReader, run: StageRun) -> StageOutput[Verification
 def _verify_groups(reader: GroupReader, numbers: Sequence[int]) -> Verification:
     """Read groups, check the manifest of each, and return the sums of what was proven."""
     folder, sums, bound, fingerprint, shards = reader.folder, PackedSums(), 0, 0, 0
-    for stored, expected, lower_bound, group_fingerprint in reader.read(folder.read_manifests(numbers)):
+    for stored, expected, lower_bound, group_fingerprint in reader.read_groups(folder.read_manifests(numbers)):
         check_same_content(manifest_path(folder.json_folder, stored.group), stored, expected, stored.remedy)
         sums.add(expected)
         bound, fingerprint, shards = bound + lower_bound, fingerprint + group_fingerprint, shards + len(expected.shards)
@@ -317,7 +319,7 @@ def prove_group_bound(folder: PackedFolder[Any], counts: Sequence[int], packs: i
     return max(simple, prove_bound(np.array(counts, np.int64), depth).bound)
 
 
-def check_bound(
+def check_lower_bound(
     path: Path, claimed: int, packs: int, groups: Callable[[], Iterable[IntArray]], depth: int, remedy: str
 ) -> None:
     """Check that the lower bound that a file states can be proven.

@@ -39,7 +39,7 @@ class GroupWriter(Protocol):
         """The number of groups."""
         ...
 
-    def prepare(self, numbers: Sequence[int]) -> tuple[Sequence[Sequence[Path]], float]:
+    def check_groups(self, numbers: Sequence[int]) -> tuple[Sequence[Sequence[Path]], float]:
         """Check these groups before any of them is written.
 
         Returns:
@@ -59,7 +59,7 @@ class GroupWriter(Protocol):
         """
         ...
 
-    def metadata(self, sums: PackedSums) -> PackedMetadata:
+    def build_metadata(self, sums: PackedSums) -> PackedMetadata:
         """Return the metadata of the folder, given the sums of the manifests of all groups."""
         ...
 
@@ -125,7 +125,7 @@ def write_packs(
         writer = open_writer()
         numbers = run.share_of(range(writer.groups))
         pending = [] if run.finish else output.missing(numbers)
-        paths, amount = writer.prepare(pending)
+        paths, amount = writer.check_groups(pending)
         with output.reporter.task("write", amount, writer.unit) as task, read_ahead(paths) as batches:
             for batch, number in enumerate(pending):
                 with batches.batch(batch), output.writing(number, f"{output.folder}: group {number}") as needed:
@@ -153,6 +153,6 @@ def _finish_folder(output: PackedOutput, writer: GroupWriter) -> PackedMetadata:
             f"{output.folder}: {len(missing)} of {len(numbers)} groups are missing, the first of them"
             f" group {min(missing)}; run `{output.command}` for them (without --finish), then finish again"
         )
-    metadata = writer.metadata(sums)
+    metadata = writer.build_metadata(sums)
     output.write_final(metadata)
     return metadata

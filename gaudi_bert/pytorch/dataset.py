@@ -188,8 +188,8 @@ class PackedDataset(IterableDataset[Row]):
         self.folder, self.rank, self.world_size = Path(folder), rank, world_size
         self.seed = check_integer("seed", seed)
         self._stored, self._identity, self._rows_of = _open(self.folder)
-        order = self._stored.order(seed)
-        self._reader = self._stored.reader(order, rank, world_size)
+        order = self._stored.make_order(seed)
+        self._reader = self._stored.open_reader(order, rank, world_size)
         self.packs = order.packs
         if self.packs < world_size * (batch_packs or 1):
             raise InputError(

@@ -214,7 +214,7 @@ class GlobalOrder:
 
     def locate(self, epoch: int, numbers: IntArray) -> PackLocations:
         """Return where packs are, for pack numbers int64 [n], each from 0 to packs - 1."""
-        return self._schedule(epoch).locate(numbers)
+        return self._get_schedule(epoch).locate(numbers)
 
     def shard_order(self, epoch: int, shard: int) -> ShardOrder:
         """Return the order in which the packs of a shard are read in an epoch. May be called from any thread."""
@@ -229,7 +229,7 @@ class GlobalOrder:
         begins = np.cumsum(lasts - firsts) - (lasts - firsts)
         return ShardOrder(records, np.stack([begins, firsts, lasts], axis=1))
 
-    def visits(self, epoch: int, done: int, rank: int, world_size: int) -> Iterator[tuple[int, ShardVisit]]:
+    def upcoming_visits(self, epoch: int, done: int, rank: int, world_size: int) -> Iterator[tuple[int, ShardVisit]]:
         """Yield (epoch, visit) for the shards that a process reads next, in order, until the end of the next epoch.
 
         Each shard is yielded once per turn.
@@ -262,16 +262,16 @@ class GlobalOrder:
 
     def count_full_rounds(self, epoch: int) -> int:
         """Return the number of rounds in which every stream has a pack."""
-        return int(self._schedule(epoch).ends[0])
+        return int(self._get_schedule(epoch).ends[0])
 
-    def _schedule(self, epoch: int) -> _ShardSchedule:
+    def _get_schedule(self, epoch: int) -> _ShardSchedule:
         """Return the schedule of an epoch, from a cache of two."""
         if epoch not in self._schedules:
             if len(self._schedules) == 2:  # the current epoch, and the next one, whose first shards are opened in advance
                 del self._schedules[min(self._schedules)]
             regions = np.arange(len(self.sizes)) if self._regions is None else self._regions
-            dealt = _assign_shards_to_streams(self.sizes, regions, self.streams, self.sets, self.seed, epoch)
-            self._schedules[epoch] = _ShardSchedule.of(self.sizes, dealt, self.streams)
+            shards_of_streams = _assign_shards_to_streams(self.sizes, regions, self.streams, self.sets, self.seed, epoch)
+            self._schedules[epoch] = _ShardSchedule.from_streams(self.sizes, shards_of_streams, self.streams)
         return self._schedules[epoch]
 
 
@@ -295,7 +295,7 @@ class _ShardSchedule(NamedTuple):
     at_once: int  # streams per turn
 
     @classmethod
-    def of(cls, sizes: IntArray, streams: Sequence[IntArray], at_once: int) -> _ShardSchedule:
+    def from_streams(cls, sizes: IntArray, streams: Sequence[IntArray], at_once: int) -> _ShardSchedule:
         """Compute the schedule from the sizes of the shards and the shards of each stream."""
         lengths = np.array([sizes[each].sum() for each in streams], np.int64)
         ends = np.unique(lengths)

@@ -140,7 +140,7 @@ class StreamReader(Generic[Prepared]):
         if epoch != self._epoch or now < self._now:
             self._close_shards(list(self._open))
             self._earlier.clear()
-            self._visits = self._order.visits(epoch, number, *self._share)
+            self._visits = self._order.upcoming_visits(epoch, number, *self._share)
             self._settles_at = number + _FIRST_PACKS * self._share[1] if self._epoch < 0 else number
             self._is_settled, self._epoch, self._soon = False, epoch, []
         ended = []
@@ -186,7 +186,7 @@ class StreamReader(Generic[Prepared]):
         keys = [(self._epoch, shard) for shard in shards[in_turn].tolist()]
         later = self._list_next_shards(int(locations.turns[-1]), int(locations.rounds[-1]), {shard for _, shard in keys})
         self._prefetcher.prepare(keys + (later if self._is_settled else []))
-        prepared = self._prefetcher.take(keys)
+        prepared = self._prefetcher.take_prepared(keys)
         for (_, shard), first in zip(keys, missing[firsts[in_turn]].tolist(), strict=True):
             content, order = prepared[shard]
             self._files.open(shard, content)
@@ -283,7 +283,7 @@ class _Prefetcher(Generic[Prepared]):
             self._begun[key] = self._pool.submit(self._prepare, *key)
         self._waiting = [key for key in self._waiting if key not in self._begun]
 
-    def take(self, keys: Sequence[_Key]) -> dict[int, tuple[Prepared, ShardOrder]]:
+    def take_prepared(self, keys: Sequence[_Key]) -> dict[int, tuple[Prepared, ShardOrder]]:
         """Return the prepared shards with their orders, by shard number.
 
         Shards that no thread has begun are prepared here, last ones first.
@@ -320,7 +320,7 @@ class StoredPacks:
     regions: IntArray | None = None
     window_rows: Callable[[int], int] | None = None
 
-    def order(self, seed: int, shuffle_packs: int | None = None) -> GlobalOrder:
+    def make_order(self, seed: int, shuffle_packs: int | None = None) -> GlobalOrder:
         """Return the global order of these packs.
 
         Args:
@@ -334,7 +334,7 @@ class StoredPacks:
             window = rows if shuffle_packs is None else lambda shard: min(shuffle_packs, rows(shard))
         return GlobalOrder(self.files.sizes, seed, window, self.streams, self.sets, self.regions)
 
-    def reader(self, order: GlobalOrder, rank: int = 0, world_size: int = 1) -> StreamReader[Any]:
+    def open_reader(self, order: GlobalOrder, rank: int = 0, world_size: int = 1) -> StreamReader[Any]:
         """Return a reader for the packs of one process."""
         check_rank(rank, world_size)
         return StreamReader(self.files, order, rank, world_size)

@@ -120,7 +120,7 @@ class _TableWriter:
         """Number of groups that the table gives."""
         return len(self.table.groups)
 
-    def prepare(self, numbers: Sequence[int]) -> tuple[Sequence[Sequence[Path]], float]:
+    def check_groups(self, numbers: Sequence[int]) -> tuple[Sequence[Sequence[Path]], float]:
         """Return the rows of these groups; the files of a table are here already."""
         return [()] * len(numbers), sum(part.rows for number in numbers for part in self.table.groups[number])
 
@@ -162,7 +162,7 @@ class _TableWriter:
     def check_manifest(self, manifest: GroupManifest) -> None:
         """Nothing was planned before the rows were read."""
 
-    def metadata(self, sums: PackedSums) -> TableMetadata:
+    def build_metadata(self, sums: PackedSums) -> TableMetadata:
         """Check that all rows are there, copy the tokenizer, and return the metadata of the folder."""
         table, settings = self.table, self.settings
         if sums.rows != table.rows:

@@ -27,7 +27,14 @@ from gaudi_bert.common.files import check_regular_file, format_location, is_in_s
 from gaudi_bert.config.pipeline import section_from_mapping
 from gaudi_bert.config.sections import TableSettings
 from gaudi_bert.packing.algorithms import resolve_depth
-from gaudi_bert.packs.verify import PackedFolder, ReadGroup, check_bound, check_inputs, check_same_content, verify_packs
+from gaudi_bert.packs.verify import (
+    PackedFolder,
+    ReadGroup,
+    check_inputs,
+    check_lower_bound,
+    check_same_content,
+    verify_packs,
+)
 from gaudi_bert.tables.groups import (
     GroupedTable,
     GroupRows,
@@ -124,7 +131,7 @@ class _TableReader:
             )
         return table
 
-    def read(self, manifests: Iterable[GroupManifest]) -> Iterator[ReadGroup]:
+    def read_groups(self, manifests: Iterable[GroupManifest]) -> Iterator[ReadGroup]:
         """Read groups, and compare each with its rows; every group has its own bound."""
         rows = sum(part.rows for group in self.run.share_of(self._table.groups) for part in group)
         with self.run.reporter.task("verify", rows, "rows") as task:
@@ -133,7 +140,7 @@ class _TableReader:
                 yield ReadGroup(stored, right, right.lower_bound)
                 task.advance(right.rows)
 
-    def metadata(self, sums: PackedSums) -> TableMetadata:
+    def expected_metadata(self, sums: PackedSums) -> TableMetadata:
         """Return what metadata.json must state by the manifests of all groups."""
         inputs, version = self._signature.inputs, self.folder.metadata.tool_version
         return table_metadata(self._table, self._settings, sums, inputs, version)
@@ -171,7 +178,7 @@ class _TableReader:
         length, packs = settings.max_sequence_length, sum(shard.packs for shard in shards)
         counts = np.bincount(sequences.lengths, minlength=length + 1)[1:]
         path, depth = manifest_path(self.folder.json_folder, claimed.group), resolve_depth(settings.depth, length)
-        check_bound(path, claimed.lower_bound, packs, lambda: [counts], depth, TableMetadata.remedy)
+        check_lower_bound(path, claimed.lower_bound, packs, lambda: [counts], depth, TableMetadata.remedy)
         return GroupManifest(
             **row_figures(rows, sequences, too_long, length),
             source_sha256=self._signature.sha256,

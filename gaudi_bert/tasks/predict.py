@@ -166,7 +166,7 @@ class LoadedModel:
 def load_task_model(described: TaskDescription, task: Task, options: PredictOptions) -> LoadedModel:
     """Load a fine-tuned model, whose outputs `task.answers` takes."""
     path = described.path
-    if isinstance(task.head, VectorHead) or not task.head.keeps_outputs:
+    if isinstance(task.head, VectorHead) or not task.head.needs_outputs:
         raise InputError(f"{path}: {task.name} has no answers to predict; embed its texts, or fine-tune another task")
     return _load(path, task, task.head, options, described.texts, described.max_sequence_length)
 

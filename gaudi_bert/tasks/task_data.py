@@ -292,7 +292,7 @@ class TaskEvaluation(EvaluationSet[TaskResult]):
         head, sequences = self.task.head, self.data.sequences
         count = len(sequences.input_ids) if head.predicts_per_token else len(sequences)
         width = self.task.width if isinstance(head, TaskHead) else self.hidden_size
-        return np.zeros((count, width), np.float32) if head.keeps_outputs else None
+        return np.zeros((count, width), np.float32) if head.needs_outputs else None
 
     def figures(self, totals: FloatArray, outputs: Float32Array | None) -> TaskResult:
         """The loss, and the metrics of the task."""

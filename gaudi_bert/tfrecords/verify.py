@@ -81,7 +81,7 @@ class _RecordsReader:
     def _paths(self) -> Mapping[str, Path]:
         return {path.name: path for path in self.inputs.sizes}
 
-    def read(self, manifests: Iterable[GroupManifest]) -> Iterator[ReadGroup]:
+    def read_groups(self, manifests: Iterable[GroupManifest]) -> Iterator[ReadGroup]:
         """Read the files of groups ahead of the group that is compared, some groups at a time."""
         metadata, plan_sha256 = self.folder.metadata, self.folder.read_manifest(0).source_sha256
         # The settings must have the plan by which the first group was written, and the keys of metadata.json.
@@ -160,7 +160,7 @@ class _RecordsReader:
         bound = prove_group_bound(self.folder, right.counts, right.packs)
         return ReadGroup(stored, right, bound, fingerprint)
 
-    def metadata(self, sums: PackedSums) -> Metadata:
+    def expected_metadata(self, sums: PackedSums) -> Metadata:
         """Check that each file of the records is that of one manifest; return what metadata.json must state."""
         names, metadata, packed = sums.input_names, self.folder.metadata, self.folder.path
         if len(set(names)) != len(names):

@@ -148,7 +148,7 @@ class _RecordsWriter:
     def _paths(self, number: int) -> list[Path]:
         return [self._present[file.name] for file in self.plan.groups[number].files]
 
-    def prepare(self, numbers: Sequence[int]) -> tuple[Sequence[Sequence[Path]], float]:
+    def check_groups(self, numbers: Sequence[int]) -> tuple[Sequence[Sequence[Path]], float]:
         """Prove the bounds of these groups, and check that the machine's memory holds each."""
         vocabulary, available = self.inputs.vocabulary, _available_bytes()
         if vocabulary is not None and VocabularyInfo.of(vocabulary) != self.plan.vocabulary:
@@ -208,7 +208,7 @@ class _RecordsWriter:
             path, held = manifest_path(self.out, manifest.group), format_count(manifest.packs, "pack")
             raise FailedError(f"{path}: {held}, {manifest.sequences} sequences, not those of the plan; {manifest.remedy}")
 
-    def metadata(self, sums: PackedSums) -> Metadata:
+    def build_metadata(self, sums: PackedSums) -> Metadata:
         """Return the metadata of the folder."""
         return Metadata(
             **{key: getattr(self.plan, key) for key in Metadata.planned},

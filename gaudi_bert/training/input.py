@@ -259,8 +259,8 @@ def batches_in_order(
     path: Path,
 ) -> Iterator[Batch]:
     """The share of one process in these micro-batches, the packs of each length of rows in the one global order."""
-    orders = [packs.order(order.seed, order.shuffle_packs) for packs in lengths]
-    readers = [packs.reader(each, order.rank, order.size) for packs, each in zip(lengths, orders, strict=True)]
+    orders = [packs.make_order(order.seed, order.shuffle_packs) for packs in lengths]
+    readers = [packs.open_reader(each, order.rank, order.size) for packs, each in zip(lengths, orders, strict=True)]
     if not all(each.packs for each in orders):
         raise InputError(f"{path}: no records in it; give data that has some")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gaudi_bert.common.features import PackingFigures
+from gaudi_bert.common.features import PackingMetrics
 from gaudi_bert.training.verify_model import Sequence, join_sequences
 
 LENGTH, PREDICTIONS, DEPTH, VOCABULARY = 23, 4, 3, 61
@@ -90,7 +90,7 @@ def write_packed(folder: Path, packs: list[list[Sequence]], shards: int = 4, voc
 def write_metadata(folder: Path, packs: list[list[Sequence]], shards: list[dict], vocabulary: int | None) -> None:
     lengths = [sequence.length for pack in packs for sequence in pack]
     metadata = {
-        **PackingFigures(len(lengths), len(packs), sum(lengths), len(packs) * LENGTH, 1).stored(),
+        **PackingMetrics(len(lengths), len(packs), sum(lengths), len(packs) * LENGTH, 1).stored(),
         "format_version": 2,
         "tool_version": "0",
         "max_sequence_length": LENGTH,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.optimize import nnls
 
-from gaudi_bert.packing.heuristics import best_fit_into
+from gaudi_bert.packing.heuristics import add_by_best_fit
 from gaudi_bert.packing.histogram import Histogram
 from gaudi_bert.packing.nnls import (
     _ennls_objective,
@@ -93,7 +93,7 @@ def test_published_number_of_packs(name: str, depth: int) -> None:
 
 def test_best_fit_uses_room_first() -> None:
     counts = np.array([1, 0, 2, 0, 0, 0, 0, 0, 0, 0], dtype=np.int64)
-    strategy_counts = best_fit_into({(7,): 1, (2, 4): 1}, counts, 3)
+    strategy_counts = add_by_best_fit({(7,): 1, (2, 4): 1}, counts, 3)
     assert strategy_counts == {(2, 3, 4): 1, (3, 7): 1, (1,): 1}
 
 

@@ -58,9 +58,9 @@ def test_visits_are_the_shards_of_a_process(
     """In the order in which it reads them, each once a turn; and time goes on with the numbers."""
     order, rank = GlobalOrder(sizes, seed, 4, streams, sets), data.draw(st.integers(0, world_size - 1))
     done = data.draw(st.integers(0, order.packs))
-    visits = [visit for epoch, visit in order.visits(2, done, rank, world_size) if epoch == 2]
-    following = [visit for epoch, visit in order.visits(2, done, rank, world_size) if epoch == 3]
-    assert following == [visit for epoch, visit in order.visits(3, 0, rank, world_size) if epoch == 3]
+    visits = [visit for epoch, visit in order.upcoming_visits(2, done, rank, world_size) if epoch == 2]
+    following = [visit for epoch, visit in order.upcoming_visits(2, done, rank, world_size) if epoch == 3]
+    assert following == [visit for epoch, visit in order.upcoming_visits(3, 0, rank, world_size) if epoch == 3]
     located = order.locate(2, pack_numbers_of_rank(done, order.packs, rank, world_size))
     times = list(zip(located.turns.tolist(), located.rounds.tolist(), strict=True))
     assert times == sorted(times)

@@ -206,7 +206,7 @@ def test_packed_is_alone(name: str, engine: EngineName) -> None:
         features = {**placed.features(sequences), **task.target_features(sequences, placed, Draw(5, 0))}
         logits, (loss_sum, weight, _) = model.evaluate(features)
         assert abs(loss_sum / weight - theirs.loss) <= 1e-5
-        assert (logits is None) == (not task.head.keeps_outputs)
+        assert (logits is None) == (not task.head.needs_outputs)
         if logits is not None:
             kept = len(sequences.input_ids) if task.head.predicts_per_token else len(sequences)
             ours = np.full((kept, task.width), np.nan, np.float32)

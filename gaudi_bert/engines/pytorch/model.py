@@ -107,7 +107,7 @@ class TorchModel(ABC):
             with self.autocast():
                 outputs = self.forward(tensors, False)
             sums = self.sums(outputs, tensors)
-        return to_numpy(outputs.float()) if head.keeps_outputs else None, to_numpy(sums.float())
+        return to_numpy(outputs.float()) if head.needs_outputs else None, to_numpy(sums.float())
 
     def work(self, batch: BatchArrays) -> float:
         """One forward and backward pass with dropout; a number that needs all gradients. For timing."""
@@ -258,18 +258,20 @@ class TorchBert(TorchModel):
         network, head = self._network(parameters, training), self.spec.head
         if isinstance(head, PretrainingHead):
             return pretraining_outputs(network, batch)
-        hidden_RH = encode_packs(network, batch, None if head.read_positions is None else batch[head.read_positions])
+        hidden_RH = encode_packs(network, batch, None if head.positions_feature is None else batch[head.positions_feature])
         if isinstance(head, VectorHead):
             return vectors_of_sequences(head, widen(hidden_RH), batch)
         packs, length = batch["input_ids"].shape
-        if not head.keeps_outputs:
+        if not head.needs_outputs:
             check_logit_count(packs, length, self.config.vocab_size)
             return word_scores(network, hidden_RH)
         inputs_PH = pool(network, hidden_RH) if head.predicts_per_text else widen(hidden_RH)
         if head.kind != "question-answering":  # as BERT's heads have it
             inputs_PH = network.drop(inputs_PH)
         with torch.autocast(self.device.type, enabled=False):
-            return network.dense(inputs_PH, head.scope).reshape(packs, -1 if head.predicts_per_text else length, head.width)
+            return network.dense(inputs_PH, head.dense_name_prefix).reshape(
+                packs, -1 if head.predicts_per_text else length, head.width
+            )
 
 
 # --- any encoder of `transformers`: its own classes, heads and names of weights, fed packs (`encoders/packed_model.py`)

@@ -103,7 +103,7 @@ class TensorFlowModel:
     def evaluate(self, batch: BatchArrays) -> tuple[Float32Array | None, Float32Array]:
         """The outputs, of heads that keep them, and the sums; without dropout."""
         outputs, sums = self._evaluate(self._tensors(batch))
-        return outputs.numpy() if self.spec.head.keeps_outputs else None, sums.numpy()
+        return outputs.numpy() if self.spec.head.needs_outputs else None, sums.numpy()
 
     def trial(self, batch: BatchArrays, loss: Loss) -> Trial:
         """Outputs, losses and gradients of a model of pretraining."""
@@ -168,7 +168,7 @@ class TensorFlowModel:
     def _trace_evaluation(self, batch: Batch) -> tuple[tf.Tensor, tf.Tensor]:
         outputs = self.forward(batch)
         sums = self.sums(outputs, batch)
-        return outputs if self.spec.head.keeps_outputs else tf.zeros([]), tf.stack(sums) if sums else tf.zeros([0])
+        return outputs if self.spec.head.needs_outputs else tf.zeros([]), tf.stack(sums) if sums else tf.zeros([0])
 
     def _trace_work(self, batch: Batch) -> tf.Tensor:
         variables = list(self.variables.values())
@@ -185,10 +185,10 @@ class TensorFlowModel:
 def _task_outputs(network: Network, head: TaskHead, batch: Batch) -> tf.Tensor:
     """The outputs of a task's head, wide; of language modelling the scores of all words, [P, words]."""
     packs, length = batch["input_ids"].shape
-    if not head.keeps_outputs:
+    if not head.needs_outputs:
         check_logit_count(packs, length, network.config.vocab_size)
-    hidden_PH = encode_packs(network, batch, None if head.read_positions is None else batch[head.read_positions])
-    if not head.keeps_outputs:
+    hidden_PH = encode_packs(network, batch, None if head.positions_feature is None else batch[head.positions_feature])
+    if not head.needs_outputs:
         return word_scores(network, hidden_PH)
     shape = [packs, length, head.width]
     if head.predicts_per_text:
@@ -196,14 +196,14 @@ def _task_outputs(network: Network, head: TaskHead, batch: Batch) -> tf.Tensor:
     if head.kind != "question-answering":  # as BERT's heads have it
         hidden_PH = network.drop(hidden_PH, _HEAD_DROPOUT_SITE)
     with tf.name_scope("KEEP_FP32_PRECISION"):
-        return tf.reshape(dense(widen(hidden_PH), *network.kernel_and_bias(head.scope)), shape)
+        return tf.reshape(dense(widen(hidden_PH), *network.kernel_and_bias(head.dense_name_prefix)), shape)
 
 
 def _vectors(network: Network, head: VectorHead, batch: Batch) -> tf.Tensor:
     """Vectors of the sequences of a batch, float32 [B, S, H]; those of absent ones mean nothing."""
-    hidden = encode_packs(network, batch, None if head.read_positions is None else batch[head.read_positions])
+    hidden = encode_packs(network, batch, None if head.positions_feature is None else batch[head.positions_feature])
     (packs, depth), size = batch["sequence_positions"].shape, network.config.hidden_size
-    if head.read_positions is not None:
+    if head.positions_feature is not None:
         vectors_BSH = tf.reshape(widen(hidden), [packs, depth, size])
     else:
         hidden_BLH = tf.reshape(widen(hidden), [*batch["input_ids"].shape, size])

@@ -24,7 +24,7 @@ from gaudi_bert.packing.exact.bounds import certify_prices, certify_relaxation
 from gaudi_bert.packing.exact.linear_program import MOST_CLOSED, LinearProgram, needs_coarse_grid
 from gaudi_bert.packing.exact.pricers import can_bound_copies, max_sequences_per_pack
 from gaudi_bert.packing.exact.whole_packs import WHOLE, DiveSettings, dive
-from gaudi_bert.packing.heuristics import best_fit_into, pack_longest_first
+from gaudi_bert.packing.heuristics import add_by_best_fit, pack_longest_first
 from gaudi_bert.packing.long_packs import (
     FEW_LENGTHS,
     GRIDS,
@@ -247,15 +247,15 @@ def _pack_optimally(
         work.spend_on_heuristic(incumbent.strategy_counts)
     if incumbent.gap == 0:
         return incumbent
-    lengths, can_be_dealt = np.count_nonzero(counts), counts.sum() <= MAX_ASSIGNED_SEQUENCES
+    lengths, can_be_assigned = np.count_nonzero(counts), counts.sum() <= MAX_ASSIGNED_SEQUENCES
     is_limited = depth < len(counts) // (int(np.argmax(counts > 0)) + 1)
     must_be_coarse = needs_coarse_grid(counts, depth)
     if must_be_coarse or len(counts) > MAX_NNLS_LENGTH:
         incumbent = _add_threshold_bound(incumbent, counts, depth)
-    if must_be_coarse and not can_be_dealt:
+    if must_be_coarse and not can_be_assigned:
         planned = _pack_many_sequences(counts, depth, THINNED, work)
         return _update_incumbent(incumbent, planned.strategy_counts, planned.certificate)
-    if must_be_coarse or (len(counts) > MAX_NNLS_LENGTH and lengths > FEW_LENGTHS and can_be_dealt):
+    if must_be_coarse or (len(counts) > MAX_NNLS_LENGTH and lengths > FEW_LENGTHS and can_be_assigned):
         incumbent = _pack_on_grids(counts, depth, incumbent, work.take_fraction(0.8))
         if incumbent.gap == 0 or (must_be_coarse and (is_limited or lengths * len(counts) > MOST_CLOSED)):
             return incumbent
@@ -304,7 +304,7 @@ def _try_dives(
         packs_of_dive, waiting, is_hopeless = dive(linear_program, target, settings)
         unpacked = np.zeros_like(linear_program.counts)
         unpacked[linear_program.lengths - 1] = waiting
-        strategy_counts = best_fit_into(
+        strategy_counts = add_by_best_fit(
             fill_slots(packs_of_dive, linear_program.counts - unpacked), unpacked, linear_program.depth
         )
         linear_program.work.spend_on_heuristic(strategy_counts)
@@ -348,7 +348,7 @@ def _pack_on_grids(counts: IntArray, depth: int, incumbent: _Incumbent, work: Wo
         if _is_near_bound(incumbent):
             break
         strategy_counts, remaining = assign_to_slots(coarse.strategy_counts, counts, bins, depth, work.take_fraction(0.4))
-        strategy_counts = best_fit_into(strategy_counts, remaining, depth)
+        strategy_counts = add_by_best_fit(strategy_counts, remaining, depth)
         work.spend_on_heuristic(strategy_counts)
         incumbent = _update_incumbent(incumbent, strategy_counts, proof)
         bound = incumbent.certificate.bound
