@@ -71,7 +71,7 @@ def kernel(function: Function) -> Function:
 
 
 def borrowing_kernel(function: Function) -> Function:
-    """Compile, like `kernel`, a function that neither allocates nor returns arrays, and omit reference counting.
+    """Compile, like `kernel`, a function that neither allocates nor returns arrays, without reference counting.
 
     In a function that runs for every record or sequence, reference counting would take longer than much of the work.
     """
@@ -79,8 +79,9 @@ def borrowing_kernel(function: Function) -> Function:
 
 
 def inner_kernel(function: Function) -> Function:
-    """Compile a borrowing kernel that only other kernels call. It has no Python entry point, which would take long to
-    compile.
+    """Compile a borrowing kernel that only other kernels call.
+
+    It has no Python entry point, which would take long to compile.
     """
     return _compile(function, _nrt=False, no_cpython_wrapper=True)
 
@@ -97,14 +98,15 @@ def _compile(function: Function, **options: Any) -> Function:
 
 
 def _resolve_call_template(own: Callable[..., Any], types: tuple[Any, ...], named: dict[str, Any]) -> Any:
-    """Resolve a call from another kernel without specialising on constant numbers, which would compile the kernel once per
-    constant.
+    """Resolve a call from another kernel with the plain types of its arguments.
+
+    numba would otherwise compile the called kernel again for every constant number.
     """
     return own(tuple(map(numba.types.unliteral, types)), {name: numba.types.unliteral(kind) for name, kind in named.items()})
 
 
 def inlined_kernel(function: Function) -> Function:
-    """Make `function` a part of every kernel that calls it. Use this for small functions."""
+    """Inline `function`, which should be small, in every kernel that calls it."""
     compiled: Function = njit(inline="always")(function)
     return compiled
 
@@ -114,8 +116,9 @@ def inlined_kernel(function: Function) -> Function:
 
 @functools.cache
 def _hash_and_imports(file: Path) -> tuple[bytes, frozenset[Path]]:
-    """Return the SHA-256 of a source file, and the files of this package that it imports (all files of an imported
-    folder).
+    """Return the SHA-256 of a source file and the files of this package that it imports.
+
+    An imported folder counts as all of its files.
     """
     source = file.read_bytes()
     paths = (_PACKAGE.parent.joinpath(*name.split(".")) for name in _IMPORT.findall(source.decode("utf-8")))
@@ -212,9 +215,7 @@ class _KernelCache(FunctionCache):  # type: ignore[misc]
     _impl_class = _StoredCode
 
     def load_overload(self, signature: Any, target: Any) -> Any:
-        """Load the machine code for these argument types, or return None if there is none, and say that it will be
-        compiled.
-        """
+        """Load the machine code for these argument types, or return None after saying that it will be compiled."""
         code = None
         with contextlib.suppress(OSError):
             code = super().load_overload(signature, target)

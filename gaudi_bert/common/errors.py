@@ -33,23 +33,23 @@ class GaudiBertError(Exception):
 
 
 class FailedError(GaudiBertError):
-    """The work could not be done, for example because the disk is full or a check failed. Exit code 1."""
+    """Raised if the work could not be done, for example because the disk is full or a check failed. Exit code 1."""
 
     exit_code = 1
 
 
 class InputError(GaudiBertError):
-    """The usage or the input (settings, files, records) is wrong. Exit code 2."""
+    """Raised if the usage or the input (settings, files, records) is wrong. Exit code 2."""
 
     exit_code = 2
 
 
 class ArgumentError(InputError, ValueError):
-    """An argument of a function that users call from Python is wrong. It is also a ValueError, as Python users expect."""
+    """Raised if an argument of a function that users call from Python is wrong. It is also a ValueError, as users expect."""
 
 
 class StoppedError(GaudiBertError):
-    """The work was stopped on request (SIGTERM), and the same command resumes it. Exit code 75."""
+    """Raised if the work was stopped on request (SIGTERM) and the same command resumes it. Exit code 75."""
 
     exit_code = 75
 
@@ -153,9 +153,7 @@ def has_tensorflow(python: tuple[int, int] = sys.version_info[:2]) -> bool:
 
 
 def _pip_requirement(extra: str) -> str:
-    """Return this package with its extra in the form that pip accepts: the clone it was installed from, if it still
-    exists.
-    """
+    """Return this package with its extra as a requirement for pip: the clone it was installed from, if that still exists."""
     from importlib.metadata import distributions  # slow to load and rarely needed
 
     # In a clone there are two distributions, because setuptools leaves metadata next to the sources that does not contain

@@ -98,7 +98,12 @@ def open_file(path: Path | str) -> BinaryIO:
 
 
 def read_file(path: Path | str) -> bytes:
-    """Return the content of a file as bytes. If it cannot be read, the error is one line."""
+    """Return the content of a file as bytes.
+
+    Raises:
+        InputError: the path is wrong or may not be read.
+        FailedError: the file cannot be read for another reason.
+    """
     with explain_os_errors(Path(path), "read"), open_file(path) as handle:
         return handle.read()
 

@@ -178,8 +178,9 @@ def find_node(environment: Mapping[str, str] | None = None) -> Node | None:
 
 
 def shares_folders() -> bool:
-    """Return whether all processes of the launch see the same files: there is only one, or they are pods with a shared
-    volume.
+    """Return whether all processes of the launch see the same files.
+
+    They do if there is only one process, or if they run in pods, which mount the same volume.
     """
     return find_launch() is None or NODE_ADDRESS in os.environ
 

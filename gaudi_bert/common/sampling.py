@@ -18,7 +18,7 @@ from gaudi_bert.common.arrays import AnyArray, Int32Array, IntArray, permutation
 from gaudi_bert.common.compiled import kernel
 from gaudi_bert.common.errors import InputError
 
-# Loading compiled kernels takes half a second, so numpy assigns fewer sequences than this.
+# With fewer sequences than this, numpy assigns them, because loading compiled kernels takes half a second.
 _COMPILED_FROM = 50_000
 
 

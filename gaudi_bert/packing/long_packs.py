@@ -48,9 +48,9 @@ NEAR = 10_000
 LAST_PACK_SHARE = 0.3  # fraction of the budget for finding out whether the last pack can be saved
 MATCHED = 200_000  # of more sequences than this only a part is rematched, so that a round takes 20 ms
 
-# Assigning each sequence to its slot takes gigabytes and minutes for more sequences than this.
+# With more sequences than this, assigning each one to its slot would take gigabytes and minutes.
 MAX_ASSIGNED_SEQUENCES = 2_000_000
-# If there are more, a subsample of this size is planned, which wastes about 0.002 % of the packs.
+# A subsample of this size is planned if there are more than MAX_ASSIGNED_SEQUENCES. This wastes about 0.002 % of the packs.
 THINNED = 500_000
 # With more distinct lengths than this, a subsample of this size is planned, because heuristics take microseconds per length.
 MOST_LENGTHS = 1 << 17
@@ -69,6 +69,7 @@ FEW_FITTED = 0.01
 STALLED = 3  # rounds of that kind before an empty pack is opened
 OPERATIONS_PER_ASSIGNED = 500  # operations per sequence, for assigning it to a slot and reading the packs afterwards
 # operations of a round for each pack, and for each pack that is tried
+# the operations of a round: for each pack, and for each pack that is tried
 OPERATIONS_PER_PACK, OPERATIONS_PER_TRIAL = 20, 50_000
 
 
@@ -180,9 +181,9 @@ def _swap_until_all_fit(assignment: _SlotAssignment, spare: int, work: WorkBudge
     opened = stalled = 0
     for _ in range(MOST_ROUNDS):
         over = np.flatnonzero(assignment.excess > 0)
-        if len(over) == 0 or work.exhausted:
+        if len(over) == 0 or work.is_exhausted:
             break
-        over = over[np.argsort(-_shortest_above_excess(assignment, over), kind="stable")]
+        over = over[np.argsort(-_shortest_covering_excess(assignment, over), kind="stable")]
         roomy = np.argpartition(assignment.excess, min(ROOMY, len(assignment.excess) - 1))[:ROOMY]
         roomy = roomy[np.argsort(assignment.excess[roomy], kind="stable")]
         tried, fitted = _swap_excess_away(assignment, over, roomy)
@@ -200,7 +201,7 @@ def _swap_until_all_fit(assignment: _SlotAssignment, spare: int, work: WorkBudge
 
 
 @kernel
-def _shortest_above_excess(assignment: _SlotAssignment, packs: IntArray) -> IntArray:
+def _shortest_covering_excess(assignment: _SlotAssignment, packs: IntArray) -> IntArray:
     """For each pack, return the length of its shortest sequence that is at least as long as its excess, int64 [packs].
 
     Packs for which this length is large are treated first.
@@ -414,6 +415,7 @@ STALLED_SEQUENCES, LEAST_STALLED = 10_000_000, 25
 FEWEST_SEQUENCES = 1000  # a round takes about as long for fewer sequences
 # per round: for each sequence, and for each token of a pack, because parts are sorted by counting
 # operations of a round for each sequence, and for each token of a pack, because parts are sorted by counting
+# the operations of a round: for each sequence, and for each token of a pack, because parts are sorted by counting
 OPERATIONS_PER_SEQUENCE, OPERATIONS_PER_TOKEN = 100, 5
 
 
@@ -435,7 +437,7 @@ def rematch_halves(
     lengths, starts = flatten_packs(strategy_counts)
     patience = max(LEAST_STALLED, STALLED_SEQUENCES // max(len(lengths), FEWEST_SEQUENCES))
     stalled = rounds = 0
-    while len(starts) - 1 > enough and stalled < patience and not work.exhausted:
+    while len(starts) - 1 > enough and stalled < patience and not work.is_exhausted:
         before = len(starts)
         words = (random_words(len(lengths), 0, "halves", rounds) >> np.uint64(1)).astype(np.int64)
         lengths, starts = _rematch_once(lengths, starts, words, max_length, half)

@@ -49,7 +49,7 @@ SHORT_WEIGHT = 0.09
 """The weight of the residual of short lengths."""
 
 
-def paper_weights(max_sequence_length: int) -> FloatArray:
+def nnlshp_residual_weights(max_sequence_length: int) -> FloatArray:
     """Return the residual weights of the paper, float64 [L]: 0.09 for lengths up to 8, otherwise 1 (paper F.4.5 and F.5)."""
     weights = np.ones(max_sequence_length)
     weights[:SHORT_LENGTH] = SHORT_WEIGHT
@@ -64,7 +64,7 @@ def pack_nnlshp(counts: IntArray, depth: int) -> StrategyCounts:
     columns at depth 3 and length 512, and runs out of memory at larger depths. Least squares does not minimize the number of
     packs; here the result is 0.14 % above the optimum.
     """
-    solution = solve_nnls(counts, paper_weights(len(counts)), depth)
+    solution = solve_nnls(counts, nnlshp_residual_weights(len(counts)), depth)
     strategy_counts: StrategyCounts = {}
     for strategy, usage in zip(solution.strategies, np.rint(solution.usage).astype(np.int64).tolist(), strict=True):
         add_packs(strategy_counts, strategy, usage)
@@ -116,7 +116,7 @@ SMALL_GAIN = 1e-6
 
 
 def _ennls_row_weights(residual: FloatArray, shortage_weight: float = SHORTAGE_WEIGHT) -> FloatArray:
-    """Return the weights of the lengths in equation 23 for the signs of this residual, float64 [L].
+    """Return the weights of the lengths in the objective of ENNLSHP (equation 23), float64 [L].
 
     Args:
         residual: b - A x, float64 [L]; positive if sequences are uncovered.
@@ -128,12 +128,12 @@ def _ennls_row_weights(residual: FloatArray, shortage_weight: float = SHORTAGE_W
 
 
 def _ennls_objective(residual: FloatArray, shortage_weight: float = SHORTAGE_WEIGHT) -> float:
-    """Return the value of equation 23 for this residual and the best r."""
+    """Return the objective of ENNLSHP (equation 23) for this residual and the best r."""
     return float(np.sum((_ennls_row_weights(residual, shortage_weight) * residual) ** 2))
 
 
 def _solve_ennls(counts: IntArray, depth: int) -> tuple[dict[Strategy, float], FloatArray]:
-    """Minimize equation 23 over all strategies of at most `depth` sequences.
+    """Minimize the objective of ENNLSHP (equation 23) over all strategies of at most `depth` sequences.
 
     For each value of v, Newton steps continue until the assumed signs are right or a step gains almost nothing. The
     objective never increases.
@@ -219,7 +219,7 @@ more.
 """
 
 
-def loop_weights(max_sequence_length: int) -> FloatArray:
+def iterative_residual_weights(max_sequence_length: int) -> FloatArray:
     """Return the residual weights of the iterative algorithm, float64 [L]: sqrt(8 / (2 L)) up to length 8, otherwise 1."""
     weights = np.ones(max_sequence_length)
     weights[:PADDING_LENGTHS] = np.sqrt(min(1.0, PADDING_LENGTHS / (2 * max_sequence_length)))
@@ -322,7 +322,7 @@ def _iterate_rounds(
 
     The packs may have surplus slots. The uncovered sequences are int64 [L].
     """
-    weights = loop_weights(len(counts))
+    weights = iterative_residual_weights(len(counts))
     is_long = len(counts) > LONG and leftovers == "best-fit"
     if is_long:
         depth = limit_depth_by_bound(counts, simple_certificate(counts, depth).bound, depth)
@@ -331,7 +331,7 @@ def _iterate_rounds(
     allowed = work
     for _ in range(MAX_ROUNDS):
         before = int(remaining.sum())
-        if before == 0 or work.exhausted:
+        if before == 0 or work.is_exhausted:
             break
         before_spent = work.spent
         most_rounds = int(ROUNDS_PER_LENGTH * np.count_nonzero(remaining)) + 1 if is_long else None

@@ -24,7 +24,7 @@ from gaudi_bert.packing.pricing import (
     MINUS_INFINITY,
     OPERATIONS_PER_PRODUCT,
     compiled_fill_power_table,
-    power_chain,
+    plan_power_products,
     trace_best_lengths,
 )
 from gaudi_bert.packing.strategies import WorkBudget
@@ -101,7 +101,7 @@ def solve_nnls(
     counts = np.concatenate(([0.0], np.asarray(target, dtype=np.float64) / scale))
     squared_weights = np.concatenate(([0.0], np.asarray(weights, dtype=np.float64) ** 2))
     state = _make_active_set(max_length, depth)
-    chain = power_chain(depth - 1, max_length)
+    chain = plan_power_products(depth - 1, max_length)
     residual = np.empty(max_length + 1)
     most_rounds = np.iinfo(np.int64).max if max_rounds is None else max_rounds
     scratch = _make_scratch(max_length, len(chain))
@@ -315,12 +315,12 @@ def _restore_feasibility(state: _ActiveSet, scratch: FloatArray, size: int) -> i
                     state.operations[0] += 1.5 * (size - column) * (size - column)
                     _remove_factor_column(state.factor, size, column, state.projected, scratch)
                     size -= 1
-                    _close_column_gap(state, column, size)
+                    _shift_columns_down(state, column, size)
     return size
 
 
 @inner_kernel
-def _close_column_gap(state: _ActiveSet, first: int, size: int) -> None:
+def _shift_columns_down(state: _ActiveSet, first: int, size: int) -> None:
     """Move the columns after `first` down by one, so that `size` columns remain."""
     for column in range(first, size):
         state.usage[column] = state.usage[column + 1]

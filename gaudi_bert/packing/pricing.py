@@ -36,12 +36,12 @@ OPERATIONS_PER_PRODUCT = 0.2
 """Operations of a max-plus product for each pair of totals."""
 
 NOTHING = -2
-"""An entry of `power_chain` for M_0, the power that contains no sequence."""
+"""An entry of `plan_power_products` for M_0, the power that contains no sequence."""
 CLOSURE = -1
-"""An entry of `power_chain` for the power without a depth limit."""
+"""An entry of `plan_power_products` for the power without a depth limit."""
 
 
-def power_chain(max_items: int, max_total: int) -> IntArray:
+def plan_power_products(max_items: int, max_total: int) -> IntArray:
     """Return the sequence of max-plus products that computes M_(max_items) from M_1.
 
     Args:
@@ -141,7 +141,7 @@ def fill_power_table(chain: IntArray, table: Worths, lengths: IntArray) -> Worth
     """Fill a table of max-plus powers from the prices in its first row, and return its last row.
 
     Args:
-        chain: the products to compute, from `power_chain`.
+        chain: the products to compute, from `plan_power_products`.
         table: float64 or int64 [products + 1, s + 1]; table[0, 0] must be 0.
         lengths: int64 [s], the lengths 1 .. s.
     """
@@ -186,7 +186,7 @@ def best_pack_worth(prices: Worths, depth: int) -> int | float:
 
 def _max_plus_power_worth(prices: Worths, depth: int) -> int | float:
     """Return the last element of the max-plus power of the prices."""
-    chain = power_chain(depth, len(prices))
+    chain = plan_power_products(depth, len(prices))
     table = np.zeros((len(chain) + 1, len(prices) + 1), dtype=prices.dtype)
     table[0, 1:] = prices
     result: int | float = fill_power_table(chain, table, np.arange(1, len(prices) + 1))[-1].item()

@@ -128,7 +128,9 @@ def drop_surplus_slots(
 
 
 def _drop_whole_packs(strategy_counts: StrategyCounts, surplus_of_length: dict[int, int]) -> StrategyCounts:
-    """Drop packs all of whose slots are surplus, longest strategies first, and reduce `surplus_of_length` accordingly."""
+    """Drop packs that consist of surplus slots only, longest strategies first, and reduce `surplus_of_length`
+    accordingly.
+    """
     result = dict(strategy_counts)
     for strategy in sorted(strategy_counts, key=lambda strategy: (-len(strategy), strategy)):
         if not all(surplus_of_length.get(length) for length in strategy):
@@ -169,15 +171,14 @@ _Share = list[int]
 
 
 def fill_slots(strategy_counts: Mapping[Strategy, int], counts: IntArray) -> StrategyCounts:
-    """Assign the sequences of a histogram to the slots of strategy counts, and return the counts of the resulting
-    strategies.
+    """Put the sequences of a histogram into the slots of planned packs, and return how many packs then use each strategy.
 
     From the longest length to the shortest, a sequence takes a slot of its own length or, if there is none, the shortest
     free slot that is longer. Slots that no sequence needs are removed, and so are packs that stay empty.
 
     Args:
-        strategy_counts: how many packs use each strategy. For each length, there must be at least as many slots of this
-            length or more as there are such sequences.
+        strategy_counts: the planned packs. For each length, there must be at least as many slots of this length or more as
+            there are such sequences.
         counts: int64 [L], the number of sequences of length 1 .. L.
     """
     shares = _assign_slots(count_slots(strategy_counts, len(counts)), counts)
@@ -360,7 +361,7 @@ class WorkBudget:
         return self._limit - self.spent
 
     @property
-    def exhausted(self) -> bool:
+    def is_exhausted(self) -> bool:
         """Whether no operations remain."""
         return self.remaining <= 0
 

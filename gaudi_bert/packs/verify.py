@@ -194,7 +194,7 @@ class GroupReader(Protocol):
 
 
 def verify_packs(reader: GroupReader, run: StageRun) -> StageOutput[Verification] | PlainResult:
-    """Verify a packed folder: all groups, the groups of a part, or the sums of all parts.
+    """Verify a packed folder: all of its groups, the groups of a part, or the sums of all parts.
 
     Args:
         reader: reads the packs and their source.

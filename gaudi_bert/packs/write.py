@@ -40,7 +40,7 @@ class GroupWriter(Protocol):
         ...
 
     def check_groups(self, numbers: Sequence[int]) -> tuple[Sequence[Sequence[Path]], float]:
-        """Check these groups before any of them is written.
+        """Check that these groups can be written, before any of them is.
 
         Returns:
             The files from which each group is read, and the size of all groups in units of the progress.

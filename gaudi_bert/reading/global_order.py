@@ -230,9 +230,9 @@ class GlobalOrder:
         return ShardOrder(records, np.stack([begins, firsts, lasts], axis=1))
 
     def upcoming_visits(self, epoch: int, done: int, rank: int, world_size: int) -> Iterator[tuple[int, ShardVisit]]:
-        """Yield (epoch, visit) for the shards that a process reads next, in order, until the end of the next epoch.
+        """Yield (epoch, visit) for the shards that a process reads next, until the end of the next epoch.
 
-        Each shard is yielded once per turn.
+        Visits come in reading order, and each shard once per turn.
 
         Args:
             epoch: the current epoch.

@@ -199,11 +199,11 @@ class StreamReader(Generic[Prepared]):
         self._first_end = min((opened.end for opened in self._open.values()), default=_NEVER)
 
     def _list_next_shards(self, turn: int, last_round: int, now: set[int]) -> list[_Key]:
-        """Return the (epoch, shard) keys of the shards that this process reads next: as many as it reads at once.
+        """Return the (epoch, shard) keys of the shards that this process reads after the current ones.
 
-        Shards that begin in the same round as the last of these are included, but the number of open and prepared shards
-        stays limited. Streams from which the process has not read so far, such as those of other workers of a process, are
-        skipped. Once streams have ended, any stream may be its own.
+        They are as many as the process reads at once. Shards that begin in the same round as the last of these are included,
+        but the number of open and prepared shards stays limited. Streams from which the process has not read so far, such as
+        those of other workers of a process, are skipped. Once streams have ended, any stream may be its own.
         """
 
         def comes(epoch_visit: _EpochVisit) -> bool:

@@ -12,7 +12,7 @@ from gaudi_bert.packing import algorithms, heuristics
 from gaudi_bert.packing.algorithms import ALGORITHMS, pack_histogram, run_algorithm
 from gaudi_bert.packing.certificate import check_certificate, simple_certificate
 from gaudi_bert.packing.histogram import Histogram
-from gaudi_bert.packing.nnls import loop_weights
+from gaudi_bert.packing.nnls import iterative_residual_weights
 from gaudi_bert.packing.nnls_solver import solve_nnls
 from gaudi_bert.packing.strategies import Packing
 from tests.builders.command_line import run_python
@@ -27,7 +27,7 @@ def plans() -> str:
     for size in (1, 2, 3, 5, 7, 13, 29):
         counts = random.integers(1, 99, size) * random.integers(0, 2, size)
         for depth in {1, 2, 3, 5, size}:
-            solution = solve_nnls(counts, loop_weights(size), depth)
+            solution = solve_nnls(counts, iterative_residual_weights(size), depth)
             lines.append(repr((solution.strategies, solution.usage.tolist(), solution.residual.tolist())))
             if counts.any():
                 found = [run_algorithm(counts, algorithm, min(depth, size)) for algorithm in ("nnls", "optimal", "ffd")]

@@ -13,10 +13,10 @@ from gaudi_bert.packing.nnls import (
     _pack_iteratively,
     _pad_uncovered_sequences,
     _solve_ennls,
+    nnlshp_residual_weights,
     pack_by_nnls,
     pack_ennlshp,
     pack_nnlshp,
-    paper_weights,
 )
 from gaudi_bert.packing.nnls_solver import solve_nnls
 from gaudi_bert.packing.strategies import WorkBudget, check_strategy_counts, count_packs
@@ -28,7 +28,7 @@ from tests.oracles.packing import strategies, strategy_matrix
 @pytest.mark.parametrize("name", ["wikipedia-512", "squad-384"])
 def test_published_packs_and_residual(name: str) -> None:
     histogram, rows = published(name), expected()["nnlshp"][name]
-    solution = solve_nnls(histogram.counts, paper_weights(histogram.max_sequence_length), 3)
+    solution = solve_nnls(histogram.counts, nnlshp_residual_weights(histogram.max_sequence_length), 3)
     agree(solution.objective, rows["rnorm_weighted"], 1e-8)
     if "rnorm_unweighted" in rows:
         unweighted = solve_nnls(histogram.counts, np.ones(histogram.max_sequence_length), 3)

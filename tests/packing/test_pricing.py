@@ -12,7 +12,7 @@ from gaudi_bert.packing.pricing import (
     best_pack_worth,
     fill_power_table,
     list_strategies,
-    power_chain,
+    plan_power_products,
     trace_best_lengths,
 )
 from gaudi_bert.packing.strategies import WorkBudget
@@ -42,7 +42,7 @@ def test_a_list_prices_as_the_tables_do(lengths: set[int], depth: int, seed: int
 @examples(60)
 def test_completions_and_their_items(max_total: int, max_items: int, seed: int) -> None:
     prices = np.concatenate(([0.0], np.random.default_rng(seed).integers(-5, 20, max_total).astype(float)))
-    chain = power_chain(max_items, max_total)
+    chain = plan_power_products(max_items, max_total)
     table = np.zeros((len(chain) + 1, max_total + 1))
     table[0] = prices
     completion = fill_power_table(chain, table, np.arange(1, max_total + 1))

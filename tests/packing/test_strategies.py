@@ -93,7 +93,7 @@ def test_a_share_is_spent_from_the_whole() -> None:
     whole = WorkBudget(100.0)
     part = whole.take_fraction(0.25)
     part.spend(30.0)
-    assert (part.remaining, part.exhausted, whole.remaining, whole.exhausted) == (-5.0, True, 70.0, False)
+    assert (part.remaining, part.is_exhausted, whole.remaining, whole.is_exhausted) == (-5.0, True, 70.0, False)
 
 
 def test_rows_of_an_estimate_share_a_limit_where_packs_are_long() -> None:

@@ -23,7 +23,13 @@ from gaudi_bert.packing.certificate import (
 )
 from gaudi_bert.packing.exact.linear_program import LinearProgram, Relaxation, needs_coarse_grid
 from gaudi_bert.packing.long_packs import BINS, interpolate_prices, split_counts_into_bins
-from gaudi_bert.packing.pricing import LONGEST_TABLE, OPERATIONS_PER_PRODUCT, best_pack_worth, max_plus_closure, power_chain
+from gaudi_bert.packing.pricing import (
+    LONGEST_TABLE,
+    OPERATIONS_PER_PRODUCT,
+    best_pack_worth,
+    max_plus_closure,
+    plan_power_products,
+)
 from gaudi_bert.packing.strategies import BOUND_WORK, WorkBudget
 
 LARGEST_PRICE = 10**15
@@ -89,7 +95,7 @@ def certify_relaxation(linear_program: LinearProgram, depth: int, work: WorkBudg
     prices = _extend_to_all_lengths(linear_program, np.floor(relaxation.prices * scale).astype(np.int64))
     certificate = certify_prices(linear_program.counts, prices, depth, work)
     if certificate.bound < np.ceil(relaxation.bound - 1e-6):
-        common = _as_integer_multiples(relaxation)
+        common = _find_integer_prices(relaxation)
         if common is not None:
             snapped = certify_prices(linear_program.counts, _extend_to_all_lengths(linear_program, common), depth, work)
             certificate = max(certificate, snapped, key=lambda candidate: candidate.bound)
@@ -97,8 +103,9 @@ def certify_relaxation(linear_program: LinearProgram, depth: int, work: WorkBudg
 
 
 def _extend_to_all_lengths(linear_program: LinearProgram, prices: IntArray) -> IntArray:
-    """Extend prices of the occurring lengths to all lengths. Each length gets the price of the next shorter occurring
-    one.
+    """Return prices for all lengths, int64 [L], from those of the lengths that occur.
+
+    A length that does not occur gets the price of the next shorter length that does.
     """
     row = np.searchsorted(linear_program.lengths, np.arange(1, linear_program.max_length + 1), side="right") - 1
     result: IntArray = np.where(row >= 0, np.maximum.accumulate(prices)[row], 0)
@@ -122,7 +129,7 @@ def certify_prices(counts: IntArray, prices: IntArray, depth: int, work: WorkBud
     if length > MAX_EXACT_LENGTH:
         prices = _round_down_in_steps(prices, min(STEP_WORK, max(work.remaining, ALWAYS_PROVEN)))
     max_items = length // max(1, int(np.argmax(prices > 0)) + 1)  # shorter sequences are worth nothing
-    products = len(power_chain(depth, length)) if depth < max_items and length <= MAX_EXACT_LENGTH else 1
+    products = len(plan_power_products(depth, length)) if depth < max_items and length <= MAX_EXACT_LENGTH else 1
     operations = OPERATIONS_PER_PRODUCT * products * length * min(length, STEP_WORK / length)
     if operations > max(work.remaining, ALWAYS_PROVEN):
         return simple_certificate(counts, depth)
@@ -166,7 +173,7 @@ def _limit_long_pack_worth(prices: IntArray, depth: int, max_items: int) -> int:
     return min(int(at_any_depth[-1]), worth_limit_by_longest(best[rises], rises, length, min(depth, length)))
 
 
-def _as_integer_multiples(relaxation: Relaxation) -> IntArray | None:
+def _find_integer_prices(relaxation: Relaxation) -> IntArray | None:
     """Return the prices as integer multiples of 1 / n for the smallest possible n, or None if there is no such n.
 
     With billions of sequences, rounding exact fractions down would weaken the bound by several packs.

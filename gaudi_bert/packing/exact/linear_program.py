@@ -36,7 +36,7 @@ OPERATIONS_PER_ITERATION = 10
 """Operations of a simplex iteration for each row and column."""
 
 OPERATIONS_PER_ADDED_COLUMN = 25
-"""Additional operations of an iteration for each strategy that was added after the first solution, whose basis is not
+"""Additional operations of an iteration for each strategy that was added later, because the basis is then no longer
 sparse.
 """
 
@@ -201,9 +201,7 @@ class _MasterProgram:
 # --- pricing and column generation
 
 CENTRE_SHARES = (0.7, 0.45, 0.2, 0.0)
-"""Weights of the best proven prices in the prices that are used. The next weight is tried if the current one yields no
-strategy.
-"""
+"""Weights of the best proven prices in the trial prices. The next weight is tried if the current one yields no strategy."""
 
 REDUCED_COST = 1e-9
 """A strategy is added if it is worth more than 1 by at least this."""
@@ -274,7 +272,7 @@ def generate_columns(
             or bound > enough > 0.0
             or Relaxation(objective, bound, centre).is_closed
             or master.iterations > last
-            or master.work.exhausted
+            or master.work.is_exhausted
         ):
             break
         prices = master.prices()
@@ -288,7 +286,7 @@ def generate_columns(
                 bound, centre = float(trial @ demand) / best, trial / best
             if new:
                 break
-            if master.work.exhausted:
+            if master.work.is_exhausted:
                 break
         if not master.add(new):
             break
@@ -337,14 +335,14 @@ class LinearProgram:
 
     @classmethod
     def from_heuristic(cls, counts: IntArray, depth: int, work: WorkBudget | None = None) -> LinearProgram:
-        """Create a program that contains the strategies of LPFHP at this depth, which cover all sequences."""
+        """Create a program with the strategies of LPFHP at this depth, which cover all sequences."""
         linear_program = cls(counts, depth, work)
         linear_program.add(pack_longest_first(counts, depth, OpenPacks(depth, np.inf)))
         return linear_program
 
     @classmethod
     def with_bounded_copies(cls, whole: LinearProgram, work: WorkBudget) -> LinearProgram:
-        """Create a program of the same sequences in which no strategy contains more copies of a length than there are
+        """Create a program of the same sequences whose strategies contain no more copies of a length than there are
         sequences.
         """
         linear_program = cls(whole.counts, whole.depth, work)

@@ -43,7 +43,7 @@ from gaudi_bert.packing.long_packs import (
     select_packs_with_room,
     split_counts_into_bins,
 )
-from gaudi_bert.packing.nnls import loop_weights, pack_by_nnls
+from gaudi_bert.packing.nnls import iterative_residual_weights, pack_by_nnls
 from gaudi_bert.packing.nnls_solver import MAX_NNLS_LENGTH, limit_depth_by_bound, solve_nnls
 from gaudi_bert.packing.strategies import (
     AlgorithmResult,
@@ -144,8 +144,9 @@ def solve_optimally(
 
 
 def _pack_heuristically(counts: IntArray, depth: int, work: WorkBudget) -> _Incumbent:
-    """Pack by LPFHP and compute the simple and threshold bounds. If little can be saved, also match halves of packs
-    again.
+    """Pack by LPFHP and compute the simple and threshold bounds.
+
+    If only a few packs can be saved, halves of packs are matched again as well.
     """
     if np.count_nonzero(counts) > MOST_LENGTHS:
         strategy_counts = pack_subsample(counts, depth, lambda part: pack_longest_first(part, depth), MOST_LENGTHS)
@@ -162,16 +163,14 @@ def _pack_heuristically(counts: IntArray, depth: int, work: WorkBudget) -> _Incu
 
 
 def _is_gap_negligible(incumbent: _Incumbent, counts: IntArray, depth: int) -> bool:
-    """Return whether a plan on a coarse grid is not worthwhile, because the gap is at most as large as the error of the
-    grid.
+    """Return whether the gap is so small that a plan on a coarse grid, whose own error is as large, could hardly
+    close it.
     """
     return incumbent.gap <= NEGLIGIBLE * count_packs(incumbent.strategy_counts) and needs_coarse_grid(counts, depth)
 
 
 def _count_allowed_operations(incumbent: _Incumbent, counts: IntArray, depth: int, effort: Effort) -> float:
-    """Return how many operations a search for fewer packs may take, in proportion to the fraction of packs that it
-    may save.
-    """
+    """Return how many operations a search for fewer packs may take. The more packs it may save, the more it may take."""
     if effort == "unlimited":
         return np.inf
     if _is_gap_negligible(incumbent, counts, depth):
@@ -186,7 +185,7 @@ def _count_allowed_operations(incumbent: _Incumbent, counts: IntArray, depth: in
 
 def _search_at_depth(first: _Incumbent, counts: IntArray, depth: int, work: WorkBudget, effort: Effort) -> _Incumbent:
     """Search for fewer packs by linear programs, then by `nnls` if the gap is still large, then by matching halves again."""
-    if first.gap == 0 or work.exhausted:
+    if first.gap == 0 or work.is_exhausted:
         return first
     near_work = np.inf if effort == "unlimited" else NEAR_WORK
     incumbent = _pack_optimally(counts, depth, work.take_fraction(SEARCH_SHARE), first, near_work=near_work)
@@ -199,10 +198,11 @@ def _search_at_depth(first: _Incumbent, counts: IntArray, depth: int, work: Work
 
 
 def _rematch_packs(incumbent: _Incumbent, max_length: int, depth: int, work: WorkBudget) -> _Incumbent:
-    """If there is a gap, match the halves of packs again. With more than `MATCHED` sequences, only part of the packs is
-    matched.
+    """Match the halves of packs again if there is a gap.
+
+    With more than `MATCHED` sequences, only part of the packs is matched.
     """
-    if incumbent.gap == 0 or work.exhausted:
+    if incumbent.gap == 0 or work.is_exhausted:
         return incumbent
     part = select_packs_with_room(incumbent.strategy_counts, max_length, MATCHED)
     matched = rematch_halves(part, max_length, depth, count_packs(part) - incumbent.gap, work)
@@ -285,11 +285,13 @@ def _pack_optimally(
 def _try_dives(
     linear_program: LinearProgram, incumbent: _Incumbent, attempts: tuple[DiveSettings, ...], near_work: float
 ) -> tuple[_Incumbent, bool]:
-    """Dive until the gap is closed or provably cannot be closed. Return the incumbent and whether further dives are
-    hopeless.
+    """Dive until the gap is closed or provably cannot be closed.
 
     Dives aim alternately at the lower bound and at one pack less than the incumbent. Once the incumbent is near its bound,
     further dives have a budget of `near_work`.
+
+    Returns:
+        The incumbent, and whether further dives are hopeless.
     """
     least = linear_program.min_packs
     is_limited = False
@@ -298,7 +300,7 @@ def _try_dives(
             linear_program.limit_work(linear_program.work.limit_to(near_work))
             is_limited = True
         least, packs = max(least, incumbent.certificate.bound), count_packs(incumbent.strategy_counts)
-        if least >= packs or (linear_program.work.exhausted and number > 0):
+        if least >= packs or (linear_program.work.is_exhausted and number > 0):
             break
         target = least if number % 2 == 0 else packs - 1
         packs_of_dive, waiting, is_hopeless = dive(linear_program, target, settings)
@@ -338,7 +340,7 @@ def _pack_on_grids(counts: IntArray, depth: int, incumbent: _Incumbent, work: Wo
     mean = float(counts @ np.arange(1, length + 1)) / sequences
     slack = max(SLACK_SHARE * mean, SLACK_PACKS * length / sequences)
     for bins, slacks in GRIDS:
-        if _is_near_bound(incumbent) or work.exhausted:
+        if _is_near_bound(incumbent) or work.is_exhausted:
             break
         coarse = _pack_optimally(
             split_counts_into_bins(counts, bins, slack * slacks), depth, work.take_fraction(0.3), is_quick=True
@@ -360,8 +362,9 @@ def _pack_on_grids(counts: IntArray, depth: int, incumbent: _Incumbent, work: Wo
 
 
 def _pack_many_sequences(counts: IntArray, depth: int, max_sequences: int, work: WorkBudget) -> _Incumbent:
-    """Pack a subsample of at most `max_sequences` sequences and use each pack several times. Its prices prove a bound for
-    all.
+    """Pack a subsample of at most `max_sequences` sequences, and use each of its packs several times.
+
+    The prices of the subsample prove a bound for all sequences.
     """
     proofs: list[Certificate] = []
 
@@ -376,8 +379,8 @@ def _pack_many_sequences(counts: IntArray, depth: int, max_sequences: int, work:
 
 
 def _update_incumbent(incumbent: _Incumbent, strategy_counts: StrategyCounts | None, certificate: Certificate) -> _Incumbent:
-    """Return the incumbent with the smaller of both packings and the larger of both bounds. `strategy_counts` may be
-    None.
+    """Return the smaller of both packings with the larger of both bounds. `strategy_counts` is None if only the bound is
+    new.
     """
     if strategy_counts is None or count_packs(strategy_counts) >= count_packs(incumbent.strategy_counts):
         strategy_counts = incumbent.strategy_counts
@@ -399,7 +402,7 @@ def _solve_depth_limited_program(
     elif not relaxation.is_closed:
         solution = solve_nnls(
             counts,
-            loop_weights(len(counts)),
+            iterative_residual_weights(len(counts)),
             limit_depth_by_bound(counts, relaxation.bound, depth),
             max_rounds=int(NNLS_ROUNDS * len(linear_program.lengths)),
             work=work.take_fraction(0.6),

@@ -16,7 +16,7 @@ from gaudi_bert.packing.pricing import (
     OPERATIONS_PER_PRODUCT,
     fill_power_table,
     max_plus_closure,
-    power_chain,
+    plan_power_products,
     trace_best_lengths,
     update_maximum,
 )
@@ -45,7 +45,7 @@ class TablePricer:
         self._closes = depth >= deepest  # without a depth limit, only lengths that occur have to be tried
         # Without a depth limit, the smallest part of a split comes first, so each pack is scanned only once or twice.
         self._operations_per_trace = (2 if self._closes else min(depth, deepest)) * max_length
-        self.chain = power_chain(max_length if self._closes else depth - 1, max_length)
+        self.chain = plan_power_products(max_length if self._closes else depth - 1, max_length)
         self._table = np.zeros((len(self.chain) + 1, max_length + 1))
         self._worth = np.zeros(len(lengths))
         self._row_below = np.searchsorted(lengths, np.arange(max_length + 1), side="right") - 1
@@ -234,7 +234,9 @@ def _bounded_table_shape(lengths: IntArray, max_length: int, depth: int, counts:
 def _fill_bounded_table(
     lengths: IntArray, counts: IntArray, prices: FloatArray, is_limited: bool, table: FloatArray, worth: FloatArray
 ) -> None:
-    """Fill all rows of `table` after row 0, which is 0 because it allows no length, and write the best worths to `worth`."""
+    """Fill all rows of `table` except row 0, which stands for no lengths, and write the worth of the best pack per row to
+    `worth`.
+    """
     top, slots = table.shape[2] - 1, table.shape[1] - 1
     for row in range(lengths.size):
         length, most = lengths[row], min(counts[row], top // lengths[row])
@@ -259,10 +261,7 @@ def _trace_bounded_pack(
     longest: int,
     pack: IntArray,
 ) -> int:
-    """Write the rows of the best pack that contains the length of row `longest` at least once, and no longer length.
-
-    Return the number of sequences in the pack.
-    """
+    """Write the rows of the best pack whose longest length is that of row `longest`, and return its number of sequences."""
     room, slot, size = table.shape[2] - 1, table.shape[1] - 1, 0
     for row in range(longest, -1, -1):
         most = min(counts[row], room // lengths[row])

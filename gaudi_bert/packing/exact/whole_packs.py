@@ -121,7 +121,7 @@ def _search_packs(
     _fill_completion_table(lengths, prices, best, levels < deepest)
     rest = _SearchProblem(lengths, prices, best, packs, depth, deepest)
     for attempt in ATTEMPTS:
-        if work.exhausted:
+        if work.is_exhausted:
             break
         work.spend(OPERATIONS_PER_NODE * max_nodes)
         placed = _SearchPath(
@@ -305,8 +305,8 @@ class _FixedPacks:
 
 
 class _DiveState:
-    """The packs that are fixed at some point, the solution of the program there, and the steps from there that lost the
-    target.
+    """A point to which a dive can return: the packs fixed by then, the program's solution, and the steps that failed from
+    there.
     """
 
     def __init__(self, path: _FixedPacks, usage: FloatArray, share: float) -> None:
@@ -318,7 +318,7 @@ class _DiveState:
         self.is_spent = False
 
     def choose_step(self, settings: DiveSettings) -> IntArray:
-        """Return how many packs of each strategy to fix next, int64 [strategies].
+        """Choose how many packs of each strategy to fix next, int64 [strategies].
 
         Integer parts are always fixed. If they are few, the largest fractions are rounded up as well.
         """
@@ -371,7 +371,7 @@ def dive(linear_program: LinearProgram, target: int, settings: DiveSettings) -> 
     levels = [_DiveState(path, linear_program.master.usage(), settings.share)]
     steps = failures = 0
     while packs is None and levels and steps < settings.max_steps and failures < settings.max_failures:
-        if linear_program.work.exhausted and path.fixed:
+        if linear_program.work.is_exhausted and path.fixed:
             break
         path.fix_packs(linear_program.master.strategies, levels[-1].choose_step(settings))
         steps += 1
@@ -395,7 +395,7 @@ def dive(linear_program: LinearProgram, target: int, settings: DiveSettings) -> 
 
 
 def _search_rest(linear_program: LinearProgram, path: _FixedPacks, target: int) -> _SearchResult:
-    """Search for packs for the uncovered sequences that meet the target."""
+    """Search for packs that hold the uncovered sequences and do not exceed the target."""
     waiting = path.unplaced_sequences
     if waiting.sum() > MOST_SEARCHED:
         return None, False
@@ -412,8 +412,9 @@ def _search_rest(linear_program: LinearProgram, path: _FixedPacks, target: int) 
 
 
 def _solve_rest(linear_program: LinearProgram, path: _FixedPacks, target: int) -> bool:
-    """Solve the program for the uncovered sequences. Return False if they provably need more packs than the target
-    allows.
+    """Solve the program for the uncovered sequences.
+
+    Return False if they provably need more packs than the target allows.
     """
     linear_program.set_remaining_demand(path.uncovered, path.unplaced_sequences)
     allowed = target - path.packs + WHOLE
