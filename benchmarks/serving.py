@@ -4,6 +4,7 @@
         [--clients 32 128] [--rounds 3]
     python benchmarks/serving.py --kinds --peers    # only the latency of queries, alone and beside bulks
     python benchmarks/serving.py --overload
+    python benchmarks/serving.py --attacks          # requests that are made to hold it up, and a query beside them
     python benchmarks/serving.py --device cuda      # slots, texts a second and latency beside the padded server, in bfloat16
 
 The model is all-MiniLM-L6-v2, two threads; the texts are first lines of docstrings of the standard library (queries of about
@@ -373,6 +374,89 @@ def overload(server: Server, options: argparse.Namespace) -> None:
     show("rate afterwards / before", [rates[1] / rates[0]], "times")
 
 
+# --- requests that are made to hold up a server
+
+_LARGEST = (8 << 20) - 200  # bytes of a body
+_ATTACK_SECONDS, _QUERIES = 20.0, 100
+
+
+def attacks() -> dict[str, tuple[str, bytes, int, float | None]]:
+    """Return what is sent, by what it is: the route, the body, the number of clients, and after how long each goes away."""
+
+    def filled(head: str, item: str, tail: str) -> bytes:
+        return (head + item * ((_LARGEST - len(head) - len(tail)) // len(item)) + tail).encode()
+
+    many = json.dumps({"inputs": ["some words " * 350] * 2048, "truncate": True}).encode()
+    few = json.dumps({"inputs": [f"words of request {number}" for number in range(200)]}).encode()
+    left = '", "truncate": true, "truncation_direction": "left"}'
+    return {
+        "objects": ("/embed", filled('{"inputs":[', "{},", "{}]}"), 1, None),
+        "fractions": ("/embed", filled('{"inputs":[', "0.5,", "1]}"), 1, None),
+        "lists": ("/embed", filled('{"inputs":[', "[],", "[]]}"), 1, None),
+        "token ids": ("/embed", filled('{"inputs":[', "1,", "1]}"), 1, None),
+        "documents of numbers": ("/v1/rerank", filled('{"query":"a","documents":[', "1,", "1]}"), 1, None),
+        "empty texts": ("/embed", filled('{"inputs":[', '"",', '""]}'), 1, None),
+        "/tokenize of a text": ("/tokenize", filled('{"inputs":"', "some words ", '"}'), 1, None),
+        "/tokenize of the largest text": ("/tokenize", json.dumps({"inputs": "a " * 65_000}).encode(), 1, None),
+        "a text cut at the right": ("/embed", filled('{"inputs":"', "some words ", '", "truncate": true}'), 1, None),
+        "a text cut at the left": ("/embed", filled('{"inputs":"', "some words ", left), 1, None),
+        "a word cut at the left": ("/embed", filled('{"inputs":"', "a", left), 1, None),
+        "100 clients of 8 MB that go away": ("/embed", many, 100, 0.3),
+        "cancelled requests of 200 texts": ("/embed", few, 64, 0.05),
+    }
+
+
+async def attack(
+    server: Server, route: str, body: bytes, clients: int, patience: float | None
+) -> tuple[list[float], Counter]:
+    """Have clients send a body again and again for a while; seconds of queries meanwhile, and the attackers' statuses."""
+    head = f"POST {route} HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    statuses, seconds, until = Counter[str](), list[float](), time.perf_counter() + _ATTACK_SECONDS
+
+    async def exchange() -> str:
+        reader, writer = await connect(server)
+        try:
+            writer.write(head + body)
+            await writer.drain()
+            return (await reader.readuntil(b"\r\n")).split()[1].decode()
+        finally:
+            writer.transport.abort() if patience is None else writer.close()
+
+    async def client() -> None:
+        while time.perf_counter() < until:
+            try:
+                statuses[await asyncio.wait_for(exchange(), patience or 120)] += 1
+            except (OSError, EOFError, asyncio.TimeoutError):
+                statuses["closed"] += 1
+
+    async def query() -> None:
+        connection = await connect(server)
+        while time.perf_counter() < until or len(seconds) < 3:
+            begun = time.perf_counter()
+            status, _ = await asyncio.wait_for(send(server, ["what is a pack?"], connection), 120)
+            if status != 200:
+                raise SystemExit(f"a query was answered with {status}")
+            seconds.append(time.perf_counter() - begun)
+            await asyncio.sleep(_ATTACK_SECONDS / _QUERIES)
+        connection[1].close()
+
+    await asyncio.gather(query(), *(client() for _ in range(clients)))
+    return seconds, statuses
+
+
+def resist(model: Path, options: argparse.Namespace) -> None:
+    """Print what each attack does to queries and to the server's memory, of a fresh server each time."""
+    for name, (route, body, clients, patience) in attacks().items():
+        with started("gaudi-bert", model, options.device, options.environment, Path(tempfile.gettempdir())) as server:
+            vectors(server, texts_of("mix", 64, 1))
+            before = server.memory_mib()
+            seconds, statuses = asyncio.run(attack(server, route, body, clients, patience))
+            shares = [1000 * float(np.quantile(seconds, share)) for share in (0.5, 0.99)]
+            show(f"{name}: p50 and p99 of a query", shares, "ms")
+            show(f"{name}: memory before, and at the most", [before, server.memory_mib()], "MiB")
+            print(f"  {name}: {len(body):,} bytes, by status {dict(sorted(statuses.items()))}", flush=True)
+
+
 # --- the servers that are written here
 
 
@@ -470,6 +554,7 @@ def main() -> None:
     parser.add_argument("--environment", type=Path, default=Path(tempfile.gettempdir()) / "infinity")
     parser.add_argument("--no-latency", action="store_true")
     parser.add_argument("--overload", action="store_true", help="ours alone, at ten times its highest rate for a minute")
+    parser.add_argument("--attacks", action="store_true", help="ours alone, beside requests that are made to hold it up")
     parser.add_argument("--serve", choices=[LOOP, PADDED], help=argparse.SUPPRESS)
     parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -479,6 +564,9 @@ def main() -> None:
         return
     show_processor()
     peers = [PADDED] if options.device == "cuda" else options.peers
+    if options.attacks:
+        resist(model, options)
+        return
     if options.overload:
         log = Path(tempfile.gettempdir())
         with started("gaudi-bert", model, options.device, options.environment, log) as server:

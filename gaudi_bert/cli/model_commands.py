@@ -241,4 +241,4 @@ def serve(model: Model, options: arguments.Options) -> None:
     from gaudi_bert.serving import server
     from gaudi_bert.serving.settings import ServeSettings
 
-    server.serve(model, section_from_options(ServeSettings, **arguments.values_of(options)), Reporter())
+    server.serve(model, section_from_options(ServeSettings, **arguments.values_of(options)))

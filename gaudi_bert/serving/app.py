@@ -24,7 +24,7 @@ from gaudi_bert import __version__
 from gaudi_bert.common.arrays import Float32Array
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.rows.fields import words_of_text
-from gaudi_bert.rows.types import Row, RowPosition, Sequences, TextRow, join_sequences
+from gaudi_bert.rows.types import Row, RowPosition, Sequences, TaggedRow, TextRow, join_sequences
 from gaudi_bert.serving.bodies import read_request
 from gaudi_bert.serving.model import ServedModel
 from gaudi_bert.serving.schemas import (
@@ -46,6 +46,9 @@ _Answer = Callable[[Service, ServedModel, Ticket, Any], Awaitable[_Write]]
 """Computes what a request asks for, and returns what writes the answer as JSON, perhaps on another thread."""
 _LARGEST_TOKENIZED = 1 << 17
 """For /tokenize, most characters of a text and most tokens of an answer, each of which takes about 70 bytes."""
+
+_LARGEST_TAGGED = 1 << 19
+"""Most characters of a tagger's request, because its words take up to 50 bytes per character."""
 
 
 def make_app(service: Service, api_key: str | None) -> FastAPI:
@@ -274,6 +277,8 @@ async def _outputs(
 
 
 def _characters(row: Row) -> int:
+    if isinstance(row, TaggedRow):
+        return sum(map(len, row.tokens))
     return len(row.text) + len(row.text_pair or "") if isinstance(row, TextRow) else 0
 
 
@@ -322,7 +327,13 @@ async def _predict(service: Service, model: ServedModel, ticket: Ticket, request
         raise RefusedError(422, "validation", "`inputs` mixes texts and lists of texts; send each text in a list")
     is_batch = kinds == {list}
     listed = inputs if is_batch else [inputs]
-    rows = [_row(model, number, [texts] if isinstance(texts, str) else texts) for number, texts in enumerate(listed)]
+    if model.kind == "tagger" and sum(len(text) for texts in listed for text in texts) > _LARGEST_TAGGED:
+        raise RefusedError(413, "validation", f"`inputs` have more than {_LARGEST_TAGGED:,} characters; send fewer")
+
+    def make_rows() -> list[Row]:
+        return [_row(model, number, [texts] if isinstance(texts, str) else texts) for number, texts in enumerate(listed)]
+
+    rows = make_rows() if ticket.is_small else await asyncio.to_thread(make_rows)
     outputs, sequences = await _outputs(service, model, ticket, rows, request)
 
     def write() -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -13,6 +14,7 @@ from gaudi_bert.common.arrays import BatchArrays, Float32Array
 from gaudi_bert.common.errors import InputError, short_repr
 from gaudi_bert.common.files import check_model_exists
 from gaudi_bert.config.sections import TaskSettings
+from gaudi_bert.rows.cutting import TextCutter
 from gaudi_bert.rows.tokenizing import tokenize_rows
 from gaudi_bert.rows.types import Row, Sequences, TextRow, separate_sequences
 from gaudi_bert.serving.settings import ServeSettings
@@ -59,7 +61,12 @@ class ServedModel:
     @property
     def most_characters(self) -> int:
         """The largest number of characters of a text that are tokenized."""
-        return 1 << 17
+        return self.cutter.most_characters
+
+    @cached_property
+    def cutter(self) -> TextCutter:
+        """Cuts texts before they are tokenized."""
+        return TextCutter(self.loaded.tokenizer.tokenizer, self.longest)
 
     @property
     def width(self) -> int:
@@ -96,8 +103,7 @@ class ServedModel:
             InputError: a text holds a token that changes the other texts of its row.
         """
         prompt = prompt if self.task is None else self.folder.prompt(None)
-        if prompt:
-            rows = [row._replace(text=prompt + row.text) if isinstance(row, TextRow) else row for row in rows]
+        rows = [self._cut(row, prompt, cuts_left) if isinstance(row, TextRow) else row for row in rows]
         name = None if self.task is None else self.task.settings.name
         too_long: Literal["window", "truncate"] = "window" if self.kind == "tagger" else "truncate"
         settings = (TaskSettings() if self.task is None else self.task.settings).model_copy(update={"too_long": too_long})
@@ -111,6 +117,16 @@ class ServedModel:
             truncation_side="left" if cuts_left else "right",
         )
         return self._checked(sequences)
+
+    def _cut(self, row: TextRow, prompt: str, cuts_left: bool) -> TextRow:
+        """Return the row with the prompt and with the part of its texts that decides which tokens stay."""
+        if row.text_pair is not None:
+            text, pair = self.cutter.cut_pair(prompt + row.text, row.text_pair, from_left=cuts_left)
+            return row._replace(text=text, text_pair=pair)
+        # The prompt of a text that loses its beginning is lost too.
+        before = "" if cuts_left else prompt
+        cut = self.cutter.cut(row.text, before, from_left=cuts_left)
+        return row._replace(text=(prompt if cut is row.text else before) + cut)
 
     def of_ids(self, texts: Sequence[Sequence[int]], *, cuts_left: bool = False) -> Sequences:
         """Return the sequences of texts that are given as token ids. Special tokens that a text lacks are added around it.

@@ -8,13 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
+import logging
+import os
+import queue
 import signal
 import socket
 import stat
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TextIO, cast
 
 import uvicorn
 import uvloop
@@ -35,7 +41,9 @@ from gaudi_bert.serving.settings import ServeSettings
 _SHORTEST_ROW = {"cpu": 16, "cuda": 32, "hpu": 32}
 _USUAL_ROW = {"cpu": 256, "cuda": 512, "hpu": 512}
 _BATCH_SLOTS = {"cpu": 2048, "cuda": 16384, "hpu": 16384}
-_MOST_HEADER_BYTES = 1 << 16
+_MOST_HEADER_BYTES, _PARSED_BYTES = 1 << 16, 1 << 12
+_ASK_SECONDS, _TCP_CLOSE = 0.2, 7  # the state of a connection in TCP_INFO after a reset
+_STANDARD_ERROR, _MOST_LOG_TEXTS = 2, 1000
 _SWITCH_SECONDS = 0.0005  # that the device's thread waits at most while requests are read or refused
 _POLL_SECONDS, _JOIN_SECONDS = 0.05, 10.0
 
@@ -50,9 +58,13 @@ class _Server(uvicorn.Server):
 
 
 class _Connection(HttpToolsProtocol):
-    """A connection that is closed if a request's headers do not come, or come too slowly, or are too long."""
+    """A connection of HTTP/1.1.
 
-    _reads_headers, _header_bytes = True, 0
+    It is closed if a request's headers do not come, or come too slowly, or are too long. Pipelined requests are parsed
+    only a few at a time. A client that closes its own side after a complete request still gets its answer.
+    """
+
+    _reads_headers, _header_bytes, _unread, _is_half_closed = True, 0, b"", False
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         """Begin to wait for a request."""
@@ -60,29 +72,97 @@ class _Connection(HttpToolsProtocol):
         self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
 
     def data_received(self, data: bytes) -> None:
-        """Continue to wait for the rest of a request's headers, no longer than for all of them."""
+        """Parse what has come, unless answers of requests before it are still due."""
+        self._unread += data
+        self._parse()
+
+    def _parse(self) -> None:
+        """Parse a little at a time, and wait for the rest of a request's headers no longer than for all of them."""
         timer, self.timeout_keep_alive_task = self.timeout_keep_alive_task, None
-        super().data_received(data)
+        at = 0
+        while at < len(self._unread) and not self.pipeline and not self.transport.is_closing():
+            part = self._unread[at : at + _PARSED_BYTES]
+            at += len(part)
+            super().data_received(part)
+            self._header_bytes = self._header_bytes + len(part) if self._reads_headers else 0
+            if self._header_bytes > _MOST_HEADER_BYTES and not self.transport.is_closing():
+                self.send_400_response("The headers are too long.")
+        self._unread = self._unread[at:]
+        if self._unread:
+            self.flow.pause_reading()
         if timer is not None and self.cycle is not None and not self.cycle.response_complete:
             timer.cancel()
         elif self.timeout_keep_alive_task is None:
             self.timeout_keep_alive_task = timer
-        self._header_bytes = self._header_bytes + len(data) if self._reads_headers else 0
-        if self._header_bytes > _MOST_HEADER_BYTES and not self.transport.is_closing():
-            self.send_400_response("The headers are too long.")
 
     def on_message_begin(self) -> None:
         """Count the bytes of headers."""
         super().on_message_begin()
-        self._reads_headers = True
+        self._reads_headers, self._header_bytes = True, 0
 
     def on_headers_complete(self) -> None:
         """Answer the request, while its body comes."""
         super().on_headers_complete()
         self._reads_headers = False
 
+    def on_response_complete(self) -> None:
+        """Continue with the next request."""
+        super().on_response_complete()
+        if self._unread and not self.transport.is_closing():
+            self._parse()
+        if self._is_half_closed and self.cycle.response_complete:
+            self.transport.close()
 
-def serve(path: Path, settings: ServeSettings, reporter: Reporter) -> None:
+    def _unsupported_upgrade_warning(self) -> None:
+        """Answer a request that asks for another protocol as if it did not, and close the connection, without a log line."""
+        self._unread = b""
+        if self.cycle is not None:
+            self.cycle.keep_alive = False
+
+    def eof_received(self) -> bool:
+        """Keep the connection if an answer is due, because the client may have closed only its own side."""
+        self._is_half_closed = self.cycle is not None and not self.cycle.response_complete and not self.cycle.more_body
+        if self._is_half_closed:
+            self.loop.call_later(_ASK_SECONDS, self._ask_whether_gone, True)
+        return self._is_half_closed
+
+    def _ask_whether_gone(self, is_first: bool) -> None:
+        """Close the connection if the client has closed both sides, which its machine says only when something is sent."""
+        if self.transport.is_closing() or self.cycle.response_complete:
+            return
+        connected = self.transport.get_extra_info("socket")
+        if connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _TCP_CLOSE:
+            self.transport.abort()
+            return
+        if is_first and not self.pipeline and not self.cycle.response_started and self.scope["http_version"] == "1.1":
+            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")  # every client has to skip it
+        self.loop.call_later(_ASK_SECONDS, self._ask_whether_gone, False)
+
+
+class _Log(io.TextIOBase):
+    """A stream whose lines a thread writes to standard error, so that nothing waits if nobody reads them.
+
+    Lines are lost if too many wait, or if they cannot be written.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._texts: queue.Queue[str] = queue.Queue(_MOST_LOG_TEXTS)
+        threading.Thread(target=self._write_texts, name="log", daemon=True).start()
+
+    def write(self, text: str) -> int:
+        """Have a text written."""
+        with contextlib.suppress(queue.Full):
+            self._texts.put_nowait(text)
+        return len(text)
+
+    def _write_texts(self) -> None:
+        while True:
+            with contextlib.suppress(OSError):
+                os.write(_STANDARD_ERROR, self._texts.get().encode("utf-8", "replace"))
+
+
+def serve(path: Path, settings: ServeSettings) -> None:
     """Serve the model of a folder until SIGTERM or Ctrl-C.
 
     Raises:
@@ -91,11 +171,14 @@ def serve(path: Path, settings: ServeSettings, reporter: Reporter) -> None:
     """
     api_key = None if settings.api_key_file is None else _read_key(settings.api_key_file)
 
+    log = cast("TextIO", _Log())
+    logging.basicConfig(stream=log, format="%(levelname)s: %(message)s")
+
     async def until_signal(listener: socket.socket) -> None:
         stop = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
-        await answer_until(stop, listener, path, settings, api_key, reporter)
+        await answer_until(stop, listener, path, settings, api_key, Reporter(log))
 
     sys.setswitchinterval(_SWITCH_SECONDS)
     with open_listener(settings) as listener:
@@ -118,10 +201,10 @@ async def answer_until(
         ws="none",
         lifespan="off",
         log_config=None,
+        log_level="error",  # not for each request that is not HTTP
         access_log=False,
         server_header=False,
         timeout_keep_alive=max(1, round(settings.request_seconds)),
-        timeout_graceful_shutdown=1,
     )
     begun, server = time.monotonic(), _Server(config)
     serving = asyncio.ensure_future(server.serve([listener]))
@@ -136,6 +219,7 @@ async def answer_until(
     while service.requests and not service.ended.is_set() and time.monotonic() < deadline:
         await asyncio.sleep(_POLL_SECONDS)
     service.queue.close()
+    config.timeout_graceful_shutdown = 1.0 if service.ended.is_set() else max(1.0, deadline - time.monotonic())
     server.should_exit = True
     await serving
     await asyncio.to_thread(service.device.join, _JOIN_SECONDS)

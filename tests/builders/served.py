@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import http.client
 import json
+import socket
 import subprocess
 import sys
 import threading
@@ -18,6 +19,8 @@ from gaudi_bert.common.progress import Reporter
 from gaudi_bert.serving.server import answer_until, open_listener
 from gaudi_bert.serving.settings import ServeSettings
 from tests.builders.waiting import wait_until
+
+_COMMAND = [sys.executable, "-m", "gaudi_bert", "serve", "--device", "cpu"]
 
 
 @dataclass(frozen=True)
@@ -93,10 +96,30 @@ def served_in_thread(model: Path, api_key: str | None = None, **settings: Any) -
 
 
 @contextlib.contextmanager
-def served_in_process(model: Path, folder: Path, *options: object) -> Iterator[Served]:
-    """`gaudi-bert serve` as users start it, killed at the end if it still runs."""
+def served_in_process(model: Path, folder: Path, *options: object, standard_error: int | None = None) -> Iterator[Served]:
+    """`gaudi-bert serve` as users start it, killed at the end if it still runs.
+
+    Args:
+        model: the folder of the model.
+        folder: a folder for the log.
+        options: more options of the command.
+        standard_error: where it writes, if not to the log.
+    """
+    if standard_error is not None:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        command = [*_COMMAND, "--model", str(model), "--port", str(port), *map(str, options)]
+        process = subprocess.Popen(command, stderr=standard_error)
+        try:
+            served = Served(port, process)
+            wait_until(lambda: served.is_ready() or process.poll() is not None)
+            yield served
+        finally:
+            process.kill()
+            process.wait()
+        return
     log = folder / "serve.log"
-    command = [sys.executable, "-m", "gaudi_bert", "serve", "--model", str(model), "--port", "0", "--device", "cpu"]
+    command = [*_COMMAND, "--model", str(model), "--port", "0"]
     with log.open("wb") as handle:
         process = subprocess.Popen([*command, *map(str, options)], stdout=handle, stderr=subprocess.STDOUT)
     try:

@@ -54,6 +54,25 @@ def test_texts_that_are_too_long_are_refused_or_cut_at_either_end(embedding: Ser
     agree(left, vectors(embedding, tokens, truncate=True, truncation_direction="left"))
 
 
+def test_texts_of_a_megabyte_are_cut_before_they_are_tokenized(
+    embedding: Served, reranker: Served, classifier: Served, tagger: Served
+) -> None:
+    big = "beta " + "alpha beta " * 90_000 + "gamma"
+    agree(vectors(embedding, big, truncate=True), vectors(embedding, big[:2000], truncate=True))
+    left = {"truncate": True, "truncation_direction": "left"}
+    agree(vectors(embedding, big, **left), vectors(embedding, big[-2000:], **left))
+    assert embedding.post("/embed", {"inputs": big}).status == 422
+    assert embedding.post("/embed", {"inputs": "a" * 200_000, "truncate": True}).json["error_type"] == "tokenizer"
+    for pair, short in ((("gamma", big), ("gamma", big[:2000])), ((big, "gamma"), (big[:2000], "gamma"))):
+        found, expected = (
+            reranker.post("/rerank", {"query": query, "texts": [text], "truncate": True, "raw_scores": True}).json
+            for query, text in (pair, short)
+        )
+        agree(found[0]["score"], expected[0]["score"])
+    assert classifier.post("/predict", {"inputs": big, "truncate": True}).status == 200
+    assert tagger.post("/predict", {"inputs": big}).status == 413
+
+
 def test_openai_embeddings_as_numbers_and_as_base64(embedding: Served) -> None:
     asked = {"input": TEXTS[:2], "model": "any", "user": "someone"}
     answer = embedding.post("/v1/embeddings", asked).json

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
+import os
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -124,6 +127,68 @@ def test_hostile_requests_get_a_refusal_or_are_closed(server: Served, requests: 
     assert text not in server.log.read_text()
 
 
+def answers(server: Served, data: bytes, half_close: bool = False) -> bytes:
+    """Send bytes, and return all that comes until the server closes the connection."""
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
+        connection.sendall(data)
+        if half_close:
+            connection.shutdown(socket.SHUT_WR)
+        with connection.makefile("rb") as stream:
+            return stream.read()
+
+
+def test_a_client_that_closes_its_own_side_gets_its_answer(server: Served) -> None:
+    for body in ({"inputs": "alpha"}, {"inputs": TEXTS * 20}):
+        content = answers(server, request_of(json.dumps(body).encode()), half_close=True)
+        content = content.removeprefix(b"HTTP/1.1 100 Continue\r\n\r\n")
+        assert content.startswith(b"HTTP/1.1 200")
+        assert len(json.loads(content.partition(b"\r\n\r\n")[2])) == (1 if body["inputs"] == "alpha" else 20 * len(TEXTS))
+
+
+def test_pipelined_requests_are_all_answered(server: Served) -> None:
+    posted = request_of(json.dumps({"inputs": "alpha", "other": "x" * 100_000}).encode())
+    requests = (
+        [b"GET /ping HTTP/1.1\r\nHost: a\r\n\r\n"] * 2_000 + [posted] + [b"GET /ping HTTP/1.1\r\nHost: a\r\n\r\n"] * 20
+    )
+    found = answers(server, b"".join(requests), half_close=True)
+    assert found.count(b"HTTP/1.1 200") == len(requests)
+
+
+def test_a_request_for_another_protocol_is_answered_in_this_one(server: Served) -> None:
+    found = answers(server, b"GET /info HTTP/1.1\r\nHost: a\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\n")
+    assert found.startswith(b"HTTP/1.1 200")
+    assert b"connection: close" in found
+
+
+@pytest.mark.parametrize("output", ["nobody reads", "full"])
+def test_standard_error_that_takes_nothing_does_not_stop_the_server(
+    folders: dict[str, Path], tmp_path: Path, output: str
+) -> None:
+    read_end, write_end = os.pipe()
+    if output == "full":
+        if not Path("/dev/full").exists():
+            pytest.skip("FILE MISSING: /dev/full")
+        os.close(write_end)
+        write_end = os.open("/dev/full", os.O_WRONLY)
+    else:
+        os.set_blocking(write_end, False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                os.write(write_end, b"x" * 4096)
+        os.set_blocking(write_end, True)
+    try:
+        with served_in_process(folders["embedding"], tmp_path, "--batch-rows", 1, standard_error=write_end) as server:
+            for data in (b"nonsense\r\n\r\n", b"GET / HTTP/1.1\r\nHost: a\r\nUpgrade: a\r\nConnection: Upgrade\r\n\r\n"):
+                answers(server, data)
+            assert server.post("/embed", {"inputs": "alpha"}).status == 200
+            assert server.process is not None
+            server.process.terminate()
+            assert server.process.wait() == 0
+    finally:
+        os.close(read_end)
+        os.close(write_end)
+
+
 def test_slow_senders_are_closed_and_hold_up_nobody(server: Served) -> None:
     slow = [socket.create_connection(("127.0.0.1", server.port), timeout=60) for _ in range(20)]
     for number, connection in enumerate(slow):
@@ -153,7 +218,7 @@ class Load:
     """Clients that ask one after the other until the server is gone; what they got."""
 
     def __init__(self, server: Served, clients: int) -> None:
-        self.server, self.statuses, self.wrong, self.broken = server, [], 0, 0
+        self.server, self.statuses, self.wrong, self.broken, self.kept = server, [], 0, 0, 0
         self.texts = TEXTS[:12]
         self.expected = {text: expected_of(server, [text])[0] for text in self.texts}
         self.threads = [threading.Thread(target=self._ask, args=(number,)) for number in range(clients)]
@@ -170,6 +235,7 @@ class Load:
                 self.broken += 1
                 return
             self.statuses.append(answer.status)
+            self.kept += answer.status == 503 and answer.headers.get("connection") != "close"
             if answer.status == 200:
                 self.wrong += float(np.abs(answer.json[0] - self.expected[text]).max()) > 1e-5
 
@@ -193,7 +259,24 @@ def test_sigterm_answers_what_was_accepted_and_ends_with_0(folders: dict[str, Pa
         assert bulk[0].status == 200
         assert len(bulk[0].json) == 10 * len(TEXTS)
         assert set(load.statuses) <= {200, 503}
-        assert load.wrong == 0
+        assert (load.wrong, load.kept) == (0, 0)
+
+
+def test_a_slow_reader_gets_its_complete_answer_after_sigterm(folders: dict[str, Path], tmp_path: Path) -> None:
+    with served_in_process(folders["embedding"], tmp_path, "--batch-rows", 1, "--grace-seconds", 100) as server:
+        assert server.process is not None
+        with socket.socket() as slow:
+            slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            slow.connect(("127.0.0.1", server.port))
+            slow.sendall(request_of(json.dumps({"inputs": "12345678" * 15_000}).encode(), path=b"/tokenize"))
+            wait_until(lambda: server.metrics().get('te_request_success_total{method="tokenize"}') == 1)
+            server.process.terminate()
+            time.sleep(2)  # longer than uvicorn waited before
+            with slow.makefile("rb") as stream:
+                head, _, body = stream.read().partition(b"\r\n\r\n")
+        assert int(head.lower().partition(b"content-length: ")[2].split()[0]) == len(body) > 6_000_000
+        assert len(json.loads(body)[0]) == 120_002
+        assert server.process.wait() == 0
 
 
 def test_a_server_that_is_killed_gave_no_wrong_answer(server: Served) -> None:
