@@ -1,4 +1,4 @@
-"""When a stage has nothing to do, and when it must refuse; and folders that are written in groups.
+"""Decides whether a stage has nothing to do, resumes or rejects its folder; and folders that are written in groups.
 
 Every artefact has a settings file: the stage, its settings and the identity of its inputs. It is written before the
 work starts, so half-done work is only ever resumed with its own settings; the artefact's final file is written last, so its
@@ -8,7 +8,8 @@ presence means that the artefact is complete.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,8 @@ from typing import Any, Generic, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from gaudi_bert.artefacts.base import Artefact
-from gaudi_bert.artefacts.mirrored_folder import fetch, is_mirrored, names_in, release, remove, shown_path
+from gaudi_bert.artefacts.mirrored_folder import fetch, is_mirrored, release, remove, shown_path
+from gaudi_bert.artefacts.owned_files import OWNED, is_owned, list_files_below
 from gaudi_bert.common.errors import InputError, shorten
 from gaudi_bert.common.files import check_file_name, exclusive_lock, explain_os_errors, json_digest, read_json, write_json
 from gaudi_bert.common.progress import Reporter
@@ -49,26 +51,31 @@ class Signature:
 
 
 def read_signature(path: Path) -> Signature:
-    """The signature that a settings file holds."""
+    """Return the signature that a settings file states.
+
+    Raises:
+        InputError: the file is not a settings file of ours.
+    """
     try:
         return TypeAdapter(Signature).validate_python(read_json(path))
     except ValidationError as error:
-        raise InputError(f"{path}: is not an artefact's settings file; make it again with --overwrite") from error
+        raise InputError(f"{path}: is not an artefact's settings file; remove it and make the artefact again") from error
 
 
 def settings_path(artefact: Path, final: Path | None = None) -> Path:
-    """Return where the settings of `artefact` are stored: `x.settings.json` next to a file, `settings.json` inside a folder.
+    """Return the path of an artefact's settings file.
 
-    Inside a folder they are next to its `final` file, which may be in a folder there.
+    For a folder it is `settings.json` next to the file `final`, which may be in a folder there. For a single file `x.json`
+    it is `x.settings.json` next to it, and for any other file, such as `x.npy`, it is `x.npy.settings.json`, because files
+    that differ in their ending only are different artefacts.
     """
-    is_file = final in (None, artefact) and not artefact.is_dir()
-    if artefact.suffix and is_file:
-        return artefact.with_name(f"{artefact.stem}.settings.json")
+    if final == artefact or (final is None and artefact.suffix and not artefact.is_dir()):
+        return artefact.with_name(f"{artefact.name.removesuffix('.json')}.settings.json")
     return (artefact if final is None else final.parent) / "settings.json"
 
 
 def is_finished(artefact: Path, final: Path, signature: Signature) -> bool:
-    """Whether the finished artefact of the same signature is there. Nothing is written, so a read-only folder will do.
+    """Return whether the finished artefact of this signature is there. Writes nothing, so a read-only folder will do.
 
     The arguments are those of `begin_artefact`.
     """
@@ -78,47 +85,121 @@ def is_finished(artefact: Path, final: Path, signature: Signature) -> bool:
 
 
 def begin_artefact(artefact: Path, final: Path, signature: Signature, overwrite: bool = False) -> bool:
-    """Prepare to create `artefact`, whose file `final` is written last (the artefact itself when it is one file).
+    """Prepare to create `artefact`, whose file `final` is written last (the artefact itself if it is one file).
 
-    True when the finished artefact of the same signature is there; False when there is work to do (the settings file has
-    then been written). What is not ours, or has another signature, is refused without `overwrite`, and removed with it.
+    Returns:
+        True if the finished artefact of the same signature is there. False if there is work to do; the settings file is then
+        written, and with `overwrite` the files of another signature are removed.
+
+    Raises:
+        InputError: the place is not free, as in `check_place`, or an artefact of another signature is there and `overwrite`
+            is False.
     """
-    check_file_name(artefact)
+    if is_finished(artefact, final, signature):
+        return True
+    check_place(artefact, final, signature.stage, overwrite)
     settings = settings_path(artefact, final)
-    fetch(settings, final)
     difference = first_difference(read_json(settings), signature.as_json(), "now") if settings.exists() else None
-    holds_something = artefact.exists()
-    if artefact.is_dir():
-        holds_something = any(not path.name.startswith(".") for path in _others(artefact, settings))
-    if settings.exists() and difference is None:
-        if final.exists():
-            return True
-    elif overwrite or not holds_something:
-        remove_artefact(artefact, final)
-    elif difference is not None:
-        raise InputError(f"{artefact} was written otherwise ({difference}); choose another folder, or pass --overwrite")
-    else:
-        raise InputError(f"{artefact}: exists and is not ours; choose another folder, or pass --overwrite")
+    if difference is not None:
+        own, foreign = _split_own_and_foreign_files(artefact, final, signature.stage)
+        if not overwrite and not all(_is_hidden(path, artefact, final) for path in own):
+            others = f", and also holds {foreign[0].name}" if foreign else ""
+            remedy = "" if foreign else ", or pass --overwrite"
+            raise InputError(
+                f"{artefact}: was written with other settings ({difference}){others}; choose another folder{remedy}"
+            )
+        remove_artefact(artefact, final, signature.stage)
     write_json(settings, signature.as_json())
     return False
 
 
-def remove_artefact(artefact: Path, final: Path | None = None) -> None:
-    """Remove `artefact`, the final file first and the settings last: after a kill, the rest is refused or resumed."""
-    settings = settings_path(artefact, final)
+def check_place(artefact: Path, final: Path, stage: str, overwrite: bool = False) -> None:
+    """Reject a place where `begin_artefact` would meet files that are not of this artefact. Writes and removes nothing.
+
+    A command that locks its output calls this before it makes the lock.
+
+    Raises:
+        InputError: there are visible files, but no settings file of a stage that writes this artefact; or `overwrite` is
+            True and there is a file, hidden or not, that the artefact cannot have written.
+    """
+    check_file_name(artefact)
+    settings, owned = settings_path(artefact, final), OWNED[stage]
+    fetch(settings, final)
+    kind = "file" if final == artefact else "folder"
+    is_ours = _is_settings_file_of(settings, owned.stages)
+    if is_ours and not overwrite and artefact.is_dir() and final != artefact:
+        return  # resumed, or rejected because of a setting: no reason to list the folder
+    own, foreign = _split_own_and_foreign_files(artefact, final, stage)
+    if not is_ours:
+        there = [*own, *foreign, *([settings] if settings.exists() else [])]
+        visible = [path for path in there if not _is_hidden(path, artefact, final)]
+        if visible:
+            met = f"{artefact}: already exists" if visible[0] == artefact else f"{artefact}: already holds {visible[0].name}"
+            raise InputError(
+                f"{met}, and no settings file says that `{owned.command}` wrote this {kind}; choose another {kind}"
+            )
+    elif foreign and (overwrite or artefact in foreign):
+        raise InputError(
+            f"{foreign[0]}: `{owned.command}` does not write this file, so nothing is removed; move it away, or choose "
+            f"another {kind}"
+        )
+
+
+def remove_artefact(artefact: Path, final: Path, stage: str) -> None:
+    """Remove the files of an artefact and its empty folders, and nothing else.
+
+    The final file is removed first and the settings file last, so that what a kill leaves behind is rejected or resumed.
+    Locks stay, because they may be held.
+    """
+    own, _ = _split_own_and_foreign_files(artefact, final, stage)
+    files = [path for path in own if path.suffix != ".lock"]
     with explain_os_errors(artefact, "remove"):
-        if artefact.is_dir():
-            others = [path for path in _others(artefact, settings) if not path.name.endswith(".lock")]  # it may be held
-            remove(*sorted(others, key=lambda path: path != final))
-        else:
-            remove(artefact)
-        remove(settings)
+        remove(*sorted(files, key=lambda path: path != final))
+        _remove_empty_folders({path.parent for path in files} - {artefact, artefact.parent, final.parent})
+        remove(settings_path(artefact, final))
 
 
-def _others(artefact: Path, settings: Path) -> list[Path]:
-    folders = (artefact,) if settings.parent in (artefact, artefact.parent) else (artefact, settings.parent)
-    paths = dict.fromkeys(folder / name for folder in folders if folder.is_dir() for name in names_in(folder))
-    return [path for path in paths if path not in (settings, *folders)]
+def _remove_empty_folders(folders: Iterable[Path]) -> None:
+    for folder in sorted(folders, reverse=True):
+        if folder.is_dir() and not folder.is_symlink() and not any(folder.iterdir()):
+            folder.rmdir()
+
+
+def _split_own_and_foreign_files(artefact: Path, final: Path, stage: str) -> tuple[list[Path], list[Path]]:
+    """Return what is in the place of an artefact, without its settings file: files that it can have written, and others."""
+    owned, settings = OWNED[stage], settings_path(artefact, final)
+    if final == artefact:
+        is_file = artefact.is_file() and not artefact.is_symlink()
+        there = [artefact] if os.path.lexists(artefact) else []
+        return (there, []) if is_file else ([], there)
+    if os.path.lexists(artefact) and not artefact.is_dir():
+        return [], [artefact]
+    places = [(artefact, owned.names)]
+    if not final.is_relative_to(artefact):
+        places.append((final.parent, owned.names_beside))
+    own, foreign = list[Path](), list[Path]()
+    for folder, names in places:
+        for name, is_regular in list_files_below(folder):
+            is_own = is_regular and is_owned(name, names)
+            if folder / name != settings or not is_own:
+                (own if is_own else foreign).append(folder / name)
+    return own, foreign
+
+
+def _is_settings_file_of(path: Path, stages: Sequence[str]) -> bool:
+    """Return whether `path` is a settings file, and no link, that one of these stages wrote."""
+    if path.is_symlink() or not path.is_file():
+        return False
+    try:
+        return read_signature(path).stage in stages
+    except InputError:
+        return False
+
+
+def _is_hidden(path: Path, artefact: Path, final: Path) -> bool:
+    """Return whether a part of `path`, as seen from the artefact, begins with a dot."""
+    folder = next((folder for folder in (artefact, final.parent) if path.is_relative_to(folder)), path.parent)
+    return any(part.startswith(".") for part in path.relative_to(folder).parts)
 
 
 def first_difference(stored: Any, right: Any, expected: str, path: str = "") -> str | None:
@@ -166,6 +247,7 @@ class GroupedOutput(Generic[Group, Summary]):
         """Make the folder ready; say whether it is finished already, which a read-only folder may be."""
         finished = is_finished(self.folder, self.final, self.signature)
         if not finished:
+            check_place(self.folder, self.final, self.signature.stage, overwrite)
             with exclusive_lock(settings_path(self.folder, self.final), str(self.folder), wait=True):
                 finished = begin_artefact(self.folder, self.final, self.signature, overwrite)
         if finished:
@@ -182,16 +264,13 @@ class GroupedOutput(Generic[Group, Summary]):
             raise
 
     def remove_all(self) -> None:
-        """Remove what there is of the folder."""
+        """Remove the files of the artefact and their locks; files of others stay, and so does a folder that holds some."""
+        remove_artefact(self.folder, self.final, self.signature.stage)
         if is_mirrored(self.folder):
-            remove(*(self.folder / name for name in names_in(self.folder)))
             return
-        remove_artefact(self.folder, self.final)
-        for folder in dict.fromkeys((self.final.parent, self.folder)):
-            for path in folder.glob(".*.lock"):
-                path.unlink(missing_ok=True)
-            if not any(folder.iterdir()):
-                folder.rmdir()
+        own, _ = _split_own_and_foreign_files(self.folder, self.final, self.signature.stage)
+        remove(*own)  # the locks
+        _remove_empty_folders({self.folder, self.final.parent, *(path.parent for path in own)})
 
     def completed(self, groups: Sequence[Group]) -> Iterator[tuple[Group, Summary]]:
         """Yield those of `groups` that are complete with their summaries; a store's are fetched some at a time."""

@@ -52,7 +52,9 @@ def _for_programs(requested: bool) -> bool:
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object, for programs.", callback=_for_programs)]
 Verbose = Annotated[bool, typer.Option("--verbose", help="Also print the algorithm and the masked slots.")]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the results of other settings.")]
+Overwrite = Annotated[
+    bool, typer.Option("--overwrite", help="Replace the output of other settings, if all files there are ours.")
+]
 Shard = Annotated[
     str | None,
     typer.Option(

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from gaudi_bert.artefacts.base import InputFile
-from gaudi_bert.artefacts.completion import Signature, begin_artefact, is_finished
+from gaudi_bert.artefacts.completion import Signature, begin_artefact, check_place, is_finished
 from gaudi_bert.artefacts.histogram import CountedFile, HistogramFile
 from gaudi_bert.artefacts.mirrored_folder import local_copy, mirrored
 from gaudi_bert.artefacts.plan import Plan, PlannedGroup, PlanTotals, totals_of
@@ -54,6 +54,7 @@ def plan(histograms: Sequence[Path], out: Path, settings: PackingSettings, run: 
         path = stack.enter_context(mirrored(out.parent, run.store)) / out.name
         finished = is_finished(path, path, signature)
         if not finished:
+            check_place(path, path, signature.stage, run.overwrite)
             with exclusive_lock(path, str(out), wait=True):
                 finished = begin_artefact(path, path, signature, run.overwrite)
         if finished:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal, get_args
 
 from gaudi_bert.artefacts.base import Artefact, Count, Sha256
-from gaudi_bert.artefacts.completion import Signature, begin_artefact
+from gaudi_bert.artefacts.completion import Signature, begin_artefact, check_place, is_finished
 from gaudi_bert.artefacts.mirrored_folder import shown_path
 from gaudi_bert.common.errors import InputError, StoppedError
 from gaudi_bert.common.files import (
@@ -185,6 +185,8 @@ def open_answers(
     if out == STANDARD_OUTPUT:
         yield AnswerStream(rows, reporter, task)
         return
+    if not is_finished(Path(out), Path(out), signature):
+        check_place(Path(out), Path(out), signature.stage, overwrite)
     with exclusive_lock(Path(out), str(Path(out))):
         yield _AnswerFile(Path(out), signature, rows, reporter, overwrite, task)
 

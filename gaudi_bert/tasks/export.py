@@ -1,25 +1,30 @@
 """Stage export: weights of any kind that we read, as a folder of `transformers`.
 
-`config.json` and `model.safetensors` are in the layout of `BertForPreTraining`; the vocabulary, where it is known, is
-`vocab.txt`. The folder has a hidden name until it is complete.
+`config.json` and `model.safetensors` are in the layout of `BertForPreTraining`; the vocabulary, if it is known, is
+`vocab.txt`. `config.json` is written last, so that an incomplete folder is no model.
 """
 
 from __future__ import annotations
 
-import shutil
+import hashlib
+import json
 from pathlib import Path
+from typing import Any
 
 from safetensors.numpy import save
 
-from gaudi_bert.artefacts.mirrored_folder import local_copies, mirrored, names_in, publish, remove
+from gaudi_bert.artefacts.completion import Signature, begin_artefact, check_place
+from gaudi_bert.artefacts.mirrored_folder import local_copies, mirrored, shown_path
 from gaudi_bert.artefacts.results import PlainResult
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.files import atomic_file, exclusive_lock, explain_os_errors, flush_folder, open_file, write_json
+from gaudi_bert.common.files import atomic_file, exclusive_lock, explain_os_errors, open_file, read_file
 from gaudi_bert.common.progress import Reporter, format_count
 from gaudi_bert.config.pipeline import load_pipeline
 from gaudi_bert.model.config import BertConfig, count_parameters
 from gaudi_bert.tasks.task_models import check_finished
 from gaudi_bert.training.weights import Weights, local_weights, read_weights, to_hugging_face
+
+_CONFIG = "config.json"
 
 
 def export(
@@ -27,18 +32,26 @@ def export(
 ) -> PlainResult:
     """Write weights of ours, of Hugging Face or of Google as a folder that `transformers` opens.
 
-    `vocabulary` is their vocab.txt; None for the one in its usual folder. With `overwrite`, what is in `out` is replaced.
+    Args:
+        checkpoint: the weights, of any of the three kinds.
+        out: the folder to create.
+        vocabulary: the vocab.txt of the weights; None for the one in its usual folder.
+        reporter: shows what was written.
+        overwrite: replace a folder that `export` wrote from other weights.
+
+    Returns:
+        The names of the files, the number of parameters and the vocabulary.
+
+    Raises:
+        InputError: the weights cannot be exported, or `out` holds files of others.
     """
     with local_weights(checkpoint) as weights, local_copies((vocabulary,)) as (words,), mirrored(out) as folder:
-        exists = bool(names_in(folder)) if folder.is_dir() else folder.exists()
-        if exists and not overwrite:
-            raise InputError(f"{folder}: exists already; choose another folder, or pass --overwrite")
+        check_place(folder, folder / _CONFIG, "export", overwrite)
         check_finished(weights)
-        return _export(read_weights(weights), folder.resolve(), words, reporter)
+        return _export(read_weights(weights), folder, words, reporter, overwrite)
 
 
-def _export(weights: Weights, out: Path, vocabulary: Path | None, reporter: Reporter) -> PlainResult:
-    """A model with its pretraining heads, and its vocabulary."""
+def _export(weights: Weights, out: Path, vocabulary: Path | None, reporter: Reporter, overwrite: bool) -> PlainResult:
     config = weights.config
     if config is None:
         raise InputError(f"{weights.path}: its config is not known; put bert_config.json next to it")
@@ -47,20 +60,16 @@ def _export(weights: Weights, out: Path, vocabulary: Path | None, reporter: Repo
     if config.attention != "bidirectional":
         raise InputError(f"{weights.path}: its attention is {config.attention}; a BERT of transformers sees both sides")
     words = _vocabulary(weights, config, vocabulary, reporter)
-    temporary = out.with_name(f".{out.name}.tmp")
-    with exclusive_lock(out, str(out)), explain_os_errors(out, "write"):
-        if temporary.exists():
-            shutil.rmtree(temporary)
-        temporary.mkdir(parents=True)
-        _write_model(temporary, weights, config, words)
-        remove(*(out / name for name in names_in(out)) if out.is_dir() else (out,))
-        temporary.replace(out)
-        flush_folder(out.parent)
-    # The file that identifies a folder as a model is uploaded last.
-    files = sorted(out.iterdir(), key=lambda path: path.name == "config.json")
-    publish(*files)
-    names = tuple(sorted(file.name for file in files))
-    reporter.say(f"export: {weights.path} ({weights.kind}): {', '.join(names)}")
+    files = _files(weights, config, words)
+    signature = Signature("export", {}, {name: hashlib.sha256(content).hexdigest() for name, content in files.items()})
+    with exclusive_lock(out, str(out)):
+        is_done = begin_artefact(out, out / _CONFIG, signature, overwrite)
+        for name, content in () if is_done else files.items():
+            with atomic_file(out / name) as handle:
+                handle.write(content)
+    names = tuple(sorted(files))
+    done = "already there, nothing to do" if is_done else f"{weights.path} ({weights.kind}): {', '.join(names)}"
+    reporter.say(f"{shown_path(out) if is_done else 'export'}: {done}")
     parameters, known = count_parameters(config), "without a vocabulary" if words is None else f"with the vocabulary {words}"
     return PlainResult(
         [f"{format_count(parameters, 'parameter')} in {', '.join(names)}, {known}"],
@@ -68,23 +77,26 @@ def _export(weights: Weights, out: Path, vocabulary: Path | None, reporter: Repo
     )
 
 
-def _write_model(folder: Path, weights: Weights, config: BertConfig, vocabulary: Path | None) -> None:
-    with atomic_file(folder / "model.safetensors") as handle:
-        handle.write(save(to_hugging_face(weights.variables), metadata={"format": "pt"}))
+def _files(weights: Weights, config: BertConfig, vocabulary: Path | None) -> dict[str, bytes]:
+    """Return the content of each file by its name, in the order in which they are written."""
+    files = {"model.safetensors": save(to_hugging_face(weights.variables), metadata={"format": "pt"})}
+    if vocabulary is not None:
+        files["vocab.txt"] = read_file(vocabulary)
+        settings = _run_folder(weights) / "settings.yaml"
+        if weights.kind == "gaudi-bert" and settings.is_file():
+            tokenizer = {
+                "tokenizer_class": "BertTokenizer",
+                "do_lower_case": load_pipeline(settings).prepare.lower_case,
+                "model_max_length": config.max_position_embeddings,
+            }
+            files["tokenizer_config.json"] = _json_bytes(tokenizer)
     values = {name: value for name, value in config.to_json().items() if name != "attention"}
     known = {"architectures": ["BertForPreTraining"], "model_type": "bert", "pad_token_id": 0}
-    write_json(folder / "config.json", {**known, **values})
-    if vocabulary is None:
-        return
-    shutil.copyfile(vocabulary, folder / "vocab.txt")
-    settings = _run_folder(weights) / "settings.yaml"
-    if weights.kind == "gaudi-bert" and settings.is_file():
-        tokenizer = {
-            "tokenizer_class": "BertTokenizer",
-            "do_lower_case": load_pipeline(settings).prepare.lower_case,
-            "model_max_length": config.max_position_embeddings,
-        }
-        write_json(folder / "tokenizer_config.json", tokenizer)
+    return {**files, _CONFIG: _json_bytes({**known, **values})}
+
+
+def _json_bytes(value: dict[str, Any]) -> bytes:
+    return (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode()
 
 
 def _vocabulary(weights: Weights, config: BertConfig, given: Path | None, reporter: Reporter) -> Path | None:

@@ -7,6 +7,7 @@ are there, and removed before the first is written.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 import zlib
@@ -17,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from gaudi_bert.artefacts.completion import Signature, begin_artefact, is_finished, settings_path
+from gaudi_bert.artefacts.completion import Signature, begin_artefact, check_place, is_finished, settings_path
 from gaudi_bert.artefacts.packed import Conversion, Metadata, PackedSums, conversion_path
 from gaudi_bert.artefacts.results import StageOutput
 from gaudi_bert.artefacts.shards import Shard
@@ -53,12 +54,13 @@ def convert(
     if is_finished(out, final, signature):
         reporter.say(f"{out}: already there, nothing to do")
         return StageOutput(Conversion.read(final), skipped=True)
+    check_place(out, final, signature.stage, overwrite)
+    if os.path.lexists(sibling) and not settings_path(out, final).exists():
+        raise InputError(f"{sibling}: already exists, and `gaudi-bert convert` has not written {out}; choose another folder")
     require_h5py()
     strategies, most_masked = _survey(packed, metadata, reporter, workers)
     slots = max(metadata.max_predictions + _MOST_SEQUENCES, most_masked + 1)
     with exclusive_lock(final, str(out)):
-        if sibling.exists() and not (settings_path(out, final).exists() or overwrite):
-            raise InputError(f"{sibling}: exists, and is not of {out}; choose another folder, or pass --overwrite")
         begin_artefact(out, final, signature, overwrite)
         sibling.unlink(missing_ok=True)
         table = metadata.shard_table

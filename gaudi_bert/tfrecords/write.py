@@ -18,12 +18,12 @@ import numpy as np
 
 from gaudi_bert import __version__
 from gaudi_bert.artefacts.base import METADATA_NAME, InputFile, VocabularyInfo, manifest_path
-from gaudi_bert.artefacts.completion import Signature
+from gaudi_bert.artefacts.completion import Signature, check_place
 from gaudi_bert.artefacts.mirrored_folder import local_copy, mirrored, release
 from gaudi_bert.artefacts.packed import GroupManifest, Metadata, PackedMetadata, PackedSums, of_counts
 from gaudi_bert.artefacts.plan import PlannedGroup, WritablePlan
 from gaudi_bert.artefacts.results import PackResult, PlainResult, StageOutput, StageRun, require_complete
-from gaudi_bert.artefacts.shards import Shard, SizeArray, index_path, shard_bounds, shard_name, write_index
+from gaudi_bert.artefacts.shards import IndexArray, Shard, index_path, shard_bounds, shard_name, write_index
 from gaudi_bert.common.arrays import ByteArray, IntArray
 from gaudi_bert.common.errors import FailedError, GaudiBertError, InputError
 from gaudi_bert.common.files import check_file_name, format_location, is_in_store, read_text, resolve_links, store_url
@@ -63,6 +63,8 @@ def pack(
     if not run.does_all:
         raise InputError(f"{out}: records are packed at once; use `histogram`, `plan` and `write` to share the work")
     _check_apart(records, out)
+    with mirrored(out, run.store) as folder:  # before the plan of other packs is replaced
+        check_place(folder, folder / METADATA_NAME, "write", run.overwrite)
     histogram_path = out.with_name(f"{out.name}-plan") / "histogram.json"
     plan_path = histogram_path.with_name("plan.json")
     histogram(records, histogram_path, run, on_bad_file=on_bad_file)
@@ -178,7 +180,7 @@ class _RecordsWriter:
         cores = choose_worker_count(self.workers, shards)
         slots = threading.Semaphore(cores)
 
-        def make(shard: int, output: ByteArray) -> tuple[Shard, SizeArray]:
+        def make(shard: int, output: ByteArray) -> tuple[Shard, IndexArray]:
             path = self.out / shard_name(number, shard, Metadata.shard_ending)
             first, last = int(bounds[shard]), int(bounds[shard + 1])
             written = encoder.write_shard(path, first, last, output, slots, lambda packs: task.advance(packs * share))
@@ -187,7 +189,7 @@ class _RecordsWriter:
 
         written = list(map_in_threads(make, range(shards), _WRITERS_PER_CORE * cores, encoder.output_buffer))
         index = index_path(self.out, number)
-        index_crc32c = write_index(index, [sizes for _, sizes in written])
+        index_crc32c = write_index(index, [entries for _, entries in written])
         release(index)
         return GroupManifest(
             format_version=2,

@@ -18,7 +18,14 @@ from typing import Any, ClassVar, Generic, TypedDict
 import yaml
 from typing_extensions import Required, Unpack
 
-from gaudi_bert.artefacts.completion import Signature, begin_artefact, is_finished, remove_artefact, settings_path
+from gaudi_bert.artefacts.completion import (
+    Signature,
+    begin_artefact,
+    check_place,
+    is_finished,
+    remove_artefact,
+    settings_path,
+)
 from gaudi_bert.artefacts.mirrored_folder import fetch, is_mirrored, mirrored, names_in, remove, shown_path
 from gaudi_bert.artefacts.results import StageOutput
 from gaudi_bert.common.errors import InputError
@@ -236,6 +243,7 @@ def _run_folder(
         # At first without a lock, so that a finished folder may be read-only.
         is_done = watched.from_first(lambda: not overwrite and is_finished(folder, result_path, signature))
         if not is_done:
+            watched.from_first(lambda: check_place(folder, result_path, signature.stage, overwrite))
             if watched.is_first:
                 stack.enter_context(exclusive_lock(folder, str(folder)))
             named = section.model_copy(update={"engine": engine.NAME})
@@ -292,8 +300,9 @@ def _begin(
     """Whether the run is finished already; otherwise its folder is prepared to begin or to continue."""
     folder, settings_file = result_path.parent, settings_path(result_path.parent)
     fetch(settings_file)
-    if overwrite and settings_file.exists():
-        remove_artefact(folder)
+    if overwrite:
+        check_place(folder, result_path, signature.stage, overwrite)
+        remove_artefact(folder, result_path, signature.stage)
     before = _fewer_updates(settings_file, signature)
     if before is not None:
         updates = signature.settings["training"]["updates"]

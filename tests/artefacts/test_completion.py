@@ -21,8 +21,8 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import exclusive_lock
 from tests.builders.reporters import QUIET
 
-OLD = Signature("plan", {"depth": 3, "seed": 1}, {"histogram": "abc"})
-NEW = Signature("plan", {"depth": 4, "seed": 1}, {"histogram": "abc"})
+OLD = Signature("write", {"depth": 3, "seed": 1}, {"histogram": "abc"})
+NEW = Signature("write", {"depth": 4, "seed": 1}, {"histogram": "abc"})
 
 
 def test_a_finished_file_of_the_same_settings_is_unchanged(tmp_path: Path) -> None:
@@ -40,7 +40,7 @@ def test_other_settings_are_refused_by_name_until_told_to_overwrite(tmp_path: Pa
     plan = tmp_path / "plan.json"
     begin_artefact(plan, plan, OLD)
     plan.write_text("{}")
-    with pytest.raises(InputError, match=r"plan.json was written otherwise \(settings.depth: 3 there, 4 now\)"):
+    with pytest.raises(InputError, match=r"plan.json: was written with other settings \(settings.depth: 3 there, 4 now\)"):
         begin_artefact(plan, plan, NEW)
     assert plan.exists()
     assert not begin_artefact(plan, plan, NEW, overwrite=True)
@@ -67,10 +67,10 @@ def test_a_removal_that_is_killed_leaves_nothing_that_looks_finished(
     folder, removed = tmp_path / "packed", []
     final = folder / "metadata.json"
     begin_artefact(folder, final, OLD)
-    for name in ("a", "metadata.json", "z"):
+    for name in ("group-00000.json", "metadata.json", "packed-00000-00000.tfrecord"):
         (folder / name).write_text("{}")
     monkeypatch.setattr("gaudi_bert.artefacts.completion.remove", lambda *paths: removed.extend(p.name for p in paths))
-    remove_artefact(folder, final)
+    remove_artefact(folder, final, OLD.stage)
     assert (removed[0], removed[-1], len(removed)) == ("metadata.json", "settings.json", 4)
 
 
@@ -78,7 +78,10 @@ def test_what_is_not_ours_is_never_taken_over(tmp_path: Path) -> None:
     folder = tmp_path / "mine"
     folder.mkdir()
     (folder / "thesis.tex").write_text("years of work")
-    with pytest.raises(InputError, match="is not ours"):
+    with pytest.raises(
+        InputError,
+        match=r"mine: already holds thesis.tex, and no settings file says that .* wrote this folder",
+    ):
         begin_artefact(folder, folder / "metadata.json", OLD)
     assert (folder / "thesis.tex").read_text() == "years of work"
 
@@ -94,12 +97,12 @@ def test_what_is_not_ours_is_never_taken_over(tmp_path: Path) -> None:
 def test_the_first_difference_is_named(
     tmp_path: Path, stored: dict[str, object], requested: dict[str, object], message: str
 ) -> None:
-    final = tmp_path / "made" / "last"
-    begin_artefact(final.parent, final, Signature("stage", stored, {}))
+    final = tmp_path / "made" / "metadata.json"
+    begin_artefact(final.parent, final, Signature("write", stored, {}))
     final.write_text("x")
-    assert begin_artefact(final.parent, final, Signature("stage", stored, {}))
+    assert begin_artefact(final.parent, final, Signature("write", stored, {}))
     with pytest.raises(InputError, match=re.escape(f"(settings.{message})")):
-        begin_artefact(final.parent, final, Signature("stage", requested, {}))
+        begin_artefact(final.parent, final, Signature("write", requested, {}))
 
 
 def test_a_folder_with_an_ending_takes_nothing_beside_it_for_its_own(tmp_path: Path) -> None:

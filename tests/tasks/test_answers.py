@@ -95,7 +95,7 @@ def windows_of_five(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def left_beside(out: Path) -> list[str]:
-    return sorted(path.name for path in out.parent.iterdir() if path.name not in (out.name, f"{out.stem}.settings.json"))
+    return sorted(path.name for path in out.parent.iterdir() if path.name not in (out.name, f"{out.name}.settings.json"))
 
 
 def test_all_at_once(tmp_path: Path) -> None:

@@ -59,10 +59,10 @@ def test_predictions_from_and_to_a_bucket(folder: Path, s3: S3Server, tmp_path: 
     common = {"reporter": QUIET, "store": objects.settings}
     assert predict(*there, **common).rows == 19
     found = contents(f"{URL}/answers", objects)
-    assert found.keys() == {"there.jsonl", "there.settings.json"}
+    assert found.keys() == {"there.jsonl", "there.jsonl.settings.json"}
     assert found["there.jsonl"] == (tmp_path / "here.jsonl").read_bytes()
     assert predict(*there, **common).skipped
-    with pytest.raises(InputError, match=r"s3://bucket/tasks/answers/there.jsonl was written otherwise"):
+    with pytest.raises(InputError, match=r"s3://bucket/tasks/answers/there.jsonl: was written with other settings"):
         predict(*there[:3], PredictOptions(max_sequence_length=31), {}, **common)
     with pytest.raises(InputError, match=r"s3://bucket/tasks/classification-evaluation.jsonl: is the data itself"):
         predict(*there[:2], there[1], options, {}, **common)

@@ -190,7 +190,7 @@ def test_there_and_back_again_to_the_bit(whole_run, tmp_path) -> None:
         export(whole_run, tmp_path / "other", reporter=QUIET)
     export(whole_run, tmp_path / "other", reporter=QUIET, overwrite=True)
     assert sorted(file.name for file in (tmp_path / "other").iterdir()) == [
-        *("config.json", "model.safetensors", "tokenizer_config.json", "vocab.txt")
+        *("config.json", "model.safetensors", "settings.json", "tokenizer_config.json", "vocab.txt")
     ]
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -40,14 +41,20 @@ def write_rendered(settings: PipelineSettings, stages: Sequence[str], folder: Pa
             or several workers would share a volume that one node alone can mount.
     """
     check_access_mode(settings)
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{folder}: is a file; choose another folder")
     if folder.exists() and any(folder.iterdir()) and not (folder / "kustomization.yaml").exists():
-        raise InputError(f"{folder}: holds other files; choose an empty folder, or one that --render wrote")
+        raise InputError(f"{folder}: holds other files; choose another folder, an empty one or one that --render wrote")
     files, parts = _files(settings, stages)
     texts = {
         folder / name: f"{_FIRST_LINE}\n{yaml.dump(item, Dumper=_Dumper, sort_keys=False, width=120)}"
         for name, item in files.items()
     }
-    changed = [path for path, text in texts.items() if path.exists() and read_file(path) != text.encode()]
+    changed = [path for path, text in texts.items() if os.path.lexists(path) and read_file(path) != text.encode()]
+    linked = [path for path in (*texts, *(path.parent for path in texts if path.parent != folder)) if path.is_symlink()]
+    foreign = [path for path in changed if not read_file(path).startswith(_FIRST_LINE.encode())]
+    if linked or foreign:
+        raise InputError(f"{(linked or foreign)[0]}: is not a manifest that --render wrote; choose another folder")
     if changed and not overwrite:
         raise InputError(
             f"{changed[0]}: differs from what --render would write (edited, or rendered from other settings); "

@@ -1,0 +1,135 @@
+"""The files that each artefact can consist of, so that nothing else is ever removed.
+
+`OWNED` declares them for each stage, and `tests/test_overwrite.py` runs every command that takes `--overwrite` against
+this declaration. A file is ours if its name matches a pattern, if it is a regular file, and if a settings file of the same
+command is in its place. A symbolic link is never ours, and never followed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from gaudi_bert.artefacts.base import METADATA_NAME, NOTES_NAME, VERIFICATION_NAME
+from gaudi_bert.artefacts.mirrored_folder import is_mirrored, names_in
+from gaudi_bert.artefacts.work_folder import EXAMPLES_NAME, FINETUNING_NAME, TRAINING_NAME
+
+TOKENIZER_FILES = (
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
+    *("vocab.txt", "vocab.json", "merges.txt"),
+)
+"""The files of a tokenizer that we copy next to tokens, packs and models."""
+
+
+@dataclass(frozen=True)
+class OwnedFiles:
+    """The files that one command can write in its folder.
+
+    Attributes:
+        command: what users type to write the artefact.
+        stages: the stages that may replace each other's output, as settings files name them.
+        names: patterns of paths in the folder. `#` stands for digits and `*` for any characters but a slash. An artefact
+            that is a single file has none.
+        names_beside: patterns of the files in a second folder, for an artefact whose settings are not in its own folder.
+    """
+
+    command: str
+    stages: tuple[str, ...]
+    names: tuple[str, ...] = ()
+    names_beside: tuple[str, ...] = ()
+
+
+def is_owned(name: str, patterns: tuple[str, ...]) -> bool:
+    """Return whether `name`, a path with slashes, matches a pattern, or is a lock or a temporary file of one that does."""
+    parent, slash, last = name.rpartition("/")
+    if last.startswith("."):
+        last = re.sub(r"^\.(.+)\.(lock|[0-9a-f]{8}\.tmp)$", r"\1", last)
+    return _expression(patterns).fullmatch(f"{parent}{slash}{last}") is not None
+
+
+@cache
+def _expression(patterns: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile("|".join(re.escape(name).replace(r"\#", "[0-9]+").replace(r"\*", "[^/]*") for name in patterns))
+
+
+_RUN_FILES = (
+    *("settings.json", "settings.yaml", "metrics.jsonl", "engine.log", "engine-#.log", "checkpoints/update-#.safetensors"),
+    *("tensorboard/events.out.tfevents.*", *TOKENIZER_FILES),
+)
+_PRETRAINING_FILES = (TRAINING_NAME, "mlperf.log", "evaluation.json", "evaluation.settings.json", "config.json")
+_MODEL_FILES = ("config.json", "model.safetensors")
+_SENTENCE_FILES = (
+    *("modules.json", "1_Pooling/config.json", "sentence_bert_config.json", "config_sentence_transformers.json"),
+)
+_RECORD_FILES = (
+    *("settings.json", "packed-#-#.tfrecord", "group-#.index", "group-#.json", METADATA_NAME, VERIFICATION_NAME),
+    "verification-#-of-#.json",
+)
+_TABLE_NOTES = (
+    *("settings.json", "group-#.json", METADATA_NAME, "row_lengths.json", VERIFICATION_NAME, "verification-#-of-#.json"),
+    *TOKENIZER_FILES,
+)
+_TABLE_FILES = ("packed-#-#.parquet", *(f"{NOTES_NAME}/{name}" for name in _TABLE_NOTES))
+_TOKEN_NOTES = ("settings.json", "tokens.json", "tokens-#-of-#.json", *TOKENIZER_FILES)
+
+_ALL = (
+    OwnedFiles(
+        "gaudi-bert prepare",
+        ("prepare",),
+        (
+            *("settings.json", "vocab.txt", EXAMPLES_NAME, "sections/train-#.json", "sections/evaluation-#.json"),
+            *("train/part-#-of-#.tfrecord", "evaluation/part-#-of-#.tfrecord"),
+        ),
+    ),
+    OwnedFiles(
+        "gaudi-bert tokenize",
+        ("tokenize",),
+        ("tokens-#-of-#.parquet", *(f"{NOTES_NAME}/{name}" for name in _TOKEN_NOTES)),
+    ),
+    OwnedFiles("gaudi-bert histogram", ("histogram",)),
+    OwnedFiles("gaudi-bert plan", ("plan",)),
+    OwnedFiles("gaudi-bert write", ("write",), _RECORD_FILES),
+    OwnedFiles(
+        "gaudi-bert pack",
+        ("pack-table", "pack-rows"),
+        (*_TABLE_FILES, *(f"rows-#/{name}" for name in _TABLE_FILES)),
+    ),
+    OwnedFiles("gaudi-bert convert", ("convert",), ("packed-#-#.hdf5",), ("settings.json", "conversion.json")),
+    OwnedFiles("gaudi-bert train", ("train",), (*_RUN_FILES, *_PRETRAINING_FILES, *_MODEL_FILES)),
+    OwnedFiles("gaudi-bert evaluate", ("evaluate",)),
+    OwnedFiles("gaudi-bert export", ("export",), ("settings.json", *_MODEL_FILES, *TOKENIZER_FILES)),
+    OwnedFiles(
+        "gaudi-bert finetune",
+        ("finetune",),
+        (
+            *(*_RUN_FILES, *_MODEL_FILES, *_SENTENCE_FILES, FINETUNING_NAME, "predictions.jsonl"),
+            *("best/best.json", "best/baseline.json", "best/update-#.safetensors"),
+        ),
+    ),
+    OwnedFiles("gaudi-bert predict", ("predict",)),
+    OwnedFiles("gaudi-bert embed", ("embed",)),
+    OwnedFiles("gaudi-bert run", ("rows",), ("settings.json", "train.jsonl", "evaluation.jsonl")),
+)
+OWNED = {stage: owned for owned in _ALL for stage in owned.stages}
+"""The files of each stage's artefact, by the name of the stage in its settings file."""
+
+
+def list_files_below(folder: Path) -> Iterator[tuple[str, bool]]:
+    """Yield the path in `folder` of everything but folders, and whether it is a regular file; links are not followed.
+
+    Folders that may not be listed are passed over, because nothing in them can be removed either.
+    """
+    if is_mirrored(folder):
+        yield from ((name, True) for name in names_in(folder))
+        return
+    with suppress(FileNotFoundError, NotADirectoryError, PermissionError), os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                yield from ((f"{entry.name}/{name}", is_regular) for name, is_regular in list_files_below(Path(entry)))
+            else:
+                yield entry.name, entry.is_file(follow_symlinks=False)
