@@ -297,17 +297,37 @@ def _is_part(key: str, of: str) -> bool:
     return of == key or of.startswith(f"{key}.")
 
 
+_NAMES_ELSEWHERE = {
+    "updates": "steps max_steps num_steps train_steps num_train_steps total_steps",
+    "epochs": "num_epochs num_train_epochs max_epochs",
+    "global_batch_sequences": "batch_size global_batch_size train_batch_size per_device_train_batch_size",
+    "batch_sequences": "batch_size global_batch_size train_batch_size per_device_train_batch_size",
+    "learning_rate": "lr",
+    "warmup_updates": "warmup_steps num_warmup_steps",
+    "warmup_share": "warmup_ratio",
+    "save_every_updates": "save_steps",
+    "evaluate_every_updates": "eval_steps",
+    "max_sequence_length": "max_length max_seq_length max_seq_len seq_length model_max_length",
+}
+"""What other programs call keys of ours."""
+
+
 def nearest_keys(key: str, settings: type[Settings]) -> str:
-    """Return where an unknown key may belong: keys of this name in any section, or the most similar one."""
+    """Return a sentence on where an unknown key may belong.
+
+    It suggests the key of this section that other programs call so, or else the keys of this name in any section, or else
+    the key of this section with the most similar name. Without a known section, all keys are compared.
+    """
     known = list(full_keys(settings))
     section, _, name = key[:160].rpartition(".")
-    named = [each for each in known if each.rpartition(".")[2] == name]
+    siblings = [each for each in known if section and each.rpartition(".")[0] == section]
+    names = {name, *(own for own, others in _NAMES_ELSEWHERE.items() if name in others.split())}
+    named = [each for each in siblings if each.rpartition(".")[2] in names]
+    named = named or [each for each in known if each.rpartition(".")[2] in names]
     if named:
         return f"did you mean {' or '.join(f'`{each}`' for each in named)}?"
-    siblings = [each for each in known if each.rpartition(".")[0] == section]
-    for candidates in (siblings, known):
-        by_name = {each.rpartition(".")[2]: each for each in candidates}
-        near = difflib.get_close_matches(name, by_name, n=1, cutoff=0.6)
-        if near:
-            return f"did you mean `{by_name[near[0]]}`?"
+    by_name = {each.rpartition(".")[2]: each for each in siblings or known}
+    near = difflib.get_close_matches(name, by_name, n=1, cutoff=0.6)
+    if near:
+        return f"did you mean `{by_name[near[0]]}`?"
     return f"`gaudi-bert settings{f' {section}' if siblings and section else ''}` lists the keys"

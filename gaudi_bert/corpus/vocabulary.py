@@ -81,7 +81,11 @@ def read_vocabulary(path: Path) -> Vocabulary:
     first_line: dict[str, int] = {}
     for number, token in enumerate(tokens, start=1):
         if token in first_line:
-            raise InputError(f"{path}: line {number}: token {token!r} is on line {first_line[token]} too; remove one")
+            first = first_line[token]
+            raise InputError(
+                f"{path}: line {number}: token {token!r} is on line {first} too; rename the token of line {first}, for "
+                f"example to [unused-{first}], because without that line all later tokens would have other ids"
+            )
         first_line[token] = number
     return Vocabulary(tokens)
 

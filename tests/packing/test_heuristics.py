@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from gaudi_bert.common.arrays import permutation
 from gaudi_bert.common.errors import InputError
+from gaudi_bert.packing.exact.optimal import solve_optimally
 from gaudi_bert.packing.heuristics import (
     count_greedy_packs,
     count_sorted_tokens,
@@ -79,3 +80,10 @@ def test_too_many_sequences_are_refused() -> None:
 @examples(120)
 def test_equals_sorting_and_cutting(histogram: Histogram, batch: int) -> None:
     assert count_sorted_tokens(histogram.counts, batch) == sorted_batches(histogram.counts, batch)
+
+
+def test_more_depth_can_mean_more_packs_for_a_heuristic_and_never_for_optimal() -> None:
+    counts = np.array([1, 2, 3, 1, 2, 2, 3, 0, 2, 2, 1, 1, 0, 1, 0, 2, 0])
+    assert [count_packs(pack_shortest_first(counts, depth)) for depth in (3, 4)] == [11, 12]
+    optimal = [count_packs(solve_optimally(counts, depth).strategy_counts) for depth in range(1, 8)]
+    assert optimal == sorted(optimal, reverse=True)

@@ -96,7 +96,10 @@ def test_one_step_is_not_rounded_to_none_and_another_batch_is_said_with_the_reme
     agree(made.as_json()["change"], change, 1e-3, scale=1.0)
     (line,) = made.batch_lines()[1:]
     assert f"{abs(change):.1%}" in line
-    assert "nearest" not in line if nearest is None else nearest in line
+    if nearest is None:
+        assert "nearest" not in line
+    else:
+        assert nearest in line
 
 
 @given(sequences=st.integers(1, 100_000), packs=st.integers(1, 200), factor=st.floats(1, 30), processes=st.integers(1, 64))
