@@ -147,7 +147,8 @@ def make_folder(folder: Path, shards: int, sample: Path) -> Path:
     frames = [frame(each) for path in sorted(sample.glob("*.tfrecord")) for each in read_records(path)]
     # One part of all shards, so that they are of equal size.
     chosen = list(itertools.islice(itertools.cycle(frames), SHARD_PACKS))
-    sizes, total = np.array([len(each) for each in chosen], np.uint32), SHARD_PACKS * shards
+    entries = np.array([(len(each), int.from_bytes(each[-4:], "little")) for each in chosen], np.uint32)
+    total = SHARD_PACKS * shards
     for shard in range(shards):
         group, number = divmod(shard, GROUP_SHARDS)
         turned = shard % SHARD_PACKS
@@ -155,11 +156,11 @@ def make_folder(folder: Path, shards: int, sample: Path) -> Path:
     of_groups = [min(GROUP_SHARDS, shards - first) for first in range(0, shards, GROUP_SHARDS)]
     for group, of_group in enumerate(of_groups):
         numbers = range(group * GROUP_SHARDS, group * GROUP_SHARDS + of_group)
-        write_index(index_path(folder, group), [np.roll(sizes, -(shard % SHARD_PACKS)) for shard in numbers])
+        write_index(index_path(folder, group), [np.roll(entries, -(shard % SHARD_PACKS), axis=0) for shard in numbers])
     content |= {"packs": total, "sequences": total, "tokens": total * 500, "padding_tokens": total * 12, "lower_bound": 1}
     content |= {"efficiency": 500 / 512, "packing_factor": 1.0, "gap": total - 1}
     content["groups"] = [
-        {"packs": [SHARD_PACKS] * of_group, "bytes": [int(sizes.sum())] * of_group, "manifest_crc32c": 1}
+        {"packs": [SHARD_PACKS] * of_group, "bytes": [int(entries[:, 0].sum())] * of_group, "manifest_crc32c": 1}
         for of_group in of_groups
     ]
     (folder / "metadata.json").write_text(json.dumps(content), encoding="utf-8")

@@ -100,7 +100,7 @@ class Engine:
         self.assignment, self.packs = dealt, dealt.starts.size - 1
         self.encoder = PackEncoder(self.schema, self.group, dealt)
         self.out = self.encoder.output_buffer()
-        self.record_sizes = np.zeros(self.packs, np.uint32)
+        self.record_index = np.zeros((self.packs, 2), np.uint32)
         self.raw = [np.fromfile(path, np.uint8) for path in self.files]
         rows = IndexedSequences.empty(self.group.buffer, max(file.sequences for file in files)).rows
         self.indexes = [
@@ -131,14 +131,14 @@ class Engine:
         """The pack pass: every pack of the group as a TFRecord, into a buffer."""
         pack = 0
         while pack < self.packs:
-            _, pack, _ = self.encoder.encode(pack, self.packs, self.out, self.record_sizes)
+            _, pack, _ = self.encoder.encode(pack, self.packs, self.out, self.record_index)
 
     def encode_and_write(self, path: Path) -> None:
         """The same, written to a file."""
         pack = 0
         with path.open("wb", buffering=0) as handle:
             while pack < self.packs:
-                _, pack, size = self.encoder.encode(pack, self.packs, self.out, self.record_sizes)
+                _, pack, size = self.encoder.encode(pack, self.packs, self.out, self.record_index)
                 handle.write(self.out[:size].data)
 
     def some_packs(self, count: int) -> list[list[bytes]]:

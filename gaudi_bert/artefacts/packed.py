@@ -32,8 +32,10 @@ from gaudi_bert.artefacts.base import (
     Share,
     TooLongRows,
     VocabularyInfo,
+    manifest_path,
 )
 from gaudi_bert.artefacts.completion import read_signature, settings_path
+from gaudi_bert.artefacts.mirrored_folder import fetch
 from gaudi_bert.artefacts.shards import GroupShards, Shard, ShardTable
 from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.errors import InputError, join_with_and
@@ -52,7 +54,7 @@ class GroupManifest(Artefact):
         source_sha256: of the plan, or of the settings and inputs of a table.
         counts: sequences of each length; the first entry is length 1.
         inputs: of TFRecords, the files of the group.
-        index_crc32c: of TFRecords, that of `group-GGGGG.index`, which holds the size of every record.
+        index_crc32c: of TFRecords, that of `group-GGGGG.index`, which states the size and checksum of every record.
         rows, lower_bound, deepest_pack, algorithm_used, too_long: of tables, whose groups are planned when they are read.
     """
 
@@ -74,6 +76,15 @@ class GroupManifest(Artefact):
     too_long: TooLongRows | None = None
     counts: tuple[Count, ...]
     shards: tuple[Shard, ...]
+
+
+def read_shard_crc32c(notes: Path, table: ShardTable, shard: int) -> int | None:
+    """Return the CRC-32C that the manifest of its group states for a shard; None if there is no manifest in `notes`."""
+    group, number = table.group_and_number(shard)
+    path = manifest_path(notes, group)
+    fetch(path)
+    manifest = GroupManifest.read_if_present(path)
+    return None if manifest is None else manifest.shards[number].crc32c
 
 
 def of_counts(counts: Sequence[int]) -> dict[str, Any]:

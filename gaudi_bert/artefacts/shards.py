@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -144,14 +145,15 @@ def shard_bounds(packs: int, shards: int, packs_before: int) -> IntArray:
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(share + extra)])
 
 
-# --- group-GGGGG.index: the size of every record of a group's shards, so that nobody has to walk a shard to find them
+# --- group-GGGGG.index: the size and the checksum of every record of a group's shards
 #
-# The file holds uint32 values, little-endian, one for each record in the order of the shards: the bytes of its frame. A
-# reader takes the part of one shard. It is a hint that every record confirms: a shard whose sizes do not add up to its bytes
-# is walked, and a frame that does not begin at the indexed position is an error.
+# The file contains two uint32 values, little-endian, for each record in the order of the shards: the bytes of its frame, and
+# the masked CRC-32C of its payload, as the frame states it. With the sizes, nobody has to walk a shard to find its records;
+# with the checksums, every process notices a record that is not the one that was packed there, whichever records it reads.
+# A reader takes the part of one shard. A shard whose sizes do not add up to its bytes is walked.
 
-SizeArray = NDArray[np.uint32]
-_SIZE = np.dtype("<u4")
+IndexArray = NDArray[np.uint32]
+_ENTRY = np.dtype(("<u4", (2,)))
 
 
 def index_path(folder: Path, group: int) -> Path:
@@ -161,35 +163,53 @@ def index_path(folder: Path, group: int) -> Path:
 
 def index_bytes(packs: int) -> int:
     """The size of the index of so many records."""
-    return packs * _SIZE.itemsize
+    return packs * _ENTRY.itemsize
 
 
-def write_index(path: Path, sizes: Sequence[SizeArray]) -> int:
-    """Write the sizes of the records of each shard of a group, uint32 [packs] each; the CRC-32C of the file."""
+def write_index(path: Path, entries: Sequence[IndexArray]) -> int:
+    """Write the sizes and checksums of the records of each shard of a group, and return the CRC-32C of the file.
+
+    Args:
+        path: the index.
+        entries: for each shard uint32 [packs, 2], the bytes of each frame and the masked CRC-32C of its payload.
+    """
     crc = 0
     with atomic_file(path) as handle:
-        for of_shard in sizes:
-            data = np.ascontiguousarray(of_shard, _SIZE).view(np.uint8)
+        for of_shard in entries:
+            data = np.ascontiguousarray(of_shard, "<u4").view(np.uint8)
             handle.write(data.data)
             crc = crc32c(data, crc)
     return crc
 
 
-def read_starts(path: Path, first: int, packs: int, shard_bytes: int) -> IntArray | None:
-    """Return where the records of one shard begin, int64 [packs + 1], the last is its end; None where no index tells it.
+class IndexedRecords(NamedTuple):
+    """The part of an index that describes one shard.
+
+    Attributes:
+        starts: int64 [packs + 1], the position of each frame in the shard; the last is the end of the shard.
+        checksums: int64 [packs], the masked CRC-32C of each payload.
+    """
+
+    starts: IntArray
+    checksums: IntArray
+
+
+def read_index(path: Path, first: int, packs: int, shard_bytes: int) -> IndexedRecords | None:
+    """Return what an index states about one shard; None if there is no index, or if its sizes do not fit the shard.
 
     `first` counts the packs of the group's earlier shards.
     """
     try:
         with open_file(path) as handle:
             os.posix_fadvise(handle.fileno(), 0, 0, os.POSIX_FADV_RANDOM)  # only this part is read from the disk
-            data = os.pread(handle.fileno(), packs * _SIZE.itemsize, first * _SIZE.itemsize)
+            data = os.pread(handle.fileno(), index_bytes(packs), index_bytes(first))
     except FileNotFoundError:
         return None
-    starts = np.zeros(packs + 1, np.int64)
-    if len(data) == packs * _SIZE.itemsize:
-        np.cumsum(np.frombuffer(data, _SIZE), dtype=np.int64, out=starts[1:])
-    return starts if starts[-1] == shard_bytes else None
+    if len(data) != index_bytes(packs):
+        return None
+    entries = np.frombuffer(data, "<u4").reshape(packs, 2).astype(np.int64)
+    starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(entries[:, 0])])
+    return IndexedRecords(starts, entries[:, 1].copy()) if starts[-1] == shard_bytes else None
 
 
 def check_shards(folder: Path, table: ShardTable, remedy: str = "write the packed data again") -> None:

@@ -11,19 +11,22 @@ each scalar column                       one value for each sequence
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from gaudi_bert.artefacts.packed import TableMetadata
+from gaudi_bert.artefacts.base import NOTES_NAME
+from gaudi_bert.artefacts.packed import TableMetadata, read_shard_crc32c
 from gaudi_bert.artefacts.shards import Shard, check_shards
 from gaudi_bert.common.arrays import NOT_PREDICTED, AnyArray, Float32Array, Int32Array, IntArray
 from gaudi_bert.common.arrow import check_names, open_parquet, require_pyarrow, validate_content
 from gaudi_bert.common.compiled import borrowing_kernel
+from gaudi_bert.common.crc32c import append_crc, crc32c
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.files import atomic_file
+from gaudi_bert.common.files import atomic_file, explain_os_errors, open_file
 from gaudi_bert.config.sections import TableSettings
 from gaudi_bert.reading.global_order import choose_stream_count
 from gaudi_bert.reading.streams import ShardFiles, StoredPacks
@@ -34,6 +37,7 @@ from gaudi_bert.tfrecords.random_access import ShardPaths
 
 _SLOTS_PER_ROW_GROUP = 2**21
 _VALUES_AT_ONCE = 2**14
+_BYTES_AT_ONCE = 2**20
 
 
 class PackLayout(NamedTuple):
@@ -220,10 +224,17 @@ class _Group(NamedTuple):
 
 
 class _Footer(NamedTuple):
-    """The metadata of a file, as pyarrow has it, and the end of each row group, int64."""
+    """The metadata of a file, as pyarrow has it.
+
+    Attributes:
+        ends: int64 [row groups], the end of each row group in rows.
+        pieces: int64 [row groups + 1], where the bytes of each row group begin. The first begins at 0 and the last ends with
+            the file, so that the pieces are the file.
+    """
 
     metadata: Any
     ends: IntArray
+    pieces: IntArray
 
 
 def open_tables(folder: Path, paths: Sequence[Path]) -> StoredPacks:
@@ -231,25 +242,31 @@ def open_tables(folder: Path, paths: Sequence[Path]) -> StoredPacks:
 
     Where metadata.json describes these files, their sizes are from there, otherwise from their footers.
     """
-    sizes, shard_multiple = None, 1
+    sizes, shard_multiple, crc32c_of = None, 1, None
     if TableMetadata.path_in(folder).exists():
         metadata = TableMetadata.read(folder)
         table = metadata.shard_table
         if [path.name for path in paths] == [path.name for path in ShardPaths(folder, table)]:
             check_shards(folder, table)
             sizes, shard_multiple = table.packs, metadata.shard_multiple
-    files = TableFiles(paths, sizes)
+            crc32c_of = partial(read_shard_crc32c, folder / NOTES_NAME, table)
+    files = TableFiles(paths, sizes, crc32c_of)
     return StoredPacks(files, choose_stream_count(shard_multiple), window_rows=files.window_rows)
 
 
 class TableFiles(ShardFiles["_Footer"]):
     """Packed Parquet files, numbered in the order of their paths: the shards of a `StreamReader`.
 
-    Of each open file one row group is in memory; no handle stays open. Sizes of None, int64, are read from the footers.
+    One row group of each open file is in memory; no handle stays open. When all row groups of a file have been read once,
+    the CRC-32C of the file is compared with what `crc32c_of` returns for its number; None if that is not known. Sizes of
+    None, int64, are read from the footers.
     """
 
-    def __init__(self, paths: Sequence[Path], sizes: IntArray | None = None) -> None:
-        self.paths = tuple(paths)
+    def __init__(
+        self, paths: Sequence[Path], sizes: IntArray | None = None, crc32c_of: Callable[[int], int | None] | None = None
+    ) -> None:
+        self.paths, self._crc32c_of = tuple(paths), crc32c_of
+        self._read_pieces: dict[int, dict[int, int]] = {}  # of each file that is not read yet, the CRC-32C of each row group
         self._footers: dict[int, _Footer] = {}
         self._groups: dict[int, _Group] = {}
         self._windows: dict[int, int] = {}
@@ -259,7 +276,7 @@ class TableFiles(ShardFiles["_Footer"]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """For another process, which reads the files itself."""
-        return TableFiles, (self.paths, self.sizes)
+        return TableFiles, (self.paths, self.sizes, self._crc32c_of)
 
     def window_rows(self, file: int) -> int:
         """Rows of the largest row group of a file: packs that are permuted within so many need no other group."""
@@ -317,6 +334,7 @@ class TableFiles(ShardFiles["_Footer"]):
         pyarrow = require_pyarrow()
         with open_parquet(self.paths[file], metadata=self._footers[file].metadata, memory_map=True) as opened:
             table = validate_content(self.paths[file], opened.read_row_group(number))
+        self._check_piece(file, number)
         columns = {}
         for name in table.column_names:
             array = table.column(name).combine_chunks()
@@ -337,6 +355,31 @@ class TableFiles(ShardFiles["_Footer"]):
                 raise InputError(f"{self.paths[file]}: {name} and input_ids differ in length; pack the table again")
         return columns
 
+    def _check_piece(self, file: int, number: int) -> None:
+        """Take the bytes of a row group into the CRC-32C of its file, once, and compare that when it is complete.
+
+        Raises:
+            InputError: it is not the CRC-32C that the manifest states.
+        """
+        if self._crc32c_of is None:
+            return
+        read, bounds, path = self._read_pieces.setdefault(file, {}), self._footers[file].pieces.tolist(), self.paths[file]
+        pieces = len(bounds) - 1
+        if number in read:
+            return
+        begin, end = bounds[number : number + 2]
+        with explain_os_errors(path, "read"), open_file(path) as handle:
+            handle.seek(begin)
+            read[number] = 0
+            for at in range(begin, end, _BYTES_AT_ONCE):
+                read[number] = crc32c(handle.read(min(_BYTES_AT_ONCE, end - at)), read[number])
+        if len(read) == pieces:
+            combined = 0
+            for each in range(pieces):
+                combined = int(append_crc(combined, bounds[each + 1] - bounds[each], read[each]))
+            if self._crc32c_of(file) not in (None, combined):
+                raise InputError(f"{path}: its CRC-32C differs from the manifest of its group; pack the table again")
+
 
 def _footer(path: Path) -> _Footer:
     types = require_pyarrow().types
@@ -351,8 +394,15 @@ def _footer(path: Path) -> _Footer:
         kind = schema.field(name).type
         if not (is_list(kind) and types.is_integer(kind.value_type)):
             raise InputError(f"{path}: column {name} holds {kind}, in packed tables lists of integers; pack again")
-    sizes = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
-    return _Footer(metadata, np.cumsum(sizes, dtype=np.int64))
+    groups = [metadata.row_group(group) for group in range(metadata.num_row_groups)]
+    begins = [0, *map(_first_byte, groups[1:]), path.stat().st_size]
+    return _Footer(metadata, np.cumsum([group.num_rows for group in groups], dtype=np.int64), np.array(begins, np.int64))
+
+
+def _first_byte(group: Any) -> int:
+    """Return where the bytes of a row group begin in its file."""
+    column = group.column(0)
+    return int(column.dictionary_page_offset if column.has_dictionary_page else column.data_page_offset)
 
 
 def _rows(footer: _Footer) -> int:

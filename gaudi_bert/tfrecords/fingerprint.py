@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gaudi_bert.artefacts.shards import SizeArray
+from gaudi_bert.artefacts.shards import IndexArray
 from gaudi_bert.common.arrays import ByteArray, Int32Array, IntArray, RowArray
 from gaudi_bert.common.compiled import borrowing_kernel, inlined_kernel
 from gaudi_bert.common.features import PackedFeature
@@ -131,7 +131,7 @@ class ScannedPacks(NamedTuple):
     hashes: IntArray  # int64, of each sequence
     lengths: Int32Array  # int32, tokens of each sequence
     sequences: Int32Array  # int32, how many each pack holds
-    record_sizes: SizeArray  # uint32, the bytes of each pack's record
+    record_index: IndexArray  # uint32 [packs, 2], as `write_index` takes it
     done: IntArray  # int64 [2]: packs and sequences
     starts: IntArray  # int64 [S + 1], work space: where the sequences of the last pack start
 
@@ -392,7 +392,8 @@ def scan_packed(
         for sequence in range(count):
             scanned.lengths[done[1] + sequence] = starts[sequence + 1] - starts[sequence]
         scanned.sequences[done[0]] = count
-        scanned.record_sizes[done[0]] = size + 16
+        scanned.record_index[done[0], 0] = size + 16
+        scanned.record_index[done[0], 1] = load_u32(payload + size)
         done[0] += 1
         done[1] += count
         position += size + 16

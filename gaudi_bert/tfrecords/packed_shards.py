@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gaudi_bert.artefacts.shards import Shard, SizeArray, count_shards
+from gaudi_bert.artefacts.shards import IndexArray, Shard, count_shards
 from gaudi_bert.common.arrays import ByteArray, Int32Array, IntArray, RowArray
 from gaudi_bert.common.compiled import borrowing_kernel, inlined_kernel
 from gaudi_bert.common.crc32c import crc32c
@@ -30,6 +30,7 @@ from gaudi_bert.common.memory import (
     copy_bytes,
     fill_bytes,
     load_u8,
+    load_u32,
     prefetch,
     store_u8,
     store_u16,
@@ -279,9 +280,9 @@ def _encode(
     layout: _Layout,
     measured: _Measured,
     out: ByteArray,
-    record_sizes: SizeArray,
+    record_index: IndexArray,
 ) -> tuple[int, int, int]:
-    """Write packs `first` .. `last` - 1 as TFRecords, and the bytes of each; (status, next pack, bytes written)."""
+    """Write packs `first` .. `last` - 1 as TFRecords, and their index; return (status, next pack, bytes written)."""
     members, starts = packs
     begin = address_of(out)
     at, end = begin, begin + out.size
@@ -296,7 +297,8 @@ def _encode(
         if at + message_size(content) + FRAME_BYTES + SLACK_BYTES > end:
             return _EncodeStatus.OUTPUT_FULL, pack, at - begin
         after = finish_record(at, _store_features(start_record(at, content), group, of_pack, layout, measured))
-        record_sizes[pack - first] = after - at
+        record_index[pack - first, 0] = after - at
+        record_index[pack - first, 1] = load_u32(after - 4)
         at = after
     return _EncodeStatus.DONE, last, at - begin
 
@@ -343,13 +345,13 @@ class PackEncoder:
         """Return a buffer for encoded packs: one per thread."""
         return np.zeros(max(_BUFFER_BYTES, 2 * largest_record(self._schema)), np.uint8)
 
-    def encode(self, first: int, last: int, out: ByteArray, record_sizes: SizeArray) -> tuple[_EncodeStatus, int, int]:
+    def encode(self, first: int, last: int, out: ByteArray, record_index: IndexArray) -> tuple[_EncodeStatus, int, int]:
         """Write packs `first` .. `last` - 1 to `out` as far as it has room: (status, next pack, bytes written).
 
-        `record_sizes`, uint32 [last - first], gets the bytes of each record that was written.
+        `record_index`, uint32 [last - first, 2], gets the bytes of each record that was written, and its checksum.
         """
         measured = _Measured(np.zeros(len(PackedFeature), np.int64), np.empty(2 * self._layout.slots + 8, np.uint8))
-        status, pack, size = _encode(self._group, self._packs, first, last, self._layout, measured, out, record_sizes)
+        status, pack, size = _encode(self._group, self._packs, first, last, self._layout, measured, out, record_index)
         return _EncodeStatus(status), pack, size
 
     def write_shard(
@@ -360,17 +362,17 @@ class PackEncoder:
         out: ByteArray,
         slots: threading.Semaphore,
         progress: Callable[[int], None],
-    ) -> tuple[Shard, SizeArray]:
-        """Write packs `first` .. `last` - 1 to `path`, atomically; the shard, and the bytes of each record, uint32 [packs].
+    ) -> tuple[Shard, IndexArray]:
+        """Write packs `first` .. `last` - 1 to `path`, atomically; the shard, and its part of the index.
 
         A slot is held while there is something to compute, and not while the disk is waited for: so a few more threads than
         cores keep both busy. `out` is from `output_buffer`; `progress` is called with the packs that were written.
         """
         pack, size, crc = first, 0, 0
-        record_sizes = np.zeros(last - first, np.uint32)
+        record_index = np.zeros((last - first, 2), np.uint32)
         with atomic_file(path) as handle, slots:
             while pack < last:
-                status, following, count = self.encode(pack, last, out, record_sizes[pack - first :])
+                status, following, count = self.encode(pack, last, out, record_index[pack - first :])
                 if status == _EncodeStatus.TOO_MANY_MASKED:
                     problem = "its sequences have more masked positions than masked_slots"
                     raise InputError(f"{path.name}: pack {following - first}: {problem}; plan again")
@@ -379,4 +381,4 @@ class PackEncoder:
                 progress(following - pack)
                 pack = following
             handle.flush()
-        return Shard(name=path.name, packs=last - first, bytes=size, crc32c=crc), record_sizes
+        return Shard(name=path.name, packs=last - first, bytes=size, crc32c=crc), record_index

@@ -14,7 +14,7 @@ import mmap
 import os
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,11 +22,11 @@ from typing import Any
 import numpy as np
 
 from gaudi_bert.artefacts.mirrored_folder import fetch, is_mirrored, release, shown_path
-from gaudi_bert.artefacts.packed import Metadata
-from gaudi_bert.artefacts.shards import ShardTable, check_shards, index_path, read_starts
+from gaudi_bert.artefacts.packed import Metadata, read_shard_crc32c
+from gaudi_bert.artefacts.shards import IndexedRecords, ShardTable, check_shards, index_path, read_index
 from gaudi_bert.common.arrays import AnyArray, ByteArray, IntArray
 from gaudi_bert.common.compiled import borrowing_kernel
-from gaudi_bert.common.crc32c import crc32c_at, crc_of_word, mask_crc
+from gaudi_bert.common.crc32c import crc32c, crc32c_at, crc_of_word, mask_crc, masked_crc32c
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import explain_os_errors, open_file
 from gaudi_bert.common.memory import address_of, copy_bytes, load_u32, load_word
@@ -58,15 +58,15 @@ class _Prepared:
     """Facts of a file before it is opened."""
 
     starts: IntArray  # int64 [records + 1], where the frames of its records begin; the last is the end of the file
-    is_walked: bool  # they were read from the file itself, not in an index
+    checksums: IntArray | None  # int64 [records], those of the index; None if the file itself was walked
     pages: _Pages | None  # of a compressed file, its bytes, uncompressed
 
 
 class RecordFiles(ShardFiles["_Prepared"]):
     """Files of records with the same features, the shards of a `StreamReader`.
 
-    `counts` are the records of each file, None where unknown; `starts_of` gives where the records of a file begin, by an
-    index, or None; `cache` brings the files here, None where they are here.
+    `counts` are the records of each file, None where unknown; `shards` knows their index and their checksums, None for files
+    that were not packed here; `cache` brings the files here, None where they are here.
     """
 
     def __init__(
@@ -74,18 +74,18 @@ class RecordFiles(ShardFiles["_Prepared"]):
         paths: Sequence[Path],
         schema: PackedSchema | UnpackedSchema,
         counts: Sequence[int] | IntArray | None = None,
-        starts_of: Callable[[int], IntArray | None] | None = None,
+        shards: ShardPaths | None = None,
         cache: ShardCache | None = None,
     ) -> None:
-        self.paths, self.schema, self._counts, self._starts_of, self._cache = paths, schema, counts, starts_of, cache
+        self.paths, self.schema, self._counts, self._shards, self._cache = paths, schema, counts, shards, cache
         self.threads = 1 if cache is None else cache.threads
         self._open: dict[int, _OpenFile] = {}
-        # The addresses of the bytes and of the starts of each file that is open, and how many records it has.
-        self._addresses = np.zeros((len(paths), 3), np.int64)
+        # The `addresses` of each file that is open.
+        self._addresses = np.zeros((len(paths), 4), np.int64)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """For another process, which maps the files itself."""
-        return RecordFiles, (self.paths, self.schema, self._counts, self._starts_of, self._cache)
+        return RecordFiles, (self.paths, self.schema, self._counts, self._shards, self._cache)
 
     @property
     def sizes(self) -> IntArray:
@@ -99,9 +99,9 @@ class RecordFiles(ShardFiles["_Prepared"]):
         path = self.paths[number]
         if self._cache is not None:
             self._cache.bring(number)
-        starts = self._starts_of(number) if self._starts_of is not None else None
-        if starts is not None:
-            return _Prepared(starts, False, None)
+        indexed = None if self._shards is None else self._shards.read_index_of(number)
+        if indexed is not None:
+            return _Prepared(*indexed, None)
         pages, is_compressed = _mapped_content(path)
         content = np.frombuffer(pages, np.uint8)
         count = _walk_frames(content, np.empty(0, np.int64))[1] if self._counts is None else int(self._counts[number])
@@ -111,7 +111,9 @@ class RecordFiles(ShardFiles["_Prepared"]):
             raise InputError(f"{record_location(path, records, position)}: {PROBLEMS[ScanStatus(status)]}")
         if records != count:
             raise InputError(f"{path}: holds {records:,} records, {count:,} in the metadata; write the data again")
-        return _Prepared(np.append(room, content.size), True, pages if is_compressed else None)
+        if self._shards is not None and self._shards.read_crc32c_of(number) not in (None, crc32c(content)):
+            raise InputError(f"{path}: its CRC-32C differs from the manifest of its group; write the packed data again")
+        return _Prepared(np.append(room, content.size), None, pages if is_compressed else None)
 
     def open(self, number: int, prepared: _Prepared) -> None:
         """Open a file that was prepared."""
@@ -194,7 +196,7 @@ class _OpenFile:
     """A file's bytes, and where its records' frames begin."""
 
     def __init__(self, path: Path, prepared: _Prepared) -> None:
-        self._path, self.starts, self._is_walked = path, prepared.starts, prepared.is_walked
+        self._path, self.starts, self._checksums = path, prepared.starts, prepared.checksums
         self._pages = _mapped_file(path) if prepared.pages is None else prepared.pages
         self._bytes = np.frombuffer(self._pages, np.uint8)
         if self._bytes.size != self.starts[-1]:
@@ -202,9 +204,13 @@ class _OpenFile:
         self.advise(mmap.MADV_RANDOM, 0, len(self.starts) - 1)
 
     @property
-    def addresses(self) -> tuple[int, int, int]:
-        """The addresses of the bytes and of the starts, and how many records there are."""
-        return self._bytes.ctypes.data, self.starts.ctypes.data, len(self.starts) - 1
+    def addresses(self) -> tuple[int, int, int, int]:
+        """The addresses of the bytes and of the starts, how many records there are, and the address of their checksums.
+
+        The last is 0 if the file has no index.
+        """
+        checksums = 0 if self._checksums is None else self._checksums.ctypes.data
+        return self._bytes.ctypes.data, self.starts.ctypes.data, len(self.starts) - 1, checksums
 
     def advise(self, advice: int, first: int, last: int) -> None:
         """Tell the operating system how records `first` up to below `last` are read."""
@@ -219,8 +225,11 @@ class _OpenFile:
         start, end = int(self.starts[record]), int(self.starts[record + 1])
         location = record_location(self._path, record, start)
         status, records, _ = _walk_frames(self._bytes[start:end], np.empty(0, np.int64))
-        if self._is_walked or (status == ScanStatus.GOOD and records == 1):
-            return f"{location}: {PROBLEMS[ScanStatus.BAD_BYTES]}"
+        if self._checksums is None or (status == ScanStatus.GOOD and records == 1):
+            checksum = masked_crc32c(crc32c(self._bytes[start + 12 : end - 4]))
+            if self._checksums is None or checksum != int(self._bytes[end - 4 : end].view("<u4")[0]):
+                return f"{location}: {PROBLEMS[ScanStatus.BAD_BYTES]}"
+            return f"{location}: is not the record that was packed here; write the packed data again"
         return (
             f"{location}: does not match the index of its group ({end - start:,} bytes); remove that group-*.index, or "
             "write the packed data again"
@@ -301,7 +310,10 @@ def _copy_payloads(
         if load_word(frame) != size or mask_crc(crc_of_word(size)) != load_u32(frame + 8):
             return number
         payload = frame + 12
-        if mask_crc(crc32c_at(payload, size, 0)) != load_u32(payload + size):
+        checksum = load_u32(payload + size)
+        if mask_crc(crc32c_at(payload, size, 0)) != checksum:
+            return number
+        if addresses[file, 3] != 0 and load_word(addresses[file, 3] + 8 * records[number]) != checksum:
             return number
         copy_bytes(address_of(target) + offsets[number], payload, size)
     return -1
@@ -392,16 +404,20 @@ class ShardPaths(Sequence[Path]):
             raise IndexError(number)
         return self.folder / self.table.name(number % len(self))
 
-    def starts_of(self, shard: int) -> IntArray | None:
-        """Return where the records of a shard begin, by the index of its group; None without one."""
+    def read_index_of(self, shard: int) -> IndexedRecords | None:
+        """Return what the index of its group states about a shard; None without an index that fits the shard."""
         table, index = self.table, index_path(self.folder, self.table.group_and_number(shard)[0])
-        return read_starts(index, table.packs_before(shard), int(table.packs[shard]), int(table.bytes[shard]))
+        return read_index(index, table.packs_before(shard), int(table.packs[shard]), int(table.bytes[shard]))
+
+    def read_crc32c_of(self, shard: int) -> int | None:
+        """Return the CRC-32C that the manifest of its group states for a shard; None without a manifest."""
+        return read_shard_crc32c(self.folder, self.table, shard)
 
 
 def open_shards(folder: Path, metadata: Metadata, cache: ShardCache | None = None) -> RecordFiles:
     """The packs of a folder by their shards and numbers, located by the index of their group where there is one."""
     paths = ShardPaths(folder, metadata.shard_table)
-    return RecordFiles(paths, PackedSchema.of(metadata), paths.table.packs, paths.starts_of, cache)
+    return RecordFiles(paths, PackedSchema.of(metadata), paths.table.packs, paths, cache)
 
 
 def open_packs(folder: Path, metadata: Metadata, cache: ShardCache | None = None) -> StoredPacks:

@@ -22,7 +22,7 @@ from gaudi_bert.artefacts.completion import Signature, read_signature, settings_
 from gaudi_bert.artefacts.mirrored_folder import fetch, mirrored, read_ahead, release, shown_path
 from gaudi_bert.artefacts.packed import GroupManifest, Metadata, PackedSums, Verification, of_counts
 from gaudi_bert.artefacts.results import PlainResult, StageOutput, StageRun
-from gaudi_bert.artefacts.shards import Shard, SizeArray, index_path
+from gaudi_bert.artefacts.shards import IndexArray, Shard, index_path
 from gaudi_bert.common.arrays import ByteArray, IntArray
 from gaudi_bert.common.crc32c import crc32c
 from gaudi_bert.common.errors import FailedError, InputError
@@ -66,7 +66,7 @@ class _ReadFile(NamedTuple):
     identity: InputFile
     fingerprint: int  # the sum of the hashes of its sequences, modulo 2**64
     lengths: IntArray  # int64 [most tokens + 1], how many sequences there are of each number of tokens
-    record_sizes: SizeArray  # uint32 [packs], the bytes of each record of a shard; of an input file, none
+    record_index: IndexArray  # uint32 [packs, 2], the index of a shard; of an input file, none
 
 
 @dataclass(frozen=True)
@@ -138,9 +138,9 @@ class _RecordsReader:
             records, packs_of_them = ([file.path for file in side] for side in (inputs, shards))
             difference = _describe_difference(records, packs_of_them, PackedSchema.of(metadata), self.run.workers)
             raise FailedError(f"{packed}: group {stored.group}: {difference}")
-        sizes = [file.record_sizes for file in shards]
+        entries = [file.record_index for file in shards]
         written = tuple(
-            Shard(name=file.path.name, packs=file.record_sizes.size, **file.identity.identity) for file in shards
+            Shard(name=file.path.name, packs=len(file.record_index), **file.identity.identity) for file in shards
         )
         for one, other in zip(stored.shards, written, strict=False):
             if one.crc32c != other.crc32c:
@@ -154,7 +154,7 @@ class _RecordsReader:
             packs=sum(shard.packs for shard in written),
             **of_counts(lengths[1 : metadata.max_sequence_length + 1].tolist()),
             inputs=identities,
-            index_crc32c=_check_index(index_path(packed, stored.group), sizes, stored.remedy),
+            index_crc32c=_check_index(index_path(packed, stored.group), entries, stored.remedy),
             shards=written,
         )
         bound = prove_group_bound(self.folder, right.counts, right.packs)
@@ -200,16 +200,16 @@ class _RecordsReader:
             self.run.reporter.say(f"{shown_path(self.folder.path)}: {count} of the records skipped: {named}")
 
 
-def _check_index(path: Path, record_sizes: Sequence[SizeArray], remedy: str) -> int:
-    """Check that the index of a group holds the size of every record; its CRC-32C."""
+def _check_index(path: Path, record_index: Sequence[IndexArray], remedy: str) -> int:
+    """Check that the index of a group states the size and the checksum of every record, and return its CRC-32C."""
     fetch(path)
-    right = np.concatenate(record_sizes).astype("<u4").tobytes()
+    right = np.concatenate(record_index).astype("<u4").tobytes()
     stored = read_file(path) if path.exists() else None
     release(path)
     if stored is None:
         raise FailedError(f"{path}: the index is missing; {remedy}")
     if stored != right:
-        raise FailedError(f"{path}: does not say the sizes of the records; {remedy}")
+        raise FailedError(f"{path}: does not state the sizes and checksums of the records; {remedy}")
     return crc32c(right)
 
 
@@ -229,7 +229,7 @@ class _PackedFormat:
             hashes=np.empty(sequences, np.int64),
             lengths=np.empty(sequences, np.int32),
             sequences=np.empty(packs, np.int32),
-            record_sizes=np.empty(packs, np.uint32),
+            record_index=np.empty((packs, 2), np.uint32),
             done=np.zeros(2, np.int64),
             starts=np.empty(schema.depth + 1, np.int64),
         )
@@ -266,15 +266,15 @@ def _pieces_of(
         for _ in scan.pieces():
             hash_unpacked(indexed.index, indexed.rows, hashes)
             lengths = indexed.index.lengths[: indexed.rows]
-            sizes = np.ones_like(lengths), np.empty(0, np.uint32)
-            yield scan, ScannedPacks(hashes[: indexed.rows], lengths, *sizes, done=nothing, starts=nothing)
+            of_each = np.ones_like(lengths), np.empty((0, 2), np.uint32)
+            yield scan, ScannedPacks(hashes[: indexed.rows], lengths, *of_each, done=nothing, starts=nothing)
     elif path.stat().st_size:  # a shard may be empty
         checked = _PackedFormat(schema, buffer)
         scan = RecordScan(path, checked, buffer, progress)
         for _ in scan.pieces():
             scanned, (packs, sequences) = checked.scanned, checked.scanned.done.tolist()
             of_sequences = scanned.hashes[:sequences], scanned.lengths[:sequences]
-            of_packs = scanned.sequences[:packs], scanned.record_sizes[:packs]
+            of_packs = scanned.sequences[:packs], scanned.record_index[:packs]
             yield scan, ScannedPacks(*of_sequences, *of_packs, done=nothing, starts=nothing)
 
 
@@ -283,14 +283,14 @@ def _read_file(
 ) -> _ReadFile:
     """Add up the pieces of a file."""
     fingerprint, lengths = 0, np.zeros(MAX_SEQUENCE_LENGTH + 1, np.int64)
-    record_sizes, size, checksum = [np.zeros(0, np.uint32)], 0, 0
+    record_index, size, checksum = [np.zeros((0, 2), np.uint32)], 0, 0
     for scan, piece in _pieces_of(path, schema.unpacked if is_input else schema, buffer, progress):
         fingerprint += int(sum_hashes(piece.hashes))
         lengths += np.bincount(piece.lengths, minlength=lengths.size)
         size, checksum = scan.file_bytes, scan.file_crc32c
-        record_sizes.append(piece.record_sizes.copy())
+        record_index.append(piece.record_index.copy())
     identity = InputFile(name=path.name, bytes=size, crc32c=checksum)
-    return _ReadFile(path, is_input, identity, fingerprint % 2**64, lengths, np.concatenate(record_sizes))
+    return _ReadFile(path, is_input, identity, fingerprint % 2**64, lengths, np.concatenate(record_index))
 
 
 def _sums_of(files: Sequence[_ReadFile]) -> tuple[int, IntArray]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gaudi_bert.artefacts.shards import count_shards, index_path, read_starts, shard_bounds, write_index
+from gaudi_bert.artefacts.shards import count_shards, index_path, read_index, shard_bounds, write_index
 from gaudi_bert.common.crc32c import crc32c
 
 
@@ -33,19 +33,24 @@ def test_count_shards_keeps_within_the_size() -> None:
 @pytest.fixture
 def index(tmp_path: Path) -> Path:
     path = index_path(tmp_path, 7)
-    crc = write_index(path, [np.array([20, 30], np.uint32), np.array([], np.uint32), np.array([40, 50, 60], np.uint32)])
+    entries = np.array([[20, 7], [30, 2**32 - 1], [40, 8], [50, 9], [60, 10]], np.uint32)
+    crc = write_index(path, [entries[:2], entries[:0], entries[2:]])
     assert crc == crc32c(path.read_bytes())
     return path
 
 
 def test_the_records_of_a_shard_begin_where_its_sizes_say(index: Path) -> None:
     assert index.name == "group-00007.index"
-    assert read_starts(index, 0, 2, 50).tolist() == [0, 20, 50]
-    assert read_starts(index, 2, 0, 0).tolist() == [0]
-    assert read_starts(index, 2, 3, 150).tolist() == [0, 40, 90, 150]
+    for (first, packs, size), starts, checksums in (
+        ((0, 2, 50), [0, 20, 50], [7, 2**32 - 1]),
+        ((2, 0, 0), [0], []),
+        ((2, 3, 150), [0, 40, 90, 150], [8, 9, 10]),
+    ):
+        indexed = read_index(index, first, packs, size)
+        assert [each.tolist() for each in indexed] == [starts, checksums]
 
 
 def test_what_does_not_belong_to_the_shard_is_not_believed(index: Path) -> None:
-    assert read_starts(index, 0, 2, 51) is None  # other bytes
-    assert read_starts(index, 3, 3, 150) is None  # too few sizes
-    assert read_starts(index.with_name("group-00008.index"), 0, 2, 50) is None
+    assert read_index(index, 0, 2, 51) is None  # other bytes
+    assert read_index(index, 3, 3, 150) is None  # too few entries
+    assert read_index(index.with_name("group-00008.index"), 0, 2, 50) is None

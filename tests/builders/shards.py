@@ -10,7 +10,7 @@ import numpy as np
 from gaudi_bert.artefacts.base import NOTES_NAME, manifest_path
 from gaudi_bert.artefacts.packed import GroupManifest
 from gaudi_bert.artefacts.shards import Shard, index_path, write_index
-from gaudi_bert.common.crc32c import crc32c
+from gaudi_bert.common.crc32c import crc32c, masked_crc32c
 from gaudi_bert.tfrecords.wire.framing import read_records
 from gaudi_bert.tfrecords.wire.schema import FRAME_BYTES
 
@@ -27,6 +27,12 @@ def shards_of(packed: Path) -> list[Shard]:
     return [shard for group in range(groups) for shard in GroupManifest.read(manifest_path(notes, group)).shards]
 
 
+def index_entries(payloads: list[bytes]) -> np.ndarray:
+    """The part of an index that describes the shard of these records, uint32 [records, 2]."""
+    entries = [(len(payload) + FRAME_BYTES, masked_crc32c(crc32c(payload))) for payload in payloads]
+    return np.array(entries, np.uint32).reshape(-1, 2)
+
+
 def mend_sums(packed: Path, group: int = 0) -> None:
     """Let the manifest of a group, its index and metadata.json agree with the shards as they are now."""
     path = manifest_path(notes_of(packed), group)
@@ -37,8 +43,7 @@ def mend_sums(packed: Path, group: int = 0) -> None:
         shard.update(bytes=len(data), crc32c=crc32c(data))
     if "index_crc32c" in manifest:
         payloads = [list(read_records(packed / shard["name"])) if shard["bytes"] else [] for shard in manifest["shards"]]
-        sizes = [np.array([len(payload) + FRAME_BYTES for payload in each], np.uint32) for each in payloads]
-        manifest["index_crc32c"] = write_index(index_path(packed, group), sizes)
+        manifest["index_crc32c"] = write_index(index_path(packed, group), list(map(index_entries, payloads)))
         for shard, each in zip(manifest["shards"], payloads, strict=True):
             shard["packs"] = len(each)
     path.write_text(json.dumps(manifest))

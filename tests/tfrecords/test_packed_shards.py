@@ -14,6 +14,7 @@ from gaudi_bert.tfrecords.packed_shards import PackEncoder, _EncodeStatus, large
 from gaudi_bert.tfrecords.scan import IndexedSequences
 from gaudi_bert.tfrecords.wire.schema import PackedSchema, UnpackedSchema
 from gaudi_bert.tfrecords.write import _read_group
+from tests.builders.shards import index_entries
 from tests.oracles.packed_record import pack_sequences
 from tests.oracles.wire import FLOAT_KEYS, crc32c, example, frame, random_sequence, unframe
 
@@ -88,12 +89,12 @@ def test_packs_are_byte_equal_to_protobufs(
     schema = PackedSchema(max_sequence_length, masked_slots, depth, max_predictions)
     encoder = PackEncoder(schema, group, SampledPacks(rows, starts))
     out = np.full(len(packs) * largest_record(schema), 0xEE, np.uint8)
-    sizes = np.zeros(len(packs), np.uint32)
-    status, following, size = encoder.encode(0, len(packs), out, sizes)
+    entries = np.zeros((len(packs), 2), np.uint32)
+    status, following, size = encoder.encode(0, len(packs), out, entries)
     assert (status, following) == (_EncodeStatus.DONE, len(packs))
     payloads, damaged = unframe(out[:size].tobytes())
     assert damaged is None
-    assert sizes.tolist() == [len(payload) + 16 for payload in payloads]
+    assert entries.tolist() == index_entries(payloads).tolist()
     for pack, payload in zip(packs, payloads, strict=True):
         assert len(payload) + 16 <= largest_record(schema)
         assert payload == protobuf_example.serialize(pack_sequences(pack, max_sequence_length, masked_slots, depth))
@@ -106,16 +107,16 @@ def test_a_full_output_is_continued_where_it_stopped(tmp_path: Path) -> None:
     schema = PackedSchema(64, 9, 1, 9)
     encoder = PackEncoder(schema, group, singles(41))
     whole = np.zeros(41 * largest_record(schema), np.uint8)
-    right, sizes = np.zeros(41, np.uint32), np.zeros(41, np.uint32)
+    right, entries = np.zeros((41, 2), np.uint32), np.zeros((41, 2), np.uint32)
     whole_size = encoder.encode(0, 41, whole, right)[2]
     for room in range(2 * largest_record(schema), 2 * largest_record(schema) + 1000, 97):
         memory, pieces, pack = np.full(room + 4096, 0xEE, np.uint8), [], 0
         while pack < 41:
-            status, following, size = encoder.encode(pack, 41, memory[:room], sizes[pack:])
+            status, following, size = encoder.encode(pack, 41, memory[:room], entries[pack:])
             assert status == (_EncodeStatus.OUTPUT_FULL if following < 41 else _EncodeStatus.DONE)
             assert following > pack
             assert (memory[room:] == 0xEE).all(), "nothing is written behind the output"
             pieces.append(memory[:size].tobytes())
             pack = following
         assert b"".join(pieces) == whole[:whole_size].tobytes()
-        assert sizes.tolist() == right.tolist()
+        assert entries.tolist() == right.tolist()

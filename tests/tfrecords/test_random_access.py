@@ -91,9 +91,9 @@ def indexed_case(folder: Path, change=lambda sizes: sizes) -> tuple[RecordFiles,
     table = Metadata.read(case.packed).shard_table
     largest = int(np.argmax(table.packs))
     index, first = index_path(case.packed, table.group_and_number(largest)[0]), table.packs_before(largest)
-    sizes, own = np.fromfile(index, "<u4"), slice(first, first + int(table.packs[largest]))
-    sizes[own] = change(sizes[own].tolist())
-    sizes.tofile(index)
+    entries, own = np.fromfile(index, "<u4").reshape(-1, 2), slice(first, first + int(table.packs[largest]))
+    entries[own, 0] = change(entries[own, 0].tolist())
+    entries.tofile(index)
     return open_case(case), largest
 
 
@@ -104,9 +104,9 @@ def read_all(files: RecordFiles, shard: int) -> dict:
 
 def test_the_index_tells_what_a_walk_finds(tmp_path: Path) -> None:
     indexed, shard = indexed_case(tmp_path / "indexed")
-    assert not indexed.prepare(shard).is_walked
+    assert indexed.prepare(shard).checksums is not None
     walked = RecordFiles(indexed.paths, indexed.schema, indexed.sizes)
-    assert walked.prepare(shard).is_walked
+    assert walked.prepare(shard).checksums is None
     for name, values in read_all(walked, shard).items():
         np.testing.assert_array_equal(read_all(indexed, shard)[name], values)
 
@@ -128,7 +128,7 @@ def test_sizes_that_are_not_those_of_the_records_are_refused(tmp_path: Path, cha
 
 def test_sizes_of_another_sum_are_not_used(tmp_path: Path) -> None:
     files, shard = indexed_case(tmp_path, lambda sizes: [*sizes[:-1], sizes[-1] + 1])
-    assert files.prepare(shard).is_walked
+    assert files.prepare(shard).checksums is None
     assert len(read_all(files, shard)["input_ids"]) == files.sizes[shard]
 
 
@@ -139,6 +139,26 @@ def test_damage_is_named_by_an_index_too(tmp_path: Path) -> None:
     path.write_bytes(content[:50] + bytes([content[50] ^ 1]) + content[51:])
     with pytest.raises(InputError, match="record 0 at byte 0: its bytes are damaged"):
         read_all(files, shard)
+
+
+@pytest.mark.parametrize("has_index", [True, False])
+def test_a_shard_that_is_a_copy_of_another_is_noticed_by_whoever_reads_it(tmp_path: Path, has_index: bool) -> None:
+    """Also by a process that reads one record of it alone, if there is an index; else when the shard is opened."""
+    files = open_case(make_case(tmp_path, files=2, depth=1, algorithm="none"))
+    shard, other = np.flatnonzero(files.sizes == files.sizes.max())[:2].tolist()
+    records = list(map(bytearray, read_records(files.paths[shard])))
+    for record in records:  # the last bytes are weights and labels: another label keeps the size
+        record[record.index(b"input_ids") + 20] ^= 1
+    changed = b"".join(frame(bytes(record)) for record in records)
+    assert len(changed) == files.paths[shard].stat().st_size
+    files.paths[shard].write_bytes(changed)
+    if not has_index:
+        for index in files.paths[0].parent.glob("*.index"):
+            index.unlink()
+    message = r"is not the record that was packed here" if has_index else "its CRC-32C differs from the manifest"
+    for record in range(int(files.sizes[shard])):
+        with pytest.raises(InputError, match=f"{files.paths[shard].name}: .*{message}"):
+            files.read(np.array([other, shard]), np.array([0, record]))
 
 
 def test_files_are_closed_unless_they_are_excepted(case: PackingCase) -> None:
