@@ -487,7 +487,7 @@ class TaskSettings(Settings):
         return frozenset(self.model_fields_set) if self._named is None else self._named
 
     def with_named(self, values: Mapping[str, Any]) -> TaskSettings:
-        """Return a copy with `values`, which must have been validated. Only the keys of `values` count as set by the user."""
+        """Return a copy with `values`, which must be valid. Only the keys of `values` count as set by the user."""
         settings = self.model_copy(update=dict(values))
         settings._named = frozenset(values)  # noqa: SLF001 - its own class
         return settings
