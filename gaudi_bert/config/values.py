@@ -1,5 +1,8 @@
-"""The kinds of values that settings take, and the base of all settings; what a key may hold and what is wrong with a value,
-in the words of people who write YAML and never in pydantic's."""
+"""The base class of all settings, the types of their values, and messages about wrong values.
+
+The messages are written for people who edit YAML. They name the key, the value, what is allowed and, for a misspelt key, the
+nearest correct one, and never show pydantic's own wording.
+"""
 
 from __future__ import annotations
 
@@ -37,17 +40,17 @@ _BYTE_UNITS = {"": 1, "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**1
 
 
 def _parse_bytes(value: object) -> object:
-    """`1GiB`, `128MB` or a plain number of bytes, as an int; pydantic refuses anything else."""
+    """Convert a size such as `1GiB` or `128MB` into a number of bytes. Other types are left to pydantic's validation."""
     if not isinstance(value, str):
         return value
     match = re.fullmatch(r"\s*(\d{1,18}(?:\.\d+)?)\s*([A-Za-z]*)\s*", value)
     if match is None or match[2] not in _BYTE_UNITS:
-        raise ValueError("must be a size in bytes: a number, or one with B, kB, MB, GB, KiB, MiB or GiB after it")
+        raise ValueError("must be a size in bytes: a number, optionally followed by B, kB, MB, GB, KiB, MiB or GiB")
     return int(float(match[1]) * _BYTE_UNITS[match[2]])
 
 
 def _parse_quantity(value: object) -> object:
-    """A Kubernetes quantity (`500m`, `2`, `409Gi`) as the string that manifests need; 2 and 0.5 without quotes are fine."""
+    """Return a Kubernetes quantity (`500m`, `2`, `409Gi`) as a string for manifests. Numbers need no quotes."""
     text = str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
     if not isinstance(text, str) or not re.fullmatch(r"\d+(\.\d+)?(m|k|M|G|T|Ki|Mi|Gi|Ti)?", text):
         raise ValueError("must be a quantity as Kubernetes writes it, for example 500m, 2 or 16Gi")
@@ -55,7 +58,11 @@ def _parse_quantity(value: object) -> object:
 
 
 def parse_depth(value: object) -> object:
-    """An integer in its range, as it is or as text, or `max`; anything else is refused with one message."""
+    """Return a depth as an integer, also if it is given as text, or `max`.
+
+    Raises:
+        ValueError: The value is neither `max` nor an integer from 1 to 1,024.
+    """
     number = int(value) if isinstance(value, str) and re.fullmatch(r"\d{1,9}", value) else value
     if number != "max" and (isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= MOST_DEPTH):
         raise ValueError(f"must be an integer from 1 to {MOST_DEPTH:,}, or `max` for no limit")
@@ -63,7 +70,7 @@ def parse_depth(value: object) -> object:
 
 
 def matching(pattern: str, description: str) -> AfterValidator:
-    """Text that a pattern matches; `description` is what users read of it where it does not."""
+    """Make a validator that requires a string to match `pattern`. Its message describes what is allowed as `description`."""
 
     def check(value: str) -> str:
         if re.fullmatch(pattern, value) is None:
@@ -74,10 +81,10 @@ def matching(pattern: str, description: str) -> AfterValidator:
 
 
 def _parse_delimiter(value: object) -> object:
-    """A tab is hard to type: it may be written as `tab` or `\\t`."""
+    """Return the delimiter as one character. A tab is hard to type, so it may be written as `tab` or `\\t`."""
     character = "\t" if value in ("\\t", "tab", "TAB") else value
     if not isinstance(character, str) or len(character) != 1 or character in '"\r\n\0':
-        raise ValueError("must be one character (or `tab`), and no quote or end of a line")
+        raise ValueError("must be one character (or `tab`), but not a quote or a line break")
     return character
 
 
@@ -86,7 +93,7 @@ def _check_encoding(name: str) -> str:
         codec = codecs.lookup(name)
         "\n".encode(name)
     except (LookupError, ValueError):
-        raise ValueError("must be an encoding of text that Python knows: utf-8, cp1252, latin-1, utf-16") from None
+        raise ValueError("must be a text encoding that Python supports, such as utf-8, cp1252, latin-1 or utf-16") from None
     return "utf-8" if codec.name == "utf-8-sig" else codec.name
 
 
@@ -94,13 +101,16 @@ Delimiter = Annotated[str, BeforeValidator(_parse_delimiter)]
 Encoding = Annotated[str, AfterValidator(_check_encoding)]
 Quantity = Annotated[str, BeforeValidator(_parse_quantity), WithJsonSchema({"type": ["string", "number"]})]
 KubernetesName = Annotated[
-    str, matching(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", "at most 63 of a to z, 0 to 9 and -, without - at either end")
+    str,
+    matching(
+        r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", "at most 63 characters of a to z, 0 to 9 and -, without - at either end"
+    ),
 ]
 ImageName = Annotated[
-    str, matching(r"[a-z0-9][a-z0-9._/:-]*[a-z0-9]", "an image without its tag: a to z, 0 to 9 and . _ / : -")
+    str, matching(r"[a-z0-9][a-z0-9._/:-]*[a-z0-9]", "an image name without a tag: a to z, 0 to 9 and . _ / : -")
 ]
 EnvironmentName = Annotated[
-    str, matching(r"[A-Za-z_][A-Za-z0-9_]*", "the name of a variable: letters, digits and _, no digit first")
+    str, matching(r"[A-Za-z_][A-Za-z0-9_]*", "the name of a variable: letters, digits and _, not beginning with a digit")
 ]
 Bytes = Annotated[int, BeforeValidator(_parse_bytes), Field(gt=0), WithJsonSchema({"type": ["integer", "string"]})]
 MOST_DEPTH = 1024
@@ -111,14 +121,18 @@ _MOST_ROW_LENGTHS = 3
 
 
 def _parse_row_lengths(value: object) -> object:
-    """`auto`, or lengths as a list or as text with commas; anything else is refused with one message."""
+    """Return row lengths as a tuple, from a list or from text with commas, or return `auto`.
+
+    Raises:
+        ValueError: The value is not `auto`, or not one to three ascending lengths of at least 8.
+    """
     if value is None or value == "auto":
         return value
     parts = re.findall(r"[^,\s]+", value) if isinstance(value, str) else value
     listed = parts if isinstance(parts, list | tuple) else ()
     numbers = [int(part) if isinstance(part, int | str) and re.fullmatch(r"\d{1,7}", str(part)) else 0 for part in listed]
     if not 1 <= len(numbers) <= _MOST_ROW_LENGTHS or numbers != sorted(set(numbers)) or numbers[0] < 8:
-        raise ValueError(f"must be auto, or 1 to {_MOST_ROW_LENGTHS} lengths from 8, ascending, as in 512,2048,8192")
+        raise ValueError(f"must be auto, or 1 to {_MOST_ROW_LENGTHS} ascending lengths of at least 8, such as 512,2048,8192")
     return tuple(numbers)
 
 
@@ -128,23 +142,26 @@ RowLengthChoice = Annotated[
 
 
 FREE = "free"
-"""The mark of a setting that may change between two runs in one training folder: it changes nothing of the model."""
+"""Marks a setting that may change when a run is resumed, because it does not change what the model learns."""
 
 
 def free_settings(section: type[BaseModel]) -> set[str]:
-    """The keys of a section that are marked `FREE`."""
+    """Return the keys of a section that are marked `FREE`."""
     return {name for name, field in section.model_fields.items() if FREE in field.metadata}
 
 
 class Settings(BaseModel):
-    """Base of all settings: frozen, no unknown keys, finite numbers; their checks are built when they are first needed."""
+    """The base class of all settings: frozen, without unknown keys and non-finite numbers.
+
+    Pydantic builds the validators when they are first needed, so that commands that need no settings start at once.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
 
     @field_validator("*", mode="before")
     @classmethod
     def _no_truth_for_a_number(cls, value: object, info: ValidationInfo) -> object:
-        """`true` is not 1, though pydantic would take it for that."""
+        """Reject true and false where a number is expected, because pydantic would accept them as 1 and 0."""
         annotation = cls.model_fields[info.field_name or ""].annotation
         if isinstance(value, bool) and annotation is not bool and bool not in get_args(annotation):
             raise PydanticCustomError("truth_value", "cannot be true or false")
@@ -159,19 +176,19 @@ _LOWER = ("gt", "ge")
 
 
 def allowed_values(field: FieldInfo) -> str:
-    """Return what a key holds and its limits: `integer, >= 1 and <= 1,024`."""
+    """Describe the type of a key and its limits, for example `integer, >= 1 and <= 1,024`."""
     kind = _kind(field.annotation)
     stated = [
         (name, getattr(limit, name)) for limit in field.metadata for name in _SIGNS if getattr(limit, name, None) is not None
     ]
-    # A type's own lower limit goes without saying where the field has a higher one.
+    # If the field has a higher lower limit than its type, the limit of the type need not be mentioned.
     lowest = max((value for name, value in stated if name in _LOWER), default=None)
     limits = [f"{_SIGNS[name]} {value:,}" for name, value in stated if name not in _LOWER or value == lowest]
     return f"{kind}, {' and '.join(limits)}" if limits else kind
 
 
 def _kind(annotation: Any) -> str:
-    """Return what people who write YAML call a type."""
+    """Return the name of a type for people who write YAML, such as `integer`, `text` or `true or false`."""
     origin = get_origin(annotation)
     if origin is Annotated:
         return _kind(get_args(annotation)[0])
@@ -184,7 +201,7 @@ def _kind(annotation: Any) -> str:
 
 
 def plain_types(annotation: Any) -> set[Any]:
-    """The types that an annotation allows, without metadata: str and None for `Annotated[str, ...] | None`."""
+    """Return the types that an annotation allows, without metadata: str and None for `Annotated[str, ...] | None`."""
     if get_origin(annotation) is Annotated:
         return plain_types(get_args(annotation)[0])
     if get_origin(annotation) in (Union, UnionType):
@@ -193,7 +210,7 @@ def plain_types(annotation: Any) -> set[Any]:
 
 
 def field_at(settings: type[Settings], keys: Sequence[str]) -> FieldInfo | None:
-    """The field at a path of keys; None where there is none."""
+    """Return the field at a path of keys, or None if there is none."""
     field, section = None, _section_of(settings)
     for key in keys:
         field = section.model_fields.get(key) if section is not None else None
@@ -202,12 +219,12 @@ def field_at(settings: type[Settings], keys: Sequence[str]) -> FieldInfo | None:
 
 
 def _section_of(annotation: Any) -> type[Settings] | None:
-    """The section that a key holds; None for a key that holds a value."""
+    """Return the class of the section that a key contains, or None if the key contains a value."""
     return next((kind for kind in plain_types(annotation) if isinstance(kind, type) and issubclass(kind, Settings)), None)
 
 
 def full_keys(settings: type[Settings], prefix: str = "") -> Iterator[str]:
-    """Every key that can be set: `packing.depth`, and the sections that hold others."""
+    """Yield the full name of every key, such as `packing.depth`, and of every section, such as `packing`."""
     for name, field in settings.model_fields.items():
         yield f"{prefix}{name}"
         section = _section_of(field.annotation)
@@ -225,8 +242,8 @@ _WRONG_TYPES = {
     "string": "must be text",
     "tuple": "must be a list",
     "list": "must be a list",
-    "dict": "must hold `key: value` pairs",
-    "model": "must hold `key: value` pairs",
+    "dict": "must contain `key: value` pairs",
+    "model": "must contain `key: value` pairs",
     "truth": "cannot be true or false",
 }
 _BY_FIELD = ("int", "float", "greater", "less", "truth")
@@ -234,7 +251,7 @@ _LIMITS = {"greater_than": "gt", "greater_than_equal": "ge", "less_than": "lt", 
 
 
 def plain_message(problem: ErrorDetails) -> str:
-    """Return what a value must be, by what pydantic reports of it."""
+    """Say what a value must be, for a problem that pydantic reports."""
     kind, context = problem["type"], problem.get("ctx", {})
     if kind == "value_error":  # a message of this package
         return problem["msg"].removeprefix("Value error, ")
@@ -256,9 +273,14 @@ def plain_message(problem: ErrorDetails) -> str:
 def first_problem(
     error: ValidationError, settings: type[Settings], values: Any, source: str, typed: Mapping[str, str]
 ) -> str:
-    """One line for the first problem with `values` for `settings`.
+    """Describe the first problem with `values` in one line.
 
-    It names what the user `typed` for the key, or the `source` of all other keys.
+    Args:
+        error: The problems that pydantic found.
+        settings: The class that was validated.
+        values: The values that were validated.
+        source: The name of the file or of what else the values come from, for keys that are not in `typed`.
+        typed: For each key that the user typed on the command line, the option with its value.
     """
     problems = [(_key_of(each, values), each) for each in error.errors()]
     key, problem = problems[0]
@@ -272,7 +294,7 @@ def first_problem(
     is_one_of_several = sum(other == key for other, _ in problems) > 1
     if field is not None and (is_one_of_several or problem["type"].partition("_")[0] in _BY_FIELD):
         message = "must be " + re.sub(r"\b(?=number\b|list\b)", "a ", allowed_values(field)).replace("integer", "an integer")
-    if key in ("", typed_key) or f"{key}." in message:  # a rule between keys names them itself
+    if key in ("", typed_key) or f"{key}." in message:  # the message of a rule about several keys names them already
         return f"{where}: {message}{more}"
     is_rule = problem["type"] == "missing" or (problem["type"] == "value_error" and isinstance(problem["input"], Mapping))
     value = "" if is_rule or typed_key is not None else f" = {short_repr(problem['input'])}"
@@ -280,7 +302,7 @@ def first_problem(
 
 
 def _key_of(problem: ErrorDetails, values: Any) -> str:
-    """The path of a problem's key, without what pydantic adds to it: which type of several it tried."""
+    """Return the path of a problem's key, without the name of the type that pydantic appends if it tried several types."""
     path: list[str] = []
     for part in problem["loc"]:
         is_entry = isinstance(values, list | tuple) and isinstance(part, int)
@@ -293,7 +315,7 @@ def _key_of(problem: ErrorDetails, values: Any) -> str:
 
 
 def _is_part(key: str, of: str) -> bool:
-    """Whether the key `of` is `key` itself or is below it."""
+    """Return whether the key `of` is `key` itself or one of the keys below it."""
     return of == key or of.startswith(f"{key}.")
 
 

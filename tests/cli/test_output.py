@@ -76,7 +76,7 @@ def test_shells_complete_commands() -> None:
     ("command", "option", "default"),
     [
         ("plan", "algorithm", "optimal"),
-        ("pack", "depth", "3 of records, max of tables"),
+        ("pack", "depth", "3 for records, max for tables"),
         ("pack", "group-bytes", "1GiB"),
         ("finetune", "depth", "6"),
         ("prepare", "train-vocab", str(PrepareSettings().train_vocab)),
