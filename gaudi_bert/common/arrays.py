@@ -52,7 +52,7 @@ def random_words(count: int, seed: int, purpose: str, *indices: int) -> NDArray[
 
 
 def permutation(
-    count: int, seed: int, purpose: str, *indices: int, kind: type[np.signedinteger[Any]] = np.int64
+    count: int, seed: int, purpose: str, *indices: int, dtype: type[np.signedinteger[Any]] = np.int64
 ) -> AnyArray:
     """Return a permutation of 0 .. count - 1 that depends only on the seed, the purpose and the indices.
 
@@ -61,25 +61,25 @@ def permutation(
         seed: the seed of the run.
         purpose: what the permutation is for, so that different uses get independent permutations.
         indices: further integers, such as a group or epoch number.
-        kind: the dtype of the result. With int32, ten million elements take 40 MB instead of 80 MB.
+        dtype: the dtype of the result. With int32, ten million elements take 40 MB instead of 80 MB.
     """
-    return _argsort_words(random_words(count, seed, purpose, *indices), kind)
+    return _argsort_words(random_words(count, seed, purpose, *indices), dtype)
 
 
 _SORTED_AT_ONCE = 1 << 19
 """More words than this are sorted in several ranges."""
 
 
-def _argsort_words(words: NDArray[np.uint64], kind: type[np.signedinteger[Any]]) -> AnyArray:
+def _argsort_words(words: NDArray[np.uint64], dtype: type[np.signedinteger[Any]]) -> AnyArray:
     """Return the stable argsort of uniformly distributed words.
 
     Sorting many words at once would take several times their memory, so they are sorted one range of values after the other.
     """
     ranges = min(words.size // _SORTED_AT_ONCE, 255).bit_length()
     if not ranges:
-        return np.argsort(words, kind="stable").astype(kind, copy=False)
+        return np.argsort(words, kind="stable").astype(dtype, copy=False)
     range_of = words.astype("<u8", copy=False).view(np.uint8)[7::8] >> (8 - ranges)
-    order, done = np.empty(words.size, kind), 0
+    order, done = np.empty(words.size, dtype), 0
     for number in range(1 << ranges):
         chosen = np.flatnonzero(range_of == number)
         order[done : done + chosen.size] = chosen[np.argsort(words[chosen], kind="stable")]

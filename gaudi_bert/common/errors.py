@@ -54,13 +54,13 @@ class StoppedError(GaudiBertError):
     exit_code = 75
 
 
-def shorten(text: str, most: int = 80) -> str:
-    """Return `text` on one line of at most `most` characters, with the middle replaced by dots if necessary."""
-    if len(text) > 4 * most:
-        text = f"{text[: 2 * most]} {text[-2 * most :]}"
+def shorten(text: str, max_characters: int = 80) -> str:
+    """Return `text` on one line of at most `max_characters`, with the middle replaced by dots if necessary."""
+    if len(text) > 4 * max_characters:
+        text = f"{text[: 2 * max_characters]} {text[-2 * max_characters :]}"
     line = " ".join(text.split())
-    half = (most - 3) // 2
-    return line if len(line) <= most else f"{line[:half]}...{line[-half:]}"
+    half = (max_characters - 3) // 2
+    return line if len(line) <= max_characters else f"{line[:half]}...{line[-half:]}"
 
 
 class _ShortRepr(reprlib.Repr):

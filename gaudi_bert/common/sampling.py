@@ -43,7 +43,7 @@ def sample_packs(
     strategies: Sequence[tuple[Sequence[int], int]],
     seed: int,
     group: int,
-    kind: type[np.signedinteger[Any]] = np.int32,
+    dtype: type[np.signedinteger[Any]] = np.int32,
 ) -> SampledPacks:
     """Assign sequences to the packs of a plan at random.
 
@@ -52,7 +52,7 @@ def sample_packs(
         strategies: pairs of a strategy (the lengths in a pack) and the number of packs that use it.
         seed: the seed of the assignment.
         group: the number of the group, so that groups are assigned independently.
-        kind: the dtype of the sequence numbers.
+        dtype: the dtype of the sequence numbers.
 
     Returns:
         The packs in random order.
@@ -71,15 +71,15 @@ def sample_packs(
         [np.zeros(1, np.int64), np.cumsum(np.bincount(lengths))]
     )  # sequences shorter than 0, 1, ...
     by_length = _permute_by_length(lengths, starts_by_length, seed, group)
-    kinds = np.repeat(np.arange(counts.size, dtype=np.int32), counts)
-    kinds = kinds[permutation(kinds.size, seed, "packs", group)]
-    starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes[kinds])])
-    members = np.empty(lengths.size, kind)
+    pack_strategies = np.repeat(np.arange(counts.size, dtype=np.int32), counts)
+    pack_strategies = pack_strategies[permutation(pack_strategies.size, seed, "packs", group)]
+    starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes[pack_strategies])])
+    members = np.empty(lengths.size, dtype)
     if lengths.size < _COMPILED_FROM:
-        slots = np.repeat(flat_starts[kinds] - starts[:-1], sizes[kinds]) + np.arange(lengths.size)
+        slots = np.repeat(flat_starts[pack_strategies] - starts[:-1], sizes[pack_strategies]) + np.arange(lengths.size)
         members[np.argsort(flat[slots], kind="stable")] = by_length
     else:
-        _fill_packs(kinds, flat_starts, flat, by_length, starts_by_length, members)
+        _fill_packs(pack_strategies, flat_starts, flat, by_length, starts_by_length, members)
     return SampledPacks(members, starts)
 
 
@@ -87,7 +87,7 @@ def _permute_by_length(lengths: AnyArray, starts_by_length: IntArray, seed: int,
     """Return the sequence numbers grouped by length, in random order within each length."""
     number = np.int32 if lengths.size < 1 << 31 else np.int64
     if lengths.size < _COMPILED_FROM:
-        order = permutation(lengths.size, seed, "sequences", group, kind=number)
+        order = permutation(lengths.size, seed, "sequences", group, dtype=number)
         return order[np.argsort(lengths[order], kind="stable")]
     order = np.empty(lengths.size, number)
     bits = max(1, (lengths.size // 4096).bit_length())  # shifting by all 64 bits would be undefined
@@ -141,27 +141,32 @@ def _argsort_uniform_words(words: NDArray[np.uint64], bits: int, order: AnyArray
 
 
 @kernel
-def _sort_by_length(order: AnyArray, lengths: AnyArray, nexts: IntArray, result: AnyArray) -> None:
+def _sort_by_length(order: AnyArray, lengths: AnyArray, next_positions: IntArray, result: AnyArray) -> None:
     """Write each sequence of `order` to the next free position for its length in `result`."""
     for index in range(order.size):
         sequence = order[index]
         length = lengths[sequence]
-        result[nexts[length]] = sequence
-        nexts[length] += 1
+        result[next_positions[length]] = sequence
+        next_positions[length] += 1
 
 
 @kernel
 def _fill_packs(
-    kinds: Int32Array, flat_starts: IntArray, flat: Int32Array, by_length: AnyArray, nexts: IntArray, members: AnyArray
+    pack_strategies: Int32Array,
+    flat_starts: IntArray,
+    flat: Int32Array,
+    by_length: AnyArray,
+    next_positions: IntArray,
+    members: AnyArray,
 ) -> None:
-    """Give each slot of each pack the next sequence of its length. Pack p uses strategy number `kinds[p]`."""
-    at = 0
-    for pack in range(kinds.size):
-        for slot in range(flat_starts[kinds[pack]], flat_starts[kinds[pack] + 1]):
+    """Give each slot of each pack the next sequence of its length. Pack p uses strategy number `pack_strategies[p]`."""
+    position = 0
+    for pack in range(pack_strategies.size):
+        for slot in range(flat_starts[pack_strategies[pack]], flat_starts[pack_strategies[pack] + 1]):
             length = flat[slot]
-            members[at] = by_length[nexts[length]]
-            nexts[length] += 1
-            at += 1
+            members[position] = by_length[next_positions[length]]
+            next_positions[length] += 1
+            position += 1
 
 
 def _check_slot_counts(lengths: AnyArray, flat: Int32Array, repeats: IntArray) -> None:

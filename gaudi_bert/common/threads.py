@@ -134,6 +134,7 @@ def map_in_threads(
     failed = threading.Event()
 
     def run(item: _Item) -> _Result | None:
+        """Process an item in this thread's buffer, unless another item has failed."""
         if failed.is_set():
             return None
         if not hasattr(local, "buffer"):

@@ -192,9 +192,9 @@ def worth_limit_by_longest(prices: IntArray, lengths: IntArray, size: int, depth
     return int(np.max(prices + np.minimum(by_tokens, (depth - 1) * np.concatenate(([0], prices))[others])))
 
 
-def _max_plus_product(one: IntArray, other: IntArray) -> IntArray:
-    """Return the max-plus product: result[t] = max over a of one[a] + other[t - a]."""
-    result: IntArray = one + other[0]
-    for part in range(1, len(one)):
-        np.maximum(result[part:], one[: len(one) - part] + other[part], out=result[part:])
+def _max_plus_product(left: IntArray, right: IntArray) -> IntArray:
+    """Return the max-plus product: result[t] = max over a of left[a] + right[t - a]."""
+    result: IntArray = left + right[0]
+    for part in range(1, len(left)):
+        np.maximum(result[part:], left[: len(left) - part] + right[part], out=result[part:])
     return result

@@ -104,6 +104,7 @@ def _as_1d_array(values: Any, name: str) -> AnyArray:
 
 
 def _holds_integers(array: AnyArray) -> bool:
+    """Return whether the dtype may hold integers only. Elements of object arrays are checked one by one later."""
     return array.dtype.kind in "iuO" or not array.size
 
 
@@ -124,6 +125,7 @@ def resize_histogram(histogram: Histogram, max_sequence_length: int) -> Histogra
         raise InputError(f"max_sequence_length is {max_sequence_length}, but the longest sequence has {longest} tokens")
 
     def resized(values: IntArray) -> IntArray:
+        """Truncate or extend an array with zeros to the new length."""
         result = np.zeros(max_sequence_length, dtype=np.int64)
         common = min(len(values), max_sequence_length)
         result[:common] = values[:common]

@@ -260,16 +260,16 @@ def _swap_by_length(assignment: _SlotAssignment, pack: int) -> bool:
 
 
 @kernel
-def _try_swap(assignment: _SlotAssignment, pack: int, taken: int, allowed: int) -> int:
-    """Try to swap a sequence of the pack with one that is shorter by `taken` tokens.
+def _try_swap(assignment: _SlotAssignment, pack: int, length_difference: int, max_excess: int) -> int:
+    """Try to swap a sequence of the pack with one that is shorter by `length_difference` tokens.
 
-    The other pack may exceed its length by at most `allowed` tokens afterwards. Return -1 after a swap, otherwise the number
-    of sequences examined.
+    The other pack may exceed its length by at most `max_excess` tokens afterwards. Return -1 after a swap, otherwise the
+    number of sequences examined.
     """
     probes = 0
     for slot in range(assignment.first_slot[pack], assignment.first_slot[pack + 1]):
         sequence = assignment.sequence[slot]
-        shorter = assignment.lengths[sequence] - taken
+        shorter = assignment.lengths[sequence] - length_difference
         if shorter < 1:
             continue
         first = assignment.first_sequence[shorter]
@@ -279,11 +279,11 @@ def _try_swap(assignment: _SlotAssignment, pack: int, taken: int, allowed: int) 
             assignment.pointer[shorter] = (assignment.pointer[shorter] + 1) % equal
             other = first + assignment.pointer[shorter]
             if (
-                assignment.excess[assignment.pack[other]] + taken <= allowed
+                assignment.excess[assignment.pack[other]] + length_difference <= max_excess
                 and assignment.lengths[other] == shorter
                 and assignment.pack[other] != pack
             ):
-                _exchange_sequences(assignment, sequence, other, taken)
+                _exchange_sequences(assignment, sequence, other, length_difference)
                 return -1
     return probes
 
@@ -420,7 +420,7 @@ OPERATIONS_PER_SEQUENCE, OPERATIONS_PER_TOKEN = 100, 5
 
 
 def rematch_halves(
-    strategy_counts: StrategyCounts, max_length: int, depth: int, enough: int, work: WorkBudget
+    strategy_counts: StrategyCounts, max_length: int, depth: int, target_packs: int, work: WorkBudget
 ) -> StrategyCounts:
     """Repack sequences in fewer packs if possible, by cutting packs in two and matching the parts again.
 
@@ -428,7 +428,7 @@ def rematch_halves(
         strategy_counts: the packs to improve.
         max_length: tokens of a pack.
         depth: the most sequences per pack.
-        enough: the search ends once there are at most this many packs, such as a lower bound.
+        target_packs: the search ends once there are at most this many packs, such as a lower bound.
         work: the budget of operations.
     """
     half = depth // 2
@@ -437,7 +437,7 @@ def rematch_halves(
     lengths, starts = flatten_packs(strategy_counts)
     patience = max(LEAST_STALLED, STALLED_SEQUENCES // max(len(lengths), FEWEST_SEQUENCES))
     stalled = rounds = 0
-    while len(starts) - 1 > enough and stalled < patience and not work.is_exhausted:
+    while len(starts) - 1 > target_packs and stalled < patience and not work.is_exhausted:
         before = len(starts)
         words = (random_words(len(lengths), 0, "halves", rounds) >> np.uint64(1)).astype(np.int64)
         lengths, starts = _rematch_once(lengths, starts, words, max_length, half)

@@ -163,6 +163,7 @@ def _find_step_size(residual: FloatArray, change: FloatArray, shortage_weight: f
     """Return the step size from 0 to 1 along `change` at which the objective is minimal, by bisection on its slope."""
 
     def rises(step: float) -> bool:
+        """Return whether the objective rises at this step size."""
         moved = residual + step * change
         return bool(np.sum(_ennls_row_weights(moved, shortage_weight) ** 2 * moved * change) > 0)
 
@@ -244,6 +245,7 @@ def pack_by_nnls(
         solved: list[AlgorithmResult] = []
 
         def pack(part: IntArray) -> StrategyCounts:
+            """Pack the subsample, and keep which algorithm was used."""
             solved.append(pack_by_nnls(part, depth, leftovers, work))
             return solved[0].strategy_counts
 
@@ -253,7 +255,7 @@ def pack_by_nnls(
     heuristic = pack_longest_first(counts, depth)
     if _is_near_bound(heuristic, counts, depth):
         return AlgorithmResult(heuristic, "lpfhp")
-    loop = _pack_iteratively(counts, depth, leftovers, enough=count_packs(heuristic), work=work)
+    loop = _pack_iteratively(counts, depth, leftovers, packs_to_beat=count_packs(heuristic), work=work)
     if count_packs(loop) <= count_packs(heuristic):
         return AlgorithmResult(loop, "iterative-nnls")
     return AlgorithmResult(heuristic, "lpfhp")
@@ -263,7 +265,7 @@ def _pack_iteratively(
     counts: IntArray,
     depth: int,
     leftovers: Leftovers = "best-fit",
-    enough: int | None = None,
+    packs_to_beat: int | None = None,
     work: WorkBudget | None = None,
 ) -> StrategyCounts:
     """Pack by the iterative algorithm. The slots of the result equal the counts exactly.
@@ -272,8 +274,8 @@ def _pack_iteratively(
         counts: int64 [L], the number of sequences of length 1 .. L.
         depth: the most sequences per pack.
         leftovers: how the sequences that remain after the rounds are packed.
-        enough: with "best-fit", the rounds end if they cannot need fewer packs than this, because the caller already has
-            such a packing.
+        packs_to_beat: with "best-fit", the rounds end once they cannot need fewer packs than this, which the caller
+            already has.
         work: the budget of operations for all rounds, or None for `NNLS_WORK`.
     """
     work = WorkBudget(NNLS_WORK) if work is None else work
@@ -287,7 +289,7 @@ def _pack_iteratively(
             if best is not None and count_packs(finished) >= count_packs(best):
                 break
             best = finished
-            if enough is not None and count_packs(strategy_counts) >= enough:
+            if packs_to_beat is not None and count_packs(strategy_counts) >= packs_to_beat:
                 break
             if _is_near_bound(best, counts, depth):
                 break

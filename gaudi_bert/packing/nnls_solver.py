@@ -426,15 +426,15 @@ def _subtract_rows(
 
 
 @inlined_kernel
-def _remove_factor_column(factor: FloatArray, size: int, gone: int, projected: FloatArray, carried: FloatArray) -> None:
-    """Remove column number `gone` from the leading [size, size] block; `carried` is scratch space, float64 [>= size]."""
-    for row in range(gone):
-        _shift_left(factor[row, gone:size])
+def _remove_factor_column(factor: FloatArray, size: int, removed: int, projected: FloatArray, carried: FloatArray) -> None:
+    """Remove a column from the leading [size, size] block of the factor; `carried` is scratch space, float64 [>= size]."""
+    for row in range(removed):
+        _shift_left(factor[row, removed:size])
     last = size - 1
-    for column in range(gone, last):
-        carried[column] = factor[gone, column + 1]
-    carried_projection = projected[gone]
-    for row in range(gone, last):
+    for column in range(removed, last):
+        carried[column] = factor[removed, column + 1]
+    carried_projection = projected[removed]
+    for row in range(removed, last):
         pivot = factor[row + 1, row + 1]
         scale = 1.0 / np.sqrt(carried[row] * carried[row] + pivot * pivot)
         cosine, sine = carried[row] * scale, pivot * scale

@@ -277,7 +277,7 @@ SILENT_SECONDS, BETWEEN_LINES_SECONDS = 2.0, 10.0
 
 
 @contextmanager
-def _report_if_long(what: str) -> Iterator[WorkBudget]:
+def _report_if_long(description: str) -> Iterator[WorkBudget]:
     """Write progress lines to standard error if the body takes longer than two seconds.
 
     Yields:
@@ -286,10 +286,11 @@ def _report_if_long(what: str) -> Iterator[WorkBudget]:
     work, started, ended = WorkBudget(), time.monotonic(), threading.Event()
 
     def watch() -> None:
+        """Write a line after two seconds and then every ten, until the body has ended."""
         pause = SILENT_SECONDS
         while not ended.wait(pause):
             done = f"{work.spent / 1e9:.1f} billion operations" if work.spent else "heuristics are running"
-            Reporter().say(f"{what}: {format_seconds(time.monotonic() - started)} so far, {done}")
+            Reporter().say(f"{description}: {format_seconds(time.monotonic() - started)} so far, {done}")
             pause = BETWEEN_LINES_SECONDS
 
     watching = threading.Thread(target=watch, daemon=True)

@@ -61,6 +61,7 @@ def plan_power_products(max_items: int, max_total: int) -> IntArray:
     products: list[tuple[int, int]] = []
 
     def build(power: int) -> int:
+        """Return the row of a power, after adding the products that it needs."""
         if power not in row_of_power:
             products.append((build((power + 1) // 2), build(power // 2)))
             row_of_power[power] = len(products)
@@ -194,10 +195,10 @@ def _max_plus_power_worth(prices: Worths, depth: int) -> int | float:
 
 
 @inner_kernel
-def _find_split(one: Worths, other: Worths, total: int, value: float) -> int:
-    """Return the smallest part for which one[part] + other[total - part] reaches `value`."""
+def _find_split(left: Worths, right: Worths, total: int, value: float) -> int:
+    """Return the smallest part for which left[part] + right[total - part] reaches `value`."""
     for part in range(total + 1):
-        if one[part] + other[total - part] >= value:
+        if left[part] + right[total - part] >= value:
             return part
     return total
 

@@ -96,6 +96,7 @@ def _pack_groups(
     with run.reporter.task("plan", len(groups), "groups") as task:
 
         def pack(files: Sequence[CountedFile], _: ByteArray) -> Packing:
+            """Pack one group."""
             packing = pack_histogram(
                 build_group_histogram((file.counts for file in files), length) if files else whole,
                 settings.algorithm,

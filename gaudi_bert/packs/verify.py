@@ -236,6 +236,7 @@ def verify_packs(reader: GroupReader, run: StageRun) -> StageOutput[Verification
         depth = metadata.depth or metadata.max_sequence_length
 
         def counts() -> Iterable[IntArray]:
+            """Return the counts of each group, read again from the manifests."""
             return (np.array(manifest.counts, np.int64) for manifest in folder.read_manifests())
 
         check_lower_bound(

@@ -207,6 +207,7 @@ class StreamReader(Generic[Prepared]):
         """
 
         def comes(epoch_visit: _EpochVisit) -> bool:
+            """Return whether the visit is still to come."""
             epoch, visit = epoch_visit
             if epoch > self._epoch:
                 return True
@@ -215,6 +216,7 @@ class StreamReader(Generic[Prepared]):
             return not (is_past or is_here)
 
         def is_later(epoch_visit: _EpochVisit) -> bool:
+            """Return whether the visit begins after the packs that are being opened."""
             return epoch_visit[0] > self._epoch or (epoch_visit[1].turn, epoch_visit[1].begin) > (turn, last_round)
 
         soon = [epoch_visit for epoch_visit in self._soon if comes(epoch_visit)]

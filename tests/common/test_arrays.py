@@ -27,7 +27,7 @@ def test_it_never_changes_and_purpose_seed_and_indices_all_matter() -> None:
 def test_a_large_permutation_is_sorted_range_by_range_and_the_same(count: int) -> None:
     plain = np.argsort(random_words(count, 5, "large", 2), kind="stable")
     for kind in (np.int32, np.int64):
-        sorted_words = permutation(count, 5, "large", 2, kind=kind)
+        sorted_words = permutation(count, 5, "large", 2, dtype=kind)
         assert sorted_words.dtype == kind
         assert np.array_equal(sorted_words, plain)
 

@@ -55,7 +55,10 @@ def _make_silent_solver(highspy: Any) -> Any:
     """
 
     class Silent(highspy.Highs):  # type: ignore[misc]
+        """A solver whose output is off before its constructor prints."""
+
         def enableCallbacks(self) -> None:  # noqa: N802
+            """Switch the output off first."""
             self.setOptionValue("output_flag", False)
             super().enableCallbacks()
 
@@ -246,9 +249,9 @@ def generate_columns(
     master: _MasterProgram,
     pricer: Pricer,
     demand: FloatArray,
-    known: Relaxation | None = None,
+    initial: Relaxation | None = None,
     *,
-    enough: float = -np.inf,
+    target_objective: float = -np.inf,
     max_iterations: float = np.inf,
 ) -> Relaxation:
     """Add strategies to a program until its objective is proven to be minimal to within one pack.
@@ -257,19 +260,19 @@ def generate_columns(
         master: the program, whose strategies must already cover everything.
         pricer: finds new strategies.
         demand: float64 [rows], the current demand of `master`.
-        known: an earlier relaxation, whose prices are the first proven ones; None for the prices of the token bound.
-        enough: stop once the objective is at most this, or is proven to be more.
+        initial: an earlier relaxation, whose prices are the first proven ones; None for the prices of the token bound.
+        target_objective: stop once the objective is at most this, or is proven to be more.
         max_iterations: the most simplex iterations.
     """
     last = master.iterations + max_iterations
-    centre = pricer.lengths / pricer.max_length if known is None else known.prices
+    centre = pricer.lengths / pricer.max_length if initial is None else initial.prices
     centre = centre / pricer.best_pack_worths(centre).max()
     bound = float(centre @ demand)
     while True:
         objective = master.solve()
         if (
-            objective <= enough
-            or bound > enough > 0.0
+            objective <= target_objective
+            or bound > target_objective > 0.0
             or Relaxation(objective, bound, centre).is_closed
             or master.iterations > last
             or master.work.is_exhausted
@@ -341,16 +344,18 @@ class LinearProgram:
         return linear_program
 
     @classmethod
-    def with_bounded_copies(cls, whole: LinearProgram, work: WorkBudget) -> LinearProgram:
+    def with_bounded_copies(cls, unbounded: LinearProgram, work: WorkBudget) -> LinearProgram:
         """Create a program of the same sequences whose strategies contain no more copies of a length than there are
         sequences.
         """
-        linear_program = cls(whole.counts, whole.depth, work)
-        linear_program.pricer = BoundedPricer(whole.lengths, whole.max_length, whole.depth, whole.demand, work)
-        available = dict(zip(whole.lengths.tolist(), whole.demand.tolist(), strict=True))
+        linear_program = cls(unbounded.counts, unbounded.depth, work)
+        linear_program.pricer = BoundedPricer(
+            unbounded.lengths, unbounded.max_length, unbounded.depth, unbounded.demand, work
+        )
+        available = dict(zip(unbounded.lengths.tolist(), unbounded.demand.tolist(), strict=True))
         linear_program.add(
             strategy
-            for strategy in whole.master.strategies
+            for strategy in unbounded.master.strategies
             if all(copies <= available[length] for length, copies in Counter(strategy).items())
         )
         return linear_program

@@ -222,7 +222,7 @@ def _pack_optimally(
     counts: IntArray,
     depth: int,
     work: WorkBudget | None = None,
-    known: _Incumbent | None = None,
+    initial: _Incumbent | None = None,
     *,
     near_work: float = np.inf,
     is_quick: bool = False,
@@ -233,15 +233,15 @@ def _pack_optimally(
         counts: int64 [L], the number of sequences of length 1 .. L.
         depth: the most sequences per pack.
         work: the budget of operations, or None for `FULL_WORK`.
-        known: a packing to start from, or None for LPFHP.
+        initial: a packing to start from, or None for LPFHP.
         near_work: the budget of operations once the packing is near its bound.
         is_quick: stop early, as is sufficient on a coarse grid.
     """
     work = WorkBudget(FULL_WORK) if work is None else work
     if np.count_nonzero(counts) > MOST_LENGTHS:
         planned = _add_threshold_bound(_pack_many_sequences(counts, depth, MOST_LENGTHS, work), counts, depth)
-        return planned if known is None else _update_incumbent(known, planned.strategy_counts, planned.certificate)
-    incumbent = known
+        return planned if initial is None else _update_incumbent(initial, planned.strategy_counts, planned.certificate)
+    incumbent = initial
     if incumbent is None:
         incumbent = _Incumbent(sort_strategies(pack_longest_first(counts, depth)), simple_certificate(counts, depth))
         work.spend_on_heuristic(incumbent.strategy_counts)
@@ -369,6 +369,7 @@ def _pack_many_sequences(counts: IntArray, depth: int, max_sequences: int, work:
     proofs: list[Certificate] = []
 
     def pack(part: IntArray) -> StrategyCounts:
+        """Pack the subsample, and keep the certificate for all sequences."""
         planned = _pack_optimally(part, depth, work=work)
         proofs.append(certify_prices(counts, planned.certificate.prices, depth, work))
         return planned.strategy_counts

@@ -119,24 +119,24 @@ def _search_packs(
     work.spend(table_operations)
     best = np.zeros((levels + 1, max_length + 1))
     _fill_completion_table(lengths, prices, best, levels < deepest)
-    rest = _SearchProblem(lengths, prices, best, packs, depth, deepest)
+    problem = _SearchProblem(lengths, prices, best, packs, depth, deepest)
     for attempt in ATTEMPTS:
         if work.is_exhausted:
             break
         work.spend(OPERATIONS_PER_NODE * max_nodes)
-        placed = _SearchPath(
+        path = _SearchPath(
             counts=counts.copy(),
             stack=np.zeros(sequences, dtype=np.int64),
             opening=np.zeros(packs + 2, dtype=np.int64),
             slack=np.full(packs + 2, slack),
             free=np.full(packs + 2, packs * depth - sequences),
         )
-        used = _search_depth_first(rest, placed, *attempt, max_nodes)
+        used = _search_depth_first(problem, path, *attempt, max_nodes)
         if used == _NONE_EXISTS and attempt is ATTEMPTS[0]:
             return None, True
         if used > 0:
             strategy_counts: StrategyCounts = {}
-            for kinds in np.split(placed.stack, placed.opening[1:used]):
+            for kinds in np.split(path.stack, path.opening[1:used]):
                 add_packs(strategy_counts, tuple(lengths[kinds].tolist()), 1)
             return strategy_counts, True
     return None, False
@@ -161,7 +161,7 @@ def _fill_completion_table(lengths: IntArray, prices: FloatArray, best: FloatArr
 
 @borrowing_kernel
 def _search_depth_first(
-    rest: _SearchProblem, placed: _SearchPath, second_share: float, reserve: float, max_nodes: int
+    problem: _SearchProblem, path: _SearchPath, second_share: float, reserve: float, max_nodes: int
 ) -> int:
     """Search depth-first; return the number of packs, or a code if not all sequences were placed.
 
@@ -169,15 +169,15 @@ def _search_depth_first(
     next. While many packs remain, a pack may use only the fraction `reserve` / (remaining packs) of the slack, so that some
     is left for later packs.
     """
-    lengths, prices, packs, depth = rest.lengths, rest.prices, rest.packs, rest.depth
-    counts, stack, opening, slack, free = placed
-    max_length = rest.best.shape[1] - 1
+    lengths, prices, packs, depth = problem.lengths, problem.prices, problem.packs, problem.depth
+    counts, stack, opening, slack, free = path
+    max_length = problem.best.shape[1] - 1
     height, pack, room, worth, kind = 0, 0, max_length, 0.0, 0
     for _ in range(max_nodes):
         share = min(1.0, reserve / (packs - pack))
         enough = 1.0 - slack[pack] * share - ROUNDING
         used = height - opening[pack]
-        kind, fits = _find_next_type(rest, counts, kind, used, room, enough - worth)
+        kind, fits = _find_next_type(problem, counts, kind, used, room, enough - worth)
         if fits:
             stack[height] = kind
             height += 1
@@ -216,23 +216,27 @@ def _search_depth_first(
 
 @inner_kernel
 def _find_next_type(
-    rest: _SearchProblem, counts: IntArray, kind: int, used: int, room: int, missing: float
+    problem: _SearchProblem, counts: IntArray, type_index: int, used_slots: int, room: int, missing_worth: float
 ) -> tuple[int, bool]:
-    """Return the first type from `kind` on that fits into the pack and can still complete it, and whether there is one.
+    """Return the first type from `type_index` on that fits into the pack and can still complete it, and whether there is
+    one.
 
-    The pack contains `used` sequences. With the type, it must be able to gain at least `missing` more worth. Only the
-    longest remaining sequence may open a pack.
+    The pack contains `used_slots` sequences. With the type, it must be able to gain at least `missing_worth` more worth.
+    Only the longest remaining sequence may open a pack.
     """
-    levels, slots = rest.best.shape[0] - 1, rest.deepest - used
-    while slots > 0 and kind < rest.lengths.size:
-        if counts[kind] > 0:
-            room_after = room - rest.lengths[kind]
-            if room_after >= 0 and rest.prices[kind] + rest.best[min(slots - 1, levels), room_after] >= missing:
-                return kind, True
-            if used == 0:
+    levels, slots = problem.best.shape[0] - 1, problem.deepest - used_slots
+    while slots > 0 and type_index < problem.lengths.size:
+        if counts[type_index] > 0:
+            room_after = room - problem.lengths[type_index]
+            if (
+                room_after >= 0
+                and problem.prices[type_index] + problem.best[min(slots - 1, levels), room_after] >= missing_worth
+            ):
+                return type_index, True
+            if used_slots == 0:
                 break
-        kind += 1
-    return kind, False
+        type_index += 1
+    return type_index, False
 
 
 # --- from fractions of packs to integers
@@ -421,5 +425,7 @@ def _solve_rest(linear_program: LinearProgram, path: _FixedPacks, target: int) -
     if linear_program.master.solve(dual=True) <= allowed:
         return True
     demand = path.uncovered.astype(np.float64)
-    rest = generate_columns(linear_program.master, linear_program.pricer, demand, linear_program.relaxation, enough=allowed)
+    rest = generate_columns(
+        linear_program.master, linear_program.pricer, demand, linear_program.relaxation, target_objective=allowed
+    )
     return rest.objective <= allowed
