@@ -269,7 +269,7 @@ class PackedSums:
         slots = self.packs * max_sequence_length
         figures = PackingMetrics(self.sequences, self.packs, self.tokens, slots, lower_bound)
         groups = tuple(self._groups[number] for number in sorted(self._groups))
-        return {"format_version": 2, **figures.stored(), "groups": groups, "histogram": tuple(self._counts.tolist())}
+        return {"format_version": 2, **figures.to_json_fields(), "groups": groups, "histogram": tuple(self._counts.tolist())}
 
 
 # --- what packs a folder holds: TFRecords, a table, tables of several lengths of rows; or packs that are not finished

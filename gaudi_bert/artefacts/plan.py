@@ -125,7 +125,7 @@ def totals_of(groups: Sequence[PlannedGroup], max_sequence_length: int, algorith
     )
     strategies = {strategy for group in groups for strategy, _ in group.strategies}
     return {
-        **PackingMetrics(sequences, packs, tokens, packs * max_sequence_length, bound).stored(),
+        **PackingMetrics(sequences, packs, tokens, packs * max_sequence_length, bound).to_json_fields(),
         "depth_used": max(map(len, strategies), default=0),
         "strategies_used": len(strategies),
         "algorithm": algorithm,

@@ -66,7 +66,7 @@ def explain_value_errors(path: Path) -> Iterator[None]:
         raise InputError(f"{path}: contains a column that cannot be packed: {reason}; {remedy}") from error
 
 
-def check_names(path: Path, schema: Any) -> Any:
+def check_column_names(path: Path, schema: Any) -> Any:
     """Return the schema, after checking that all its names, including nested ones, are valid UTF-8.
 
     pyarrow checks names only when they are used.

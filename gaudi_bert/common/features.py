@@ -106,7 +106,7 @@ class PackingMetrics:
         """Packs above the lower bound. A packing with gap 0 is optimal."""
         return self.packs - self.lower_bound
 
-    def stored(self) -> dict[str, Any]:
+    def to_json_fields(self) -> dict[str, Any]:
         """Return the metrics in the form in which artefacts store them, by name."""
         counted, derived = ("sequences", "packs", "tokens"), ("padding_tokens", "efficiency", "packing_factor")
         return {name: getattr(self, name) for name in (*counted, *derived, "lower_bound", "gap")}

@@ -22,7 +22,7 @@ from gaudi_bert.artefacts.base import NOTES_NAME
 from gaudi_bert.artefacts.packed import TableMetadata, read_shard_crc32c
 from gaudi_bert.artefacts.shards import Shard, check_shards
 from gaudi_bert.common.arrays import NOT_PREDICTED, AnyArray, Float32Array, Int32Array, IntArray
-from gaudi_bert.common.arrow import check_names, open_parquet, require_pyarrow, validate_content
+from gaudi_bert.common.arrow import check_column_names, open_parquet, require_pyarrow, validate_content
 from gaudi_bert.common.compiled import borrowing_kernel
 from gaudi_bert.common.crc32c import append_crc, crc32c
 from gaudi_bert.common.errors import InputError
@@ -384,7 +384,7 @@ class TableFiles(ShardFiles["_Footer"]):
 def _footer(path: Path) -> _Footer:
     types = require_pyarrow().types
     with open_parquet(path, memory_map=True) as file:
-        schema, metadata = check_names(path, file.schema_arrow), file.metadata
+        schema, metadata = check_column_names(path, file.schema_arrow), file.metadata
     names = schema.names
     for name in _NEEDED:
         if name not in names:

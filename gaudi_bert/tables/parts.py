@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gaudi_bert.common.arrow import check_names, explain_arrow_errors, open_parquet, require_pyarrow, validate_content
+from gaudi_bert.common.arrow import check_column_names, explain_arrow_errors, open_parquet, require_pyarrow, validate_content
 from gaudi_bert.common.errors import InputError, short_repr, shorten
 from gaudi_bert.common.files import LONGEST_ROW_BYTES, check_regular_file, explain_os_errors, open_file
 from gaudi_bert.corpus.documents import opened_text
@@ -72,9 +72,9 @@ def table_schema(path: Path) -> Any:
         if _is_parquet(path):
             from pyarrow import parquet
 
-            return check_names(path, parquet.read_schema(check_regular_file(path)))
+            return check_column_names(path, parquet.read_schema(check_regular_file(path)))
         with pyarrow.OSFile(str(check_regular_file(path))) as source:
-            return check_names(path, _open_arrow(source).schema)
+            return check_column_names(path, _open_arrow(source).schema)
 
 
 def list_parts(path: Path, columns: Collection[str], most_rows: int, most_bytes: int) -> list[TablePart]:

@@ -21,7 +21,7 @@ from gaudi_bert.artefacts.packed import GroupManifest, PackedSums, RowTables, Ta
 from gaudi_bert.artefacts.results import ByRowLength, PlainResult, StageOutput, StageRun
 from gaudi_bert.artefacts.shards import Shard
 from gaudi_bert.common.arrays import AnyArray, BoolArray, Int32Array, IntArray
-from gaudi_bert.common.arrow import check_names, explain_arrow_errors, require_pyarrow, validate_content
+from gaudi_bert.common.arrow import check_column_names, explain_arrow_errors, require_pyarrow, validate_content
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.files import check_regular_file, format_location, is_in_store
 from gaudi_bert.config.pipeline import section_from_mapping
@@ -242,7 +242,7 @@ def _stored_packs(path: Path, layout: PackLayout) -> Iterator[_StoredPacks]:
             shard = parquet.ParquetFile(check_regular_file(path))
         empty = io.BytesIO()  # the schema as it reads back: Parquet has no seconds, for example
         parquet.ParquetWriter(empty, layout.schema()).close()
-        stored, expected = check_names(path, shard.schema_arrow), parquet.read_schema(empty)
+        stored, expected = check_column_names(path, shard.schema_arrow), parquet.read_schema(empty)
         if stored.names != expected.names or not all(map(same_type, stored.types, expected.types)):
             raise FailedError(f"{path}: has the columns {', '.join(stored.names)}, or other types; pack the table again")
         first = 0

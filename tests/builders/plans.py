@@ -26,7 +26,7 @@ def write_plan(path: Path, groups: Sequence[StrategyCounts], max_sequence_length
     sequences = sum(group["sequences"] for group in stored)
     bound = packs - gap * len(groups)
     totals = {
-        **PackingMetrics(sequences, packs, sum(tokens), packs * max_sequence_length, bound).stored(),
+        **PackingMetrics(sequences, packs, sum(tokens), packs * max_sequence_length, bound).to_json_fields(),
         "depth_used": depth, "strategies_used": len({strategy for group in groups for strategy in group}),
         "algorithm": "nnls", "algorithms_used": ["iterative-nnls"],
         "token_bound": sum(-(-each // max_sequence_length) for each in tokens), "groups": len(groups), **masked,
@@ -80,7 +80,7 @@ def contents() -> dict[str, Any]:
         "files": [{"name": "part-00000-of-00001.tfrecord", "sequences": sequences, "bytes": 9000}],
     }  # fmt: skip
     metadata = {
-        **PackingMetrics(sequences, packs, tokens, packs * SLOTS, packs - 1).stored(), "format_version": 2,
+        **PackingMetrics(sequences, packs, tokens, packs * SLOTS, packs - 1).to_json_fields(), "format_version": 2,
         "tool_version": "0.3.0", "max_sequence_length": SLOTS, "max_predictions": 2, "masked_slots": 5, "depth": 3,
         "seed": 5, "algorithm": "nnls", "vocabulary": None, "shard_multiple": 32, "input_files": 0, "groups": [],
         "histogram": counts(),

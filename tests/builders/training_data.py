@@ -90,7 +90,7 @@ def write_packed(folder: Path, packs: list[list[Sequence]], shards: int = 4, voc
 def write_metadata(folder: Path, packs: list[list[Sequence]], shards: list[dict], vocabulary: int | None) -> None:
     lengths = [sequence.length for pack in packs for sequence in pack]
     metadata = {
-        **PackingMetrics(len(lengths), len(packs), sum(lengths), len(packs) * LENGTH, 1).stored(),
+        **PackingMetrics(len(lengths), len(packs), sum(lengths), len(packs) * LENGTH, 1).to_json_fields(),
         "format_version": 2,
         "tool_version": "0",
         "max_sequence_length": LENGTH,
