@@ -23,7 +23,9 @@ Pooling = Literal["cls", "mean", "max", "last"]
 """How the vector of a text is computed from those of its tokens: the first one, the mean, the maximum, or the last one."""
 
 Activation = Literal["Sigmoid", "Identity", "Tanh"]
-"""What turns the logit of a pair into its score, as PyTorch calls it; a larger logit never gets a smaller score."""
+"""The function, by its PyTorch name, that turns the logit of a pair into its score. It never decreases as the logit
+increases.
+"""
 
 TaskKind = Literal[
     "classification",
@@ -179,21 +181,26 @@ def parameter_specs_with_head(config: BertConfig, head: Head) -> dict[str, Param
 
 
 def check_labels(labels: Sequence[str], source: str, *, is_one_of_them: bool) -> None:
-    """Refuse labels that cannot tell answers apart; with `is_one_of_them`, a text has exactly one of the labels.
+    """Check that the labels of a model can tell its predictions apart.
+
+    Args:
+        labels: the name of each label.
+        source: where the labels are stored, for the message.
+        is_one_of_them: whether each text has exactly one of the labels.
 
     Raises:
-        InputError: Two labels have one name, or a text has one of a single label. `source` names where they are stored.
+        InputError: two labels have the same name, or each text has the only label.
     """
     numbers: dict[str, int] = {}
     for number, name in enumerate(labels):
         if numbers.setdefault(name, number) != number:
             raise InputError(
-                f"{source}: the labels {numbers[name]} and {number} are both called {short_repr(name)}, so nobody can tell "
-                "their answers apart; rename one in id2label"
+                f"{source}: the labels {numbers[name]} and {number} are both called {short_repr(name)}, so their "
+                "predictions cannot be told apart; rename one in id2label"
             )
     if is_one_of_them and len(labels) == 1:
         raise InputError(
-            f"{source}: single_label_classification with one label answers {short_repr(labels[0])} to every text; "
+            f"{source}: single_label_classification with one label predicts {short_repr(labels[0])} for every text; "
             "set problem_type to multi_label_classification for a probability, or to regression for a number"
         )
 
