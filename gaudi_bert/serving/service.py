@@ -281,9 +281,9 @@ class Service:
         outputs = np.zeros((rows, model.width), np.float32)
         pending = PendingRequest(sequences, outputs, lambda *done: self._call(self._settle, *done))
         future = self._loop.create_future()
+        self._arrived(ticket)  # before the device's thread sees the texts, or it would wait for this request itself
         if not self.queue.add(pending):
             raise self._full()
-        self._arrived(ticket)
         self._waiting[pending] = future
         for length in pending.lengths:
             self.metrics.tokens.observe(length)
