@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -71,18 +72,24 @@ def tokenizers(tokenizer: RowTokenizer) -> list[RowTokenizer]:
 
 @examples(15)
 @given(
-    st.lists(st.tuples(st.sampled_from(WORDS), st.integers(1, 120)), max_size=9), st.sampled_from(["", " "]), st.booleans()
+    st.lists(st.tuples(st.sampled_from(WORDS), st.integers(1, 120)), max_size=9),
+    st.sampled_from(["", " "]),
+    st.booleans(),
+    st.sampled_from(["left", "right"]),
 )
-def test_a_text_far_too_long_is_cut_as_if_it_were_read_to_its_end(tokenizers, runs, between: str, of_pair: bool) -> None:
+def test_a_text_far_too_long_is_cut_as_if_it_were_read_to_its_end(
+    tokenizers, runs, between: str, of_pair: bool, side: str
+) -> None:
     text = between.join(word for word, count in runs for _ in range(count))
     for tokenizer in tokenizers:
+        tokenizer = replace(tokenizer, settings={"truncation_side": side})
         rows: list[Row] = [
             TextRow(RowPosition(1), "cat"),
             TextRow(RowPosition(2), text, "the cat" if of_pair else None),
             TextRow(RowPosition(3), "cat " * 499),
         ]
         found = tokenized(rows, tokenizer, None, 7, too_long="truncate")
-        tokenizer.tokenizer.enable_truncation(7)
+        tokenizer.tokenizer.enable_truncation(7, direction=side)
         theirs = [tokenizer.tokenizer.encode(*row[1:3]) for row in rows]  # type: ignore[misc]
         tokenizer.tokenizer.no_truncation()
         assert np.split(found.input_ids, found.offsets[1:-1])[1].tolist() == theirs[1].ids
@@ -131,6 +138,27 @@ def test_as_transformers_has_it(folder: Path, tokenizer: RowTokenizer) -> None:
     cut = tokenized([QuestionRow(RowPosition(1), "a", "what flows", CONTEXT)], tokenizer, "question-answering", 15, stride=4)
     spans = [slice(cut.offsets[number], cut.offsets[number + 1]) for number in range(len(cut))]
     assert [cut.input_ids[span].tolist() for span in spans] == windows["input_ids"]
+
+
+def test_rows_of_every_kind_lose_their_beginning(folder: Path, tokenizer: RowTokenizer) -> None:
+    """If they are cut, and the tokenizer cuts on the left, as that of `transformers` does."""
+    from transformers import AutoTokenizer
+
+    theirs = AutoTokenizer.from_pretrained(folder, truncation_side="left")
+    cut: dict[str, Any] = {"too_long": "truncate"}
+    left = replace(tokenizer, settings={**tokenizer.settings, "truncation_side": "left"})
+    words = ("The", "river", "unable", "flows", "north", "and", "south", "over", "unable", "hill")
+    tags = tokenized([TaggedRow(RowPosition(1), words)], left, "token-classification", 8, **cut)
+    encoded = theirs(list(words), is_split_into_words=True, truncation=True, max_length=8)
+    assert tags.input_ids.tolist() == encoded["input_ids"]
+    assert tags.words is not None
+    # [CLS] and [SEP] are of no word, and the second piece of a word does not represent it.
+    assert tags.words.tolist() == [-1, 5, 6, 7, 8, -1, 9, -1]
+    row = QuestionRow(RowPosition(1), "a", "what flows", CONTEXT)
+    answers = tokenized([row], left, "question-answering", 15, **cut)
+    assert answers.input_ids.tolist() == theirs("what flows", CONTEXT, truncation="only_second", max_length=15)["input_ids"]
+    language = tokenized([TextRow(RowPosition(1), CONTEXT)], left, "masked-language-modelling", 11, **cut)
+    assert language.input_ids.tolist() == theirs(CONTEXT, truncation=True, max_length=11)["input_ids"]
 
 
 def test_characters_of_words(tokenizer: RowTokenizer) -> None:
