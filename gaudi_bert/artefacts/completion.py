@@ -68,8 +68,12 @@ def settings_path(artefact: Path, final: Path | None = None) -> Path:
     For a folder it is `settings.json` next to the file `final`, which may be in a folder there. For a single file `x.json`
     it is `x.settings.json` next to it, and for any other file, such as `x.npy`, it is `x.npy.settings.json`, because files
     that differ in their ending only are different artefacts.
+
+    Raises:
+        InputError: the artefact is a single file, and its path has no file name.
     """
     if final == artefact or (final is None and artefact.suffix and not artefact.is_dir()):
+        check_file_name(artefact)
         return artefact.with_name(f"{artefact.name.removesuffix('.json')}.settings.json")
     return (artefact if final is None else final.parent) / "settings.json"
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 TruncationSide: TypeAlias = Literal["left", "right"]
 # Of these files a tokenizer is built; the last ones only by `transformers`.
 _SOURCES = (TOKENIZER_NAME, VOCABULARY_NAME, "vocab.json", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model")
+_READ_BY_TRANSFORMERS = (*_SOURCES, SETTINGS_NAME, "special_tokens_map.json", "added_tokens.json", "merges.txt")
 _CHECKPOINTS = "checkpoints"
 _SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 _TOKEN_TYPES = "token_type_ids"
@@ -207,6 +209,9 @@ def open_tokenizer(folder: Path, settings: Mapping[str, Any] | None = None, *, l
         raise InputError(
             f"{folder}: holds no tokenizer; put {TOKENIZER_NAME} or {VOCABULARY_NAME} there, or finetune with --vocab"
         )
+    for name in _READ_BY_TRANSFORMERS:  # which silently passes over a file that it cannot read
+        if os.path.lexists(folder / name):
+            read_file(folder / name)
     # `transformers` reads only folders that name the type of their model or the class of their tokenizer.
     if read_class(folder)[0] is not None and importlib.util.find_spec("transformers") is not None:
         tokenizer = _open_with_transformers(folder, settings or {})
