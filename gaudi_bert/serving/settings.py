@@ -27,7 +27,7 @@ class ServeSettings(Settings):
     auto_truncate: bool = Field(False, description="cut texts that are too long where a request does not say")
     queue_texts: int = Field(8192, ge=1, description="most texts that wait")
     queue_tokens: int | None = Field(None, ge=1, description="most tokens that wait; default: those of `queue_seconds`")
-    queue_seconds: float = Field(30.0, gt=0, le=3600, description="longest that a text waits to be computed")
+    queue_seconds: float = Field(30.0, gt=0, le=3600, description="longest that a request waits")
     grace_seconds: float = Field(25.0, gt=0, le=3600, description="longest that accepted requests have after SIGTERM")
     request_texts: int = Field(2048, ge=1, description="most texts of a request")
     request_bytes: Bytes = Field(8 * 2**20, description="most bytes of a request's body")

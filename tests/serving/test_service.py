@@ -20,6 +20,7 @@ import torch
 
 from gaudi_bert.common.errors import FailedError
 from gaudi_bert.engines.pytorch.model import build_encoder
+from gaudi_bert.serving.model import ServedModel
 from gaudi_bert.serving.queue import PendingRequest, Queue
 from gaudi_bert.serving.service import _BODIES_AT_ONCE
 from tests.builders.agree import agree
@@ -129,6 +130,70 @@ def test_a_client_that_goes_away_takes_its_texts_along(
         assert first.result().status == 200
         assert embed(served, "alpha").status == 200
         assert gate.passes == passes + 1
+
+
+@pytest.fixture
+def tokenizer_gate(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, list[int]]:
+    """An event that holds up tokenization until it is set, and the number of texts of each turn that began."""
+    is_open, turns, tokenized = threading.Event(), list[int](), ServedModel.tokenized
+
+    def wait_and_tokenize(self: ServedModel, rows: Any, *arguments: Any, **options: Any) -> Any:
+        turns.append(len(rows))
+        is_open.wait()
+        return tokenized(self, rows, *arguments, **options)
+
+    monkeypatch.setattr(ServedModel, "tokenized", wait_and_tokenize)
+    return is_open, turns
+
+
+def test_texts_of_clients_that_went_away_are_not_tokenized(
+    folders: dict[str, Path], tokenizer_gate: tuple[threading.Event, list[int]], pool: ThreadPoolExecutor
+) -> None:
+    is_open, turns = tokenizer_gate
+    with served_in_thread(folders["embedding"], batch_rows=1) as served:
+        connections = [http.client.HTTPConnection("127.0.0.1", served.port) for _ in range(20)]
+        for connection in connections:
+            connection.request("POST", "/embed", json.dumps({"inputs": TEXTS[:70] * 3}))
+        wait_until(lambda: served.metrics().get('te_request_count_total{method="embed"}') == 20)
+        query = pool.submit(embed, served, "alpha")
+        wait_until(lambda: served.metrics().get('te_request_count_total{method="embed"}') == 21)
+        for connection in connections:
+            connection.close()
+        wait_until(lambda: served.metrics()["gaudi_bert_disconnects_total"] == 20)
+        is_open.set()
+        assert query.result().status == 200
+        assert turns == [64, 1]
+
+
+def test_a_query_is_tokenized_before_the_bulks_that_wait(
+    folders: dict[str, Path], tokenizer_gate: tuple[threading.Event, list[int]], pool: ThreadPoolExecutor
+) -> None:
+    is_open, turns = tokenizer_gate
+    with served_in_thread(folders["embedding"], batch_rows=1) as served:
+        bulks = [pool.submit(embed, served, TEXTS[:70]) for _ in range(10)]
+        wait_until(lambda: served.metrics().get('te_request_count_total{method="embed"}') == 10)
+        query = pool.submit(embed, served, "alpha")
+        wait_until(lambda: served.metrics().get('te_request_count_total{method="embed"}') == 11)
+        wait_until(lambda: len(turns) == 1)
+        is_open.set()
+        assert query.result().status == 200
+        assert {bulk.result().status for bulk in bulks} == {200}
+        assert 1 in turns[1:3]  # one more turn if the query was not yet read when the gate opened
+
+
+def test_a_request_that_waits_too_long_for_the_tokenizer_is_refused(
+    folders: dict[str, Path], tokenizer_gate: tuple[threading.Event, list[int]], pool: ThreadPoolExecutor
+) -> None:
+    is_open, turns = tokenizer_gate
+    with served_in_thread(folders["embedding"], batch_rows=1, queue_seconds=0.5) as served:
+        first = pool.submit(embed, served, "alpha")
+        wait_until(lambda: len(turns) == 1)
+        late = embed(served, "beta")
+        assert (late.status, "tokenizer" in late.json["error"]) == (503, True)
+        assert served.get("/health").status == 200
+        is_open.set()
+        assert first.result().status in (200, 503)
+        assert embed(served, "beta").status == 200
 
 
 def test_a_batch_that_fails_fails_its_own_requests_alone(
