@@ -16,8 +16,14 @@ QUEUE = {"type": "Pods", "pods": {"metric": {"name": "te_queue_size"}, "target":
 BUSY = {"type": "Resource", "resource": {"name": "cpu", "target": {"type": "Utilization", "averageUtilization": 70}}}
 
 
-def serving(train: Json, image: str) -> dict[str, Json]:
-    """Return the manifests by their files; `train` is the Job that trains, whose pod has what the device needs."""
+def serving(train: Json, claim: Json, image: str) -> dict[str, Json]:
+    """Return the manifests by their files.
+
+    Args:
+        train: The Job that trains, whose pod has what the device needs.
+        claim: The claim of the work folder, which holds the model.
+        image: The image that serves.
+    """
     namespace, instance = train["metadata"]["namespace"], train["metadata"]["labels"]["app.kubernetes.io/instance"]
     name, has_cards = f"{instance}-serve", "train-gaudi" in image
     selector = {"app.kubernetes.io/name": "gaudi-bert", "app.kubernetes.io/component": "serve"}
@@ -34,7 +40,7 @@ def serving(train: Json, image: str) -> dict[str, Json]:
     account = {"apiVersion": "v1", "kind": "ServiceAccount", "automountServiceAccountToken": False}
     files = {
         "serviceaccount.yaml": {**account, "metadata": {"name": name, "namespace": namespace, "labels": dict(selector)}},
-        "deployment.yaml": item("Deployment", "apps/v1", _deployment(train, image, name, selector, has_cards)),
+        "deployment.yaml": item("Deployment", "apps/v1", _deployment(train, claim, image, name, selector)),
         "service.yaml": item("Service", "v1", {"selector": dict(selector), "ports": [port]}),
         "poddisruptionbudget.yaml": item(
             "PodDisruptionBudget", "policy/v1", {"maxUnavailable": 1, "selector": {"matchLabels": dict(selector)}}
@@ -52,7 +58,8 @@ def serving(train: Json, image: str) -> dict[str, Json]:
     return {**files, "kustomization.yaml": kustomization}
 
 
-def _deployment(train: Json, image: str, name: str, selector: Json, has_cards: bool) -> Json:
+def _deployment(train: Json, claim: Json, image: str, name: str, selector: Json) -> Json:
+    has_cards, instance = "train-gaudi" in image, selector["app.kubernetes.io/instance"]
     pod = copy.deepcopy(train["spec"]["template"]["spec"])
     (trainer,) = pod["containers"]
     for key in ("initContainers", "restartPolicy"):
@@ -68,7 +75,16 @@ def _deployment(train: Json, image: str, name: str, selector: Json, has_cards: b
         "name": "serve",
         "image": image,
         "imagePullPolicy": trainer["imagePullPolicy"],
-        "command": ["gaudi-bert", "serve", "--model", "/work/model", "--host", "0.0.0.0", "--port", str(PORT)],
+        "command": [
+            "gaudi-bert",
+            "serve",
+            "--model",
+            f"/work/{instance}/finetune",
+            "--host",
+            "0.0.0.0",
+            "--port",
+            str(PORT),
+        ],
         "env": trainer["env"],
         "ports": [{"name": "http", "containerPort": PORT}],
         "terminationMessagePolicy": "FallbackToLogsOnError",
@@ -83,6 +99,11 @@ def _deployment(train: Json, image: str, name: str, selector: Json, has_cards: b
     }
     pod |= {"serviceAccountName": name, "terminationGracePeriodSeconds": 40, "containers": [container]}
     pod["volumes"] = [volume for volume in pod["volumes"] if volume["name"] not in unused]
+    if claim["spec"]["accessModes"] == ["ReadWriteOnce"]:
+        # One node alone can mount the claim, so all replicas have to run there.
+        together = {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": dict(selector)}}
+        pod["affinity"] = {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [together]}}
     template = {"metadata": {"labels": dict(selector)}, "spec": pod}
-    rolling = {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 1, "maxSurge": 0 if has_cards else 1}}
+    # A replica ends only when its successor answers.
+    rolling = {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}}
     return {"replicas": 2, "selector": {"matchLabels": dict(selector)}, "strategy": rolling, "template": template}

@@ -77,9 +77,10 @@ def write_all(repository: Path, folder: Path) -> None:
 
 def _write_serving(overlay: Path, image: str) -> None:
     """Write what serves a model beside what trains one."""
-    train = yaml.safe_load((overlay / "training" / "train.yaml").read_text(encoding="utf-8"))
+    files = (overlay / "training" / "train.yaml", overlay / "base" / "persistentvolumeclaim.yaml")
+    train, claim = (yaml.safe_load(file.read_text(encoding="utf-8")) for file in files)
     (overlay / "serving").mkdir()
-    for name, item in serving(train, image).items():
+    for name, item in serving(train, claim, image).items():
         text = yaml.dump(item, Dumper=_NoAliases, sort_keys=False, width=120)
         (overlay / "serving" / name).write_text(f"# Rendered by `make k8s`.\n{text}", encoding="utf-8")
 

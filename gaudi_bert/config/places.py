@@ -38,7 +38,10 @@ class ImageSettings(Settings):
 class PodResources(Settings):
     """Resources of a container that prepares, counts, plans, writes or verifies; `memory` alone is the limit, too."""
 
-    cpu: Quantity = Field("80m", description="cores; a limit only for training on cards, where request and limit are equal")
+    cpu: Quantity = Field("80m", description="cores")
+    cpu_limit: Quantity | None = Field(
+        None, description="most cores; default: no limit, so idle cores are used; for training on cards always `cpu`"
+    )
     memory: Quantity = "256Mi"
     memory_limit: Quantity | None = Field("2Gi", description="where `memory` is set: the same by default")
 
@@ -53,11 +56,25 @@ class PodResources(Settings):
 class TrainingPodResources(PodResources):
     """Resources of a container that trains."""
 
-    cpu: Quantity = Field("200m", description="cores; a limit only on cards, where request and limit are equal")
+    cpu: Quantity = Field("200m", description="cores")
     memory: Quantity = "1Gi"
     memory_limit: Quantity | None = Field(
         "4Gi", description="where `memory` is set: the same by default; not for training on cards"
     )
+
+
+class WaitingPodResources(PodResources):
+    """Resources of the container in which a pod waits for the inputs of its stage, before that stage starts."""
+
+    cpu: Quantity = Field("50m", description="cores")
+    memory: Quantity = "128Mi"
+    memory_limit: Quantity | None = Field("256Mi", description="where `memory` is set: the same by default")
+
+
+class LauncherPodResources(WaitingPodResources):
+    """Resources of the launcher of an MPIJob, which only starts the workers' processes."""
+
+    memory_limit: Quantity | None = Field("512Mi", description="where `memory` is set: the same by default")
 
 
 class ResourceSettings(Settings):
@@ -69,6 +86,8 @@ class ResourceSettings(Settings):
     data_processes: int = Field(2, ge=1, le=1024, description="processes or threads in each of them; each takes memory")
     data: PodResources = Field(default_factory=PodResources)
     training: TrainingPodResources = Field(default_factory=TrainingPodResources)
+    waiting: WaitingPodResources = Field(default_factory=WaitingPodResources)
+    launcher: LauncherPodResources = Field(default_factory=LauncherPodResources)
     hugepages_2Mi: Quantity = Field("0", description="2 MiB huge pages per training worker, e.g. 95000Mi for 8 Gaudi2 cards")
     shared_memory: Quantity = Field("256Mi", description="/dev/shm of a training worker; part of its memory")
     cores_per_process: int | None = Field(
@@ -163,6 +182,9 @@ class KubernetesSettings(Settings):
     data_pods: PodPlacement = Field(default_factory=PodPlacement)
     training_pods: PodPlacement = Field(default_factory=PodPlacement)
     scratch: Quantity = Field("1Gi", description="size of a pod's /tmp, requested from the node as ephemeral storage")
+    request_scratch: bool = Field(
+        True, description="request `scratch` as ephemeral-storage; false where a ClusterQueue of Kueue does not cover that"
+    )
     efa: int = Field(0, ge=0, le=16, description="EFA network devices per worker (AWS); implies the node's network")
     network_policy: bool = Field(
         True, description="let only pods that train together reach one another; not for pods on the node's network (efa)"

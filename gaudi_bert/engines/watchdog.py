@@ -2,8 +2,9 @@
 
 A process that is killed breaks its connections, and the sum that the others wait in raises an error. One that is stopped
 (SIGSTOP), sleeps, or is cut off from the network breaks nothing. So each process has a thread that looks at its own signs of
-work: where there was none for `stall_seconds`, the thread says so in one line and ends the process with exit code 1. The
-time-outs of Horovod and of torch.distributed, which are for connections, are three times as long, as for slow work.
+work: if there was none for `stall_seconds`, the thread ends the process with exit code 1 and one line, which names the
+process that is lost or silent (`roll_call.py`). The time-outs of Horovod and of torch.distributed, which are for
+connections, are three times as long, as for slow work.
 
 A process whose launcher has ended asks itself to stop, which saves a checkpoint, and ends anyway soon after.
 """
@@ -29,6 +30,7 @@ from gaudi_bert import __version__
 from gaudi_bert.common.errors import FailedError, GaudiBertError, InputError, StoppedError, shorten
 from gaudi_bert.config.sections import LoopSettings
 from gaudi_bert.engines.protocol import Communicator, T
+from gaudi_bert.engines.roll_call import RollCall, describe_error, open_roll_call
 
 # Slow work (building a graph, writing a checkpoint) may take so many times as long.
 SLOW_WORK_FACTOR = 3
@@ -46,7 +48,11 @@ class Watchdog:
         self._who, self._stall_seconds = who, stall_seconds
         self._activity, self._limit = "the beginning", stall_seconds * SLOW_WORK_FACTOR
         self._moved = time.monotonic()
-        self._saved = 0
+        self._saved, self._waits = 0, False
+        # Calls the other processes, from when all of them know one another.
+        self.roll_call: RollCall | None = None
+        # Whoever takes it reports why this process ends; the other thread waits for the end.
+        self._last_word = threading.Lock()
         self._launcher, self._orphaned = os.getppid(), False
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
@@ -57,10 +63,16 @@ class Watchdog:
 
     def __exit__(self, *_: object) -> None:
         self._done.set()
+        if self.roll_call is not None:
+            self.roll_call.close()
 
     def moved(self) -> None:
         """Take a sign of work."""
-        self._moved = time.monotonic()
+        self._moved, self._waits = time.monotonic(), False
+
+    def arrived(self) -> None:
+        """Take a sign of work: this process's share is done, and it waits for the others."""
+        self._moved, self._waits = time.monotonic(), True
 
     def note(self, activity: str, slow: bool) -> None:
         """Take a sign of work, what it is on, and whether that may take longer than usual."""
@@ -72,6 +84,18 @@ class Watchdog:
         """Take the last update of which a checkpoint is complete."""
         self._saved = update
 
+    def describe(self) -> dict[str, Any]:
+        """Return what this process is doing, for those that call it."""
+        return {"waits": self._waits, "activity": self._activity, "seconds": time.monotonic() - self._moved}
+
+    def find_reason(self, busy_seconds: float = math.inf) -> str:
+        """Return which processes are lost, silent or busy; empty if they cannot be called, or all of them work."""
+        return "" if self.roll_call is None else self.roll_call.find_reason(busy_seconds)
+
+    def take_last_word(self) -> None:
+        """Keep the thread from ending this process, which reports the reason itself; wait if the thread already does so."""
+        self._last_word.acquire()
+
     def error(self, reason: str) -> FailedError:
         """Return the error of a process that ends because of another one."""
         saved = f"the last saved update is {self._saved}, and " if self._saved else ""
@@ -81,13 +105,17 @@ class Watchdog:
         while not self._done.wait(_LOOK_SECONDS):
             waited = time.monotonic() - self._moved
             if waited > self._limit:
-                self._end(f"no sign of work for {waited:.0f} s: another process is lost, stopped or asleep, or this one")
+                unknown = f"no sign of work for {waited:.0f} s: another process is lost, stopped or asleep, or this one"
+                self._end(self.find_reason(self._stall_seconds / 2) or unknown)
+            if self.roll_call is not None and self.roll_call.reason:
+                self._end(self.roll_call.reason)
             if os.getppid() != self._launcher and not self._orphaned:
                 self._orphaned = True
                 os.kill(os.getpid(), signal.SIGTERM)
                 threading.Timer(ORPHAN_SECONDS, self._end, ["its launcher has ended"]).start()
 
     def _end(self, reason: str) -> None:
+        self._last_word.acquire()
         if self._done.is_set():
             return
         print(f"error: {self.error(reason)}", file=sys.stderr, flush=True)  # noqa: T201 - the last word of this process
@@ -146,7 +174,7 @@ class ConnectedProcess(Communicator):
 
     def arrive(self) -> None:
         """Tell the watchdog that this process is about to wait for the others."""
-        self.watchdog.moved()
+        self.watchdog.arrived()
 
     @contextmanager
     def watched(self, settings: LoopSettings) -> Iterator[Communicator]:
@@ -155,6 +183,7 @@ class ConnectedProcess(Communicator):
             own = replace(self, watchdog=watchdog)
             try:
                 own.compare()
+                watchdog.roll_call = open_roll_call(own, watchdog.describe)
                 yield own
                 own.barrier()
             except StoppedError:  # in all processes, at the same update
@@ -166,8 +195,9 @@ class ConnectedProcess(Communicator):
                 _outlive_the_launcher()
                 raise
             except self.errors as error:  # a sum that another process did not come to
+                watchdog.take_last_word()
                 _outlive_the_launcher()
-                raise watchdog.error(" ".join(str(error).split())[:300]) from error
+                raise watchdog.error(watchdog.find_reason() or describe_error(error)) from error
 
 
 def _outlive_the_launcher() -> None:

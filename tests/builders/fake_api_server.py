@@ -26,8 +26,11 @@ PLURALS = {
     "jobs": "Job", "mpijobs": "MPIJob", "trainjobs": "TrainJob", "trainingruntimes": "TrainingRuntime", "pods": "Pod",
     "configmaps": "ConfigMap", "persistentvolumeclaims": "PersistentVolumeClaim", "serviceaccounts": "ServiceAccount",
     "services": "Service", "networkpolicies": "NetworkPolicy", "workloads": "Workload", "events": "Event",
-    "nodes": "Node", "storageclasses": "StorageClass",
+    "nodes": "Node", "storageclasses": "StorageClass", "deployments": "Deployment",
 }  # fmt: skip
+# Those of the pipeline `demo`, and those of a Helm release of the same name.
+OWN_LABELS = {"app.kubernetes.io/managed-by": "gaudi-bert", "gaudi-bert.io/pipeline": "demo"}
+HELM_LABELS = {"app.kubernetes.io/managed-by": "Helm", "app.kubernetes.io/instance": "demo"}
 # By which label a step's pods are found: what each controller sets.
 POD_LABELS = {"Job": "job-name", "MPIJob": "training.kubeflow.org/job-name", "TrainJob": "jobset.sigs.k8s.io/jobset-name"}
 OBJECT_PATH = re.compile(
@@ -119,8 +122,8 @@ class FakeApiServer:
             return stored
 
     def put_own(self, kind: str, name: str, **content: Any) -> Json:
-        """Store an object of the pipeline `demo`, with its label."""
-        labels = {"app.kubernetes.io/instance": "demo", "app.kubernetes.io/component": name.removeprefix("demo-")}
+        """Store an object of the pipeline `demo`, with its labels."""
+        labels = {**OWN_LABELS, "app.kubernetes.io/component": name.removeprefix("demo-")}
         return self.put(kind, {"metadata": {"name": name, "labels": labels}, **content})
 
     def warn(self, name: str, message: str, moment: str | None = None) -> None:

@@ -25,6 +25,10 @@ PLACED = [
     "[{topologyKey: kubernetes.io/hostname, labelSelector: {matchLabels: {app.kubernetes.io/component: train-worker}}}]}}",
     "kubernetes.scratch=3Gi",
 ]
+LIMITED = [
+    *("resources.data.cpu_limit='1'", "resources.training.cpu_limit='2'", "kubernetes.request_scratch=false"),
+    *("resources.waiting={cpu: 100m, cpu_limit: 200m, memory: 256Mi}", "resources.launcher.cpu_limit=200m"),
+]
 VARIANTS: dict[str, list[str]] = {
     "as it is": [],
     "mpijob": MPIJOB,
@@ -46,6 +50,7 @@ VARIANTS: dict[str, list[str]] = {
     "object store": ["kubernetes.store=s3://bucket/prefix", "kubernetes.store_secret=bucket", "resources.data_workers=3"],
     "object store and mpijob": [*MPIJOB, "kubernetes.store=s3://bucket/prefix", "kubernetes.store_secret=bucket"],
     "placed": [*CARDS, *MPIJOB, *PLACED],
+    "limited": [*MPIJOB, *LIMITED],
 }
 MAIN_VARIANTS = ("as it is", "mpijob", "cards, mpijob and EFA", "nodes and cards", "trainjob")
 

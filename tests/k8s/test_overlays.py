@@ -95,7 +95,14 @@ def test_a_model_is_served_with_probes_a_budget_and_a_policy(
     for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
         assert container[probe]["httpGet"] == {"path": "/health", "port": "http"}
     options = container["command"]
-    assert options[:2] == ["gaudi-bert", "serve"]
+    assert options[:4] == ["gaudi-bert", "serve", "--model", "/work/demo/finetune"], "what the overlay finetuning makes"
+    (volume,) = (each["persistentVolumeClaim"] for each in spec["volumes"] if each["name"] == "work")
+    assert volume["claimName"] == "demo-work"
+    (together,) = spec["affinity"]["podAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    assert together["labelSelector"]["matchLabels"].items() <= labels.items(), "one node alone mounts a ReadWriteOnce claim"
+    assert together["topologyKey"] == "kubernetes.io/hostname"
+    rolling = objects["Deployment"]["spec"]["strategy"]["rollingUpdate"]
+    assert rolling == {"maxUnavailable": 0, "maxSurge": 1}, "no replica ends before its successor answers"
     assert options[options.index("--port") + 1] == str(container["ports"][0]["containerPort"])
     assert spec["terminationGracePeriodSeconds"] > 25 + 5, "the grace period of serve, and that of new connections"
     assert spec["automountServiceAccountToken"] is False

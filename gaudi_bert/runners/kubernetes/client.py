@@ -20,6 +20,7 @@ from typing import Any
 
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.progress import format_seconds
+from gaudi_bert.runners.kubernetes.remedies import find_advice
 
 # --- the kinds of objects, and what a run asks of them: the rights that its account needs
 #
@@ -54,6 +55,7 @@ _ROWS = (
     _Kind("OlderWorkload", "workloads", "kueue.x-k8s.io", "v1beta1", verbs=("list",)),
     _Kind("Pod", "pods", verbs=("list",)),
     _Kind("Event", "events", verbs=("list",)),
+    _Kind("Deployment", "deployments", "apps"),
     _Kind("Namespace", "namespaces", namespaced=False),
     _Kind("Node", "nodes", namespaced=False),
     _Kind("StorageClass", "storageclasses", "storage.k8s.io", namespaced=False),
@@ -80,7 +82,7 @@ _BUSY = (429, 500, 502, 503, 504)
 _REMEDIES = {
     400: "the manifest does not suit this cluster's version: see `gaudi-bert doctor --cluster`",
     401: "your credentials have expired or are wrong: log in to the cluster again",
-    403: "your account lacks this right: ask for the Role in k8s/in-cluster, or choose another kubernetes.namespace",
+    403: "the cluster's administrators have set this rule: ask them, or choose another kubernetes.namespace",
     404: "check kubernetes.namespace, and for an MPIJob or a TrainJob that its operator is installed",
     409: "something of that name is there already: `gaudi-bert k8s status` and `k8s delete`",
     422: "the manifest was refused: correct the setting that it names",
@@ -171,14 +173,16 @@ def _pause(attempt: int, error: Any) -> float:
 
 
 def _explain(action: str, error: Any) -> ClusterError:
-    """One line for a refusal: the message of the server, and the remedy."""
+    """Return the error for a rejection, in one line: the server's message, and the remedy for what the message says."""
     try:
         message = json.loads(error.body)["message"]
     except (TypeError, ValueError, KeyError):
         message = error.reason or "no reason given"
-    remedy = _REMEDIES.get(error.status, "try again later, or ask who runs the cluster")
+    message = " ".join(str(message).split())
+    remedy = find_advice(message).remedy if error.status in (403, 422) else ""
+    remedy = remedy or _REMEDIES.get(error.status, "try again later, or ask who runs the cluster")
     kind = _KINDS_OF_ERROR.get(error.status, ClusterError)
-    return kind(f"cannot {action}: {error.status}: {' '.join(str(message).split())}; {remedy}")
+    return kind(f"cannot {action}: {error.status}: {message}; {remedy}")
 
 
 # --- one namespace

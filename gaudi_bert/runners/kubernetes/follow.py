@@ -1,7 +1,8 @@
 """Follows one submitted step to its end: logs, progress, and the reason where it fails or does not start.
 
 The object is read, checked, and then watched until it changes, so nothing that happens between two watches is lost. What
-is suspended waits for its queue, for as long as that takes; when it is admitted, its time to start begins again.
+is suspended waits for its queue, for as long as that takes, unless the queue says that it can never admit it. When it is
+admitted, its time to start begins again.
 
 A thread follows the log of a pod; of pods that share a step, the first one reports. When the connection drops, the log is
 read again from a little before the last line that came, and what was shown already is recognised by its time.
@@ -13,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NoReturn
 
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.progress import Reporter, format_seconds
@@ -27,12 +29,12 @@ from gaudi_bert.runners.kubernetes.client import (
 from gaudi_bert.runners.kubernetes.reasons import (
     Problem,
     State,
-    describe_suspension,
     is_suspended,
     is_worker,
     job_outcome,
     pods_of,
     step_problem,
+    suspension_problem,
     trains_together,
 )
 from gaudi_bert.runners.launch import RANK_TAG
@@ -81,8 +83,10 @@ def follow(cluster: Cluster, item: Json, reporter: Reporter, start_seconds: floa
                 logs.finish(_LOG_END_SECONDS)
                 return
             if outcome is None and is_suspended(current):
-                waits.begin_again()
-                progress.show_waiting(describe_suspension(cluster, current))
+                suspension = suspension_problem(cluster, current)
+                progress.show_waiting(str(suspension))
+                if waits.never_begin(suspension):
+                    _give_up(cluster, current, suspension, waits)
             else:
                 problem = step_problem(cluster, current, pods)
                 if outcome is not None:
@@ -93,17 +97,22 @@ def follow(cluster: Cluster, item: Json, reporter: Reporter, start_seconds: floa
                 if problem is None:
                     waits.begin_again()
                 elif waits.are_over(problem):
-                    cluster.delete(current["kind"], current["metadata"]["name"])
-                    after = f" after {format_seconds(waits.waited)}" if waits.waited >= 1 else ""
-                    removed = f"{problem.reason}{after} ({title_of(current)} was removed)"
-                    message = f"{removed}; {problem.remedy}" if problem.remedy else removed
-                    raise _ERRORS.get(problem.state, FailedError)(message)
+                    _give_up(cluster, current, problem, waits)
                 progress.show(current, pods)
             cluster.wait_for_change(current, _WATCH_SECONDS)
             if time.monotonic() - round_started < _SHORTEST_ROUND_SECONDS:
                 time.sleep(_SHORTEST_ROUND_SECONDS)
     finally:
         logs.finish(0)
+
+
+def _give_up(cluster: Cluster, item: Json, problem: Problem, waits: _Waits) -> NoReturn:
+    """Remove a step that does not start, so that it does not start later, and raise the error that says why."""
+    cluster.delete(item["kind"], item["metadata"]["name"])
+    after = f" after {format_seconds(waits.waited)}" if waits.waited >= 1 else ""
+    removed = f"{problem.reason}{after} ({title_of(item)} was removed)"
+    message = f"{removed}; {problem.remedy}" if problem.remedy else removed
+    raise _ERRORS.get(problem.state, FailedError)(message)
 
 
 class _Waits:
@@ -123,6 +132,17 @@ class _Waits:
         """Whatever pods wait for next, its time begins again."""
         self._waiting_since = None
 
+    def never_begin(self, problem: Problem) -> bool:
+        """Return whether a queue can never admit a suspended step, and has said so for some seconds.
+
+        A queue that is just being made may say so for a moment.
+        """
+        if problem.state is not State.HOPELESS:
+            self.begin_again()
+        elif self._waiting_since is None:
+            self._waiting_since = self._clock()
+        return problem.state is State.HOPELESS and self.waited >= _PASSING_SECONDS
+
     def are_over(self, problem: Problem) -> bool:
         """Whether to give up because of `problem`; where not, it is reported, unless that was done already."""
         if problem.state is not State.WAITS:
@@ -132,8 +152,10 @@ class _Waits:
         if problem.state is State.HOPELESS or (problem.state is State.WAITS and self.waited >= self._start_seconds):
             return True
         lasts = problem.state is not State.WAITS or self.waited >= _PASSING_SECONDS
-        if lasts and problem.without_names not in self._reported:
-            self._reported.add(problem.without_names)
+        # Each pod that is lost is reported. Pods that wait are not, because every attempt to make one has another name.
+        key = problem.without_names + (problem.occurrence if problem.state is State.GOES_ON else "")
+        if lasts and key not in self._reported:
+            self._reported.add(key)
             if problem.state is State.WAITS:
                 self._reporter.say(f"{problem} (giving up after {format_seconds(self._start_seconds)})")
             else:

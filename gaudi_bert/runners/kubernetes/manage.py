@@ -9,19 +9,19 @@ from typing import Any
 from gaudi_bert.artefacts.object_store import Objects
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.pipeline import PipelineSettings
-from gaudi_bert.runners.kubernetes.client import Cluster
+from gaudi_bert.runners.kubernetes.client import Cluster, Json
 from gaudi_bert.runners.kubernetes.follow import followed_container
-from gaudi_bert.runners.kubernetes.manifests import PIPELINE_LABEL, POD_LABELS, render
-from gaudi_bert.runners.kubernetes.pods import STEP_LABEL, Manifest
+from gaudi_bert.runners.kubernetes.manifests import POD_LABELS, is_own, own_selector, render
+from gaudi_bert.runners.kubernetes.pods import STEP_LABEL, Manifest, work_claim_name
 from gaudi_bert.runners.kubernetes.reasons import (
     current_pods,
-    describe_suspension,
     is_suspended,
     job_outcome,
     pods_of,
     step_problem,
+    suspension_problem,
 )
-from gaudi_bert.runners.kubernetes.run import refuse_foreign
+from gaudi_bert.runners.kubernetes.run import foreign_error
 from gaudi_bert.runners.launch import RANK_TAG
 
 # What a pipeline shares by these names, whatever its settings were when it did.
@@ -41,7 +41,7 @@ def status(settings: PipelineSettings, cluster: Cluster) -> dict[str, dict[str, 
     `pods` counts the pods in each phase, without those that were replaced; `problem` is what it waits for or what is wrong.
     """
     cluster.check_namespace()
-    return {step: _step_status(cluster, item) for step, item in render(settings).steps.items()}
+    return {step: _step_status(settings, cluster, item) for step, item in render(settings).steps.items()}
 
 
 def status_lines(steps: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -54,23 +54,28 @@ def status_lines(steps: Mapping[str, Mapping[str, Any]]) -> list[str]:
     return lines
 
 
-def _step_status(cluster: Cluster, item: Manifest) -> dict[str, Any]:
-    submitted = _submitted(cluster, item)
+def _step_status(settings: PipelineSettings, cluster: Cluster, item: Manifest) -> dict[str, Any]:
+    submitted = _find_submitted(cluster, item)
     if submitted is None:
         return {"state": "not submitted"}
+    if not is_own(settings, submitted):
+        return {"state": "not submitted", "problem": str(foreign_error(settings, submitted, submitted["kind"]))}
     pods, outcome = pods_of(cluster, submitted), job_outcome(submitted)
     phases = [pod.get("status", {}).get("phase", "Unknown") for pod in current_pods(pods)]
     state, problem = outcome or ("running" if "Running" in phases else "waiting"), None
     if outcome is None and is_suspended(submitted):
-        state, problem = "suspended", describe_suspension(cluster, submitted)
+        state, problem = "suspended", str(suspension_problem(cluster, submitted))
     elif outcome != "complete":
         reported = step_problem(cluster, submitted, pods)
         problem = None if reported is None else str(reported)
     return {"state": state, "pods": {phase: phases.count(phase) for phase in sorted(set(phases))}, "problem": problem}
 
 
-def _submitted(cluster: Cluster, item: Manifest) -> Manifest | None:
-    """The step on the cluster: of its kind, or of the kind that it was when the pipeline had other settings."""
+def _find_submitted(cluster: Cluster, item: Manifest) -> Manifest | None:
+    """Return the object that has the name of a step; None if there is none. It may belong to somebody else.
+
+    Its kind is that of the step, or the kind that the step had with earlier settings.
+    """
     trains = item["metadata"]["labels"][STEP_LABEL] == "train"
     for kind in dict.fromkeys((item["kind"], *(POD_LABELS if trains else ()))):
         existing = cluster.read(kind, item["metadata"]["name"], if_allowed=kind != item["kind"])
@@ -89,7 +94,8 @@ def show_logs(settings: PipelineSettings, step: str | None, cluster: Cluster, sh
     for name, item in steps.items():
         if step not in (None, name):
             continue
-        for pod in pods_of(cluster, _submitted(cluster, item) or item):
+        submitted = _find_submitted(cluster, item)
+        for pod in pods_of(cluster, submitted) if submitted is not None and is_own(settings, submitted) else ():
             container = followed_container(pod)
             if container is not None and pod.get("status", {}).get("phase") != "Pending":
                 shown += 1
@@ -103,23 +109,30 @@ def show_logs(settings: PipelineSettings, step: str | None, cluster: Cluster, sh
 def delete(settings: PipelineSettings, cluster: Cluster, *, data: bool) -> list[str]:
     """Remove all Jobs of the pipeline and what they share; with `data`, the work folder too: its volume, or its objects.
 
-    The result lists what was removed, as `Kind name`. The Jobs go first: they are gone where the store then refuses.
+    Objects that belong to somebody else stay, whatever their names. The Jobs go first, so they are gone even if the store
+    then rejects a request.
+
+    Returns:
+        What was removed, as `Kind name`.
 
     Raises:
-        InputError: what has the name of one of its objects is not its own; nothing was removed.
+        InputError: with `data`, the claim of the work folder is the user's own, or pods of somebody else mount it; nothing
+            was removed.
     """
     cluster.check_namespace()
+    if data and settings.kubernetes.store is None:
+        _check_claim_can_go(settings, cluster)
     used = {"ConfigMap", *(item["kind"] for item in render(settings).steps.values())}
     # Those that kubectl applied carry a digest in their name.
     items = [
         (kind, item)
         for kind in (*reversed(POD_LABELS), "ConfigMap")
-        for item in cluster.find(kind, f"{PIPELINE_LABEL}={settings.name}", if_allowed=kind not in used)
+        for item in cluster.find(kind, own_selector(settings), if_allowed=kind not in used)
+        if is_own(settings, item)
     ]
     for kind, name in _SHARED.items():
         item = cluster.read(kind, f"{settings.name}-{name}", if_allowed=True)
-        if item is not None and (kind != "PersistentVolumeClaim" or data):
-            refuse_foreign(settings, item, kind)
+        if item is not None and (kind != "PersistentVolumeClaim" or data) and is_own(settings, item):
             items.append((kind, item))
     names = [(kind, item["metadata"]["name"]) for kind, item in items]
     removed = [f"{kind} {name}" for kind, name in names if cluster.delete(kind, name)]
@@ -132,3 +145,42 @@ def delete(settings: PipelineSettings, cluster: Cluster, *, data: bool) -> list[
                 pass
         removed += [f"{len(urls):,} objects below {url}"] if urls else []
     return removed
+
+
+def _check_claim_can_go(settings: PipelineSettings, cluster: Cluster) -> None:
+    """Reject the removal of a claim that is the user's own, or that is used by something that `delete` does not remove.
+
+    Otherwise the claim would stay `Terminating` until the last of those pods ends, and new pods of theirs could not start.
+    """
+    name = work_claim_name(settings)
+    claim = cluster.read("PersistentVolumeClaim", name)
+    if claim is None:
+        return
+    if settings.kubernetes.work_claim or not is_own(settings, claim):
+        raise InputError(
+            f"claim {name} in namespace {cluster.namespace} is your own: the pipeline did not create it, and does not "
+            "remove it; run `gaudi-bert k8s delete` without --data"
+        )
+
+    def mounts(pod: Json) -> bool:
+        is_over = pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
+        volumes = pod["spec"].get("volumes") or ()
+        return not is_over and any(each.get("persistentVolumeClaim", {}).get("claimName") == name for each in volumes)
+
+    deployments = [each for each in cluster.find("Deployment", if_allowed=True) if mounts(each["spec"]["template"])]
+    users = {f"deployment {each['metadata']['name']}" for each in deployments}
+    users |= {_owner_of(pod) for pod in cluster.find("Pod") if mounts(pod) and not is_own(settings, pod)}
+    if users:
+        remove = f"kubectl delete --namespace {cluster.namespace} {min(users)}"
+        raise InputError(
+            f"claim {name} is mounted by {', '.join(sorted(users))}, which `k8s delete` does not remove; remove that first "
+            f"({remove}; all of a served model: kubectl delete -k on its folder), or run without --data"
+        )
+
+
+def _owner_of(pod: Json) -> str:
+    """Return the kind and name of what a user has to remove so that a pod goes for good: its owner, or the pod itself."""
+    owner = next(iter(pod["metadata"].get("ownerReferences") or ()), {"kind": "Pod", "name": pod["metadata"]["name"]})
+    if owner["kind"] == "ReplicaSet":  # which a Deployment makes, and names after itself and a digest
+        return f"deployment {owner['name'].rpartition('-')[0]}"
+    return f"{owner['kind'].lower()} {owner['name']}"

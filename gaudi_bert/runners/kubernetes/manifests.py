@@ -17,18 +17,19 @@ from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.runners.kubernetes.pods import (
     APP_LABELS,
     DATA_FOLDER,
+    PIPELINE_LABEL,
     STEP_LABEL,
     USER_NAME_FILE,
     Manifest,
     launcher_pod,
     needs_user_name,
+    own_labels,
     pod_specs,
     stage_pod,
     worker_pod,
 )
 from gaudi_bert.runners.stage_table import STEPS, named_paths, quantity_value, stages_of, steps_of
 
-PIPELINE_LABEL = "app.kubernetes.io/instance"
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 # The first version of Kubernetes in which podFailurePolicy and backoffLimitPerIndex are on by default.
 _FAILURE_POLICY_SINCE = (1, 29)
@@ -88,8 +89,21 @@ def render(settings: PipelineSettings, server_version: tuple[int, int] | None = 
         if kind == "TrainJob":
             shared.append(_training_runtime(settings, policy))
         steps[step] = builders[kind](settings, step, policy)
-    metadata = {"name": settings.kubernetes.namespace, "labels": {**APP_LABELS, PIPELINE_LABEL: settings.name}}
+    metadata = {"name": settings.kubernetes.namespace, "labels": dict(APP_LABELS)}
     return Manifests({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata}, tuple(shared), steps)
+
+
+def own_selector(settings: PipelineSettings) -> str:
+    """Return the label selector of the objects of a pipeline."""
+    return f"app.kubernetes.io/managed-by={APP_LABELS['app.kubernetes.io/managed-by']},{PIPELINE_LABEL}={settings.name}"
+
+
+def is_own(settings: PipelineSettings, item: Manifest) -> bool:
+    """Return whether an object on the cluster belongs to the pipeline: its name and both labels of `own_selector` say so."""
+    metadata = item["metadata"]
+    labels = metadata.get("labels") or {}
+    named = [f"{key}={labels.get(key)}" for key in ("app.kubernetes.io/managed-by", PIPELINE_LABEL)]
+    return metadata["name"].startswith(f"{settings.name}-") and ",".join(named) == own_selector(settings)
 
 
 def check_paths(settings: PipelineSettings) -> None:
@@ -115,7 +129,7 @@ def _object(
     settings: PipelineSettings, kind: str, name: str, *, api: str = "v1", step: str | None = None, **content: Any
 ) -> Manifest:
     """An object of the pipeline in its namespace, with the labels by which it is known as the pipeline's own."""
-    labels = {**APP_LABELS, **({STEP_LABEL: step} if step else {}), PIPELINE_LABEL: settings.name}
+    labels = {**own_labels(settings), "app.kubernetes.io/instance": settings.name, **({STEP_LABEL: step} if step else {})}
     if step and settings.kubernetes.queue:
         # Not on the pods: each would be queued by itself. And not suspended here: without a queue nobody would resume it.
         labels[QUEUE_LABEL] = settings.kubernetes.queue

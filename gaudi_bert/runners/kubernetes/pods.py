@@ -11,14 +11,17 @@ from typing import Any
 
 from gaudi_bert.common.launch import NODE_ADDRESS, NODE_VARIABLES
 from gaudi_bert.config.pipeline import PipelineSettings
-from gaudi_bert.config.places import PodPlacement, ResourceSettings
+from gaudi_bert.config.places import PodPlacement, PodResources, ResourceSettings
 from gaudi_bert.runners.launch import EFA_SSH_PORT, ROOT_SSH_PORT, SSH_KEY, USER_SSH_PORT, card_variables, training_command
 from gaudi_bert.runners.stage_table import STEPS, Stage, quantity_value, stage_engine, stage_image
 
 Manifest = dict[str, Any]
 
-APP_LABELS = {"app.kubernetes.io/name": "gaudi-bert"}
+APP_LABELS = {"app.kubernetes.io/name": "gaudi-bert", "app.kubernetes.io/managed-by": "gaudi-bert"}
 STEP_LABEL = "app.kubernetes.io/component"
+# Every Helm release sets the standard label `app.kubernetes.io/instance`, so only a label of our own domain tells which
+# pipeline an object belongs to.
+PIPELINE_LABEL = "gaudi-bert.io/pipeline"
 CARD_RESOURCE = "habana.ai/gaudi"
 _EFA_RESOURCE = "vpc.amazonaws.com/efa"
 _HUGE_PAGES = "hugepages-2Mi"
@@ -36,12 +39,17 @@ _CARD_VARIABLES = card_variables(_RECIPES)
 _EFA_VARIABLES = {"FI_PROVIDER": "efa", "FI_EFA_USE_DEVICE_RDMA": "1", "HCCL_OVER_OFI": "1", "RDMAV_FORK_SAFE": "1"}
 # What ranks on other pods get of the launcher's environment; `stop_ranks` writes out the names that exist.
 _CREDENTIALS = ("AWS_*", "AZURE_*", "GOOGLE_*")
-_LAUNCHER_RESOURCES = {"requests": {"cpu": "50m", "memory": "128Mi"}, "limits": {"memory": "512Mi"}}
-# A waiting container asks for no more than the stage itself, so that it never keeps a pod from starting.
-_WAIT_RESOURCES = {"requests": {"cpu": "50m", "memory": "128Mi"}, "limits": {"memory": "256Mi"}}
 # The vendor's software runs as root, and sets scheduling priorities (SYS_NICE).
 _ROOT = {"allowPrivilegeEscalation": False, "capabilities": {"add": ["SYS_NICE"]}}
 _USER = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}, "readOnlyRootFilesystem": True}
+
+
+def own_labels(settings: PipelineSettings) -> dict[str, str]:
+    """Return the labels that every object of a pipeline carries, and its pods.
+
+    Not the standard label `app.kubernetes.io/instance`, by which the Service of a Helm release might select our pods.
+    """
+    return {**APP_LABELS, PIPELINE_LABEL: settings.name}
 
 
 def stage_pod(settings: PipelineSettings, step: str, *, by_trainer: bool = False) -> Manifest:
@@ -102,7 +110,7 @@ def launcher_pod(settings: PipelineSettings) -> Manifest:
     container = {
         **_container("train", settings, stage, command, environment, ["scratch"]),
         "securityContext": {"allowPrivilegeEscalation": False} if cards else _USER,
-        "resources": _with_scratch(settings, _LAUNCHER_RESOURCES),
+        "resources": _with_scratch(settings, _of_pod(settings.resources.launcher)),
     }
     container["volumeMounts"] += _user_name(settings)
     spec = {
@@ -194,7 +202,7 @@ def _waiting(settings: PipelineSettings, step: str) -> Manifest:
     for mount in container["volumeMounts"]:
         if mount["name"] == "work":
             mount["readOnly"] = True
-    return {**container, "securityContext": _USER, "resources": _WAIT_RESOURCES}
+    return {**container, "securityContext": _USER, "resources": _of_pod(settings.resources.waiting)}
 
 
 def _work(settings: PipelineSettings) -> str:
@@ -224,7 +232,8 @@ def _command(settings: PipelineSettings, step: str) -> list[str]:
 
 
 # With cards, requests equal limits in everything: extended resources and huge pages allow nothing else, and a pod with
-# reserved cores and memory is evicted last. Without cards, cores are only requested, so that idle ones are used.
+# reserved cores and memory is evicted last. Without cards, cores are only requested unless `cpu_limit` is set, so that idle
+# cores are used.
 
 
 def _resources(settings: PipelineSettings, stage: Stage) -> Manifest:
@@ -232,9 +241,16 @@ def _resources(settings: PipelineSettings, stage: Stage) -> Manifest:
     if stage.trains and resources.cards:
         requests = _of_all_cards(settings) if stage.distributed else _of_one_card(resources)
         return _with_scratch(settings, {"requests": requests, "limits": dict(requests)})
-    pod = resources.training if stage.trains else resources.data
-    limits = {"memory": pod.memory_limit or pod.memory}
-    return _with_scratch(settings, {"requests": {"cpu": pod.cpu, "memory": pod.memory}, "limits": limits})
+    return _with_scratch(settings, _of_pod(resources.training if stage.trains else resources.data))
+
+
+def _of_pod(pod: PodResources) -> Manifest:
+    """Return the requests and limits of a container without cards."""
+    limits = {"cpu": pod.cpu_limit} if pod.cpu_limit else {}
+    return {
+        "requests": {"cpu": pod.cpu, "memory": pod.memory},
+        "limits": {**limits, "memory": pod.memory_limit or pod.memory},
+    }
 
 
 def _of_all_cards(settings: PipelineSettings) -> dict[str, str]:
@@ -265,6 +281,8 @@ def _of_one_card(resources: ResourceSettings) -> dict[str, str]:
 
 def _with_scratch(settings: PipelineSettings, resources: Manifest) -> Manifest:
     """Ask for the node's disk that a pod's /tmp may take, so that a full node is not chosen."""
+    if not settings.kubernetes.request_scratch:
+        return resources
     return {**resources, "requests": {**resources["requests"], "ephemeral-storage": settings.kubernetes.scratch}}
 
 
@@ -377,7 +395,7 @@ def _placed(settings: PipelineSettings, component: str, spec: Manifest, placemen
         "runtimeClassName": placement.runtime_class,
     }
     # Our own labels, by which pods are selected, cannot be replaced.
-    metadata: Manifest = {"labels": {**placement.labels, **APP_LABELS, STEP_LABEL: component}}
+    metadata: Manifest = {"labels": {**placement.labels, **own_labels(settings), STEP_LABEL: component}}
     if placement.annotations:
         metadata["annotations"] = dict(placement.annotations)
     return {"metadata": metadata, "spec": {**spec, **{key: value for key, value in values.items() if value}}}

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 from gaudi_bert.common.errors import InputError, StoppedError
 from gaudi_bert.runners.kubernetes.client import Cluster, Json, title_of
 from gaudi_bert.runners.kubernetes.manifests import POD_LABELS, QUEUE_LABEL
 from gaudi_bert.runners.kubernetes.pods import CARD_RESOURCE, STEP_LABEL
+from gaudi_bert.runners.kubernetes.remedies import find_advice
 from gaudi_bert.runners.launch import RANK_TAG
 from gaudi_bert.runners.stage_table import STEPS
 
@@ -39,6 +40,8 @@ class Problem:
     state: State
     reason: str
     remedy: str = ""
+    # Which pod it is about, and how often that pod's containers were started: a second loss is another problem.
+    occurrence: str = ""
 
     def __str__(self) -> str:
         return f"{self.reason}; {self.remedy}" if self.remedy else self.reason
@@ -59,40 +62,8 @@ _NODE_LOST = "Node is not ready"
 # A remedy for who runs a stage by hand is none on a cluster.
 _BY_HAND = re.compile(r"--(overwrite|resume)\b")
 _ON_A_CLUSTER = "give the pipeline another name, or remove its work folder: `gaudi-bert k8s delete PIPELINE --data`"
-_IMAGE = r"(?:ErrImagePull|ImagePullBackOff|InvalidImageName|ErrImageNeverPull|ImageInspectError): "
-_NO_REGISTRY = r"no such host|dial tcp|server misbehaving|connection refused|timeout|x509"
-_NO_IMAGE = r"not found|manifest unknown|denied|unauthorized|no such|invalid|couldn't parse|policy of never"
-_OTHER_IMAGE = "build and push it (`make images`), or set images.registry, images.tag and images.pull_secret"
-_PODS_OF_QUOTA = r".*requested: [^:]*\bpods="
-# Words of the cluster after which no wait helps, and those after which it may, with what to do; all that match are reported.
-_HOPELESS = {
-    rf"(?i){_IMAGE}(?!.*(?:{_NO_REGISTRY})).*(?:{_NO_IMAGE})": _OTHER_IMAGE,
-    r"violates PodSecurity": "pod security forbids such pods: choose another kubernetes.namespace, or ask for its level",
-    r"admission webhook .* denied the request": "correct what the message names",
-    r"usage per (Container|Pod) is": "change resources.data or resources.training to what the LimitRange allows",
-    r"(?i)configmap \S+ not found": "submit the run again, which creates it",
-    r"(?i)secret \S+ not found": "create it, or correct kubernetes.store_secret or images.pull_secret",
-}
-_MAY_PASS = {
-    rf"(?i){_IMAGE}.*(?:{_NO_REGISTRY})": "check images.registry, and the node's network and DNS",
-    rf"(?i){_IMAGE}(?!.*(?:{_NO_REGISTRY}))": _OTHER_IMAGE,
-    rf"exceeded quota{_PODS_OF_QUOTA}": "wait, lower resources.workers or resources.data_workers, or ask for a larger quota",
-    rf"exceeded quota(?!{_PODS_OF_QUOTA})": "wait, lower resources.data or resources.training, or ask for a larger quota",
-    r"Insufficient habana.ai/gaudi": "wait until cards are free, or lower resources.cards or resources.workers",
-    r"Insufficient hugepages-2Mi": "reserve huge pages on the nodes (vm.nr_hugepages), or lower resources.hugepages_2Mi",
-    r"Insufficient vpc.amazonaws.com/efa": "use nodes with EFA and its device plugin, or set kubernetes.efa to 0",
-    r"Insufficient memory": "lower resources.data.memory or resources.training.memory, or add nodes",
-    r"Insufficient cpu": "lower resources.data.cpu or resources.training.cpu, or add nodes",
-    r"Insufficient ephemeral-storage": "lower kubernetes.scratch, or free the nodes' disks",
-    r"(?i)persistentvolumeclaim|storageclass|provision": (
-        "set kubernetes.storage_class to one of `kubectl get storageclass`, or kubernetes.work_claim to a bound claim"
-    ),
-    r"were unschedulable": "let a cordoned node take pods again: `kubectl uncordon NODE`",
-    r"untolerated taint": "set tolerations in kubernetes.data_pods or kubernetes.training_pods, or remove the taint",
-    r"didn't match Pod's node": "correct kubernetes.node_selector, or what kubernetes.data_pods and training_pods select",
-}
 # Why some pods are not even created, though others are.
-_REFUSED = re.compile(r"is forbidden|violates PodSecurity|denied the request|exceeded quota|usage per (Container|Pod)")
+_REFUSED = re.compile(r"is forbidden|is invalid|violates PodSecurity|denied the request|exceeded quota")
 # Who makes the pods where Kubernetes itself does not.
 _MAKERS = {
     "MPIJob": "see that the MPI operator runs",
@@ -105,7 +76,11 @@ def step_problem(cluster: Cluster, item: Json, pods: Sequence[Json]) -> Problem 
 
     Of a step that has ended, its pods alone say why. What ended because of another pod is reported last.
     """
-    problems = [each for pod in current_pods(pods) if (each := _pod_problem(cluster, pod, pods)) is not None]
+    problems = [
+        replace(each, occurrence=_occurrence(pod))
+        for pod in current_pods(pods)
+        if (each := _pod_problem(cluster, pod, pods)) is not None
+    ]
     if job_outcome(item) is None:
         problems += _missing_pods(cluster, item, pods)
     return min(problems, default=None, key=lambda each: (bool(_BECAUSE_OF_ANOTHER.search(each.reason)), each.state))
@@ -131,6 +106,11 @@ def _task_of(pod: Json) -> str:
     return _name(pod) if is_worker(pod) else str(annotations.get("batch.kubernetes.io/job-completion-index", ""))
 
 
+def _occurrence(pod: Json) -> str:
+    starts = sum(each.get("restartCount", 0) for each in pod.get("status", {}).get("containerStatuses") or ())
+    return f"{pod['metadata'].get('uid') or _name(pod)}, start {starts}"
+
+
 def _name(item: Json) -> str:
     return str(item["metadata"]["name"])
 
@@ -146,11 +126,9 @@ def _words_of(status: Mapping[str, str]) -> str:
 
 def _in_words(where: str, words: str) -> Problem:
     """A problem in the cluster's words, with every remedy that suits them."""
-    hopeless, may_pass = (
-        [remedy for pattern, remedy in table.items() if re.search(pattern, words)] for table in (_HOPELESS, _MAY_PASS)
-    )
-    remedy = "; ".join(hopeless or may_pass) or "see `kubectl describe pod`"
-    return Problem(State.HOPELESS if hopeless else State.WAITS, f"{where}: {words}", remedy)
+    advice = find_advice(words)
+    state = State.HOPELESS if advice.is_hopeless else State.WAITS
+    return Problem(state, f"{where}: {words}", advice.remedy or "see `kubectl describe pod`")
 
 
 # --- one pod
@@ -225,11 +203,15 @@ def _exit_problem(cluster: Cluster, pod: Json, pods: Sequence[Json], container: 
 
 
 def _memory_limit(pod: Json, container: str) -> tuple[str, str]:
-    """Return the memory that a container may use, and the setting that raises it; what only waits has a fixed limit."""
+    """Return the memory that a container may use, and the setting that raises it."""
     containers: list[Json] = [*pod["spec"].get("initContainers", ()), *pod["spec"]["containers"]]
     limits = {each["name"]: each.get("resources", {}).get("limits", {}) for each in containers}.get(container, {})
     stage = STEPS.get(_step_of(pod).removesuffix("-worker"))
     setting = "resources.training" if stage is not None and stage.trains else "resources.data"
+    if (pod["metadata"].get("labels") or {}).get("training.kubeflow.org/job-role") == "launcher":
+        setting = "resources.launcher"
+    if container == "wait":
+        setting = "resources.waiting"
     return limits.get("memory", "none"), f"{setting}.{'memory' if CARD_RESOURCE in limits else 'memory_limit'}"
 
 
@@ -303,8 +285,8 @@ def is_suspended(item: Json) -> bool:
     return bool((spec.get("runPolicy") or {}).get("suspend") if item["kind"] == "MPIJob" else spec.get("suspend"))
 
 
-def describe_suspension(cluster: Cluster, item: Json) -> str:
-    """Return what a suspended step waits for, in one line."""
+def suspension_problem(cluster: Cluster, item: Json) -> Problem:
+    """Return what a suspended step waits for; its state is hopeless if the queue can never admit the step as it is."""
     label = f"kueue.x-k8s.io/job-uid={item['metadata'].get('uid', '')}"
     holders = (cluster.find(kind, label, if_allowed=True) for kind in ("Workload", "OlderWorkload"))
     holder = max(next(filter(None, holders), ()), default=item, key=_created)
@@ -316,4 +298,6 @@ def describe_suspension(cluster: Cluster, item: Json) -> str:
     reasons += [f"admission check {each['name']}: {each.get('message') or each.get('state', 'Pending')}" for each in checks]
     queue = (item["metadata"].get("labels") or {}).get(QUEUE_LABEL)
     waits = f"waits for its queue {queue}" if queue else "is suspended, until somebody resumes it"
-    return " ".join(f"{title_of(item)} {waits}: {'; '.join(dict.fromkeys(reasons)) or 'not looked at yet'}".split())
+    words = " ".join(f"{title_of(item)} {waits}: {'; '.join(dict.fromkeys(reasons)) or 'not looked at yet'}".split())
+    advice = find_advice(words)
+    return Problem(State.HOPELESS if advice.is_hopeless else State.WAITS, words, advice.remedy)

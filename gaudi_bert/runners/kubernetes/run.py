@@ -2,7 +2,8 @@
 
 Running again continues. A Job that carries the same digest (of its manifest, the pipeline file and the volume) is followed
 if it still runs and skipped if it is complete; any other that has ended is replaced. An active Job with another digest is
-another run of the same work folder: this one is refused, as where an object of that name lacks the pipeline's label.
+another run of the same work folder, so this one is rejected. It is also rejected if an object of that name belongs to
+somebody else (`manifests.is_own`).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.runners.kubernetes.client import Cluster, ConflictError, Json, NotFoundError, title_of
 from gaudi_bert.runners.kubernetes.follow import PodsStoppedError, follow
-from gaudi_bert.runners.kubernetes.manifests import PIPELINE_LABEL, POD_LABELS, Manifests, check_paths, render
+from gaudi_bert.runners.kubernetes.manifests import POD_LABELS, Manifests, check_paths, is_own, own_selector, render
 from gaudi_bert.runners.kubernetes.pods import STEP_LABEL, Manifest, work_claim_name
 from gaudi_bert.runners.kubernetes.reasons import job_outcome
 from gaudi_bert.runners.stage_table import steps_of
@@ -57,7 +58,7 @@ def run_on_kubernetes(
         if problem is not None:
             raise problem
     _refuse_other_runs(cluster, settings, [_signed(item, manifests, _identity(settings, claim)) for item in steps.values()])
-    if claim is not None and _is_own(settings, claim) and _is_to_be_made_anew(cluster, settings, claim):
+    if claim is not None and is_own(settings, claim) and _is_to_be_made_anew(cluster, settings, claim):
         remove_and_wait(cluster, settings, "PersistentVolumeClaim", claim["metadata"]["name"])
     claim = _make_shared(cluster, settings, manifests) or claim
     summary = {}
@@ -88,18 +89,18 @@ def _run_step(cluster: Cluster, settings: PipelineSettings, item: Manifest, repo
 # --- checked before anything is created, so that a run that is refused leaves nothing
 
 
-def _is_own(settings: PipelineSettings, item: Json) -> bool:
-    return (item["metadata"].get("labels") or {}).get(PIPELINE_LABEL) == settings.name
+def foreign_error(settings: PipelineSettings, item: Json, kind: str) -> InputError:
+    """Return the error for an object that has the name of one of the pipeline's objects, and belongs to somebody else."""
+    return InputError(
+        f"{kind} {item['metadata']['name']} in namespace {settings.kubernetes.namespace} does not belong to this pipeline: "
+        f"it lacks the labels {own_selector(settings)}; give this pipeline another name, or remove that object with kubectl"
+    )
 
 
-def refuse_foreign(settings: PipelineSettings, item: Json, kind: str) -> None:
-    """Refuse an object that has the name of one of the pipeline's, and is not its own."""
-    metadata = item["metadata"]
-    if not _is_own(settings, item):
-        raise InputError(
-            f"{kind} {metadata['name']} exists in namespace {settings.kubernetes.namespace}, and is not of this pipeline "
-            f"(no label {PIPELINE_LABEL}={settings.name}); give this pipeline another name"
-        )
+def check_is_own(settings: PipelineSettings, item: Json, kind: str) -> None:
+    """Reject an object that has the name of one of the pipeline's objects, and belongs to somebody else."""
+    if not is_own(settings, item):
+        raise foreign_error(settings, item, kind)
 
 
 def check_objects(
@@ -117,7 +118,7 @@ def check_objects(
             present = cluster.read(kind, item["metadata"]["name"])
             if present is not None:
                 if kind != "PersistentVolumeClaim":  # one that the user created by that name is used as it is
-                    refuse_foreign(settings, present, kind)
+                    check_is_own(settings, present, kind)
                 if kind in _REPLACED:
                     _replace(cluster, item, present, dry_run=True)
             elif kind != "TrainJob" or has_runtime:  # which its webhook looks for
@@ -137,9 +138,9 @@ def _refuse_other_runs(cluster: Cluster, settings: PipelineSettings, steps: Sequ
     ours = {(item["kind"], item["metadata"]["name"]): _digest(item) for item in steps}
     used = {kind for kind, _ in ours}
     for kind in POD_LABELS:
-        for job in cluster.find(kind, f"{PIPELINE_LABEL}={settings.name}", if_allowed=kind not in used):
+        for job in cluster.find(kind, own_selector(settings), if_allowed=kind not in used):
             name = job["metadata"]["name"]
-            if job["metadata"]["labels"].get(STEP_LABEL) == OPEN_COMPONENT:
+            if job["metadata"]["labels"].get(STEP_LABEL) == OPEN_COMPONENT or not is_own(settings, job):
                 continue
             if job_outcome(job) is None and ours.get((kind, name)) != _digest(job):
                 raise InputError(
@@ -266,7 +267,7 @@ def _make_shared(cluster: Cluster, settings: PipelineSettings, manifests: Manife
     claim = None
     for item in manifests.shared:
         kind, name = item["kind"], item["metadata"]["name"]
-        existing = cluster.read(kind, name)
+        present = existing = cluster.read(kind, name)
         if existing is None:
             try:
                 existing = cluster.create(item)
@@ -274,9 +275,10 @@ def _make_shared(cluster: Cluster, settings: PipelineSettings, manifests: Manife
                 existing = cluster.read(kind, name)
                 if existing is None:
                     raise
-        elif kind in _REPLACED:
-            refuse_foreign(settings, existing, kind)
-            _replace(cluster, item, existing)
+        if kind != "PersistentVolumeClaim":  # a claim that the user created by that name is used as it is
+            check_is_own(settings, existing, kind)
+        if present is not None and kind in _REPLACED:
+            _replace(cluster, item, present)
         claim = existing if kind == "PersistentVolumeClaim" else claim
     return claim
 
@@ -293,6 +295,7 @@ def _submit(cluster: Cluster, settings: PipelineSettings, item: Manifest, report
     for _ in range(3):
         existing = cluster.read(kind, name)
         if existing is not None:
+            check_is_own(settings, existing, kind)
             outcome = job_outcome(existing)
             if _digest(existing) == _digest(item) and outcome == "complete":
                 reporter.say(f"{name}: complete already, nothing to do")
@@ -316,7 +319,7 @@ def remove_and_wait(cluster: Cluster, settings: PipelineSettings, kind: str, nam
     existing = cluster.read(kind, name)
     if existing is None:
         return
-    refuse_foreign(settings, existing, kind)
+    check_is_own(settings, existing, kind)
     cluster.delete(kind, name)
     until = time.monotonic() + _REMOVAL_SECONDS
     while cluster.read(kind, name) is not None:

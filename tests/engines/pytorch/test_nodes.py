@@ -134,6 +134,8 @@ def check_end(printed: Ends, end: str, pod: int, at: str) -> None:
     (line,) = (line for line in text.splitlines() if line.startswith("error: "))
     assert line.startswith(f"error: rank {1 - pod} of 2"), "it names itself"
     if at != "meeting":
+        meaning = {"SIGKILL": "is lost: the process has ended", "SIGSTOP": "is silent: stopped, asleep, or its node is lost"}
+        assert f" aborts: rank {pod} ({socket.gethostname()}) {meaning[end]}, in " in line
         assert "the last saved update is 2, and the same command goes on" in line
 
 

@@ -73,6 +73,42 @@ def test_a_server_that_never_answered_is_not_asked_for_long(server: FakeApiServe
     assert len(lines) == 1
 
 
+# As Kubernetes 1.36.2 says them.
+NAMED = 'pods "p" is forbidden: '
+CLAIM = 'persistentvolumeclaims "p" is forbidden: '
+QUOTA = "exceeded quota: q, requested: "
+REJECTIONS = {
+    'jobs.batch is forbidden: User "joe" cannot create resource "jobs" in API group "batch" in the namespace "q"': "your",
+    f"{NAMED}failed quota: q: must specify limits.cpu for: train,wait": "set cpu_limit in resources.data",
+    f"{NAMED}{QUOTA}requests.cpu=200m, used: requests.cpu=0, limited: requests.cpu=10m": "wait, lower resources.data",
+    f"{CLAIM}{QUOTA}requests.storage=10Gi, used: requests.storage=0, limited: requests.storage=5Gi": "lower kuber",
+    f'jobs.batch "j" is forbidden: {QUOTA}count/jobs.batch=1, used: count/jobs.batch=0, limited: count/jobs.batch=0': "remo",
+    f"{NAMED}minimum memory usage per Container is 256Mi, but request is 128Mi": "set resources.data, resources.training, ",
+    f"{CLAIM}maximum storage usage per PersistentVolumeClaim is 5Gi, but request is 10Gi": "set kubernetes.storage to what",
+    f"{NAMED}[cpu max limit to request ratio per Container is 2, but no limit is specified or limit is 0, memory max limit "
+    "to request ratio per Container is 2, but provided ratio is 4.000000]": "set cpu_limit and memory_limit in",
+    f'{NAMED}violates PodSecurity "restricted:latest": runAsNonRoot != true': "pod security forbids such pods",
+    f"{NAMED}no PriorityClass with name nope was found": "correct priority_class",
+    f'{NAMED}pod rejected: RuntimeClass "nix" not found': "correct runtime_class",
+    f"{CLAIM}unable to create new content in namespace gone because it is being terminated": "wait until the",
+    "configmaps \"bad\" is forbidden: ValidatingAdmissionPolicy 'n' with binding 'n' denied request: no bad": "correct what",
+    "something new is forbidden: by the moon": "the cluster's administrators have set this rule",
+}
+
+
+@pytest.mark.parametrize(("message", "remedy"), REJECTIONS.items(), ids=range(len(REJECTIONS)))
+def test_what_is_forbidden_has_the_remedy_for_its_reason_alone(
+    message: str, remedy: str, server: FakeApiServer, run: Run
+) -> None:
+    server.faults = [Fault("POST", "/jobs", 403, message=message)]
+    with pytest.raises(ClusterError) as caught:
+        run(PLAN)
+    said, _, advice = str(caught.value).partition(f"cannot create Job demo-plan: 403: {message}; ")
+    assert said == ""
+    assert advice.startswith(remedy)
+    assert ";" not in advice
+
+
 def test_an_expired_token_is_read_again(server: FakeApiServer, reporter: Reporter, tmp_path: Path) -> None:
     connected = Cluster("gaudi-bert")
     server.token = "second"

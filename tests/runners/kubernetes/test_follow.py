@@ -67,6 +67,19 @@ def test_what_has_ended_is_reported_at_once_without_what_a_person_would_do(told:
     assert told.at(10, Problem(State.GOES_ON, DISK.reason.replace("p-1", "p-2"))) == []
 
 
+def test_every_pod_that_is_lost_is_reported_once(server: FakeApiServer, said: io.StringIO, run: Run) -> None:
+    """For the same reason too, and a container that is started again in the same pod."""
+    killed = [failed(f"p-{number}", 137, reason="OOMKilled") for number in (0, 1, 1)]
+    killed[2]["status"]["containerStatuses"][0]["restartCount"] = 1
+    for number, item in enumerate(killed):
+        item["metadata"]["uid"] = item["metadata"]["name"]
+        item["metadata"]["creationTimestamp"] = f"2026-01-01T00:00:0{number}Z"
+    server.script("demo-plan", *(active(item) for item in killed for _ in range(2)), complete(succeeded("p-2")))
+    assert run(["plan"]) == {"plan": "done"}
+    lines = [line for line in said.getvalue().splitlines() if "OOMKilled" in line]
+    assert lines == [f"pod p-{number}: OOMKilled (memory limit: 2Gi); retrying" for number in (0, 1, 1)]
+
+
 def test_the_time_that_a_pod_may_wait_begins_when_none_has_started(told: Told) -> None:
     told.at(0, DISK)
     assert told.at(700, FULL) == []
@@ -121,6 +134,15 @@ def test_a_run_does_without_hidden_workloads(hidden: str, server: FakeApiServer,
     server.script("demo-plan", held, held, active(running("p")), complete(succeeded("p")))
     assert run(["plan"], "kubernetes.queue=gpus") == {"plan": "done"}
     assert ("waits for its queue gpus: no room" in said.getvalue()) == (hidden == "older Kueue")
+
+
+def test_a_queue_that_can_never_admit_a_step_ends_the_run_with_the_remedy(server: FakeApiServer, run: Run) -> None:
+    words = "couldn't assign flavors to pod set main: resource ephemeral-storage unavailable in ClusterQueue"
+    status = {"conditions": [{"type": "QuotaReserved", "status": "False", "reason": "Pending", "message": words}]}
+    server.script("demo-plan", Moment(SUSPENDED, [], suspended=True, workload={"metadata": {}, "status": status}))
+    with pytest.raises(InputError, match=f"{words} .*Job demo-plan was removed.*; set kubernetes.request_scratch to false"):
+        run(["plan"], "kubernetes.queue=gpus")
+    assert ("Job", "demo-plan") not in server.objects
 
 
 # --- pods that train together, as an Indexed Job or a TrainJob: lost, stopped, late

@@ -16,7 +16,7 @@ from gaudi_bert.runners.kubernetes import manage
 from gaudi_bert.runners.kubernetes.client import Cluster
 from gaudi_bert.runners.kubernetes.manifests import render
 from gaudi_bert.runners.kubernetes.run import run_on_kubernetes
-from tests.builders.fake_api_server import FakeApiServer, State
+from tests.builders.fake_api_server import HELM_LABELS, OWN_LABELS, FakeApiServer, Json, State
 from tests.builders.recorded_answers import ACTIVE, active, complete, failed, running, unschedulable
 from tests.builders.s3_server import S3Server, contents, quick
 
@@ -41,11 +41,24 @@ def test_status_tells_each_step(server: FakeApiServer, cluster: Cluster) -> None
 
 
 def test_an_mpijob_of_a_pipeline_that_has_one_worker_by_now_is_seen(server: FakeApiServer, cluster: Cluster) -> None:
-    server.put("MPIJob", {"metadata": {"name": "demo-train"}, "spec": {}, "status": {}})
+    server.put_own("MPIJob", "demo-train", spec={}, status={})
     server.script("demo-train", State({}, [running("launcher", "train")]))
     assert manage.status(SETTINGS, cluster)["train"]["state"] == "running"
     server.kinds_unknown = {"MPIJob"}
     assert manage.status(SETTINGS, cluster)["train"]["state"] == "not submitted"
+
+
+def test_status_and_logs_of_a_helm_release_of_the_same_name_are_not_the_pipelines(
+    server: FakeApiServer, cluster: Cluster
+) -> None:
+    server.put("Job", {"metadata": {"name": "demo-plan", "labels": HELM_LABELS}, "status": ACTIVE})
+    server.script("demo-plan", active(running("p-1")))
+    server.logs["p-1"] = ["2026-01-01T00:00:00Z of Helm"]
+    found = manage.status(SETTINGS, cluster)["plan"]
+    assert found["state"] == "not submitted"
+    assert found["problem"].startswith("Job demo-plan in namespace gaudi-bert does not belong to this pipeline")
+    with pytest.raises(InputError, match="no pod of plan has started"):
+        manage.show_logs(SETTINGS, "plan", cluster, print)
 
 
 def test_logs_are_shown_with_the_name_of_their_pod(server: FakeApiServer, cluster: Cluster) -> None:
@@ -67,8 +80,8 @@ def test_logs_of_nothing_are_refused(server: FakeApiServer, cluster: Cluster) ->
 
 def test_delete_keeps_the_work_folder(server: FakeApiServer, cluster: Cluster, reporter: Reporter) -> None:
     run_on_kubernetes(SETTINGS, ["plan", "verify"], reporter, cluster)
-    server.put("Job", {"metadata": {"name": "other-plan", "labels": {"app.kubernetes.io/instance": "other"}}})
-    server.put("ConfigMap", {"metadata": {"name": "demo-pipeline-1a2b", "labels": {"app.kubernetes.io/instance": "demo"}}})
+    server.put("Job", {"metadata": {"name": "other-plan", "labels": {**OWN_LABELS, "gaudi-bert.io/pipeline": "other"}}})
+    server.put("ConfigMap", {"metadata": {"name": "demo-pipeline-1a2b", "labels": OWN_LABELS}})
     removed = manage.delete(SETTINGS, cluster, data=False)
     assert {"Job demo-plan", "Job demo-verify", "ConfigMap demo-pipeline", "ConfigMap demo-pipeline-1a2b"} <= set(removed)
     assert set(server.objects) == {("Job", "other-plan"), ("PersistentVolumeClaim", "demo-work")}
@@ -78,17 +91,48 @@ def test_delete_keeps_the_work_folder(server: FakeApiServer, cluster: Cluster, r
 
 def test_what_is_not_the_pipelines_own_is_not_removed(server: FakeApiServer, cluster: Cluster, reporter: Reporter) -> None:
     run_on_kubernetes(SETTINGS, ["plan"], reporter, cluster)
-    claim = "PersistentVolumeClaim", "demo-work"
-    server.put(claim[0], {"metadata": {"name": claim[1], "labels": {"app.kubernetes.io/instance": "other"}}})
-    for kind, name in (("Job", "demo-train"), ("PersistentVolumeClaim", "mine")):
-        server.put(kind, {"metadata": {"name": name}})
+    theirs = [
+        ("Job", "demo-db"),
+        ("ConfigMap", "demo-web"),
+        ("Service", "demo-train"),
+        ("PersistentVolumeClaim", "demo-work"),
+    ]
+    for kind, name in (*theirs, ("PersistentVolumeClaim", "mine")):
+        server.put(kind, {"metadata": {"name": name, "labels": HELM_LABELS}})
     before = dict(server.objects)
-    with pytest.raises(InputError, match=f"{' '.join(claim)} exists in namespace gaudi-bert, and is not of this pipeline"):
+    for overrides, claim in (([], "demo-work"), (["kubernetes.work_claim=mine"], "mine")):
+        with pytest.raises(
+            InputError, match=rf"claim {claim} .* is your own: .* run `gaudi-bert k8s delete` without --data"
+        ):
+            manage.delete(load_pipeline(None, overrides), cluster, data=True)
+        assert server.objects == before
+    manage.delete(SETTINGS, cluster, data=False)
+    assert set(server.objects) == {*theirs, ("PersistentVolumeClaim", "mine")}
+
+
+def test_a_claim_that_a_served_model_mounts_is_kept_and_what_mounts_it_is_named(
+    server: FakeApiServer, cluster: Cluster, reporter: Reporter
+) -> None:
+    run_on_kubernetes(SETTINGS, ["plan"], reporter, cluster)
+    pod = {"spec": {"volumes": [{"name": "work", "persistentVolumeClaim": {"claimName": "demo-work"}}]}}
+
+    def put_pod(name: str, owner: Json, phase: str = "Running", labels: Json = HELM_LABELS) -> None:
+        metadata = {"name": name, "labels": labels, "ownerReferences": [owner] if owner else []}
+        server.put("Pod", {**pod, "metadata": metadata, "status": {"phase": phase}})
+
+    put_pod("demo-plan-x", {"kind": "Job", "name": "demo-plan"}, labels=OWN_LABELS)
+    put_pod("old", {}, "Succeeded")
+    assert "PersistentVolumeClaim demo-work" in manage.delete(SETTINGS, cluster, data=True)
+    run_on_kubernetes(SETTINGS, ["plan"], reporter, cluster)
+    put_pod("demo-serve-5d4f-x", {"kind": "ReplicaSet", "name": "demo-serve-5d4f"})
+    put_pod("shell", {})
+    server.put("Deployment", {"metadata": {"name": "scaled-to-none"}, "spec": {"template": pod}})
+    named = "mounted by deployment demo-serve, deployment scaled-to-none, pod shell, which"
+    with pytest.raises(InputError, match=named) as caught:
         manage.delete(SETTINGS, cluster, data=True)
-    assert server.objects == before
-    del server.objects[claim]
-    manage.delete(load_pipeline(None, ["kubernetes.work_claim=mine"]), cluster, data=True)
-    assert set(server.objects) == {("Job", "demo-train"), ("PersistentVolumeClaim", "mine")}
+    assert "kubectl delete --namespace gaudi-bert deployment demo-serve" in str(caught.value)
+    assert ("Job", "demo-plan") in server.objects
+    assert "Job demo-plan" in manage.delete(SETTINGS, cluster, data=False)
 
 
 def test_what_an_earlier_kind_of_training_left_is_removed(
@@ -124,7 +168,8 @@ def test_the_role_allows_all_that_is_used_and_no_more(
     manage.delete(load_pipeline(None, TWO), cluster, data=True)
     _, role, _ = yaml.safe_load_all((repository / "k8s" / "in-cluster" / "account.yaml").read_text())
     allowed = {(verb, resource) for rule in role["rules"] for resource in rule["resources"] for verb in rule["verbs"]}
-    assert server.verbs == allowed
+    # Who may not list Deployments learns from their pods what mounts a claim.
+    assert server.verbs - {("list", "deployments")} == allowed
     nodes = [*TWO, "training.engine=pytorch"]
     pipelines = [load_pipeline(None, each) for each in (TWO, nodes, [*nodes, "kubernetes.training=trainjob"])]
     rights = [right for each in pipelines for right in _needed_rights(render(each), queue=True)]

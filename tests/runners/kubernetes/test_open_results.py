@@ -94,7 +94,7 @@ def test_one_that_was_left_over_is_replaced(server: FakeApiServer, open_demo: Op
     server.put_own("Job", "demo-open", status={"active": 1})
     assert open_demo()["report"].exists()
     server.put("Job", {"metadata": {"name": "demo-open"}})
-    with pytest.raises(InputError, match="Job demo-open exists in namespace gaudi-bert, and is not of this pipeline"):
+    with pytest.raises(InputError, match="Job demo-open in namespace gaudi-bert does not belong to this pipeline"):
         open_demo()
 
 

@@ -36,6 +36,28 @@ def test_pods_are_placed_and_marked_as_the_pipeline_says() -> None:
     assert "priorityClassName" not in prepare["spec"]
 
 
+def test_every_container_has_the_requests_and_limits_of_its_settings() -> None:
+    """So that a LimitRange with a minimum or a ratio, a quota of limits.cpu, or a queue without disks can be satisfied."""
+    sections = {"data": 3, "training": 4, "waiting": 1, "launcher": 2}
+    pods = [f"resources.{name}={{cpu: '{n}', cpu_limit: '{2 * n}', memory: {n}Gi}}" for name, n in sections.items()]
+    expected = {
+        name: {"requests": {"cpu": f"{n}", "memory": f"{n}Gi"}, "limits": {"cpu": f"{2 * n}", "memory": f"{n}Gi"}}
+        for name, n in sections.items()
+    }
+    settings = cluster_settings(PIPELINES[0], "mpijob", *pods, "kubernetes.request_scratch=false")
+    found = {
+        (step, container["name"]): container["resources"]
+        for step, item in render(settings).steps.items()
+        for spec in pod_specs(item)
+        for container in (*spec.get("initContainers", ()), *spec["containers"])
+    }
+    assert found["prepare", "prepare"] == expected["data"]
+    assert found["train", "worker"] == found["evaluate", "evaluate"] == expected["training"]
+    assert found["train", "train"] == expected["launcher"]
+    waiting = [resources for (_, name), resources in found.items() if name == "wait"]
+    assert waiting == [expected["waiting"]] * len(render(settings).steps)
+
+
 def test_the_selector_of_nodes_that_train_is_for_them_alone() -> None:
     settings = load_pipeline(
         None, ["kubernetes.node_selector={kind: gaudi2}", "kubernetes.training_pods={node_selector: {zone: a}}"]

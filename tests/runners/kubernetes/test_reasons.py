@@ -10,7 +10,7 @@ import pytest
 from gaudi_bert.config.pipeline import load_pipeline
 from gaudi_bert.runners.kubernetes import manage
 from gaudi_bert.runners.kubernetes.client import Cluster
-from gaudi_bert.runners.kubernetes.reasons import Problem, State, describe_suspension, step_problem
+from gaudi_bert.runners.kubernetes.reasons import Problem, State, step_problem, suspension_problem
 from tests.builders.fake_api_server import FakeApiServer
 from tests.builders.recorded_answers import (
     MPIRUN_FOOTER_ONLY,
@@ -131,13 +131,17 @@ def test_the_error_of_the_rank_that_failed_is_the_reason(known: str, server: Fak
         ("write-finish", {}, "resources.data.memory_limit"),
         ("train-worker", {}, "resources.training.memory_limit"),
         ("evaluate", {"habana.ai/gaudi": "1"}, "resources.training.memory"),
+        ("launcher", {}, "resources.launcher.memory_limit"),
+        ("wait", {}, "resources.waiting.memory_limit"),
     ],
 )
 def test_memory_that_is_too_small_names_the_setting_that_raises_it(
     step: str, cards: dict[str, str], setting: str, only: Only
 ) -> None:
-    killed = failed("p", 137, reason="OOMKilled")
+    killed = failed("p", 137, reason="OOMKilled", **({"container": "wait"} if step == "wait" else {}))
     killed["metadata"]["labels"] = {"app.kubernetes.io/component": step}
+    if step == "launcher":
+        killed["metadata"]["labels"]["training.kubeflow.org/job-role"] = step
     killed["spec"]["containers"][0]["resources"]["limits"] = {"memory": "7Gi", **cards}
     assert str(only(killed)) == f"pod p: OOMKilled (memory limit: 7Gi); raise {setting}"
 
@@ -204,10 +208,21 @@ PODS = 'pods "x-1" is forbidden: exceeded quota: team, requested: pods=1, used: 
     ("said", "state", "remedy"),
     [
         ('pods "w-0" is forbidden: violates PodSecurity "restricted:latest"', State.HOPELESS, "kubernetes.namespace"),
-        ('pods "x" is forbidden: exceeded quota: team, requested: cpu=95', State.WAITS, "lower resources.data or"),
+        ('pods "x" is forbidden: exceeded quota: team, requested: cpu=95', State.WAITS, "lower resources.data, "),
         (PODS, State.WAITS, "lower resources.workers"),
         ('admission webhook "policy.example" denied the request: no owner label', State.HOPELESS, "correct what"),
         ("pods is forbidden: maximum memory usage per Container is 1Gi, but limit is 4Gi", State.HOPELESS, "LimitRange"),
+        ("pods is forbidden: failed quota: q: must specify limits.cpu for: wait", State.HOPELESS, "set cpu_limit"),
+        (
+            "cpu max limit to request ratio per Container is 2, but provided ratio is 4.0",
+            State.HOPELESS,
+            "set cpu_limit and",
+        ),
+        (
+            'Pod "p" is invalid: requests: "200m": must be less than or equal to cpu limit of 100m',
+            State.HOPELESS,
+            "LimitRange",
+        ),
         ("something new", State.WAITS, "kubectl describe"),
     ],
 )
@@ -266,7 +281,17 @@ def workload(*conditions: Json, **status: Any) -> Json:
     return {"metadata": {"name": "w"}, "spec": {}, "status": {"conditions": list(conditions), **status}}
 
 
-PENDING = workload(condition("QuotaReserved", "False", "Pending", NO_ROOM))
+def pending(message: str) -> Json:
+    return workload(condition("QuotaReserved", "False", "Pending", message))
+
+
+PENDING = pending(NO_ROOM)
+SET = "couldn't assign flavors to pod set main"
+UNCOVERED = "resource ephemeral-storage unavailable in ClusterQueue"
+TOO_LARGE = (
+    "insufficient quota for cpu in flavor b, previously considered podsets requests (0) + current podset request (96) > "
+    "maximum capacity (4)"
+)
 PREEMPTED = workload(
     condition("QuotaReserved", "False", "Pending", NO_ROOM),
     condition("Evicted", "True", "Preempted", "Preempted to accommodate a higher priority Workload"),
@@ -277,18 +302,22 @@ CHECKS = [{"name": "nodes", "state": "Pending", "message": ""}, {"name": "b", "s
 
 
 @pytest.mark.parametrize(
-    ("found", "said"),
+    ("found", "said", "remedy"),
     [
-        (None, "Job suspended"),
-        (workload(), "not looked at yet"),
-        (PENDING, NO_ROOM),
-        (PREEMPTED, f"Preempted to accommodate a higher priority Workload; {NO_ROOM}"),
-        (workload(RESERVED, admissionChecks=CHECKS), "admission check nodes: Pending"),
+        (None, "Job suspended", ""),
+        (workload(), "not looked at yet", ""),
+        (PENDING, NO_ROOM, ""),
+        (PREEMPTED, f"Preempted to accommodate a higher priority Workload; {NO_ROOM}", ""),
+        (workload(RESERVED, admissionChecks=CHECKS), "admission check nodes: Pending", ""),
+        (pending(f"{SET}: {UNCOVERED}"), f"{SET}: {UNCOVERED}", "set kubernetes.request_scratch to false"),
+        (pending("LocalQueue gpus doesn't exist"), "LocalQueue gpus doesn't exist", "kubectl get localqueues"),
+        (pending(f"{SET}: {TOO_LARGE}"), f"{SET}: {TOO_LARGE}", "lower resources.data"),
+        (pending(f"{NO_ROOM}, {TOO_LARGE}"), f"{NO_ROOM}, {TOO_LARGE}", ""),
     ],
-    ids=["none", "not looked at", "no room", "preempted", "check"],
+    ids=["none", "not looked at", "no room", "preempted", "check", "uncovered", "no queue", "too large", "another flavor"],
 )
-def test_a_queued_step_says_what_its_workload_says(
-    found: Json | None, said: str, server: FakeApiServer, cluster: Cluster
+def test_a_queued_step_says_what_its_workload_says_and_whether_waiting_helps(
+    found: Json | None, said: str, remedy: str, server: FakeApiServer, cluster: Cluster
 ) -> None:
     if found is not None:
         labels = {"kueue.x-k8s.io/job-uid": "u"}
@@ -298,7 +327,9 @@ def test_a_queued_step_says_what_its_workload_says(
     conditions = [condition("Suspended", "True", "JobSuspended", "Job suspended")]
     metadata = {"name": "demo-plan", "uid": "u", "labels": {"kueue.x-k8s.io/queue-name": "gpus"}}
     item = {"kind": "Job", "metadata": metadata, "status": {"conditions": conditions}}
-    assert describe_suspension(cluster, item) == f"Job demo-plan waits for its queue gpus: {said}"
+    problem = suspension_problem(cluster, item)
+    assert problem.reason == f"Job demo-plan waits for its queue gpus: {said}"
+    assert (problem.state is State.HOPELESS, remedy in problem.remedy) == (bool(remedy), True)
 
 
 def test_status_says_what_a_step_waits_for(server: FakeApiServer, cluster: Cluster) -> None:

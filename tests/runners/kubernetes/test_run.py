@@ -12,7 +12,7 @@ from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.runners.kubernetes.client import Cluster, ClusterError
 from gaudi_bert.runners.kubernetes.run import _DIGEST
 from tests.builders.command_line import run_command
-from tests.builders.fake_api_server import FakeApiServer, Fault, Run, State
+from tests.builders.fake_api_server import HELM_LABELS, FakeApiServer, Fault, Run, State
 from tests.builders.recorded_answers import (
     ACTIVE,
     STORAGE_CLASS,
@@ -134,8 +134,9 @@ def test_a_run_that_the_server_refuses_leaves_nothing(server: FakeApiServer, run
 def test_what_is_not_the_pipelines_own_is_neither_used_nor_changed(
     kind: str, name: str, stage: str, overrides: list[str], server: FakeApiServer, run: Run
 ) -> None:
-    theirs = server.put(kind, {"metadata": {"name": name}, "spec": {}, "status": {"phase": "Bound", **complete().status}})
-    with pytest.raises(InputError, match=f"{kind} {name} exists in namespace gaudi-bert, and is not of this pipeline"):
+    metadata = {"name": name, "labels": HELM_LABELS}
+    theirs = server.put(kind, {"metadata": metadata, "spec": {}, "status": {"phase": "Bound", **complete().status}})
+    with pytest.raises(InputError, match=f"{kind} {name} in namespace gaudi-bert does not belong to this pipeline"):
         run([stage], *overrides)
     assert server.objects == {(kind, name): theirs}
 

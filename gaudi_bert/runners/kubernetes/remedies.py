@@ -1,0 +1,93 @@
+"""What to do about the words in which a cluster rejects an object, or says why a pod does not start.
+
+The API server answers nearly every rejection with 403 Forbidden, whether a right, a quota, a LimitRange or pod security is
+the reason. Only its message tells them apart.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+_IMAGE = r"(?:ErrImagePull|ImagePullBackOff|InvalidImageName|ErrImageNeverPull|ImageInspectError): "
+_NO_REGISTRY = r"no such host|dial tcp|server misbehaving|connection refused|timeout|x509"
+_NO_IMAGE = r"not found|manifest unknown|denied|unauthorized|no such|invalid|couldn't parse|policy of never"
+_OTHER_IMAGE = "build and push it (`make images`), or set images.registry, images.tag and images.pull_secret"
+_CONTAINERS = "resources.data, resources.training, resources.waiting or resources.launcher"
+_CLAIM = "or set kubernetes.work_claim to a claim that exists"
+_OF_PODS, _OF_CLAIMS, _OF_OBJECTS = (
+    rf".*requested: [^:]*\b(?:{names})="
+    for names in (r"pods", r"requests\.storage|persistentvolumeclaims", r"count/[\w./-]+|services|configmaps|secrets")
+)
+# Words after which no wait helps, and those after which it may.
+_HOPELESS = {
+    rf"(?i){_IMAGE}(?!.*(?:{_NO_REGISTRY})).*(?:{_NO_IMAGE})": _OTHER_IMAGE,
+    r"violates PodSecurity": "pod security forbids such pods: choose another kubernetes.namespace, or ask for its level",
+    r"admission webhook .* denied the request|ValidatingAdmissionPolicy .* denied": "correct what the message names",
+    r" cannot \w+ resource ": (
+        "your account lacks this right: ask for the Role in k8s/in-cluster, or choose another kubernetes.namespace"
+    ),
+    r"usage per (Container|Pod) is": f"set {_CONTAINERS} to what the LimitRange allows",
+    r"must be less than or equal to \w+ limit": (
+        f"a LimitRange may set that limit: lower the request in {_CONTAINERS}, or set cpu_limit or memory_limit there"
+    ),
+    r"limit to request ratio per (Container|Pod) is": (
+        f"set cpu_limit and memory_limit in {_CONTAINERS} to at most so many times cpu and memory"
+    ),
+    r"failed quota: .*must specify limits\.cpu": (
+        "set cpu_limit in resources.data, resources.training, resources.waiting and resources.launcher"
+    ),
+    r"failed quota: .*must specify (?!limits\.cpu)": "ask for a LimitRange with defaults for what the message names",
+    r"storage usage per PersistentVolumeClaim is": f"set kubernetes.storage to what the LimitRange allows, {_CLAIM}",
+    r"no PriorityClass with name": "correct priority_class in kubernetes.data_pods or kubernetes.training_pods",
+    r"RuntimeClass \S+ not found": "correct runtime_class in kubernetes.data_pods or kubernetes.training_pods",
+    r"is being terminated": "wait until the namespace is gone and make it again, or choose another kubernetes.namespace",
+    r"(?i)configmap \S+ not found": "submit the run again, which creates it",
+    r"(?i)secret \S+ not found": "create it, or correct kubernetes.store_secret or images.pull_secret",
+    # What Kueue says of a Workload that its queue can never admit.
+    r"resource ephemeral-storage unavailable in ClusterQueue": (
+        "set kubernetes.request_scratch to false, or ask for ephemeral-storage in that ClusterQueue's coveredResources"
+    ),
+    r"resource (?!ephemeral-storage)\S+ unavailable in ClusterQueue": (
+        "ask for that resource in the ClusterQueue's coveredResources, or set kubernetes.queue to another queue"
+    ),
+    r"^(?!.*insufficient unused quota).*insufficient quota for .*maximum capacity": (
+        "lower resources.data, resources.training or resources.workers, or ask for a larger quota of the queue"
+    ),
+    r"(?i)(Local|Cluster)Queue \S+ doesn't exist": "set kubernetes.queue to one of `kubectl get localqueues`",
+}
+_MAY_PASS = {
+    rf"(?i){_IMAGE}.*(?:{_NO_REGISTRY})": "check images.registry, and the node's network and DNS",
+    rf"(?i){_IMAGE}(?!.*(?:{_NO_REGISTRY}))": _OTHER_IMAGE,
+    rf"exceeded quota{_OF_PODS}": "wait, lower resources.workers or resources.data_workers, or ask for a larger quota",
+    rf"exceeded quota{_OF_CLAIMS}": f"lower kubernetes.storage, {_CLAIM}, or ask for a larger quota",
+    rf"exceeded quota{_OF_OBJECTS}": "remove objects of that kind which nobody needs, or ask for a larger quota",
+    rf"exceeded quota(?!{_OF_PODS}|{_OF_CLAIMS}|{_OF_OBJECTS})": (f"wait, lower {_CONTAINERS}, or ask for a larger quota"),
+    r"Insufficient habana.ai/gaudi": "wait until cards are free, or lower resources.cards or resources.workers",
+    r"Insufficient hugepages-2Mi": "reserve huge pages on the nodes (vm.nr_hugepages), or lower resources.hugepages_2Mi",
+    r"Insufficient vpc.amazonaws.com/efa": "use nodes with EFA and its device plugin, or set kubernetes.efa to 0",
+    r"Insufficient memory": "lower resources.data.memory or resources.training.memory, or add nodes",
+    r"Insufficient cpu": "lower resources.data.cpu or resources.training.cpu, or add nodes",
+    r"Insufficient ephemeral-storage": "lower kubernetes.scratch, or free the nodes' disks",
+    r"(?i)persistentvolumeclaim(?!.*(?:usage per|exceeded quota))|storageclass|provision": (
+        "set kubernetes.storage_class to one of `kubectl get storageclass`, or kubernetes.work_claim to a bound claim"
+    ),
+    r"were unschedulable": "let a cordoned node take pods again: `kubectl uncordon NODE`",
+    r"untolerated taint": "set tolerations in kubernetes.data_pods or kubernetes.training_pods, or remove the taint",
+    r"didn't match Pod's node": "correct kubernetes.node_selector, or what kubernetes.data_pods and training_pods select",
+}
+
+
+class Advice(NamedTuple):
+    """Whether no wait helps, and what to do; an empty remedy where the words are not known."""
+
+    is_hopeless: bool
+    remedy: str
+
+
+def find_advice(words: str) -> Advice:
+    """Return the advice on a cluster's words, with every remedy that suits them."""
+    hopeless, may_pass = (
+        [remedy for pattern, remedy in table.items() if re.search(pattern, words)] for table in (_HOPELESS, _MAY_PASS)
+    )
+    return Advice(bool(hopeless), "; ".join(hopeless or may_pass))
