@@ -95,8 +95,8 @@ def test_a_shard_that_is_a_copy_of_another_is_noticed_when_it_was_read_once(tmp_
 
     def read(rank: int) -> None:
         stored = open_tables(out, paths)
-        order = stored.order(seed=1)
-        reader = stored.reader(order, rank, processes)
+        order = stored.make_order(seed=1)
+        reader = stored.open_reader(order, rank, processes)
         numbers = np.arange(rank, order.packs, processes)
         for first in range(0, len(numbers), 5):
             stored.files.read(*reader.locate(0, numbers[first : first + 5]))
