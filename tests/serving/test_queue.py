@@ -261,7 +261,7 @@ BULK = st.lists(st.integers(1, 256), min_size=8, max_size=120).filter(lambda len
 ARRIVALS = st.lists(st.tuples(st.floats(0.0, 2.0), st.one_of(SMALL, BULK, BULK)), min_size=1, max_size=25)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=15)
 @given(ARRIVALS, st.integers(0, 40), st.integers(0, 400), st.sampled_from([1, 6]))
 def test_nobody_waits_longer_than_the_stated_bound(
     arrivals: list[tuple[float, list[int]]], clients: int, length: int, layers: int
