@@ -1,4 +1,7 @@
-"""Arguments that several commands share, and how they become settings."""
+"""Arguments and options that several commands share, and their conversion into settings.
+
+Most options of a command are keys of a settings section: `takes` derives their help, choices and defaults from the section.
+"""
 
 from __future__ import annotations
 
@@ -27,16 +30,19 @@ if TYPE_CHECKING:  # settings take as long to load as everything else, and `--he
     from gaudi_bert.config.sections import PackingSettings
 
 Records = Annotated[
-    list[str], typer.Argument(help="Unpacked TFRecords or HDF5 files: a folder, a file or a glob.", show_default=False)
+    list[str],
+    typer.Argument(help="Unpacked TFRecords or HDF5 files: a folder, a file or a glob pattern.", show_default=False),
 ]
 RecordsOrTable = Annotated[
     list[str],
-    typer.Argument(help="Unpacked TFRecords, HDF5 files or a table: a folder, a file or a glob.", show_default=False),
+    typer.Argument(
+        help="Unpacked TFRecords, HDF5 files or a table: a folder, a file or a glob pattern.", show_default=False
+    ),
 ]
 Pipeline = Annotated[
     Path,
     typer.Argument(
-        help="A pipeline file, e.g. wiki.yaml; or demo, which comes with the package.",
+        help="A pipeline file such as wiki.yaml, or demo, which comes with the package.",
         callback=pipeline_path,
         show_default=False,
     ),
@@ -44,54 +50,64 @@ Pipeline = Annotated[
 
 
 def _for_programs(requested: bool) -> bool:
-    """Suppress the notice of compilation."""
+    """Suppress the line about compiling, so that programs read JSON only."""
     if requested:
         os.environ["GAUDI_BERT_QUIET"] = "1"
     return requested
 
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object, for programs.", callback=_for_programs)]
+Json = Annotated[
+    bool, typer.Option("--json", help="Print the result as one JSON object, for programs.", callback=_for_programs)
+]
 Verbose = Annotated[bool, typer.Option("--verbose", help="Also print the algorithm and the masked slots.")]
 Overwrite = Annotated[
-    bool, typer.Option("--overwrite", help="Replace the output of other settings, if all files there are ours.")
+    bool, typer.Option("--overwrite", help="Replace output of other settings, if gaudi-bert wrote all files there.")
 ]
 Shard = Annotated[
     str | None,
     typer.Option(
         metavar="K/N",
-        help="Do only part K of N (K from 0); auto takes both from a Slurm array, auto/N takes K from an Indexed Job.",
+        help="Do only part K of N, counted from 0. auto reads K and N from a Slurm array, auto/N reads K from an Indexed "
+        "Job.",
     ),
 ]
 Workers = Annotated[
-    int | None, typer.Option(min=1, metavar="N", help="Processes or threads; default: all cores.", show_default=False)
+    int | None,
+    typer.Option(min=1, metavar="N", help="Number of processes or threads; default: all cores.", show_default=False),
 ]
 OnBadFile = Annotated[
     str,
-    typer.Option(metavar="[stop|skip]", help="RECORDS: what to do about files that cannot be read; skip leaves them out."),
+    typer.Option(metavar="[stop|skip]", help="What to do with record files that cannot be read; skip leaves them out."),
 ]
 Set = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Change a setting; `gaudi-bert settings` lists them."),
+    typer.Option("--set", metavar="KEY=VALUE", help="Change a setting. `gaudi-bert settings` lists all settings."),
 ]
 SetPacking = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of `packing`: packing.shard_multiple=256."),
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Change a setting of the section `packing`, such as packing.shard_multiple=256."
+    ),
 ]
-Work = Annotated[Path, typer.Option(help="The folder that holds the work folders of pipelines.")]
+Work = Annotated[Path, typer.Option(help="The folder that contains the work folders of all pipelines.")]
 
 
 def one_source(words: Sequence[str]) -> str:
-    """RECORDS as one word: what was typed, or the pattern that a shell replaced by its files."""
+    """Return RECORDS as one word: what the user typed, or the pattern that the shell expanded into several files.
+
+    Raises:
+        InputError: the words are not the files that one pattern matches.
+    """
     if len(words) == 1:
         return words[0]
-    # The pattern with one `*` that stands for just these files.
+    # Guess the pattern from the common beginning and end of the words, and check that it matches just these files.
     start = _common_beginning(words)
     end = _common_beginning([word[len(start) :][::-1] for word in words])[::-1]
     pattern = f"{glob.escape(start)}*{glob.escape(end)}"
     is_one = not pattern.endswith(".json") and sorted(glob.glob(pattern)) == sorted(words)
     if not is_one or not any(map(os.path.isfile, words)):
         quoted = Path(words[1]).parent / f"*{Path(words[1]).suffix}"
-        raise InputError(f"{words[1]}: one file, folder or pattern is expected; put a pattern in quotes: '{quoted}'")
+        raise InputError(f"{words[1]}: expected a single file, folder or pattern; put a pattern in quotes: '{quoted}'")
     return pattern
 
 
@@ -103,7 +119,7 @@ def _common_beginning(texts: Sequence[str]) -> str:
 def stage_run(
     shard: str | None = None, finish: bool = False, *, workers: int | None = None, overwrite: bool = False
 ) -> StageRun:
-    """Return how a stage runs, as it was typed; `shard` is `K/N`, `auto` or `auto/N`."""
+    """Return the options of a stage's run. `shard` is `K/N`, `auto` or `auto/N`, or None for all of the work."""
     part = None if shard is None else parse_part(shard)
     return StageRun(Reporter(), overwrite, workers, part=part, finish=finish)
 
@@ -111,28 +127,38 @@ def stage_run(
 def pipeline_settings(
     pipeline: Path | None, overrides: list[str] | None, options: Mapping[str, tuple[str, object]] | None = None
 ) -> PipelineSettings:
-    """The settings of a pipeline file, or one of the package, or the defaults; with options, by key, and `--set` applied."""
+    """Load the settings of a pipeline file, and apply the options of the command and `--set`.
+
+    Args:
+        pipeline: a file, the name of a bundled pipeline, or None for the defaults.
+        overrides: the values of `--set`.
+        options: the options of the command, by the key that they set.
+    """
     from gaudi_bert.config.pipeline import load_pipeline
 
     return load_pipeline(None if pipeline is None else pipeline_path(pipeline), overrides or (), options)
 
 
 def packing_settings(overrides: list[str] | None, options: Options | None = None) -> PackingSettings:
-    """Return the settings of packing: options, then `--set packing.key=value`; other sections are refused."""
+    """Return the section `packing` with the options of the command and then `--set packing.key=value` applied.
+
+    Raises:
+        InputError: `--set` names a key of another section.
+    """
     typed = {f"packing.{name}": each for name, each in (options or {}).items()}
     settings = pipeline_settings(None, overrides, typed).packing
     for override in overrides or ():
         if override.partition(".")[0].strip() != "packing":
-            raise InputError(f"--set {override}: this command reads the keys of `packing` alone, such as packing.depth=4")
+            raise InputError(f"--set {override}: this command only has the keys of `packing`, such as packing.depth=4")
     return settings
 
 
 # --- options that are derived from settings
 
-# What was typed by the key that it sets: the option, and its value, which is None where it was not typed.
+# For each key that an option sets: the option, and its value, which is None if the user did not type the option.
 Options = Mapping[str, tuple[str, object]]
 PIPELINE = "gaudi_bert.config.pipeline:PipelineSettings"
-# How files of rows are read: the same options on every command that reads them, and the key of each.
+# The options of every command that reads files of rows, and the key of each option.
 ROWS = {
     "text_column": "task.text",
     "text_pair_column": "task.text_pair",
@@ -144,10 +170,23 @@ ROWS = {
 
 
 def takes(section: str, *names: str, **keys: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command an option for each of these keys of a section, described as there; without any, for all of them.
+    """Return a decorator that gives a command an option for each of some keys of a settings section.
 
-    It takes them as one argument, `options`. `section` is `module:class`, imported when the command is used: settings take
-    as long to load as everything else, and the help of all commands needs none.
+    The help, the choices and the default of an option are those of the key. The command receives all of them as one
+    argument, `options`, which maps each key to the option and its value. The section is imported when the command is used,
+    because loading settings takes as long as everything else, and `gaudi-bert --help` does not need them.
+
+    Example:
+        ```python
+        @takes("gaudi_bert.config.sections:PackingSettings", "algorithm", "depth")
+        def plan(out: Path, options: Options) -> None:  # --algorithm and --depth
+            settings = values_of(options)  # {"depth": "4"} after `--depth 4`
+        ```
+
+    Args:
+        section: the class of the section, as `module:class`.
+        *names: the keys, which are also the names of the options. Without any key, the options are all keys of the section.
+        **keys: further options by name, with their keys.
     """
 
     def with_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -162,7 +201,7 @@ def takes(section: str, *names: str, **keys: str) -> Callable[[Callable[..., Non
 def _complete(
     command: Callable[..., None], own: Sequence[Parameter], section: str, names: Sequence[str], keys: Mapping[str, str]
 ) -> Callable[..., None]:
-    """Return `command` with all of its options: those that are derived from settings come after what it needs."""
+    """Return `command` with all of its options. Those derived from settings come after the required ones."""
     from gaudi_bert.config.values import field_at, plain_types
 
     module, _, name = section.partition(":")
@@ -190,12 +229,12 @@ def _complete(
 
 
 def values_of(options: Options) -> dict[str, Any]:
-    """Return what was typed, by key."""
+    """Return the values that the user typed, by key."""
     return {key: value for key, (_, value) in options.items() if value is not None}
 
 
 def _option(name: str, field: FieldInfo) -> Parameter:
-    """The option of a key: its values, description and default are those of the key; None where it is not typed."""
+    """Make the option of a key, with the choices, description and default of the key. It is None if it is not typed."""
     from gaudi_bert.config.values import plain_types
 
     option, kinds = f"--{name.replace('_', '-')}", plain_types(field.annotation) - {type(None)}

@@ -1,4 +1,4 @@
-"""Commands about packing: estimate; prepare, tokenize, histogram, plan, write, pack, verify, convert; inspect."""
+"""The commands that pack data: estimate, prepare, tokenize, histogram, plan, write, pack, verify, convert and inspect."""
 
 from __future__ import annotations
 
@@ -22,21 +22,25 @@ def estimate(
     source: Annotated[
         list[str],
         typer.Argument(
-            help="TFRecords, HDF5, a table, lengths (.txt, .csv, .npy, .json), a histogram.json or wikipedia-512.",
+            help="TFRecords, HDF5 files, a table, lengths (.txt, .csv, .npy, .json), a histogram.json, or wikipedia-512.",
             show_default=False,
         ),
     ],
     depths: Annotated[str, typer.Option(help="Depths to compare.")] = "1,2,3,4,8,max",
     algorithms: Annotated[str, typer.Option(help="Algorithms to compare.")] = "none,spfhp,lpfhp,nnls,optimal",
     max_sequence_length: Annotated[
-        int | None, typer.Option(min=1, help="Slots per pack; default: as in SOURCE.", show_default=False)
+        int | None, typer.Option(min=1, help="Number of slots in a pack; default: that of SOURCE.", show_default=False)
     ] = None,
-    input_column: Annotated[str, typer.Option(metavar="NAME", help="Tables: the column of token ids.")] = "input_ids",
+    input_column: Annotated[
+        str, typer.Option(metavar="NAME", help="Tables: the column that contains the token ids.")
+    ] = "input_ids",
     picture: Annotated[Path | None, typer.Option(help="Also draw a chart, as PNG or SVG.")] = None,
-    details: Annotated[bool, typer.Option("--details", help="Also print times, other lengths and un-padding.")] = False,
+    details: Annotated[
+        bool, typer.Option("--details", help="Also print times, other row lengths, and a comparison with un-padding.")
+    ] = False,
     json: arguments.Json = False,
 ) -> None:
-    """Show what packing would give at each depth and with each algorithm; nothing is written."""
+    """Show what packing would achieve with each algorithm at each depth, without writing anything."""
     from gaudi_bert.reporting import estimate
 
     data = arguments.one_source(source)
@@ -60,9 +64,12 @@ def estimate(
 def prepare(
     text: Annotated[
         list[str],
-        typer.Argument(help="Text files, folders or globs; or `python-docs`, `python-docstrings`.", show_default=False),
+        typer.Argument(
+            help="Text files, folders or glob patterns; or the built-in `python-docs`, `python-docstrings`.",
+            show_default=False,
+        ),
     ],
-    out: Annotated[Path, typer.Option(help="The folder for examples.", show_default=False)],
+    out: Annotated[Path, typer.Option(help="The folder to write the examples to.", show_default=False)],
     options: arguments.Options,
     shard: arguments.Shard = None,
     workers: arguments.Workers = None,
@@ -76,7 +83,7 @@ def prepare(
 
     typed = arguments.values_of(options)
     if {"vocab", "train_vocab"} <= typed.keys():
-        raise InputError("--vocab and --train-vocab exclude each other; give the one you mean")
+        raise InputError("--vocab and --train-vocab exclude each other; pass only one of them")
     settings = section_from_options(PrepareSettings, text=text, **typed)
     run = arguments.stage_run(shard, workers=workers, overwrite=overwrite)
     result = prepare.prepare(settings, out, run, pipeline_folder=Path())
@@ -93,19 +100,20 @@ def tokenize(
     text: Annotated[
         list[str],
         typer.Argument(
-            help="Files of text (JSON lines, CSV, TSV, Parquet, plain lines), folders or globs; `python-docs`; - is a pipe.",
+            help="Text files (JSON lines, CSV, TSV, Parquet, plain lines), folders or patterns; `python-docs`; - reads a "
+            "pipe.",
             show_default=False,
         ),
     ],
-    tokenizer: Annotated[str, typer.Option(help="A tokenizer.json, or a model's folder.", show_default=False)],
-    out: Annotated[Path, typer.Option(help="The folder for tables of tokens.", show_default=False)],
-    max_sequence_length: Annotated[int, typer.Option(help="Most tokens of a row.", show_default=False)],
+    tokenizer: Annotated[str, typer.Option(help="A tokenizer.json, or the folder of a model.", show_default=False)],
+    out: Annotated[Path, typer.Option(help="The folder to write the tables to.", show_default=False)],
+    max_sequence_length: Annotated[int, typer.Option(help="Largest number of tokens in a row.", show_default=False)],
     options: arguments.Options,
     shard: arguments.Shard = None,
     overwrite: arguments.Overwrite = False,
     json: arguments.Json = False,
 ) -> None:
-    """Make tables of tokens from text, with any tokenizer of the library `tokenizers`; `pack` packs them."""
+    """Make tables of token ids from text, with any tokenizer of the library `tokenizers`."""
     from gaudi_bert.config.pipeline import section_from_options
     from gaudi_bert.config.sections import TokenizeSettings
     from gaudi_bert.tables.tokenize import tokenize_texts
@@ -126,7 +134,7 @@ def histogram(
     overwrite: arguments.Overwrite = False,
     json: arguments.Json = False,
 ) -> None:
-    """Count the sequences of each length, file by file."""
+    """Count how many sequences there are of each length, file by file."""
     from gaudi_bert.tfrecords import histogram
 
     run = arguments.stage_run(shard, workers=workers, overwrite=overwrite)
@@ -142,7 +150,7 @@ def histogram(
 
 @arguments.takes("gaudi_bert.config.sections:PackingSettings", "algorithm", "depth", "leftovers", "masked_slots", "seed")
 def plan(
-    histograms: Annotated[list[Path], typer.Argument(help="One or several histogram.json.", show_default=False)],
+    histograms: Annotated[list[Path], typer.Argument(help="One or more histogram.json files.", show_default=False)],
     out: Annotated[Path, typer.Option(help="The plan.json to write.", show_default=False)],
     options: arguments.Options,
     set_: arguments.SetPacking = None,
@@ -151,12 +159,12 @@ def plan(
     verbose: arguments.Verbose = False,
     json: arguments.Json = False,
 ) -> None:
-    """Decide which lengths share a row, and prove how close to optimal it is."""
+    """Decide which lengths share a row, and prove how close the packing is to optimal."""
     from gaudi_bert.packs import plan
 
     run = arguments.stage_run(workers=workers, overwrite=overwrite)
     settings = arguments.packing_settings(set_, options)
-    # A shell's `histograms/*.json` also matches the settings stored next to each of them.
+    # The pattern `histograms/*.json` also matches the settings files next to the histograms.
     counted = [path for path in histograms if not path.name.endswith(".settings.json")]
     planned = plan.plan(counted, out, settings, run)
     following = f"write RECORDS {output.words_of('--plan', out, '--out', 'packed/')}"
@@ -165,22 +173,24 @@ def plan(
 
 def write(
     records: arguments.Records,
-    plan: Annotated[Path, typer.Option(help="The plan.json.", show_default=False)],
-    out: Annotated[Path, typer.Option(help="The folder for packed shards.", show_default=False)],
+    plan: Annotated[Path, typer.Option(help="The plan.json to carry out.", show_default=False)],
+    out: Annotated[Path, typer.Option(help="The folder to write the packs to.", show_default=False)],
     set_: Annotated[
         list[str] | None,
         typer.Option(
-            "--set", metavar="KEY=VALUE", help="Other shards than planned: packing.shard_multiple or packing.shard_bytes."
+            "--set", metavar="KEY=VALUE", help="Change the planned shards: packing.shard_multiple or packing.shard_bytes."
         ),
     ] = None,
     shard: arguments.Shard = None,
-    finish: Annotated[bool, typer.Option("--finish", help="Check all groups and write the metadata.")] = False,
+    finish: Annotated[
+        bool, typer.Option("--finish", help="After all parts are written, check the groups and write the metadata.")
+    ] = False,
     workers: arguments.Workers = None,
     overwrite: arguments.Overwrite = False,
     verbose: arguments.Verbose = False,
     json: arguments.Json = False,
 ) -> None:
-    """Write the packed TFRecords of a plan."""
+    """Write packed TFRecords according to a plan."""
     from gaudi_bert.tfrecords import write
 
     run = arguments.stage_run(shard, finish, workers=workers, overwrite=overwrite)
@@ -191,23 +201,27 @@ def write(
 
 
 _OF_SHARDS = ("shard_multiple", "shard_bytes")
-"""What a plan proposes and `write` may still change: no pack depends on it."""
+"""Settings that `write` may change although the plan contains them, because no pack depends on them."""
 
 
 def _shard_settings(overrides: list[str] | None, plan: Path) -> dict[str, int]:
-    """Return what `write --set` changes about the shards of a plan; what the plan has decided is refused."""
+    """Return the settings of shards that `write --set` changes.
+
+    Raises:
+        InputError: `--set` names a key that the plan has already decided.
+    """
     settings = arguments.packing_settings(overrides)
     for override in overrides or ():
         key = override.partition("=")[0].strip()
         if key.removeprefix("packing.") not in _OF_SHARDS:
             raise InputError(
-                f"--set {override}: {plan.name} has decided `{key}`; give it to `gaudi-bert plan`, and here only "
-                + " or ".join(f"packing.{name}" for name in _OF_SHARDS)
+                f"--set {override}: {plan.name} already contains `{key}`; pass it to `gaudi-bert plan`; `write` can only "
+                "change " + " or ".join(f"packing.{name}" for name in _OF_SHARDS)
             )
     return settings.model_dump(include=settings.model_fields_set)
 
 
-# Keys of a table that records have, too.
+# Keys that both tables and records have.
 _OF_BOTH = ("algorithm", "depth", "seed")
 
 
@@ -218,29 +232,31 @@ _OF_BOTH = ("algorithm", "depth", "seed")
 )
 def pack(
     records: arguments.RecordsOrTable,
-    out: Annotated[Path, typer.Option(help="The folder for packed shards.", show_default=False)],
+    out: Annotated[Path, typer.Option(help="The folder to write the packs to.", show_default=False)],
     options: arguments.Options,
     set_: arguments.SetPacking = None,
     on_bad_file: arguments.OnBadFile = "stop",
     shard: arguments.Shard = None,
     finish: Annotated[
-        bool, typer.Option("--finish", help="Tables: after all --shard, check them and write the metadata.")
+        bool, typer.Option("--finish", help="Tables: after all parts are packed, check them and write the metadata.")
     ] = False,
     workers: arguments.Workers = None,
-    verify: Annotated[bool, typer.Option("--verify", help="Prove afterwards that nothing was lost.")] = False,
+    verify: Annotated[bool, typer.Option("--verify", help="Afterwards, prove that nothing was lost.")] = False,
     overwrite: arguments.Overwrite = False,
     verbose: arguments.Verbose = False,
     json: arguments.Json = False,
 ) -> None:
-    """Pack TFRecords (the plan is stored in `OUT-plan/`), or a table with `input_ids` to Parquet."""
+    """Pack TFRecords (with their plan in `OUT-plan/`), or pack a table with `input_ids` into Parquet."""
     from gaudi_bert.tables.sources import is_table
 
     source = arguments.one_source(records)
     if is_table(source):
         if on_bad_file != "stop":
-            raise InputError("--on-bad-file: the files of a table are not left out; give good ones, by a pattern")
+            raise InputError(
+                "--on-bad-file: files of a table cannot be left out; name only the good files, for example by a pattern"
+            )
         if shard is not None and (finish or verify):
-            raise InputError("--shard excludes --finish and --verify; run the shards first, then --finish once")
+            raise InputError("--shard excludes --finish and --verify; run all shards first, then --finish once")
         run = arguments.stage_run(shard, finish, workers=workers, overwrite=overwrite)
         result = _pack_table(source, out, options, set_ or [], run, verify)
         train = f"{output.words_of('train', '--data', out, '--out', 'run/')} --model MODEL"
@@ -250,7 +266,7 @@ def pack(
     for option, value in {**of_tables, "--shard": shard, "--finish": finish}.items():
         if value:
             raise InputError(
-                f"{option} is for tables, and {source} is not one by its ending (.parquet, .arrow, "
+                f"{option} is for tables, but {source} does not have the ending of a table (.parquet, .arrow, "
                 ".jsonl, .jsonl.gz, a datasets folder); leave it out, or use `histogram`, `plan` and `write`"
             )
     from gaudi_bert.tfrecords.write import pack as pack_records
@@ -282,24 +298,30 @@ def _pack_table(
 
     options = arguments.values_of(typed)
     if "max_sequence_length" not in options:
-        # The longest of the lengths of rows that were typed, which are checked here.
+        # Use the longest of the row lengths that the user typed. This also validates them.
         given = section_from_options(TableSettings, max_sequence_length=1, row_lengths=options.get("row_lengths"))
-        texts = TokenisedTexts.read_if_present(Path(source))  # of `tokenize`, which wrote how long rows may be
+        texts = TokenisedTexts.read_if_present(Path(source))  # `tokenize` has recorded how long rows may be
         known = None if texts is None else texts.max_sequence_length
         options["max_sequence_length"] = max(given.given_lengths, default=known)
     if options["max_sequence_length"] is None:
-        raise InputError(f"{source}: is a table: say how many slots a pack has at most, such as --max-sequence-length 2048")
+        raise InputError(
+            f"{source}: for a table, pass the number of slots in a pack, for example --max-sequence-length 2048"
+        )
     settings = _table_settings(source, options, overrides)
     if settings.row_lengths is not None and settings.max_sequence_length != settings.most_tokens:
         raise InputError(
-            f"--max-sequence-length {settings.max_sequence_length}: the longest of --row-lengths has "
-            f"{settings.most_tokens}; leave it out, or give one of as many"
+            f"--max-sequence-length {settings.max_sequence_length}: must equal the longest of --row-lengths, "
+            f"{settings.most_tokens}; leave it out"
         )
     return pack_table(source, out, settings, run, verified=verified)
 
 
 def _table_settings(source: str, options: Mapping[str, object], overrides: list[str]) -> TableSettings:
-    """The settings of a table: its options, then the keys of `packing` that tables have."""
+    """Return the settings of a table: the options, then the keys of `--set packing.key=value`.
+
+    Raises:
+        InputError: `--set` names a key that tables do not have.
+    """
     from gaudi_bert.config.pipeline import section_from_mapping, section_from_options
     from gaudi_bert.config.sections import TableSettings
 
@@ -307,7 +329,7 @@ def _table_settings(source: str, options: Mapping[str, object], overrides: list[
     packing = arguments.packing_settings(overrides)
     changed = packing.model_dump(mode="json", include=packing.model_fields_set)
     for name in sorted(set(changed) - set(TableSettings.model_fields)):
-        raise InputError(f"--set packing.{name}={changed[name]}: is for TFRecords, and {source} is a table; leave it out")
+        raise InputError(f"--set packing.{name}={changed[name]}: is for TFRecords, but {source} is a table; leave it out")
     typed = {name: f"--set packing.{name}={value}" for name, value in changed.items()}
     values = settings.model_dump(mode="json", include=settings.model_fields_set)
     return section_from_mapping(TableSettings, {**values, **changed}, "the options", typed)
@@ -318,7 +340,7 @@ def verify(
     packed: Annotated[Path, typer.Argument(help="The packed folder.", show_default=False)],
     shard: arguments.Shard = None,
     finish: Annotated[
-        bool, typer.Option("--finish", help="After all --shard, check them and write verification.json.")
+        bool, typer.Option("--finish", help="After all parts are verified, check them and write verification.json.")
     ] = False,
     workers: arguments.Workers = None,
     json: arguments.Json = False,
@@ -346,11 +368,11 @@ def convert(
         str,
         typer.Option(
             metavar="[hdf5]",
-            help="hdf5: packs for Habana's PyTorch BERT.",
+            help="The format to write: hdf5, for Habana's PyTorch BERT.",
             show_default=False,
         ),
     ],
-    out: Annotated[Path, typer.Option(help="The folder for the converted packs.", show_default=False)],
+    out: Annotated[Path, typer.Option(help="The folder to write the converted packs to.", show_default=False)],
     workers: arguments.Workers = None,
     overwrite: arguments.Overwrite = False,
     json: arguments.Json = False,
@@ -359,7 +381,7 @@ def convert(
     from gaudi_bert.tfrecords import convert
 
     if to != "hdf5":
-        raise InputError(f"--to {to}: unknown format; write hdf5")
+        raise InputError(f"--to {to}: unknown format; must be hdf5")
     result = convert.convert(packed, out, reporter=Reporter(), overwrite=overwrite, workers=workers)
     output.print_result(result, json)
 
@@ -368,11 +390,11 @@ def inspect(
     file: Annotated[
         Path, typer.Argument(help="A TFRecord file, packed or not, an HDF5 file, or a folder of them.", show_default=False)
     ],
-    record: Annotated[int, typer.Option(min=0, help="Which record, from 0.")] = 0,
-    vocab: Annotated[Path | None, typer.Option(help="A vocab.txt, to show tokens.")] = None,
+    record: Annotated[int, typer.Option(min=0, help="The number of the record, counted from 0.")] = 0,
+    vocab: Annotated[Path | None, typer.Option(help="A vocab.txt, to show tokens instead of ids.")] = None,
     json: arguments.Json = False,
 ) -> None:
-    """Show one record in readable form."""
+    """Print one record in readable form."""
     from gaudi_bert.tfrecords import inspect
 
     result = inspect.inspect(file, record=record, vocabulary=vocab)

@@ -1,6 +1,7 @@
-"""The `gaudi-bert` command: all subcommands.
+"""The `gaudi-bert` command: its subcommands, and how it ends.
 
-Exit codes: 0 all done, 1 failed, 2 usage or bad input, 75 stopped on request (SIGTERM or Ctrl-C) and resumable.
+The exit code is 0 if everything is done, 1 after a failure, 2 after wrong usage or bad input, and 75 if the command was
+stopped on request (SIGTERM or Ctrl-C) and can be resumed. Every error is one line of bounded length.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from gaudi_bert.common.errors import (
 from gaudi_bert.common.files import BAD_PATH
 from gaudi_bert.common.launch import handle_signals
 
-# In the order of `--help`, by purpose.
+# The commands by purpose, in the order of `--help`.
 GROUPS: dict[str, dict[str, Callable[..., None]]] = {
     "Before anything is written": {"estimate": data_commands.estimate},
     "From text or tables to packs": {
@@ -74,11 +75,11 @@ GROUPS: dict[str, dict[str, Callable[..., None]]] = {
 
 class _Commands(output.Commands):
     def invoke(self, ctx: Any) -> Any:
-        """Run the command; typer would turn an interruption into its own exit code."""
+        """Run the command, and raise StoppedError if it was interrupted, for which typer has an exit code of its own."""
         try:
             return super().invoke(ctx)
         except (KeyboardInterrupt, RuntimeError) as error:
-            # A lock of Python's that a signal interrupts while it is taken raises another error.
+            # If a signal arrives while Python acquires a lock, another error is raised in place of the interruption.
             cause: BaseException | None = error
             while cause is not None and not isinstance(cause, KeyboardInterrupt):
                 cause = cause.__context__
@@ -90,7 +91,7 @@ class _Commands(output.Commands):
 app = typer.Typer(
     cls=_Commands,
     name="gaudi-bert",
-    help="Pack short sequences into full rows, prove the packing, and train on it: on Gaudi, a GPU or a CPU.",
+    help="Pack short sequences into full rows, prove the packing, and train on it, on Gaudi, a GPU or a CPU.",
     epilog="`gaudi-bert COMMAND -h` (or `gaudi-bert help COMMAND`) explains a command.",
     context_settings=output.CONTEXT,
     pretty_exceptions_enable=False,
@@ -98,7 +99,7 @@ app = typer.Typer(
 )
 for _title, _group in GROUPS.items():
     for _name, _command in _group.items():
-        # What only Jobs call is not on the first page of help.
+        # Only Jobs call `wait`, so it is not on the first page of help.
         app.command(_name, cls=output.Command, hidden=_name == "wait", rich_help_panel=_title)(_command)
 app.add_typer(pipeline_commands.k8s, rich_help_panel="Pipelines and machines")
 
@@ -114,14 +115,15 @@ def _options(
     version: bool = typer.Option(
         False, "--version", "-V", callback=_print_version, is_eager=True, help="Print the version."
     ),
-    quiet: bool = typer.Option(False, "--quiet", "-q", callback=output.be_quiet, help="Print results and errors alone."),
+    quiet: bool = typer.Option(False, "--quiet", "-q", callback=output.be_quiet, help="Print only results and errors."),
 ) -> None:
-    """Options without a subcommand."""
+    """Define the options that come before a subcommand."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and leave the process with its exit code."""
-    # Large libraries make millions of objects that stay: looking through them again and again is a fifth of their load.
+    # Large libraries create millions of objects that stay. Scanning them again and again would take a fifth of the loading
+    # time.
     gc.set_threshold(100_000, 20, 20)
     try:
         _run_to_the_end(lambda: app(args=list(arguments) if arguments is not None else None, standalone_mode=False))
@@ -135,11 +137,11 @@ _LONGEST_LINE = 480
 _SECONDS_TO_UNWIND = 1.0
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _STOPPED = "stopped; run the same command again to resume"
-# Commands that start from scratch each time.
+# Commands that have nothing to resume.
 _KEEP_NOTHING = ("doctor", "estimate", "inspect", "k8s", "settings")
-# Wrong words on the command line, in the parser that typer brings with it or uses.
+# The error for wrong words on the command line. Its class depends on the version of typer.
 _UsageError: Any = typer.BadParameter.__bases__[0]
-# Both engines need them. PyTorch runs on every Python and takes every model, so it is offered where neither is there.
+# Libraries that both engines need. If neither engine is installed, the message recommends PyTorch, which runs everywhere.
 _OF_EITHER_ENGINE = ("safetensors", "seqeval", "sklearn")
 
 
@@ -161,7 +163,7 @@ def _run_to_the_end(command: Callable[[], int | None]) -> NoReturn:
             raise
         _end(_missing_extra(module))
     except OSError as error:
-        # One of the operating system that no stage expected: an impossible path, or a machine that failed.
+        # An error of the operating system that no stage expected, such as an impossible path or a failing disk.
         if error.filename is None and error.errno == errno.ENOSPC:
             _end(_output_error(error))
         kind = InputError if error.errno in BAD_PATH else FailedError
@@ -175,11 +177,11 @@ def _run_to_the_end(command: Callable[[], int | None]) -> NoReturn:
 
 @contextmanager
 def _interrupting_signals() -> Iterator[None]:
-    """SIGTERM (sent by Kubernetes and Slurm) and Ctrl-C interrupt the command.
+    """Let SIGTERM (which Kubernetes and Slurm send) and Ctrl-C interrupt the command.
 
-    Stages that can stop only at certain moments install handlers of their own. A signal that the caller ignores, as
-    shells do for background jobs, stays ignored. Python's locks do not bear a second interrupt while the first unwinds them,
-    so one that follows at once is ignored.
+    Stages that can only stop at certain moments install their own handlers. A signal that the caller ignores, as shells do
+    for background jobs, stays ignored. A second signal within a second is ignored, because it could interrupt Python's locks
+    while they are being released.
     """
     last = -math.inf
 
@@ -195,7 +197,7 @@ def _interrupting_signals() -> Iterator[None]:
 
 
 def _explained(error: Any) -> InputError:
-    """A usage error as one line that leads to the command's help."""
+    """Turn a usage error into one line that names the command's help."""
     from pydantic import ValidationError
 
     from gaudi_bert.config.values import plain_message
@@ -208,9 +210,9 @@ def _explained(error: Any) -> InputError:
 
 
 def _output_error(error: OSError) -> InputError:
-    """Standard output is full. It is given up, or Python would try to flush it again when the process ends."""
+    """Return the error for a full standard output, and abandon it, because Python would try to flush it again at exit."""
     sys.stdout = None
-    return InputError(f"standard output: {error.strerror}; send it where there is room")
+    return InputError(f"standard output: {error.strerror}; redirect it to a place with enough room")
 
 
 def _missing_extra(module: str) -> InputError:
@@ -221,7 +223,7 @@ def _missing_extra(module: str) -> InputError:
     if module in _OF_EITHER_ENGINE and find_spec("tensorflow") is not None:
         extra = "tensorflow"
     elif extra == "pytorch" and find_spec("torch") is None:
-        module = "torch"  # what comes with it is not what is missing
+        module = "torch"  # the missing library comes with torch
     return InputError(f"this command needs {library_title(module)}, {reason}; run: {install_command(extra)}")
 
 
@@ -229,9 +231,9 @@ def _end(error: GaudiBertError) -> NoReturn:
     kind = output.error_prefix()
     if isinstance(error, StoppedError):
         kind = ""  # stopping a command is not an error
-        for number in _STOP_SIGNALS:  # a second one would end this process with another exit code
+        for number in _STOP_SIGNALS:  # a second signal would change the exit code
             signal.signal(number, signal.SIG_IGN)
-        # Objects of libraries that were interrupted half-way cannot be removed, which is of no interest now.
+        # Libraries that were interrupted may fail to delete their objects, which does not matter any more.
         sys.unraisablehook = lambda unraisable: None
     print(f"{kind}{shorten(str(error), _LONGEST_LINE)}", file=sys.stderr)  # noqa: T201
     sys.exit(error.exit_code)

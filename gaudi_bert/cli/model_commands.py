@@ -1,4 +1,4 @@
-"""Commands about a model: train, evaluate, verify-model, export; and for tasks: finetune, predict, embed, serve."""
+"""The commands that use a model: train, evaluate, verify-model, export, finetune, predict, embed and serve."""
 
 from __future__ import annotations
 
@@ -12,34 +12,35 @@ from gaudi_bert.common.errors import require_libraries
 from gaudi_bert.common.progress import Reporter
 
 Packed = Annotated[
-    Path, typer.Option(help="A packed folder (records, or a table), or unpacked TFRecords.", show_default=False)
+    Path, typer.Option(help="A folder of packed records or a packed table, or unpacked TFRecords.", show_default=False)
 ]
 
 
 @arguments.takes(arguments.PIPELINE, engine="training.engine")
 def train(
     data: Packed,
-    out: Annotated[Path, typer.Option(help="The folder for checkpoints and metrics.", show_default=False)],
+    out: Annotated[Path, typer.Option(help="The folder to write checkpoints and metrics to.", show_default=False)],
     options: arguments.Options,
     evaluation_data: Annotated[Path | None, typer.Option(help="Held-out data, packed or not.")] = None,
     model: Annotated[
         str | None,
         typer.Option(
-            help="tiny (the default), bert-base, bert-large, or a config.json; for a table also a type of transformers, "
+            help="tiny (the default), bert-base, bert-large, or a config.json; for a table also a model type of "
+            "transformers, "
             "such as roberta, or a folder with weights.",
             show_default=False,
         ),
     ] = None,
     pipeline: Annotated[Path | None, typer.Option(help="A pipeline file with model and training settings.")] = None,
     set_: arguments.Set = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan of the run; do not train.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan of the run without training.")] = False,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Continue a run that had fewer updates, up to training.updates.")
+        bool, typer.Option("--resume", help="Continue a finished run up to a higher training.updates.")
     ] = False,
     overwrite: arguments.Overwrite = False,
     json: arguments.Json = False,
 ) -> None:
-    """Train BERT on packed (or unpacked) records, or any language model on a packed table, by TensorFlow or PyTorch."""
+    """Train a BERT on packed or unpacked records, or any language model on a packed table."""
     from gaudi_bert.config.shipped import model_overrides, names_bert
     from gaudi_bert.training.jobs import records, tables
     from gaudi_bert.training.run import RunOptions
@@ -61,13 +62,13 @@ def train(
 @arguments.takes(arguments.PIPELINE, engine="training.engine")
 def evaluate(
     data: Packed,
-    checkpoint: Annotated[Path, typer.Option(help="A checkpoint, or a folder of `train`.", show_default=False)],
+    checkpoint: Annotated[Path, typer.Option(help="A checkpoint, or the output folder of `train`.", show_default=False)],
     options: arguments.Options,
-    unpacked: Annotated[str | None, typer.Option(help="The same data unpacked, to show that the figures agree.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Also write the figures to this JSON file.")] = None,
+    unpacked: Annotated[str | None, typer.Option(help="The same data unpacked, to show that the metrics agree.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Also write the metrics to this JSON file.")] = None,
     json: arguments.Json = False,
 ) -> None:
-    """Measure a checkpoint on held-out data."""
+    """Evaluate a checkpoint on held-out data."""
     from gaudi_bert.training import evaluate
 
     engine = arguments.pipeline_settings(None, None, options).training.engine
@@ -80,11 +81,11 @@ def evaluate(
 def verify_model(
     checkpoint: Annotated[
         Path | None,
-        typer.Option(help="A checkpoint, or a folder of transformers; default: seeded random weights.", show_default=False),
+        typer.Option(help="A checkpoint or a transformers folder; default: seeded random weights.", show_default=False),
     ] = None,
     json: arguments.Json = False,
 ) -> None:
-    """Prove that packing changes nothing: outputs, losses, gradients, and no leak between sequences."""
+    """Prove that packing changes no output, loss or gradient, and that sequences do not see each other."""
     from gaudi_bert.training import verify_model
 
     result = verify_model.verify_model(checkpoint=checkpoint, reporter=Reporter())
@@ -92,13 +93,18 @@ def verify_model(
 
 
 def export(
-    checkpoint: Annotated[Path, typer.Option(help="Weights: ours, Hugging Face's or Google's.", show_default=False)],
+    checkpoint: Annotated[
+        Path,
+        typer.Option(help="A checkpoint of gaudi-bert, a Hugging Face folder, or a TF1 checkpoint.", show_default=False),
+    ],
     out: Annotated[Path, typer.Option(help="The folder to create.", show_default=False)],
-    vocab: Annotated[Path | None, typer.Option(help="A vocab.txt; default: that of the examples or weights.")] = None,
+    vocab: Annotated[
+        Path | None, typer.Option(help="A vocab.txt; default: the one next to the examples or the weights.")
+    ] = None,
     overwrite: arguments.Overwrite = False,
     json: arguments.Json = False,
 ) -> None:
-    """Write a model as a folder that transformers opens."""
+    """Write a model as a folder that transformers can open."""
     from gaudi_bert.tasks import export
 
     result = export.export(checkpoint, out, vocabulary=vocab, reporter=Reporter(), overwrite=overwrite)
@@ -108,10 +114,12 @@ def export(
 
 # --- tasks
 
-Model = Annotated[Path, typer.Option(help="A folder with config.json, weights and tokenizer.", show_default=False)]
-_MaxSequenceLength = Annotated[int | None, typer.Option(help="Most tokens per row; default: the model's own.")]
-Precision = Annotated[str, typer.Option(metavar="[float32|bfloat16]", help="Precision of matrix products.")]
-Unpacked = Annotated[bool, typer.Option("--unpacked", help="One row at a time, for comparison.")]
+Model = Annotated[Path, typer.Option(help="A folder with config.json, weights and a tokenizer.", show_default=False)]
+_MaxSequenceLength = Annotated[
+    int | None, typer.Option(help="Largest number of tokens in a row; default: as the model folder says.")
+]
+Precision = Annotated[str, typer.Option(metavar="[float32|bfloat16]", help="The precision of matrix products.")]
+Unpacked = Annotated[bool, typer.Option("--unpacked", help="Compute each text in a row of its own, for comparison.")]
 
 
 @arguments.takes(
@@ -130,15 +138,16 @@ def finetune(
         typer.Option(help="Labelled rows: .jsonl, .csv, .tsv, .parquet, .conll, SQuAD's .json, .txt.", show_default=False),
     ],
     model: Annotated[
-        Path, typer.Option(help="A Hugging Face folder, a TF1 checkpoint, or a checkpoint of ours.", show_default=False)
+        Path,
+        typer.Option(help="A Hugging Face folder, a TF1 checkpoint, or a checkpoint of gaudi-bert.", show_default=False),
     ],
-    out: Annotated[Path, typer.Option(help="The folder to create; transformers can open it.", show_default=False)],
+    out: Annotated[Path, typer.Option(help="The folder to create, which transformers can open.", show_default=False)],
     options: arguments.Options,
-    evaluation: Annotated[Path | None, typer.Option(help="Held-out rows of the same kind.")] = None,
-    vocab: Annotated[Path | None, typer.Option(help="A folder with the tokenizer, if MODEL has none.")] = None,
+    evaluation: Annotated[Path | None, typer.Option(help="Held-out labelled rows.")] = None,
+    vocab: Annotated[Path | None, typer.Option(help="A folder with the tokenizer, if the model folder has none.")] = None,
     pipeline: Annotated[Path | None, typer.Option(help="A pipeline file with task and finetune settings.")] = None,
     set_: arguments.Set = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the packs and the plan; do not train.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the packs and the plan without training.")] = False,
     overwrite: arguments.Overwrite = False,
     json: arguments.Json = False,
 ) -> None:
@@ -167,19 +176,19 @@ def predict(
         str,
         typer.Option(help="Rows: .jsonl, .csv, .tsv, .parquet, .txt, .conll, .json; - reads a pipe.", show_default=False),
     ],
-    out: Annotated[str, typer.Option(help="The .jsonl file to write; - for a pipe.", show_default=False)],
+    out: Annotated[str, typer.Option(help="The .jsonl file to write, or - for a pipe.", show_default=False)],
     options: arguments.Options,
     max_sequence_length: _MaxSequenceLength = None,
     precision: Precision = "float32",
     unpacked: Unpacked = False,
     group_by: Annotated[
-        str | None, typer.Option(metavar="[query]", help="Reranking: query, for a line for each query, ranked.")
+        str | None, typer.Option(metavar="[query]", help="Reranking: write one line per query, with its documents ranked.")
     ] = None,
     set_: arguments.Set = None,
     overwrite: arguments.Overwrite = False,
     json: arguments.Json = False,
 ) -> None:
-    """The answers of a fine-tuned model, one JSON line per row, in the order of the rows."""
+    """Write the predictions of a fine-tuned model as JSON lines, in the order of the rows."""
     from gaudi_bert.tasks import predict
     from gaudi_bert.tasks.answers import PredictOptions
 
@@ -195,19 +204,26 @@ def embed(
     model: Model,
     data: Annotated[str, typer.Option(help="Rows: .jsonl, .csv, .tsv, .parquet, .txt; - reads a pipe.", show_default=False)],
     out: Annotated[
-        str, typer.Option(help="A .npy, .parquet or .jsonl file; - for JSON lines to a pipe.", show_default=False)
+        str, typer.Option(help="A .npy, .parquet or .jsonl file, or - for JSON lines to a pipe.", show_default=False)
     ],
     options: arguments.Options,
     pooling: Annotated[
-        str | None, typer.Option(metavar="[cls|mean|max]", help="Default: the folder's own, or mean.")
+        str | None,
+        typer.Option(
+            metavar="[cls|mean|max]", help="How tokens become a vector; default: as the model folder says, or mean."
+        ),
     ] = None,
     normalize: Annotated[
-        bool | None, typer.Option("--normalize/--no-normalize", help="Vectors of length 1; default: the folder's own.")
+        bool | None,
+        typer.Option("--normalize/--no-normalize", help="Scale vectors to length 1; default: as the model folder says."),
     ] = None,
     prompt: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="What precedes each text; default: the folder's own, or nothing.")
+        str | None,
+        typer.Option(metavar="TEXT", help="Text to put before each text; default: as the model folder says, or none."),
     ] = None,
-    prompt_name: Annotated[str | None, typer.Option(metavar="NAME", help="One of the folder's prompts: query.")] = None,
+    prompt_name: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The name of one of the model folder's prompts, such as query.")
+    ] = None,
     max_sequence_length: _MaxSequenceLength = None,
     precision: Precision = "float32",
     unpacked: Unpacked = False,
@@ -215,7 +231,7 @@ def embed(
     overwrite: arguments.Overwrite = False,
     json: arguments.Json = False,
 ) -> None:
-    """A vector for each text, in the order of the texts."""
+    """Write a vector for each text, in the order of the texts."""
     from gaudi_bert.tasks import predict
 
     how = predict.EmbedOptions(
@@ -235,7 +251,7 @@ def embed(
 
 @arguments.takes("gaudi_bert.serving.settings:ServeSettings")
 def serve(model: Model, options: arguments.Options) -> None:
-    """Answer requests for embeddings, scores, labels or tags over HTTP, packed."""
+    """Serve embeddings, scores, labels or tags over HTTP, with requests packed into rows."""
     require_libraries(["fastapi", "uvicorn", "uvloop", "httptools", "prometheus_client"], "serve")
     from gaudi_bert.config.pipeline import section_from_options
     from gaudi_bert.serving import server

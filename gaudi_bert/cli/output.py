@@ -1,4 +1,7 @@
-"""What commands print: their help, grouped by purpose and in colour on a terminal; and results, for people or programs."""
+"""The output of commands: their help, and their results.
+
+Help is grouped by purpose, and is coloured on a terminal. Results are lines for people, or one JSON object with `--json`.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.launch import is_first_process
 from gaudi_bert.common.progress import RESULT_ALONE
 
-# An example of each command, for the foot of its help. Tests parse each one.
+# An example of each command, which its help ends with. Tests parse every example.
 EXAMPLES = {
     "estimate": "gaudi-bert estimate wikipedia-512",
     "prepare": "gaudi-bert prepare text/ --train-vocab 30000 --out examples/",
@@ -54,23 +57,23 @@ _BOLD, _CYAN, _RED, _PLAIN = "\033[1m", "\033[36m", "\033[31m", "\033[0m"
 
 
 def _has_colours(stream: Any) -> bool:
-    """Whether a stream is a terminal that wants colours (https://no-color.org)."""
+    """Return whether a stream is a terminal on which colours are wanted (https://no-color.org)."""
     return bool(stream.isatty()) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def error_prefix() -> str:
-    """Return what an error line begins with."""
+    """Return the beginning of an error line, coloured on a terminal."""
     return f"{_RED}error:{_PLAIN} " if _has_colours(sys.stderr) else "error: "
 
 
 def be_quiet(requested: bool = True) -> None:
-    """Silence everything but results and errors, in this process and those that it starts."""
+    """Silence everything but results and errors, in this process and in the processes that it starts."""
     if requested:
         os.environ.update(dict.fromkeys((RESULT_ALONE, "GAUDI_BERT_QUIET"), "1"))
 
 
 class Command(TyperCommand):
-    """A command whose help ends with an example; `-o` is `--out`, `-q` is `--quiet`; choices, as in [a|b], are completed."""
+    """A command with an example at the end of its help, short options `-o` and `-q`, and completion of choices."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
@@ -80,19 +83,19 @@ class Command(TyperCommand):
                 parameter.metavar = str(parameter.name).upper()
             elif parameter.name == "out":
                 parameter.opts.append("-o")
-            elif choices is not None:  # set by no public way afterwards
+            elif choices is not None:  # there is no public way to set it
                 parameter._custom_shell_complete = partial(_beginning_so, choices[1].split("|"))  # noqa: SLF001
         if self.name in EXAMPLES:
             self.epilog = f"Example:  {EXAMPLES[self.name]}"
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        """Write the option of all commands, and the example on one line, to be copied."""
-        formatter.write("\n  -q, --quiet, with any command, prints the result alone.\n")
+        """Write the option that all commands have, and the example on a single line that can be copied."""
+        formatter.write("\n  -q, --quiet: print only results and errors.\n")
         if self.epilog:
             formatter.write(f"\n{self.epilog}\n")
 
     def get_help(self, ctx: Any) -> str:
-        """The help as text."""
+        """Return the help as text."""
         plain = re.sub(r"\{([A-Z_]+)\}", r"\1", super().get_help(ctx))
         plain = re.sub(
             r"^(  [A-Z][A-Z_]+(?:\.\.\.)? )(<[^>]+>)", lambda match: match[1] + " " * len(match[2]), plain, flags=re.M
@@ -100,7 +103,7 @@ class Command(TyperCommand):
         return _coloured(plain)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the arguments; `-q` may be anywhere among the options."""
+        """Parse the arguments. `-q` may be anywhere among the options."""
         options = list(takewhile(lambda word: word != "--", args))
         loud = [word for word in options if word not in ("-q", "--quiet")]
         be_quiet(len(loud) < len(options))
@@ -113,14 +116,14 @@ def _beginning_so(choices: Sequence[str], ctx: Any, parameter: Any, incomplete: 
 
 
 class Commands(TyperGroup):
-    """Commands below the titles of their panels, none of whose summaries is cut off."""
+    """A group whose help lists the commands under the title of their purpose, with complete summaries."""
 
     def get_help(self, ctx: Any) -> str:
-        """The help as text."""
+        """Return the help as text."""
         return _coloured(super().get_help(ctx))
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return a command with all of its options, some of which are derived from settings when it is used."""
+        """Return a command with all of its options, including those that are derived from settings when it is used."""
         command = super().get_command(ctx, cmd_name)
         complete = getattr(getattr(command, "callback", None), "complete", None)
         if complete is None:
@@ -130,12 +133,12 @@ class Commands(TyperGroup):
         return typer.main.get_command(alone)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the arguments: `help COMMAND` is `COMMAND --help`, and nothing at all prints the help."""
+        """Parse the arguments. `help COMMAND` means `COMMAND --help`, and without any argument the help is printed."""
         if args[:1] == ["help"]:
             args = [*args[1:], "--help"]
         elif not args and sys.stdout.isatty():
             args = ["--help"]
-        elif not args and not ctx.resilient_parsing:  # a script that lost its words; a shell that completes has none
+        elif not args and not ctx.resilient_parsing:  # not a terminal, so probably a script whose arguments were lost
             typer.echo(self.get_help(ctx), err=True)
             ctx.exit(InputError.exit_code)
         rest: list[str] = super().parse_args(ctx, args)
@@ -156,7 +159,7 @@ class Commands(TyperGroup):
 
 
 def _coloured(text: str) -> str:
-    """Headings in bold, and what is to be typed in colour, where the help goes to a terminal."""
+    """Return help text with bold headings and coloured commands and options, if it goes to a terminal."""
     if not _has_colours(sys.stdout):
         return text
     text = re.sub(r"^(\w.*:)$", rf"{_BOLD}\1{_PLAIN}", text, flags=re.MULTILINE)
@@ -176,10 +179,15 @@ def print_result(
     *,
     shared: bool = False,
 ) -> None:
-    """Print a result of a stage or a runner as one JSON object, or as `lines`: by default its own.
+    """Print the result of a stage or a runner.
 
-    `next_command` is what most users type then; it goes to people only, and not after `--quiet`. What all processes of a
-    launcher did together is `shared`: every process has the same result, and the first prints it.
+    Args:
+        result: the result, which `to_json` accepts.
+        as_json: print one JSON object instead of lines.
+        lines: the lines for people; by default those of the result.
+        next_command: the command that most users type next, without `gaudi-bert`. It is printed for people only, and not
+            with `--quiet`.
+        shared: whether all processes of a launcher have the same result, which only the first process prints.
     """
     if shared and not is_first_process():
         return
@@ -193,5 +201,5 @@ def print_result(
 
 
 def words_of(*words: object) -> str:
-    """Words of a command, quoted where a shell needs it."""
+    """Join the words of a command, quoted where a shell needs it."""
     return " ".join(shlex.quote(str(word)) for word in words)

@@ -1,4 +1,4 @@
-"""Commands about pipelines and machines: init, run, report, settings; wait, k8s status | logs | open | delete, doctor."""
+"""The commands for pipelines and machines: init, run, report, settings, wait, doctor, and k8s status, logs, open, delete."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # settings take as long to load as everything else, and `--he
     from gaudi_bert.runners.local import RunRequest
 
 k8s = typer.Typer(
-    cls=output.Commands, name="k8s", help="Look after a pipeline on a Kubernetes cluster.", rich_markup_mode=None
+    cls=output.Commands, name="k8s", help="Show, follow or delete a pipeline on a Kubernetes cluster.", rich_markup_mode=None
 )
 
 
@@ -49,7 +49,7 @@ def _run_kubernetes(run: RunRequest, stages: Sequence[str]) -> dict[str, str]:
 
     if run.how.overwrite:
         raise InputError(
-            "--overwrite: not on a cluster, where pods would remove one another's files; "
+            "--overwrite: is not possible on a cluster, where pods would remove each other's files; "
             "run `gaudi-bert k8s delete PIPELINE --data` first, or give the pipeline another name"
         )
     if run.how.part is not None or run.how.finish or run.how.workers is not None:
@@ -60,32 +60,38 @@ def _run_kubernetes(run: RunRequest, stages: Sequence[str]) -> dict[str, str]:
 
 
 _RUNNERS = ("local", "docker", "kubernetes")
-# What all processes of a launcher do together.
+# The stages that all processes of a launcher run together.
 _STAGES_OF_A_LAUNCHER = ("train", "evaluate", "finetune")
 
 
 def run(
     pipeline: arguments.Pipeline,
-    stages: Annotated[str | None, typer.Option(help="Which stages, e.g. plan,write; default: all of the pipeline.")] = None,
-    on: Annotated[str, typer.Option(metavar=f"[{'|'.join(_RUNNERS)}]", help="Where.")] = "local",
+    stages: Annotated[
+        str | None, typer.Option(help="The stages to run, such as plan,write; default: all stages of the pipeline.")
+    ] = None,
+    on: Annotated[str, typer.Option(metavar=f"[{'|'.join(_RUNNERS)}]", help="Where to run the stages.")] = "local",
     set_: arguments.Set = None,
     work: arguments.Work = Path("work"),
     shard: arguments.Shard = None,
-    finish: Annotated[bool, typer.Option("--finish", help="Finish `write` or `verify` after all its shards.")] = False,
+    finish: Annotated[bool, typer.Option("--finish", help="Complete `write` or `verify` after all its parts.")] = False,
     workers: arguments.Workers = None,
-    render: Annotated[Path | None, typer.Option(help="Write the Kubernetes manifests to this folder; run nothing.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be done, and what is missing.")] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", help="With --dry-run: also print every setting.")] = False,
+    render: Annotated[
+        Path | None, typer.Option(help="Write the Kubernetes manifests to this folder instead of running anything.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what would be done and what is missing, without running anything.")
+    ] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="With --dry-run, also print every setting.")] = False,
     overwrite: arguments.Overwrite = False,
     json: arguments.Json = False,
 ) -> None:
-    """Run the stages of a pipeline file; finished stages are skipped."""
+    """Run the stages of a pipeline file, and skip finished stages."""
     from gaudi_bert.artefacts.work_folder import WorkFolder
     from gaudi_bert.runners.local import RunRequest
     from gaudi_bert.runners.stage_table import select_stages, stages_of
 
     if on not in _RUNNERS:
-        raise InputError(f"--on {on}: choose one of {', '.join(_RUNNERS)}")
+        raise InputError(f"--on {on}: must be one of {', '.join(_RUNNERS)}")
     settings = arguments.pipeline_settings(pipeline, set_)
     requested = stages_of(settings) if stages is None else [name.strip() for name in stages.split(",") if name.strip()]
     names = select_stages(settings, requested)
@@ -127,18 +133,18 @@ def _run(run: RunRequest, stages: Sequence[str], on: str, pipeline: Path, overri
 
 
 def _check_launch(on: str, stages: Sequence[str], shard: tuple[int, int] | None) -> None:
-    """Refuse what each process of a launcher would do by itself; with --shard, each does its own part."""
+    """Reject stages that every process of a launcher would run by itself. With --shard, each process does its own part."""
     launch = find_launch()
     if launch is None or launch.size == 1 or shard is not None:
         return
     started = f"{launch.launcher} started {launch.size} processes"
     if on != "local":
-        raise InputError(f"--on {on}: {started}, but one is enough; leave out {launch.launcher}")
+        raise InputError(f"--on {on}: {started}, but one process is enough; run it without {launch.launcher}")
     alone = [stage for stage in stages if stage not in _STAGES_OF_A_LAUNCHER]
     if alone:
         raise InputError(
-            f"{started}, but one process does {', '.join(alone)}: run these without {launch.launcher}, and with it only "
-            f"{', '.join(_STAGES_OF_A_LAUNCHER)}; or leave it out and set resources.workers, and `run` starts the processes"
+            f"{started}, but {', '.join(alone)} must run in a single process; run these without {launch.launcher} and only "
+            f"{', '.join(_STAGES_OF_A_LAUNCHER)} with it, or set resources.workers, so that `run` starts the processes"
         )
 
 
@@ -178,7 +184,7 @@ def _show_dry_run(
 
 
 def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """Each setting as `section.key = value`."""
+    """Yield each setting as `section.key = value`."""
     for name, value in settings.items():
         if isinstance(value, Mapping):
             yield from _flat(value, f"{prefix}{name}.")
@@ -187,10 +193,10 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
 
 
 def report(
-    workdir: Annotated[Path, typer.Argument(help="A work folder, e.g. work/demo.", show_default=False)],
+    workdir: Annotated[Path, typer.Argument(help="A work folder, such as work/demo.", show_default=False)],
     json: arguments.Json = False,
 ) -> None:
-    """Write report.html: one page with the charts and figures of a work folder."""
+    """Write report.html, a page with the charts and figures of a work folder."""
     from gaudi_bert.reporting import report
 
     output.print_result(report.report(workdir), json)
@@ -198,25 +204,25 @@ def report(
 
 def settings(
     section: Annotated[
-        str | None, typer.Argument(help="One section or key: packing, training.learning_rate, ...", show_default=False)
+        str | None, typer.Argument(help="A section or key, such as packing or training.learning_rate.", show_default=False)
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the JSON schema of a pipeline file, for editors.")] = False,
 ) -> None:
-    """Print every key of a pipeline file: allowed values, default, meaning."""
+    """Print every key of a pipeline file with its allowed values, default and meaning."""
     from json import dumps
 
     from gaudi_bert.config.pipeline import settings_page, settings_schema
 
     if json and section is not None:
-        raise InputError(f"{section}: --json prints the schema of all sections; leave the section out")
+        raise InputError(f"{section}: --json prints the schema of all sections, not of one; leave the section out")
     for line in [dumps(settings_schema(), indent=1)] if json else settings_page(section, markdown=not sys.stdout.isatty()):
         typer.echo(line)
 
 
 def init(
-    name: Annotated[str, typer.Argument(help="The pipeline's name, and that of the file: NAME.yaml.")] = "my-pipeline",
+    name: Annotated[str, typer.Argument(help="The name of the pipeline and of its file, NAME.yaml.")] = "my-pipeline",
 ) -> None:
-    """Write a pipeline file with the keys that most pipelines set; `init retrieval`, one for embedding models."""
+    """Write a pipeline file with the keys that most pipelines set. `init retrieval` writes one for embedding models."""
     from gaudi_bert.common.files import write_text
     from gaudi_bert.config.pipeline import PipelineSettings, section_from_mapping
     from gaudi_bert.config.shipped import new_pipeline
@@ -224,7 +230,7 @@ def init(
     section_from_mapping(PipelineSettings, {"name": name}, "the command line", {"name": name})
     path = Path(f"{name}.yaml")
     if path.exists():
-        raise InputError(f"{path}: exists already; give another name, or remove it")
+        raise InputError(f"{path}: already exists; choose another name, or remove the file")
     write_text(path, new_pipeline(name))
     typer.echo(f"Wrote {path}; its first lines say what to change")
     if not os.environ.get(RESULT_ALONE):
@@ -237,13 +243,13 @@ def init(
 def wait(
     pipeline: arguments.Pipeline,
     for_: Annotated[
-        str, typer.Option("--for", help="The step that is to start, e.g. train or write-finish.", show_default=False)
+        str, typer.Option("--for", help="The step that should start, such as train or write-finish.", show_default=False)
     ],
     work: arguments.Work = Path("work"),
     timeout: Annotated[float, typer.Option(min=0, help="Give up after this many seconds.")] = 86_400,
     json: arguments.Json = False,
 ) -> None:
-    """Wait until all inputs of a stage exist."""
+    """Wait until all inputs of a stage exist, for the init containers of pods."""
     from gaudi_bert.artefacts.work_folder import WorkFolder
     from gaudi_bert.runners.local import wait_for_inputs
 
@@ -263,7 +269,7 @@ def _settings_and_cluster(pipeline: Path, overrides: list[str] | None) -> tuple[
 
 @k8s.command(cls=output.Command)
 def status(pipeline: arguments.Pipeline, set_: arguments.Set = None, json: arguments.Json = False) -> None:
-    """Show the state of each step, and what is wrong with it."""
+    """Show the state of each step, and the reason if it failed or waits."""
     from gaudi_bert.runners.kubernetes import manage
 
     steps = manage.status(*_settings_and_cluster(pipeline, set_))
@@ -273,10 +279,10 @@ def status(pipeline: arguments.Pipeline, set_: arguments.Set = None, json: argum
 @k8s.command(cls=output.Command)
 def logs(
     pipeline: arguments.Pipeline,
-    step: Annotated[str | None, typer.Option(help="One step only, e.g. train or write-finish.")] = None,
+    step: Annotated[str | None, typer.Option(help="Show only this step, such as train or write-finish.")] = None,
     set_: arguments.Set = None,
 ) -> None:
-    """Show the logs of a pipeline's pods."""
+    """Print the logs of a pipeline's pods."""
     from gaudi_bert.runners.kubernetes import manage
 
     settings, cluster = _settings_and_cluster(pipeline, set_)
@@ -286,13 +292,11 @@ def logs(
 @k8s.command(cls=output.Command)
 def delete(
     pipeline: arguments.Pipeline,
-    data: Annotated[
-        bool, typer.Option("--data", help="Also remove the work folder, on its volume or in its store.")
-    ] = False,
+    data: Annotated[bool, typer.Option("--data", help="Also remove the work folder from its volume or store.")] = False,
     set_: arguments.Set = None,
     json: arguments.Json = False,
 ) -> None:
-    """Remove all Jobs of a pipeline; its work folder stays unless you add --data."""
+    """Remove all Jobs of a pipeline. Its work folder stays, unless you pass --data."""
     from gaudi_bert.runners.kubernetes import manage
 
     removed = manage.delete(*_settings_and_cluster(pipeline, set_), data=data)
@@ -303,12 +307,12 @@ def delete(
 def _open(
     pipeline: arguments.Pipeline,
     out: Annotated[
-        Path | None, typer.Option(help="The folder for the files; default: opened/NAME.", show_default=False)
+        Path | None, typer.Option(help="The folder to copy the files to; default: opened/NAME.", show_default=False)
     ] = None,
     set_: arguments.Set = None,
     json: arguments.Json = False,
 ) -> None:
-    """Fetch the report and TensorBoard's files of a run, and open the report in a browser."""
+    """Copy the report and the TensorBoard files of a run from the cluster, and open the report in a browser."""
     from gaudi_bert.runners.kubernetes.open_results import open_results
 
     settings, cluster = _settings_and_cluster(pipeline, set_)
@@ -322,13 +326,15 @@ def _open(
 
 
 def doctor(
-    cluster: Annotated[bool, typer.Option("--cluster", help="Check the cluster, not this machine.")] = False,
-    pipeline: Annotated[Path | None, typer.Option(help="A pipeline file that must fit; default: all defaults.")] = None,
-    store: Annotated[str | None, typer.Option(metavar="URL", help="Check a folder in an object store.")] = None,
+    cluster: Annotated[bool, typer.Option("--cluster", help="Check the cluster instead of this machine.")] = False,
+    pipeline: Annotated[
+        Path | None, typer.Option(help="A pipeline file whose settings must be possible; default: the default settings.")
+    ] = None,
+    store: Annotated[str | None, typer.Option(metavar="URL", help="Check access to a folder in an object store.")] = None,
     set_: arguments.Set = None,
     json: arguments.Json = False,
 ) -> None:
-    """Check whether everything is ready for Gaudi, and say what to fix."""
+    """Check whether this machine, a cluster or a store is ready, and say what to fix."""
     from gaudi_bert.runners.doctor import examine_cluster, examine_host, examine_store
 
     settings = arguments.pipeline_settings(pipeline, set_)

@@ -175,7 +175,9 @@ def test_write_takes_what_the_plan_leaves_open(case: PackingCase, tmp_path: Path
 def test_write_refuses_what_the_plan_has_decided(case: PackingCase, tmp_path: Path) -> None:
     name, typed = "depth", "packing.depth=2"
     line = refusal("write", case.records, "--plan", case.plan, "--out", tmp_path / "packed", "--set", typed)
-    assert line.startswith(f"--set {typed}: plan.json has decided `packing.{name}`; give it to `gaudi-bert plan`")
+    assert line.startswith(f"--set {typed}: plan.json ")
+    assert f"`packing.{name}`" in line
+    assert "`gaudi-bert plan`" in line
     assert not (tmp_path / "packed").exists()
 
 
@@ -184,7 +186,8 @@ def test_tables_take_the_keys_that_they_have(table: Path, tmp_path: Path) -> Non
     for name, (text, stored) in VALUES.items():
         if name in ("leftovers", "masked_slots"):
             line = refusal(*pack, "--set", f"packing.{name}={text}")
-            assert line.startswith(f"--set packing.{name}={text}: is for TFRecords, and {table} is a table; ")
+            assert line.startswith(f"--set packing.{name}={text}: is for TFRecords, ")
+            assert str(table) in line
         elif name != "algorithm":
             taken[name] = (f"packing.{name}={text}", stored)
     too_few = refusal(*pack, "--set", "packing.group_bytes=3")
@@ -199,4 +202,5 @@ def test_tables_take_the_keys_that_they_have(table: Path, tmp_path: Path) -> Non
 @pytest.mark.parametrize("words", ["plan h.json", "write . --plan p.json", "pack .", "pack t.jsonl --max-sequence-length 9"])
 def test_keys_of_other_sections_are_refused(words: str, tmp_path: Path) -> None:
     line = refusal(*words.split(), "--out", "out", "--set", "training.updates=8", folder=tmp_path)
-    assert line == "--set training.updates=8: this command reads the keys of `packing` alone, such as packing.depth=4"
+    assert line.startswith("--set training.updates=8: ")
+    assert "`packing`" in line

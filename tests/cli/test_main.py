@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -77,9 +78,9 @@ def test_a_dry_run_says_what_would_be_done_and_does_nothing(tmp_path: Path, repo
 
 def test_what_one_process_does_is_refused_under_a_launcher(tmp_path: Path) -> None:
     launched = {**os.environ, "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}
-    one = "mpirun started 2 processes, but one process does prepare, histogram, plan, write, "
+    one = "mpirun started 2 processes, but prepare, histogram, plan, write, "
     assert refusal("run", DEMO, folder=tmp_path, environment=launched).startswith(one)
-    assert "leave out mpirun" in refusal("run", DEMO, "--on", "docker", folder=tmp_path, environment=launched)
+    assert "without mpirun" in refusal("run", DEMO, "--on", "docker", folder=tmp_path, environment=launched)
     shared = ("run", DEMO, "--stages", "histogram", "--shard", "1/2")
     assert "run the stage `prepare` first" in run_command(*shared, folder=tmp_path, environment=launched).stderr
 
@@ -192,7 +193,7 @@ def test_a_full_standard_output_is_one_line(case: PackingCase, tmp_path: Path) -
         command = [sys.executable, "-m", "gaudi_bert", "histogram", str(case.records), "--out", "histogram.json"]
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, cwd=tmp_path, check=False)
     assert done.returncode == 2
-    assert done.stderr == "error: standard output: No space left on device; send it where there is room\n"
+    assert re.fullmatch(r"error: standard output: No space left on device; .*\n", done.stderr)
     assert (tmp_path / "histogram.json").exists()
 
 
