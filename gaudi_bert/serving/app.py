@@ -47,6 +47,7 @@ _Answer = Callable[[Service, ServedModel, Ticket, Any], Awaitable[_Write]]
 _LARGEST_TOKENIZED = 1 << 17
 """For /tokenize, most characters of a text and most tokens of an answer, each of which takes about 70 bytes."""
 
+_FEW_CHARACTERS = 1 << 10  # whose tokens are written on the event loop
 _LARGEST_TAGGED = 1 << 19
 """Most characters of a tagger's request, because its words take up to 50 bytes per character."""
 
@@ -374,19 +375,23 @@ async def _tokenize(service: Service, model: ServedModel, ticket: Ticket, reques
         if len(text) > _LARGEST_TOKENIZED:
             problem = f"text {number} has {len(text):,} characters, at most {_LARGEST_TOKENIZED:,} are tokenized at a time"
             raise RefusedError(413, "validation", f"`inputs`: {problem}; send it in parts")
-        content, count = await service.aside(
-            ticket, len(text), _write_tokens, model, prompt + text, request.add_special_tokens
-        )
-        written.append(content)
-        tokens += count
+        encoding = await service.aside(ticket, len(text), model.encode, prompt + text, request.add_special_tokens)
+        tokens += len(encoding)
         if tokens > _LARGEST_TOKENIZED:
             raise RefusedError(413, "validation", f"the texts have more than {_LARGEST_TOKENIZED:,} tokens; send fewer")
+        write = partial(_write_tokens, encoding)
+        written.append(write() if len(text) <= _FEW_CHARACTERS else await asyncio.to_thread(write))
     return lambda: b"[" + b",".join(written) + b"]"
 
 
-def _write_tokens(model: ServedModel, text: str, special: bool) -> tuple[bytes, int]:
-    (tokens,) = model.tokens([text], special)
-    return to_json(tokens), len(tokens)
+def _write_tokens(encoding: Any) -> bytes:
+    """Return the tokens of a text with their positions as JSON, one at a time, so that other threads get their turn."""
+    parts = []
+    columns = (encoding.ids, encoding.tokens, encoding.special_tokens_mask, encoding.offsets)
+    for number, text, is_special, (start, stop) in zip(*columns, strict=True):
+        positions = {"start": None, "stop": None} if is_special else {"start": start, "stop": stop}
+        parts.append(to_json({"id": number, "text": text, "special": bool(is_special), **positions}))
+    return b"[" + b",".join(parts) + b"]"
 
 
 _ROUTES: dict[str, tuple[type[Asked], _Answer]] = {

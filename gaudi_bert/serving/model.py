@@ -152,19 +152,9 @@ class ServedModel:
         self.model.checked({"input_ids": sequences.input_ids})
         return sequences
 
-    def tokens(self, texts: Sequence[str], special: bool) -> list[list[dict[str, Any]]]:
-        """Tokenize texts, and return for each text its tokens with their ids and their character positions."""
-        encodings = self.loaded.tokenizer.tokenizer.encode_batch(list(texts), add_special_tokens=special)
-        return [
-            [
-                {"id": number, "text": text, "special": bool(is_special), "start": None if is_special else start}
-                | {"stop": None if is_special else stop}
-                for number, text, is_special, (start, stop) in zip(
-                    each.ids, each.tokens, each.special_tokens_mask, each.offsets, strict=True
-                )
-            ]
-            for each in encodings
-        ]
+    def encode(self, text: str, special: bool) -> Any:
+        """Tokenize a text, and return the encoding of the library `tokenizers`."""
+        return self.loaded.tokenizer.tokenizer.encode_batch([text], add_special_tokens=special)[0]
 
     def prompt(self, name: str | None) -> str:
         """Return the prompt with a name, or the default prompt of the folder if `name` is None.

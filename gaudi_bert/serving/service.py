@@ -207,6 +207,7 @@ class Service:
         finally:
             gone.cancel()
             answering.cancel()
+            del answering  # its exception refers to this frame, and both would keep the request in memory
 
     async def tokenized(
         self,
