@@ -313,7 +313,7 @@ def find_mirror(path: Path) -> Mirror | None:
 
 
 def _notify_mirror(path: Path) -> None:
-    """Notify the mirror, if there is one, that the file is complete."""
+    """Tell the mirror of the folder that the file is complete. Do nothing if there is no mirror."""
     mirror = find_mirror(path)
     if mirror is not None:
         mirror.completed(path)

@@ -276,7 +276,7 @@ def _shuffled_lengths(counts: IntArray, seed: int) -> Int32Array:
 
 @kernel
 def _next_fit(lengths: Int32Array, capacity: int, depth: int, separators: int, starts: IntArray) -> int:
-    """Return the number of packs of next fit.
+    """Pack the sequences in their order by next fit, and return the number of packs.
 
     The index of the first sequence of each pack is written to `starts`, unless `starts` is empty.
     """

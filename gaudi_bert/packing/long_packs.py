@@ -68,8 +68,7 @@ FAILURES = 100  # the round ends after this many consecutive packs without a swa
 FEW_FITTED = 0.01
 STALLED = 3  # rounds of that kind before an empty pack is opened
 OPERATIONS_PER_ASSIGNED = 500  # operations per sequence, for assigning it to a slot and reading the packs afterwards
-# operations of a round for each pack, and for each pack that is tried
-# the operations of a round: for each pack, and for each pack that is tried
+# The operations of a round: for each pack, and for each pack that is tried.
 OPERATIONS_PER_PACK, OPERATIONS_PER_TRIAL = 20, 50_000
 
 
@@ -409,13 +408,10 @@ def pack_subsample(
 # packs than the previous one. Room collects in the packs of the smallest parts, until two parts that were alone share a
 # pack. This still works where swaps fail, namely with thousands of packs that must be exactly full.
 
-# the search ends if rounds over this many sequences, and this many rounds, saved no pack
-# rematching stops after 25 rounds that saved no pack, or more if these handled fewer than ten million sequences
+# Rematching stops after 25 rounds that saved no pack, or after more rounds if these handled fewer than 10 million sequences.
 STALLED_SEQUENCES, LEAST_STALLED = 10_000_000, 25
 FEWEST_SEQUENCES = 1000  # a round takes about as long for fewer sequences
-# per round: for each sequence, and for each token of a pack, because parts are sorted by counting
-# operations of a round for each sequence, and for each token of a pack, because parts are sorted by counting
-# the operations of a round: for each sequence, and for each token of a pack, because parts are sorted by counting
+# The operations of a round: for each sequence, and for each token of a pack, because parts are sorted by counting.
 OPERATIONS_PER_SEQUENCE, OPERATIONS_PER_TOKEN = 100, 5
 
 

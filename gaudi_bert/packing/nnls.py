@@ -245,7 +245,7 @@ def pack_by_nnls(
         solved: list[AlgorithmResult] = []
 
         def pack(part: IntArray) -> StrategyCounts:
-            """Pack the subsample, and keep which algorithm was used."""
+            """Pack the subsample, and remember which algorithm was used."""
             solved.append(pack_by_nnls(part, depth, leftovers, work))
             return solved[0].strategy_counts
 

@@ -297,7 +297,7 @@ def generate_columns(
 
 
 class LinearProgram:
-    """The linear program of a histogram: its strategies, its pricer, and the relaxation found so far.
+    """The linear program of a histogram, with the strategies that are known and the relaxation that was found so far.
 
     Args:
         counts: int64 [L], the number of sequences of length 1 .. L; at least one sequence.

@@ -369,7 +369,7 @@ def _pack_many_sequences(counts: IntArray, depth: int, max_sequences: int, work:
     proofs: list[Certificate] = []
 
     def pack(part: IntArray) -> StrategyCounts:
-        """Pack the subsample, and keep the certificate for all sequences."""
+        """Pack the subsample, and remember the certificate that its prices give for all sequences."""
         planned = _pack_optimally(part, depth, work=work)
         proofs.append(certify_prices(counts, planned.certificate.prices, depth, work))
         return planned.strategy_counts

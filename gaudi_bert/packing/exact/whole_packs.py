@@ -281,7 +281,7 @@ class _FixedPacks:
         self.fixed: list[tuple[Strategy, int]] = []
 
     def fix_packs(self, strategies: list[Strategy], counts: IntArray) -> None:
-        """Fix `counts` packs of the strategies."""
+        """Fix `counts[i]` packs of each `strategies[i]`, so that their sequences no longer have to be packed."""
         for column in np.flatnonzero(counts).tolist():
             strategy, count = strategies[column], int(counts[column])
             self.fixed.append((strategy, count))
