@@ -105,11 +105,11 @@ def test_work_whose_first_unit_takes_long_shows_that_it_goes_on(monkeypatch: pyt
 NATIVE = """
 import os, sys
 from pathlib import Path
-from gaudi_bert.common.progress import Reporter, native_lines_to
+from gaudi_bert.common.progress import Reporter, redirect_native_output
 
 reporter = Reporter()
 reporter.say("before")
-with native_lines_to(Path(sys.argv[1])):
+with redirect_native_output(Path(sys.argv[1])):
     os.write(2, b"native\\n")
     reporter.say("inside")
     print("error: inside", file=sys.stderr)

@@ -58,7 +58,7 @@ def test_parts_are_the_whole_in_any_sequence(tmp_path: Path) -> None:
     chosen = settings(group_sequences=40)
     whole = pack_table(str(tmp_path / "rows" / "*.parquet"), tmp_path / "whole", chosen, a_run(workers=2))
     for part in (2, 0, 1):
-        with pytest.raises(FailedError, match=r"\d of \d groups"):
+        with pytest.raises(FailedError, match=r"\d of \d+ groups"):
             pack_table(tmp_path / "rows", tmp_path / "parts", chosen, a_run(finish=True))
         pack_table(tmp_path / "rows", tmp_path / "parts", chosen, a_run(workers=1, part=(part, 3)))
     pack_table(tmp_path / "rows", tmp_path / "parts", chosen, a_run(finish=True))
@@ -83,7 +83,7 @@ def test_rows_of_several_lengths(tmp_path: Path, policy: str) -> None:
         table.written.content.sequences for table in result.tables.values()
     )
     for part in (1, 0):
-        with pytest.raises(FailedError, match=r"\d of \d groups"):
+        with pytest.raises(FailedError, match=r"\d of \d+ groups"):
             pack_table(tmp_path / "rows.arrow", tmp_path / "parts", chosen, a_run(finish=True))
         pack_table(tmp_path / "rows.arrow", tmp_path / "parts", chosen, a_run(part=(part, 2)))
     assert not RowTables.path_in(tmp_path / "parts").exists()
