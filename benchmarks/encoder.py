@@ -7,6 +7,8 @@ Random models of the sizes of MiniLM, RoBERTa-base and ModernBERT-base, with six
 what it costs), float32, with a byte-level tokenizer trained on the texts; the texts are comments of GoEmotions.
 Both run in one process on all its cores, in turn, after one small call each. With `--process`, `gaudi-bert embed` of
 MiniLM's real weights is a process of its own beside one that does the same with sentence-transformers, start-up included.
+With `--files`, `embed` of a file of `serving.py`'s texts, with opening the model, is compared with `encode` alone, which
+sorts texts by length, in batches of 32: by CPU time per text, in float32, and in bfloat16 if the processor multiplies in it.
 """
 
 from __future__ import annotations
@@ -24,8 +26,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import numpy as np
 from finetuning_data import SHARED, emotions, minilm
-from measuring import show, show_processor, timed
+from measuring import InOwnProcess, show, show_processor, timed
+from serving import texts_of
 from tokenising import byte_level_bpe
+
+from gaudi_bert.common.processor import read_processor
 
 PEER = """
 import sys, json, numpy
@@ -98,6 +103,61 @@ def compare_processes(texts: list[str], rounds: int) -> None:
     show("compared with sentence-transformers, CPU time", [other / mine for mine, other in taken], "times", ">= 1.2")
 
 
+class EmbedFile:
+    """Embeds a file of texts with `gaudi-bert embed`, in one process."""
+
+    def __init__(self, folder: str, texts: list[str], precision: str) -> None:
+        self.data, self.out, self.precision = f"{folder}/texts.jsonl", f"{folder}/ours-{precision}.npy", precision
+        Path(self.data).write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
+
+    def run(self, _: int) -> None:
+        """Open the model, and embed all texts."""
+        from gaudi_bert.common.progress import Reporter
+        from gaudi_bert.config.sections import TaskSettings
+        from gaudi_bert.tasks.predict import EmbedOptions, embed
+
+        options, settings = EmbedOptions(precision=self.precision), TaskSettings(too_long="truncate")
+        Path(self.out).unlink(missing_ok=True)
+        embed(minilm(), self.data, self.out, options, settings, reporter=Reporter(quiet=True))
+
+
+class Encode:
+    """Embeds texts with sentence-transformers, in one process."""
+
+    def __init__(self, folder: str, texts: list[str], precision: str) -> None:
+        import torch
+        from sentence_transformers import SentenceTransformer
+
+        self.model, self.texts, self.out = (
+            SentenceTransformer(str(minilm()), device="cpu"),
+            texts,
+            f"{folder}/{precision}.npy",
+        )
+        self.model.to(getattr(torch, precision))
+
+    def run(self, _: int) -> None:
+        """Embed all texts."""
+        np.save(self.out, self.model.encode(self.texts, batch_size=32, convert_to_numpy=True))
+
+
+def compare_files(count: int, rounds: int) -> None:
+    """Print the CPU time per text of both, by turns."""
+    for kind in ("mix", "passages"):
+        for precision in ("float32", "bfloat16") if read_processor().multiplies_bfloat16 else ("float32",):
+            texts, taken = texts_of(kind, count, 3), []
+            with tempfile.TemporaryDirectory() as folder:
+                ours, peer = (InOwnProcess(each, folder, texts, precision) for each in (EmbedFile, Encode))
+                for number in range(-1, rounds):
+                    pair = (ours.timed(1), peer.timed(1))
+                    taken += [(pair[0][0], pair[1][0])] if number >= 0 else []
+                found = [np.load(f"{folder}/{name}.npy").astype(np.float32) for name in (f"ours-{precision}", precision)]
+            name = f"file of {count} texts, {kind}, {precision}"
+            print(f"{name}: vectors differ by at most {np.abs(found[0] - found[1]).max():.1e}", flush=True)
+            show(f"{name}: `embed`, CPU time per text", [1000 * mine / count for mine, _ in taken], "ms")
+            show(f"{name}: `encode`, CPU time per text", [1000 * other / count for _, other in taken], "ms")
+            show(f"{name}: `embed` compared with `encode`", [other / mine for mine, other in taken], "times", ">= 1.7")
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser()
@@ -105,8 +165,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--models", nargs="+", default=["MiniLM", "RoBERTa", "ModernBERT"])
     parser.add_argument("--process", action="store_true")
+    parser.add_argument("--files", action="store_true")
     options = parser.parse_args()
     show_processor()
+    if options.files:
+        compare_files(options.rows, options.rounds)
+        return
     texts = [text for text, _ in emotions(SHARED, "dev", options.rows)]
     if options.process:
         compare_processes(texts, options.rounds)

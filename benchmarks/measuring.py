@@ -20,29 +20,18 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-# The widest first; what oneDNN and MKL choose their kernels by.
-VECTOR_SETS = {
-    "amx_bf16": "AMX",
-    "avx512_bf16": "AVX-512 with BF16",
-    "avx512_vnni": "AVX-512 with VNNI",
-    "avx512f": "AVX-512",
-    "avx2": "AVX2",
-}
+from gaudi_bert.common.processor import read_processor
+
 # What makes a processor behave as an older one.
 IMITATIONS = ("ONEDNN_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY", "MKL_ENABLE_INSTRUCTIONS", "NPY_DISABLE_CPU_FEATURES")
 
 
 def processor() -> str:
     """The kind of this machine's processor, for example `AMD EPYC, AVX2, 2 cores`, and what it imitates."""
-    facts = dict(
-        line.split(":", 1) for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines() if ":" in line
-    )
-    facts = {name.strip(): value.strip() for name, value in facts.items()}
-    flags = facts.get("flags", "").split()
-    widest = next((name for flag, name in VECTOR_SETS.items() if flag in flags), "no AVX2")
+    found = read_processor()
     imitated = [f"{name}={os.environ[name]}" for name in IMITATIONS if name in os.environ]
     cores = len(os.sched_getaffinity(0))
-    return ", ".join([facts.get("model name", os.uname().machine), widest, f"{cores} cores", *imitated])
+    return ", ".join([found.name, found.instructions, f"{cores} cores", *imitated])
 
 
 def show_processor() -> None:

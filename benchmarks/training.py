@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import numpy as np
 from measuring import InOwnProcess, processor, show, show_processor, timed
 
-from gaudi_bert.config.values import EngineName
+from gaudi_bert.config.values import EngineName, Precision
 from gaudi_bert.engines.tensorflow import prepare_tensorflow
 
 SECTIONS = ("speed-up", "transformers", "utilisation", "input")
@@ -124,18 +124,19 @@ def measure_speed_up(records: Any, rounds: int, engine: EngineName) -> None:
     show_ratio("realized speed-up / packing factor", ratio(seconds["unpacked"], seconds["packed"]), "0.95")
 
 
-def measure_transformers(records: Any, rounds: int, engine: EngineName) -> None:
-    """Real tokens a second beside PyTorch's."""
+def measure_transformers(records: Any, rounds: int, engine: EngineName, precision: Precision) -> None:
+    """Print real tokens per second of ours and of transformers, both in the same precision."""
     import torch
     from training_data import SMALL, Trainer, some_batches, training_flops_a_row
     from training_peers import TransformersTrainer
 
     torch.set_num_threads(os.cpu_count() or 1)
     batches = some_batches(records.unpacked, SMALL_ROWS, 8)
-    everywhere, masked = (InOwnProcess(TransformersTrainer, SMALL, batches, only) for only in (False, True))
-    ours = Trainer(SMALL, records.packed, SMALL_ROWS, engine)
-    print(f"\n{SMALL.num_hidden_layers} layers, hidden {SMALL.hidden_size}, length 512, {SMALL_ROWS} rows an update")
-    products = matrix_products("float32")
+    everywhere, masked = (InOwnProcess(TransformersTrainer, SMALL, batches, only, precision) for only in (False, True))
+    ours = Trainer(SMALL, records.packed, SMALL_ROWS, engine, precision)
+    sizes = f"{SMALL.num_hidden_layers} layers, hidden {SMALL.hidden_size}, length 512"
+    print(f"\n{sizes}, {SMALL_ROWS} rows an update, {precision}")
+    products = matrix_products(precision)
     steps = {"ours": lambda: ours.run(4), "everywhere": lambda: everywhere.timed(1), "masked": lambda: masked.timed(2)}
     seconds = alternate({**steps, **products}, rounds, elsewhere=("everywhere", "masked"))
     # Every step has the same shapes, so its time does not depend on which rows it is given: tokens are counted on average.
@@ -247,6 +248,7 @@ def main() -> None:
     parser.add_argument("--engine", choices=("tensorflow", "pytorch"), default="tensorflow")
     parser.add_argument("--only", nargs="+", choices=tuple(dict.fromkeys(SECTIONS + PYTORCH_SECTIONS)))
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--precision", choices=("float32", "bfloat16"), default="float32", help="of section transformers")
     parser.add_argument("--vendor", type=Path, metavar="PATH", help="the folder with Habana's modeling.py")
     arguments = parser.parse_args()
     engine, rounds = arguments.engine, arguments.rounds
@@ -265,7 +267,7 @@ def main() -> None:
         measures: dict[str, Callable[[], None]] = {
             "engines": lambda: measure_engines(records, rounds),
             "speed-up": lambda: measure_speed_up(records, rounds, engine),
-            "transformers": lambda: measure_transformers(records, rounds, engine),
+            "transformers": lambda: measure_transformers(records, rounds, engine, arguments.precision),
             "utilisation": lambda: measure_utilisation(records, rounds, engine),
             "input": lambda: measure_input(records, rounds, engine),
         }

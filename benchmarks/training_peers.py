@@ -25,6 +25,8 @@ Tensors = dict[str, torch.Tensor]
 class _PeerTrainer:
     """AdamW, gradients clipped, dropout on; batches are tensors from the start, so reading costs nothing here."""
 
+    _is_bfloat16 = False
+
     def __init__(self, model: Any, batches: Sequence[Tensors]) -> None:
         torch.set_num_threads(os.cpu_count() or 1)
         self._model, self._batches, self._update = model.train(), batches, 0
@@ -36,7 +38,9 @@ class _PeerTrainer:
             batch = self._batches[self._update % len(self._batches)]
             self._update += 1
             self._optimizer.zero_grad()
-            self._loss(batch).backward()
+            with torch.autocast("cpu", torch.bfloat16, enabled=self._is_bfloat16):
+                loss = self._loss(batch)
+            loss.backward()
             torch.nn.utils.clip_grad_norm_(self._model.parameters(), 1.0)
             self._optimizer.step()
 
@@ -51,13 +55,16 @@ class TransformersTrainer(_PeerTrainer):
         config: of the model, the same as ours.
         batches: unpacked batches.
         masked_positions_only: compute the masked-LM head where a token is masked, not at every position.
+        precision: bfloat16 computes the loss under autocast.
     """
 
-    def __init__(self, config: BertConfig, batches: Sequence[Batch], masked_positions_only: bool) -> None:
+    def __init__(
+        self, config: BertConfig, batches: Sequence[Batch], masked_positions_only: bool, precision: str = "float32"
+    ) -> None:
         torch.manual_seed(1)
         model = transformers.BertForPreTraining(transformers.BertConfig(**config.to_json()))
         super().__init__(model, [padded_tensors(batch) for batch in batches])
-        self._masked_only = masked_positions_only
+        self._masked_only, self._is_bfloat16 = masked_positions_only, precision == "bfloat16"
 
     def _loss(self, batch: Tensors) -> torch.Tensor:
         inputs = {name: batch[name] for name in ("input_ids", "attention_mask", "token_type_ids")}

@@ -118,7 +118,9 @@ Model = Annotated[Path, typer.Option(help="A folder with config.json, weights an
 _MaxSequenceLength = Annotated[
     int | None, typer.Option(help="Largest number of tokens in a row; default: as the model folder says.")
 ]
-Precision = Annotated[str, typer.Option(metavar="[float32|bfloat16]", help="The precision of matrix products.")]
+Precision = Annotated[
+    str, typer.Option(metavar="[float32|bfloat16|bfloat16-always]", help="The precision of matrix products.")
+]
 Unpacked = Annotated[bool, typer.Option("--unpacked", help="Compute each text in a row of its own, for comparison.")]
 
 

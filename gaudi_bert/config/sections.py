@@ -19,6 +19,7 @@ from gaudi_bert.config.values import (
     Depth,
     Encoding,
     Engine,
+    InferencePrecision,
     Precision,
     RowLengthChoice,
     Settings,
@@ -502,4 +503,4 @@ class PredictSettings(Settings):
     max_sequence_length: int | None = Field(
         None, ge=3, le=8192, description="largest number of tokens in a row; default: as the model was trained"
     )
-    precision: Precision = "float32"
+    precision: InferencePrecision = "float32"

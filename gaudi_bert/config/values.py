@@ -33,6 +33,8 @@ from gaudi_bert.common.errors import short_repr, shorten
 Algorithm = Literal["nnls", "optimal", "nnlshp", "ennlshp", "spfhp", "lpfhp", "greedy", "ffd", "none"]
 ALGORITHMS: tuple[str, ...] = get_args(Algorithm)
 Precision = Literal["float32", "bfloat16"]
+InferencePrecision = Literal["float32", "bfloat16", "bfloat16-always"]
+"""`bfloat16-always` also holds on a processor that has no instructions for bfloat16, where it is slower than float32."""
 EngineName = Literal["tensorflow", "pytorch"]
 Engine = Literal["auto", "tensorflow", "pytorch"]
 

@@ -13,7 +13,8 @@ R rows, C classes.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -31,22 +32,27 @@ _NUMBERS_TOGETHER = 1 << 18  # for each thread: with what is computed from them,
 
 
 def product(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`left @ right + bias`, of matrices; `right` may be what `pack_weights` returned."""
+    """Return `left @ right + bias`, of matrices; `right` may be what `pack_weights` returned."""
     if right.is_mkldnn:
-        return _by_onednn(left, right, bias)
+        return _by_onednn(left.to(right.dtype), right, bias)
     if is_large_product(left, right):
         return _Product.apply(left, right, bias, False)
     return torch.mm(left, right) if bias is None else torch.addmm(bias, left, right)
 
 
-def pack_weights(weights_IO: Tensor) -> Tensor:
-    """Return the right side of products in oneDNN's own layout, without gradients.
+def pack_weights(weights_IO: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Copy the right side of products to a type and to oneDNN's own layout, without gradients.
 
-    Other libraries, and oneDNN itself, rearrange it in each product: for 32 rows that is half of the time.
+    Other libraries, and oneDNN itself, rearrange the weights in each product, which takes half of the time for 32 rows.
+    Autocast also converts them to bfloat16 in each product.
+
+    Returns:
+        The weights in oneDNN's layout, for `product` only. Where oneDNN cannot be used, they keep their layout.
     """
-    if weights_IO.dtype != torch.float32 or not (is_eager(weights_IO) and _has_onednn()):
+    weights_IO = weights_IO.detach().to(dtype)
+    if not (is_eager(weights_IO) and has_onednn(dtype)):
         return weights_IO
-    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weights_IO.detach().t().contiguous())  # noqa: SLF001
+    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weights_IO.t().contiguous())  # noqa: SLF001
     return packed
 
 
@@ -75,16 +81,74 @@ def _linear_layer(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> 
     return linear(input.flatten(0, -2), weight, bias).unflatten(0, input.shape[:-1])
 
 
+class PackedLinear(torch.nn.Linear):
+    """A linear layer that was frozen: its weights are stored in oneDNN's layout alone."""
+
+    packed: Tensor
+
+    @property
+    def weight(self) -> Tensor:
+        """A copy of the weights, [O, I], for modules that read them."""
+        return self.packed.to_dense()
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return `input @ weight.T + bias`: under autocast in the type of the weights, otherwise in the type of `input`."""
+        if self.packed.dtype != input.dtype and not torch.is_autocast_enabled("cpu"):
+            return functional.linear(input, self.weight.to(input.dtype), self.bias)  # a trial, in float32
+        bias = None if self.bias is None else self.bias.to(self.packed.dtype)
+        return product(input.flatten(0, -2), self.packed, bias).unflatten(0, input.shape[:-1])
+
+
+def pack_linear_layers(module: torch.nn.Module, compute: Callable[[], object], dtype: torch.dtype) -> None:
+    """Freeze the linear layers that `compute` calls, each in place: `pack_weights` replaces their weights.
+
+    If `dtype` is bfloat16, layers that are also called outside of autocast stay as they are. So do weights that several
+    layers share.
+
+    Args:
+        module: the module that contains the layers.
+        compute: computes one batch with the module, under autocast if `dtype` is bfloat16.
+        dtype: the type of the products, float32 or bfloat16.
+    """
+    if not has_onednn(dtype):
+        return
+    owners = Counter(id(weight) for owner in module.modules() for weight in owner.parameters(recurse=False))
+    calls: dict[torch.nn.Linear, bool] = {}
+
+    def note(layer: Any, inputs: tuple[Any, ...]) -> None:
+        converts = torch.is_autocast_enabled("cpu") == (dtype == torch.bfloat16)
+        fits = converts and bool(inputs) and inputs[0].dim() >= 2 and owners[id(layer.weight)] == 1
+        calls[layer] = calls.get(layer, True) and fits
+
+    linear_layers = [layer for layer in module.modules() if type(layer) is torch.nn.Linear and is_eager(layer.weight)]
+    hooks = [layer.register_forward_pre_hook(note) for layer in linear_layers]
+    try:
+        compute()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    for layer in (layer for layer, fits in calls.items() if fits):
+        packed = pack_weights(layer.weight.t(), dtype)
+        del layer.weight
+        layer.__class__ = PackedLinear
+        layer.packed = packed
+
+
 def is_large_product(left: Tensor, right: Tensor) -> bool:
     """Whether `_multiply` computes `left @ right`: large float32 matrices on a CPU, in a build of PyTorch with oneDNN."""
     work = left.shape[-2] * left.shape[-1] * right.shape[-1]
     wide = left.dtype == right.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
-    return wide and work >= _LEAST_WORK and is_eager(left) and is_eager(right) and _has_onednn()
+    return wide and work >= _LEAST_WORK and is_eager(left) and is_eager(right) and has_onednn()
 
 
-def _has_onednn() -> bool:
-    # Its operations are not part of PyTorch's public interface.
-    return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+def has_onednn(dtype: torch.dtype = torch.float32) -> bool:
+    """Whether oneDNN multiplies matrices of a type here; its operations are not part of PyTorch's public interface."""
+    mkldnn = torch.ops.mkldnn
+    if not (torch.backends.mkldnn.is_available() and hasattr(mkldnn, "_linear_pointwise")):
+        return False
+    if dtype == torch.bfloat16:
+        return hasattr(mkldnn, "_is_mkldnn_bf16_supported") and bool(mkldnn._is_mkldnn_bf16_supported())  # noqa: SLF001
+    return dtype == torch.float32
 
 
 def is_eager(tensor: Tensor) -> bool:

@@ -200,12 +200,13 @@ class PackedModel:
         encoder, feeding = self.module.base_model, self.feeding
         return try_model(encoder, feeding, lambda rows: packed_batch(rows, feeding), row_tokens, training=training)
 
-    def try_head(self) -> float:
-        """Refuse a head whose answers for packed sequences are not those for each alone; return how far they differ."""
-        module, feeding = self.module, self.feeding
-        length = min(_TRIED_TOKENS, tokens_of_packs(module.config, feeding.position_offset))
-        rows, _ = full_pack(module.config, length, feeding.longest_sequence, feeding.unpacked_token)
-        row, alone = rows[0], []
+    def _trial_row(self) -> Row:
+        length = min(_TRIED_TOKENS, tokens_of_packs(self.module.config, self.feeding.position_offset))
+        return full_pack(self.module.config, length, self.feeding.longest_sequence, self.feeding.unpacked_token)[0][0]
+
+    def trial_batch(self) -> dict[str, Tensor]:
+        """Return a batch of one short pack, on the device of the model."""
+        row = self._trial_row()
         features = {
             "input_ids": row["input_ids"],
             "input_mask": row["sequence_ids"],
@@ -215,9 +216,16 @@ class PackedModel:
             "masked_positions": np.arange(len(row["input_ids"])),  # a head of words reads every token
         }
         batch = {name: torch.from_numpy(values[None].astype(np.int32)) for name, values in features.items()}
+        return cast(dict[str, Tensor], on_device(batch, self.device))
+
+    def try_head(self) -> float:
+        """Refuse a head whose answers for packed sequences are not those for each alone; return how far they differ."""
+        module, feeding = self.module, self.feeding
+        row, alone = self._trial_row(), []
+        batch = self.trial_batch()
         names = ("input_ids", "token_type_ids") if feeding.token_types else ("input_ids",)
         with trial_of(module), quiet_transformers():
-            packed = self.answers(on_device(batch, self.device))[0]
+            packed = self.answers(batch)[0]
             for number in range(1, len(row["seq_lens"]) + 1):
                 inputs = {name: torch.tensor(row[name][row["sequence_ids"] == number][None]) for name in names}
                 alone.append(_logits_of(self.module(**on_device(inputs, self.device)))[0])

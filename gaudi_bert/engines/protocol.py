@@ -152,6 +152,12 @@ class Model(Protocol):
     def load_values(self, values: WeightArrays) -> None:
         """Set variables by name; those that `values` does not name keep what they hold."""
 
+    def freeze(self) -> None:
+        """Give up training and the loading of weights, so that an engine may arrange them for inference.
+
+        Afterwards only `outputs` and `evaluate` may be called.
+        """
+
     def outputs(self, batch: BatchArrays) -> Float32Array:
         """Return what the head gives, without dropout (heads that keep outputs)."""
 

@@ -18,6 +18,7 @@ from typing import Any, Literal
 from gaudi_bert.artefacts.object_store import Objects
 from gaudi_bert.common.errors import EXTRAS, GaudiBertError, has_tensorflow, install_command
 from gaudi_bert.common.files import store_url
+from gaudi_bert.common.processor import Processor, read_processor
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.config.values import EngineName
@@ -78,7 +79,7 @@ def examine_store(url: str, settings: PipelineSettings) -> CheckResult:
     return CheckResult("store", "ok", f"{folder}: write, read, list and remove")
 
 
-# --- this machine: Python, the engines and extras, the driver of Gaudi cards, the cards, the disk
+# --- this machine: Python, the engines and extras, the processor, the driver of Gaudi cards, the cards, the disk
 #
 # The driver in the kernel of the host, and the bridge by which a framework uses cards, must be of one release.
 
@@ -98,7 +99,8 @@ class _HostAnswers:
     """Answers of the machine; an empty text is a command or package that is not there.
 
     `device_nodes` are the names below /dev/accel and the /dev/hl* of old drivers; `packages` holds the version of each
-    package; `disk` is the space that is free in the current folder.
+    package; `disk` is the space that is free in the current folder. `bfloat16_shares` holds, for each shape of a batch, the
+    time in bfloat16 divided by that in float32; it is empty where bfloat16 is not measured.
     """
 
     hl_smi: str = ""
@@ -107,6 +109,8 @@ class _HostAnswers:
     packages: Mapping[str, str] = field(default_factory=dict)
     missing_extras: tuple[str, ...] = ()
     disk: int = 2**50
+    processor: Processor | None = None
+    bfloat16_shares: Mapping[str, float] = field(default_factory=dict)
 
     def version(self, package: str) -> str:
         """Return the version of a package; an empty text where it is not installed."""
@@ -138,6 +142,11 @@ def _ask_host() -> _HostAnswers:
         hl_smi = done.stdout if done.returncode == 0 else ""
     except (OSError, subprocess.TimeoutExpired):
         hl_smi = ""
+    processor, shares = read_processor(), dict[str, float]()
+    if processor.multiplies_bfloat16 and find_spec("torch") is not None:
+        from gaudi_bert.tasks.precision import measure_bfloat16_shares
+
+        shares = measure_bfloat16_shares()
     return _HostAnswers(
         hl_smi=hl_smi,
         device_nodes=tuple(nodes),
@@ -147,6 +156,8 @@ def _ask_host() -> _HostAnswers:
         },
         missing_extras=tuple(EXTRAS[library] for library in _LIBRARIES if find_spec(library) is None),
         disk=shutil.disk_usage(".").free,
+        processor=processor,
+        bfloat16_shares=shares,
     )
 
 
@@ -157,6 +168,8 @@ def _check_host(answers: _HostAnswers, settings: PipelineSettings) -> list[Check
     missing = ",".join(answers.missing_extras)
     lacking = f"; not installed: {missing} (to add them: {install_command(missing)})" if missing else ""
     results = [_check_engines(answers, settings), CheckResult("extras", "ok", f"installed: {here}{lacking}")]
+    if answers.processor is not None:
+        results.append(_describe_processor(answers.processor, answers.bfloat16_shares))
     if settings.resources.cards or answers.device_nodes or answers.cards:
         results += [_check_driver(answers, settings), _check_cards(answers, settings)]
     else:
@@ -167,6 +180,18 @@ def _check_host(answers: _HostAnswers, settings: PipelineSettings) -> list[Check
         remedy = f"free {needed / 2**30:.1f} GiB, or lower packing.group_bytes"
         disk = replace(disk, verdict="warning", remedy=remedy)
     return [*results, disk]
+
+
+def _describe_processor(processor: Processor, shares: Mapping[str, float]) -> CheckResult:
+    """State the processor's instructions, and what `--precision bfloat16` brings."""
+    if not processor.multiplies_bfloat16:
+        gain = "it does not multiply in bfloat16, so `--precision bfloat16` computes in float32"
+    elif shares:
+        times = " and ".join(f"{share:.2f} of the time of float32 for {shape}" for shape, share in shares.items())
+        gain = f"`--precision bfloat16` takes {times}"
+    else:
+        gain = "it multiplies in bfloat16; with PyTorch installed, this command measures what that brings"
+    return CheckResult("processor", "ok", f"{processor.name}, {processor.instructions}: {gain}")
 
 
 def _check_engines(answers: _HostAnswers, settings: PipelineSettings) -> CheckResult:

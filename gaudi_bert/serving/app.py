@@ -418,7 +418,7 @@ def _info(service: Service, model: ServedModel) -> dict[str, Any]:
         "model_id": service.model_id,
         "served_model_name": service.model_id,
         "model_sha": None,
-        "model_dtype": "float32" if service.settings.precision == "float32" else "bfloat16",
+        "model_dtype": model.loaded.precision,
         "model_type": kinds.get(model.kind, {"classifier": named}),
         "max_concurrent_requests": service.settings.queue_texts,
         "max_input_length": model.longest,

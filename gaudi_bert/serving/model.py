@@ -222,7 +222,6 @@ def open_served_model(path: Path, settings: ServeSettings) -> ServedModel:
         task = described.make_task()
         loaded = load_task_model(described, task, options)
         served = ServedModel(_KINDS.get(task.name, "classifier"), task, described.texts, loaded)
-    served.model.freeze()
     return replace(served, is_interruptible=served.model.device.type == "cpu" and not settings.compile)
 
 

@@ -212,6 +212,8 @@ async def answer_until(
     waits = [asyncio.ensure_future(event.wait()) for event in (service.ready, stop, service.ended)]
     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
     if service.ready.is_set():
+        for note in service.model.loaded.notes if service.model is not None else ():
+            reporter.say(note)
         reporter.say(_described(service, listener, time.monotonic() - begun))
         await asyncio.wait(waits[1:], return_when=asyncio.FIRST_COMPLETED)
     service.stopping = True

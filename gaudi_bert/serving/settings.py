@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from gaudi_bert.config.values import Bytes, Precision, Settings
+from gaudi_bert.config.values import Bytes, InferencePrecision, Settings
 from gaudi_bert.model.heads import Pooling
 
 
@@ -18,7 +18,7 @@ class ServeSettings(Settings):
     port: int = Field(8080, ge=0, le=65535, description="the port; 0 for a free one")
     model_id: str | None = Field(None, description="the model's name for clients; default: that of its folder")
     device: Literal["auto", "cpu", "cuda", "hpu"] = Field("auto", description="auto: a card, if there is one")
-    precision: Precision = Field("float32", description="precision of matrix products")
+    precision: InferencePrecision = Field("float32", description="precision of matrix products; see docs/serving.md")
     compile: bool | None = Field(None, description="compile the model; default: on Gaudi")
     pooling: Pooling | None = Field(None, description="of an embedding model; default: the folder's own, or mean")
     max_sequence_length: int | None = Field(None, ge=3, description="most tokens of a text; default: the model's own")

@@ -32,7 +32,7 @@ from gaudi_bert.common.files import (
 )
 from gaudi_bert.common.progress import LOG_LINE_EVERY_SECONDS, Reporter, Task, format_count
 from gaudi_bert.config.sections import TaskName, TaskSettings
-from gaudi_bert.config.values import Engine, Precision
+from gaudi_bert.config.values import Engine, InferencePrecision
 from gaudi_bert.rows.parts import complete_file
 from gaudi_bert.rows.reading import good_rows, rows_of_part, windows
 from gaudi_bert.rows.tokenizer import RowTokenizer
@@ -52,7 +52,7 @@ class PredictOptions:
     """
 
     max_sequence_length: int | None = None
-    precision: Precision = "float32"
+    precision: InferencePrecision = "float32"
     packed: bool = True
     group_by: str | None = None
     engine: Engine = "auto"
@@ -60,7 +60,7 @@ class PredictOptions:
     compile: bool | None = False
 
     def __post_init__(self) -> None:
-        check_choice("precision", self.precision, get_args(Precision))
+        check_choice("precision", self.precision, get_args(InferencePrecision))
         check_choice("group-by", self.group_by, ("query",))
 
 

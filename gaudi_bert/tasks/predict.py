@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, cast, get_args
@@ -21,11 +21,13 @@ from gaudi_bert.artefacts.mirrored_folder import local_copies, mirrored
 from gaudi_bert.common.arrays import Float32Array, IntArray
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import is_in_store, open_file, store_url
+from gaudi_bert.common.processor import read_processor
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.config.sections import TaskSettings, TrainingSettings
+from gaudi_bert.config.values import InferencePrecision, Precision
 from gaudi_bert.engines import choose_engine, load_engine
-from gaudi_bert.engines.protocol import Model, ModelSpec
+from gaudi_bert.engines.protocol import Device, Engine, Model, ModelSpec
 from gaudi_bert.model.config import NO_PACKS_REMEDY, BertConfig, EncoderConfig
 from gaudi_bert.model.heads import Pooling, TaskHead, VectorHead
 from gaudi_bert.rows.reading import check_first_row
@@ -99,12 +101,14 @@ def predict(
         check_first_row(rows_file, described.task, settings)
         task = described.make_task(settings)
         loaded = load_task_model(described, task, options)
+        for note in loaded.notes:
+            reporter.say(note)
         length = loaded.max_sequence_length
         prompt = described.texts.prompt(None)
         rows = RowSource(rows_file, settings, loaded.tokenizer, length, described.task, described.labels, prompt=prompt)
         chosen: dict[str, Any] = {
             "max_sequence_length": length,
-            "precision": options.precision,
+            "precision": loaded.precision,
             "packed": options.packed,
         }
         chosen |= {} if options.group_by is None else {"group_by": options.group_by, "ranked_by": "logit"}
@@ -150,7 +154,8 @@ class LoadedModel:
     """A model with its weights, which `identity` distinguishes from others, on a device, and its tokenizer.
 
     A sequence has at most `max_sequence_length` tokens, a row `positions`. `plan` packs sequences by their lengths, int64
-    [N]; `runner` runs the packs of a plan, `model` one batch.
+    [N]; `runner` runs the packs of a plan, `model` one batch. `precision` is that of matrix products; `notes` are lines for
+    the user.
     """
 
     path: Path
@@ -161,6 +166,8 @@ class LoadedModel:
     plan: Callable[[IntArray], WindowPlan]
     runner: PackRunner
     model: Model
+    precision: InferencePrecision
+    notes: tuple[str, ...]
 
 
 def load_task_model(described: TaskDescription, task: Task, options: PredictOptions) -> LoadedModel:
@@ -197,12 +204,13 @@ def _load(
         raise InputError(f"--max-sequence-length {requested}: the model has {positions} positions; give 3 to {positions}")
     longest = requested or min(usual_length or positions, positions)
     with _with_a_way_on(path):
-        device = engine.open_device(TrainingSettings(precision=options.precision, device=options.device))
+        device, precision, notes = _open_device(engine, options)
         compiled = device.compiles if options.compile is None else options.compile
         model = engine.build(ModelSpec(start.config, head), device, seed=None, compiled=compiled)
         model.load_values(start.variables)
         if isinstance(start.config, EncoderConfig):
             cast("TorchEncoder", model).check_packs()
+        model.freeze()
     one_shape, width = device.kind == "hpu", start.sizes.hidden_size if task is None else task.width
     plan = partial(
         plan_window,
@@ -214,7 +222,24 @@ def _load(
     per: Literal["sequence", "token"] = "token" if head.predicts_per_token else "sequence"
     rest: Literal["smaller", "single", "filled"] = "single" if engine.NAME == "tensorflow" else "smaller"
     runner = PackRunner(model.outputs, per, width, rest="filled" if one_shape else rest)
-    return LoadedModel(path, tokenizer, longest, positions, start.identity, plan, runner, model)
+    return LoadedModel(path, tokenizer, longest, positions, start.identity, plan, runner, model, precision, notes)
+
+
+def _open_device(engine: Engine, options: PredictOptions) -> tuple[Device, InferencePrecision, tuple[str, ...]]:
+    """Open the device of `options`, and return it with the precision to compute in and lines for the user.
+
+    The precision is float32 instead of bfloat16 if the device is a processor without instructions for bfloat16.
+    """
+    precision: Precision = "float32" if options.precision == "float32" else "bfloat16"
+    device = engine.open_device(TrainingSettings(precision=precision, device=options.device))
+    processor = read_processor()
+    if options.precision != "bfloat16" or device.kind != "cpu" or processor.multiplies_bfloat16:
+        return device, precision, device.notes
+    note = (
+        f"note: this processor ({processor.instructions}) does not multiply in bfloat16, so float32 is used; "
+        "to compute in bfloat16 all the same, use --precision bfloat16-always"
+    )
+    return replace(device, compute_dtype="float32"), "float32", (*device.notes, note)
 
 
 @contextmanager
@@ -345,13 +370,15 @@ def embed(
             )
         normalize = own.normalize if options.normalize is None else options.normalize
         loaded = load_encoder(path, own, options, normalize=normalize)
+        for note in loaded.notes:
+            reporter.say(note)
         length, values = loaded.max_sequence_length, min(own.truncate_dim or loaded.runner.width, loaded.runner.width)
         rows = RowSource(rows_file, settings, loaded.tokenizer, length, prompt=prompt)
         chosen = {
             "pooling": own.pooling,
             "normalize": normalize,
             "max_sequence_length": length,
-            "precision": options.precision,
+            "precision": loaded.precision,
             "packed": options.packed,
             "ending": ending,
             **({"prompt": prompt} if prompt else {}),

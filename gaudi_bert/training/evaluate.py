@@ -90,6 +90,7 @@ def _evaluate_once(
         config = BertConfig.from_json(stored.settings["model"])
         model = engine.build(ModelSpec(config, PretrainingHead(settings.loss)), device, seed=None)
         model.load_values(stored.variables)
+        model.freeze()
         evaluations = []
         for source in sources:
             check_fits(source, config)

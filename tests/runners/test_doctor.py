@@ -15,6 +15,7 @@ import pytest
 
 from gaudi_bert.artefacts.object_store import Objects
 from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.processor import Processor
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import PipelineSettings, load_pipeline
 from gaudi_bert.runners.doctor import CheckResult, _check_host, _HostAnswers, examine_cluster, examine_store
@@ -85,6 +86,22 @@ def test_an_engine_that_is_named_must_run(
     results = _check_host(_HostAnswers(packages=packages, python=python), load_pipeline(None, [f"training.engine={engine}"]))
     assert [(result.check, result.verdict) for result in results[:1]] == [("engines", verdict)]
     assert [result.check for result in results] == ["engines", "extras", "cards", "disk"]
+
+
+@pytest.mark.parametrize(
+    ("multiplies", "shares", "stated"),
+    [
+        (True, {"8 rows": 0.5, "1 row": 0.875}, "takes 0.50 of the time of float32 for 8 rows and 0.88 of the time of"),
+        (True, {}, "it multiplies in bfloat16"),
+        (False, {}, "`--precision bfloat16` computes in float32"),
+    ],
+)
+def test_what_bfloat16_brings(multiplies: bool, shares: dict[str, float], stated: str) -> None:
+    answers = dataclasses.replace(SERVER, processor=Processor("Some CPU", "AVX2", multiplies), bfloat16_shares=shares)
+    result = next(each for each in _check_host(answers, CARDS) if each.check == "processor")
+    assert result.verdict == "ok"
+    assert result.found.startswith("Some CPU, AVX2: ")
+    assert stated in result.found
 
 
 def test_on_cards_an_engine_needs_its_bridge() -> None:

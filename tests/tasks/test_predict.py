@@ -19,7 +19,7 @@ from gaudi_bert.tasks.predict import EmbedOptions, embed, predict
 from tests.builders.agree import agree
 from tests.builders.bert_folder import CONFIG, write_bert, write_tokenizer, write_tokenizer_without_special_tokens
 from tests.builders.json_lines import lines_of, write_lines
-from tests.builders.reporters import QUIET
+from tests.builders.reporters import QUIET, Listener
 
 TEXTS = ["the cat sat on the mat", "dogs runs", "over the hill, and south!", "the river flows north", "unable mat"] * 4
 
@@ -187,6 +187,19 @@ def test_every_form_holds_the_same_vectors(folder: Path, data: Path, expected: A
     lines = lines_of(tmp_path / "j.jsonl")
     np.testing.assert_array_equal(np.array([line["embedding"] for line in lines], np.float32), vectors)
     assert embedded(folder, data, tmp_path / "v.npy").skipped
+
+
+@pytest.mark.parametrize(("precision", "notes", "differs"), [("bfloat16", 1, False), ("bfloat16-always", 0, True)])
+def test_bfloat16_on_a_processor_without_its_instructions(
+    precision: Any, notes: int, differs: bool, folder: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")  # oneDNN itself has read it before
+    listener, settings = Listener(), TaskSettings()
+    embedded(folder, data, tmp_path / "wide.npy", EmbedOptions(engine="pytorch"))
+    options = EmbedOptions(precision=precision, engine="pytorch")
+    embed(folder, str(data), str(tmp_path / "v.npy"), options, settings, reporter=listener)
+    assert listener.text.count("does not multiply in bfloat16, so float32 is used") == notes
+    assert np.array_equal(np.load(tmp_path / "v.npy"), np.load(tmp_path / "wide.npy")) != differs
 
 
 def test_vectors_have_the_values_that_the_folder_keeps(folder: Path, data: Path, expected: Any, tmp_path: Path) -> None:

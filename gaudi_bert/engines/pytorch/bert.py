@@ -103,13 +103,18 @@ def attention_on(device: str, by_vendor: bool) -> Attention:
 
 @dataclass(frozen=True)
 class Network:
-    """Inputs of every layer; `recomputes`: whether a layer is computed once more for the backward pass."""
+    """Inputs of every layer.
+
+    `recomputes`: whether a layer is computed once more for the backward pass. `reads_few`: whether the last layer computes
+    only the positions that are read, also where they are no fewer than the positions of a row.
+    """
 
     config: BertConfig
     parameters: _Parameters
     training: bool = False
     attention: Attention = _plain_attention
     recomputes: bool = False
+    reads_few: bool = False
 
     def drop(self, inputs: Tensor) -> Tensor:
         """Dropout of hidden states."""
@@ -157,7 +162,7 @@ def encode_packs(network: Network, batch: Mapping[str, Tensor], positions_BP: Te
     config, (packs, length) = network.config, batch["input_ids"].shape
     hidden_TH = _embed(network, batch)
     bias_B1LL = _attention_bias(batch["input_mask"], config.attention == "causal", hidden_TH.dtype)
-    reads_few = positions_BP is not None and positions_BP.shape[1] < length
+    reads_few = positions_BP is not None and (network.reads_few or positions_BP.shape[1] < length)
     for layer in range(config.num_hidden_layers):
         query_RH, bias_B1PL = hidden_TH, bias_B1LL
         if positions_BP is not None and reads_few and layer == config.num_hidden_layers - 1:
@@ -205,17 +210,32 @@ def _joined(parameters: _Parameters, scope: str, parts: tuple[str, ...]) -> tupl
     return torch.cat([parameters[f"{scope}/{part}/kernel"] for part in parts], dim=1), torch.cat(list(biases.values()))
 
 
-def packed_parameters(parameters: _Parameters, config: BertConfig) -> dict[str, Tensor]:
-    """Return what the encoder's layers multiply by, joined and in the layout of products of few rows; without gradients."""
+def packed_parameters(
+    parameters: _Parameters, config: BertConfig, dtype: torch.dtype, *, reads_few: bool
+) -> dict[str, Tensor]:
+    """Return a frozen copy of the variables: kernels of the encoder's layers joined and in the layout of `pack_weights`.
+
+    Variables that are not kernels or biases of these layers are not copied.
+
+    Args:
+        parameters: all variables by name.
+        dtype: the type of the products, float32 or bfloat16.
+        reads_few: see `Network`.
+    """
     packed = dict(parameters)
     for layer in range(config.num_hidden_layers):
         scope, is_last = layer_name_prefix(layer), layer == config.num_hidden_layers - 1
-        for parts in (_ALL_PARTS, *_SOME_PARTS) if is_last else (_ALL_PARTS,):
-            name = f"{scope}/attention/self/{'+'.join(parts)}"
-            kernel_HO, bias_O = _joined(parameters, f"{scope}/attention/self", parts)
-            packed |= {f"{name}/kernel": pack_weights(kernel_HO), f"{name}/bias": bias_O}
+        attention = f"{scope}/attention/self"
+        for parts in _SOME_PARTS if is_last and reads_few else (_ALL_PARTS,):
+            kernel_HO, bias_O = _joined(parameters, attention, parts)
+            name = f"{attention}/{'+'.join(parts)}"
+            packed |= {f"{name}/kernel": pack_weights(kernel_HO, dtype), f"{name}/bias": bias_O.to(dtype)}
+            if len(parts) > 1:
+                for part in parts:
+                    del packed[f"{attention}/{part}/kernel"], packed[f"{attention}/{part}/bias"]
         for name in ("attention/output/dense", "intermediate/dense", "output/dense"):
-            packed[f"{scope}/{name}/kernel"] = pack_weights(parameters[f"{scope}/{name}/kernel"])
+            packed[f"{scope}/{name}/kernel"] = pack_weights(parameters[f"{scope}/{name}/kernel"], dtype)
+            packed[f"{scope}/{name}/bias"] = parameters[f"{scope}/{name}/bias"].to(dtype)
     return packed
 
 

@@ -6,6 +6,7 @@ K sums of a head, V vocabulary.
 
 from __future__ import annotations
 
+import ctypes
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -18,7 +19,7 @@ from torch.nn import functional
 
 from gaudi_bert.common.arrays import BatchArrays, Float32Array, Int32Array, WeightArrays
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.encoders.cpu import TableOfRows, cross_entropy, is_eager
+from gaudi_bert.encoders.cpu import TableOfRows, cross_entropy, is_eager, pack_linear_layers
 from gaudi_bert.encoders.feeding import belongs, vectors_of_sequences, widen
 from gaudi_bert.engines.protocol import ComputeDtype, Device, ModelSpec, Trial, check_weights
 from gaudi_bert.engines.pytorch.bert import (
@@ -53,8 +54,10 @@ _WORK_SEED = np.array([1, 2], np.int32)
 class TorchModel(ABC):
     """A model on a device; `parameters_by_name` are float32 leaves, whose gradients `updates.py` reads."""
 
-    def __init__(self, spec: ModelSpec, device: Device | None, compute_dtype: ComputeDtype | None) -> None:
-        self.spec = spec
+    def __init__(
+        self, spec: ModelSpec, device: Device | None, compute_dtype: ComputeDtype | None, compiler: str | None
+    ) -> None:
+        self.spec, self.is_compiled = spec, compiler is not None
         self.device = torch.device(device.name if device is not None else "cpu")
         self.compute_dtype = compute_dtype or (device.compute_dtype if device is not None else "float32")
         self.recomputes = device is not None and device.recomputes
@@ -69,6 +72,10 @@ class TorchModel(ABC):
     @abstractmethod
     def has_weight_decay(self, name: str) -> bool:
         """Whether weight decay applies to a variable."""
+
+    @abstractmethod
+    def pack(self, dtype: torch.dtype) -> None:
+        """Replace the frozen weights of products by copies in a type and in the layout of products."""
 
     # --- the protocol
 
@@ -117,9 +124,15 @@ class TorchModel(ABC):
         return float(sum(gradient.sum() for gradient in gradients if gradient is not None))
 
     def freeze(self) -> None:
-        """Give up training, and loading of weights: they may be arranged for passes over few rows."""
+        """Give up training and the loading of weights, so that the weights are stored once, as products need them.
+
+        Afterwards only `outputs` and `evaluate` may be called.
+        """
         for parameter in self.parameters_by_name.values():
             parameter.requires_grad_(False)
+        if self.device.type == "cpu" and not self.is_compiled and self.compute_dtype != "float64":
+            self.pack(torch.bfloat16 if self.compute_dtype == "bfloat16" else torch.float32)
+            return_freed_memory()
 
     @abstractmethod
     def call_between_layers(self, callback: Callable[[], None]) -> None:
@@ -181,14 +194,13 @@ class TorchBert(TorchModel):
         compute_dtype: ComputeDtype | None = None,
         compiler: str | None = None,
     ) -> None:
-        super().__init__(spec, device, compute_dtype)
+        super().__init__(spec, device, compute_dtype, compiler)
         self.config = cast(BertConfig, spec.config)
         for name, variable in parameter_specs_with_head(self.config, spec.head).items():
             value = torch.from_numpy(draw_initial_value(name, variable, self.config.initializer_range, seed))
             self.parameters_by_name[name] = torch.nn.Parameter(value.to(self.device))
         self.attention = attention_on(self.device.type, device is not None and device.fuses_attention)
-        self._is_compiled = compiler is not None
-        self._frozen: dict[str, Tensor] | None = None
+        self.frozen: dict[str, Tensor] | None = None
         self._compute: Callable[..., Any] = self._heads
         if compiler is not None:
             self._compute = torch.compile(self._heads, backend=compiler, dynamic=False, fullgraph=True)
@@ -225,11 +237,11 @@ class TorchBert(TorchModel):
             },
         )
 
-    def freeze(self) -> None:
-        """Give up training, and loading of weights: a copy of them is arranged for passes over few rows."""
-        super().freeze()
-        if self.compute_dtype == "float32" and not self._is_compiled:
-            self._frozen = packed_parameters(self.parameters_by_name, self.config)
+    def pack(self, dtype: torch.dtype) -> None:
+        """Join the kernels of attention, and replace those of the encoder's layers."""
+        reads_few = isinstance(self.spec.head, PretrainingHead) or self.spec.head.positions_feature is not None
+        self.frozen = packed_parameters(self.parameters_by_name, self.config, dtype, reads_few=reads_few)
+        self.parameters_by_name = {}
 
     def call_between_layers(self, callback: Callable[[], None]) -> None:
         """Call `callback` before the attention of each layer from now on."""
@@ -242,17 +254,18 @@ class TorchBert(TorchModel):
         self.attention = attend_after_callback
 
     def _parameters(self) -> dict[str, Tensor]:
-        if self._frozen is not None:
-            return self._frozen
+        if self.frozen is not None:
+            return self.frozen
         if self.compute_dtype == "float64":
             return {name: parameter.double() for name, parameter in self.parameters_by_name.items()}
         parameters: dict[str, Tensor] = dict(self.parameters_by_name)
-        if is_eager(parameters[WORDS]) and not self._is_compiled:
+        if is_eager(parameters[WORDS]) and not self.is_compiled:
             parameters[WORDS_TO_LOOK_UP], parameters[WORDS] = TableOfRows.apply(parameters[WORDS])
         return parameters
 
     def _network(self, parameters: Tensors, training: bool = False) -> Network:
-        return Network(self.config, parameters, training, self.attention, training and self.recomputes)
+        recomputes, reads_few = training and self.recomputes, self.frozen is not None
+        return Network(self.config, parameters, training, self.attention, recomputes, reads_few)
 
     def _heads(self, parameters: Tensors, batch: Tensors, training: bool) -> Any:
         network, head = self._network(parameters, training), self.spec.head
@@ -326,7 +339,7 @@ class TorchEncoder(TorchModel):
         packed: PackedModel,
         compiler: str | None,
     ) -> None:
-        super().__init__(spec, device, compute_dtype)
+        super().__init__(spec, device, compute_dtype, compiler)
         self.packed, self.module = packed, packed.module.to(self.device)
         self.parameters_by_name = dict(self.module.named_parameters())
         self._undecayed = {name for name in self.parameters_by_name if name.endswith("bias")}
@@ -387,6 +400,17 @@ class TorchEncoder(TorchModel):
         for layer in max(lists, key=len, default=()):
             layer.register_forward_pre_hook(lambda *_: callback())
 
+    def pack(self, dtype: torch.dtype) -> None:
+        """Replace the weights of the linear layers that a trial calls."""
+        trial = self.packed.trial_batch()
+
+        def compute() -> None:
+            with torch.inference_mode(), self.autocast():
+                self.forward(trial, False)
+
+        pack_linear_layers(self.module, compute, dtype)
+        self.parameters_by_name = dict(self.module.named_parameters())
+
     def _outputs(self, batch: Tensors) -> Tensor:
         head = self.spec.head
         return self.packed.vectors(batch, head) if isinstance(head, VectorHead) else self.packed.answers(batch)
@@ -423,6 +447,13 @@ def ahead_on_device(batches: Iterable[BatchArrays], device: torch.device) -> Ite
         for tensor in batch.values():
             tensor.record_stream(computes)  # its memory is not given away before the pass is done with it
         yield batch
+
+
+def return_freed_memory() -> None:
+    """Return what was freed to the kernel, which `open_device` tells glibc not to do by itself."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def to_numpy(tensor: Tensor) -> Float32Array:

@@ -95,6 +95,9 @@ class TensorFlowModel:
         for name, value in values.items():
             self.variables[name].assign(np.asarray(value, dtype=np.float32))
 
+    def freeze(self) -> None:
+        """Do nothing: a graph of TensorFlow arranges weights by itself."""
+
     def outputs(self, batch: BatchArrays) -> Float32Array:
         """Return what the head gives, without dropout."""
         values: Float32Array = self._outputs(self._tensors(batch)).numpy()

@@ -16,10 +16,11 @@ import transformers
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.sections import TrainingSettings
+from gaudi_bert.encoders.cpu import PackedLinear, has_onednn
 from gaudi_bert.engines import load_engine
 from gaudi_bert.engines.protocol import Communicator, ModelSpec, UpdateScalars
-from gaudi_bert.model.config import EncoderConfig
-from gaudi_bert.model.heads import TaskHead
+from gaudi_bert.model.config import BertConfig, EncoderConfig
+from gaudi_bert.model.heads import TaskHead, VectorHead
 from tests.builders import torch_models
 from tests.builders.agree import agree, identical
 from tests.builders.encoders import CONFIGS as SMALL_CONFIGS
@@ -45,6 +46,7 @@ CONFIGS: dict[str, Any] = {
         vocab_size=VOCABULARY, **SMALL, num_key_value_heads=2, num_local_experts=4, sliding_window=None
     ),
 }
+BERT = BertConfig(vocab_size=VOCABULARY, **SMALL, initializer_range=0.15)
 TAGS = next(head for head in HEADS if head.kind == "token-classification")
 WORDS, NEXT_WORD = HEADS[-2:]
 CASES = [(name, TEXTS) for name in CONFIGS if name != "t5"] + [("roberta", head) for head in HEADS[1:]]
@@ -124,6 +126,42 @@ def test_bfloat16_is_near_float32() -> None:
     narrow = load_engine("pytorch").build(spec_of("roberta", TEXTS), device, seed=3).outputs(batch)
     real = batch["target_weights"] > 0
     agree(narrow[real], build("roberta", TEXTS).outputs(batch)[real], 0.05)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("name", "head"), CASES, ids=NAMES)
+def test_a_frozen_model_gives_the_same(name: str, head: TaskHead, precision: Any) -> None:
+    model, batch = build(name, head, compute_dtype=precision), batch_of(packs_of(head, VOCABULARY), head)
+    (outputs, sums), variables = model.evaluate(batch), model.values()
+    model.freeze()
+    found, found_sums = model.evaluate(batch)
+    bound = 1e-5 if precision == "float32" else 0.05
+    agree(found_sums[:2], sums[:2], bound)  # which class is the likeliest, the third sum, may change in bfloat16
+    if outputs is not None:
+        real = batch["input_mask" if outputs.shape[1] == batch["input_mask"].shape[1] else "target_weights"] > 0
+        agree(found[real], outputs[real], bound)
+    kept = sum(parameter.numel() for parameter in model.parameters_by_name.values())
+    packed = sum(layer.packed.numel() for layer in model.module.modules() if isinstance(layer, PackedLinear))
+    buffers = sum(buffer.numel() for buffer in model.buffers().values())
+    assert kept + packed + buffers == sum(values.size for values in variables.values())
+    if has_onednn(getattr(torch, precision)) and name != "gpt2":  # whose layers are not linear layers of PyTorch
+        assert packed > 0
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("head", [*HEADS[:5], VectorHead("mean", normalize=True), VectorHead("cls", normalize=False)])
+def test_a_frozen_bert_gives_the_same_and_holds_each_weight_once(head: Any, precision: Any) -> None:
+    of_batch = head if isinstance(head, TaskHead) else TEXTS
+    model = load_engine("pytorch").build(ModelSpec(BERT, head), seed=3, compute_dtype=precision)
+    batch = batch_of(packs_of(of_batch, VOCABULARY), of_batch)
+    short = {name: values[2:] for name, values in batch.items()}  # one sequence: as many positions are read as there are
+    short |= {name: short[name][:, :1] for name in ("input_ids", "input_mask", "segment_ids", "positions")}
+    short |= {name: values[:, :1] for name, values in short.items() if name in ("sequence_positions", "target_weights")}
+    expected, numbers = [model.outputs(each) for each in (batch, short)], sum(map(np.size, model.values().values()))
+    model.freeze()
+    for each, values in zip((batch, short), expected, strict=True):
+        agree(model.outputs(each), values, 1e-5 if precision == "float32" else 0.05)
+    assert sum(tensor.numel() for tensor in model.frozen.values()) == numbers
 
 
 @pytest.mark.parametrize(

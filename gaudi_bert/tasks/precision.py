@@ -1,0 +1,57 @@
+"""What `--precision bfloat16` brings on this processor, measured with a small BERT."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from gaudi_bert.common.arrays import BatchArrays
+from gaudi_bert.engines import load_engine
+from gaudi_bert.engines.protocol import ComputeDtype, Model, ModelSpec
+from gaudi_bert.model.config import BertConfig
+from gaudi_bert.model.heads import VectorHead
+
+# Two layers of the sizes of MiniLM: what a layer costs does not depend on their number.
+_CONFIG = BertConfig(vocab_size=1000, hidden_size=384, num_hidden_layers=2, num_attention_heads=12, intermediate_size=1536)
+SHAPES = {"8 rows of 256 tokens": (8, 256), "1 row of 16 tokens": (1, 16)}
+_SECONDS = 0.5  # of each shape
+
+
+def measure_bfloat16_shares() -> dict[str, float]:
+    """Compute batches of two shapes in both precisions, in turn, for a second in all.
+
+    Returns:
+        For each shape, by its description: the shortest time of a batch in bfloat16, divided by the shortest in float32.
+    """
+    models: dict[ComputeDtype, Model] = {kind: build_frozen_model(kind) for kind in ("float32", "bfloat16")}
+    return {name: _measure_share(models, make_batch(*shape)) for name, shape in SHAPES.items()}
+
+
+def build_frozen_model(compute_dtype: ComputeDtype) -> Model:
+    """Return a small frozen BERT with random weights, always the same."""
+    spec = ModelSpec(_CONFIG, VectorHead("mean", normalize=True))
+    model = load_engine("pytorch").build(spec, seed=1, compute_dtype=compute_dtype)
+    model.freeze()
+    return model
+
+
+def make_batch(rows: int, length: int) -> BatchArrays:
+    """Return a batch whose rows hold one text each."""
+    ids = np.random.default_rng(1).integers(5, _CONFIG.vocab_size, (rows, length), np.int32)
+    positions = np.tile(np.arange(length, dtype=np.int32), (rows, 1))
+    batch = {"input_ids": ids, "input_mask": np.ones_like(ids), "segment_ids": np.zeros_like(ids), "positions": positions}
+    return {**batch, "sequence_positions": np.zeros((rows, 1), np.int32)}
+
+
+def _measure_share(models: dict[ComputeDtype, Model], batch: BatchArrays) -> float:
+    shortest = dict.fromkeys(models, np.inf)
+    for model in models.values():
+        model.outputs(batch)  # the first one allocates memory
+    end = time.perf_counter() + _SECONDS
+    while time.perf_counter() < end:
+        for kind, model in models.items():
+            begun = time.perf_counter()
+            model.outputs(batch)
+            shortest[kind] = min(shortest[kind], time.perf_counter() - begun)
+    return float(shortest["bfloat16"] / shortest["float32"])
