@@ -205,8 +205,8 @@ def test_no_state_is_hidden_in_a_module() -> None:
 OPENERS = {"open", "read_text", "read_bytes"}
 # Who opens files otherwise, and why: files of this installation and of the system, and what only grows or is locked.
 OTHERWISE = {
-    "common/files.py", "common/compiled.py", "common/processor.py", "common/threads.py", "common/errors.py", "common/progress.py",
-    "corpus/python_texts.py", "runners/stop_ranks.py",
+    "common/files.py", "common/compiled.py", "common/processor.py", "common/threads.py", "common/errors.py",
+    "common/progress.py", "corpus/python_texts.py", "runners/stop_ranks.py",
     "runners/kubernetes/manifests.py", "runners/launch.py", "artefacts/object_store.py",
     "training/logs.py", "tables/tokenize.py",
 }  # fmt: skip
