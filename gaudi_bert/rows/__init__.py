@@ -1,1 +1,1 @@
-"""Rows of text: read from files, turned into token ids, packed; answers in the order of the rows."""
+"""Rows of text: reading them from files, tokenizing and packing them, and turning model outputs into predictions per row."""

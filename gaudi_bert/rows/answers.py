@@ -1,6 +1,14 @@
-"""A model's outputs as answers: one JSON object for each row, as `predict` writes them. No TensorFlow, no PyTorch.
+"""Turn the outputs of a model into predictions: one JSON object per row, as `predict` writes them.
 
-Letters: N sequences, T tokens of all of them, C classes, W words.
+Each function takes the logits of some rows and yields one dict for each row, in the order of the rows. `TagScheme` parses
+the tags of token classification, so that words of the same entity are joined. Everything is computed with numpy, without
+TensorFlow or PyTorch.
+
+Letters:
+    N: sequences.
+    T: tokens of all sequences.
+    C: classes.
+    W: words.
 """
 
 from __future__ import annotations
@@ -16,21 +24,25 @@ from gaudi_bert.rows.types import NO_WORD, OUTSIDE, Row, Sequences, TaggedRow
 
 
 def _softmax(logits: Float32Array) -> Float32Array:
-    """The softmax over the last axis, computed in float64."""
+    """Return the softmax over the last axis. It is computed in float64 and returned as float32."""
     wide = np.exp(logits.astype(np.float64) - logits.max(axis=-1, keepdims=True))
     probabilities: Float32Array = (wide / wide.sum(axis=-1, keepdims=True)).astype(np.float32)
     return probabilities
 
 
 def class_answers(logits_NC: Float32Array, labels: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Yield `{"label", "probabilities": {name: p}}` for each text; the label is the one with the largest logit."""
+    """Yield `{"label", "probabilities": {name: p}}` for each text. The label is the class with the largest logit."""
     best_N = logits_NC.argmax(axis=-1).tolist()
     for best, probabilities_C in zip(best_N, _softmax(logits_NC).tolist(), strict=True):
         yield {"label": labels[best], "probabilities": dict(zip(labels, probabilities_C, strict=True))}
 
 
 def multi_label_answers(logits_NC: Float32Array, labels: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """`{"labels", "probabilities": {name: p}}`."""
+    """Yield `{"labels", "probabilities": {name: p}}` for each text.
+
+    The probabilities are the sigmoids of the logits. `labels` lists the classes whose logit is at least 0, which may be
+    none.
+    """
     probabilities_NC = 1.0 / (1.0 + np.exp(-logits_NC.astype(np.float64)))
     for logits_C, probabilities_C in zip(logits_NC, probabilities_NC.astype(np.float32).tolist(), strict=True):
         chosen = [name for name, logit in zip(labels, logits_C, strict=True) if logit >= 0]
@@ -38,7 +50,7 @@ def multi_label_answers(logits_NC: Float32Array, labels: Sequence[str]) -> Itera
 
 
 def number_answers(logits_N1: Float32Array) -> Iterator[dict[str, Any]]:
-    """`{"value"}`."""
+    """Yield `{"value"}` for each text: the single output of a regression head."""
     for value in logits_N1[:, 0].tolist():
         yield {"value": value}
 
@@ -46,7 +58,17 @@ def number_answers(logits_N1: Float32Array) -> Iterator[dict[str, Any]]:
 def tag_answers(
     logits_TC: Float32Array, sequences: Sequences, rows: Sequence[Row], labels: Sequence[str]
 ) -> Iterator[dict[str, Any]]:
-    """`{"tags": [{"start", "end", "tag", "score"}]}`: entities, with their characters in the text of the row."""
+    """Yield `{"tags": [{"start", "end", "tag", "score"}]}` for each row of token classification.
+
+    `start` and `end` are character positions in the text of the row. If the tags follow a chunk scheme, each entry is an
+    entity, and otherwise it is a single word. Words with the tag `O` are left out.
+
+    Args:
+        logits_TC: The logits of all tokens.
+        sequences: The sequences of the rows. Their `words` state which word each token represents.
+        rows: The rows, each a `TaggedRow`.
+        labels: The names of the classes.
+    """
     scheme = TagScheme(labels)
     for row, tagged in zip(rows, tagged_words(logits_TC, sequences, rows, labels), strict=True):
         yield {"tags": list(_entities(cast(TaggedRow, row), *tagged, scheme))}
@@ -55,7 +77,16 @@ def tag_answers(
 def tagged_words(
     logits_TC: Float32Array, sequences: Sequences, rows: Sequence[Row], labels: Sequence[str]
 ) -> Iterator[tuple[list[str], list[float]]]:
-    """The tag of every word of each row, and how sure the model is of it."""
+    """Yield the tag and the probability of every word, as two lists for each row.
+
+    A word that no token represents, because the row was truncated, gets the tag `O` and the probability 0.
+
+    Args:
+        logits_TC: The logits of all tokens.
+        sequences: The sequences of the rows. Their `words` state which word each token represents.
+        rows: The rows, each a `TaggedRow`.
+        labels: The names of the classes.
+    """
     words = cast(IntArray, sequences.words)
     carrying = np.flatnonzero(words != NO_WORD)
     probabilities_WC = _softmax(logits_TC[carrying])
@@ -73,7 +104,7 @@ def tagged_words(
 
 
 def _entities(row: TaggedRow, tags: Sequence[str], scores: Sequence[float], scheme: TagScheme) -> Iterator[dict[str, Any]]:
-    """Words that belong together, or each word that is not outside, by the scheme."""
+    """Yield the entities of a row. Without a chunk scheme, yield each word whose tag is not `O`."""
     starts = row.word_starts()
     begin, (position_before, kind_before) = 0, ("", OUTSIDE)
     for word, tag in enumerate([*tags, OUTSIDE]):
@@ -91,8 +122,9 @@ def _entities(row: TaggedRow, tags: Sequence[str], scores: Sequence[float], sche
         position_before, kind_before = position, kind
 
 
-# --- Tags of a chunk scheme: `B-x` begins an entity of kind x, `I-x` continues it, `E-x` or `L-x` ends it, `S-x` or `U-x` is
-# one word. Where there is one kind only, `B` and `I` alone will do. Other tags, such as parts of speech, are of a word each.
+# --- Tags of a chunk scheme: `B-x` begins an entity of kind x, `I-x` continues it, `E-x` or `L-x` ends it, and `S-x` or
+# `U-x` marks an entity of one word. If there is only one kind, its name may be missing, as in `B` and `I`. All other tags,
+# such as parts of speech, describe a single word.
 
 _CHUNK = re.compile(r"([BIELSU])-(.+)", re.DOTALL)
 _POSITIONS = {"L": "E", "U": "S"}
@@ -100,11 +132,11 @@ _UNNAMED = "_"
 
 
 class TagScheme:
-    """Meaning of the tags of words.
+    """A parser for the tags of words.
 
     Attributes:
-        has_chunks: some tag is of a chunk scheme; otherwise each word stands alone.
-        odd_tag: where tags of a chunk scheme and others are mixed, the first one of the kind that has fewer.
+        has_chunks: Whether any tag belongs to a chunk scheme. Otherwise each word is an entity of its own.
+        odd_tag: If the labels mix chunk tags with other tags, the first tag of the rarer of the two groups. Otherwise None.
     """
 
     def __init__(self, labels: Sequence[str]) -> None:
@@ -115,7 +147,10 @@ class TagScheme:
         self.odd_tag = min(others, chunks, key=len)[0] if chunks and others else None
 
     def split(self, tag: str) -> tuple[str, str]:
-        """Return where in an entity a word is (B, I, E or S; "" where the tag does not say), and the kind of the entity."""
+        """Split a tag into the position of a word in its entity and the kind of the entity.
+
+        The position is B, I, E or S, or "" if the tag does not state it.
+        """
         if self._is_unnamed and tag != OUTSIDE:
             return tag, _UNNAMED
         match = _CHUNK.fullmatch(tag)

@@ -1,18 +1,18 @@
-"""Cuts long texts before they are tokenized, where this cannot change the tokens that stay.
+"""Cut long texts before they are tokenized, if this cannot change the tokens that remain after truncation.
 
-A text of megabytes is truncated to some hundred tokens, so it is enough to tokenize its beginning, or its end. Text is cut
-between two words only: before a separator (a space or a line break) that stands between two letters or digits, or
-between two Chinese characters if the tokenizer makes each of them a word. The tokens of a text are those of its part
-before such a place and of the rest, one after the other, if all of the following holds for its tokenizer:
+A text of several megabytes is truncated to a few hundred tokens, so it is enough to tokenize its beginning or its end. A
+text is cut only between two words. The cut comes before a separator (a space or a line break) that has a letter or a digit
+on each side. If the tokenizer makes a word of each Chinese character, a cut is also possible between two of them. Tokenizing
+the two parts separately gives the same tokens as tokenizing the text, if all of the following holds for the tokenizer:
 
-- The normalizer has only known steps. Each of them changes characters by themselves or with combining marks that follow
-  them, and a letter, a digit or a separator is no such mark.
-- The pre-tokenizer has only known steps, and they split there: the pieces of two words with a separator between them are
-  those of the first word and of the rest. No piece contains both words, and models tokenize each piece by itself.
-- No added token contains a space, so none lies across the place. None takes the spaces that follow it.
+- The normalizer has only known steps. Each step changes single characters, or characters together with the combining marks
+  that follow them. A letter, a digit or a separator is not a combining mark.
+- The pre-tokenizer has only known steps, and they split the text at the cut. Therefore no piece contains characters from
+  both sides, and models tokenize each piece separately.
+- No added token contains a space, so no added token extends across the cut. No added token consumes the spaces after it.
 
-So if the beginning has more tokens than stay, these tokens are among its own. Tokenizers for which this is not certain
-read the text completely, up to a limit.
+So if the beginning of a text has more tokens than remain, all remaining tokens are in this beginning. Other tokenizers read
+the complete text, up to a limit.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 MOST_CHARACTERS = 1 << 17
-"""Most characters of a text that are tokenized."""
+"""The largest number of characters of a text that are tokenized."""
 _FIRST_CHARACTERS, _MORE = 8, 4
-"""Characters per token that are tried first, and how many times as many are tried next."""
+"""The number of characters per token in the first attempt, and the factor by which each further attempt is longer."""
 _CHARACTERS_PER_TOKEN = 64
-"""For long sequences, more characters are tokenized than MOST_CHARACTERS."""
+"""For long sequences, this number of characters per token replaces the limit MOST_CHARACTERS."""
 _LONGEST_WORD = 4096
-"""So many characters are searched for a place to cut."""
+"""The number of characters that are searched for a place to cut."""
 _NORMALIZERS = {"BertNormalizer", "NFC", "NFD", "NFKC", "NFKD", "Nmt", "Lowercase", "StripAccents", "Strip", "Precompiled"}
 _PRE_TOKENIZERS = {"BertPreTokenizer", "Whitespace", "WhitespaceSplit", "ByteLevel", "Metaspace", "Punctuation", "Digits"}
 _IDEOGRAPH = "[\u4e00-\u9fff]"
@@ -44,8 +44,11 @@ class TextCutter:
     """Cuts texts for one tokenizer.
 
     Args:
-        tokenizer: neither truncates nor pads when texts are cut.
-        tokens: the most tokens of a sequence.
+        tokenizer: The tokenizer. It must neither truncate nor pad while texts are cut.
+        tokens: The largest number of tokens in a sequence.
+
+    Attributes:
+        most_characters: The length in characters above which a text is rejected unless it can be cut.
     """
 
     def __init__(self, tokenizer: Tokenizer, tokens: int) -> None:
@@ -54,16 +57,18 @@ class TextCutter:
         self.most_characters = max(MOST_CHARACTERS, _CHARACTERS_PER_TOKEN * tokens)
 
     def cut(self, text: str, before: str = "", tokens: int | None = None, *, from_left: bool = False) -> str:
-        """Return the beginning or the end of a text that decides which of its tokens stay; short texts as they are.
+        """Return the beginning or the end of a text, such that truncating it gives the same tokens as truncating the text.
+
+        A short text is returned unchanged.
 
         Args:
-            text: the text.
-            before: precedes the text when it is tokenized.
-            tokens: the part has more tokens than this; None for those of a sequence.
-            from_left: whether the beginning of the text is truncated, so that its end stays.
+            text: The text.
+            before: Text that precedes `text` when it is tokenized.
+            tokens: The result has more tokens than this. None stands for the length of a sequence.
+            from_left: Whether truncation removes the beginning of the text, so that its end remains.
 
         Raises:
-            InputError: the text is very long, and it is not certain which of its tokens stay.
+            InputError: The text is too long to be tokenized completely, and no place to cut it was found.
         """
         tokens = self._tokens if tokens is None else tokens
         most = max(self.most_characters, _CHARACTERS_PER_TOKEN * tokens)
@@ -79,10 +84,18 @@ class TextCutter:
         return text
 
     def cut_pair(self, first: str, second: str, *, from_left: bool = False) -> tuple[str, str]:
-        """Return two texts that are truncated together, the longer one cut.
+        """Return two texts that are truncated together, with the longer text cut.
 
-        Which text loses how many tokens depends on how many tokens both have. So the shorter one is not cut, and of the
-        longer one a part stays that has more tokens than the other, and than a sequence.
+        How many tokens each text loses depends on the token counts of both texts. Therefore the shorter text is not cut. The
+        part of the longer text that remains has more tokens than the shorter text and more tokens than a sequence.
+
+        Args:
+            first: The first text.
+            second: The second text.
+            from_left: Whether truncation removes the beginning of a text.
+
+        Raises:
+            InputError: Both texts are too long, or no place to cut the longer text was found.
         """
         if max(len(first), len(second)) <= _FIRST_CHARACTERS * self._tokens:
             return first, second
@@ -93,26 +106,28 @@ class TextCutter:
         return (first, longer) if len(second) >= len(first) else (longer, second)
 
     def count(self, text: str) -> int:
-        """Return the number of tokens of a text, without special tokens."""
+        """Return the number of tokens in a text, without special tokens."""
         return len(self._tokenizer.encode_batch([text], add_special_tokens=False)[0].ids)
 
     def _beginning(self, text: str, size: int) -> str:
-        """Return the longest beginning of at most `size` characters that ends where text may be cut, or nothing."""
+        """Return the longest beginning of at most `size` characters that ends at a possible cut, or "" if there is none."""
         found = list(self._found(text, max(0, size - _LONGEST_WORD), size))
         return text[: found[-1]] if found else ""
 
     def _end(self, text: str, size: int) -> str:
+        """Return the longest end of at most `size` characters that begins at a possible cut, or "" if there is none."""
         first = len(text) - size
         found = next(self._found(text, first, min(len(text), first + _LONGEST_WORD)), None)
         return "" if found is None else text[found:]
 
     def _found(self, text: str, start: int, end: int) -> Iterator[int]:
+        """Yield the positions between `start` and `end` at which the text can be cut."""
         places = () if self._places is None else self._places.finditer(text, start, end)
         return (place.end() for place in places)
 
 
 def _find_places(tokenizer: Tokenizer) -> re.Pattern[str] | None:
-    """Return what precedes and follows the places at which the tokenizer's texts may be cut; None if there are none."""
+    """Return a pattern that ends at the places where a text can be cut, or None if the tokenizer's texts cannot be cut."""
     content = json.loads(tokenizer.to_str())
     normalizers, pre_tokenizers = _steps(content["normalizer"]), _steps(content["pre_tokenizer"])
     added = [
@@ -136,7 +151,7 @@ def _find_places(tokenizer: Tokenizer) -> re.Pattern[str] | None:
 
 
 def _steps(component: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
-    """Return the steps of a normalizer or a pre-tokenizer, of which a sequence has several."""
+    """Return the steps of a normalizer or pre-tokenizer as a flat list, with nested sequences expanded."""
     if component is None:
         return []
     if component["type"] != "Sequence":
@@ -146,7 +161,7 @@ def _steps(component: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
 
 
 def _is_local_replacement(step: Mapping[str, Any]) -> bool:
-    """Whether a step replaces text without spaces, or several spaces by one."""
+    """Return whether a step replaces a text without spaces, or collapses several spaces into one."""
     pattern = step.get("pattern") if step["type"] == "Replace" else None
     if not isinstance(pattern, dict):
         return False
@@ -155,11 +170,12 @@ def _is_local_replacement(step: Mapping[str, Any]) -> bool:
 
 
 def _normalized(tokenizer: Tokenizer, text: str) -> str:
+    """Return the text as the tokenizer's normalizer changes it."""
     return text if tokenizer.normalizer is None else tokenizer.normalizer.normalize_str(text)
 
 
 def _splits(tokenizer: Tokenizer, first: str, rest: str) -> bool:
-    """Whether the pieces of a text are those of its two parts."""
+    """Return whether the pre-tokenizer splits the text between its two parts."""
 
     def pieces(text: str) -> list[str]:
         return [piece for piece, _ in tokenizer.pre_tokenizer.pre_tokenize_str(_normalized(tokenizer, text))]

@@ -1,4 +1,9 @@
-"""One record (a JSON object, a line of a table) as a typed row, every value checked; and the names of labels."""
+"""Validate one record (a JSON object or a row of a table) and turn it into a typed row. Also read and collect label names.
+
+`RowReader` checks every value that a task needs. Its errors describe the value and the remedy, and the caller adds the file
+and the position of the record. `ranked_pairs` expands a query with several documents into pairs. Reading records from files
+is the job of `reading.py` and `formats.py`.
+"""
 
 from __future__ import annotations
 
@@ -35,12 +40,12 @@ from gaudi_bert.rows.types import (
 NAMING_OPTIONS = {"text": "--text-column", "text_pair": "--text-pair-column", "label": "--label-column"}
 _INPUT_IDS = "input_ids"
 _NEGATIVE_COLUMNS, _NUMBERED_NEGATIVE = ("negative", "negatives"), re.compile("negative_[0-9]{1,6}")
-# What sentence-transformers reads as a score, wherever it stands.
+# Columns that sentence-transformers treats as the score of a row, regardless of their position.
 _SCORES = ("label", "labels", "score", "scores")
-# The words of a plain text: letters and digits together, every other character alone, as BERT's own splitting has it.
+# A word of a plain text is a run of letters and digits, or any other single character, as in BERT's basic tokenizer.
 _WORD = re.compile(r"\w+|[^\w\s]")
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
-# Numbers as text, as JSON has them: Python's own `int` and `float` take the digits of every script, and `1_000`.
+# Numbers are parsed as in JSON. Python's `int` and `float` would also accept digits of other scripts, and `1_000`.
 _DECIMAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _WHOLE = re.compile(r"(-?)0*([0-9]+)")
 _MOST_DIGITS = 18
@@ -49,11 +54,15 @@ _LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
 
 @dataclass(frozen=True)
 class RowReader:
-    """Makes rows of records; an error is of the record, and its reader names it.
+    """Turns records into typed rows. Its errors do not contain the position of the record, which the caller adds.
 
-    `task` is None for plain texts, `label_names` are those of labels that are numbers in the records. With `labelled`, a
-    record without a label is refused; else labels are ignored. With `named_by_header`, the names of the columns are in the
-    first line of the file.
+    Attributes:
+        task: The task, or None for plain texts.
+        settings: The settings of the task, which name the columns.
+        label_names: The names of labels that are numbers in the records.
+        labelled: Whether a record without a label is rejected. Otherwise labels are ignored.
+        named_by_header: Whether the first line of the file contains the column names. It affects only the remedies in
+            messages.
     """
 
     task: TaskName | None
@@ -64,10 +73,22 @@ class RowReader:
 
     @cached_property
     def _known_names(self) -> frozenset[str]:
+        """The label names as a set, for fast lookup."""
         return frozenset(self.label_names or ())
 
     def row(self, position: RowPosition, record: Record) -> Row:
-        """The row that `record` holds."""
+        """Return the row that a record describes.
+
+        Args:
+            position: The position of the record in its file.
+            record: The record.
+
+        Returns:
+            A row of the type that belongs to the task.
+
+        Raises:
+            InputError: A value that the task needs is missing or invalid. The message names the column and the value.
+        """
         if self.task == "token-classification":
             return self._tagged_row(position, record)
         if self.task == "embedding":
@@ -79,12 +100,17 @@ class RowReader:
         return self._text_row(position, record)
 
     def _column_remedy(self, setting: str, column: str) -> str:
+        """Return the remedy for a missing column: the option that names the column."""
         if self.task == "reranking":
             setting = {"text": "query", "text_pair": "document"}.get(setting, setting)
         remedy = f"name the column with {naming_option(setting)} (now {shorten(column)})"
         return f"{remedy}; without a header line, name all: --columns text,label,id" if self.named_by_header else remedy
 
     def _text_row(self, position: RowPosition, record: Record) -> TextRow:
+        """Return a text or a pair of texts, with its label if the task has labels.
+
+        The second text is optional. It is required only for reranking, and if the user named its column.
+        """
         settings = self.settings
         text = self._text(record, settings.text)
         pair = None
@@ -96,7 +122,7 @@ class RowReader:
         return TextRow(position, text, pair, label)
 
     def _tuple_row(self, position: RowPosition, record: Record) -> TupleRow:
-        """An anchor, a positive and negatives; or, without an anchor, two texts and a score."""
+        """Return an anchor, a positive and any negatives, or two texts and their score if the record has no anchor."""
         settings = self.settings
         names_pairs = settings.named & {"text", "text_pair", "label"}
         names_tuples = settings.named & {"anchor", "positive", "negative"}
@@ -117,28 +143,32 @@ class RowReader:
         return TupleRow(position, (*self._different((anchor, positive)), *negatives))
 
     def _different(self, texts: tuple[str, str]) -> tuple[str, str]:
+        """Return the texts unchanged after checking that they are different."""
         if texts[0] == texts[1]:
             raise _wrong(f"both texts are {short_repr(texts[0])}", "leave it out: it teaches nothing")
         return texts
 
     def _text(self, record: Record, column: str, setting: str = "text") -> str:
+        """Return the text in a column. An empty text is rejected if the record is used for training."""
         if column not in record:
             raise _wrong(f"has no {column!r}, only {_names(record)}", self._column_remedy(setting, column))
         value = record[column]
         if not isinstance(value, str):
             raise _wrong(f"{column} is {short_repr(value)}", "it must be a text")
-        if not value.strip() and (self.labelled or self.task in LANGUAGE_MODELLING):  # there is nothing to learn from it
+        if not value.strip() and (self.labelled or self.task in LANGUAGE_MODELLING):  # training learns nothing from it
             raise _wrong(f"{column} is empty", "give it a text, or leave the row out")
         return self._characters(column, value)
 
     def _characters(self, column: str, text: str) -> str:
+        """Return the text unchanged after checking that it contains no lone surrogate."""
         half = None if text.isascii() else _LONE_SURROGATE.search(text)
-        if half is not None:  # which no tokenizer takes
+        if half is not None:  # tokenizers reject lone surrogates
             problem = f"{column} holds half a character, \\u{ord(half[0]):04x} at {half.start()}"
             raise _wrong(problem, "write the other half too, or leave it out")
         return text
 
     def _label(self, record: Record) -> str | tuple[str, ...] | float:
+        """Return the label of a record: a number, a tuple of label names, or a label name, depending on the task."""
         column = self.settings.label
         value = record.get(column)
         if value is None:
@@ -154,9 +184,10 @@ class RowReader:
         return self._name(column, value)
 
     def _number(self, value: object) -> float:
+        """Return a label as a number. A string must be a decimal number, and every number must be finite in float32."""
         if isinstance(value, str):
             result = float(value) if _DECIMAL.fullmatch(value.strip()) else math.nan
-        elif isinstance(value, int) and abs(value) > _LARGEST_FLOAT32:  # which `float` may not take
+        elif isinstance(value, int) and abs(value) > _LARGEST_FLOAT32:  # `float` would raise an OverflowError
             result = math.inf
         else:
             result = float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
@@ -170,13 +201,13 @@ class RowReader:
         return result
 
     def _name(self, column: str, value: object) -> str:
-        """A label's name, also where the record holds its number."""
+        """Return the name of a label. If the record contains the number of the label, look the name up."""
         names = self.label_names
         if isinstance(value, str) and value in self._known_names:
             return value
         index = value if isinstance(value, int) and not isinstance(value, bool) else None
         digits = _WHOLE.fullmatch(value.strip()) if isinstance(value, str) else None
-        if digits is not None:  # of more digits than any count of labels has, only the first ones
+        if digits is not None:  # convert only the first digits, because Python refuses to convert very long numbers
             index = int(digits[1] + digits[2][:_MOST_DIGITS])
         if index is not None:
             if names is None:
@@ -191,6 +222,10 @@ class RowReader:
         return self._characters(column, value.strip())
 
     def _tagged_row(self, position: RowPosition, record: Record) -> TaggedRow:
+        """Return the words of a record, with their tags if labels are read.
+
+        For prediction, the record may contain a plain text instead of words.
+        """
         settings = self.settings
         if settings.tokens not in record:
             if self.labelled or settings.text not in record or "tokens" in settings.named:
@@ -220,7 +255,7 @@ class RowReader:
         return TaggedRow(position, tokens, tags)
 
     def _question_row(self, position: RowPosition, record: Record) -> QuestionRow:
-        """A question with the keys of SQuAD: `question`, `context`, `answers`, `is_impossible`, `id`."""
+        """Return a question from a record with SQuAD's keys `question`, `context`, `answers`, `is_impossible` and `id`."""
         for key in ("question", "context"):
             value = record.get(key)
             if not isinstance(value, str) or not value.strip():
@@ -235,7 +270,10 @@ class RowReader:
         return QuestionRow(position, str(record.get("id", position.number)), record["question"], record["context"], answers)
 
     def _answers(self, answers: object) -> list[Any]:
-        """A list of `{"text", "answer_start"}`, also of `{"text": [], "answer_start": []}` as in Hugging Face datasets."""
+        """Return the answers as a list of `{"text", "answer_start"}`.
+
+        The form `{"text": [...], "answer_start": [...]}`, which Hugging Face datasets use, is converted.
+        """
         if isinstance(answers, dict):
             texts, starts = answers.get("text"), answers.get("answer_start")
             if isinstance(texts, list) and isinstance(starts, list) and len(texts) == len(starts):
@@ -245,6 +283,7 @@ class RowReader:
         return answers
 
     def _answer(self, context: str, answer: Any) -> tuple[str, int]:
+        """Return (text, first character) of an answer, after checking that the context contains it at this position."""
         text, start = (answer.get(key) if isinstance(answer, dict) else None for key in ("text", "answer_start"))
         if not isinstance(text, str) or not text or isinstance(start, bool) or not isinstance(start, int):
             raise _wrong(f"an answer is {short_repr(answer)}", "it must have a text and answer_start, an integer")
@@ -255,6 +294,7 @@ class RowReader:
         return text, start
 
     def _ids_row(self, position: RowPosition, record: Record) -> IdsRow:
+        """Return a sequence that was tokenized before, after checking that its token ids are in the allowed range."""
         values = record[_INPUT_IDS]
         if not isinstance(values, list | tuple) or not values:
             raise _wrong(f"{_INPUT_IDS} is {short_repr(values)}", "it must be a list of token numbers, not empty")
@@ -266,32 +306,42 @@ class RowReader:
 
 
 def naming_option(setting: str) -> str:
-    """Return how a user names the column of a setting of `task`."""
+    """Return the command-line option that names the column of a setting of `task`."""
     return f"{NAMING_OPTIONS[setting]} NAME" if setting in NAMING_OPTIONS else f"--set task.{setting}=NAME"
 
 
 def words_of_text(position: RowPosition, text: str) -> TaggedRow:
-    """The words of a text, with their positions in it."""
+    """Split a text into words, and return them with their positions in the text."""
     words = list(_WORD.finditer(text))
     return TaggedRow(position, tuple(word[0] for word in words), None, tuple(word.start() for word in words))
 
 
 def _wrong(problem: str, remedy: str) -> InputError:
+    """Return an InputError with a shortened description of the problem, and its remedy."""
     return InputError(f"{shorten(problem, 240)}; {remedy}")
 
 
 def _names(record: Record) -> str:
+    """Return the first column names of a record, for messages."""
     return ", ".join(short_repr(str(name)) for name in list(record)[:8]) or "nothing"
 
 
-# --- the texts of a search
+# --- documents of a query
 
 
 def ranked_pairs(records: Iterable[PlacedRecord], settings: TaskSettings, *, labelled: bool) -> Iterator[PlacedRecord]:
-    """Return the records, where a record with `positive` becomes a record for each of its documents.
+    """Yield the records of reranking as pairs: a record with `positive` becomes one record per document.
 
-    A document in `positive` has the label 1, unless the record has `label` or `labels`, and one in `negatives` has the
-    label 0. Without `labelled`, labels are ignored.
+    A document in `positive` gets the label 1, unless the record contains `label` or `labels`. A document in `negative` gets
+    the label 0. Records that already are pairs, and errors, are yielded unchanged.
+
+    Args:
+        records: Pairs of a position and a record, or an error instead of the record.
+        settings: The settings of the task, which name the columns.
+        labelled: Whether labels are read. Otherwise they are ignored.
+
+    Yields:
+        Pairs of a position and a record. A record that cannot be expanded becomes an error.
     """
     names_lists, names_pairs = settings.named & {"positive", "negative"}, settings.named & {"document", "label"}
     for position, record in records:
@@ -314,10 +364,10 @@ def ranked_pairs(records: Iterable[PlacedRecord], settings: TaskSettings, *, lab
 
 
 def _judged_documents(record: Record, settings: TaskSettings, *, labelled: bool) -> list[tuple[str, Any]]:
-    """Return the documents of a query with their labels, which are checked where each becomes a row.
+    """Return the documents of a query with their labels. The labels are checked later, when each pair becomes a row.
 
-    `label` belongs to a text in `positive`, and `labels` to a list of texts, as the formats `labeled-pair` and
-    `labeled-list` of sentence-transformers' `mine_hard_negatives` have it.
+    `label` applies to a single text in `positive`, and `labels` to a list of texts. These are the formats `labeled-pair` and
+    `labeled-list` that `mine_hard_negatives` of sentence-transformers writes.
     """
     texts, negatives = _texts_of(record, settings.positive), _negatives_of(record, settings)
     columns = judging_columns(record) if labelled else []
@@ -341,12 +391,15 @@ def _judged_documents(record: Record, settings: TaskSettings, *, labelled: bool)
 
 
 def judging_columns(record: Record) -> list[str]:
-    """Return the columns of a record that say how its documents are to be read: labels and scores that are not null."""
+    """Return the columns of a record that contain a label or a score which is not null."""
     return [name for name in _SCORES if record.get(name) is not None]
 
 
 def negative_columns(record: Record, settings: TaskSettings) -> list[str]:
-    """Return the columns of texts that do not answer: the named one, else `negative`, `negatives`, `negative_1`, ..."""
+    """Return the columns that contain negatives.
+
+    If no column is named in the settings, these are `negative`, `negatives`, and `negative_1`, `negative_2` and so on.
+    """
     if settings.negative is not None:
         return [settings.negative]
     numbered = (name for name in record if _NUMBERED_NEGATIVE.fullmatch(name))
@@ -355,7 +408,11 @@ def negative_columns(record: Record, settings: TaskSettings) -> list[str]:
 
 
 def _negatives_of(record: Record, settings: TaskSettings) -> list[str]:
-    """Return the texts that do not answer; none without such a column, unless one is named."""
+    """Return the negatives of a record. A record without such a column has none.
+
+    Raises:
+        InputError: The user named the column of the negatives, and the record lacks it.
+    """
     columns = negative_columns(record, settings)
     if "negative" in settings.named and settings.negative is not None and settings.negative not in record:
         remedy = "name the column: --set task.negative=NAME (a row without negatives has null there)"
@@ -364,7 +421,11 @@ def _negatives_of(record: Record, settings: TaskSettings) -> list[str]:
 
 
 def _texts_of(record: Record, column: str) -> list[str]:
-    """The texts of a column that holds one, or a list of them."""
+    """Return the texts of a column that contains a text or a list of texts.
+
+    Raises:
+        InputError: An element is not a text, or is empty.
+    """
     value = record[column]
     texts = list(value) if isinstance(value, list | tuple) else [value]
     for text in texts:
@@ -379,7 +440,11 @@ def _texts_of(record: Record, column: str) -> list[str]:
 
 
 def read_label_names(path: Path) -> tuple[str, ...]:
-    """The names in a file, one per line; a line's number, from 0, is the label's."""
+    """Return the label names in a file that contains one name per line. The label's number is its line, counted from 0.
+
+    Raises:
+        InputError: The file cannot be read, is empty or is not UTF-8, or a line is empty or repeats a name.
+    """
     try:
         text = read_file(path).decode("utf-8-sig").rstrip()
     except UnicodeDecodeError as error:
@@ -397,7 +462,16 @@ def read_label_names(path: Path) -> tuple[str, ...]:
 
 
 def find_labels(rows: Iterable[Row], task: TaskName, labels: str | Path | None = None) -> tuple[str, ...]:
-    """The names of the labels of a task: those of the file `labels`, else those of the rows, sorted; of tags, `O` first."""
+    """Return the label names of a task: from the file `labels` if it is given, and otherwise those that occur in the rows.
+
+    Args:
+        rows: All rows of the training data. They are read only if `labels` is None.
+        task: The task.
+        labels: A file of label names.
+
+    Returns:
+        The names by number. Names from rows are sorted, with the tag `O` first. Empty for a task without labels.
+    """
     if task not in TASKS_WITH_LABELS:
         return ()
     if labels is not None:

@@ -1,7 +1,8 @@
-"""Files that are neither JSON lines nor Parquet: CSV and TSV as records, and the questions of SQuAD.
+"""Read CSV and TSV as records, and the questions of SQuAD files. JSON lines and Parquet are read in `reading.py`.
 
-TSV is split at tabs, with no quoting, as GLUE and GoEmotions are written; CSV is quoted. Columns are known by their header,
-or by the names that settings give; a header with another separator is refused with the option that names it.
+TSV is split at tabs without any quoting, which is how GLUE and GoEmotions are written. CSV is parsed with quoting. The names
+of the columns come from the header or from the settings. If the header seems to use another separator, the error names the
+option that sets it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from gaudi_bert.rows.types import PlacedRecord, RowPosition
 _CellRows: TypeAlias = Iterator[tuple[int, list[str] | UnicodeDecodeError]]
 
 _MOST_CELLS = 1 << 20
-_AFTER_RETURN = re.compile("(?<=\r)(?!\n)")  # where lines of old spreadsheets end
+_AFTER_RETURN = re.compile("(?<=\r)(?!\n)")  # old spreadsheets end their lines with a carriage return
 _SEPARATORS = (";", "\t", ",", "|")
 _ROWS_LOOKED_AT, _LINES_LOOKED_AT = 20, 1000
 _LONGEST_NAME = 40
@@ -40,13 +41,26 @@ _USUAL_NAMES = frozenset(
 def read_table(
     part: RowPart, settings: TaskSettings, lines: Iterator[tuple[int, Line]], needed: Callable[[Sequence[str]], list[str]]
 ) -> Generator[PlacedRecord, None, None]:
-    """Read the rows of a table; an empty cell means that the value is missing, that of the text is an empty text.
+    """Yield the rows of a table as records, which map column names to cells.
 
-    `needed(columns)` are the remedies for columns that are needed and are not there.
+    An empty cell becomes None, except that an empty text stays an empty text. A row with another number of cells than the
+    header is yielded as an error.
+
+    Args:
+        part: The table.
+        settings: The settings of the task, which name the columns and the separator.
+        lines: The numbered lines of the table.
+        needed: Returns one remedy for each column that the task needs and that is not among the given columns.
+
+    Yields:
+        Pairs of a position and a record, or an error instead of the record.
+
+    Raises:
+        InputError: The header cannot be used, or the file is not CSV. No further row can be read.
     """
     separator = "\t" if part.kind == "tsv" else ","
     if settings.delimiter is not None and (part.kind == "csv" or "delimiter" in settings.named):
-        separator = settings.delimiter  # one that nobody named is that of a model's training data, and for CSV alone
+        separator = settings.delimiter  # a default comes from the model's training data, and applies only to CSV
     rows = _tab_cells(part, lines, separator) if part.kind == "tsv" else _comma_cells(part, lines, separator)
     columns = list(settings.columns) if settings.columns is not None else None
     if columns is None and settings.no_header:
@@ -74,9 +88,10 @@ def _header(
     separator: str,
     needed: Callable[[Sequence[str]], list[str]],
 ) -> list[str]:
-    """Return the names of the columns, which the first line holds; [] of a file without any line.
+    """Return the column names from the first line, or [] if the file has no line.
 
-    Refuses a table with all that is wrong with it: its encoding, its separator, its columns.
+    Raises:
+        InputError: The encoding, the separator or the columns are wrong. The message states all problems together.
     """
     line, cells, remedies = *_first_line(part, rows), []
     if isinstance(cells, UnicodeDecodeError):
@@ -104,11 +119,14 @@ def _header(
 
 
 def _first_line(part: RowPart, rows: _CellRows) -> tuple[int, list[str] | UnicodeDecodeError]:
-    """Return the first line in cells, or what is wrong with its bytes where they are of one byte a character."""
+    """Return the number and the cells of the first line, or a decoding error in place of the cells.
+
+    If the CSV parser fails, the first line is read again, so that a wrong encoding is reported together with other problems.
+    """
     try:
         return next(rows, (0, []))
     except InputError:
-        if part.path is None:  # which is read once only
+        if part.path is None:  # standard input cannot be read a second time
             raise
         with part.lines() as lines:
             number, line = next(lines)
@@ -118,7 +136,13 @@ def _first_line(part: RowPart, rows: _CellRows) -> tuple[int, list[str] | Unicod
 
 
 def _separator_in(cells: Sequence[str], separator: str, columns: int | None = None) -> str | None:
-    """Return what separates the cells of a row that is one cell; `columns` that it should have."""
+    """Return the character that seems to separate the cells of a row that was read as a single cell, or None.
+
+    Args:
+        cells: The cells of the row.
+        separator: The separator with which the row was read.
+        columns: The expected number of cells, if it is known.
+    """
     if len(cells) != 1:
         return None
     others = (other for other in _SEPARATORS if other != separator)
@@ -128,7 +152,7 @@ def _separator_in(cells: Sequence[str], separator: str, columns: int | None = No
 
 
 def _other_separator(cells: Sequence[str], separator: str, columns: int | None = None) -> str | None:
-    """Return the remedy for a row that is one cell because other characters separate its cells."""
+    """Return the remedy for a row that was read as a single cell because the table uses another separator, or None."""
     other = _separator_in(cells, separator, columns)
     if other is None:
         return None
@@ -138,9 +162,11 @@ def _other_separator(cells: Sequence[str], separator: str, columns: int | None =
 def _without_header(
     part: RowPart, settings: TaskSettings, columns: list[str], rows: _CellRows
 ) -> tuple[list[str] | None, _CellRows]:
-    """Return the columns and the rows of a table whose columns are named; a first row that names them too is refused.
+    """Return the columns and the rows of a table whose columns are named in the settings.
 
-    Where nobody named them, they are those of a model's training data, and a header counts: None and all rows.
+    If the first row looks like a header although the user named the columns, the table is rejected, because the header would
+    be read as data. If the columns come from a model's training data instead, the header is used: the result is None and all
+    rows.
     """
     beginning = list(islice(rows, _ROWS_LOOKED_AT))
     (line, first), *following = beginning or [(0, [])]
@@ -153,7 +179,11 @@ def _without_header(
 
 
 def _is_header(first: Sequence[str], columns: Sequence[str], following: Iterable[Sequence[str]]) -> bool:
-    """Whether each cell is a name, and one is a usual or a given name, or has nothing but numbers below it."""
+    """Return whether a row looks like a header.
+
+    Each of its cells must look like a name. In addition, one of the names must be a usual or a given column name, or must
+    have only numbers below it.
+    """
     names = [cell.strip() for cell in first if cell.strip()]
     if len(set(names)) < len(names) or not all(len(name) <= _LONGEST_NAME and _NAME.fullmatch(name) for name in names):
         return False
@@ -165,6 +195,7 @@ def _is_header(first: Sequence[str], columns: Sequence[str], following: Iterable
 
 
 def _tab_cells(part: RowPart, lines: Iterator[tuple[int, Line]], separator: str) -> _CellRows:
+    """Yield the line number and the cells of each row that is not empty, split at the separator without quoting."""
     for number, line in lines:
         if isinstance(line, UnicodeDecodeError):
             yield number, line
@@ -174,6 +205,7 @@ def _tab_cells(part: RowPart, lines: Iterator[tuple[int, Line]], separator: str)
 
 
 def _comma_cells(part: RowPart, lines: Iterator[tuple[int, Line]], separator: str) -> _CellRows:
+    """Yield the number of the first line and the cells of each row that is not empty, parsed as CSV."""
     csv.field_size_limit(files.LONGEST_ROW_BYTES)
     quoted = _QuotedLines(part, lines, separator)
     reader = csv.reader(quoted, strict=True, delimiter=separator)
@@ -190,9 +222,10 @@ def _comma_cells(part: RowPart, lines: Iterator[tuple[int, Line]], separator: st
 
 
 class _QuotedLines:
-    """The lines of CSV as Python's reader takes them, which asks for more until a row is complete.
+    """The lines of a CSV file as input for Python's CSV reader, which reads further lines until a quoted row is complete.
 
-    `row_size` counts the characters of the row that is being read.
+    Attributes:
+        row_size: The number of characters of the current row that were read. It limits the length of a row.
     """
 
     def __init__(self, part: RowPart, lines: Iterator[tuple[int, Line]], separator: str) -> None:
@@ -203,6 +236,7 @@ class _QuotedLines:
         return self._pieces
 
     def _checked(self, numbered: tuple[int, Line]) -> list[str]:
+        """Return a line as one or more lines for the CSV reader, after checking its encoding and length."""
         number, line = numbered
         if isinstance(line, UnicodeDecodeError):
             raise InputError(f"{self._part.name}: line {number:,}: {self._part.not_text(line)}")
@@ -215,12 +249,16 @@ class _QuotedLines:
 
 
 def _check_cells(part: RowPart, number: int, line: str, separator: str) -> None:
+    """Check that a line has at most _MOST_CELLS cells. A line with more is hardly part of a table."""
     if line.count(separator) > _MOST_CELLS:
         raise InputError(f"{part.name}: line {number:,}: has more than {_MOST_CELLS:,} cells; is this a table?")
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an object of JSON, in which no key is twice: JSON leaves open which one counts."""
+    """Return a JSON object as a dict, after checking that no key occurs twice.
+
+    JSON does not define which of the two values applies.
+    """
     record = dict(pairs)
     if len(record) < len(pairs):
         keys = [key for key, _ in pairs]
@@ -230,17 +268,24 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 JSON = json.JSONDecoder(object_pairs_hook=_object)
-"""Refuses a key that is there twice."""
+"""A JSON decoder that rejects objects in which a key occurs twice."""
 
 
-# --- SQuAD's JSON (versions 1.1 and 2.0), which is one value
+# --- SQuAD's JSON (versions 1.1 and 2.0): the file is a single JSON value
 
 _MOST_ROWS = 4
-"""Times the longest row that a file may be long: it is decoded as a whole."""
+"""A SQuAD file is decoded at once, so it may be at most this many times as long as the longest row."""
 
 
 def read_squad(part: RowPart) -> Iterator[PlacedRecord]:
-    """The questions of a SQuAD file with their contexts, in its order."""
+    """Yield the questions of a SQuAD file with their contexts, in the order of the file.
+
+    Yields:
+        Pairs of a position and a record with the keys of a SQuAD question and `context`, or an error instead of the record.
+
+    Raises:
+        InputError: The file is too large, is not JSON, or does not have the structure of SQuAD.
+    """
     most, number = _MOST_ROWS * files.LONGEST_ROW_BYTES, 0
     with part.opened() as handle:
         data = handle.read(most + 1)
@@ -270,6 +315,7 @@ def read_squad(part: RowPart) -> Iterator[PlacedRecord]:
 
 
 def _listed(part: RowPart, value: Any, key: str, what: str) -> list[Any]:
+    """Return the list that `value` contains under `key`, or raise an InputError that names `what`."""
     entries = value.get(key) if isinstance(value, dict) else None
     if not isinstance(entries, list):
         raise _not_squad(part, f"{what} has no list `{key}`")
@@ -277,5 +323,6 @@ def _listed(part: RowPart, value: Any, key: str, what: str) -> list[Any]:
 
 
 def _not_squad(part: RowPart, problem: str) -> InputError:
+    """Return the error for a file that is not SQuAD."""
     form = '{"data": [{"paragraphs": [{"context": "...", "qas": [...]}]}]}'
     return InputError(f"{part.name}: is not SQuAD's JSON, {problem}; it is {form}")

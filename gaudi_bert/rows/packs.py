@@ -1,9 +1,15 @@
-"""Packs of tokenized sequences as the dense arrays that a model takes, and its answers put back into the order of the rows.
+"""Lay out packs of tokenized sequences as the dense arrays that a model takes, and put its outputs back in row order.
 
-One array gives each token of the flat arrays its slot in the batch; used the other way round, it brings outputs back.
+A `Placement` maps each token of the flat arrays to a slot of the batch. The same mapping in reverse brings the outputs of
+the model back to the tokens and sequences.
 
-Letters: B packs of a batch, L positions of a pack, S depth (most sequences of a pack), N sequences in all, C values of an
-answer.
+Letters:
+    B: packs in a batch.
+    L: positions in a pack.
+    S: depth, the largest number of sequences in a pack.
+    N: all sequences.
+    T: tokens of all sequences.
+    C: values of an output.
 """
 
 from __future__ import annotations
@@ -19,7 +25,13 @@ from gaudi_bert.rows.types import Sequences
 
 
 class BatchShape(NamedTuple):
-    """The one static shape: packs of a batch, positions of a pack, most sequences of a pack."""
+    """The static shape of a batch.
+
+    Attributes:
+        packs: The number of packs.
+        length: The number of positions in a pack.
+        depth: The largest number of sequences in a pack.
+    """
 
     packs: int
     length: int
@@ -28,11 +40,19 @@ class BatchShape(NamedTuple):
 
 @dataclass(frozen=True)
 class Placement:
-    """Positions of the sequences of some packs in a batch, in their order there.
+    """The positions of some sequences in a batch of packs. All arrays are int64.
 
-    All int64. [n]: of each of the `sequences`, its pack of the batch, its number in the pack from 1, the start of its [CLS]
-    in the pack, its tokens. [t]: of every token of the batch, its position in the flat arrays of the sequences (`sources`)
-    and its slot as pack * L + position. Packs that are missing at the end of the batch are empty.
+    If there are fewer packs than the batch has room for, the packs at its end are empty.
+
+    Attributes:
+        shape: The shape of the batch.
+        sequences: [n], the numbers of the sequences in the batch, pack by pack.
+        packs: [n], the pack of each sequence, counted within the batch.
+        numbers: [n], the number of each sequence in its pack, from 1.
+        starts: [n], the position in its pack at which each sequence begins, with [CLS].
+        lengths: [n], the number of tokens in each sequence.
+        sources: [t], the position of each token of the batch in the flat arrays of the sequences.
+        slots: [t], the slot of each token of the batch, which is pack * L + position.
     """
 
     shape: BatchShape
@@ -45,27 +65,43 @@ class Placement:
     slots: IntArray = field(repr=False)
 
     def tokens(self, values: AnyArray, fill: float = 0) -> AnyArray:
-        """`values`, one for each token of the flat arrays, as [B, L]; `fill` where no token is."""
+        """Return values of tokens as an array [B, L].
+
+        Args:
+            values: [T], one value for each token of the flat arrays.
+            fill: The value of slots without a token.
+        """
         spread = np.full(self.shape.packs * self.shape.length, fill, values.dtype)
         spread[self.slots] = values[self.sources]
         return spread.reshape(self.shape.packs, self.shape.length)
 
     def each(self, values: AnyArray, fill: float = 0) -> AnyArray:
-        """`values`, one (or a vector) for each of the n sequences here, as [B, S] (or [B, S, C])."""
+        """Return values of sequences as an array [B, S] or [B, S, C].
+
+        Args:
+            values: [n] or [n, C], one value or vector for each sequence of the batch.
+            fill: The value of places without a sequence.
+        """
         spread = np.full((self.shape.packs, self.shape.depth, *values.shape[1:]), fill, values.dtype)
         spread[self.packs, self.numbers - 1] = values
         return spread
 
     def scatter_sequences(self, values_BSC: AnyArray, out_NC: AnyArray) -> None:
-        """Put the outputs for these sequences into those of all sequences."""
+        """Copy the outputs for the sequences of this batch to their places in `out_NC`, the outputs of all sequences."""
         out_NC[self.sequences] = values_BSC[self.packs, self.numbers - 1]
 
     def scatter_tokens(self, values_BLC: AnyArray, out_TC: AnyArray) -> None:
-        """Put the outputs for these tokens into those of all tokens."""
+        """Copy the outputs for the tokens of this batch to their places in `out_TC`, the outputs of all tokens."""
         out_TC[self.sources] = values_BLC.reshape(-1, *values_BLC.shape[2:])[self.slots]
 
     def features(self, sequences: Sequences) -> dict[str, Int32Array | Float32Array]:
-        """Return what the encoder takes, [B, L], and where each sequence begins and ends, [B, S]."""
+        """Return the features of the batch as a dict of arrays.
+
+        The encoder takes `input_ids`, `input_mask`, `segment_ids` and `positions`, all int32 [B, L]. `input_mask` contains
+        the number of the sequence that each token belongs to, and 0 for padding. `sequence_positions` and `last_positions`,
+        int32 [B, S], state where each sequence begins and ends. `sequence_weights`, float32 [B, S], is 1 for each sequence
+        and 0 for places without a sequence.
+        """
         packs, length, _ = self.shape
         of_token = np.repeat(np.arange(len(self.lengths)), self.lengths)
         mask = np.zeros(packs * length, np.int32)
@@ -84,9 +120,13 @@ class Placement:
 
 
 def lay_out_packs(sequences: Sequences, packs: SampledPacks, chosen: IntArray, shape: BatchShape) -> Placement:
-    """Lay the chosen packs side by side.
+    """Lay out the chosen packs in a batch, one pack per row.
 
-    `chosen`, int64 [b], are numbers of packs, at most `shape.packs`.
+    Args:
+        sequences: All sequences.
+        packs: All packs. Their members are numbers of the sequences.
+        chosen: int64 [b], the numbers of the packs in the batch. There are at most `shape.packs`.
+        shape: The shape of the batch.
     """
     sizes = packs.starts[chosen + 1] - packs.starts[chosen]
     rows = np.repeat(np.arange(len(chosen)), sizes)
@@ -110,7 +150,7 @@ def lay_out_packs(sequences: Sequences, packs: SampledPacks, chosen: IntArray, s
 
 
 def _counted(sizes: IntArray) -> IntArray:
-    """0 .. size - 1 for each size, one after the other."""
+    """Return 0 .. size - 1 for each size, concatenated."""
     ends = np.cumsum(sizes)
     counted: IntArray = np.arange(int(ends[-1]) if len(ends) else 0) - np.repeat(ends - sizes, sizes)
     return counted

@@ -1,7 +1,8 @@
-"""Files of rows, the parts of them that can be read alone, and their lines, plain or compressed with gzip or zstd.
+"""Files of rows, the parts of a file that can be read independently, and their lines, also from gzip or zstd.
 
-A line ends at a line feed and nowhere else: people's comments hold carriage returns and other characters that Python would
-also take for the end of a line. No line is held beyond `files.LONGEST_ROW_BYTES`, whatever it was compressed to.
+A line ends only at a line feed, because texts may contain carriage returns and other characters that Python also treats as
+line ends. A line longer than `files.LONGEST_ROW_BYTES` is rejected, so memory stays bounded even if a compressed file
+expands to a very long line.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from gaudi_bert.corpus.documents import Compression, Source, is_json_line, opene
 from gaudi_bert.rows.types import STANDARD_INPUT, RowPosition, source_name
 
 Line: TypeAlias = str | UnicodeDecodeError
-"""A line with its end; an error where its bytes are not text of the encoding."""
+"""A line with its line feed, or an error if its bytes are not valid in the encoding."""
 
 _ENDINGS: dict[str, RowFormat] = {
     ".jsonl": "jsonl",
@@ -46,10 +47,20 @@ _UTF_8_MARK, _UTF_16_MARKS = b"\xef\xbb\xbf", (b"\xff\xfe", b"\xfe\xff")
 
 @dataclass(frozen=True)
 class RowPart:
-    """A file of rows, or what is read alone of it; `path` is None for standard input, and for a text that Python carries.
+    """A file of rows, or a part of it that can be read independently.
 
-    Its lines begin in the bytes, or it has the row groups, `start` to `end`, which is None for a file that is read to its
-    end; `size_bytes` is about how much of the file that is.
+    A part of a text file consists of the lines that begin in its range of bytes. A part of a Parquet file consists of row
+    groups.
+
+    Attributes:
+        name: The name of the file in messages.
+        path: The file. None for standard input and for the texts that are bundled with Python.
+        kind: The format.
+        compression: How the file is compressed, or None.
+        encoding: The encoding of the text.
+        start: The first byte or row group of the part.
+        end: The byte or row group after the last one. None means the end of the file.
+        size_bytes: The approximate number of bytes of the file that the part covers.
     """
 
     name: str
@@ -62,13 +73,17 @@ class RowPart:
     size_bytes: int = 0
 
     def location(self, position: RowPosition) -> str:
-        """Name a row of this part in messages, counted through the file."""
+        """Return the name and position of a row for messages. The position counts from the beginning of the file.
+
+        Args:
+            position: The position of the row, counted from the beginning of this part.
+        """
         if self.path is not None and self.start:
             number, line = position
             if self.kind == "parquet":
                 position = RowPosition(number + sum(rows for rows, _ in _row_groups(self.path)[: self.start]))
             else:
-                lines = rows = 0  # that begin before this part
+                lines = rows = 0  # the numbers of lines and rows that begin before this part
                 with open_file(self.path) as handle:
                     while handle.tell() < self.start:
                         before = handle.readline(files.LONGEST_ROW_BYTES)
@@ -78,7 +93,7 @@ class RowPart:
 
     @contextmanager
     def opened(self) -> Iterator[BinaryIO]:
-        """The bytes of the file as they were before they were compressed."""
+        """Open the file, or standard input, as a binary stream of its decompressed bytes."""
         if self.path is None:
             yield sys.stdin.buffer
         else:
@@ -87,17 +102,20 @@ class RowPart:
 
     @contextmanager
     def lines(self) -> Iterator[Iterator[tuple[int, Line]]]:
-        """The lines that begin in the part, with their numbers from 1, without a byte-order mark."""
+        """Open the part as an iterator over (number, line), for the lines that begin in the part.
+
+        The numbers count from 1. A byte-order mark is removed.
+        """
         with self.opened() as handle:
             yield enumerate(_byte_lines(self, handle) if _has_byte_lines(self.encoding) else _wide_lines(self, handle), 1)
 
     def not_text(self, error: UnicodeDecodeError) -> InputError:
-        """The error for a line that is not text of the encoding."""
+        """Return the error for a line whose bytes are not valid in the encoding."""
         encoding = "UTF-8" if self.encoding == "utf-8" else self.encoding
         return InputError(f"not {encoding} at its byte {error.start}; {self.encoding_remedy(error).partition(': ')[2]}")
 
     def encoding_remedy(self, error: UnicodeDecodeError) -> str:
-        """Return what to do about a line that is not text of the encoding."""
+        """Return the remedy for a line whose bytes are not valid in the encoding: the option that names another encoding."""
         other = "cp1252" if self.encoding == "utf-8" else "utf-8"
         if self.encoding == "utf-8" and error.object[:2] in _UTF_16_MARKS:
             other = "utf-16"
@@ -105,11 +123,12 @@ class RowPart:
 
 
 def _has_byte_lines(encoding: str) -> bool:
-    """Whether the byte of a line feed ends a line and is nothing else, as in all encodings but UTF-16 and its like."""
+    """Return whether lines can be found in the undecoded bytes, as in all encodings except UTF-16 and UTF-32."""
     return "\n".encode(encoding) == b"\n"
 
 
 def _byte_lines(part: RowPart, handle: BinaryIO) -> Iterator[Line]:
+    """Yield the lines that begin in the part, found in the undecoded bytes. Decoding errors are yielded per line."""
     at = part.start
     if at:
         handle.seek(at - 1)
@@ -128,6 +147,7 @@ def _byte_lines(part: RowPart, handle: BinaryIO) -> Iterator[Line]:
 
 
 def _wide_lines(part: RowPart, handle: BinaryIO) -> Iterator[Line]:
+    """Yield the lines of a file in an encoding such as UTF-16, in which a single byte does not show where a line ends."""
     text = io.TextIOWrapper(handle, part.encoding, newline="\n")
     try:
         for number in count(1):
@@ -143,62 +163,82 @@ def _wide_lines(part: RowPart, handle: BinaryIO) -> Iterator[Line]:
 
 
 def _check_length(part: RowPart, length: int) -> None:
+    """Raise an InputError if a line was cut because it exceeds the largest length of a row."""
     if length >= files.LONGEST_ROW_BYTES:
         raise InputError(f"{part.name}: a line is longer than {longest_row()}; break it, if this is text")
 
 
 def longest_row() -> str:
-    """The bound of a line, a row, a sentence, for messages."""
+    """Return the largest length of a line, a row or a sentence, for messages."""
     return f"{files.LONGEST_ROW_BYTES / 2**20:g} MiB"
 
 
 def complete_file(path: str | Path, settings: TaskSettings) -> RowPart:
-    """A file, or standard input, as one part; its format is the given one, or by its ending."""
-    if str(path) == STANDARD_INPUT:  # which holds JSON lines
+    """Return a complete file, or standard input, as one part.
+
+    Args:
+        path: The file, or `-` for standard input.
+        settings: The settings of the task. If they specify no format, it follows from the file's ending.
+
+    Raises:
+        InputError: The path is a folder, or its ending is unknown.
+    """
+    if str(path) == STANDARD_INPUT:  # standard input has no ending, so JSON lines are the default
         return RowPart(source_name(path), None, settings.format or "jsonl", encoding=settings.encoding)
     if Path(path).is_dir():
         raise InputError(f"{path}: cannot read: Is a directory; give a file in it")
     kind = settings.format or _format_by_ending(path)
     if kind is None:
         raise InputError(f"{path}: unknown ending; known are {', '.join(_ENDINGS)} (and .gz, .zst), or give --format jsonl")
-    # An encoding that nobody named, that of a model's training data, is for tables alone.
+    # The default encoding comes from the model's training data, and applies only to tables.
     encoding = settings.encoding if kind in TABLES or "encoding" in settings.named else "utf-8"
     return RowPart(str(path), Path(path), kind, _compression_of(Path(path)), encoding)
 
 
 def _format_by_ending(path: str | Path) -> RowFormat | None:
+    """Return the format that belongs to the ending of a file, without `.gz` or `.zst`. None if the ending is unknown."""
     name = Path(path).name.lower()
     return _ENDINGS.get(Path(name.removesuffix(".gz").removesuffix(".zst")).suffix)
 
 
 def _compression_of(path: Path) -> Compression | None:
-    """Return how a file is compressed, by its first bytes."""
+    """Return how a file is compressed according to its first bytes, or None if it is not compressed."""
     with explain_os_errors(path, "read"), open_file(path) as handle:
         beginning = handle.read(4)
     return next((name for magic, name in _COMPRESSIONS.items() if beginning.startswith(magic)), None)
 
 
 def _row_groups(path: Path) -> list[tuple[int, int]]:
-    """(rows, bytes) of each row group of a Parquet file."""
+    """Return (rows, bytes) for each row group of a Parquet file."""
     with open_parquet(path) as table:
         groups = map(table.metadata.row_group, range(table.metadata.num_row_groups))
         return [(group.num_rows, group.total_byte_size) for group in groups]
 
 
-# --- files of rows divided into parts that can be read alone: lines that begin in a range of bytes, or runs of row groups.
+# --- dividing files into parts that can be read independently: ranges of bytes, in which lines begin, or runs of row groups
 #
-# A compressed file can be read from its front only, a quoted cell of a table may hold lines, and in UTF-16 a byte does not
-# show where a line ends, so each is one part. The parts are a function of the file and its settings alone.
+# A compressed file can be read only from its beginning, a quoted cell of a table may contain line ends, and in UTF-16 a
+# single byte does not show where a line ends. Therefore such a file is a single part. The parts depend only on the file and
+# its settings.
 
 _OTHERS = {b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"PK\x03\x04": "zip"}
 _PARQUET = b"PAR1"
 
 
 def row_parts(source: Source, settings: TaskSettings, part_bytes: int) -> list[RowPart]:
-    """The parts of a source, in order, of about `part_bytes` each where its format allows that.
+    """Return the parts of a source in order, each of about `part_bytes` if the format allows this.
 
-    Its format is the given one, or by its ending; that of any other name is detected from its beginning. What was copied
-    from standard input holds JSON lines.
+    The format comes from the settings, or otherwise from the file's ending. If the ending is unknown, the format is detected
+    from the beginning of the file. Data that was copied from standard input is read as JSON lines, unless the settings
+    specify a format.
+
+    Args:
+        source: The source.
+        settings: The settings of the task.
+        part_bytes: The size of a part in bytes.
+
+    Raises:
+        InputError: The file cannot be read, or is compressed in an unsupported way.
     """
     path, name, given, encoding = source.path, source.shown, settings.format, settings.encoding
     if path is None:
@@ -217,7 +257,14 @@ def row_parts(source: Source, settings: TaskSettings, part_bytes: int) -> list[R
 
 
 def _format_of(path: Path, compression: Compression | None) -> RowFormat:
-    """Return the format by the ending, else by the beginning: Parquet, JSON lines if the first line is an object, text."""
+    """Return the format of a file according to its ending, or otherwise according to its beginning.
+
+    A file that begins like Parquet is Parquet. A file whose first line is a JSON object is JSON lines. Every other file is
+    plain text.
+
+    Raises:
+        InputError: The file is compressed in an unsupported way, or contains the XML-like output of WikiExtractor.
+    """
     by_ending = _format_by_ending(path)
     if by_ending in (*TABLES, "jsonl", "parquet"):
         return by_ending
@@ -238,7 +285,10 @@ def _format_of(path: Path, compression: Compression | None) -> RowFormat:
 
 
 def _parquet_parts(path: Path, part_bytes: int) -> list[tuple[int, int, int]]:
-    """(first row group, end, bytes) of runs of row groups; a larger one is one part."""
+    """Return (first row group, end, bytes) for runs of row groups of at most `part_bytes`.
+
+    A larger row group is a run of its own.
+    """
     sizes = [size for _, size in _row_groups(path)]
     parts, start, size_of_part = [], 0, 0
     for group, size in enumerate(sizes):

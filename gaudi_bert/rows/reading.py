@@ -1,7 +1,9 @@
-"""Rows of a task's data, whatever file they are in, one after the other in bounded memory.
+"""Read the rows of a task's data one after the other, in bounded memory, from files of any supported format.
 
-Records are JSON lines, the rows of CSV and TSV, the questions of SQuAD (`formats.py`), the rows of Parquet, plain lines, and
-the sentences of CoNLL (a word and its tag per line, a blank line after each sentence); `fields.py` makes rows of them.
+Records come from JSON lines, from CSV and TSV and from SQuAD (`formats.py`), from Parquet, from plain lines, and from the
+sentences of CoNLL (one word and its tag per line, and a blank line after each sentence). `fields.py` turns records into
+rows. Before the first record, the settings are checked against the format and the task, so that an option without effect is
+reported.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ from gaudi_bert.rows.types import (
 )
 
 _Row = TypeVar("_Row")
-# Of a task's records besides the columns that settings name.
+# Columns that a task may read in addition to the columns that settings name.
 _OTHER_COLUMNS = ("input_ids", "question", "context", "answers", "is_impossible", "id")
 _PARQUET_ROWS_AT_ONCE = 256
 _DOCUMENT_LINE = "-DOCSTART-"
@@ -59,7 +61,10 @@ _FORMS: dict[TaskName | None, tuple[tuple[str, ...], ...]] = {
     "reranking": (("query", "document", "label"), ("query", "positive", "negative")),
     "embedding": (("anchor", "positive", "negative"), _PAIRS),
 }
-"""The settings that name the columns of a row, for each form that rows of a task have; of other tasks those of a text."""
+"""The settings that name the columns of a row.
+
+A task whose rows have several forms has one entry per form. Tasks that are missing here have rows of one form, `_PAIRS`.
+"""
 _ALL_COLUMNS = frozenset(key for forms in (*_FORMS.values(), (_PAIRS,)) for form in forms for key in form)
 _LABELS, _MAY_LACK = ("label", "tags"), ("text_pair", "negative")
 _MOST_SHOWN = 60
@@ -74,24 +79,38 @@ def read_rows(
     say: Callable[[str], None] | None = None,
     skipped: SkippedRows | None = None,
 ) -> Iterator[Row]:
-    """The rows of a file, in its order, in bounded memory.
+    """Yield the rows of a file in its order, in bounded memory.
 
-    `path` may be `-` for standard input; `task` is None for plain texts. With `labelled`, a row without labels, tags or
-    answers is refused; else they are ignored. `say` gets a line on the columns and the first row, once that is read. Rows
-    that cannot be read are refused, or skipped, as the settings have it, and counted in `skipped`.
+    Args:
+        path: The file, or `-` for standard input.
+        task: The task, or None for plain texts.
+        settings: The settings of the task. Their `on_bad_row` determines whether a row that cannot be read stops the reading
+            or is skipped.
+        labelled: Whether a row without labels, tags or answers is rejected. Otherwise labels are ignored.
+        say: Called once with a line about the columns and the first row, after the first row was read.
+        skipped: Counts the rows that are skipped.
+
+    Raises:
+        InputError: The file, an option or a row is invalid. The message names the file and the row.
     """
     part = complete_file(path, settings)
     return good_rows(rows_of_part(part, task, settings, labelled=labelled, say=say), settings.on_bad_row, skipped)
 
 
 def check_first_row(path: str, task: TaskName | None, settings: TaskSettings, *, labelled: bool = False) -> None:
-    """Refuse a file by its first row, before a model is opened, which takes seconds; a pipe is read once only."""
+    """Check that the first row of a file can be read, before a model is opened, because opening takes seconds.
+
+    Standard input is not checked, because it can be read only once.
+
+    Raises:
+        InputError: The first row cannot be read.
+    """
     if path != STANDARD_INPUT:
         next(read_rows(path, task, settings, labelled=labelled), None)
 
 
 class SkippedRows:
-    """Count of the rows that are skipped because they cannot be read, and the problem of the first."""
+    """A count of the rows that are skipped because they cannot be read, and the problem of the first such row."""
 
     def __init__(self) -> None:
         self.rows, self.first = 0, ""
@@ -100,14 +119,23 @@ class SkippedRows:
         return f"{format_count(self.rows, 'row')} cannot be read: left out; the first: {self.first}"
 
     def add(self, problem: str) -> None:
-        """Count a row."""
+        """Count a row. Keep its problem if it is the first."""
         self.rows, self.first = self.rows + 1, self.first or problem
 
 
 def good_rows(
     rows: Iterator[Row | BadRow], on_bad_row: OnBadRow = "stop", skipped: SkippedRows | None = None
 ) -> Iterator[Row]:
-    """The rows; one that cannot be read is refused, or with `skip` skipped."""
+    """Yield the rows that can be read.
+
+    Args:
+        rows: Rows, some of which may be a `BadRow`.
+        on_bad_row: "stop" raises an exception at the first `BadRow`, and "skip" skips each of them.
+        skipped: Counts the rows that are skipped.
+
+    Raises:
+        InputError: A row cannot be read, and `on_bad_row` is "stop".
+    """
     for row in rows:
         if not isinstance(row, BadRow):
             yield row
@@ -125,11 +153,22 @@ def rows_of_part(
     labelled: bool = False,
     say: Callable[[str], None] | None = None,
 ) -> Iterator[Row | BadRow]:
-    """Read the rows of a part of a file; one that cannot be read is a `BadRow`, where the next ones can be read."""
+    """Yield the rows of a part of a file. If a row cannot be read, but the next rows can, yield a `BadRow`.
+
+    Args:
+        part: The part.
+        task: The task, or None for plain texts.
+        settings: The settings of the task.
+        labelled: Whether a row without labels, tags or answers is rejected. Otherwise labels are ignored.
+        say: Called once with a line about the columns and the first row, after the first row was read.
+
+    Raises:
+        InputError: The format does not match the task, an option has no effect, or the file cannot be read any further.
+    """
     _check_applies(part, task, settings, labelled)
     label_names = read_label_names(Path(settings.labels)) if settings.labels is not None else None
     reading = settings
-    if task == "reranking":  # whose pairs are a query and a document
+    if task == "reranking":  # a pair of texts consists of a query and a document
         reading = settings.model_copy(update={"text": settings.query, "text_pair": settings.document})
     reader = RowReader(task, reading, label_names, labelled, part.kind in TABLES and settings.columns is None)
     records: Iterator[PlacedRecord]
@@ -151,7 +190,7 @@ def rows_of_part(
             yield BadRow(position, f"{part.location(position)}: {error}")
             continue
         if say is not None:
-            whole = first[0][1] if first else record  # of which a pair may be one of several
+            whole = first[0][1] if first else record  # one record may contain several pairs
             read = record if isinstance(whole, InputError) else whole
             columns = _columns_read(task, settings, row, read, labelled)
             say(_described(part, settings, row, columns))
@@ -160,7 +199,7 @@ def rows_of_part(
 
 
 def windows(rows: Iterator[_Row], size: int) -> Iterator[list[_Row]]:
-    """The rows in lists of `size`; the last one may be shorter."""
+    """Yield the rows in lists of `size`. The last list may be shorter."""
     while window := list(islice(rows, size)):
         yield window
 
@@ -168,7 +207,14 @@ def windows(rows: Iterator[_Row], size: int) -> Iterator[list[_Row]]:
 def sized_batches(
     rows: Iterable[_Row], size_of: Callable[[_Row], int], enough: int, most_rows: int | None = None
 ) -> Iterator[list[_Row]]:
-    """The rows in lists that end with the row that makes them large enough, or with the row `most_rows`."""
+    """Yield the rows in lists. A list ends as soon as it is large enough or contains `most_rows` rows.
+
+    Args:
+        rows: The rows.
+        size_of: Returns the size of a row.
+        enough: The total size at which a list ends.
+        most_rows: The largest number of rows in a list. None means no limit.
+    """
     batch: list[_Row] = []
     size = 0
     for row in rows:
@@ -182,7 +228,11 @@ def sized_batches(
 
 
 def _check_applies(part: RowPart, task: TaskName | None, settings: TaskSettings, labelled: bool) -> None:
-    """Refuse a format that the task does not read, and columns that are named but are not read."""
+    """Check that the task can read the format, and that every column or option that the user named has an effect.
+
+    Raises:
+        InputError: The format does not match, or an option would have no effect.
+    """
     if part.kind == "squad" and task != "question-answering":
         others = "plain texts need" if task is None else f"{task} needs"
         raise InputError(f"{part.name}: SQuAD's JSON is for question-answering, {others} JSON lines (.jsonl) or a table")
@@ -209,13 +259,17 @@ def _check_applies(part: RowPart, task: TaskName | None, settings: TaskSettings,
 
 
 def _forms_of(task: TaskName | None, labelled: bool) -> list[tuple[str, ...]]:
-    """Return the settings of the columns that are read, for each form that rows may have."""
+    """Return the forms that rows of a task may have, each as a tuple of the settings that name its columns."""
     forms = _FORMS.get(task, (_PAIRS,))
     return [tuple(key for key in form if labelled or key not in _LABELS) for form in forms]
 
 
 def _form_of(task: TaskName | None, settings: TaskSettings, labelled: bool, columns: Iterable[str]) -> tuple[str, ...]:
-    """Return the form of a row with these columns: one that the settings name, else the first whose columns are there."""
+    """Return the form of a row with these columns.
+
+    Only forms that contain all settings that the user named are considered. Among them, it is the first form whose columns
+    are all present, or otherwise the first form.
+    """
     forms = [form for form in _forms_of(task, labelled) if settings.named & _ALL_COLUMNS <= set(form)]
     known = set(columns)
     needed = ([getattr(settings, key) for key in form if key not in _MAY_LACK] for form in forms)
@@ -224,11 +278,12 @@ def _form_of(task: TaskName | None, settings: TaskSettings, labelled: bool, colu
 
 
 def _setting(key: str) -> str:
+    """Return the name of a setting for messages, with its command-line option if there is one."""
     return f"{NAMING_OPTIONS[key]} (task.{key})" if key in NAMING_OPTIONS else f"task.{key}"
 
 
 def _missing_columns(task: TaskName | None, settings: TaskSettings, labelled: bool, columns: Sequence[str]) -> list[str]:
-    """Return what to do about columns of a table that are needed, or named, and are not there."""
+    """Return one remedy for each column of a table that the task needs, or that the user named, and that is missing."""
     if task in LANGUAGE_MODELLING and "input_ids" in columns:
         return []
     keys = _form_of(task, settings, labelled, columns)
@@ -238,7 +293,7 @@ def _missing_columns(task: TaskName | None, settings: TaskSettings, labelled: bo
 
 
 def _described(part: RowPart, settings: TaskSettings, row: Row, columns: list[str]) -> str:
-    """Return what is read of a file, and how its first row begins."""
+    """Return a line that describes which columns of a file are read and how its first row begins."""
     content = row.question if isinstance(row, QuestionRow) else row[1]
     text = content if isinstance(content, str) else " ".join(map(str, content[:_MOST_SHOWN]))
     begins = " ".join(text[: 4 * _MOST_SHOWN].split())
@@ -252,7 +307,10 @@ def _described(part: RowPart, settings: TaskSettings, row: Row, columns: list[st
 
 
 def _columns_read(task: TaskName | None, settings: TaskSettings, row: Row, record: Record, labelled: bool) -> list[str]:
-    """Return the columns of a record that a row was read from, with what they hold where that is not their name."""
+    """Return the columns from which a row was read.
+
+    If a column's name differs from its purpose, the purpose follows in parentheses.
+    """
     if isinstance(row, QuestionRow):
         return ["question", "context", *(["answers"] if labelled else [])]
     if isinstance(row, IdsRow):
@@ -275,7 +333,7 @@ def _columns_read(task: TaskName | None, settings: TaskSettings, row: Row, recor
 
 
 def _read_records(part: RowPart, settings: TaskSettings, task: TaskName | None, labelled: bool) -> Iterator[PlacedRecord]:
-    """The records of a part with their positions; one that cannot be read is an error in its position."""
+    """Yield the records of a part with their positions. A record that cannot be read is replaced by an error."""
     if part.kind == "built-in":
         documents = documentation_documents(python_texts(part.name)).values()
         yield from (
@@ -295,12 +353,13 @@ def _read_records(part: RowPart, settings: TaskSettings, task: TaskName | None, 
                     if isinstance(line, UnicodeDecodeError):
                         position = RowPosition(next(row), number)
                         yield position, part.not_text(line)
-                    elif line.strip():  # an object of JSON, or a text
+                    elif line.strip():  # a JSON object or a text
                         position, text = RowPosition(next(row), number), line.removesuffix("\n").removesuffix("\r")
                         yield position, _json_record(text) if part.kind == "jsonl" else {settings.text: text}
 
 
 def _json_record(line: str) -> Record | InputError:
+    """Return the record in a line of JSON, or an error."""
     try:
         record = JSON.decode(line)
     except InputError as error:
@@ -313,7 +372,14 @@ def _json_record(line: str) -> Record | InputError:
 
 
 def _parquet(part: RowPart, settings: TaskSettings, task: TaskName | None) -> Iterator[PlacedRecord]:
-    """The columns that a task may need; all, where that of the text is missing, or rows have several forms."""
+    """Yield the rows of a Parquet file as records.
+
+    Only the columns that the task may need are read. All columns are read if the text column is missing, so that the error
+    can list them, and for tasks whose rows have several forms.
+
+    Raises:
+        InputError: The part is standard input, which cannot be read as Parquet.
+    """
     if part.path is None:
         raise InputError("standard input: Parquet cannot be read as it comes; give the name of the file")
     known = (settings.text, settings.text_pair, settings.label, settings.tokens, settings.tags, *_OTHER_COLUMNS)
@@ -331,10 +397,16 @@ def _parquet(part: RowPart, settings: TaskSettings, task: TaskName | None) -> It
 
 
 def _read_conll(part: RowPart, settings: TaskSettings, labelled: bool) -> Iterator[PlacedRecord]:
-    """The sentences of a CoNLL file as records; the word is the first column of a line, the tag the last.
+    """Yield the sentences of a CoNLL file as records.
 
-    Columns are divided by tabs, or else by spaces: a word may hold any other character, such as a no-break space. With
-    `labelled`, lines without a tag are refused.
+    The first column of a line is the word, and the last column is its tag.
+
+    Columns are separated by tabs if the line contains a tab, and otherwise by spaces. No other whitespace separates columns,
+    because a word may contain a no-break space.
+
+    Raises:
+        InputError: A sentence is too long or has a tag for some words only, a word is missing, or `labelled` is true and a
+            tag is missing.
     """
     words: list[str] = []
     tags: list[str] = []

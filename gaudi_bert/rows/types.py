@@ -1,9 +1,11 @@
-"""What passes between the readers of rows, the tokenizer and the tasks.
+"""Types that the readers of rows, the tokenizer and the tasks exchange.
 
-Rows are read one after the other and forgotten; many sequences are columnar (flat values, and where each sequence
-starts), so a million sequences are a few arrays and not a million objects.
+Rows are read one after the other and not kept. Tokenized sequences are stored in columns: flat arrays of values, and the
+offset at which each sequence begins. A million sequences are therefore a few arrays instead of a million objects.
 
-Letters: N sequences, T tokens of all of them.
+Letters:
+    N: sequences.
+    T: tokens of all sequences.
 """
 
 from __future__ import annotations
@@ -22,17 +24,22 @@ from gaudi_bert.common.errors import InputError
 STANDARD_INPUT = "-"
 TASKS_WITH_LABELS = ("classification", "multi-label", "token-classification")
 LABELLED_TEXTS = ("classification", "multi-label", "regression", "reranking")
-"""Tasks with one label for a text or pair."""
+"""Tasks in which each text or pair has a single label field."""
 LANGUAGE_MODELLING = ("masked-language-modelling", "causal-language-modelling")
-"""Tasks whose rows need no label: what is to be answered is in the text."""
+"""Tasks whose rows need no label, because the model predicts tokens of the text."""
 OUTSIDE = "O"
-"""The tag of a word that is of no entity."""
+"""The tag of a word that belongs to no entity."""
 NO_WORD = -1
-"""In `Sequences.words`, a token that represents no word; in `characters`, one outside the text."""
+"""Marks a token that represents no word in `Sequences.words`, and a token outside the text in `Sequences.characters`."""
 
 
 class RowPosition(NamedTuple):
-    """Position of a row in its file, from 1: its number among the rows, and where there are lines, that it begins in."""
+    """The position of a row in its file.
+
+    Attributes:
+        number: The number of the row, from 1.
+        line: The number of the line in which the row begins, from 1. None if the format has no lines.
+    """
 
     number: int
     line: int | None = None
@@ -42,12 +49,21 @@ class RowPosition(NamedTuple):
 
 
 Record: TypeAlias = Mapping[str, Any]
-"""What a row is in its file: values by the names of their columns, or keys."""
+"""A row as its file contains it: values by column name or key."""
 PlacedRecord: TypeAlias = tuple[RowPosition, Record | InputError]
+"""A record, or the error that replaces it, with its position."""
 
 
 class TextRow(NamedTuple):
-    """One text or a pair, and its label: a name, several names, or a number; None where there is none."""
+    """A text or a pair of texts, with its label.
+
+    Attributes:
+        position: The position of the row in its file.
+        text: The text.
+        text_pair: The second text of a pair, or None.
+        label: A name, a tuple of names for multi-label tasks, or a number for regression and reranking. None without a
+            label.
+    """
 
     position: RowPosition
     text: str
@@ -56,12 +72,18 @@ class TextRow(NamedTuple):
 
     @property
     def input(self) -> str | tuple[str, str]:
-        """Return what the library `tokenizers` takes."""
+        """The text or the pair, as the library `tokenizers` takes it."""
         return self.text if self.text_pair is None else (self.text, self.text_pair)
 
 
 class TupleRow(NamedTuple):
-    """Texts whose vectors are compared: an anchor, what answers it, and what does not; or two texts and their score."""
+    """Texts whose embeddings are compared.
+
+    Attributes:
+        position: The position of the row in its file.
+        texts: An anchor, a positive and any number of negatives, or two texts if there is a score.
+        score: The similarity of the two texts. None for an anchor with a positive and negatives.
+    """
 
     position: RowPosition
     texts: tuple[str, ...]
@@ -69,7 +91,14 @@ class TupleRow(NamedTuple):
 
 
 class TaggedRow(NamedTuple):
-    """Words with their tags; `starts` are their positions in the text, None for words with one space between."""
+    """Words with their tags.
+
+    Attributes:
+        position: The position of the row in its file.
+        tokens: The words.
+        tags: The tag of each word, or None.
+        starts: The first character of each word in the text. None if the text is the words joined by single spaces.
+    """
 
     position: RowPosition
     tokens: tuple[str, ...]
@@ -77,7 +106,7 @@ class TaggedRow(NamedTuple):
     starts: tuple[int, ...] | None = None
 
     def word_starts(self) -> IntArray:
-        """Return where each word starts in the text, in characters, int64."""
+        """Return the first character of each word in the text, as int64 [words]."""
         if self.starts is not None:
             return np.asarray(self.starts, np.int64)
         lengths = np.fromiter(map(len, self.tokens), np.int64, len(self.tokens)) + 1
@@ -86,7 +115,16 @@ class TaggedRow(NamedTuple):
 
 
 class QuestionRow(NamedTuple):
-    """A question about a context; `answers` are pairs (text, first character), () if it has none, None if not known."""
+    """A question about a context.
+
+    Attributes:
+        position: The position of the row in its file.
+        id: The id of the question.
+        question: The question.
+        context: The text that may contain the answer.
+        answers: Pairs of (text, first character in the context). Empty if the question has no answer, and None if the
+            answers are unknown.
+    """
 
     position: RowPosition
     id: str
@@ -96,14 +134,17 @@ class QuestionRow(NamedTuple):
 
 
 class IdsRow(NamedTuple):
-    """A sequence that is tokenized already."""
+    """A sequence of token ids that was tokenized before."""
 
     position: RowPosition
     input_ids: tuple[int, ...]
 
 
 class BadRow(NamedTuple):
-    """A row that cannot be read, and why; only where such rows are to be named instead of refused."""
+    """A row that cannot be read, with the problem.
+
+    It is yielded only if the caller reports such rows instead of stopping.
+    """
 
     position: RowPosition
     problem: str
@@ -114,21 +155,23 @@ Row: TypeAlias = TextRow | TupleRow | TaggedRow | QuestionRow | IdsRow
 
 @dataclass(frozen=True, eq=False)
 class Sequences:
-    """Tokenized sequences: the tokens of sequence i are `offsets[i] : offsets[i + 1]` of every array [T].
+    """Tokenized sequences in columns. The tokens of sequence i are `[offsets[i] : offsets[i + 1]]` of every array [T].
 
     Attributes:
-        row: int64 [N], which of the rows that were tokenized together it is (a window of); never decreasing.
-        offsets: int64 [N + 1].
-        input_ids: int32 [T], with [CLS] and [SEP].
+        row: int64 [N], the index of the row that each sequence comes from, among the rows that were tokenized together. It
+            never decreases. A row that was split into windows has several sequences.
+        offsets: int64 [N + 1], the position at which each sequence begins.
+        input_ids: int32 [T], the token ids, with special tokens such as [CLS] and [SEP].
         segment_ids: int8 [T], 1 for the second text of a pair.
-        characters: int32 [T, 2], begin and end in the row's text (the context of a question), -1 for what is not of it; None
-            for tasks with one answer per text.
-        words: token classification: int32 [T], which word of the row a token represents: the first word piece of each word,
-            in one window only, the one that shows most around it; else -1. None for other tasks.
-        target: what is to be learnt, None without labels. classification int32 [N]; multi-label float32 [N, labels];
-            regression float32 [N]; token classification int32 [T], -100 where `words` is -1; question answering int32
-            [N, 2], first and last token within the sequence, 0 and 0 where the window does not hold the answer.
-        cut_rows: rows that were cut, or taken in several windows, because they are too long.
+        characters: int32 [T, 2], the first character and the end of each token in the text of the row, or in the context of
+            a question. -1 for tokens outside this text. None for tasks with one prediction per text.
+        words: int32 [T], the word of the row that a token represents, or -1. Each word is represented by its first token,
+            and only in the window that shows the most context around it. None unless the task is token classification.
+        target: The targets, or None without labels. int32 [N] for classification. float32 [N, labels] for multi-label tasks.
+            float32 [N] for regression and reranking. int32 [T] for token classification, with -100 for tokens that represent
+            no word. int32 [N, 2] for question answering: the first and last token of the answer within the sequence, both 0
+            if the window does not contain the answer.
+        cut_rows: The number of rows that were truncated or split into windows because they are too long.
     """
 
     row: IntArray
@@ -145,14 +188,14 @@ class Sequences:
 
     @property
     def lengths(self) -> IntArray:
-        """Tokens of each sequence, int64 [N]."""
+        """The number of tokens in each sequence, int64 [N]."""
         return np.diff(self.offsets)
 
 
 def separate_sequences(
     input_ids: SequenceOf[Int32Array], segment_ids: SequenceOf[NDArray[np.int8]], cut_rows: int = 0
 ) -> Sequences:
-    """Return sequences of which each is a row of its own, from the tokens and segments of each."""
+    """Return sequences from the token ids and segment ids of each, with one row per sequence."""
     return Sequences(
         row=np.arange(len(input_ids), dtype=np.int64),
         offsets=np.concatenate([np.zeros(1, np.int64), np.cumsum([len(ids) for ids in input_ids], dtype=np.int64)]),
@@ -163,7 +206,12 @@ def separate_sequences(
 
 
 def join_sequences(parts: SequenceOf[Sequences], rows_of_parts: SequenceOf[int]) -> Sequences:
-    """Sequences of consecutive windows of rows (`rows_of_parts[i]` rows in window i) as one."""
+    """Return the sequences of consecutive windows of rows as one object.
+
+    Args:
+        parts: The sequences of each window. Either all or none of them have `characters`, `words` or `target`.
+        rows_of_parts: The number of rows in each window.
+    """
     rows_before = np.cumsum(rows_of_parts) - np.asarray(rows_of_parts)
 
     def joined(name: str) -> AnyArray | None:
@@ -183,5 +231,5 @@ def join_sequences(parts: SequenceOf[Sequences], rows_of_parts: SequenceOf[int])
 
 
 def source_name(path: object) -> str:
-    """The name of a source of rows in errors."""
+    """Return the name of a source of rows for messages."""
     return "standard input" if str(path) == STANDARD_INPUT else str(path)
