@@ -1,12 +1,15 @@
-"""Fingerprints: that two sets of sequences are the same, in any order and in constant memory (numba kernels).
+"""Fingerprints, which show in constant memory that two sets of sequences are equal in any order (numba kernels).
 
-Each sequence has a 64-bit hash of all that it is: tokens, segments, masked positions (relative to its start),
-masked ids, label, length. A multiset of sequences has the sum (modulo 2**64) of its mixed hashes, which depends neither on
-the order nor on the file layout. Two different multisets have the same sum with probability about 2**-64.
+Each sequence gets a 64-bit hash of its tokens, segments, masked positions (relative to its start), masked ids, label and
+length. The fingerprint of a multiset of sequences is the sum of its mixed hashes, modulo 2**64. It depends neither on the
+order of the sequences nor on the file layout. Two different multisets have the same fingerprint with a probability of about
+2**-64.
 
-The hash runs over the canonical bytes of the values, sixteen at a time, with the multiply-and-fold step of wyhash (Wang
-Yi, 2019). It is computed alike from an unpacked record (by its index row) and from a packed one, whose complete layout is
-checked on the way: numbers, positions, starts, weights and padding must be exactly what packing makes.
+The hash is computed from the canonical bytes of the values, sixteen at a time, with the multiply-and-fold step of wyhash
+(Wang Yi, 2019). A sequence has the same hash in an unpacked record and in a pack. When a pack is hashed, its layout is
+checked completely: sequence numbers, positions, starts, weights and padding must be exactly as this package writes them.
+
+The kernels work on addresses. Parameters named `at`, `start` and `end` are addresses of bytes, and `end` is exclusive.
 """
 
 from __future__ import annotations
@@ -29,7 +32,8 @@ from gaudi_bert.tfrecords.wire.values import all_bytes_are, is_zero, real_bytes
 _FIRST_KEY = as_word(0x1F3D5B79A2C4E687)
 _SECOND_KEY = as_word(0x6C8E944D1F123BB5)
 _THIRD_KEY = as_word(0x2545F4914F6CDD1D)
-# Where the chains of the parts start: never one of the keys, with which a product would be symmetric in its two words, or 0.
+# The initial states of the hash chains, one for each part of a sequence. A state that is equal to a key would make a product
+# zero, or symmetric in its two words, so that swapped words would have the same hash. Therefore these are other numbers.
 _IDS_SEED = as_word(0x5851F42D4C957F2D)
 _SEGMENTS_SEED = as_word(0x14057B7EF767814F)
 _MASKED_IDS_SEED = as_word(0x369DEA0F31A53F85)
@@ -39,10 +43,13 @@ _OTHER_CHAIN = as_word(0x61C8864680B583EB)
 
 @borrowing_kernel
 def _hash_bytes(at: int, size: int, state: int) -> int:
-    """Mix `size` bytes into `state`; at least eight bytes of the same record lie before `at`."""
+    """Return `state` after `size` bytes from `at` on are mixed into it.
+
+    At least eight bytes of the same record must precede `at`, because a word that ends at the last byte may begin earlier.
+    """
     end = at + size
     other = state ^ _OTHER_CHAIN
-    while at + 32 <= end:  # two chains side by side, because a multiplication takes longer than it occupies the processor
+    while at + 32 <= end:  # two independent chains, because one chain would wait for the latency of each multiplication
         state = multiply_mix(load_word(at) ^ _FIRST_KEY, load_word(at + 8) ^ state)
         other = multiply_mix(load_word(at + 16) ^ _SECOND_KEY, load_word(at + 24) ^ other)
         at += 32
@@ -62,7 +69,17 @@ def _hash_bytes(at: int, size: int, state: int) -> int:
 
 @inlined_kernel
 def _hash_together(length: int, masked: int, label: int, ids: int, segments: int, masked_ids: int, positions: int) -> int:
-    """The hash of a sequence from those of its parts, each of which has its own position in the chain."""
+    """Return the hash of a sequence.
+
+    Args:
+        length: The number of tokens.
+        masked: The number of masked positions.
+        label: The next-sentence label.
+        ids: The hash of the token ids.
+        segments: The hash of the segment ids.
+        masked_ids: The hash of the masked ids.
+        positions: The hash of the masked positions.
+    """
     state = multiply_mix((length | (masked << 16) | (label << 32)) ^ _SECOND_KEY, ids ^ _THIRD_KEY)
     state = multiply_mix(state ^ _FIRST_KEY, segments ^ _SECOND_KEY)
     state = multiply_mix(state ^ _SECOND_KEY, masked_ids ^ _THIRD_KEY)
@@ -71,7 +88,11 @@ def _hash_together(length: int, masked: int, label: int, ids: int, segments: int
 
 @borrowing_kernel
 def _hash_positions(at: int, count: int, offset: int, state: int) -> int:
-    """Mix `count` masked positions, less `offset`, into `state`; they are varints of one or two bytes."""
+    """Return `state` after `count` masked positions are mixed into it.
+
+    The positions are varints of one or two bytes. `offset` is subtracted from each, so that it counts from the start of its
+    sequence.
+    """
     word = as_word(0)
     for number in range(count):
         value = load_u8(at)
@@ -88,7 +109,7 @@ def _hash_positions(at: int, count: int, offset: int, state: int) -> int:
 
 @borrowing_kernel
 def hash_unpacked(sequences: IndexedSequences, count: int, hashes: IntArray) -> None:
-    """Set `hashes` (int64) to the hashes of the first `count` sequences of an index."""
+    """Compute the hashes of the first `count` sequences of an index, and store them in `hashes` (int64)."""
     base = address_of(sequences.buffer)
     for number in range(count):
         row = sequences.rows[number]
@@ -103,21 +124,28 @@ def hash_unpacked(sequences: IndexedSequences, count: int, hashes: IntArray) -> 
 
 @borrowing_kernel
 def sum_hashes(hashes: IntArray) -> int:
-    """Return the sum of mixed hashes, modulo 2**64."""
+    """Return the sum of the mixed hashes, modulo 2**64. The result is an int64, so it may be negative."""
     total = as_word(0)
     for value in hashes:
         total = add_words(total, multiply_mix(value ^ _FIRST_KEY, _THIRD_KEY))
     return total
 
 
-# --- the scan of packed records: framing, both CRCs, the complete layout, and a hash of every sequence
+# --- the scan of packed records: check the framing, both CRCs and the complete layout, and hash every sequence
 
 _HIGH = as_word(-0x7F7F7F7F7F7F7F80)
 _ONE_FLOAT = as_word(0x3F800000)
 
 
 class PackSizes(NamedTuple):
-    """L, Q, S and P of the packs."""
+    """The sizes of the packs.
+
+    Attributes:
+        length: L, the number of tokens in a row, including padding.
+        slots: Q, the number of masked slots of a pack.
+        depth: S, the maximum number of sequences in a pack.
+        predictions: P, the maximum number of masked positions in a sequence.
+    """
 
     length: int
     slots: int
@@ -126,18 +154,39 @@ class PackSizes(NamedTuple):
 
 
 class ScannedPacks(NamedTuple):
-    """The results of a scan so far; all arrays are appended to."""
+    """The results of a scan so far. `scan_packed` appends to the arrays, and `done` counts the entries in use.
 
-    hashes: IntArray  # int64, of each sequence
-    lengths: Int32Array  # int32, tokens of each sequence
-    sequences: Int32Array  # int32, how many each pack holds
-    record_index: IndexArray  # uint32 [packs, 2], as `write_index` takes it
-    done: IntArray  # int64 [2]: packs and sequences
-    starts: IntArray  # int64 [S + 1], work space: where the sequences of the last pack start
+    Attributes:
+        hashes: int64, the hash of each sequence.
+        lengths: int32, the number of tokens of each sequence.
+        sequences: int32, the number of sequences of each pack.
+        record_index: uint32 [packs, 2], the size and checksum of each record, in the form that `write_index` expects.
+        done: int64 [2], the number of packs and the number of sequences so far.
+        starts: int64 [S + 1], scratch space for the starts of the sequences in the current pack.
+    """
+
+    hashes: IntArray
+    lengths: Int32Array
+    sequences: Int32Array
+    record_index: IndexArray
+    done: IntArray
+    starts: IntArray
 
 
 class _Cursor(NamedTuple):
-    """Start of the next sequence of a pack: addresses of its values, and the masked slots used before it."""
+    """The position at which the next sequence of a pack begins.
+
+    All attributes but the last are addresses of the sequence's first value in a feature.
+
+    Attributes:
+        ids: In `input_ids`.
+        segments: In `segment_ids`.
+        numbers: In `input_mask`, which contains the number of the sequence for each token.
+        positions: In `positions`.
+        masked_ids: In `masked_lm_ids`.
+        masked_positions: In `masked_lm_positions`.
+        used: The number of masked slots that the sequences before this one use.
+    """
 
     ids: int
     segments: int
@@ -150,7 +199,7 @@ class _Cursor(NamedTuple):
 
 @borrowing_kernel
 def _skip_varints(at: int, end: int, count: int) -> int:
-    """The address after `count` varints; -1 where [at, end) holds fewer. Reads words that end at or before `end` only."""
+    """Return the address after `count` varints, or -1 if there are fewer in [at, end). Nothing is read beyond `end`."""
     while at + 8 <= end:
         ended = 8 - count_bits(load_word(at) & _HIGH)
         if ended >= count:
@@ -168,7 +217,11 @@ def _skip_varints(at: int, end: int, count: int) -> int:
 
 @borrowing_kernel
 def _read_small(at: int, end: int) -> tuple[int, int]:
-    """A canonical varint of one or two bytes: (value, next address), or (-1, at)."""
+    """Read a canonical varint of one or two bytes.
+
+    Returns:
+        (value, next address). The value is -1 if there is no such varint at `at`.
+    """
     if at >= end:
         return -1, at
     value = load_u8(at)
@@ -185,7 +238,7 @@ def _read_small(at: int, end: int) -> tuple[int, int]:
 
 @borrowing_kernel
 def _skip_numbers(at: int, end: int, number: int, count: int) -> int:
-    """The address after `count` times the varint `number`; -1 where it is something else."""
+    """Return the address after `count` repetitions of the varint `number`, or -1 if there is any other value."""
     if number < 128:
         return at + count if count <= end - at and all_bytes_are(at, count, number) else -1
     for _ in range(count):
@@ -197,6 +250,7 @@ def _skip_numbers(at: int, end: int, number: int, count: int) -> int:
 
 @borrowing_kernel
 def _same_bytes(first: int, second: int, size: int) -> bool:
+    """Return whether the `size` bytes at the two addresses are equal."""
     different = as_word(0)
     end = first + size
     while first + 8 <= end:
@@ -212,7 +266,7 @@ def _same_bytes(first: int, second: int, size: int) -> bool:
 
 @borrowing_kernel
 def _count_masked(at: int, slots: int, number: int) -> int:
-    """Count those of up to `slots` float32 weights from `at` on equal `number`."""
+    """Count the leading float32 weights that are equal to `number`, among the `slots` weights from `at` on."""
     bits = as_word(np.float32(number).view(np.int32))
     count = 0
     while count < slots and load_u32(at + 4 * count) == bits:
@@ -222,7 +276,7 @@ def _count_masked(at: int, slots: int, number: int) -> int:
 
 @borrowing_kernel
 def _count_real(spans: RowArray, depth: int) -> int:
-    """Count the sequences of the pack by its next-sentence weights, 1..1 0..0; -1 for anything else."""
+    """Return the number of sequences in the pack, or -1 if its next-sentence weights are not ones followed by zeros."""
     at = spans[PackedFeature.NEXT_SENTENCE_WEIGHTS].start
     count = 0
     while count < depth and load_u32(at + 4 * count) == _ONE_FLOAT:
@@ -232,7 +286,11 @@ def _count_real(spans: RowArray, depth: int) -> int:
 
 @borrowing_kernel
 def _read_starts(spans: RowArray, depth: int, count: int, tokens: int, starts: IntArray) -> bool:
-    """Fill `starts` [count + 1] with where the sequences start, and the end; False unless they ascend from 0."""
+    """Fill `starts` [count + 1] with the start of each sequence and the end of the last one, in tokens.
+
+    Returns:
+        Whether the starts ascend from 0 and the unused entries are 0.
+    """
     span = spans[PackedFeature.NEXT_SENTENCE_POSITIONS]
     at, end = span.start, span.start + span.bytes
     for index in range(count):
@@ -245,7 +303,11 @@ def _read_starts(spans: RowArray, depth: int, count: int, tokens: int, starts: I
 
 @borrowing_kernel
 def _real_tokens(spans: RowArray, length: int) -> int:
-    """The number of tokens: numbers of sequences are varints of one byte below 128, so it is counted from the back."""
+    """Return the number of non-padding tokens, or -1 if `input_mask` does not have `length` values.
+
+    The zero bytes at the end of `input_mask` are counted as padding. Each of them is a value, because the last byte of a
+    sequence number is never zero.
+    """
     span = spans[PackedFeature.INPUT_MASK]
     at, size = span.start, span.bytes
     values = size
@@ -259,7 +321,14 @@ def _real_tokens(spans: RowArray, length: int) -> int:
 
 @borrowing_kernel
 def _is_padded(spans: RowArray, sizes: PackSizes, count: int, end: _Cursor) -> bool:
-    """Whether all is zero behind the last of `count` sequences, which is where `end` is."""
+    """Return whether all features are zero after the last sequence of the pack.
+
+    Args:
+        spans: Where the features of the pack are.
+        sizes: The sizes of the pack.
+        count: The number of sequences.
+        end: The position after the last sequence.
+    """
     numbers, positions = spans[PackedFeature.INPUT_MASK], spans[PackedFeature.POSITIONS]
     masked_ids, masked_positions = spans[PackedFeature.MASKED_LM_IDS], spans[PackedFeature.MASKED_LM_POSITIONS]
     padding = positions.start + positions.bytes - end.positions
@@ -277,7 +346,7 @@ def _is_padded(spans: RowArray, sizes: PackSizes, count: int, end: _Cursor) -> b
 
 @borrowing_kernel
 def _skip_positions(at: int, end: int, count: int, first: int, last: int) -> int:
-    """The address after `count` masked positions; -1 unless each is in first .. last - 1."""
+    """Return the address after `count` masked positions, or -1 unless each position is from `first` to `last` - 1."""
     for _ in range(count):
         value, at = _read_small(at, end)
         if value < first or value >= last:
@@ -289,9 +358,19 @@ def _skip_positions(at: int, end: int, count: int, first: int, last: int) -> int
 def _cursor_after(
     spans: RowArray, sizes: PackSizes, cursor: _Cursor, number: int, start: int, end: int, position_varints: int
 ) -> tuple[bool, _Cursor]:
-    """Check sequence `number`, which takes tokens start .. end - 1: (whether it is as we write it, where it ends).
+    """Check one sequence of a pack and return the position after it.
 
-    `position_varints` is the address of the varints 0, 1, 2, ...
+    Args:
+        spans: Where the features of the pack are.
+        sizes: The sizes of the pack.
+        cursor: The position of the sequence.
+        number: The number of the sequence in its pack, from 1.
+        start: The number of its first token in the row.
+        end: The number of the token after its last one.
+        position_varints: The address of the varints 0, 1, 2, ...
+
+    Returns:
+        (whether the sequence is encoded as this package writes it, the position after it).
     """
     real, positions_size = end - start, position_bytes(end - start)
     ids, numbers, positions = spans[PackedFeature.INPUT_IDS], spans[PackedFeature.INPUT_MASK], spans[PackedFeature.POSITIONS]
@@ -318,7 +397,18 @@ def _cursor_after(
 
 @borrowing_kernel
 def _hash_pack(spans: RowArray, sizes: PackSizes, position_varints: int, starts: IntArray, hashes: IntArray) -> int:
-    """Check a pack and set `hashes` to those of its sequences; their number, or -1 where it is not as we write it."""
+    """Check a pack and store the hash of each of its sequences in `hashes`.
+
+    Args:
+        spans: Where the features of the pack are.
+        sizes: The sizes of the pack.
+        position_varints: The address of the varints 0, 1, 2, ...
+        starts: int64 [S + 1], set to the start of each sequence and the end of the last one.
+        hashes: int64, set to the hashes.
+
+    Returns:
+        The number of sequences, or -1 if the pack is not encoded as this package writes it.
+    """
     if (
         spans[PackedFeature.MASKED_LM_WEIGHTS].bytes != 4 * sizes.slots
         or spans[PackedFeature.NEXT_SENTENCE_WEIGHTS].bytes != 4 * sizes.depth
@@ -375,7 +465,17 @@ def scan_packed(
 ) -> tuple[int, int]:
     """Check and hash the packs in buffer[position:filled], and append the results to `scanned`.
 
-    Why it stopped, and the position of the record at which it stopped.
+    Args:
+        buffer: The bytes of the file, uint8.
+        position: The position in the buffer at which a record begins.
+        filled: The number of bytes in the buffer.
+        sizes: The sizes that every pack must have.
+        table: The feature table of the packs (`wire.features.feature_table`).
+        position_varints: The varints 0, 1, 2, ... (`wire.example.position_table`).
+        scanned: The results, which must have room for all packs in the buffer.
+
+    Returns:
+        (a `ScanStatus` that tells why the scan stopped, the position of the record at which it stopped).
     """
     base, varints = address_of(buffer), address_of(position_varints)
     done, starts = scanned.done, scanned.starts

@@ -1,8 +1,9 @@
-"""The stage `verify` for packed TFRecords: what is read of a group (`packs.verify` has the flow).
+"""The stage `verify` for packed TFRecords. This module reads the groups, and `packs.verify` controls the stage.
 
-The shards of a group must hold the sequences of the input files that its manifest names. In constant memory, every file is
-read, checked and summed into a `fingerprint`: two groups of other sequences have the same sums with probability 2**-64. Only
-where the sums differ, a second pass compares the sequences one by one and names them.
+The shards of a group must contain the same sequences as the input files that the group manifest names. Every file is read in
+constant memory, checked, and reduced to a sum of hashes (`tfrecords.fingerprint`). If the sequences of a group are not those
+of its input files, the two sums are equal with a probability of about 2**-64. If the sums differ, a second pass compares the
+hashes one by one, so that the error names the first missing and surplus sequences.
 """
 
 from __future__ import annotations
@@ -47,31 +48,60 @@ from gaudi_bert.tfrecords.wire.framing import ScanStatus
 from gaudi_bert.tfrecords.wire.schema import MAX_RECORD_BYTES, MAX_SEQUENCE_LENGTH, PackedSchema, UnpackedSchema
 
 _NAMED = 3
-# Their files are listed together: a list of all would grow with the data.
+# Listing the files of all groups at once would use memory in proportion to the data, so they are listed in batches of
+# groups.
 _GROUPS_AT_ONCE = 256
 
 
 def verify(records: str | Path, packed: Path, run: StageRun) -> StageOutput[Verification] | PlainResult:
-    """Verify a packed folder against its records."""
+    """Verify that a packed folder contains every sequence of its records exactly once.
+
+    Args:
+        records: A folder, a file or a glob of the unpacked records, on this machine or as a URL.
+        packed: The packed folder.
+        run: The settings of the run, such as the number of workers and the part of the groups to verify.
+
+    Returns:
+        The verification, or the totals of a part if `run` selects a part.
+
+    Raises:
+        FailedError: The packed folder differs from its records or from its own metadata.
+        InputError: The records or the packed folder cannot be read.
+    """
     with mirrored(packed, run.store) as here, open_inputs(records, run.store) as inputs:
         fetch(here / METADATA_NAME)
         return verify_packs(_RecordsReader(inputs, PackedFolder(here, Metadata.read(here)), run), run)
 
 
 class _ReadFile(NamedTuple):
-    """An input file of a group or one of its shards, as it was read."""
+    """The summary of an input file or a shard after it was read.
+
+    Attributes:
+        path: The file.
+        is_input: True for an input file, False for a shard.
+        identity: Name, size and CRC-32C of the file.
+        fingerprint: The sum of the mixed hashes of all sequences, modulo 2**64.
+        lengths: int64 [MAX_SEQUENCE_LENGTH + 1]. Entry n is the number of sequences that have n tokens.
+        record_index: uint32 [packs, 2], the size and checksum of each record of a shard. Empty for an input file.
+    """
 
     path: Path
     is_input: bool
     identity: InputFile
-    fingerprint: int  # the sum of the hashes of its sequences, modulo 2**64
-    lengths: IntArray  # int64 [most tokens + 1], how many sequences there are of each number of tokens
-    record_index: IndexArray  # uint32 [packs, 2], the index of a shard; of an input file, none
+    fingerprint: int
+    lengths: IntArray
+    record_index: IndexArray
 
 
 @dataclass(frozen=True)
 class _RecordsReader:
-    """Reads the records and the shards of groups; a `GroupReader`."""
+    """A `GroupReader` that reads the input files and the shards of groups and compares them.
+
+    Attributes:
+        inputs: The files of the records.
+        folder: The packed folder.
+        run: The settings of the run.
+    """
 
     inputs: RecordInputs
     folder: PackedFolder[Metadata]
@@ -79,12 +109,23 @@ class _RecordsReader:
 
     @cached_property
     def _paths(self) -> Mapping[str, Path]:
+        """The path of each input file by its name."""
         return {path.name: path for path in self.inputs.sizes}
 
     def read_groups(self, manifests: Iterable[GroupManifest]) -> Iterator[ReadGroup]:
-        """Read the files of groups ahead of the group that is compared, some groups at a time."""
+        """Read groups in batches of 256 and yield each group after it was compared.
+
+        The files of a batch are read by several threads, ahead of the group that is compared.
+
+        Args:
+            manifests: The manifests of the groups to read.
+
+        Raises:
+            FailedError: The stored settings do not belong to these packs, or a group differs from its input files.
+            InputError: An input file cannot be read.
+        """
         metadata, plan_sha256 = self.folder.metadata, self.folder.read_manifest(0).source_sha256
-        # The settings must have the plan by which the first group was written, and the keys of metadata.json.
+        # The stored settings must name the plan of the first group and have the same values as metadata.json.
         path = settings_path(self.folder.path, self.folder.path / METADATA_NAME)
         fetch(path)
         right = Signature("write", {key: getattr(metadata, key) for key in Metadata.planned}, {"plan_sha256": plan_sha256})
@@ -100,7 +141,14 @@ class _RecordsReader:
                     yield self._compare(manifest, plan_sha256, list(itertools.islice(results, len(of_group))))
 
     def _files_of(self, manifest: GroupManifest) -> list[tuple[Path, bool]]:
-        """Return the input files of a group, and then its shards; and of each whether it is an input file."""
+        """List the files of a group: first the input files and then the shards.
+
+        Returns:
+            Pairs (path, whether the file is an input file).
+
+        Raises:
+            FailedError: An input file of the group is missing from the records.
+        """
         names = [file.name for file in manifest.inputs]
         missing = [name for name in names if name not in self._paths]
         if missing:
@@ -112,7 +160,14 @@ class _RecordsReader:
         return [*((self._paths[name], True) for name in names), *((path, False) for path in shards)]
 
     def _read_files(self, files: Sequence[tuple[Path, bool]], task: Task) -> Iterator[_ReadFile]:
-        """Read files; those of a store are fetched shortly before."""
+        """Read files in several threads and yield a summary of each, in the given order.
+
+        Files of an object store are downloaded shortly before they are read.
+
+        Raises:
+            InputError: An input file cannot be read or is invalid.
+            FailedError: A shard cannot be read or is invalid.
+        """
         ahead, schema = choose_worker_count(self.run.workers, len(files)), PackedSchema.of(self.folder.metadata)
         with read_ahead([path for path, _ in files], ahead) as batches:
 
@@ -129,7 +184,20 @@ class _RecordsReader:
             yield from map_in_threads(read, range(len(files)), self.run.workers, scan_buffer)
 
     def _compare(self, stored: GroupManifest, plan_sha256: str, files: Sequence[_ReadFile]) -> ReadGroup:
-        """Compare the shards of a group with its input files, and compute its manifest again."""
+        """Compare the shards of a group with its input files, and recompute the group manifest.
+
+        Args:
+            stored: The manifest as it is stored in the packed folder.
+            plan_sha256: The SHA-256 of the plan, which the recomputed manifest states.
+            files: The summaries of the group's input files and shards.
+
+        Returns:
+            The stored and the recomputed manifest, the proven bound and the fingerprint. The caller compares the manifests.
+
+        Raises:
+            FailedError: The shards contain other sequences than the input files, a shard or an input file has another
+                checksum than the manifest states, or the index is wrong.
+        """
         packed, metadata = self.folder.path, self.folder.metadata
         inputs, shards = ([file for file in files if file.is_input == side] for side in (True, False))
         fingerprint, lengths = _sums_of(shards)
@@ -161,7 +229,15 @@ class _RecordsReader:
         return ReadGroup(stored, right, bound, fingerprint)
 
     def expected_metadata(self, sums: PackedSums) -> Metadata:
-        """Check that each file of the records is that of one manifest; return what metadata.json must state."""
+        """Return the expected contents of metadata.json, computed from the group manifests.
+
+        Args:
+            sums: The totals of all group manifests.
+
+        Raises:
+            FailedError: Two manifests name the same input file, an input file is in no manifest, or a file that was skipped
+                as bad has changed.
+        """
         names, metadata, packed = sums.input_names, self.folder.metadata, self.folder.path
         if len(set(names)) != len(names):
             raise FailedError(f"{packed}: two manifests name the same input file; {metadata.remedy}")
@@ -172,7 +248,8 @@ class _RecordsReader:
         self._check_bad_files(names)
         vocabulary = self.inputs.vocabulary
         return Metadata(
-            # The sizes are those of every record that was read, the others those of the settings.
+            # The planned values need no recomputation. Every record was checked against the sizes, and the other values were
+            # compared with the stored settings.
             **{key: getattr(metadata, key) for key in Metadata.planned},
             **sums.stored(metadata.max_sequence_length, metadata.lower_bound),
             tool_version=metadata.tool_version,
@@ -182,7 +259,11 @@ class _RecordsReader:
         )
 
     def _check_bad_files(self, names: Sequence[str]) -> None:
-        """Check that files that were skipped as bad are in no manifest, are there as they were, and cannot be read."""
+        """Check the input files that were skipped as bad, and report their number.
+
+        Raises:
+            FailedError: A skipped file is missing, is in a manifest, has changed, or can be read now.
+        """
         bad_files, remedy = self.folder.metadata.bad_files, self.folder.metadata.remedy
         for bad in bad_files:
             path = self._paths.get(bad.name)
@@ -201,7 +282,16 @@ class _RecordsReader:
 
 
 def _check_index(path: Path, record_index: Sequence[IndexArray], remedy: str) -> int:
-    """Check that the index of a group states the size and the checksum of every record, and return its CRC-32C."""
+    """Check that a group's index states the size and checksum of every record, and return the CRC-32C of the index.
+
+    Args:
+        path: The index file.
+        record_index: The sizes and checksums that were read, an array uint32 [packs, 2] for each shard.
+        remedy: What the user can do, for the error message.
+
+    Raises:
+        FailedError: The index is missing or states something else.
+    """
     fetch(path)
     right = np.concatenate(record_index).astype("<u4").tobytes()
     stored = read_file(path) if path.exists() else None
@@ -213,11 +303,17 @@ def _check_index(path: Path, record_index: Sequence[IndexArray], remedy: str) ->
     return crc32c(right)
 
 
-# --- what a file holds: the hash and the length of each sequence, piece by piece
+# --- reading a file piece by piece: the hash and the length of each sequence
 
 
 class _PackedFormat:
-    """Checks and hashes packed records; a `_RecordFormat`."""
+    """The record format of packed records, which a `RecordScan` uses to check and hash them.
+
+    Attributes:
+        schema: The sizes that every record must have.
+        count: The number of packs that were read so far.
+        scanned: The hashes and lengths of the current piece. The next piece overwrites them.
+    """
 
     def __init__(self, schema: PackedSchema, buffer: ByteArray) -> None:
         self.schema = schema
@@ -239,10 +335,15 @@ class _PackedFormat:
         self._position_varints = position_table()
 
     def start_piece(self) -> None:
-        """Forget the packs of the last piece."""
+        """Discard the packs of the previous piece."""
         self.scanned.done[:] = 0
 
     def take(self, position: int, filled: int) -> tuple[ScanStatus, int]:
+        """Check and hash the packs in `buffer[position:filled]`.
+
+        Returns:
+            Why the scan stopped, and the position of the record at which it stopped.
+        """
         before = int(self.scanned.done[0])
         status, position = scan_packed(
             self._buffer, position, filled, self._sizes, self._table, self._position_varints, self.scanned
@@ -254,9 +355,23 @@ class _PackedFormat:
 def _pieces_of(
     path: Path, schema: UnpackedSchema | PackedSchema, buffer: ByteArray, progress: Callable[[int], None] | None = None
 ) -> Iterator[tuple[RecordScan, ScannedPacks]]:
-    """The sequences of an input file, or of a shard, piece by piece; the scan knows the file's size and CRC at the end.
+    """Read an input file or a shard, and yield the hashes and lengths of its sequences for each piece.
 
-    An unpacked record counts as a pack of one sequence; the sizes of those are not needed.
+    An unpacked record counts as a pack that contains one sequence. The record index of an input file is empty, because it is
+    not needed.
+
+    Args:
+        path: The file.
+        schema: The sizes of the records. Its type decides whether the file is read as an input file or as a shard.
+        buffer: The scan buffer of this thread (`scan.scan_buffer`).
+        progress: Called with the number of bytes that were read.
+
+    Yields:
+        (scan, piece). The arrays of the piece are valid until the next one is requested. After the last piece, the scan has
+        the size and CRC-32C of the file.
+
+    Raises:
+        InputError: The file cannot be read, or a record is damaged or violates the contract.
     """
     nothing = np.empty(0, np.int64)
     if isinstance(schema, UnpackedSchema):
@@ -281,7 +396,7 @@ def _pieces_of(
 def _read_file(
     path: Path, is_input: bool, schema: PackedSchema, buffer: ByteArray, progress: Callable[[int], None]
 ) -> _ReadFile:
-    """Add up the pieces of a file."""
+    """Read a file in pieces and return its summary. The parameters are those of `_pieces_of`."""
     fingerprint, lengths = 0, np.zeros(MAX_SEQUENCE_LENGTH + 1, np.int64)
     record_index, size, checksum = [np.zeros((0, 2), np.uint32)], 0, 0
     for scan, piece in _pieces_of(path, schema.unpacked if is_input else schema, buffer, progress):
@@ -294,20 +409,27 @@ def _read_file(
 
 
 def _sums_of(files: Sequence[_ReadFile]) -> tuple[int, IntArray]:
-    """Return the fingerprint of all sequences of some files, and how many there are of each number of tokens."""
+    """Return the fingerprint of all sequences in `files`, and the number of sequences of each length."""
     lengths = np.zeros(MAX_SEQUENCE_LENGTH + 1, np.int64)
     for file in files:
         lengths += file.lengths
     return sum(file.fingerprint for file in files) % 2**64, lengths
 
 
-# --- which sequences of a group are missing, doubled or changed, where the sums of its two sides differ
+# --- finding the missing, duplicated or changed sequences of a group, if the two sums differ
 
 
 def _describe_difference(files: Sequence[Path], shards: Sequence[Path], schema: PackedSchema, workers: int | None) -> str:
-    """One line: how many sequences of the files are missing from the shards, how many are too many, and the first of them.
+    """Return one line that states how many sequences are missing or surplus, and names the first three of each.
 
-    In memory are 32 bytes for each sequence, half of what it takes to pack it.
+    All hashes of the group are in memory at once, 32 bytes for each sequence. That is about half of what packing the group
+    uses.
+
+    Args:
+        files: The input files of the group.
+        shards: The shards of the group.
+        schema: The sizes of the packs.
+        workers: The number of threads, or None for the default.
     """
     with read_ahead([[*files, *shards]]) as batches, batches.batch(0):
         expected, stored = _collect(files, schema.unpacked, workers), _collect(shards, schema, workers)
@@ -326,7 +448,12 @@ def _describe_difference(files: Sequence[Path], shards: Sequence[Path], schema: 
 
 
 def _collect(files: Sequence[Path], schema: UnpackedSchema | PackedSchema, workers: int | None) -> IntArray:
-    """int64 [sequences, 4]: hash, number of the file, number of the record, number of the sequence in it (from 1)."""
+    """Read files again and return the hash and the location of every sequence.
+
+    Returns:
+        int64 [sequences, 4]. The columns are the hash, the index of the file in `files`, the number of the record from 0,
+        and the number of the sequence in its record from 1.
+    """
 
     def read(number: int, buffer: ByteArray) -> IntArray:
         rows, record = [np.zeros((0, 4), np.int64)], 0
@@ -342,7 +469,10 @@ def _collect(files: Sequence[Path], schema: UnpackedSchema | PackedSchema, worke
 
 
 def _surplus(rows: IntArray, others: IntArray) -> IntArray:
-    """Return those of `rows` whose hash occurs more often there than in `others` (the later ones of each hash)."""
+    """Return the rows that `others` does not match, as a multiset of hashes.
+
+    If a hash occurs n times in `rows` and m < n times in `others`, the last n - m of its rows are returned.
+    """
     allowed = Counter(others[:, 0].tolist())
     surplus = []
     for number, value in enumerate(rows[:, 0].tolist()):
