@@ -1,10 +1,10 @@
-"""RECORDS: a folder, a file or a glob of TFRecord files or of HDF5 files, as a sorted list with names that do not depend on
-the machine.
+"""Listing the input files of a command. RECORDS is a folder, a file or a glob of TFRecord or HDF5 files, or such a URL.
 
-A folder means its files, not recursive, whatever their ending; sub-folders, `*.json`, `README*` and, as in Spark and
-pyarrow, names that begin with `_` or `.` are passed over. Any other entry that cannot be read as a file, such as a dangling
-symbolic link, is an error: a shard that is silently missing would be data that is silently missing. A file is known by its
-name relative to RECORDS, so artefacts of the same data elsewhere are the same. The endings tell the two formats apart.
+A folder stands for all files directly in it, with any suffix. Sub-folders, `*.json`, `README*` and, as in Spark and pyarrow,
+names that begin with `_` or `.` are ignored. Any other entry that cannot be read as a file, such as a dangling symbolic
+link, is an error, because otherwise a part of the data would be missing without notice. A file is identified by its name
+without its folder, so that the same data in another place produce the same artefacts. The suffix decides whether a file is
+HDF5.
 """
 
 from __future__ import annotations
@@ -32,7 +32,15 @@ _PIECE_BYTES = 1 << 20
 
 
 def list_record_files(records: str | Path) -> dict[Path, int]:
-    """The files of RECORDS (a folder, a file, or a glob pattern), sorted by name, and their bytes."""
+    """Return the files of local RECORDS, sorted by name, with the size of each in bytes.
+
+    Args:
+        records: A folder, a file or a glob pattern on this machine.
+
+    Raises:
+        InputError: There are no record files, an entry is not a regular file, the formats are mixed, two files have the same
+            name, or a name is not UTF-8.
+    """
     location = Path(records)
     with explain_os_errors(location, "read"):
         if location.is_dir():
@@ -67,7 +75,11 @@ def list_record_files(records: str | Path) -> dict[Path, int]:
 
 
 def input_file(path: Path) -> InputFile:
-    """A file by its name, bytes and CRC-32C."""
+    """Read a file and return its name, size and CRC-32C.
+
+    Raises:
+        InputError: The file cannot be read.
+    """
     checksum = size = 0
     with explain_os_errors(path, "read"), open_file(path) as handle:
         while piece := handle.read(_PIECE_BYTES):
@@ -76,30 +88,41 @@ def input_file(path: Path) -> InputFile:
 
 
 def bad_file(path: Path) -> InputFile:
-    """Return what a file is known by that cannot be read: of one without permission, its name and bytes."""
+    """Return the name, size and CRC-32C of a file that is not a valid record file.
+
+    If this process may not read the file, the CRC-32C is 0.
+    """
     if not os.access(path, os.R_OK, effective_ids=True):
         return InputFile(name=path.name, bytes=path.stat().st_size, crc32c=0)
     return input_file(path)
 
 
 def records_folder(records: str | Path) -> Path:
-    """The folder of the files of RECORDS."""
+    """Return the folder that contains the files of RECORDS."""
     location = Path(records)
     return location if location.is_dir() else location.parent
 
 
 def find_vocabulary(records: str | Path) -> Path | None:
-    """`vocab.txt` next to the folder of RECORDS (where `prepare` puts it), or None."""
+    """Return the path of the `vocab.txt` next to the folder of RECORDS, or None if there is none.
+
+    The `prepare` stage writes it there.
+    """
     candidate = resolve_links(records_folder(records)).parent / "vocab.txt"
     return candidate if candidate.is_file() else None
 
 
 def _is_ignored(name: str) -> bool:
-    """Whether a file next to data is not data, by its name: `_SUCCESS`, a dot file, a README, JSON."""
+    """Return whether the name shows that a file is not data: `_SUCCESS`, a dot file, a README or JSON."""
     return name.startswith((".", "_", "README")) or name.endswith(".json")
 
 
 def _check_one_format(records: str | Path, paths: Iterable[Path]) -> None:
+    """Check that the files are all HDF5 or all not HDF5.
+
+    Raises:
+        InputError: The formats are mixed. The message names one file of each.
+    """
     first = {path.suffix in HDF5_ENDINGS: path.name for path in paths}
     if len(first) > 1:
         shown = format_location(records)
@@ -108,31 +131,49 @@ def _check_one_format(records: str | Path, paths: Iterable[Path]) -> None:
         )
 
 
-# --- RECORDS where they are: files of this machine as they are, or objects of a store, which are fetched as they are read
+# --- opening RECORDS: local files are read in place, and objects of a store are downloaded while they are read
 
 
 @dataclass(frozen=True)
 class RecordInputs:
-    """The files of RECORDS."""
+    """The files of RECORDS and the vocabulary next to them.
 
-    shown: str  # RECORDS, as messages name them
-    folder: Path  # where the files are, or where their copies go
-    sizes: Mapping[Path, int]  # bytes of each file, sorted by name; those of a store are there in a batch of `read_ahead`
-    vocabulary: Path | None  # the vocab.txt next to their folder, on this machine; None without one
+    Attributes:
+        shown: RECORDS as messages name them.
+        folder: The folder of the files, or the local folder to which they are downloaded.
+        sizes: The size of each file in bytes, sorted by name. A file of a store exists only inside a batch of `read_ahead`.
+        vocabulary: The local path of the `vocab.txt` next to the folder of the files, or None if there is none.
+    """
+
+    shown: str
+    folder: Path
+    sizes: Mapping[Path, int]
+    vocabulary: Path | None
 
 
 @contextmanager
 def open_inputs(records: str | Path, store: StoreSettings | None = None) -> Iterator[RecordInputs]:
-    """The files of RECORDS: a folder, a file or a glob; or the same as a URL."""
+    """List the files of RECORDS, and mount their folder for the duration of the block if they are in an object store.
+
+    Args:
+        records: A folder, a file or a glob, on this machine or as a URL.
+        store: The settings of the object store, or None for the defaults.
+
+    Yields:
+        The files and the vocabulary.
+
+    Raises:
+        InputError: There are no record files, or they are not valid (see `list_record_files`).
+    """
     if not is_in_store(records):
         yield RecordInputs(str(records), records_folder(records), list_record_files(records), find_vocabulary(records))
         return
     url, pattern = store_url(records), "*"
     parent, _, name = url.rpartition("/")
-    # An object, or a pattern: its folder, and which names in it are meant.
+    # If the URL is an object or a pattern, list its folder and select the matching names.
     if not parent.endswith(":/") and (any(letter in name for letter in "*?[") or Objects(store).info(url) is not None):
         url, pattern, parent = parent, name, parent.rpartition("/")[0]
-    # The vocabulary is next to the folder; nothing is next to a bucket's root.
+    # The vocabulary is next to the folder, so mount the parent folder. The root of a bucket has no parent.
     is_bucket = parent.endswith(":/")
     with mirrored(Path(url if is_bucket else parent), store) as root:
         folder = root if is_bucket else root / Path(url).name

@@ -1,7 +1,8 @@
-"""The stage `histogram`: one pass over RECORDS that checks every byte and counts the sequences of each length, file by file.
+"""The stage `histogram`, which reads RECORDS once, checks every byte and counts the sequences of each length in each file.
 
-Every record is held to the contract here, so that bad input is refused before anything is planned or written. Files are read
-by several threads, each in constant memory; the result does not depend on how many.
+Every record is checked against the contract of pretraining examples, so that bad input is rejected before anything is
+planned or written. Several threads read the files, each in constant memory. The result does not depend on the number of
+threads.
 """
 
 from __future__ import annotations
@@ -41,8 +42,10 @@ OnBadFile = Literal["stop", "skip"]
 
 _NAMED = 20
 _LEAVE_OUT = "`gaudi-bert pack` and `gaudi-bert histogram` take --on-bad-file skip"
-_IDS_OF_ONE_IN = 16  # sequences: all would make the pass an eighth longer, for a vocabulary that is the right one
-_MERGE_EVERY = 1 << 16  # sequences whose (length, masked) pairs wait before they are merged into counts
+_IDS_OF_ONE_IN = 16
+"""The largest token id is searched in one of this many sequences. Searching all of them would take an eighth longer."""
+_MERGE_EVERY = 1 << 16
+"""The number of sequences whose (length, masked) pairs are collected before they are merged into the counts."""
 
 
 def histogram(
@@ -53,10 +56,25 @@ def histogram(
     on_bad_file: OnBadFile = "stop",
     numbered: bool = False,
 ) -> StageOutput[HistogramFile] | PlainResult:
-    """Check RECORDS and count their sequences; the vocabulary is the `vocab.txt` next to the folder of RECORDS.
+    """Check RECORDS, count their sequences, and write the histogram file.
 
-    There are at most as many parts as files; a part is written to `out`, or with `numbered` to its `part_path`. A file
-    that cannot be read is refused, or with `on_bad_file` "skip" skipped, and named in the result.
+    If there is a `vocab.txt` next to the folder of RECORDS, its identity is part of the result. If the result exists
+    already, nothing is read.
+
+    Args:
+        records: A folder, a file or a glob of unpacked records, on this machine or as a URL.
+        out: The histogram file to write.
+        run: The settings of the run. If it selects a part, only the files of that part are counted. There are at most as
+            many parts as files.
+        on_bad_file: "stop" rejects a file that cannot be read. "skip" skips the file and lists it in the result.
+        numbered: Write a part to its own file (`artefacts.base.part_path`) and not to `out`.
+
+    Returns:
+        The histogram, or a plain result if this part has no files.
+
+    Raises:
+        InputError: A file is bad and `on_bad_file` is "stop", all files are bad, the files have records of different sizes,
+            or a token id is not in the vocabulary.
     """
     if on_bad_file not in get_args(OnBadFile):
         raise InputError(f"--on-bad-file {on_bad_file}: one of {', '.join(get_args(OnBadFile))} is allowed")
@@ -87,7 +105,14 @@ def histogram(
 
 
 class _Counted(NamedTuple):
-    """A file that was read, the sizes of its records, its features that packs do not carry, and the largest id seen."""
+    """The result of reading one file.
+
+    Attributes:
+        file: The file and its counts.
+        schema: The sizes of its records.
+        others: The features that packed records do not contain.
+        largest_id: The largest token id among the sequences that were searched.
+    """
 
     file: CountedFile
     schema: UnpackedSchema
@@ -102,7 +127,14 @@ def _count(
     on_bad_file: OnBadFile,
     run: StageRun,
 ) -> HistogramFile:
-    """Read all files, also where some are bad; from a store, each is fetched shortly before."""
+    """Read all files and return their histogram.
+
+    All files are read even if some are bad, so that all bad files are reported together. Files of a store are downloaded
+    shortly before they are read.
+
+    Raises:
+        InputError: See `histogram`.
+    """
     files, ahead = list(sizes), choose_worker_count(run.workers, len(sizes))
     with run.reporter.task("histogram", sum(sizes.values()), "bytes") as task, read_ahead(files, ahead) as batches:
 
@@ -142,7 +174,7 @@ def _count(
 
 
 def why_bad(path: Path) -> str | None:
-    """Why a file of records cannot be read; None where it can."""
+    """Return the reason why a record file cannot be read, or None if it can."""
     try:
         _count_file(path, scan_buffer(), lambda _: None)
     except InputError as error:
@@ -153,7 +185,18 @@ def why_bad(path: Path) -> str | None:
 def _report_bad_files(
     inputs: RecordInputs, bad: Sequence[tuple[InputFile, str]], files: int, on_bad_file: OnBadFile, reporter: Reporter
 ) -> None:
-    """Report all files that could not be read, each with its reason; refuse them, unless they are to be skipped."""
+    """Report the files that could not be read, with the reason for each.
+
+    Args:
+        inputs: The files of RECORDS.
+        bad: The bad files and the reasons.
+        files: The number of all files, good or bad.
+        on_bad_file: "stop" or "skip".
+        reporter: Receives the reasons of up to 20 files, and a summary.
+
+    Raises:
+        InputError: There are bad files and `on_bad_file` is "stop", or all files are bad.
+    """
     if not bad:
         return
     reasons = [reason for _, reason in bad]
@@ -173,7 +216,11 @@ def _report_bad_files(
 
 
 def _common_schema(inputs: RecordInputs, counted: Sequence[_Counted]) -> UnpackedSchema:
-    """The sizes that the records of all files have."""
+    """Return the record sizes that all files have in common.
+
+    Raises:
+        InputError: The files have records of different sizes.
+    """
     files_of: dict[UnpackedSchema, list[str]] = {}
     for each in counted:
         files_of.setdefault(each.schema, []).append(each.file.name)
@@ -188,13 +235,23 @@ def _common_schema(inputs: RecordInputs, counted: Sequence[_Counted]) -> Unpacke
 
 
 def _named(names: Sequence[str], most: int = 3) -> str:
-    """Return how many files, and the first of them by name."""
+    """Return text that gives the number of files and the first names, such as "5 files (a, b, c and 2 more)"."""
     more = f" and {len(names) - most:,} more" if len(names) > most else ""
     return f"{format_count(len(names), 'file')} ({', '.join(shorten(name, 30) for name in names[:most])}{more})"
 
 
 def _count_file(path: Path, buffer: ByteArray, progress: Callable[[int], None]) -> _Counted:
-    schema, others = unpacked_schema(path)  # of the first record; every other one is held to it
+    """Check and count the records of one file.
+
+    Args:
+        path: The file.
+        buffer: The scan buffer of this thread (`scan.scan_buffer`).
+        progress: Called with the number of bytes that were read.
+
+    Raises:
+        InputError: The file cannot be read, contains no record, or a record is damaged or violates the contract.
+    """
+    schema, others = unpacked_schema(path)  # all other records must have the sizes of the first
     indexed = UnpackedFormat.for_pieces(schema, buffer)
     scan = RecordScan(path, indexed, buffer, progress=progress)
     totals: Counter[int] = Counter()
@@ -222,6 +279,7 @@ def _count_file(path: Path, buffer: ByteArray, progress: Callable[[int], None]) 
 
 
 def _merge(totals: Counter[int], pending: list[Int32Array]) -> None:
+    """Add the pending keys to the totals, and clear the list."""
     if pending:
         keys, counts = np.unique(np.concatenate(pending), return_counts=True)
         totals.update(dict(zip(keys.tolist(), counts.tolist(), strict=True)))

@@ -1,7 +1,8 @@
-"""The stage `inspect`: one record of a TFRecord file, packed or not, shown so that a person can check it.
+"""The stage `inspect`, which shows one packed or unpacked record of a TFRecord file so that a person can check it.
 
-Records are cut into sequences by `input_mask` (in a packed one it holds the number of the sequence), and everything else is
-listed under the sequence that it belongs to. What first contradicts the contract is listed under `problems`.
+The record is split into sequences by its `input_mask`, which contains the sequence number of each token. All other values
+are shown with the sequence to which they belong. If the record violates the contract of pretraining examples, the first
+violation is listed in `problems`. Nothing is repaired or written.
 """
 
 from __future__ import annotations
@@ -34,12 +35,18 @@ from gaudi_bert.tfrecords.wire.schema import (
 
 _UNPACKED_KEYS = tuple(feature.key for feature in UnpackedFeature)
 _ADDED_KEYS = tuple(feature.key for feature in PackedFeature if feature.key not in _UNPACKED_KEYS)
-"""What only packing adds."""
+"""The features that only packed records have."""
 
 
 @dataclass(frozen=True)
 class _MaskedPosition:
-    """A masked position, counted in its sequence, and what was there; `token` where a vocabulary is given."""
+    """A masked position and the token that was there before masking.
+
+    Attributes:
+        position: The position in the sequence, from 0.
+        id: The original token id.
+        token: The original token, or None without a vocabulary.
+    """
 
     position: int
     id: int
@@ -48,15 +55,27 @@ class _MaskedPosition:
 
 @dataclass(frozen=True)
 class SequenceView:
-    """One sequence of a record."""
+    """One sequence of a record.
 
-    number: int  # in the record, from 1
+    Attributes:
+        number: The number of the sequence in the record, from 1.
+        start: The position of its first token in the row.
+        length: The number of its tokens.
+        input_ids: Its token ids.
+        segments: Pairs (segment id, number of tokens) in the order of the tokens.
+        masked: Its masked positions.
+        next_sentence_label: 0 if the second sentence follows the first in the corpus, 1 if it is random, or None if the
+            record has no label for this sequence.
+        tokens: Its tokens, or None without a vocabulary.
+    """
+
+    number: int
     start: int
     length: int
     input_ids: tuple[int, ...]
-    segments: tuple[tuple[int, int], ...]  # (segment, how many tokens), one after another
+    segments: tuple[tuple[int, int], ...]
     masked: tuple[_MaskedPosition, ...]
-    next_sentence_label: int | None  # 0 really next, 1 random; None where the record has none
+    next_sentence_label: int | None
     tokens: tuple[str, ...] | None = None
 
 
@@ -65,7 +84,21 @@ _NEXT_SENTENCE_LABELS: dict[int | None, str] = {0: "really next", 1: "random nex
 
 @dataclass(frozen=True)
 class RecordView:
-    """One record; its problems are what contradicts the contract, its other features those that packing does not use."""
+    """One record with all of its sequences.
+
+    Attributes:
+        file: The name of the file.
+        record: The number of the record in the file, from 0.
+        bytes: The size of the record's payload.
+        packed: Whether the record has the features of a pack.
+        max_sequence_length: The number of tokens in the row, including padding.
+        masked_slots: The number of masked slots, used or not.
+        tokens: The number of non-padding tokens.
+        padding: The number of padding tokens.
+        sequences: The sequences, as far as the record can be split into them.
+        problems: Violations of the contract, and token ids outside the vocabulary.
+        other_features: The number of values in each feature that packing does not use.
+    """
 
     file: str
     record: int
@@ -80,9 +113,9 @@ class RecordView:
     other_features: Mapping[str, int]
 
     def lines(self) -> list[str]:
-        """Return a record for people: two lines for each sequence.
+        """Return the record as lines of text, with two lines for each sequence.
 
-        A masked position shows the token in the row, an arrow, and the token it replaced: `[MASK]→house`.
+        At a masked position, the text shows the token in the row, an arrow and the original token, such as `[MASK]→house`.
         """
         kind = f"packed, {format_count(len(self.sequences), 'sequence')}" if self.packed else "unpacked"
         lines = [
@@ -96,7 +129,7 @@ class RecordView:
             hidden = {masked.position: f"→{masked.token or masked.id}" for masked in sequence.masked}
             tokens = sequence.tokens or map(str, sequence.input_ids)
             words = [f"{token}{hidden.get(position, '')}" for position, token in enumerate(tokens)]
-            text = re.sub(r" ##(?!\S*→)", "", " ".join(words))  # the pieces of a word, joined where none is masked
+            text = re.sub(r" ##(?!\S*→)", "", " ".join(words))  # join a piece to its word unless the piece is masked
             head = f"{sequence.number}  {length} ({segments}) from {sequence.start}, {len(sequence.masked)} masked, {label}"
             lines += [head, f"   {text}"]
         lines += [f"also holds {key} ({format_count(size, 'value')})" for key, size in self.other_features.items()]
@@ -104,11 +137,16 @@ class RecordView:
 
 
 def inspect(file: str | Path, record: int = 0, vocabulary: str | Path | None = None) -> RecordView:
-    """Show what record number `record` (from 0) of `file` holds.
+    """Read one record of a file and return a view of it.
 
     Args:
-        file: a TFRecord file, plain, GZIP or ZLIB, of packed or unpacked examples; of a folder, the first that holds some.
-        vocabulary: a vocab.txt (one token per line); with it, tokens are given next to their ids.
+        file: A TFRecord file of packed or unpacked examples, plain or compressed with GZIP or ZLIB, or an HDF5 file. For a
+            folder, its first file is read.
+        record: The number of the record in the file, from 0.
+        vocabulary: A `vocab.txt` with one token per line. With a vocabulary, the view also contains tokens.
+
+    Raises:
+        InputError: The file cannot be read, or the record does not exist or is not a BERT pretraining example.
     """
     with local_copies((file, vocabulary)) as (path, words):
         path = path or Path(file)
@@ -119,6 +157,7 @@ def inspect(file: str | Path, record: int = 0, vocabulary: str | Path | None = N
 
 
 def _view(path: Path, record: int, vocabulary: Path | None) -> RecordView:
+    """Read one record of a local file and return a view of it."""
     payload = next(itertools.islice(read_records(path), record, None), None) if record >= 0 else None
     if payload is None:
         raise InputError(f"{path}: has no record {record}; the first is --record 0")
@@ -139,7 +178,7 @@ def _view(path: Path, record: int, vocabulary: Path | None) -> RecordView:
     try:
         schema = packed_schema_of(features) if packed else unpacked_schema_of(features)
         check_features(features, schema)
-        sequences = list(_sequences(features, words, problems))  # also of values that break the contract
+        sequences = list(_sequences(features, words, problems))  # before the values are checked, to show invalid ones too
         check_values(features, schema)
     except (RecordError, InputError) as error:
         problems.append(str(error))
@@ -161,12 +200,19 @@ def _view(path: Path, record: int, vocabulary: Path | None) -> RecordView:
 
 
 def _sequences(features: Mapping[str, AnyArray], words: Sequence[str] | None, problems: list[str]) -> Iterator[SequenceView]:
-    """Yield the sequences of a record whose lists have their lengths, as far as `input_mask` is 1..1 2..2 and so on.
+    """Yield the sequences of a record whose features have the correct lengths.
 
-    With a vocabulary, `words`, tokens are next to their ids; an id outside it is a problem, and shows as its number.
+    The values need not be valid. The iteration stops at the first sequence whose number is missing or not contiguous in
+    `input_mask`.
+
+    Args:
+        features: The decoded features of the record.
+        words: The vocabulary, or None. An id outside the vocabulary is shown as `<id>`.
+        problems: Receives a message for each sequence that has ids outside the vocabulary.
     """
 
     def token(number: int) -> str | None:
+        """Return the token of an id, or None without a vocabulary."""
         if words is None:
             return None
         return words[number] if 0 <= number < len(words) else f"<{number}>"

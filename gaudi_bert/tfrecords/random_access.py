@@ -1,10 +1,12 @@
-"""Records of many files by their numbers, as dense arrays: where they begin, the bytes in the page cache.
+"""Random access to the records of many TFRecord files. `RecordFiles.read` returns records by number, as dense arrays.
 
-A file is mapped into memory when it is opened. The index of its group states where its records begin, and then only the
-pages of the records that are read are touched; a file without one is walked. The checksums of a record are checked when it
-is read. A compressed file is first written out to a temporary file without a name; a record in an encoding that the kernels
-do not take is decoded by the general reader. Files are open until `close_except` or `StreamReader` closes them; those of an
-object store are brought to the local disk by a `ShardCache` when they are prepared.
+A file is memory-mapped when it is opened. If its group has an index, the index states where each record begins, and only the
+pages of the requested records are read from the disk. Otherwise the file is read once from the front to find its records. A
+compressed file is first decompressed to an unnamed temporary file. The checksums of a record are checked when the record is
+read. The general reader decodes a record if the kernels do not support its encoding.
+
+Files stay open until `close`, `close_except` or a `StreamReader` closes them. A `ShardCache` downloads the shards of an
+object store to the local disk when they are prepared.
 """
 
 from __future__ import annotations
@@ -45,28 +47,40 @@ from gaudi_bert.tfrecords.wire.schema import (
 from gaudi_bert.tfrecords.wire.values import decode_columns
 
 _LARGEST = 2**31 - 1
-# Linux reads no more ahead at a time than the disk's own read-ahead, which is this much unless it was changed.
+# Linux limits each MADV_WILLNEED call to the read-ahead setting of the disk, whose default is 128 KiB. A longer range would
+# be read ahead only in part, so it is requested in pieces of this size.
 _READ_AHEAD_BYTES = 128 * 1024
 
 
 _Pages = mmap.mmap | bytes
-"""The content of a file, in memory page by page as it is read; of an empty file there are no pages, but b""."""
+"""The content of a file as a memory map, or b"" for an empty file, which cannot be mapped."""
 
 
 @dataclass(frozen=True)
 class _Prepared:
-    """Facts of a file before it is opened."""
+    """What `RecordFiles.prepare` finds out about a file before the file is opened.
 
-    starts: IntArray  # int64 [records + 1], where the frames of its records begin; the last is the end of the file
-    checksums: IntArray | None  # int64 [records], those of the index; None if the file itself was walked
-    pages: _Pages | None  # of a compressed file, its bytes, uncompressed
+    Attributes:
+        starts: int64 [records + 1], the position of each record's frame. The last entry is the end of the file.
+        checksums: int64 [records], the checksums that the index states, or None if there was no index.
+        pages: The decompressed content of a compressed file, otherwise None.
+    """
+
+    starts: IntArray
+    checksums: IntArray | None
+    pages: _Pages | None
 
 
 class RecordFiles(ShardFiles["_Prepared"]):
-    """Files of records with the same features, the shards of a `StreamReader`.
+    """Files of records that all have the same features. A `StreamReader` uses them as its shards.
 
-    `counts` are the records of each file, None where unknown; `shards` knows their index and their checksums, None for files
-    that were not packed here; `cache` brings the files here, None where they are here.
+    Args:
+        paths: The files.
+        schema: The features and sizes of every record.
+        counts: The number of records in each file, or None if the numbers are unknown.
+        shards: The shards of the packed folder, from which indexes and checksums are read. None for files that this package
+            did not pack.
+        cache: Downloads the files from an object store. None if they are on this machine.
     """
 
     def __init__(
@@ -80,22 +94,27 @@ class RecordFiles(ShardFiles["_Prepared"]):
         self.paths, self.schema, self._counts, self._shards, self._cache = paths, schema, counts, shards, cache
         self.threads = 1 if cache is None else cache.threads
         self._open: dict[int, _OpenFile] = {}
-        # The `addresses` of each file that is open.
+        # The `_OpenFile.addresses` of each open file. They are zero for a closed file.
         self._addresses = np.zeros((len(paths), 4), np.int64)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """For another process, which maps the files itself."""
+        """Pickle the arguments only. The other process opens the files itself."""
         return RecordFiles, (self.paths, self.schema, self._counts, self._shards, self._cache)
 
     @property
     def sizes(self) -> IntArray:
-        """Records of each file, int64, counted where unknown."""
+        """The number of records in each file, int64 [files]. Unknown numbers are counted, which reads all files."""
         if self._counts is None:
             self._counts = [len(self.prepare(number).starts) - 1 for number in range(len(self.paths))]
         return np.asarray(self._counts, np.int64)
 
     def prepare(self, number: int) -> _Prepared:
-        """Find out where the records of a file begin."""
+        """Find out where the records of a file begin. With a cache, download the file first.
+
+        Raises:
+            InputError: The file cannot be read, is damaged, has another number of records than expected, or differs from
+                the manifest of its group.
+        """
         path = self.paths[number]
         if self._cache is not None:
             self._cache.bring(number)
@@ -116,7 +135,11 @@ class RecordFiles(ShardFiles["_Prepared"]):
         return _Prepared(np.append(room, content.size), None, pages if is_compressed else None)
 
     def open(self, number: int, prepared: _Prepared) -> None:
-        """Open a file that was prepared."""
+        """Open a file that was prepared.
+
+        Raises:
+            InputError: The file cannot be read, or its size has changed.
+        """
         file = self._open[number] = _OpenFile(self.paths[number], prepared)
         self._addresses[number] = file.addresses
 
@@ -127,27 +150,35 @@ class RecordFiles(ShardFiles["_Prepared"]):
         self.discard(number)
 
     def discard(self, number: int) -> None:
-        """Release a file that was prepared and is not opened after all."""
+        """Release a prepared file that will not be opened."""
         if self._cache is not None:
             self._cache.release(number)
 
     def close_except(self, numbers: Iterable[int]) -> None:
-        """Close all files but these."""
+        """Close all open files except those with the given numbers."""
         for number in self._open.keys() - set(numbers):
             self.close(number)
 
     def prefetch(self, number: int, first: int, last: int) -> None:
-        """Have the disk read records `first` up to below `last` of an open file meanwhile."""
+        """Start to read records `first` to `last` - 1 of an open file into the page cache, without waiting for the disk."""
         self._open[number].advise(mmap.MADV_WILLNEED, first, last)
 
     def drop_pages(self, number: int, first: int, last: int) -> None:
-        """Remove the pages of these records, which are not read again, from this process; the page cache keeps them."""
+        """Unmap the pages of records `first` to `last` - 1 from this process. The page cache keeps them."""
         self._open[number].advise(mmap.MADV_DONTNEED, first, last)
 
     def read(self, files: IntArray, records: IntArray) -> dict[str, AnyArray]:
-        """Each feature of some records by its name, int32 or float32 [n, size].
+        """Read n records and return their features by name, int32 or float32 [n, size].
 
-        `files`, int64 [n], are the numbers of their files, and `records` their numbers in these.
+        Files that are not open yet are opened, and stay open.
+
+        Args:
+            files: int64 [n], the file number of each record.
+            records: int64 [n], the number of each record in its file, from 0.
+
+        Raises:
+            IndexError: A file does not have the requested record.
+            InputError: A record is damaged, is not the one that was packed, or has other features than the schema.
         """
         if not self._addresses[files, 1].all():
             for number in np.unique(files[self._addresses[files, 1] == 0]).tolist():
@@ -166,7 +197,7 @@ class RecordFiles(ShardFiles["_Prepared"]):
             raise InputError(self._open[int(files[bad])].problem(int(records[bad])))
         try:
             return decode_columns(payloads, offsets, lengths, self.schema.features, "records")
-        except InputError:  # which, and whether the general reader takes it, is tested one by one
+        except InputError:  # the kernels reject at least one record, so the general reader decodes them one by one
             rows = [
                 self._decode(payloads[begin:end].tobytes(), int(file), int(record))
                 for begin, end, file, record in zip(offsets, ends, files, records, strict=True)
@@ -174,11 +205,23 @@ class RecordFiles(ShardFiles["_Prepared"]):
             return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
 
     def location(self, file: int, record: int) -> str:
-        """Return what to call a record in an error."""
+        """Return the name of a record for error messages."""
         return f"{self.paths[file]}: record {record}"
 
     def _decode(self, payload: bytes, file: int, record: int) -> dict[str, AnyArray]:
-        """One record by the general reader; numbers beyond 32 bits become the nearest ones, for the caller to refuse."""
+        """Decode one record with the general reader.
+
+        Integers beyond 32 bits are clipped. The clipped values are out of the range of every feature, so that the caller
+        rejects them.
+
+        Args:
+            payload: The bytes of the record without its frame.
+            file: The file number, for errors.
+            record: The number of the record in its file, for errors.
+
+        Raises:
+            InputError: The record is not an example with the features of the schema.
+        """
         try:
             features = decode_example(payload)
             check_features(features, self.schema)
@@ -193,7 +236,11 @@ class RecordFiles(ShardFiles["_Prepared"]):
 
 
 class _OpenFile:
-    """A file's bytes, and where its records' frames begin."""
+    """An open file: its mapped bytes and the positions of its records.
+
+    Raises:
+        InputError: The file cannot be read, or it has another size than when it was prepared.
+    """
 
     def __init__(self, path: Path, prepared: _Prepared) -> None:
         self._path, self.starts, self._checksums = path, prepared.starts, prepared.checksums
@@ -205,15 +252,15 @@ class _OpenFile:
 
     @property
     def addresses(self) -> tuple[int, int, int, int]:
-        """The addresses of the bytes and of the starts, how many records there are, and the address of their checksums.
+        """What the kernels need: (address of the bytes, address of the starts, number of records, address of the checksums).
 
-        The last is 0 if the file has no index.
+        The address of the checksums is 0 if the file has no index.
         """
         checksums = 0 if self._checksums is None else self._checksums.ctypes.data
         return self._bytes.ctypes.data, self.starts.ctypes.data, len(self.starts) - 1, checksums
 
     def advise(self, advice: int, first: int, last: int) -> None:
-        """Tell the operating system how records `first` up to below `last` are read."""
+        """Pass an `madvise` flag for the pages of records `first` to `last` - 1 to the operating system."""
         if isinstance(self._pages, mmap.mmap):
             begin, end = int(self.starts[first]) // mmap.PAGESIZE * mmap.PAGESIZE, int(self.starts[last])
             step = _READ_AHEAD_BYTES if advice == mmap.MADV_WILLNEED else max(1, end - begin)
@@ -221,7 +268,7 @@ class _OpenFile:
                 self._pages.madvise(advice, piece, min(step, end - piece))
 
     def problem(self, record: int) -> str:
-        """Return what to say of a record whose length or checksum is wrong."""
+        """Return an error message for a record whose length or checksum is wrong."""
         start, end = int(self.starts[record]), int(self.starts[record + 1])
         location = record_location(self._path, record, start)
         status, records, _ = _walk_frames(self._bytes[start:end], np.empty(0, np.int64))
@@ -237,16 +284,18 @@ class _OpenFile:
 
 
 def _mapped(handle: Any, size: int) -> _Pages:
+    """Map an open file of `size` bytes into memory."""
     return mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
 
 
 def _mapped_file(path: Path) -> _Pages:
+    """Map a file into memory as it is on the disk."""
     with explain_os_errors(path, "read"), open_file(path) as handle:
         return _mapped(handle, path.stat().st_size)
 
 
 def _mapped_content(path: Path) -> tuple[_Pages, bool]:
-    """The uncompressed content of a file, and whether it is a compressed one."""
+    """Map the decompressed content of a file into memory, and return it with whether the file is compressed."""
     if path.stat().st_size == 0:
         return b"", False
     with RecordStream(path) as stream, explain_os_errors(path, "read"):
@@ -262,9 +311,13 @@ def _mapped_content(path: Path) -> tuple[_Pages, bool]:
 
 @borrowing_kernel
 def _walk_frames(buffer: ByteArray, starts: IntArray) -> tuple[int, int, int]:
-    """Go from frame to frame and note where each starts, as far as `starts` has room.
+    """Walk over the frames in a buffer and store the position of each in `starts`, as far as `starts` has room.
 
-    GOOD, or why it stopped; how many records there are before; the position of the frame at which it stopped.
+    Only the lengths and their checksums are checked, not the payloads.
+
+    Returns:
+        (status, records, position). The status is GOOD at the end of the buffer, otherwise the reason for the stop.
+        `records` is the number of complete records before the stop, and `position` the frame at which the walk stopped.
     """
     base, position, records = address_of(buffer), 0, 0
     while position < buffer.size:
@@ -287,7 +340,17 @@ def _walk_frames(buffer: ByteArray, starts: IntArray) -> tuple[int, int, int]:
 
 @borrowing_kernel
 def _find_lengths(addresses: IntArray, files: IntArray, records: IntArray, lengths: IntArray) -> int:
-    """Set `lengths` to the bytes of the payloads, by where the records begin; which record is none, or -1."""
+    """Set `lengths` to the payload sizes in bytes, computed from the positions of the records.
+
+    Args:
+        addresses: int64 [files, 4], the `_OpenFile.addresses` of each file.
+        files: int64 [n], the file number of each record.
+        records: int64 [n], the number of each record in its file.
+        lengths: int64 [n], the output.
+
+    Returns:
+        The index of the first record that does not exist or has a negative size, or -1 if there is none.
+    """
     for number in range(records.size):
         file, record = files[number], records[number]
         if record < 0 or record >= addresses[file, 2]:
@@ -303,7 +366,19 @@ def _find_lengths(addresses: IntArray, files: IntArray, records: IntArray, lengt
 def _copy_payloads(
     addresses: IntArray, files: IntArray, records: IntArray, lengths: IntArray, target: ByteArray, offsets: IntArray
 ) -> int:
-    """Copy payloads of these lengths into `target`, each to its offset; which one has a wrong length or checksum, or -1."""
+    """Check the frames of records and copy their payloads into `target`.
+
+    Args:
+        addresses: int64 [files, 4], the `_OpenFile.addresses` of each file.
+        files: int64 [n], the file number of each record.
+        records: int64 [n], the number of each record in its file.
+        lengths: int64 [n], the expected payload sizes.
+        target: uint8, the output.
+        offsets: int64 [n], the position in `target` of each payload.
+
+    Returns:
+        The index of the first record whose length or checksum is wrong, or -1 if there is none.
+    """
     for number in range(records.size):
         file, size = files[number], lengths[number]
         frame = addresses[file, 0] + load_word(addresses[file, 1] + 8 * records[number])
@@ -319,24 +394,37 @@ def _copy_payloads(
     return -1
 
 
-# --- shards of an object store on the local disk: complete, and within a bound
+# --- a cache of object-store shards on the local disk
 #
-# Shards are fetched ahead of the reader, by the threads that prepare them (`reading/streams.py`), from front to back. One
-# that is here is complete. A reader has at most a shard of each stream open, has the next ones prepared, and returns to
-# those of the other sets, so its space follows from the largest shards, whatever the size of the data. Shards that were read
-# stay until their room is needed, and the least recently used goes first: data that fits is fetched once.
+# The threads that prepare shards (`reading/streams.py`) download them ahead of the reader. A shard in the cache is always
+# complete. A reader keeps at most one shard of each stream open, prepares the next ones, and returns to the shards of the
+# other sets. The disk space that it needs therefore depends on the largest shards and not on the size of the data. Shards
+# that were read stay in the cache until their space is needed, and the least recently used shard is evicted first. If all
+# shards fit into the cache, each is downloaded only once.
 
 
 @dataclass
 class _Copy:
-    """A shard that is here, or comes; `users` counts how often it was brought and not released."""
+    """A shard that is in the cache or is being downloaded.
+
+    Attributes:
+        users: How many calls of `bring` were not yet followed by `release`. A shard in use is not evicted.
+        fetching: Held during the download, so that two readers of a shard download it once.
+    """
 
     users: int = 0
     fetching: threading.Lock = field(default_factory=threading.Lock)
 
 
 class ShardCache:
-    """The shards of a mirrored folder that are here: at most `room` bytes; `threads` are fetched at once."""
+    """A cache for the shards of a mirrored folder. The least recently used shards are evicted if it is full.
+
+    Args:
+        folder: The mirrored folder (`artefacts.mirrored_folder`).
+        table: The shards of the folder.
+        room: The maximum size of the cached shards, in bytes. Shards in use are not evicted, even if this is exceeded.
+        threads: How many shards are downloaded at the same time.
+    """
 
     def __init__(self, folder: Path, table: ShardTable, room: int, threads: int) -> None:
         self.threads = threads
@@ -345,7 +433,18 @@ class ShardCache:
         self._copies: dict[int, _Copy] = {}  # the least recently used first
 
     def check_room(self, streams: int, processes: int, sets: int = 1) -> None:
-        """Refuse shards of which those of all sets of streams and those that a process reads next may not fit."""
+        """Check that the cache can hold the open shards of a process and the shards that it reads next.
+
+        The sizes of the largest shards are used, so that the check holds for any order.
+
+        Args:
+            streams: The number of streams, each of which reads one shard at a time.
+            processes: The number of processes.
+            sets: The number of sets of streams that take turns.
+
+        Raises:
+            InputError: The cache is too small.
+        """
         ahead = streams // math.gcd(streams, processes)
         needed = int(np.sort(self._table.bytes)[::-1][: streams * sets + ahead].sum())
         if needed > self._room:
@@ -356,13 +455,17 @@ class ShardCache:
             )
 
     def bring(self, number: int) -> None:
-        """Have a complete shard here until it is released as often as it was brought."""
+        """Download a shard unless it is cached, and keep it until `release` was called once for each call of `bring`.
+
+        Raises:
+            InputError: The store does not have the shard, or the shard has another size than the metadata states.
+        """
         path, size = self._folder / self._table.name(number), int(self._table.bytes[number])
         with self._lock:
             copy = self._copies[number] = self._copies.pop(number, _Copy())
             copy.users += 1
             self._make_room()
-        with copy.fetching:  # two readers of one shard fetch it once
+        with copy.fetching:  # otherwise two readers of a shard would both download it
             fetch(path)
         stored = path.stat().st_size if path.exists() else None
         if stored != size:
@@ -370,13 +473,13 @@ class ShardCache:
             raise InputError(f"{shown_path(path)}: {problem}; write the packed data again")
 
     def release(self, number: int) -> None:
-        """Let go of a shard that was brought."""
+        """Undo one call of `bring`. The shard may be evicted if no reader uses it any more."""
         with self._lock:
             copy = self._copies[number] = self._copies.pop(number)
             copy.users -= 1
 
     def _make_room(self) -> None:
-        """Remove shards that nobody reads, as long as there are more bytes than there is room."""
+        """Evict unused shards, the least recently used first, until the cache is within its limit."""
         here = int(self._table.bytes[list(self._copies)].sum())
         for number in [number for number, copy in self._copies.items() if not copy.users]:
             if here <= self._room:
@@ -386,12 +489,17 @@ class ShardCache:
             release(self._folder / self._table.name(number))
 
 
-# --- the shards of a packed folder, of which there may be hundreds of thousands
+# --- the shards of a packed folder. There may be hundreds of thousands, so their paths are not kept in a list.
 
 
 @dataclass(frozen=True)
 class ShardPaths(Sequence[Path]):
-    """The paths of the shards of a folder, created when they are requested."""
+    """The shard paths of a packed folder, as a sequence that creates each path when it is requested.
+
+    Attributes:
+        folder: The packed folder.
+        table: The shards of the folder.
+    """
 
     folder: Path
     table: ShardTable
@@ -405,34 +513,51 @@ class ShardPaths(Sequence[Path]):
         return self.folder / self.table.name(number % len(self))
 
     def read_index_of(self, shard: int) -> IndexedRecords | None:
-        """Return what the index of its group states about a shard; None without an index that fits the shard."""
+        """Return the part of the group's index that describes a shard, or None if there is no index that fits the shard."""
         table, index = self.table, index_path(self.folder, self.table.group_and_number(shard)[0])
         return read_index(index, table.packs_before(shard), int(table.packs[shard]), int(table.bytes[shard]))
 
     def read_crc32c_of(self, shard: int) -> int | None:
-        """Return the CRC-32C that the manifest of its group states for a shard; None without a manifest."""
+        """Return the CRC-32C of a shard as its group's manifest states it, or None if there is no manifest."""
         return read_shard_crc32c(self.folder, self.table, shard)
 
 
 def open_shards(folder: Path, metadata: Metadata, cache: ShardCache | None = None) -> RecordFiles:
-    """The packs of a folder by their shards and numbers, located by the index of their group where there is one."""
+    """Return the shards of a packed folder for random access to their packs.
+
+    Args:
+        folder: The packed folder.
+        metadata: The metadata of the folder.
+        cache: Downloads the shards from an object store. None if they are on this machine.
+    """
     paths = ShardPaths(folder, metadata.shard_table)
     return RecordFiles(paths, PackedSchema.of(metadata), paths.table.packs, paths, cache)
 
 
 def open_packs(folder: Path, metadata: Metadata, cache: ShardCache | None = None) -> StoredPacks:
-    """The packs of a folder as they are read: from more shards, and from all parts of the input, where there is an index."""
+    """Return the packs of a folder with the settings for reading them in a global order.
+
+    The order mixes packs from many shards and from all regions of the input. The parameters are those of `open_shards`.
+    """
     files, streams = open_shards(folder, metadata, cache), choose_stream_count(metadata.shard_multiple)
     regions = regions_of_shards(metadata.shard_table.group_sizes, metadata.input_files, metadata.seed)
     return StoredPacks(files, streams, MAX_STREAM_SETS, regions)
 
 
-# Sizes of more shards are not looked up before a run: that takes a minute on a cold disk, for each process.
+# Looking up the sizes of more shards than this would take about a minute in each process if the disk's metadata is not
+# cached.
 _MOST_SIZES = 20_000
 
 
 def check_before_reading(folder: Path, table: ShardTable) -> None:
-    """`check_shards` before a run: of very many shards, the names alone; each is measured when it is opened."""
+    """Check before a run that all shards of a folder exist and have the sizes that the metadata state.
+
+    If the folder has more than 20,000 shards, only their names are checked. The size of each is then checked when the shard
+    is opened.
+
+    Raises:
+        InputError: A shard is missing or has another size.
+    """
     if len(table) <= _MOST_SIZES or is_mirrored(folder):
         check_shards(folder, table)
         return
