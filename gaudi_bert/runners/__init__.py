@@ -1,1 +1,1 @@
-"""Where a stage runs: this process, a container, a cluster."""
+"""Runners for the stages of a pipeline: in this process, in containers on this machine, or as Jobs on a cluster."""

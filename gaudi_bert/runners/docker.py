@@ -1,8 +1,12 @@
-"""Runs the stages of a pipeline in containers of this machine: `gaudi-bert run PIPELINE --stages STAGE`, each in its image.
+"""Run the stages of a pipeline in Docker containers on this machine, for `gaudi-bert run --on docker`.
 
-A container has what its stage needs and no more: the caller's user, no capabilities, and of the disk only the work folder
-and, read-only, what the pipeline file names, by the paths of the host. A stage with Gaudi cards runs as the vendor's
-software asks for; one that uses an object store has the caller's log-ins for it, and this machine's network.
+Each stage runs as `gaudi-bert run PIPELINE --stages STAGE` in a new container of its own image. The container has only the
+rights that the stage needs: it runs as the caller's user without capabilities. It mounts the work folder, and read-only the
+files and folders that the pipeline file names, at the same paths as on the host. A stage that trains on Gaudi cards runs as
+root with the vendor's container runtime instead. A stage that uses an object store also gets the caller's credentials for
+that store, and the host network.
+
+The Docker daemon must already run. Images are pulled if the pipeline file names a registry, but they are never built here.
 """
 
 from __future__ import annotations
@@ -30,9 +34,9 @@ from gaudi_bert.runners.launch import card_variables
 from gaudi_bert.runners.stage_table import STAGES, missing_paths, named_paths, quantity_value, stage_image
 
 _ANSWER_SECONDS = 60
-# Long enough for an update and a checkpoint.
+# A training process that is stopped first finishes its update and saves a checkpoint, which takes this long at most.
 _STOP_SECONDS = 120
-# By this label with the work folder, containers of a killed run are recognised.
+# The label's value is the work folder. It identifies the containers that a killed run left behind.
 _WORK_LABEL = "gaudi-bert.work"
 
 
@@ -45,10 +49,26 @@ def run_on_docker(
     *,
     flags: Sequence[str] = (),
 ) -> dict[str, list[str]]:
-    """Run `stages`, in the order given, each in its container; the lines of standard output of each.
+    """Run stages in the given order, each in its own container, and return the lines that each stage printed.
 
-    `work` is the folder that holds the work folders of all pipelines, or its URL; `flags` are further options of
-    `gaudi-bert run` for each stage, e.g. `--overwrite` and every `--set`.
+    A signal SIGTERM or SIGINT is passed on to the running container, which then saves and stops.
+
+    Args:
+        settings: The settings of the pipeline.
+        stages: The names of the stages.
+        pipeline: The pipeline file.
+        work: The folder that contains the work folders of all pipelines, or its URL.
+        reporter: Shows progress, and the standard error of the containers.
+        flags: Further options of `gaudi-bert run` for each stage, such as `--overwrite` and every `--set`.
+
+    Returns:
+        For each stage, the lines of its standard output.
+
+    Raises:
+        InputError: An input file is missing, no daemon answers, an image is missing, the daemon rejects a container, or a
+            stage ended because of wrong input.
+        FailedError: A stage failed, ran out of memory, or another run uses the work folder.
+        StoppedError: The run was stopped by a signal.
     """
     for missing in missing_paths(settings, stages, pipeline.parent):
         raise InputError(f"{missing}; check the path")
@@ -64,19 +84,23 @@ def run_on_docker(
             stop.check()
             reporter.say(f"docker: {stage} in {options['image']}")
             if settings.store.scratch:
-                Path(settings.store.scratch).mkdir(parents=True, exist_ok=True)  # the daemon mounts what is there already
+                Path(settings.store.scratch).mkdir(parents=True, exist_ok=True)  # a bind mount needs an existing folder
             memory_key = f"resources.{'training' if STAGES[stage].trains else 'data'}.memory_limit"
             printed[stage] = _run_container(daemon, options, stop, reporter, memory_key)
     return printed
 
 
-# --- what a pipeline file means in Docker's terms
+# --- from a pipeline file to Docker's options
 
 
 def _stage_container(
     settings: PipelineSettings, stage: str, pipeline: Path, work: Path, flags: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """The options of the container of `stage`, as `docker.containers.create` takes them."""
+    """Return the keyword arguments of `docker.containers.create` for the container of a stage.
+
+    Raises:
+        InputError: Several workers would use cards, or a mounted path would hide files of the image.
+    """
     resources, row = settings.resources, STAGES[stage]
     if row.distributed and resources.cards and resources.workers > 1:
         raise InputError(
@@ -86,7 +110,8 @@ def _stage_container(
     parent = format_location(work) if is_in_store(work) else os.path.abspath(work)
     command = ["gaudi-bert", "run", os.path.abspath(pipeline), "--work", parent, "--stages", stage, *flags]
     if not row.trains and "--workers" not in flags:
-        command += ["--workers", str(resources.data_processes)]  # each takes memory, and the container's is limited
+        # Each process uses memory, so the default of one process per core could exceed the container's memory limit.
+        command += ["--workers", str(resources.data_processes)]
     folder = _work_folder(settings, work)
     read = [(key, text) for key, text in named_paths(settings) if key in row.reads]
     urls = [text for text in (str(folder), *(text for _, text in read)) if is_in_store(text)]
@@ -114,9 +139,10 @@ def _stage_container(
             {"Type": "bind", "Source": str(path), "Target": str(path), "ReadOnly": read_only}
             for path, read_only in mounts.items()
         ],
-        "working_dir": os.getcwd(),  # where a relative path on the command line starts
+        "working_dir": os.getcwd(),  # because paths on the command line may be relative to it
         "init": True,
-        # Memory and swap together: a container at its limit is ended, not slowed down.
+        # The limit of memory and swap together equals that of memory, so that a container that exceeds it is killed.
+        # Otherwise it would swap and slow down.
         "mem_limit": memory,
         "memswap_limit": memory,
         "nano_cpus": int(settings.docker.cpus * 1e9) if settings.docker.cpus else None,
@@ -127,11 +153,21 @@ def _stage_container(
 
 
 def _work_folder(settings: PipelineSettings, work: Path) -> Path:
+    """Return the work folder of this pipeline, as an absolute path or a URL."""
     return work / settings.name if is_in_store(work) else work.absolute() / settings.name
 
 
 def _shown(key: str, text: str, pipeline_folder: Path) -> Iterator[Path]:
-    """The paths to mount for a setting: of a glob and a checkpoint the folder, with records their vocabulary."""
+    """Yield the paths to mount for one setting that names a file.
+
+    An existing path is mounted itself. For a glob, a checkpoint file or a checkpoint prefix, the closest existing parent
+    folder is mounted. For records, the `vocab.txt` next to their folder is mounted too, if it exists. A URL yields nothing.
+
+    Args:
+        key: The setting, such as `prepare.text`.
+        text: The path, glob or URL that the setting contains.
+        pipeline_folder: The folder that relative paths start from, unless the setting is a checkpoint.
+    """
     if is_in_store(text):
         return
     is_checkpoint = key.endswith(".init_checkpoint")
@@ -144,7 +180,7 @@ def _shown(key: str, text: str, pipeline_folder: Path) -> Iterator[Path]:
         yield vocabulary
 
 
-# Where an image has its own files: nothing of the host may lie over them.
+# Folders that contain the image's own files. A mounted host folder at or above one of them would hide these files.
 _OF_THE_IMAGE = [
     *map(Path, ("/bin", "/boot", "/dev", "/etc", "/lib", "/lib64", "/proc", "/run", "/sbin", "/sys", "/tmp", "/usr")),
     *map(Path, ("/opt/venv", "/opt/gaudi-bert", "/opt/habanalabs", "/opt/amazon")),
@@ -152,7 +188,11 @@ _OF_THE_IMAGE = [
 
 
 def _confined(folder: Path, cores: float) -> dict[str, Any]:
-    """The rights of a container without cards: those of the caller; if that is root, of the owner of the work folder."""
+    """Return Docker's options for a container without cards, which runs as the caller and without capabilities.
+
+    If the caller is root, the container runs as the owner of the work folder instead. A local work folder is created if it
+    does not exist, because otherwise the daemon would create it as root.
+    """
     user, group = os.getuid(), os.getgid()
     if not is_in_store(folder):
         with explain_os_errors(folder, "make"):
@@ -167,6 +207,7 @@ def _confined(folder: Path, cores: float) -> dict[str, Any]:
 
 
 def _with_cards(docker: DockerSettings, cores: float) -> dict[str, Any]:
+    """Return Docker's options for a container with Gaudi cards, as the vendor's software requires them."""
     return {
         "user": "0:0",
         "runtime": docker.runtime,
@@ -178,8 +219,8 @@ def _with_cards(docker: DockerSettings, cores: float) -> dict[str, Any]:
     }
 
 
-# What the tools of a store read: variables, by the beginning of their names; and where they look, below the home folder, for
-# what these variables would name.
+# The credentials that the clients of each kind of store read: the prefixes of their environment variables, and for some
+# variables the default path below the home folder that is used if the variable is not set.
 _AWS = ("AWS_",), {"AWS_SHARED_CREDENTIALS_FILE": ".aws/credentials", "AWS_CONFIG_FILE": ".aws/config"}
 _GOOGLE = ("GOOGLE_", "CLOUDSDK_"), {"CLOUDSDK_CONFIG": ".config/gcloud"}
 _AZURE = ("AZURE_",), {"AZURE_CONFIG_DIR": ".azure"}
@@ -188,7 +229,12 @@ _FOR_ALL_STORES = ("FSSPEC_", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
 
 
 def _store_access(settings: PipelineSettings, urls: Sequence[str]) -> tuple[dict[str, str], dict[Path, bool]]:
-    """The variables for the stores of `urls`, and mounts of the files and folders that they name."""
+    """Return what a container needs to use the object stores of `urls`.
+
+    Returns:
+        The environment variables with the caller's credentials, and the paths to mount, each with whether it is mounted
+        read-only. The paths are those that the variables name, `store.ca_file` and `store.scratch`.
+    """
     variables: dict[str, str] = {}
     for prefixes, usual_paths in [_STORE_TOOLS.get(scheme, ((), {})) for scheme in {*map(store_scheme, urls)}]:
         variables |= {name: str(Path.home() / path) for name, path in usual_paths.items() if (Path.home() / path).exists()}
@@ -206,6 +252,11 @@ def _store_access(settings: PipelineSettings, urls: Sequence[str]) -> tuple[dict
 
 
 def _connect() -> Any:
+    """Return a client of the Docker daemon that the environment names.
+
+    Raises:
+        InputError: The daemon does not answer, or the caller may not use it.
+    """
     from docker.client import from_env
     from docker.errors import DockerException
 
@@ -224,7 +275,12 @@ def _connect() -> Any:
 
 @contextmanager
 def _explained() -> Iterator[None]:
-    """Turn what the daemon refuses into one line, in its own words."""
+    """Convert errors of the Docker client into one-line errors that contain the daemon's own message.
+
+    Raises:
+        InputError: The daemon rejected a request, or lacks the container runtime.
+        FailedError: The daemon failed or no longer answers.
+    """
     from docker.errors import APIError, DockerException
     from requests.exceptions import RequestException
 
@@ -241,7 +297,11 @@ def _explained() -> Iterator[None]:
 
 
 def _clear_leftovers(daemon: Any, work: str) -> None:
-    """Remove ended containers of earlier runs in the work folder; refuse to run while one still works there."""
+    """Remove the containers that earlier runs in this work folder left behind.
+
+    Raises:
+        FailedError: A container of another run still works in the folder.
+    """
     for container in daemon.containers.list(all=True, filters={"label": f"{_WORK_LABEL}={work}"}):
         if container.status in ("running", "paused", "restarting"):
             raise FailedError(
@@ -252,7 +312,11 @@ def _clear_leftovers(daemon: Any, work: str) -> None:
 
 
 def _need_image(daemon: Any, reference: str, images: ImageSettings, reporter: Reporter) -> None:
-    """Make sure that an image is present: fetch it from its registry according to `images.pull_policy`."""
+    """Make sure that an image is on this machine, and pull it from its registry if `images.pull_policy` says so.
+
+    Raises:
+        InputError: The image is missing and may not be pulled, or the registry does not provide it.
+    """
     from docker.errors import APIError, NotFound
 
     if images.pull_policy != "Always":
@@ -276,41 +340,67 @@ def _need_image(daemon: Any, reference: str, images: ImageSettings, reporter: Re
 
 
 class _Stop:
-    """Requests to stop this process, passed on to the container that runs: the first lets it save, the second kills it."""
+    """Forwards stop signals of this process to the running container.
+
+    The first signal stops the container gracefully, so that it can save. The second signal kills it.
+
+    Attributes:
+        container: The running container, or None between two containers.
+        requests: The number of signals received so far.
+    """
 
     def __init__(self) -> None:
         self.container: Any = None
         self.requests = 0
 
     def request(self, number: int, frame: FrameType | None) -> None:
-        """Take a signal. A thread passes it on, since the main thread may hold a lock of the client."""
+        """Handle a signal."""
         self.requests += 1
         self.pass_on()
 
     def pass_on(self) -> None:
-        """Stop the container, if there is one and a request came."""
+        """Stop or kill the container, if there is one and a signal was received. Returns at once."""
         if self.requests and self.container is not None:
+            # A signal handler runs in the main thread, which may hold a lock of the client, so calling the client here could
+            # deadlock. Another thread calls it.
             threading.Thread(target=self._end, args=(self.container, self.requests > 1), daemon=True).start()
 
     def check(self) -> None:
-        """Refuse to begin anything after a request."""
+        """Raise a `StoppedError` if a signal was received, so that no further stage begins."""
         if self.requests:
             raise StoppedError("stopped on request; run the same command again to resume")
 
     @staticmethod
     def _end(container: Any, at_once: bool) -> None:
+        """Kill a container, or stop it and wait until it has ended."""
         from docker.errors import APIError
 
-        with suppress(APIError):  # it has ended meanwhile
+        with suppress(APIError):  # raised if the container has already ended
             if at_once:
                 container.kill()
             else:
-                container.client.api.timeout = _ANSWER_SECONDS + _STOP_SECONDS  # the answer comes when it has ended
+                # The daemon answers only when the container has ended, so the client must wait longer than that takes.
+                container.client.api.timeout = _ANSWER_SECONDS + _STOP_SECONDS
                 container.stop(timeout=_STOP_SECONDS)
 
 
 def _run_container(daemon: Any, options: Mapping[str, Any], stop: _Stop, reporter: Reporter, memory_key: str) -> list[str]:
-    """Run a container, which is removed whatever happens: the lines of its standard output; standard error is shown."""
+    """Run a container to its end and return the lines of its standard output. Its standard error is shown while it runs.
+
+    The container is removed at the end, also after an error.
+
+    Args:
+        daemon: The Docker client.
+        options: The keyword arguments for creating the container.
+        stop: Stops the container when this process receives a signal.
+        reporter: Shows the standard error.
+        memory_key: The setting of the memory limit, for the error message.
+
+    Raises:
+        InputError: The container ended with the exit code for wrong input.
+        FailedError: The container ran out of memory, or ended with another exit code than 0.
+        StoppedError: The container was stopped.
+    """
     container = daemon.containers.create(**options)
     try:
         pieces = container.attach(stream=True, stdout=True, stderr=True, demux=True)
@@ -337,7 +427,16 @@ def _run_container(daemon: Any, options: Mapping[str, Any], stop: _Stop, reporte
 
 
 def _follow(pieces: Any, reporter: Reporter) -> tuple[list[str], str]:
-    """Show a container's standard error; its standard output, and the text of its last line if that is an error."""
+    """Show a container's standard error line by line, and collect its standard output.
+
+    Args:
+        pieces: Pairs of bytes from standard output and standard error, each of which may be None.
+        reporter: Shows the lines of standard error.
+
+    Returns:
+        The lines of standard output, and the error message if the last line of standard error is one, otherwise "". This
+        last line is not shown.
+    """
     decoders = [codecs.getincrementaldecoder("utf-8")("replace") for _ in range(2)]
     rests, printed, held = ["", ""], [], ""
     for pair in pieces:
@@ -349,7 +448,7 @@ def _follow(pieces: Any, reporter: Reporter) -> tuple[list[str], str]:
             for line in lines:
                 if held:
                     reporter.say(held)
-                # The error that ends the run is printed when it ends, by this process.
+                # This process raises the error of the container and prints it at the end, so do not print it twice.
                 held = line if line.startswith("error: ") else ""
                 if not held:
                     reporter.say(line)

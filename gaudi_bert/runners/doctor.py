@@ -1,4 +1,9 @@
-"""`gaudi-bert doctor`: is this machine, a cluster, or an object store ready for a pipeline, and what is to be fixed?"""
+"""Check whether this machine, a cluster or an object store can run a pipeline, for `gaudi-bert doctor`.
+
+Each check returns a `CheckResult`, which says what was found and how to fix it. The functions `examine_host`,
+`examine_cluster` and `examine_store` run the checks for one kind of place. Nothing is installed or changed. On a cluster the
+server only does dry runs, and the one object that is written to a store is removed again.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +36,11 @@ from gaudi_bert.runners.kubernetes.run import check_objects, find_work_claim
 class CheckResult:
     """The outcome of one check.
 
-    What has `failed` must be fixed, a `warning` may do; the remedy is empty where all is well.
+    Attributes:
+        check: The name of the check.
+        verdict: "ok", "warning" if the pipeline may still run, or "failed" if it cannot run before the problem is fixed.
+        found: What the check found.
+        remedy: How to fix the problem, or "" if there is none.
     """
 
     check: str
@@ -44,11 +53,12 @@ class CheckResult:
         return f"{self.verdict:<7}  {self.check}: {self.found}{remedy}"
 
     def as_json(self) -> dict[str, str]:
-        """The outcome for machines."""
+        """Return the fields as a dictionary that can be written as JSON."""
         return asdict(self)
 
 
 def _refused(check: str, error: GaudiBertError) -> CheckResult:
+    """Return a failed result for an error. The part of its message after the last semicolon is the remedy."""
     finding, _, remedy = str(error).rpartition("; ")
     return CheckResult(check, "failed", finding, remedy)
 
@@ -57,10 +67,18 @@ def _refused(check: str, error: GaudiBertError) -> CheckResult:
 
 
 def examine_store(url: str, settings: PipelineSettings) -> CheckResult:
-    """Check that one object below `url` can be written, read, listed and removed; the object is removed again."""
+    """Check that an object below `url` can be written, read, listed and removed. The object has a random name.
+
+    Args:
+        url: The URL of a folder in an object store.
+        settings: The settings of the pipeline, which say how to connect to the store.
+
+    Returns:
+        The result of the check. Errors of the store are part of the result and are not raised.
+    """
     folder = store_url(url)
     name, content = f"gaudi-bert-doctor-{os.urandom(8).hex()}", os.urandom(64)
-    # Once or twice, not for as long as a stage would wait.
+    # A stage may retry for many minutes, but the user of this check waits for an answer, so allow three attempts at most.
     objects = Objects(settings.store.model_copy(update={"attempts": min(settings.store.attempts, 3)}))
     written = False
     try:
@@ -81,26 +99,34 @@ def examine_store(url: str, settings: PipelineSettings) -> CheckResult:
 
 # --- this machine: Python, the engines and extras, the processor, the driver of Gaudi cards, the cards, the disk
 #
-# The driver in the kernel of the host, and the bridge by which a framework uses cards, must be of one release.
+# The kernel driver of the host and the plugin through which a framework uses the cards must be from the same release.
 
 _COMMAND_SECONDS = 20
-# The release of the image of each engine: docker/train-gaudi.Dockerfile, docker/train-gaudi-pytorch.Dockerfile.
+# The Gaudi software release in the image of each engine. It must match docker/train-gaudi.Dockerfile and
+# docker/train-gaudi-pytorch.Dockerfile.
 _IMAGE_RELEASES: Mapping[EngineName, str] = {"tensorflow": "1.14.0", "pytorch": "1.24.0"}
 _BRIDGES: Mapping[EngineName, str] = {"tensorflow": "habana-tensorflow", "pytorch": "habana-torch-plugin"}
 _TENSORFLOW = "2.15"
-# A library of each extra that is not an engine.
+# One library of each extra that is not an engine, which shows whether the extra is installed.
 _LIBRARIES = ("tokenizers", "matplotlib", "docker", "kubernetes", "pyarrow")
-# Times the largest group of sequences: what a stage that works in an object store keeps here.
+# A stage that works in an object store keeps this many groups of sequences on the local disk at once.
 _GROUPS_ON_DISK = 3
 
 
 @dataclass(frozen=True)
 class _HostAnswers:
-    """Answers of the machine; an empty text is a command or package that is not there.
+    """What was found on this machine.
 
-    `device_nodes` are the names below /dev/accel and the /dev/hl* of old drivers; `packages` holds the version of each
-    package; `disk` is the space that is free in the current folder. `bfloat16_shares` holds, for each shape of a batch, the
-    time in bfloat16 divided by that in float32; it is empty where bfloat16 is not measured.
+    Attributes:
+        hl_smi: The output of `hl-smi`, or "" if the command is missing or fails.
+        device_nodes: The names of the device files in /dev/accel, and of /dev/hl*, which older drivers create.
+        python: The major and minor version of Python.
+        packages: The installed version of each package. A package that is not installed has no entry.
+        missing_extras: The extras of gaudi-bert that are not installed.
+        disk: Free space in the current folder, in bytes.
+        processor: The processor, if it was examined.
+        bfloat16_shares: For each batch shape, the time in bfloat16 divided by the time in float32. Empty if it was not
+            measured.
     """
 
     hl_smi: str = ""
@@ -113,28 +139,35 @@ class _HostAnswers:
     bfloat16_shares: Mapping[str, float] = field(default_factory=dict)
 
     def version(self, package: str) -> str:
-        """Return the version of a package; an empty text where it is not installed."""
+        """Return the version of a package, or "" if it is not installed."""
         return self.packages.get(package, "")
 
     @property
     def driver(self) -> str:
-        """The release of the driver, as `1.24.0`; later releases have a line for the driver of the network, too."""
+        """The release of the driver, such as `1.24.0`, or "" if `hl-smi` does not report it."""
+        # Later releases also print a line with the version of the network driver, so match the beginning of the line.
         return _release(r"^\|?\s*Driver Version:\s*", self.hl_smi)
 
     @property
     def cards(self) -> list[str]:
-        """The names of the cards that `hl-smi` lists, as `HL-225`."""
+        """The model names of the cards that `hl-smi` lists, such as `HL-225`."""
         return re.findall(r"^\|\s*\d+\s+(HL-\S+)", self.hl_smi, re.MULTILINE)
 
 
 def examine_host(settings: PipelineSettings) -> tuple[list[CheckResult], dict[str, Any]]:
-    """Check this machine, in an order in which fixing makes sense; and what it answered, for programs."""
+    """Check this machine.
+
+    Returns:
+        The results, in the order in which problems should be fixed, and everything that was found, as a dictionary that can
+        be written as JSON.
+    """
     answers = _ask_host()
     return _check_host(answers, settings), {**asdict(answers), "driver": answers.driver, "cards": answers.cards}
 
 
 def _ask_host() -> _HostAnswers:
-    # Besides each device, later drivers have a node that controls it.
+    """Collect what the checks need from this machine. What cannot be found out counts as missing."""
+    # Later drivers also create a control node for each device, which these patterns must not match.
     nodes = [path.name for pattern in ("accel/accel[0-9]*", "hl[0-9]*") for path in sorted(Path("/dev").glob(pattern))]
     names = ("tensorflow-cpu", "tensorflow", "torch", "transformers", *_BRIDGES.values())
     try:
@@ -162,7 +195,10 @@ def _ask_host() -> _HostAnswers:
 
 
 def _check_host(answers: _HostAnswers, settings: PipelineSettings) -> list[CheckResult]:
-    """One result per check; without any cards, none of the driver."""
+    """Return the results of all checks of a machine.
+
+    The driver is checked only if the machine has cards or the pipeline requires them.
+    """
     extras = [EXTRAS[library] for library in _LIBRARIES]
     here = ", ".join(extra for extra in extras if extra not in answers.missing_extras) or "none"
     missing = ",".join(answers.missing_extras)
@@ -183,7 +219,7 @@ def _check_host(answers: _HostAnswers, settings: PipelineSettings) -> list[Check
 
 
 def _describe_processor(processor: Processor, shares: Mapping[str, float]) -> CheckResult:
-    """State the processor's instructions, and what `--precision bfloat16` brings."""
+    """Return a result that states the processor's instruction set, and how much time `--precision bfloat16` saves."""
     if not processor.multiplies_bfloat16:
         gain = "it does not multiply in bfloat16, so `--precision bfloat16` computes in float32"
     elif shares:
@@ -195,7 +231,11 @@ def _describe_processor(processor: Processor, shares: Mapping[str, float]) -> Ch
 
 
 def _check_engines(answers: _HostAnswers, settings: PipelineSettings) -> CheckResult:
-    """Which engine can run here, and why the other cannot: a warning where none can, or not the one that is named."""
+    """Check which engines can run here.
+
+    The result states for each engine that it runs, or why it does not. It is a warning if no engine runs, or if the engine
+    that the pipeline names does not run.
+    """
     version = answers.version("tensorflow-cpu") or answers.version("tensorflow")
     problem = "" if version.startswith(f"{_TENSORFLOW}.") else f"it is {version}, and {_TENSORFLOW} is needed"
     if not version:
@@ -208,7 +248,7 @@ def _check_engines(answers: _HostAnswers, settings: PipelineSettings) -> CheckRe
     finding = f"Python {'.'.join(map(str, answers.python))}: {', '.join(states)}"
     named = settings.training.engine
     if all(reasons.values()) or reasons.get(named):
-        engine = "pytorch" if named == "auto" else named  # which runs on every Python
+        engine = "pytorch" if named == "auto" else named  # TensorFlow 2.15 lacks wheels for newer versions of Python
         bridge = "the vendor's framework of the driver's release"
         remedy = bridge if answers.device_nodes else install_command(engine)
         return CheckResult("engines", "warning", finding, f"to train by {engine}: {remedy}; or use --on docker")
@@ -216,13 +256,17 @@ def _check_engines(answers: _HostAnswers, settings: PipelineSettings) -> CheckRe
 
 
 def _release(before: str, text: str) -> str:
-    """The first three numbers after a pattern, as `1.24.0`."""
+    """Return the three-part version after the pattern `before` in a text, such as `1.24.0`, or "" if there is none."""
     match = re.search(rf"{before}(\d+\.\d+\.\d+)", text, re.MULTILINE)
     return match[1] if match else ""
 
 
 def _check_driver(answers: _HostAnswers, settings: PipelineSettings) -> CheckResult:
-    """Compare the driver with the software that is installed here, or that the image of the engine has."""
+    """Check that the driver is from the same release as the software of the engine.
+
+    The software is the framework plugin that is installed here. If none is installed, the release of the engine's image
+    counts. A difference in the last number of the version is only a warning.
+    """
     bridges = {engine: answers.version(package) for engine, package in _BRIDGES.items()}
     engine = settings.training.engine
     if engine == "auto":
@@ -238,12 +282,13 @@ def _check_driver(answers: _HostAnswers, settings: PipelineSettings) -> CheckRes
     remedy = f"install driver {software} on the host, or build the image on the vendor's of {driver} (BASE_IMAGE)"
     if other is not None:
         remedy = f"set training.engine to {other}, whose image has this release, or {remedy}"
-    # Within a release, the last number counts corrections.
+    # The last number counts bug-fix releases.
     is_close = driver.split(".")[:2] == software.split(".")[:2]
     return CheckResult("driver", "warning" if is_close else "failed", finding, remedy)
 
 
 def _check_cards(answers: _HostAnswers, settings: PipelineSettings) -> CheckResult:
+    """Check that there are enough cards for the pipeline, and that `hl-smi` lists all of them."""
     requested, nodes, listed = settings.resources.cards, len(answers.device_nodes), len(answers.cards)
     kinds = f" ({', '.join(sorted(set(answers.cards)))})" if answers.cards else ""
     finding = f"{nodes} device nodes, hl-smi lists {listed}{kinds}, the pipeline asks for {requested}"
@@ -257,16 +302,29 @@ def _check_cards(answers: _HostAnswers, settings: PipelineSettings) -> CheckResu
     return CheckResult("cards", "ok", finding)
 
 
-# --- a cluster: is it reachable, is the namespace there, which rights are missing, and what would the server say to a run?
+# --- a cluster: its version, the namespace, the rights of the account, and a dry run of all objects and pods
 #
-# By a dry run of everything, the server answers for its own rules in its own words; nothing is created.
+# In a dry run the server applies all rules of the cluster, such as quotas and admission policies, and creates nothing.
 
 _OLDEST = (1, 24)
 
 
 def examine_cluster(settings: PipelineSettings, reporter: Reporter, cluster: Cluster | None = None) -> list[CheckResult]:
-    """Check the cluster that the kubeconfig file names, in an order in which fixing makes sense."""
-    check_paths(settings)  # what no cluster can run is refused before the first request
+    """Check the cluster that the kubeconfig file names.
+
+    Args:
+        settings: The settings of the pipeline.
+        reporter: Shows retries.
+        cluster: A client to use instead of a new one.
+
+    Returns:
+        The results, in the order in which problems should be fixed. After a failure of the version or the namespace, the
+        further checks are left out.
+
+    Raises:
+        InputError: The pipeline names files that pods cannot read, or the cluster cannot be reached.
+    """
+    check_paths(settings)  # before the first request, because such a pipeline cannot run on any cluster
     if cluster is None:
         cluster = Cluster(settings.kubernetes.namespace, say=reporter.say)
     version, namespace = cluster.version(), CheckResult("namespace", "ok", cluster.namespace)
@@ -290,6 +348,7 @@ def examine_cluster(settings: PipelineSettings, reporter: Reporter, cluster: Clu
 
 
 def _check_version(version: tuple[int, int], settings: PipelineSettings) -> CheckResult:
+    """Check that the Kubernetes version (major, minor) is supported and at least `kubernetes.version` of the settings."""
     shown = ".".join(map(str, version))
     if version < _OLDEST:
         return CheckResult(
@@ -301,12 +360,12 @@ def _check_version(version: tuple[int, int], settings: PipelineSettings) -> Chec
     return CheckResult("Kubernetes", "ok", shown)
 
 
-# What an account needs rights on only where a pipeline has such objects.
+# Kinds on which an account needs rights only if the pipeline contains such objects.
 _OPTIONAL = frozenset({"MPIJob", "NetworkPolicy", "Service", "TrainJob", "TrainingRuntime"})
 
 
 def _needed_rights(manifests: Manifests, *, queue: bool) -> list[tuple[str, str, str]]:
-    """Return what an account must be allowed to do for a pipeline, as group, resource and verb."""
+    """Return the rights that an account needs to run a pipeline, each as (API group, resource, verb)."""
     unused = _OPTIONAL - {item["kind"] for item in (*manifests.shared, *manifests.steps.values())}
     unneeded = {KINDS[kind].plural for kind in (*unused, *(() if queue else ("Workload",)))}
     rights = {(kind.group, kind.plural, verb) for kind in KINDS.values() for verb in kind.verbs}
@@ -314,7 +373,11 @@ def _needed_rights(manifests: Manifests, *, queue: bool) -> list[tuple[str, str,
 
 
 def _check_volume(cluster: Cluster, settings: PipelineSettings) -> CheckResult:
-    """Check the claims of the work folder and of the user's data: one that is not bound shows the last warning about it."""
+    """Check that the volume claims of the work folder and of the user's data are bound.
+
+    If a claim is not bound, the result contains the cluster's last warning about it. A work folder claim that does not exist
+    yet is fine, because the run creates it.
+    """
     try:
         claims = [find_work_claim(cluster, settings)]
         if settings.kubernetes.data_claim:
@@ -332,13 +395,17 @@ def _check_volume(cluster: Cluster, settings: PipelineSettings) -> CheckResult:
 
 
 def _check_pods(cluster: Cluster, manifests: Manifests) -> list[CheckResult]:
-    """Let the server check the pods of each step, which it else refuses only when a Job makes them; with the right to."""
+    """Check by a dry run that the server would create the pods of each step.
+
+    Otherwise a rejected pod would be noticed only when its Job tries to create it. If the account may not create pods,
+    return no results.
+    """
     if not cluster.is_allowed("", "pods", "create"):
         return []
     results = []
     for step in manifests.steps:
         for number, spec in enumerate(manifests.pod_specs(step)):
-            # The account may not be there yet.
+            # The service account may not exist yet, and a pod that names a missing account would be rejected.
             own = {key: value for key, value in spec.items() if key not in ("serviceAccountName", "serviceAccount")}
             try:
                 metadata = {"name": f"doctor-{step}-{number}"}

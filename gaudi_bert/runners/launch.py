@@ -1,8 +1,11 @@
-"""Starts the training processes of a pipeline, which find each other by Horovod or PyTorch; passes on the request to stop.
+"""Start the training processes of a pipeline and forward stop signals to them.
 
-Processes of PyTorch, and of TensorFlow on CPUs, are started by this process, with the variables of `torchrun` and
-`horovodrun`; these programs themselves kill all processes before a checkpoint may be complete, and turn every exit code into
-1 and a traceback. On cards or on several hosts `mpirun` starts those of TensorFlow.
+PyTorch processes, and TensorFlow processes on CPUs, are started directly by this process. They get the environment variables
+that `torchrun` or `horovodrun` would set. These two programs are not used, because they kill all processes before a
+checkpoint is complete, and convert every exit code to 1 with a traceback. TensorFlow processes on Gaudi cards or on several
+hosts are started by `mpirun`.
+
+`run_training_processes` starts the processes on this machine, and `training_command` only builds the command line.
 """
 
 from __future__ import annotations
@@ -34,22 +37,23 @@ from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.config.places import ResourceSettings
 from gaudi_bert.config.sections import LoopSettings
 
-# --- mpirun: one process per card, inside the one worker, or by ssh on several
+# --- mpirun: one process per card, on a single worker or by ssh on several workers
 #
-# Processes started by ssh inherit nothing from their container, so every variable that they need is named (`-x`), and the
-# ssh options are complete, because they replace what the MPI operator would set.
+# Processes that are started by ssh do not inherit the environment of their container, so `-x` passes on every variable that
+# they need. The ssh options given here replace those of the MPI operator, so they must be complete.
 
 ROOT_SSH_PORT = 22
-# With the node's own network, port 22 is the node's.
+# On the host network, the host's own sshd already uses port 22.
 EFA_SSH_PORT = 3022
-# An sshd that is not root may listen here, and the key of its MPIJob is not where root's is looked for.
+# An sshd that does not run as root cannot use a port below 1024.
 USER_SSH_PORT = 2222
+# Only root's key is found by default, so the key of an MPIJob that does not run as root is given by this path.
 SSH_KEY = "/etc/gaudi-bert-ssh/id_rsa"
-# When a rank is lost, mpirun waits so long before it terminates the others, and again before it kills them.
+# When a rank is lost, mpirun waits this long before it terminates the other ranks, and again before it kills them.
 _LOST_RANK_SECONDS = 4
-# mpirun's launcher: a run that must stop has time to save.
+# This module starts mpirun, and gives ranks the time to save when the run must stop.
 _STOPPING = ("-m", "gaudi_bert.runners.stop_ranks")
-# What the vendor's image sets and its libraries read.
+# Environment variables that the vendor's image sets and the vendor's libraries read.
 _VENDOR_VARIABLES = (
     *("PYTHONPATH", "LD_LIBRARY_PATH", "GC_KERNEL_PATH", "HABANA_LOGS"),
     *("HABANA_PLUGINS_LIB_PATH", "HABANA_SCAL_BIN_PATH", "TF_MODULES_RELEASE_BUILD", "LD_PRELOAD"),
@@ -66,10 +70,18 @@ def training_command(
     ssh_key: str | None = None,
     python: str = "python3",
 ) -> list[str]:
-    """`stage_command`, started once for each training process.
+    """Return the command line that starts a stage once per training process, with `mpirun`.
 
-    With `over_ssh`, the processes are on other hosts than `mpirun` and get `variables` from the launcher; ssh takes a key
-    by itself where `ssh_key` is None. `python` is the interpreter that has this package where the command is run.
+    If there is only one process and it runs on this host, `stage_command` is returned unchanged.
+
+    Args:
+        settings: The settings of the pipeline.
+        stage_command: The command line of one training process.
+        over_ssh: Whether `mpirun` starts the processes on other hosts by ssh.
+        variables: Names of environment variables that are passed on to other hosts, or patterns such as `AWS_*`.
+        ssh_port: The port of the sshd on the other hosts.
+        ssh_key: The private key file for ssh. If it is None, ssh uses its default key.
+        python: The Python interpreter that has this package installed on the host that runs the command.
     """
     resources = settings.resources
     processes = resources.workers * resources.processes_per_worker
@@ -93,34 +105,40 @@ def training_command(
         for name in ("PATH", *(_VENDOR_VARIABLES if resources.cards else ()), *meeting, *variables):
             command += ["-x", name]
     else:
-        # Otherwise mpirun allows no more processes than the machine has cores.
+        # Without this option, mpirun rejects more processes than the machine has cores.
         command += ["--host", f"localhost:{processes}"]
     return [*command, *stage_command]
 
 
 def card_variables(recipes: str) -> dict[str, str]:
-    """Return the variables of a container with cards; compiled graphs are kept in the folder `recipes`.
+    """Return the environment variables of a container with Gaudi cards.
 
-    Each engine reads its own variables (of PyTorch: the folder, whether to empty it, its size in MB, whether it is on NFS).
+    Args:
+        recipes: The folder in which both engines cache compiled graphs.
     """
     return {
         "OMPI_MCA_btl_vader_single_copy_mechanism": "none",
         "TF_RECIPE_CACHE_PATH": recipes,
+        # The folder, whether to empty it at the start, its maximum size in MB, and whether it is on NFS.
         "PT_HPU_RECIPE_CACHE_CONFIG": f"{recipes},false,4096,false",
         "PT_HPU_LAZY_MODE": "0",
     }
 
 
-# `--tag-output` puts job and rank before all that a process writes at once, so in the middle of a line, too.
+# With `--tag-output`, mpirun puts such a tag before each chunk that a process writes, so a tag may be in the middle of a
+# line.
 RANK_TAG = re.compile(r"\[\d+,\d+\]<std(?:out|err)>: ?")
 
 
-# --- Horovod's own launch, through Gloo
+# --- Horovod over Gloo, on this machine
 
 
 @contextmanager
 def _horovod_environments(processes: int) -> Iterator[list[dict[str, str]]]:
-    """Yield the variables of each process on this machine under `horovodrun --gloo`, while its server runs."""
+    """Run Horovod's rendezvous server, and yield the environment variables of each process on this machine.
+
+    The variables are those that `horovodrun --gloo` would set. The server stops at the end of the block.
+    """
     from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
     from horovod.runner.gloo_run import create_slot_env_vars
     from horovod.runner.http.http_server import RendezvousServer
@@ -144,17 +162,28 @@ def _horovod_environments(processes: int) -> Iterator[list[dict[str, str]]]:
 
 # --- processes on this machine
 
-# Long enough for the watchdog of the others to name who failed, and to end them.
+# After a failure, the watchdogs of the other processes report which process failed, and end their processes within this
+# time.
 _GRACE_SECONDS = 10.0
 _POLL_SECONDS = 0.2
-# Of a process: its id, its exit code (negative: the signal), and whether it was killed here, after others had failed.
+# (process id, exit code or negative signal number, whether this process killed it because another process had failed)
 _End = tuple[int, int, bool]
 
 
 def run_training_processes(settings: PipelineSettings, stage: str, command: Sequence[str]) -> None:
-    """Run `command` once for each training process of the pipeline, on this machine; their standard error is ours.
+    """Run a command once per training process of the pipeline, on this machine, and wait until all processes end.
 
-    `stage` is for messages: `train` or `finetune`. The standard output of `command` is dropped.
+    The processes share the standard error of this process. Their standard output is discarded.
+
+    Args:
+        settings: The settings of the pipeline.
+        stage: `train` or `finetune`, which selects the settings section with the engine.
+        command: The command line of one training process.
+
+    Raises:
+        InputError: A process reported wrong input, Horovod is missing, or there are too few cores.
+        FailedError: A process failed or was killed.
+        StoppedError: The run was stopped by a signal.
     """
     processes = settings.resources.workers * settings.resources.processes_per_worker
     node = find_node()
@@ -172,11 +201,19 @@ def run_training_processes(settings: PipelineSettings, stage: str, command: Sequ
 
 
 def _section(settings: PipelineSettings, stage: str) -> LoopSettings:
+    """Return the settings section of a training stage."""
     return settings.finetune if stage == "finetune" else settings.training
 
 
 def _cores_of_processes(resources: ResourceSettings, processes: int) -> list[set[int]] | None:
-    """The cores of each process, with all threads of each; None where the pipeline binds none."""
+    """Return the CPU numbers for each process, or None if `resources.cores_per_process` is not set.
+
+    A process gets `cores_per_process` physical cores, with all hardware threads of each core. Only CPUs that this process
+    may use are given to the processes.
+
+    Raises:
+        InputError: There are fewer cores than the processes need.
+    """
     count = resources.cores_per_process
     if count is None:
         return None
@@ -205,7 +242,15 @@ def _cores_of_processes(resources: ResourceSettings, processes: int) -> list[set
 def _environments(
     node: Node | None, settings: PipelineSettings, stage: str, processes: int
 ) -> Iterator[list[dict[str, str]]]:
-    """The variables of each process here: those of a node; of the engine, or of both where a process chooses it."""
+    """Yield the environment variables with which the processes on this machine find each other, one dictionary per process.
+
+    A node of a multi-node run uses PyTorch's variables only. On a single machine, the variables suit the engine. If the
+    engine is `auto` and Horovod is installed, each process gets the variables of both engines, because it chooses the engine
+    itself.
+
+    Raises:
+        InputError: TensorFlow would need Horovod, which is not installed.
+    """
     if node is not None:
         yield [node.torch_variables(local_rank) for local_rank in range(node.processes)]
         return
@@ -231,13 +276,26 @@ def _environments(
 
 
 def _check_ends(stage: str, ends: Sequence[_End], names: Sequence[str]) -> None:
-    # The process with wrong input reports what is wrong, and the others end because of it; a run is stopped if all are.
+    """Raise the error that sums up how the processes ended. Return if all of them succeeded.
+
+    Args:
+        stage: The name of the stage, for messages.
+        ends: How each process ended.
+        names: What to call each process in messages.
+
+    Raises:
+        InputError: A process reported wrong input.
+        FailedError: A process failed or was killed.
+        StoppedError: Every process that did not succeed was stopped on request.
+    """
+    # Wrong input takes precedence over other failures, because the other processes fail only as a consequence. A run counts
+    # as stopped only if no process failed.
     wrong, stopped = InputError.exit_code, StoppedError.exit_code
     codes = [code for _, code, _ in ends]
     failed = min((each for each in codes if each > 0), default=0, key=lambda each: (each != wrong, each == stopped))
     if failed == stopped:
         raise StoppedError(f"{stage}: stopped on request; run it again to resume")
-    # A process that is killed can say nothing, so this one does.
+    # A process that was killed could not report anything, so this process names it.
     killed = [
         f"{name} (process {process}) was killed by {signal.Signals(-code).name}"
         for name, (process, code, killed_by_us) in zip(names, ends, strict=True)
@@ -260,7 +318,15 @@ def _run_all(
     environments: Sequence[Mapping[str, str]],
     cores: Sequence[set[int]] | None = None,
 ) -> list[_End]:
-    """Run all, each on its `cores`, until they end; after a failure, the others have `_GRACE_SECONDS` to say why."""
+    """Start one process per command and wait until all of them end.
+
+    After the first failure, the other processes have 10 seconds to end by themselves before they are killed.
+
+    Args:
+        commands: The command line of each process.
+        environments: The environment variables of each process.
+        cores: The CPU numbers that each process is bound to, or None to bind none.
+    """
     running: list[subprocess.Popen[bytes]] = []
     with _forwarded_signals(running):
         for command, environment in zip(commands, environments, strict=True):
@@ -281,10 +347,14 @@ def _run_all(
 
 @contextmanager
 def _forwarded_signals(processes: list[subprocess.Popen[bytes]]) -> Iterator[None]:
-    """While the context lasts, SIGTERM and Ctrl-C go to `processes`, which save and stop; this process waits for them."""
+    """Forward SIGTERM and Ctrl-C to `processes` as SIGTERM for the duration of the block, so that they save and stop.
+
+    This process itself is not interrupted. Processes may be added to the list during the block.
+    """
 
     def forward(number: int, frame: FrameType | None) -> None:
-        os.write(2, b"stopping: the training processes save and end\n")  # `print` may be interrupted by the next signal
+        # `print` is not safe here, because the next signal may interrupt it. `os.write` is.
+        os.write(2, b"stopping: the training processes save and end\n")
         for process in processes:
             if process.poll() is None:
                 process.send_signal(signal.SIGTERM)

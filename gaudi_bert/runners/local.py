@@ -1,7 +1,10 @@
-"""Runs the stages of a pipeline in this process, one after the other; or waits until the inputs of one of them exist.
+"""Run the stages of a pipeline in this process one after the other, or wait until the inputs of a stage exist.
 
-A stage is imported when it is called, because the data image has no engine, and decides for itself whether its artefact
-exists already. Waiting is what the init container of each Job does, since Kubernetes does not order Jobs.
+`run_stages` runs stages, and `RunRequest` has one method per stage. A method imports the modules of its stage only when it
+is called, because the data image contains neither PyTorch nor TensorFlow. Each stage checks itself whether its product
+already exists, and then does nothing. Stages that train in several processes start them by `launch.py`.
+
+`wait_for_inputs` runs in the init container of each Kubernetes Job, because Kubernetes does not start Jobs in any order.
 """
 
 from __future__ import annotations
@@ -30,21 +33,24 @@ from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.runners.launch import run_training_processes
 from gaudi_bert.runners.stage_table import STAGES, STEPS, select_stages
 
-if TYPE_CHECKING:  # some need numpy
+if TYPE_CHECKING:  # some of these modules import numpy, which this module does not need at run time
     from gaudi_bert.tasks.answers import StreamResult
     from gaudi_bert.training.run_plan import RunPlan
 
     SplitResult = StageOutput[Any] | PlainResult
-    # One for each split: `train`, `evaluation`.
+    # A mapping has one result for each split, `train` and `evaluation`.
     StageResult = Mapping[str, SplitResult] | SplitResult | RunPlan | StreamResult
 
 
 @dataclass(frozen=True)
 class RunRequest:
-    """One run of a pipeline, as it was requested; and each of its stages in this process.
+    """A requested run of a pipeline, with one method per stage that runs this stage in this process.
 
-    Relative paths in the pipeline file start at `pipeline_folder`. `how` each stage runs is as requested, but the store is
-    that of the settings.
+    Attributes:
+        settings: The settings of the pipeline.
+        work: The folder that contains the work folders of all pipelines, or its URL.
+        pipeline_folder: The folder of the pipeline file. Relative paths in the pipeline file start from it.
+        how: The options of the run that apply to every stage. Its store settings are replaced by those of `settings`.
     """
 
     settings: PipelineSettings
@@ -59,24 +65,32 @@ class RunRequest:
 
     @property
     def _run(self) -> StageRun:
+        """The options for a stage, with the store settings of the pipeline."""
         return replace(self.how, store=self.settings.store)
 
     def _file(self, key: str, text: str) -> Path:
+        """Return the location of a file that a setting names.
+
+        Raises:
+            InputError: It is a local path that does not exist.
+        """
         path = resolve_location(self.pipeline_folder, text)
         if not is_in_store(path) and not path.exists():
             raise InputError(f"{key} = {path}: no such file or folder; check the path")
         return path
 
     def _rows(self, key: str, text: str, split: str) -> Path:
+        """Return the file of task rows that a setting names. Built-in rows are a file in the work folder."""
         return self.folder.rows(split) if text in BUILT_IN_ROWS else self._file(key, text)
 
     def _each_split(self, make: Callable[[SplitPaths], SplitResult]) -> StageResult:
+        """Call `make` with the paths of each split, and return its result by the name of the split."""
         return {name: make(self.folder.split(name)) for name in self.folder.splits}
 
     # --- data
 
     def prepare(self) -> StageResult:
-        """Text to examples; nothing where the pipeline names its own records."""
+        """Convert the text to examples. If the pipeline names its own records, do nothing."""
         from gaudi_bert.corpus.prepare import prepare
 
         if self.folder.records is not None:
@@ -85,13 +99,13 @@ class RunRequest:
         return prepare(self.settings.prepare, self.folder.examples, self._run, pipeline_folder=self.pipeline_folder)
 
     def histogram(self) -> StageResult:
-        """Examples to counts."""
+        """Count how many examples have each length, for each split."""
         from gaudi_bert.tfrecords.histogram import histogram
 
         return self._each_split(lambda paths: histogram(paths.records, paths.histogram, self._run, numbered=True))
 
     def plan(self) -> StageResult:
-        """Counts to a plan."""
+        """Compute the packing plan of each split from its histogram."""
         from gaudi_bert.packs.plan import plan
 
         def make(paths: SplitPaths) -> SplitResult:
@@ -101,13 +115,13 @@ class RunRequest:
         return self._each_split(make)
 
     def write(self) -> StageResult:
-        """Examples to packs."""
+        """Write the examples of each split into packs according to its plan."""
         from gaudi_bert.tfrecords.write import write
 
         return self._each_split(lambda paths: write(paths.records, paths.plan, paths.packed, self._run))
 
     def verify(self) -> StageResult:
-        """Proof that every example is in the packs once."""
+        """Check that the packs of each split contain every example exactly once."""
         from gaudi_bert.tfrecords.verify import verify
 
         return self._each_split(lambda paths: verify(paths.records, paths.packed, self._run))
@@ -115,7 +129,7 @@ class RunRequest:
     # --- training and tasks
 
     def train(self) -> StageResult:
-        """Packs to checkpoints."""
+        """Pretrain the model on the packs, in this process or in several processes on this machine."""
         folder = self.folder
         data = folder.split("train").packed
         evaluation_data = folder.split("evaluation").packed if folder.has_evaluation else None
@@ -125,7 +139,7 @@ class RunRequest:
             with local_copy(folder.training_result, self.settings.store) as path:
                 return StageOutput(TrainingResult.read(path))
 
-        # A process that only starts others loads no engine.
+        # Imported only here, because a process that only starts other processes must not load an engine.
         from gaudi_bert.training.jobs.records import train
 
         return train(
@@ -139,7 +153,7 @@ class RunRequest:
         )
 
     def evaluate(self) -> StageResult:
-        """Checkpoints to metrics, packed and unpacked."""
+        """Evaluate the checkpoint on packed and on unpacked evaluation data. If there are no such data, do nothing."""
         from gaudi_bert.training.evaluate import evaluate
 
         folder = self.folder
@@ -157,10 +171,10 @@ class RunRequest:
         )
 
     def finetune(self) -> StageResult:
-        """Rows of a task and weights to a model of the task."""
+        """Fine-tune the model on the rows of a task, in this process or in several processes on this machine."""
         self._make_built_in_rows()
         folder, settings, task = self.folder, self.settings, self.settings.task
-        if task.labels is not None:  # seen from this process
+        if task.labels is not None:  # the started processes get a copy of the pipeline file in another folder
             task = task.model_copy(update={"labels": str(self._file("task.labels", task.labels))})
             settings = settings.model_copy(update={"task": task})
         data, evaluation_data, model, vocabulary = self._finetuning_files()
@@ -177,6 +191,7 @@ class RunRequest:
         return finetune(settings, inputs, folder.finetune, reporter=self.how.reporter, overwrite=self.how.overwrite)
 
     def _make_built_in_rows(self) -> None:
+        """Write the built-in rows of the task to the work folder, if a setting names them."""
         names = (self.settings.finetune.data, self.settings.finetune.evaluation_data, self.settings.predict.data)
         if any(name in BUILT_IN_ROWS for name in names):
             from gaudi_bert.tasks.task_data import make_built_in_rows
@@ -187,7 +202,14 @@ class RunRequest:
             )
 
     def _finetuning_files(self) -> tuple[Path, Path | None, Path, Path | None]:
-        """Return the files that `finetune` reads: rows, rows to evaluate on, weights, and the folder of the vocabulary."""
+        """Return the locations that `finetune` reads.
+
+        Returns:
+            The training rows, the evaluation rows or None, the weights, and the file or folder of the vocabulary or None.
+
+        Raises:
+            InputError: A local file or folder does not exist.
+        """
         finetune, folder = self.settings.finetune, self.folder
         data = self._rows("finetune.data", str(finetune.data), "train")
         evaluation_data = None
@@ -195,17 +217,17 @@ class RunRequest:
             evaluation_data = self._rows("finetune.evaluation_data", finetune.evaluation_data, "evaluation")
         vocabulary = None if finetune.vocab is None else self._file("finetune.vocab", finetune.vocab)
         if finetune.init_checkpoint is None:
-            # The vocabulary of this pipeline's examples is next to them, whether it wrote them or they were given.
+            # The vocabulary is next to the examples, whether this pipeline wrote them or the user gave them.
             own = folder.examples if folder.records is None else folder.records.parent
             return data, evaluation_data, folder.train, vocabulary or own
-        # A URL; or a folder, a file, a TF1 checkpoint's prefix, from where the command was started, as `train` has it.
+        # A URL, a folder, a file, or the prefix of a TF1 checkpoint. Like in `train`, it is relative to the current folder.
         model = Path(finetune.init_checkpoint)
         if not is_in_store(model) and not model.exists() and not any(model.parent.glob(f"{model.name}.*")):
             raise InputError(f"finetune.init_checkpoint = {model}: no such file or folder; check the path")
         return data, evaluation_data, model, vocabulary
 
     def predict(self) -> StageResult:
-        """Rows and a model of the task to answers."""
+        """Predict the rows of the task with the fine-tuned model."""
         from gaudi_bert.tasks.answers import PredictOptions
         from gaudi_bert.tasks.predict import predict
 
@@ -222,20 +244,25 @@ class RunRequest:
         )
 
     def report(self) -> StageResult:
-        """A page about what the work folder holds."""
+        """Write an HTML report about everything that the work folder contains."""
         from gaudi_bert.reporting.report import report
 
         return report(self.folder.root, store=self.settings.store)
 
 
 def _starts_processes(settings: PipelineSettings) -> bool:
+    """Return whether this process has to start the training processes, because there are several and no launcher did."""
     return settings.resources.workers * settings.resources.processes_per_worker > 1 and find_launch() is None
 
 
 def _run_processes(settings: PipelineSettings, stage: str, files: Mapping[str, Path | None], flags: Sequence[str]) -> None:
-    """Do a stage in several processes on this machine, each of them the command of the same name.
+    """Run a training stage in several processes on this machine. Each process runs the command named like the stage.
 
-    `files` are options and their paths, without those that are None.
+    Args:
+        settings: The settings of the pipeline, which are written to a temporary pipeline file.
+        stage: `train` or `finetune`.
+        files: Command-line options and their paths. Options whose path is None are left out.
+        flags: Further arguments of the command.
     """
     options = [text for option, path in files.items() if path is not None for text in (option, str(path))]
     with tempfile.TemporaryDirectory(prefix="gaudi-bert-") as folder:
@@ -248,12 +275,17 @@ def _run_processes(settings: PipelineSettings, stage: str, files: Mapping[str, P
 # --- one stage after the other
 
 _TASK_STAGES = frozenset({"finetune", "predict"})
-# The library that a stage needs beyond the core.
+# The optional library that a stage needs.
 _OF_STAGE = {"prepare": "tokenizers", "report": "matplotlib"}
 
 
 def run_stages(run: RunRequest, stages: Sequence[str]) -> dict[str, StageResult]:
-    """Run `stages` in the pipeline's order; the result of each."""
+    """Run stages in the order of the pipeline, and return the result of each stage by its name.
+
+    Raises:
+        InputError: A stage does not belong to the pipeline, needs a library that is not installed, lacks its inputs, or
+            rejects its input.
+    """
     _check_sharing(run, stages)
     stages = select_stages(run.settings, stages)
     require_libraries(_libraries(run.settings, stages), "this run")
@@ -268,12 +300,12 @@ def run_stages(run: RunRequest, stages: Sequence[str]) -> dict[str, StageResult]
         for needed in STAGES[name].needs:
             for path in STAGES[needed].missing_products(run.folder):
                 raise InputError(f"{format_location(path)}: does not exist; run the stage `{needed}` first")
-        results[name] = getattr(run, name)()  # each stage has a method of its name
+        results[name] = getattr(run, name)()  # RunRequest has a method for each stage, with the same name
     return results
 
 
 def _libraries(settings: PipelineSettings, stages: Sequence[str]) -> Iterator[str]:
-    """All that the stages need beyond the core, so that what is missing is named before the first of them runs."""
+    """Yield the optional libraries that the stages need, so that a missing one is reported before the first stage runs."""
     for name in stages:
         if name in _OF_STAGE:
             yield _OF_STAGE[name]
@@ -285,6 +317,11 @@ def _libraries(settings: PipelineSettings, stages: Sequence[str]) -> Iterator[st
 
 
 def _check_sharing(run: RunRequest, stages: Sequence[str]) -> None:
+    """Check that `--shard` and `--finish` are used with one stage that supports them.
+
+    Raises:
+        InputError: They are not, or `--finish` is combined with `--overwrite`.
+    """
     shared = [stage.name for stage in STAGES.values() if stage.shared]
     if run.how.part is not None and (len(stages) != 1 or stages[0] not in shared):
         raise InputError(f"--shard: give one stage that can be shared out, --stages {' or '.join(shared)}")
@@ -302,7 +339,15 @@ _SAY_EVERY_SECONDS = 60.0
 
 
 def _missing_inputs(folder: WorkFolder, step: str) -> list[Path]:
-    """List what `step` needs and does not have yet: of a stage, or of the step that finishes one (`write-finish`)."""
+    """Return the input files of a step that do not exist yet.
+
+    Args:
+        folder: The work folder.
+        step: The name of a stage, or of the step that finishes a stage, such as `write-finish`.
+
+    Raises:
+        InputError: There is no such step.
+    """
     if step not in STEPS:
         raise InputError(f"--for {step}: no such stage; choose one of {', '.join(STEPS)}")
     stage = STEPS[step]
@@ -322,7 +367,20 @@ def wait_for_inputs(
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> float:
-    """Return when all that `step` needs exists: the seconds that it took."""
+    """Wait until all inputs of a step exist, and return how many seconds that took.
+
+    Args:
+        folder: The work folder, on a disk or in an object store.
+        step: The name of a stage, or of the step that finishes a stage, such as `write-finish`.
+        timeout_seconds: How long to wait.
+        reporter: Shows what is missing, once a minute.
+        sleep: Replaces `time.sleep`, for tests.
+        clock: Replaces `time.monotonic`, for tests.
+
+    Raises:
+        InputError: There is no such step.
+        FailedError: An input is still missing after the timeout.
+    """
     started = last_message = clock()
     while missing := _missing_inputs(folder, step):
         waited = clock() - started

@@ -1,6 +1,10 @@
-"""The stages of a pipeline, one row per stage: what every runner, and waiting between them, knows of a stage.
+"""The table of pipeline stages: what each stage reads and makes, what it needs first, and which resources it uses.
 
-A stage has one or more steps: where its parts must be put together, that is a second step.
+All runners read this table, and so does `gaudi-bert wait`. `STAGES` maps the name of a stage to its row. Every stage is one
+step on a cluster. If several machines share a stage and its parts must then be combined, combining them is a second step,
+such as `write-finish`. `STEPS` maps the name of a step to the row of its stage.
+
+The module also lists the input files that a pipeline names, and returns the image and the resources of a stage.
 """
 
 from __future__ import annotations
@@ -30,22 +34,23 @@ Paths = Callable[[WorkFolder], list[Path]]
 
 @dataclass(frozen=True)
 class Stage:
-    """One row of the table.
+    """One stage of a pipeline.
 
     Attributes:
-        name: as in `--stages`.
-        makes: the file of each of its products that is written last, so that its presence proves the product complete.
-        trains: whether it runs the model: in the training image, on cards where there are any.
-        kustomization: the folder below `k8s/` that holds its Job.
-        needs: the stages whose products must exist before it starts.
-        follows: the stages that it also waits for where all are started at once.
-        reads: the settings that name files which it reads.
-        shared: whether many machines may do it together, each its part.
-        parts: the products of its parts, where a second step finishes it; None where nothing has to be finished.
-        parallel: whether it uses `resources.data_processes` processes or threads.
-        distributed: whether all workers and cards of `resources` do it together, as one training.
-        is_finished: whether a product exists.
-        is_part_of: whether a pipeline has it, by its settings or its work folder.
+        name: The name, as in `--stages`.
+        makes: Returns one path per product: the file of the product that is written last. If this file exists, the product
+            is complete.
+        trains: Whether the stage runs the model. Such a stage uses the training image, and Gaudi cards if there are any.
+        kustomization: The folder below `k8s/` that contains the Job of the stage.
+        needs: The stages whose products must exist before this stage starts.
+        follows: Further stages that this stage waits for if all stages are started at the same time.
+        reads: The settings that name the input files of this stage.
+        shared: Whether several machines can share the stage, so that each of them does one part.
+        parts: Returns the products of the parts, if a second step combines them. None if there is nothing to combine.
+        parallel: Whether the stage uses `resources.data_processes` processes or threads.
+        distributed: Whether all workers and cards in `resources` run the stage together, as one training run.
+        is_finished: Returns whether a product exists. Its arguments are a path from `makes` and the store settings.
+        is_part_of: Returns whether a pipeline, given by its settings or its work folder, contains the stage.
     """
 
     name: str
@@ -64,25 +69,31 @@ class Stage:
 
     @property
     def steps(self) -> tuple[str, ...]:
-        """The names of its steps, in order."""
+        """The names of the steps of this stage, in order."""
         return (self.name,) if self.parts is None else (self.name, f"{self.name}-finish")
 
     def missing_products(self, folder: WorkFolder) -> list[Path]:
-        """The products that do not exist yet, on a disk or in a store."""
+        """Return the products of this stage that do not exist yet in a work folder. It may be in an object store."""
         products = self.makes(folder) if self.is_part_of(folder) else []
         return [path for path in products if not self.is_finished(path, folder.store)]
 
 
 def _of_each_split(product: Callable[[SplitPaths], Path]) -> Paths:
+    """Return a function that returns one product for each split of a work folder."""
     return lambda folder: [product(folder.split(name)) for name in folder.splits]
 
 
 def _examples(folder: WorkFolder) -> list[Path]:
+    """Return the summary of the examples, or nothing if the pipeline names its own records."""
     return [] if folder.records is not None else [folder.examples_summary]
 
 
 def _manifests(folder: WorkFolder) -> list[Path]:
-    """Return the manifests of all groups; of a split without plan the plan, which counts the groups."""
+    """Return the manifests of all groups of all splits.
+
+    The plan of a split says how many groups it has. If a split has no plan yet, return the path of this missing plan instead
+    of its manifests.
+    """
     products = []
     for paths in map(folder.split, folder.splits):
         if not exists(paths.plan, folder.store):
@@ -94,7 +105,7 @@ def _manifests(folder: WorkFolder) -> list[Path]:
 
 
 def _unverified(folder: WorkFolder) -> list[Path]:
-    """Return the verification of each split of which some part has not verified its groups."""
+    """Return the verification file of each split that is not yet completely verified."""
     paths = [folder.split(name).verification for name in folder.splits]
     return [path for path in paths if not existing_histograms(path, folder.store)]
 
@@ -136,7 +147,7 @@ _ROWS = (
         distributed=True,
         reads=("prepare.records", "prepare.evaluation_records", "training.init_checkpoint"),
     ),
-    # A training that was stopped can be evaluated, and any work folder reported on, as far as it has come.
+    # `evaluate` and `report` do not need a finished training run, because they also work with what exists so far.
     Stage(
         "evaluate",
         lambda folder: [folder.evaluation_result] if folder.has_evaluation else [],
@@ -152,7 +163,7 @@ _ROWS = (
         needs=("train",),
         reads=(
             *("finetune.data", "finetune.evaluation_data", "finetune.init_checkpoint", "finetune.vocab", "task.labels"),
-            "prepare.records",  # for the vocabulary next to them
+            "prepare.records",  # because the vocabulary is next to the records
         ),
         distributed=True,
         is_part_of=lambda pipeline: pipeline.finetunes,
@@ -181,18 +192,22 @@ STEPS: Mapping[str, Stage] = MappingProxyType({step: stage for stage in _ROWS fo
 
 
 def steps_of(stages: Iterable[str]) -> list[str]:
-    """The steps of `stages`, in the pipeline's order."""
+    """Return the names of all steps of some stages, in the order of the pipeline."""
     chosen = set(stages)
     return [step for name, stage in STAGES.items() if name in chosen for step in stage.steps]
 
 
 def stages_of(settings: PipelineSettings) -> list[str]:
-    """The stages that a pipeline has, in order."""
+    """Return the names of the stages that a pipeline contains, in order."""
     return [name for name, stage in STAGES.items() if stage.is_part_of(settings)]
 
 
 def select_stages(settings: PipelineSettings, names: Iterable[str]) -> list[str]:
-    """`names` in the pipeline's order; those that it does not have are refused."""
+    """Return the names of the chosen stages in the order of the pipeline.
+
+    Raises:
+        InputError: A name is not the name of a stage, or the pipeline does not contain this stage.
+    """
     own, chosen = stages_of(settings), list(names)
     remedies = {"finetune": "set finetune.data, and task.name", "predict": "set predict.data"}
     for name in chosen:
@@ -208,7 +223,10 @@ def select_stages(settings: PipelineSettings, names: Iterable[str]) -> list[str]
 
 
 def named_paths(settings: PipelineSettings) -> Iterator[tuple[str, str]]:
-    """Each key that names something that must exist before the run, and what it names (`prepare.text`: also a glob)."""
+    """Yield each input file that a pipeline names and that must exist before the run, as (setting, path).
+
+    The path may be a URL. For `prepare.text` it may also be a glob. Built-in texts and rows are left out.
+    """
     for key in dict.fromkeys(key for stage in stages_of(settings) for key in STAGES[stage].reads):
         section, name = key.split(".")
         if key == "prepare.text" and settings.prepare.records is not None:
@@ -223,22 +241,33 @@ def named_paths(settings: PipelineSettings) -> Iterator[tuple[str, str]]:
 
 
 def missing_paths(settings: PipelineSettings, stages: Iterable[str], pipeline_folder: Path) -> list[str]:
-    """List the inputs of `stages` that do not exist: each key with its path. Object stores are not searched."""
+    """Return a message for each input file of some stages that does not exist.
+
+    Object stores are not searched, so a URL never counts as missing.
+
+    Args:
+        settings: The settings of the pipeline.
+        stages: The names of the stages.
+        pipeline_folder: The folder that relative paths start from.
+    """
     read = {key for stage in stages for key in STAGES[stage].reads}
     missing = []
     for key, text in named_paths(settings):
-        # Weights are relative to the current folder, all else to that of the pipeline file.
+        # Checkpoints are relative to the current folder, and all other paths to the folder of the pipeline file.
         path = Path(text) if key.endswith("init_checkpoint") else resolve_location(pipeline_folder, text)
         if key in read and not is_in_store(path) and not path.exists() and not glob.glob(f"{path}*"):
             missing.append(f"{key} = {text}: {path} does not exist")
     return missing
 
 
-# --- images, and what a stage requests
+# --- the images and resources of a stage
 
 
 def stage_image(settings: PipelineSettings, stage: Stage) -> str:
-    """Return the image of `stage` as `registry/name:tag`; one that trains has one engine; the default tag is our version."""
+    """Return the name of the container image of a stage, as `registry/name:tag`.
+
+    The tag defaults to the version of this package. A stage that trains uses the image of its engine and its device.
+    """
     images, name = settings.images, settings.images.data
     if stage.trains:
         device = "gaudi" if settings.resources.cards else "cpu"
@@ -248,13 +277,19 @@ def stage_image(settings: PipelineSettings, stage: Stage) -> str:
 
 
 def stage_engine(settings: PipelineSettings, stage: Stage) -> EngineName:
-    """The engine of a stage in its image; one of a task has that of pretraining, unless `finetune.engine` names another."""
+    """Return the engine of a stage in a container.
+
+    Fine-tuning and prediction use the engine of pretraining, unless `finetune.engine` names another engine.
+    """
     own = settings.finetune.engine if stage.kustomization == "finetuning" else "auto"
     return settings.container_engine if own == "auto" else own
 
 
 def preview_stage(settings: PipelineSettings, name: str) -> dict[str, Any]:
-    """Return what the stage called `name` requests: cores, memory and cards are those of each of its containers."""
+    """Return the image and the resources of a stage, as a dictionary for `gaudi-bert run --dry-run`.
+
+    `containers` is the number of containers. `cpu`, `memory` and `cards` are the resources of each container.
+    """
     stage, resources = STAGES[name], settings.resources
     pod = resources.training if stage.trains else resources.data
     return {
@@ -267,13 +302,16 @@ def preview_stage(settings: PipelineSettings, name: str) -> dict[str, Any]:
     }
 
 
-# --- quantities of cores and memory, as Kubernetes writes them
+# --- Kubernetes quantities
 
 _UNITS = {"": 1.0, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 _UNITS |= {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40}
 
 
 def quantity_value(quantity: str) -> float:
-    """A Kubernetes quantity, as settings have it, as a number: cores, bytes or pieces."""
+    """Return the value of a Kubernetes quantity, such as 0.5 for "500m" and 1024.0 for "1Ki".
+
+    Settings have already checked the format. An unknown unit would raise a `KeyError`.
+    """
     unit = quantity.lstrip("0123456789.")
     return float(quantity.removesuffix(unit)) * _UNITS[unit]

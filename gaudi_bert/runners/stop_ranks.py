@@ -1,16 +1,19 @@
-"""Lets ranks save before they are stopped: as the parent of `mpirun`, and as the hook of a worker's pod.
+"""Give the ranks of an `mpirun` the time to save a checkpoint before they are stopped.
 
     python3 -m gaudi_bert.runners.stop_ranks mpirun ...
 
-The first request to stop becomes SIGUSR1, which mpirun only forwards, so that ranks have time to save: on SIGTERM it kills
-them soon. A second request goes to mpirun as it is; the end of the process that started this one counts as a request. On a
-cluster, mpirun starts when all workers answer, and again when ranks have saved because a worker's pod was stopped: a drained
-node costs neither a retry of the Job nor its backoff. Ranks of PyTorch are told where to meet.
+This command starts `mpirun` and handles stop signals for it. The first signal is passed on as SIGUSR1, which mpirun only
+forwards to the ranks, so that they have time to save. On SIGTERM, mpirun would kill them soon. A second signal is passed on
+as SIGTERM. If the process that started this command ends, that also counts as a stop signal.
+
+On a cluster, the command waits until all workers answer before it starts mpirun. If a worker's pod is stopped and the ranks
+have saved, the command starts mpirun again, so that draining a node costs neither a retry of the Job nor its backoff time.
+It also sets the rendezvous address of PyTorch ranks.
 
     python3 -m gaudi_bert.runners.stop_ranks here
 
-A worker of an MPIJob runs sshd, which takes its ranks along when it is stopped. So the pod's `preStop` hook tells the ranks
-first, and returns when they have ended; Kubernetes stops sshd after that.
+This command is the `preStop` hook of an MPIJob worker. The worker runs sshd, which would kill its ranks when Kubernetes
+stops it. The hook tells the ranks to save first, and returns when they have ended.
 """
 
 from __future__ import annotations
@@ -43,9 +46,10 @@ _STOPPED_EARLY = "stopped on request before training had started; the same comma
 
 
 def _named_variables(command: Sequence[str], environment: Iterable[str]) -> list[str]:
-    """`command` with each `-x PREFIX*` as one `-x NAME` for every such variable, and no `-x` for what is not set.
+    """Return the command with its `-x` options expanded, because mpirun does not support patterns.
 
-    mpirun itself knows no patterns, and warns of variables that are missing.
+    Each `-x PREFIX*` becomes one `-x NAME` for every variable of the environment with that prefix. A `-x NAME` is left out
+    if the variable is not set, because mpirun would warn about it.
     """
     known = set(environment)
     written: list[str] = []
@@ -61,7 +65,7 @@ def _named_variables(command: Sequence[str], environment: Iterable[str]) -> list
 
 
 class _Ranks:
-    """`command`, an `mpirun`, as often as it takes; `request_stop` reaches the one that runs."""
+    """Runs an `mpirun` command, repeatedly if workers are stopped, and passes stop signals on to the running one."""
 
     def __init__(self, command: Sequence[str]) -> None:
         self._command = command
@@ -71,7 +75,16 @@ class _Ranks:
         self._starter = os.getppid()
 
     def run(self) -> int:
-        """The exit code of the last `mpirun`, or 128 and the number of the signal that ended it."""
+        """Run `mpirun`, again after each time that a worker was stopped and its ranks have saved.
+
+        Returns:
+            The exit code of the last `mpirun`, or 128 plus the number of the signal that ended it.
+
+        Raises:
+            InputError: `mpirun` cannot be started.
+            FailedError: A worker does not answer within 10 minutes.
+            StoppedError: The run was stopped before any rank had started.
+        """
         workers = _workers_of(self._command, os.environ)
         while True:
             self._wait_for_workers(workers)
@@ -79,17 +92,21 @@ class _Ranks:
             if code != StoppedError.exit_code or self._requests or not workers:
                 return code
             _say("a worker was stopped, and its ranks have saved; training starts again when all workers answer")
-            # The sshd of a pod that is being removed answers for a moment longer.
+            # The sshd of the removed pod may still answer for a moment, so wait before checking the workers.
             self._pause(_REMOVAL_SECONDS)
 
     def request_stop(self, number: int, frame: FrameType | None) -> None:
-        """Pass a request on: the first one lets ranks save, the second one goes to mpirun as it is."""
+        """Handle a stop signal. The first one becomes SIGUSR1, so that ranks save, and every further one SIGTERM."""
         self._requests += 1
         self._unsent.append(signal.SIGUSR1 if self._requests == 1 else signal.SIGTERM)
         self._send_requests()
 
     def _send_requests(self) -> None:
-        """Send each request once, to a process that is known by now; another request may come meanwhile."""
+        """Send all signals that are not sent yet to the running `mpirun`, if there is one.
+
+        A signal handler may call this method while it already runs. Each signal is sent only once nevertheless, because
+        `popleft` is atomic.
+        """
         while self._process is not None:
             try:
                 number = self._unsent.popleft()
@@ -98,27 +115,34 @@ class _Ranks:
             self._process.send_signal(number)
 
     def _run_once(self, meeting: Mapping[str, str]) -> int:
+        """Run `mpirun` to its end with further environment variables, and return its exit code like `run`."""
         environment = {**os.environ, **meeting}
         self._process = None
-        # Ctrl-C on a terminal reaches an entire process group: this process alone is to decide what it means.
+        # Ctrl-C on a terminal is sent to the whole process group and would interrupt mpirun as well, so mpirun gets a
+        # session of its own. Only this process handles Ctrl-C.
         try:
             command = _named_variables(self._command, environment)
             self._process = subprocess.Popen(command, env=environment, start_new_session=True)
         except OSError as error:
             program = self._command[0]
             raise InputError(f"{program}: {error.strerror}; set resources.mpi_prefix to the folder of Open MPI") from error
-        self._send_requests()  # those that came before the line above was done
+        self._send_requests()  # signals that arrived before the process was stored
         code = None
         while code is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 code = self._process.wait(_POLL_SECONDS)
             self._notice_starter()
-        if code == -signal.SIGUSR1 and self._requests:  # it had started no rank yet
+        if code == -signal.SIGUSR1 and self._requests:  # mpirun handles SIGUSR1 only once it has started the ranks
             raise StoppedError(_STOPPED_EARLY)
         return code if code >= 0 else 128 - code
 
     def _wait_for_workers(self, workers: Sequence[tuple[str, int]]) -> None:
-        """Return when all workers answer: a launcher that starts together with them cannot even resolve their names."""
+        """Wait until the sshd of every worker answers. Before that, even the workers' host names may not resolve.
+
+        Raises:
+            FailedError: A worker does not answer within 10 minutes.
+            StoppedError: A stop signal arrived meanwhile.
+        """
         until, is_announced = time.monotonic() + _LONGEST_WAIT_SECONDS, False
         for host, port in workers:
             while (reason := _refusal(host, port)) is not None:
@@ -131,7 +155,7 @@ class _Ranks:
                 self._pause(_POLL_SECONDS)
 
     def _pause(self, seconds: float) -> None:
-        """Wait; a `StoppedError` where this process must stop meanwhile."""
+        """Wait for some seconds. Raise a `StoppedError` if a stop signal arrives meanwhile."""
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             time.sleep(min(seconds, _POLL_SECONDS / 4))
@@ -140,13 +164,16 @@ class _Ranks:
                 raise StoppedError(_STOPPED_EARLY)
 
     def _notice_starter(self) -> None:
-        """The end of the process that started this one counts as a request."""
+        """Request a stop if the process that started this one has ended."""
         if self._requests == 0 and os.getppid() != self._starter:
             self.request_stop(signal.SIGTERM, None)
 
 
 def _run_ranks(command: Sequence[str]) -> int:
-    """Run `command`, an `mpirun`, until its ranks are done; the result is the exit code."""
+    """Run an `mpirun` command with stop signals handled, and return the exit code for this process.
+
+    An error is printed to standard error.
+    """
     ranks = _Ranks(command)
     with handle_signals((signal.SIGTERM, signal.SIGINT), ranks.request_stop):
         try:
@@ -161,17 +188,17 @@ def _say(line: str) -> None:
     sys.stderr.flush()
 
 
-# --- the workers of an MPIJob, which a launcher that is resumed is started together with
+# --- the workers of an MPIJob, which may still be starting when their launcher starts
 
 _LONGEST_WAIT_SECONDS = 600.0
 _ANSWER_SECONDS = 5.0
 _REMOVAL_SECONDS = 5.0
-# Where the MPI operator lists the hosts, one `host slots=N` a line.
+# The MPI operator sets this variable to the path of a file that lists the hosts, with one line `host slots=N` per host.
 _HOSTFILE = "OMPI_MCA_orte_default_hostfile"
 
 
 def _workers_of(command: Sequence[str], environment: Mapping[str, str]) -> list[tuple[str, int]]:
-    """The hosts on which an `mpirun` starts its ranks by ssh, each with the port of its sshd; none if it needs no ssh."""
+    """Return the hosts on which `mpirun` starts ranks by ssh, as (host, sshd port). Empty if it does not use ssh."""
     port = re.search(r"-p (\d+)", command[command.index("plm_rsh_args") + 1]) if "plm_rsh_args" in command else None
     hostfile = Path(environment.get(_HOSTFILE, ""))
     if port is None or not hostfile.is_file():
@@ -181,14 +208,18 @@ def _workers_of(command: Sequence[str], environment: Mapping[str, str]) -> list[
 
 
 def _meeting_point(workers: Sequence[tuple[str, int]], environment: Mapping[str, str]) -> dict[str, str]:
-    """Return where ranks of PyTorch meet: at the first worker, or on this machine; what `environment` names stays."""
+    """Return the variables with the rendezvous address and port of PyTorch ranks.
+
+    The rendezvous is on the first worker, or on this machine if there are no workers. Variables that `environment` already
+    sets keep their values.
+    """
     address = {MASTER_ADDRESS: workers[0][0]} if workers else ON_THIS_MACHINE
     values = {**address, MASTER_PORT: str(TORCH_PORT if workers else free_port())}
     return {name: environment.get(name, value) for name, value in values.items()}
 
 
 def _refusal(host: str, port: int) -> str | None:
-    """Why nothing answers at a port of `host`; None if something does."""
+    """Return why a TCP connection to a host and port fails, or None if it succeeds."""
     try:
         socket.create_connection((host, port), _ANSWER_SECONDS).close()
     except OSError as error:
@@ -199,22 +230,27 @@ def _refusal(host: str, port: int) -> str | None:
 # --- the hook of a worker's pod
 
 _RANK = b"\0OMPI_COMM_WORLD_RANK="
-# Longer than mpirun takes to end what has lost a rank.
+# After a rank has ended, mpirun takes less time than this to end its daemon on the host.
 _DAEMON_SECONDS = 20.0
 
 
 def _stop_ranks_here() -> int:
-    """Tell the ranks of this container to save and end, and wait until they have; the pod's grace period is the limit."""
+    """Tell the ranks of this container to save and end, wait until they have ended, and return exit code 0.
+
+    There is no timeout here, because Kubernetes ends the hook after the pod's grace period.
+    """
     processes = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
     with_rank = {process for process in processes if _is_rank(process)}
-    ranks = [process for process in with_rank if _parent_of(process) not in with_rank]  # without what these have started
+    # Processes that a rank has started inherit its environment, so leave them out.
+    ranks = [process for process in with_rank if _parent_of(process) not in with_rank]
     daemons = {_parent_of(process) for process in ranks}
     for process in ranks:
         with contextlib.suppress(ProcessLookupError):
             os.kill(process, signal.SIGUSR1)
     while any(_is_rank(process) for process in ranks):
         time.sleep(_POLL_SECONDS / 10)
-    # If sshd took mpirun's daemon along, mpirun would report a lost connection instead of ranks that have saved.
+    # If sshd were stopped now, it would kill mpirun's daemon, and mpirun would report a lost connection instead of the exit
+    # code of the ranks. So wait until the daemon has ended.
     until = time.monotonic() + _DAEMON_SECONDS
     while any(_parent_of(daemon) for daemon in daemons) and time.monotonic() < until:
         time.sleep(_POLL_SECONDS / 10)
@@ -222,7 +258,7 @@ def _stop_ranks_here() -> int:
 
 
 def _is_rank(process: int) -> bool:
-    """Whether a process has a rank; one that has ended has none, nor has one of another user."""
+    """Return whether a process is a rank of mpirun. False if it has ended or belongs to another user."""
     try:
         return _RANK in b"\0" + Path(f"/proc/{process}/environ").read_bytes()
     except OSError:
@@ -230,6 +266,7 @@ def _is_rank(process: int) -> bool:
 
 
 def _parent_of(process: int) -> int:
+    """Return the id of the parent of a process, or 0 if the process has ended."""
     try:
         return int(Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[1])
     except OSError:

@@ -1,1 +1,1 @@
-"""Stages as Jobs of a cluster."""
+"""Run the stages of a pipeline as Jobs on a Kubernetes cluster."""

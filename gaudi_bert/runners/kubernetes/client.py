@@ -1,7 +1,9 @@
-"""A cluster as a run sees it: the connection, and one namespace.
+"""A client for one namespace of a Kubernetes cluster, with the requests that a run needs.
 
-Plain dictionaries go in and out: the types of the official client differ between its major versions (35 to 37). Nothing is
-discovered from the server, of which an account may see the kinds of a run alone.
+`Cluster` creates, reads, lists, watches and deletes objects, and reads logs. Objects are plain dictionaries, because the
+types of the official client differ between its major versions (35 to 37). The kinds of objects are listed here in `KINDS`
+and not discovered from the server, because an account may have no rights to see other kinds. Requests that fail because the
+server is busy or away are retried. A request that fails for good raises a `ClusterError` with a one-line message.
 """
 
 from __future__ import annotations
@@ -22,14 +24,23 @@ from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.progress import format_seconds
 from gaudi_bert.runners.kubernetes.remedies import find_advice
 
-# --- the kinds of objects, and what a run asks of them: the rights that its account needs
+# --- the kinds of objects, and the rights on them that the account of a run needs
 #
-# The Role in `k8s/in-cluster/account.yaml` and the checks of `gaudi-bert doctor --cluster` are held to this list.
+# The Role in `k8s/in-cluster/account.yaml` must grant exactly these rights, and `gaudi-bert doctor --cluster` checks them.
 
 
 @dataclass(frozen=True)
 class _Kind:
-    """One kind of object; `verbs` are what a run does with it, none for what only `doctor` looks at, as far as it may."""
+    """One kind of Kubernetes object.
+
+    Attributes:
+        name: The kind.
+        plural: The name of the resource in URLs.
+        group: The API group, or "" for the core group.
+        version: The version of the API group.
+        verbs: The verbs that a run uses on this kind. Empty if a run works without any right on it.
+        namespaced: Whether objects of this kind are in a namespace.
+    """
 
     name: str
     plural: str
@@ -64,19 +75,20 @@ _ROWS = (
 KINDS: Mapping[str, _Kind] = MappingProxyType({kind.name: kind for kind in _ROWS})
 
 
-# --- the connection, by the official client's `DynamicClient`: raw JSON answers, one-line errors
+# --- the connection, by the official client's `DynamicClient`
 #
-# What is busy or away for a while (429, 5xx, no answer) is tried again; a token that has expired (401) is read again once.
+# A request is retried if the server is busy or away (status 429 or 5xx, or no answer). If the token has expired (status
+# 401), the credentials are loaded again once.
 
 Json = dict[str, Any]
 
-# Seconds for a connection, and for an answer.
+# The timeouts for connecting and for reading an answer, in seconds.
 _TIMEOUT = (5, 60)
-# How long to retry a server that has never answered, and one for whose outages nobody set a limit.
+# How long to retry if the server has never answered. This is also the default limit for later outages.
 _FIRST_ANSWER_SECONDS = 16.0
 _LONGEST_PAUSE_SECONDS = 30.0
 _LONGEST_LOG_SECONDS = 3600
-# With what urllib3 begins its messages.
+# urllib3 begins its messages with this prefix, which means nothing to users.
 _POOL = re.compile(r"^<?HTTPS?Connection[^)]*\)>?: ")
 _BUSY = (429, 500, 502, 503, 504)
 _REMEDIES = {
@@ -90,39 +102,45 @@ _REMEDIES = {
 
 
 class ClusterError(FailedError):
-    """The API server refused, or could not be reached."""
+    """The API server rejected a request, or could not be reached."""
 
 
 class NotFoundError(ClusterError):
-    """The object does not exist, or the cluster does not know its kind."""
+    """The object does not exist, or the cluster does not serve its kind."""
 
 
 class _ForbiddenError(ClusterError):
-    """This account may not do that."""
+    """The account lacks the right for this request."""
 
 
 class ConflictError(ClusterError):
-    """There is an object of that name already."""
+    """An object with this name already exists."""
 
 
 _KINDS_OF_ERROR = {403: _ForbiddenError, 404: NotFoundError, 409: ConflictError}
 
 
 class StreamDroppedError(Exception):
-    """The connection broke while a log or a watch was read; it can be opened again."""
+    """The connection broke while a log or a watch was read. The caller can open it again."""
 
 
 def _new_client() -> Any:
+    """Return a new `DynamicClient` that discovers nothing from the server.
+
+    Raises:
+        InputError: There is no kubeconfig file, and this process does not run in a cluster.
+    """
     from kubernetes.client import ApiClient, Configuration
     from kubernetes.dynamic import DynamicClient
 
     _load_configuration()
     configuration = Configuration.get_default_copy()
-    configuration.retries = False  # those of urllib3 are silent
+    configuration.retries = False  # urllib3 would retry without telling the user
     return DynamicClient(ApiClient(configuration), discoverer=lambda client, cache_file: None)
 
 
 def _resource(kind: str) -> Any:
+    """Return the client's description of a kind."""
     from kubernetes.dynamic import Resource
 
     row = KINDS[kind]
@@ -131,12 +149,16 @@ def _resource(kind: str) -> Any:
 
 
 def _load_configuration() -> None:
-    """Take the kubeconfig file where there is one, and the pod's own account where there is none."""
+    """Load the credentials from the kubeconfig file, or from the pod's service account if there is no such file.
+
+    Raises:
+        InputError: Neither exists.
+    """
     import yaml
     from kubernetes import config
 
     try:
-        # The client looks at this variable only once, when it is imported.
+        # The client reads this variable only when it is imported, so a later change would have no effect.
         config.load_kube_config(config_file=os.environ.get("KUBECONFIG"))
     except (config.ConfigException, OSError, TypeError, yaml.YAMLError) as error:
         try:
@@ -149,7 +171,11 @@ def _load_configuration() -> None:
 
 
 def _response_lines(response: Any) -> Iterator[str]:
-    """The lines of a streamed answer as they come; a `StreamDroppedError` where the connection breaks."""
+    """Yield the lines of a streamed answer as they arrive, and close the connection at the end.
+
+    Raises:
+        StreamDroppedError: The connection broke.
+    """
     import urllib3
 
     waiting = b""
@@ -167,13 +193,21 @@ def _response_lines(response: Any) -> Iterator[str]:
 
 
 def _pause(attempt: int, error: Any) -> float:
-    """Seconds before the next attempt: what the server asks for, or twice as long each time."""
+    """Return the seconds to wait before the next attempt, at most 30.
+
+    This is the time in the server's `Retry-After` header, or else a time that doubles with each attempt, from 0.5 seconds.
+    """
     seconds = (getattr(error, "headers", None) or {}).get("Retry-After")
     return min(float(seconds) if seconds and str(seconds).isdigit() else 0.5 * 2 ** min(attempt, 10), _LONGEST_PAUSE_SECONDS)
 
 
 def _explain(action: str, error: Any) -> ClusterError:
-    """Return the error for a rejection, in one line: the server's message, and the remedy for what the message says."""
+    """Return the error for a rejected request. Its message contains the server's message and a remedy, in one line.
+
+    Args:
+        action: What was tried, such as "read Job demo-train".
+        error: The client's `ApiException`.
+    """
     try:
         message = json.loads(error.body)["message"]
     except (TypeError, ValueError, KeyError):
@@ -188,15 +222,20 @@ def _explain(action: str, error: Any) -> ClusterError:
 # --- one namespace
 
 _DRY_RUN: Mapping[bool, Json] = {False: {}, True: {"dry_run": "All"}}
-# Enough for what the ranks and mpirun write after one has failed.
+# After one rank has failed, the other ranks and mpirun write fewer lines than this.
 _LOG_END_LINES = 1000
 
 
 class Cluster:
-    """One namespace of the cluster that the kubeconfig file names, or of the one that this pod runs in.
+    """One namespace of a cluster. The cluster is that of the kubeconfig file, or the one that this pod runs in.
 
-    A server that has answered before is tried again for `outage_seconds` while it is busy or away; `say` is called when it
-    goes away and when it is back, `sleep` waits between attempts.
+    All methods raise a `ClusterError` if the server rejects a request or does not answer in time.
+
+    Args:
+        namespace: The name of the namespace.
+        outage_seconds: How long to retry while the server is busy or away. The limit for the first answer is 16 seconds.
+        say: Called with a message when the server goes away and when it answers again.
+        sleep: Called to wait between two attempts.
     """
 
     def __init__(
@@ -221,7 +260,13 @@ class Cluster:
         return int(answer["major"]), int(str(answer["minor"]).rstrip("+"))
 
     def check_namespace(self) -> None:
-        """See that the namespace exists and is not being removed."""
+        """Check that the namespace exists and is not being removed.
+
+        If the account may not read the namespace, nothing is checked.
+
+        Raises:
+            InputError: The namespace does not exist or is being removed.
+        """
         try:
             answer = self._call(f"look for namespace {self.namespace}", "get", "Namespace", name=self.namespace)
         except NotFoundError as error:
@@ -230,27 +275,44 @@ class Cluster:
                 f"`kubectl create namespace {self.namespace}`, or set kubernetes.namespace"
             ) from error
         except _ForbiddenError:
-            return  # An account may use a namespace that it may not look at.
+            return  # an account may use a namespace without the right to read the namespace object
         if answer["status"].get("phase") == "Terminating":
             raise InputError(
                 f"namespace {self.namespace} is being removed; wait until it is gone, or set kubernetes.namespace"
             )
 
     def create(self, item: Json, *, dry_run: bool = False) -> Json:
-        """Make an object; with `dry_run`, the server checks all that it would, and makes nothing."""
+        """Create an object and return it as the server stored it.
+
+        Args:
+            item: The manifest.
+            dry_run: Whether the server only checks the manifest and creates nothing.
+
+        Raises:
+            ConflictError: An object with this name already exists.
+        """
         return self._call(f"create {title_of(item)}", "create", item["kind"], body=item, **_DRY_RUN[dry_run])
 
     def replace(self, item: Json, *, dry_run: bool = False) -> Json:
-        """Replace an object, or check whether it could be replaced."""
+        """Replace an object and return it as the server stored it. With `dry_run`, only check whether this is possible."""
         title, name = title_of(item), item["metadata"]["name"]
         return self._call(f"replace {title}", "replace", item["kind"], name=name, body=item, **_DRY_RUN[dry_run])
 
     def read(self, kind: str, name: str, *, if_allowed: bool = False) -> Json | None:
-        """Return an object, or None where there is none of that name; `if_allowed`: or it may not be seen."""
+        """Return an object, or None if it does not exist.
+
+        Args:
+            kind: The kind of the object, one of `KINDS`.
+            name: The name of the object.
+            if_allowed: Also return None if the account may not read the object, instead of raising an error.
+        """
         return self._seen(f"read {kind} {name}", kind, if_allowed, name=name)
 
     def delete(self, kind: str, name: str) -> bool:
-        """Remove an object and all that belongs to it; False where there was none."""
+        """Delete an object and everything that it owns. Return False if the object does not exist.
+
+        The method does not wait until the object is gone.
+        """
         try:
             self._call(f"delete {kind} {name}", "delete", kind, name=name, propagation_policy="Background")
         except NotFoundError:
@@ -258,15 +320,25 @@ class Cluster:
         return True
 
     def find(self, kind: str, label_selector: str | None = None, *, if_allowed: bool = False) -> list[Json]:
-        """Return the objects with these labels; none where the cluster does not know the kind.
+        """Return the objects of a kind. If the cluster does not serve this kind, return an empty list.
 
-        With `if_allowed`, none where this account may not list them: what a pipeline does not use needs no right.
+        Args:
+            kind: The kind, one of `KINDS`.
+            label_selector: Only return objects with these labels.
+            if_allowed: Also return an empty list if the account may not list this kind, instead of raising an error. This is
+                for kinds that the pipeline does not use, because its account needs no right on them.
         """
         answer = self._seen(f"list {kind}s", kind, if_allowed, label_selector=label_selector)
         return (answer or {}).get("items") or []
 
     def is_allowed(self, group: str, resource: str, verb: str) -> bool:
-        """Whether this account has a right in the namespace; a part of a resource is written as `pods/log`."""
+        """Return whether the account has a right in the namespace.
+
+        Args:
+            group: The API group, or "" for the core group.
+            resource: The plural name of the resource, or a subresource such as `pods/log`.
+            verb: The verb, such as `create`.
+        """
         resource, _, part = resource.partition("/")
         attributes = {"namespace": self.namespace, "group": group, "resource": resource, "verb": verb}
         spec = {"resourceAttributes": attributes | ({"subresource": part} if part else {})}
@@ -275,9 +347,12 @@ class Cluster:
         return bool(answer.get("status", {}).get("allowed"))
 
     def last_warning(self, name: str, since: str = "") -> str:
-        """Return the newest warning about the object called `name`, in one line; an empty text where there is none.
+        """Return the message of the newest warning event about an object in one line, or "" if there is no warning.
 
-        Warnings outlive their object: those from before `since` are about an earlier one of that name.
+        Args:
+            name: The name of the object.
+            since: Ignore warnings before this time, which has the format of the API. Events outlive their object, so older
+                warnings may be about an earlier object with the same name.
         """
         answer = self._call(f"list events of {name}", "get", "Event", field_selector=f"involvedObject.name={name}")
         warnings = [
@@ -288,7 +363,12 @@ class Cluster:
         return " ".join(message for _, message in sorted(warnings, key=itemgetter(0))[-1:]).replace("\n", " ").strip()
 
     def wait_for_change(self, item: Json, seconds: int) -> None:
-        """Return when `item` changes, when the watch is dropped, or after `seconds`; read it again to see what it is now."""
+        """Wait until an object changes, the connection breaks, or some seconds have passed.
+
+        Args:
+            item: The object as it was read. The caller must read it again to see what has changed.
+            seconds: How long to wait.
+        """
         response = self._open(
             f"watch {item['kind']}",
             "get",
@@ -306,10 +386,17 @@ class Cluster:
     def log_lines(
         self, pod: str, container: str, since_seconds: int | None = None, *, follow: bool = True, last: int | None = None
     ) -> Iterator[str]:
-        """Yield the lines of a container's log, each with its time, until the container ends.
+        """Yield the lines of a container's log. Each line begins with its timestamp and a space.
 
-        `since_seconds` is how old the first line may be, `last` how many lines come at most, from the end; `follow` waits
-        for more.
+        Args:
+            pod: The name of the pod.
+            container: The name of the container.
+            since_seconds: Leave out lines that are older than this.
+            follow: Wait for further lines until the container ends.
+            last: Yield only this many lines from the end of the log.
+
+        Raises:
+            StreamDroppedError: The connection broke.
         """
         query = [("container", container), ("follow", str(follow).lower()), ("timestamps", "true")]
         query += [("sinceSeconds", str(since_seconds))] if since_seconds is not None else []
@@ -319,7 +406,10 @@ class Cluster:
         yield from _response_lines(self._open(f"read the log of {pod}", "request", "get", path, **options))
 
     def log_end(self, pod: str, container: str) -> str:
-        """Return the end of the log of a container that has ended, read once; empty where it cannot be read."""
+        """Return the last 1000 lines of the log of a container that has ended, without timestamps.
+
+        The log is read only once and then kept in memory. If it cannot be read, return "".
+        """
         if (pod, container) not in self._log_ends:
             try:
                 lines = list(self.log_lines(pod, container, follow=False, last=_LOG_END_LINES))
@@ -329,6 +419,7 @@ class Cluster:
         return self._log_ends[pod, container]
 
     def _seen(self, action: str, kind: str, if_allowed: bool, **which: str | None) -> Json | None:
+        """Return the answer to a `get` request, or None if nothing is found or (with `if_allowed`) it is forbidden."""
         try:
             return self._call(action, "get", kind, **which)
         except NotFoundError:
@@ -339,7 +430,14 @@ class Cluster:
             return None
 
     def _call(self, action: str, verb: str, kind: str, **arguments: Any) -> Json:
-        """Return the JSON answer to one request; `action` is what is being done, for errors, and `verb` the client's."""
+        """Send a request about a kind, and return the JSON answer.
+
+        Args:
+            action: What is being done, for error messages.
+            verb: The name of the client's method, such as `get`.
+            kind: The kind, one of `KINDS`.
+            **arguments: Further arguments of the client's method.
+        """
         arguments |= {"namespace": self.namespace} if KINDS[kind].namespaced else {}
         response = self._open(action, verb, _resource(kind), read_whole=True, **arguments)
         answer: dict[str, Any] = json.loads(response.data)
@@ -355,9 +453,20 @@ class Cluster:
         timeout: Any = _TIMEOUT,
         **options: Any,
     ) -> Any:
-        """Return the raw answer, complete or still to be read, once there is one; an error for a refusal that stays.
+        """Send a request, retry it while the server is busy or away, and return the raw response.
 
-        What is not `patient` is requested once, and its failure is not blamed on the server, which gets logs from a node.
+        Args:
+            action: What is being done, for error messages.
+            method: The name of the client's method.
+            *arguments: Positional arguments of the client's method.
+            read_whole: Whether to read the complete answer here, so that a broken connection is retried as well.
+            patient: Whether to retry. Requests for logs are not retried, and their failure does not count as an outage of
+                the server, because the server fetches logs from a node that may be down.
+            timeout: The timeouts for connecting and reading, in seconds.
+            **options: Further arguments of the client's method.
+
+        Raises:
+            ClusterError: The server rejected the request, or the retries ended without an answer.
         """
         import urllib3
         from kubernetes.client.exceptions import ApiException
@@ -399,7 +508,7 @@ class Cluster:
             if waited > limit:
                 raise error
             with self._lock:
-                # Of a server that has answered, the first refusal passes as a rule.
+                # A short outage of a server that has answered before is usually over soon, so do not report it at once.
                 if not self._is_away and (not self._has_answered or waited > _FIRST_ANSWER_SECONDS / 2):
                     self._is_away = True
                     self._say(f"{error}; retrying for at most {format_seconds(limit)}")
@@ -408,5 +517,5 @@ class Cluster:
 
 
 def title_of(item: Json) -> str:
-    """Return its kind and name, for messages."""
+    """Return the kind and name of an object, such as "Job demo-train", for messages."""
     return f"{item['kind']} {item['metadata']['name']}"
