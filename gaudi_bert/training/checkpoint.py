@@ -1,9 +1,10 @@
-"""Checkpoints: one file each, complete or absent, checked on reading; the newest few are retained.
+"""Checkpoints of training runs: writing, reading, checking and removing them, and resuming a run from the newest one.
 
-A checkpoint is a safetensors file. Tensors are named `model/<variable>`, `first_moment/<variable>` and
-`second_moment/<variable>`. The header's `__metadata__` holds one text: a CRC-32 and, after it, the JSON that it belongs to:
-the update, the position in the data, the settings, and of every tensor its type, shape and CRC-32. So a checkpoint that was
-cut short or has flipped bits is recognised, named, and the one before it is used.
+A checkpoint is one safetensors file, which is either complete or absent. Its tensors are named `model/<variable>`,
+`first_moment/<variable>` and `second_moment/<variable>`. The `__metadata__` of its header contains a single string: a
+CRC-32, a space, and the JSON text that the CRC-32 was computed from. The JSON contains the number of the update, the
+position in the data, the settings, and the dtype, shape and CRC-32 of every tensor. A file that was truncated or has flipped
+bits is therefore detected and reported, and the run is resumed from the checkpoint before it.
 """
 
 from __future__ import annotations
@@ -33,9 +34,10 @@ _FORMAT_VERSION = 2
 CHECKPOINT_NAMES = "update-*.safetensors"
 _METADATA_KEY = "gaudi_bert"
 _CHECKSUM_DIGITS = 8
-# The metadata comes first in the header of a safetensors file.
+# `is_checkpoint` reads only this many bytes. It is enough, because the header of a safetensors file begins with the
+# metadata.
 _FIRST_BYTES = 4096
-# What the names of tensors begin with, and the tensors of a checkpoint that have them.
+# The first part of a tensor's name, and the attribute of `Checkpoint` that contains these tensors.
 _GROUPS = {"model": "variables", "first_moment": "first_moments", "second_moment": "second_moments"}
 
 Tensors = Mapping[str, NDArray[Any]]
@@ -43,14 +45,18 @@ Tensors = Mapping[str, NDArray[Any]]
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The state of a training run after `update` updates; tensors by the names of the variables.
+    """The state of a training run after a number of updates, or only the weights of a model.
 
     Attributes:
-        first_moments, second_moments: the optimizer's m and v; empty in a checkpoint of weights only.
-        progress: the position of the run: packs read by all processes, the number of the order in which they are read,
-            processes that began the run, sequences and tokens seen; empty in a checkpoint of weights only.
-        settings: `model` (BertConfig as JSON) and `training` as the run was given them, `data` (the sizes of a record),
-            `compiled_kernels`, and `run`: the signature of the run, on which its weights depend.
+        update: The number of updates that the run has done.
+        variables: The weights and buffers of the model, by variable name.
+        first_moments: The first moments of the optimizer, by variable name. Empty if the checkpoint contains only weights.
+        second_moments: The second moments of the optimizer, by variable name. Empty if the checkpoint contains only weights.
+        progress: The position of the run: the `packs`, `sequences` and `tokens` that all processes together have read, the
+            version of the reading `order`, and the number of `processes` that began the run. Empty if the checkpoint
+            contains only weights.
+        settings: The `model` (a BertConfig as JSON), the `training` settings of the run, `data` (the sizes of a record),
+            `compiled_kernels`, and `run`, the signature with everything that the weights of the run depend on.
     """
 
     update: int
@@ -62,7 +68,7 @@ class Checkpoint:
 
 
 class _Position(BaseModel, strict=True, frozen=True, extra="forbid"):
-    """`Checkpoint.progress` of a run."""
+    """The schema of `Checkpoint.progress` in a checkpoint of a run."""
 
     packs: NonNegativeInt
     order: NonNegativeInt
@@ -72,7 +78,7 @@ class _Position(BaseModel, strict=True, frozen=True, extra="forbid"):
 
 
 class _RunSettings(BaseModel, strict=True, frozen=True, extra="forbid"):
-    """`Checkpoint.settings`: what is in its objects is checked by those that read them."""
+    """The schema of `Checkpoint.settings`. The contents of the nested objects are checked by the code that uses them."""
 
     model: dict[str, Any] = {}
     training: dict[str, Any] = {}
@@ -83,17 +89,21 @@ class _RunSettings(BaseModel, strict=True, frozen=True, extra="forbid"):
 
 
 class _State(BaseModel, strict=True, frozen=True, extra="forbid"):
-    """The state in the header: `tensors` are the type, shape and CRC-32 of each."""
+    """The schema of the JSON in the header. `tensors` contains the dtype, shape and CRC-32 of each tensor, by name."""
 
     format_version: Literal[2]
     update: NonNegativeInt
-    progress: _Position | Annotated[dict[str, int], Field(max_length=0)]  # empty: weights alone
+    progress: _Position | Annotated[dict[str, int], Field(max_length=0)]  # empty if the file contains only weights
     settings: _RunSettings
     tensors: dict[str, tuple[str, tuple[NonNegativeInt, ...], NonNegativeInt]]
 
 
 def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
-    """Write `update-<number>.safetensors` into `folder`, atomically."""
+    """Write a checkpoint to `folder` atomically, and return the path of its file, `update-<number>.safetensors`.
+
+    Raises:
+        FailedError: The file cannot be written.
+    """
     tensors = {
         f"{group}/{name}": np.asarray(tensor, order="C")
         for group, members in _GROUPS.items()
@@ -114,17 +124,22 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
 
 
 def _description(tensor: NDArray[Any]) -> tuple[str, tuple[int, ...], int]:
-    """A tensor as it must come back: type, shape, CRC-32 of the bytes."""
+    """Return the dtype name, the shape and the CRC-32 of a tensor, which are compared when the tensor is read."""
     content = np.ascontiguousarray(tensor).reshape(-1).view(np.uint8)
     return tensor.dtype.name, tensor.shape, zlib.crc32(content.data)
 
 
 def _checksum(text: str) -> str:
+    """Return the CRC-32 of a text as eight hexadecimal digits."""
     return f"{zlib.crc32(text.encode()):0{_CHECKSUM_DIGITS}x}"
 
 
 def read_checkpoint(path: Path | str) -> Checkpoint:
-    """Read and check a checkpoint."""
+    """Read a checkpoint, and check every tensor against its stored dtype, shape and checksum.
+
+    Raises:
+        InputError: The file is missing, damaged, or no checkpoint of gaudi-bert.
+    """
     path = Path(path)
     state = _read_state(path)
     try:
@@ -148,16 +163,25 @@ def read_checkpoint(path: Path | str) -> Checkpoint:
 
 
 def _damaged(path: Path, reason: str) -> InputError:
+    """Return the error that reports a damaged checkpoint."""
     return InputError(f"{path}: not a complete checkpoint of gaudi-bert ({reason}); use the one before it")
 
 
 def checkpoint_identity(path: Path) -> str:
-    """Return what distinguishes a checkpoint from others: the checksum of its state, which holds those of all tensors."""
+    """Return the checksum of a checkpoint's header as hexadecimal digits, without reading the tensors.
+
+    Different checkpoints have different identities, because the header contains the checksums of all tensors.
+    """
     return _state_text(path)[:_CHECKSUM_DIGITS]
 
 
 def beginning_of(folder: Path) -> tuple[int, bool] | None:
-    """Return how many processes began a run, and whether with compiled kernels, by the newest checkpoint of `folder`."""
+    """Return how a run began, according to the newest checkpoint in `folder` whose header is intact.
+
+    Returns:
+        The number of processes that began the run, and whether its kernels were compiled. None if there is no such
+        checkpoint, or if it contains only weights.
+    """
     state = _newest_state(folder)
     if state is None or not isinstance(state.progress, _Position):
         return None
@@ -165,28 +189,39 @@ def beginning_of(folder: Path) -> tuple[int, bool] | None:
 
 
 def newest_settings(folder: Path) -> Mapping[str, Any] | None:
-    """The settings in the newest checkpoint of `folder` whose header is intact; None without such a checkpoint."""
+    """Return the settings in the newest checkpoint of `folder` whose header is intact, or None if there is none."""
     state = _newest_state(folder)
     return None if state is None else state.settings.model_dump(exclude_unset=True)
 
 
 def _newest_state(folder: Path) -> _State | None:
+    """Return the state in the newest intact header in `folder`, or None if there is none. Damaged files are skipped."""
     for path in reversed(_checkpoint_files(folder)):
         try:
             return _read_state(path)
         except InputError:
-            continue  # reading it in full will report it
+            continue  # no warning here, because `_read_newest` warns of damaged files
     return None
 
 
 def is_checkpoint(path: Path) -> bool:
-    """Whether the file is one of ours, damaged or not, by its header; other safetensors files are not."""
+    """Return whether the header of a file is that of a gaudi-bert checkpoint, even if the file is damaged.
+
+    For other safetensors files, return False.
+
+    Raises:
+        InputError: The file is missing or cannot be read.
+    """
     with explain_os_errors(path, "read"), open_file(path) as handle:
         return f'"{_METADATA_KEY}":'.encode() in handle.read(_FIRST_BYTES)
 
 
 def _state_text(path: Path) -> str:
-    """The text in the header of a checkpoint of ours; no tensor is read."""
+    """Return the string in the header of a checkpoint, without reading the tensors.
+
+    Raises:
+        InputError: The file cannot be read, is no safetensors file, or was written by another tool.
+    """
     try:
         with explain_os_errors(path, "read"), safe_open(check_regular_file(path), framework="np") as file:
             metadata = file.metadata() or {}
@@ -198,7 +233,11 @@ def _state_text(path: Path) -> str:
 
 
 def _read_state(path: Path) -> _State:
-    """The state in the header, once its checksum is right."""
+    """Return the state in the header of a checkpoint, after checking its checksum and its schema.
+
+    Raises:
+        InputError: The header is damaged.
+    """
     written, _, text = _state_text(path).partition(" ")
     if written != _checksum(text):
         raise _damaged(path, "the checksum of its header does not match")
@@ -211,12 +250,18 @@ def _read_state(path: Path) -> _State:
 
 
 def _checkpoint_files(folder: Path) -> list[Path]:
-    """The checkpoints in `folder`, oldest first; none when it does not exist."""
+    """Return the checkpoint files in `folder`, oldest first. Empty if the folder does not exist."""
     return sorted(Path(folder).glob(CHECKPOINT_NAMES))
 
 
 def find_checkpoint(path: Path | str) -> Path:
-    """The checkpoint that `path` means: the file itself, or the newest in the folder or in its `checkpoints/`."""
+    """Return the checkpoint file that a user's path refers to.
+
+    A file is returned as it is. For a folder, return its newest checkpoint, or else the newest in its `checkpoints/` folder.
+
+    Raises:
+        InputError: There is no checkpoint.
+    """
     path = Path(path)
     if path.is_file():
         return path
@@ -228,7 +273,14 @@ def find_checkpoint(path: Path | str) -> Path:
 
 
 def _read_newest(folder: Path, warn: Callable[[str], None]) -> Checkpoint | None:
-    """The newest checkpoint in `folder` that is intact, None where there is none; `warn` is told of damaged ones."""
+    """Read the newest intact checkpoint in `folder`, and call `warn` for each newer one that is damaged.
+
+    Returns:
+        The checkpoint, or None if the folder contains no checkpoints.
+
+    Raises:
+        InputError: There are checkpoints, but all of them are damaged.
+    """
     files = _checkpoint_files(folder)
     for path in reversed(files):
         try:
@@ -249,13 +301,13 @@ def remove_old_checkpoints(folder: Path, keep: int) -> None:
 
 # --- Resuming a run from its newest intact checkpoint
 #
-# The first process reads the checkpoint and the others are given what it read, so the folder need not be shared. The
-# position in the data is a number of packs, and any number of processes continues there in the same order.
+# The first process reads the checkpoint and sends its content to the others, so that the folder need not be shared between
+# hosts. The position in the data is a number of packs, so that any number of processes can continue in the same order.
 
 
 @dataclass(frozen=True)
 class Progress:
-    """The position of a run: what all processes together have read, padding not counted."""
+    """The position of a run: its updates, and the packs, sequences and non-padding tokens that all processes have read."""
 
     update: int = 0
     packs: int = 0
@@ -266,9 +318,23 @@ class Progress:
 def resume_run(
     checkpoints: Path, model: Model, updates: Updates, run: Mapping[str, Any], say: Callable[[str], None]
 ) -> Progress:
-    """Restore model, moments and position from the newest intact checkpoint; from the start where there is none.
+    """Restore the model, the moments and the position from the newest intact checkpoint.
 
-    One that is not of the run of this signature, whatever its number of updates, is refused.
+    Without a checkpoint, nothing is restored, and the run starts from the beginning.
+
+    Args:
+        checkpoints: The folder with the checkpoints of the run.
+        model: The model whose variables are set.
+        updates: The updates whose moments are set.
+        run: The signature of the run. It must equal the stored one, except for the number of updates.
+        say: A function that shows a line to the user.
+
+    Returns:
+        The position at which the run continues.
+
+    Raises:
+        InputError: All checkpoints are damaged, or the newest intact one belongs to another run, another model or another
+            reading order.
     """
     checkpoint = _read_newest(checkpoints, say)
     if checkpoint is None:
@@ -297,12 +363,18 @@ def resume_run(
     return Progress(checkpoint.update, progress["packs"], progress["sequences"], progress["tokens"])
 
 
-# A run may be extended (`run.py`).
+# The number of updates may differ, because a finished run may be extended (`run.py`).
 _MAY_CHANGE = "settings.training.updates"
 
 
 def _difference(there: Any, here: Any, name: str = "") -> str | None:
-    """The first value that differs in the signatures of two runs, for people; None where none does."""
+    """Describe the first value that differs between two signatures, for an error message. None if they are equal.
+
+    Args:
+        there: The stored signature, or a part of it.
+        here: The signature of this run, or the same part of it.
+        name: The dotted name of the part.
+    """
     if isinstance(there, Mapping) and isinstance(here, Mapping):
         parts = (_difference(there.get(key), here.get(key), f"{name}.{key}".lstrip(".")) for key in {**here, **there})
         return next((part for part in parts if part is not None), None)
@@ -312,7 +384,13 @@ def _difference(there: Any, here: Any, name: str = "") -> str | None:
 
 
 def share_state(progress: Progress, model: Model, updates: Updates, communicator: Communicator) -> Progress:
-    """Give every process the first one's model, moments and progress; the others' are replaced."""
+    """Send the model, the moments and the progress of the first process to all others, which replace theirs.
+
+    Every process calls this at the same time.
+
+    Returns:
+        The progress of the first process.
+    """
     if communicator.size == 1:
         return progress
     first = communicator.is_first

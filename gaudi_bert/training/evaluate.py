@@ -1,9 +1,12 @@
-"""Stage evaluate: how good a checkpoint is on held-out data, exactly weighted, packed or not.
+"""Stage evaluate: compute the losses and accuracies of a checkpoint on held-out data, packed or unpacked.
 
-Sums and weights are added in float64 over every record (the last batch is filled up with packs of weight zero) and divided
-once. Each accuracy comes with a baseline, the accuracy of the best constant answer on this very set: for masked tokens the
-*unigram baseline*, the share of the most frequent one. Given packed and unpacked data, the figures must be the same, and
-their largest difference is stored.
+Loss sums and weights are added in float64 over all records and divided once, so that every masked token and every sequence
+has the same weight. The last batch is padded with packs of weight zero. Each accuracy is reported with a baseline, which is
+the accuracy of the best constant prediction on the same data. For masked tokens, this *unigram baseline* is the frequency of
+the most frequent token. If packed and unpacked data are both given, their metrics must agree, and the largest difference is
+stored.
+
+`EvaluationSet` is also what a training run evaluates between its updates.
 """
 
 from __future__ import annotations
@@ -37,7 +40,7 @@ from gaudi_bert.training.input import Batch, DataSource, check_fits, evaluation_
 from gaudi_bert.training.objective import Evaluation, PretrainingObjective
 from gaudi_bert.training.weights import local_weights
 
-# Packed and unpacked figures are sums of the same float32 terms in another order.
+# The metrics of packed and unpacked data are sums of the same float32 terms in different orders, so rounding may differ.
 _LARGEST_DIFFERENCE = 1e-4
 
 
@@ -51,10 +54,24 @@ def evaluate(
     store: StoreSettings | None = None,
     engine: EngineChoice = "auto",
 ) -> StageOutput[EvaluationResult]:
-    """Evaluate a checkpoint, of a run's folder the newest; the same figures in every process.
+    """Evaluate a checkpoint on held-out data.
 
-    With `unpacked`, the same sequences unpacked, both are evaluated and compared. The figures also go to the JSON file
-    `out`; those that it holds already are not computed again.
+    Args:
+        data: Packed or unpacked records, on a disk or in an object store.
+        checkpoint: A checkpoint file, or the folder of a run, whose newest checkpoint is evaluated.
+        reporter: Shows progress and results.
+        unpacked: The same sequences without packing. If given, both are evaluated and their metrics are compared.
+        out: A JSON file for the metrics. If it already contains the metrics of this checkpoint and data, they are not
+            computed again.
+        store: The settings of the object store.
+        engine: The engine that computes, or "auto".
+
+    Returns:
+        The metrics, which are the same in every process.
+
+    Raises:
+        InputError: The checkpoint or the data cannot be read, or the data does not fit the model.
+        FailedError: The metrics of packed and unpacked data differ by more than rounding.
     """
     with (
         local_weights(checkpoint, store) as weights,
@@ -68,7 +85,7 @@ def evaluate(
 def _evaluate_once(
     file: Path, sources: list[DataSource], out: Path | None, requested: EngineChoice, reporter: Reporter
 ) -> StageOutput[EvaluationResult]:
-    """Evaluate a checkpoint on one source, or on two that must agree, unless `out` holds the figures already."""
+    """Evaluate a checkpoint on one source, or on two that must agree, unless `out` already contains the metrics."""
     chosen = choose_engine(requested, key="--engine")
     engine = load_engine(chosen.name)
     inputs = {"checkpoint": checkpoint_identity(file), "data": [source.identity for source in sources]}
@@ -79,10 +96,10 @@ def _evaluate_once(
         raise InputError(f"{file}: holds no model and training settings; use a checkpoint that `train` wrote")
     settings = section_from_mapping(TrainingSettings, stored.settings["training"], str(file))
     reporter.say(f"evaluate: {chosen.line()}")
-    # In float32, whatever it was trained in and on.
+    # Always compute in float32, also if the model was trained in another precision or on another device.
     device = engine.open_device(settings.model_copy(update={"device": "auto", "precision": "float32"}), settings.threads)
     with communicator.watched(settings) as watched:
-        # An evaluation of another checkpoint or of other data is useless now: it is replaced without --overwrite.
+        # A file with the metrics of another checkpoint or other data is replaced even without --overwrite.
         signature = Signature("evaluate", {}, inputs)
         if out is not None and watched.from_first(lambda: begin_artefact(out, out, signature, overwrite=True)):
             reporter.say(f"{shown_path(out)}: already evaluated, nothing to do")
@@ -113,7 +130,13 @@ def _evaluate_once(
 
 
 def _difference(one: EvaluationFigures, other: EvaluationFigures, sources: list[DataSource]) -> float:
-    """The largest difference of any figure; counts must be equal, so theirs weighs as it is."""
+    """Return the largest absolute difference between the metrics of two sources.
+
+    Counts are compared like all other metrics, so that counts that differ by one already fail.
+
+    Raises:
+        FailedError: The difference is larger than rounding explains.
+    """
     values = other.as_json()
     difference: float = max(abs(value - values[name]) for name, value in one.as_json().items())
     if difference > _LARGEST_DIFFERENCE:
@@ -124,45 +147,50 @@ def _difference(one: EvaluationFigures, other: EvaluationFigures, sources: list[
     return difference
 
 
-# --- One model on one set: also what a run evaluates between its updates
+# --- Evaluating one model on one data set, also between the updates of a training run
 #
-# The processes share the batches. Sums are added up over them and divided once, so no figure is a mean of means. Outputs,
-# where a head keeps them, are put back into the order of the data and added up too: all processes but one hold zeros there.
+# Each process evaluates some of the batches. The sums of all processes are added and divided once, because a mean of the
+# processes' means would give wrong weights. If a head keeps outputs, each process writes its outputs at their positions in
+# an array that is zero elsewhere. The sum of these arrays over the processes contains all outputs in the order of the data.
 
 
 EvaluationBatch = tuple[Batch, Callable[[Float32Array, Float32Array], None] | None]
-"""A batch, and what puts the outputs of a head into those of the complete set (`EvaluationSet.outputs`)."""
+"""A batch, and a function that copies the head's outputs for the batch (its first argument) to their positions in the array
+of `EvaluationSet.outputs` (its second argument). The function is None if no outputs are kept."""
 
 _OUTPUTS_AT_ONCE = 8192
 E = TypeVar("E", bound=Evaluation, covariant=True)
 
 
 class EvaluationSet(ABC, Generic[E]):
-    """Data that a model is evaluated on: every sequence once, whatever its pack and the number of processes."""
+    """A data set on which a model is evaluated. Every sequence is counted exactly once, for any number of processes."""
 
     @property
     @abstractmethod
     def sums(self) -> int:
-        """The count of the numbers that are added up: those of the head, and behind them those that are `counted`."""
+        """The number of sums that are added over the batches: first the sums of the head, then those of `counted`."""
 
     @abstractmethod
     def batches(self, rank: int, size: int) -> Iterable[EvaluationBatch]:
-        """Return the batches of one process."""
+        """Return the batches of process `rank` of `size` processes."""
 
     def counted(self, batch: Batch) -> FloatArray:
-        """Return what else is added up, float64."""
+        """Return further numbers of a batch that are added over all batches, float64. By default there are none."""
         return np.zeros(0)
 
     def outputs(self) -> Float32Array | None:
-        """Zeros for the outputs of all sequences or tokens; None where none are stored."""
+        """Return an array of zeros for the outputs of all sequences or tokens, or None if outputs are not kept."""
         return None
 
     @abstractmethod
     def figures(self, totals: FloatArray, outputs: Float32Array | None) -> E:
-        """The result, from the sums and outputs of all processes."""
+        """Return the metrics, computed from the sums and the outputs of all processes."""
 
     def evaluate(self, model: Model, communicator: Communicator) -> E:
-        """Evaluate a model; every process calls it at the same time."""
+        """Evaluate a model, and return its metrics, which are the same in every process.
+
+        Every process calls this at the same time.
+        """
         totals, outputs = np.zeros(self.sums, np.float64), self.outputs()
         for number, (batch, scatter) in enumerate(self.batches(communicator.rank, communicator.size)):
             communicator.note("an evaluation", slow=number == 0)
@@ -172,26 +200,49 @@ class EvaluationSet(ABC, Generic[E]):
                 scatter(values, outputs)
         totals = communicator.sum_array(totals)
         if outputs is not None and communicator.size > 1:
-            for first in range(0, len(outputs), _OUTPUTS_AT_ONCE):  # sums travel in float64
+            for first in range(0, len(outputs), _OUTPUTS_AT_ONCE):  # in parts, because each is copied to float64
                 part = slice(first, first + _OUTPUTS_AT_ONCE)
                 outputs[part] = communicator.sum_array(outputs[part])
         return self.figures(totals, outputs)
 
 
 def majority_share(label_counts: FloatArray) -> float:
-    """The share of the most frequent label, 0 where there is none: the accuracy of always giving that answer."""
+    """Return the frequency of the most frequent label, which is the accuracy of always predicting it.
+
+    Args:
+        label_counts: float64 [labels], how often each label occurs.
+
+    Returns:
+        A number from 0 to 1. It is 0 if there are no labels.
+    """
     total = label_counts.sum()
     return float(label_counts.max() / total) if total else 0.0
 
 
 def count_values(values: AnyArray, weights: AnyArray, size: int) -> FloatArray:
-    """Count how often each number below `size` is among the values that have a weight, float64 [size]."""
+    """Count how often each integer occurs among the values whose weight is positive.
+
+    Args:
+        values: Integers from 0 to `size` - 1.
+        weights: An array of the same shape.
+        size: The number of possible values.
+
+    Returns:
+        float64 [size].
+    """
     return np.bincount(values[weights > 0], minlength=size).astype(np.float64)
 
 
 @dataclass(frozen=True)
 class RecordsEvaluation(EvaluationSet[EvaluationFigures]):
-    """Records of pretraining; `take_packs` limits them to the first."""
+    """Pretraining records to evaluate on.
+
+    Attributes:
+        source: The records, packed or unpacked.
+        config: The config of the model.
+        batch_packs: The number of packs in a batch.
+        take_packs: Evaluate only this many packs from the beginning, or all packs if None.
+    """
 
     source: DataSource
     config: BertConfig
@@ -200,23 +251,27 @@ class RecordsEvaluation(EvaluationSet[EvaluationFigures]):
 
     @property
     def sums(self) -> int:
-        """The sums of `PretrainingObjective`, both next-sentence labels, and every word."""
+        """8 sums of `PretrainingObjective`, the counts of the 2 next-sentence labels, and a count per vocabulary token."""
         return 8 + 2 + self.config.vocab_size
 
     def batches(self, rank: int, size: int) -> Iterator[EvaluationBatch]:
-        """Every record once; the last batch is filled up."""
+        """Return the batches of one process, which read every record once. The last batch is padded with empty packs."""
         batches = evaluation_batches(self.source, self.config, self.batch_packs, rank, size, self.take_packs)
         return ((batch, None) for batch in batches)
 
     def counted(self, batch: Batch) -> FloatArray:
-        """Count each label."""
+        """Count the two next-sentence labels and each masked token id, float64 [2 + vocabulary]."""
         sentences = count_values(batch["next_sentence_labels"], batch["next_sentence_weights"], 2)
         return np.concatenate(
             [sentences, count_values(batch["masked_lm_ids"], batch["masked_lm_weights"], self.config.vocab_size)]
         )
 
     def figures(self, totals: FloatArray, outputs: Float32Array | None) -> EvaluationFigures:
-        """Both losses and accuracies, and their baselines."""
+        """Return the losses, the accuracies and their baselines.
+
+        Raises:
+            InputError: The data contains no sequences.
+        """
         sums, next_counts, token_counts = np.split(totals, [8, 10])
         if not next_counts.any():
             raise InputError(f"{self.source.path}: holds no sequence to evaluate on; prepare more text")
