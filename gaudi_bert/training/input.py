@@ -1,16 +1,17 @@
-"""Records to batches: where training and evaluation data comes from, and a seeded order that can be resumed anywhere.
+"""Training and evaluation data: opening records, and reading them as batches in a seeded order that can be resumed.
 
-A source is a packed folder, whose sizes are in its metadata, or plain unpacked records, whose first one tells them. An
-unpacked sequence is fed to the model as a pack of one, so both kinds go through the same graph. What does not fit the model
-is refused before anything is built. Of an object store, packed shards are fetched ahead of the reader, all else before.
+A source is a folder of packed records, whose metadata states its sizes, or unpacked records, whose first record determines
+the sizes. An unpacked sequence is passed to the model as a pack of one sequence, so that the same graph computes both kinds.
+Data that does not fit the model is rejected before a model is built. If the data is in an object store, packed shards are
+fetched shortly before they are read, and all other files are fetched when the data is opened.
 
-The order of an epoch is that of `reading/global_order.py`. Packs are counted on from epoch to epoch: pack number g is
-pack g mod N of epoch g div N, where N is the packs of an epoch, and process r of W reads those whose number mod W is r. So
-what a run has read is one number of packs, with which any number of processes continues. Of rows of several lengths, the
-packs of each are counted by themselves (`training/run_plan.py`).
+`reading/global_order.py` defines the order of the packs in an epoch. Pack numbers continue from one epoch to the next: with
+N packs in an epoch, pack number g is pack g mod N of epoch g div N. Process r of W reads the packs whose number mod W is r.
+The position of a run is therefore a single number of packs, from which any number of processes can continue. If rows have
+several lengths, the packs of each length are counted separately (`training/run_plan.py`).
 
-Batches are decoded a few ahead by a thread. Values are checked on the host (`_check_values`); an error names the file and
-the record.
+A thread decodes a few batches ahead. `_check_values` checks all values on the host, and its errors name the file and the
+record.
 """
 
 from __future__ import annotations
@@ -61,12 +62,17 @@ _BATCHES_AHEAD = 4
 
 @dataclass(frozen=True)
 class DataSource:
-    """Records and their sizes.
+    """Records that have been opened, and their sizes.
 
     Attributes:
-        packing_factor: sequences per record on average; 1 when unpacked.
-        identity: what distinguishes these records from others, for the settings of a run.
-        cache: of shards in an object store; `path` and `files` are then those of their copies.
+        path: The folder or file of the records on this machine.
+        schema: The features of a record and their sizes.
+        files: The record files.
+        packing_factor: The mean number of sequences per record. It is 1 for unpacked records.
+        vocabulary_size: The number of tokens in the vocabulary, or None if it is unknown.
+        identity: A hexadecimal string that differs between different records. It is part of the signature of a run.
+        metadata: The metadata of a packed folder. None for unpacked records.
+        cache: Fetches shards from an object store. `path` and `files` are then the local copies. None for local data.
     """
 
     path: Path
@@ -80,31 +86,35 @@ class DataSource:
 
     @property
     def is_packed(self) -> bool:
-        """Whether records are packs; otherwise each is one sequence."""
+        """Whether each record is a pack. Otherwise each record is a single sequence."""
         return isinstance(self.schema, PackedSchema)
 
     @property
     def depth(self) -> int:
-        """Most sequences of a record; 1 when unpacked."""
+        """The maximum number of sequences in a record. It is 1 for unpacked records."""
         return self.schema.depth if isinstance(self.schema, PackedSchema) else 1
 
     @property
     def packs(self) -> int | None:
-        """Records in all files; None where unknown."""
+        """The number of records in all files, or None if it is unknown."""
         return self.metadata.packs if self.metadata is not None else None
 
     @property
     def mean_tokens(self) -> float | None:
-        """Tokens of a sequence, on average; None where unknown."""
+        """The mean number of tokens in a sequence, or None if it is unknown."""
         return self.metadata.tokens / self.metadata.sequences if self.metadata is not None else None
 
     @property
     def streams(self) -> int:
-        """The number of shards that are read at once."""
+        """The number of shards that are read at the same time."""
         return choose_stream_count(self.metadata.shard_multiple if self.metadata is not None else 1)
 
     def reading_cost(self, processes: int) -> str | None:
-        """Return a note on what so many processes cost that have no streams of their own; None where each has."""
+        """Return a note for the user if processes have to share the streams, which multiplies the bytes that are read.
+
+        Returns:
+            The note, or None if every process has streams of its own.
+        """
         readers = processes // math.gcd(self.streams, processes)
         if readers == 1 or self.metadata is None:
             return None
@@ -116,13 +126,13 @@ class DataSource:
         )
 
     def open_packs(self) -> StoredPacks:
-        """The records as they are read, by their files and numbers."""
+        """Open the records for random access."""
         if self.metadata is None:
             return StoredPacks(RecordFiles(self.files, self.schema), self.streams)
         return open_packs(self.path, self.metadata, self.cache)
 
     def records_of(self, number: int) -> Iterator[bytes]:
-        """The records of one of the files."""
+        """Yield the encoded records of file `number`. A shard in an object store is fetched first, and released after it."""
         if self.cache is None:
             yield from read_records(self.files[number])
             return
@@ -133,14 +143,22 @@ class DataSource:
             self.cache.release(number)
 
     def count_packs(self, limit: int) -> int:
-        """Records in all files, counted by reading them, but no further than `limit`."""
+        """Count the records in all files by reading them. Counting stops at `limit`, which is then returned."""
         records = (record for file in self.files for record in read_records(file))
         return sum(1 for _ in itertools.islice(records, limit))
 
 
 @contextmanager
 def open_data(path: Path | str, store: StoreSettings | None = None) -> Iterator[DataSource]:
-    """A packed folder, or unpacked records, on a disk or in an object store; as `open_source`."""
+    """Open packed or unpacked records on a disk or in an object store, for the duration of the context.
+
+    Args:
+        path: A path as in `open_source`, or a URL.
+        store: The settings of the object store.
+
+    Raises:
+        InputError: The records cannot be read, or there are none.
+    """
     if not is_in_store(path):
         yield open_source(path)
         return
@@ -158,7 +176,14 @@ def open_data(path: Path | str, store: StoreSettings | None = None) -> Iterator[
 
 
 def open_source(path: Path | str) -> DataSource:
-    """Return what `path` is: a packed folder, or unpacked records (a folder, a file or a glob)."""
+    """Open local records.
+
+    Args:
+        path: A folder of packed records, or unpacked records: a folder, a file or a glob pattern.
+
+    Raises:
+        InputError: The records cannot be read, or there are none.
+    """
     path = Path(path)
     if path.is_dir() and pack_kind(path) is not None:
         metadata = Metadata.read(path)
@@ -168,7 +193,7 @@ def open_source(path: Path | str) -> DataSource:
 
 
 def _packed_source(path: Path, metadata: Metadata, cache: ShardCache | None = None) -> DataSource:
-    """A packed folder; `cache` fetches its shards as they are read, if the folder mirrors one of an object store."""
+    """Return the source of a packed folder. If the folder mirrors an object store, `cache` fetches its shards."""
     return DataSource(
         path=path,
         schema=PackedSchema.of(metadata),
@@ -182,6 +207,11 @@ def _packed_source(path: Path, metadata: Metadata, cache: ShardCache | None = No
 
 
 def _unpacked_source(path: Path) -> DataSource:
+    """Return the source of unpacked records, after checking the features of the first record.
+
+    Raises:
+        InputError: There are no records, or the first record is not an unpacked example.
+    """
     sizes = list_record_files(path)
     files = tuple(sizes)
     first = next(read_records(files[0]), None)
@@ -207,7 +237,11 @@ def _unpacked_source(path: Path) -> DataSource:
 
 
 def check_fits(source: DataSource, config: BertConfig) -> None:
-    """Refuse data that the model cannot take."""
+    """Check that a model has enough positions and a large enough vocabulary for the data.
+
+    Raises:
+        InputError: The model is too small for the data.
+    """
     if source.schema.max_sequence_length > config.max_position_embeddings:
         raise InputError(
             f"{source.path}: its sequences have up to {source.schema.max_sequence_length} positions, the model has "
@@ -225,7 +259,16 @@ def check_fits(source: DataSource, config: BertConfig) -> None:
 
 @dataclass(frozen=True)
 class TrainingOrder:
-    """Which packs this process reads, and in which order; `packs_done` were read by all processes in `updates_done`."""
+    """The order in which a run reads its packs, and the part that this process reads.
+
+    Attributes:
+        seed: Determines the order of the packs, together with the epoch.
+        shuffle_packs: The size of the shuffle window, in packs.
+        rank: The number of this process, from 0.
+        size: The number of processes.
+        packs_done: The number of packs that all processes together have already read.
+        updates_done: The number of updates in which they were read.
+    """
 
     seed: int
     shuffle_packs: int
@@ -236,11 +279,24 @@ class TrainingOrder:
 
 
 _Features = Callable[[int, IntArray, IntArray, int], Batch]
-"""Packs of rows of one of the lengths by their shards, their numbers there, and the epoch."""
+"""A function that reads packs: (index of the row length, shards, numbers within the shards, epoch) -> batch."""
 
 
 def training_batches(source: DataSource, config: BertConfig, batch_packs: int, order: TrainingOrder) -> Iterator[Batch]:
-    """Batches of packed features without end, each int32 or float32 [batch_packs, ...]; values are checked for a model."""
+    """Yield this process's training batches of pretraining records, without end.
+
+    Args:
+        source: The records. Unpacked records are returned as packs of one sequence.
+        config: The model for which the values are checked.
+        batch_packs: The number of packs in a batch.
+        order: The order of the packs, and the position at which to begin.
+
+    Yields:
+        The packed features by name, int32 or float32 [batch_packs, ...].
+
+    Raises:
+        InputError: There are no records, or a value is out of range.
+    """
     packs, limits = source.open_packs(), _value_limits(source, config)
 
     def features(which: int, shards: IntArray, records: IntArray, epoch: int) -> Batch:
@@ -258,7 +314,21 @@ def batches_in_order(
     order: TrainingOrder,
     path: Path,
 ) -> Iterator[Batch]:
-    """The share of one process in these micro-batches, the packs of each length of rows in the one global order."""
+    """Yield the batches that this process reads for a sequence of micro-batches.
+
+    Args:
+        lengths: The packs of each row length.
+        features: Reads packs as a batch.
+        micro_batches: The micro-batches, each with rows of one length.
+        order: The seed, and which process this is. Each row length has its own global order of packs.
+        path: The data, for error messages.
+
+    Yields:
+        Batches, each padded with empty packs to the size of its micro-batch.
+
+    Raises:
+        InputError: A row length has no packs.
+    """
     orders = [packs.make_order(order.seed, order.shuffle_packs) for packs in lengths]
     readers = [packs.open_reader(each, order.rank, order.size) for packs, each in zip(lengths, orders, strict=True)]
     if not all(each.packs for each in orders):
@@ -270,7 +340,8 @@ def batches_in_order(
 
     def batches() -> Iterator[Batch]:
         for which, begin, end, batch_packs in micro_batches:
-            # At least one pack, which is emptied if it is of the next micro-batch.
+            # Without a pack, the batch would have no shapes, so read at least one, even if it belongs to the next
+            # micro-batch. `_filled` then replaces it with an empty pack.
             of_rank = pack_numbers_of_rank(begin, max(end, begin + order.size), order.rank, order.size)
             epochs, numbers = np.divmod(of_rank, orders[which].packs)
             parts = [
@@ -286,7 +357,7 @@ def batches_in_order(
 
 
 def _filled(batch: Batch, packs: int, batch_packs: int) -> Batch:
-    """The first packs of a batch, filled up with empty ones."""
+    """Return the first `packs` packs of a batch, followed by empty packs up to `batch_packs`."""
     missing = batch_packs - packs
     if not missing:
         return batch
@@ -296,7 +367,10 @@ def _filled(batch: Batch, packs: int, batch_packs: int) -> Batch:
 def evaluation_batches(
     source: DataSource, config: BertConfig, batch_packs: int, rank: int = 0, size: int = 1, take_packs: int | None = None
 ) -> Iterator[Batch]:
-    """Every record of a source once; its values are checked for a model."""
+    """Yield the batches of process `rank` of `size` that contain every record once, checked for a model.
+
+    With `take_packs`, only the first `take_packs` records are read. The batches are those of `each_pack_once`.
+    """
     packs = source.open_packs()
     read = partial(_checked, source, packs.files, _value_limits(source, config))
     return each_pack_once(packs, read, batch_packs, rank, size, take_packs)
@@ -310,9 +384,15 @@ def each_pack_once(
     size: int,
     take_packs: int | None,
 ) -> Iterator[Batch]:
-    """Every pack once, in the order of the files, or the first `take_packs`; the last batch is filled up with empty packs.
+    """Yield this process's part of the batches that contain every pack once, in the order of the files.
 
-    `read` gives packs by file and number. Process `rank` gets the batches whose number mod `size` is `rank`.
+    Args:
+        stored: The packs.
+        read: Reads packs as a batch, from their file numbers and their numbers within the files.
+        batch_packs: The number of packs in a batch. The last batch is padded with empty packs.
+        rank: The number of this process, which reads the batches whose number mod `size` is `rank`.
+        size: The number of processes.
+        take_packs: Read only this many packs from the beginning, or all packs if None.
     """
     files = stored.files
     ends = np.cumsum(files.sizes)
@@ -329,7 +409,11 @@ def each_pack_once(
 
 
 def _checked(source: DataSource, files: RecordFiles, limits: dict[str, int], shards: IntArray, records: IntArray) -> Batch:
-    """Records as packs, their values checked."""
+    """Read records as a batch of packs, and check all values.
+
+    Raises:
+        InputError: A value is out of range.
+    """
     batch: dict[str, AnyArray] = files.read(shards, records)
     if not source.is_packed:
         batch = _as_packed(batch)
@@ -338,7 +422,7 @@ def _checked(source: DataSource, files: RecordFiles, limits: dict[str, int], sha
 
 
 def _as_packed(unpacked: Mapping[str, AnyArray]) -> dict[str, AnyArray]:
-    """A batch of unpacked examples as packs of depth 1; a row of padding alone counts as no sequence."""
+    """Turn a batch of unpacked examples into packs of depth 1. A row that contains only padding has no sequence."""
     mask_BL = unpacked["input_mask"]
     packs, length = mask_BL.shape
     return {
@@ -351,7 +435,7 @@ def _as_packed(unpacked: Mapping[str, AnyArray]) -> dict[str, AnyArray]:
 
 
 def _ahead(batches: Iterator[Batch], close: Callable[[], None]) -> Iterator[Batch]:
-    """Yield the batches, a few of them decoded ahead by a thread; at the end, or when nobody wants more, close all files."""
+    """Yield the batches while a thread decodes the next few. When the iteration ends or is abandoned, call `close`."""
     with ExitStack() as stack:
         stack.callback(close)
         pool = stack.enter_context(ThreadPoolExecutor(1))
@@ -363,12 +447,12 @@ def _ahead(batches: Iterator[Batch], close: Callable[[], None]) -> Iterator[Batc
 
 # --- The check of every batch as it is read, before the model sees it
 #
-# A token id beyond the vocabulary is silently read as zeros by some devices, and a wrong position gathers another token: the
-# run would continue on garbage.
+# On some devices, the embedding of a token id beyond the vocabulary is silently zero, and a wrong position gathers another
+# token. Without this check, a run would train on garbage and report no error.
 
 
 def _value_limits(source: DataSource, config: BertConfig) -> dict[str, int]:
-    """The largest value of each feature that the data's sizes and the model allow; the smallest is 0."""
+    """Return the largest allowed value of each feature, given the sizes of the data and the model. The smallest is 0."""
     last = source.schema.max_sequence_length - 1
     return {
         "input_ids": config.vocab_size - 1,
@@ -385,7 +469,16 @@ def _value_limits(source: DataSource, config: BertConfig) -> dict[str, int]:
 
 
 def _check_values(batch: BatchArrays, limits: dict[str, int], name_of: Callable[[int], str]) -> None:
-    """Check one packed batch, whose rows `name_of` names in errors."""
+    """Check the values of one packed batch.
+
+    Args:
+        batch: The packed features.
+        limits: The largest allowed value of each feature.
+        name_of: Returns the file and record of a row, for error messages.
+
+    Raises:
+        InputError: A value is out of range, or the input mask does not number the sequences 1, 2, ... from the first slot.
+    """
     for name, largest in limits.items():
         values = batch[name]
         if values.min() < 0 or values.max() > largest or not np.isfinite(values).all():

@@ -1,7 +1,7 @@
-"""What a run writes down as it goes: `metrics.jsonl` and TensorBoard's events, and MLPerf's log where that is requested.
+"""The logs of a run: `metrics.jsonl`, TensorBoard event files and, if requested, an MLPerf log.
 
-One JSON line is written for each report, flushed at once. When a run is resumed at an update, later lines are dropped first,
-so that the curve has one value per update, whatever was stopped and when.
+Each report is written to `metrics.jsonl` as one JSON line, and flushed immediately. When a run is resumed, the lines after
+the update at which it continues are removed first, so that the file contains each update only once.
 """
 
 from __future__ import annotations
@@ -28,7 +28,19 @@ from gaudi_bert.training.run_plan import RunPlan
 
 
 class MetricsWriter:
-    """Appends to `metrics.jsonl` and to an event file of its own in one folder; `evaluated_updates` were there before."""
+    """A context manager that appends reports to `metrics.jsonl` and to a new TensorBoard event file.
+
+    Args:
+        folder: The folder of the run.
+        last_update: The update at which the run continues. Later lines are removed from `metrics.jsonl`.
+
+    Attributes:
+        path: The path of `metrics.jsonl`.
+        evaluated_updates: The updates whose evaluations `metrics.jsonl` already contained.
+
+    Raises:
+        InputError: A line of `metrics.jsonl` is not JSON.
+    """
 
     def __init__(self, folder: Path, last_update: int) -> None:
         self.path = Path(folder) / "metrics.jsonl"
@@ -50,7 +62,13 @@ class MetricsWriter:
         self._append(self._events, frame(_time(now) + _message(3, _VERSION)))
 
     def write(self, kind: str, update: int, values: Mapping[str, float]) -> None:
-        """Write one report of `kind` "train" or "evaluation"."""
+        """Write one report to both files.
+
+        Args:
+            kind: "train" or "evaluation".
+            update: The number of the update.
+            values: The metrics by name.
+        """
         line: dict[str, Any] = {"update": update, "kind": kind, **values}
         self._append(self._lines, json.dumps(line, allow_nan=False).encode() + b"\n")
         summary = b"".join(
@@ -60,6 +78,7 @@ class MetricsWriter:
         self._append(self._events, frame(_time(time.time()) + b"\x10" + _varint(update) + _message(5, summary)))
 
     def _append(self, handle: BinaryIO, content: bytes) -> None:
+        """Append bytes to an open file, and flush it."""
         with explain_os_errors(self.path, "write"):
             handle.write(content)
             handle.flush()
@@ -72,24 +91,27 @@ class MetricsWriter:
         self._events.close()
 
 
-# --- TensorBoard's event files: a TFRecord for each report, with a protocol buffer `Event` in it
+# --- TensorBoard event files: one TFRecord per report, which contains a protocol buffer message `Event`
 #
-# The format is two messages, so it is written here: TensorBoard's own writers come with a framework. Of an Event, field 1 is
-# the time in seconds (double), 2 the step, 3 the version of the file, 5 a Summary; of a Summary, field 1 is a Value; of a
-# Value, field 1 is its tag and 2 the number (float).
+# The existing writers for this format would require TensorFlow or PyTorch, and we need only three message types, so we
+# encode them here. Fields of an Event: 1 is the time in seconds (double), 2 the step, 3 the file version, 5 a Summary. Field
+# 1 of a Summary is a Value. Fields of a Value: 1 is the tag, 2 the number (float).
 
 _VERSION = b"brain.Event:2"
 
 
 def _time(seconds: float) -> bytes:
+    """Encode field 1 of an Event, the time in seconds."""
     return b"\x09" + struct.pack("<d", seconds)
 
 
 def _message(field: int, content: bytes) -> bytes:
+    """Encode a field that contains a string, bytes or a nested message."""
     return bytes([field << 3 | 2]) + _varint(len(content)) + content
 
 
 def _varint(number: int) -> bytes:
+    """Encode a non-negative integer as a protocol buffer varint."""
     groups = []
     while number > 0x7F:
         groups.append(number & 0x7F | 0x80)
@@ -97,19 +119,30 @@ def _varint(number: int) -> bytes:
     return bytes([*groups, number])
 
 
-# --- The log of an MLPerf submission (`mlperf.log: true`), by MLPerf's own package `mlperf-logging`; off by default
+# --- The log of an MLPerf submission, written with the package `mlperf-logging` if `mlperf.log` is true (default: false)
 #
-# BERT's rules know no epochs: `epoch_num` is the number of sequences seen. Every process start writes a new log, because a
-# run that was stopped and resumed is not a submission. The package checks it, and in the closed division wants an
-# evaluation that reached 0.72:
+# The MLPerf rules for BERT define no epochs, so `epoch_num` is the number of sequences seen. Every start of a run writes a
+# new log, because a run that was stopped and resumed cannot be submitted. The following command checks a log. In the closed
+# division, it requires an evaluation with an accuracy of at least 0.72.
 #
 #     python -m mlperf_logging.compliance_checker --ruleset 4.1.0 mlperf.log
 #
-# 4.1 is the last round of MLPerf training with this BERT; the rules of 2.1 and 3.1 are met as well.
+# MLPerf training 4.1 was the last round with this BERT. The logs also satisfy the rules of rounds 2.1 and 3.1.
 
 
 class MlperfLog:
-    """Writes the log; the context lasts as long as training does."""
+    """A context manager that writes an MLPerf log. Enter it before training, and leave it when training ends.
+
+    Args:
+        path: The log file.
+        settings: The organization, the platform and the division of the submission.
+        plan: The plan of the run.
+        source: The training data.
+        config: The model.
+
+    Raises:
+        InputError: The package `mlperf-logging` is not installed.
+    """
 
     def __init__(self, path: Path, settings: MlperfSettings, plan: RunPlan, source: DataSource, config: BertConfig) -> None:
         try:
@@ -122,7 +155,8 @@ class MlperfLog:
         path.parent.mkdir(parents=True, exist_ok=True)
         with explain_os_errors(path, "write"):
             self._handler = logging.FileHandler(path, mode="w", encoding="utf-8")
-        # A separate logger, not one of the process: nothing goes to standard output, which belongs to --json.
+        # A registered logger would propagate its records to the root logger, which may print to standard output and break
+        # the output of --json. Therefore use a logger that is not registered.
         logger = logging.Logger("gaudi-bert-mlperf", logging.INFO)
         logger.addHandler(self._handler)
         self._log = mllog.mllog.MLLogger(logger)
@@ -143,7 +177,7 @@ class MlperfLog:
         self._describe(plan, source, config)
 
     def _describe(self, plan: RunPlan, source: DataSource, config: BertConfig) -> None:
-        """Write what the run is a function of; the number of training sequences only where the data states it."""
+        """Log the hyperparameters and, if the data states it, the number of training sequences."""
         settings, keys = plan.settings, self._keys
         values: Mapping[str, Any] = {
             keys.SEED: settings.seed,
@@ -172,18 +206,25 @@ class MlperfLog:
         return self
 
     def begins(self, sequences: int) -> None:
-        """Initialisation ends, the clock of the run starts."""
+        """Log that initialization has ended and that the timed run begins after `sequences` sequences."""
         self._log.end(self._keys.INIT_STOP)
         self._log.start(self._keys.RUN_START)
         self._open_block(sequences)
 
     def evaluation_begins(self, sequences: int) -> None:
-        """The block of training ends after so many sequences."""
+        """Log that a training block ends and an evaluation begins, after `sequences` sequences."""
         self._close_block()
         self._log.start(self._keys.EVAL_START, metadata=_position(sequences))
 
     def evaluation_ends(self, sequences: int, masked_lm_accuracy: float, evaluated: int, finished: bool) -> None:
-        """The accuracy on so many held-out sequences; the next block begins unless `finished`."""
+        """Log the result of an evaluation. Unless the run is finished, also log that the next training block begins.
+
+        Args:
+            sequences: The number of training sequences seen so far.
+            masked_lm_accuracy: The masked-LM accuracy, from 0 to 1.
+            evaluated: The number of held-out sequences.
+            finished: Whether the run ends successfully with this evaluation.
+        """
         if not self._eval_samples_logged:
             self._log.event(self._keys.EVAL_SAMPLES, evaluated)
             self._eval_samples_logged = True
@@ -201,18 +242,22 @@ class MlperfLog:
         self._handler.close()
 
     def _open_block(self, sequences: int) -> None:
+        """Log that a training block begins."""
         self._block_start = sequences
         self._log.start(self._keys.BLOCK_START, metadata=_block(sequences))
 
     def _close_block(self) -> None:
+        """Log that the current training block ends, if there is one."""
         if self._block_start is not None:
             self._log.end(self._keys.BLOCK_STOP, metadata=_block(self._block_start))
             self._block_start = None
 
 
 def _position(sequences: int) -> dict[str, int]:
+    """Return the log metadata of a position in the run."""
     return {"epoch_num": sequences, "samples_count": sequences}
 
 
 def _block(sequences: int) -> dict[str, int]:
+    """Return the log metadata of a training block that begins after `sequences` sequences."""
     return {"first_epoch_num": sequences, "epoch_count": 1, "samples_count": sequences}

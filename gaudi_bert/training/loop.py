@@ -1,8 +1,9 @@
-"""The training loop: updates, and between them reports, evaluations, checkpoints and requests to stop.
+"""The training loop: updates, and between them reports, evaluations, checkpoints and stops on request.
 
-A report closes the present interval (`objective.py`), which also proves that every loss since the last one was finite;
-it always comes before a checkpoint, so a run that went wrong never overwrites what was good. A run that is stopped and
-resumed ends with the same bits as one that never was. A stop leaves an evaluation that is due to the run that continues.
+A report closes the current interval (`objective.py`), which raises an error if a loss since the last report was not finite.
+A report is always made before a checkpoint, so that a run that diverged cannot replace a good checkpoint. A run that is
+stopped and resumed ends with bit-identical weights to a run without interruption. If an evaluation is due when a run is
+stopped, the evaluation is done when the run is resumed.
 """
 
 from __future__ import annotations
@@ -36,9 +37,19 @@ R = TypeVar("R", bound=Artefact)
 
 @dataclass(frozen=True)
 class RunContext(Generic[R]):
-    """A run whose folder is open: `stored` is its result where it is finished already, else there is work to do.
+    """A run whose folder is open.
 
-    `compiled`: whether kernels are compiled, as when the run began; `begun_by`: how many processes began it.
+    Attributes:
+        folder: The folder of the run.
+        result_path: The file of the result, which is written last.
+        engine: The engine that computes the run.
+        communicator: The processes of the run.
+        reporter: Shows progress, in the first process only.
+        device: The device of this process.
+        signature: Everything that the result depends on.
+        compiled: Whether kernels are compiled, which is decided when a run begins.
+        begun_by: The number of processes that began the run.
+        stored: The result of a run that is already finished. None if there is work to do.
     """
 
     folder: Path
@@ -54,11 +65,11 @@ class RunContext(Generic[R]):
 
     @property
     def checkpoints(self) -> Path:
-        """The folder of checkpoints."""
+        """The folder with the checkpoints of the run."""
         return self.folder / "checkpoints"
 
     def finish(self, own_result: R) -> R:
-        """Write the first process's result, which every process gets."""
+        """Write the result of the first process, and return it in every process."""
         result = self.communicator.from_first(lambda: own_result)
         if self.communicator.is_first:
             publish(self.folder)
@@ -68,10 +79,22 @@ class RunContext(Generic[R]):
 
 @dataclass
 class TrainingLoop:
-    """Trains from `progress` to the last update, which leaves `report` and `evaluation` at their last values.
+    """Trains a model from the position in `progress` to the last update.
 
-    `batches` is the training data from there, without end or with as many batches as there are updates. `evaluated` is
-    called, in every process, with each update that was evaluated, with `evaluates_first` for update 0 too.
+    Attributes:
+        context: The run and its folder.
+        plan: The plan of the run.
+        step: Computes an update.
+        model: The model.
+        batches: The training batches from the position on. They must suffice for the remaining updates.
+        progress: The position of the run, which changes with every update.
+        stored_settings: The settings that every checkpoint contains.
+        held_out: The data for evaluations, or None.
+        mlperf_log: The MLPerf log, or None.
+        evaluated: A function that every process calls after an evaluation, with the number of the update and the metrics.
+        evaluates_first: Whether the model is also evaluated before the first update.
+        report: The last report, or None before the first.
+        evaluation: The metrics of the last evaluation, or None before the first.
     """
 
     context: RunContext[Any]
@@ -97,7 +120,12 @@ class TrainingLoop:
         self._interval = self._new_interval()
 
     def run(self) -> None:
-        """Train to the end."""
+        """Train until the last update is done or the target accuracy is reached.
+
+        Raises:
+            StoppedError: A signal requested a stop. A checkpoint has been saved.
+            FailedError: A loss or gradient is not finite.
+        """
         context, first_update, updates = self.context, self.progress.update, self._settings.updates
         context.communicator.note_saved(first_update)
         if first_update:
@@ -108,7 +136,7 @@ class TrainingLoop:
                 self._metrics = stack.enter_context(MetricsWriter(context.folder, first_update))
             if self.mlperf_log is not None:
                 stack.enter_context(self.mlperf_log).begins(self.progress.sequences)
-            # Perhaps the run that is resumed was stopped, or killed, between an update and its evaluation.
+            # The run may have been stopped or killed between an update and its evaluation, which is then done first.
             is_due = self.evaluates_first and first_update == 0
             if self._metrics is not None and first_update:
                 at_interval = first_update % self._settings.evaluate_every_updates == 0
@@ -124,6 +152,7 @@ class TrainingLoop:
 
     @property
     def _is_finished(self) -> bool:
+        """Whether the target accuracy is reached or all updates are done."""
         return self.reached_target or self.progress.update >= self._settings.updates
 
     @property
@@ -133,7 +162,7 @@ class TrainingLoop:
         return target is not None and evaluation is not None and bool(evaluation.accuracy >= target)
 
     def outcome(self) -> dict[str, Any]:
-        """Return how far and how fast it trained: the fields that training.json has of every run."""
+        """Return the fields that training.json contains for every kind of run: the work done, and the speed."""
         progress, plan, report = self.progress, self.plan, self.report
         return {
             "updates": progress.update,
@@ -149,13 +178,14 @@ class TrainingLoop:
         }
 
     def _update(self, task: Task) -> None:
+        """Do one update, and advance the progress bar and the position."""
         context, update = self.context, self.progress.update + 1
         context.communicator.note(f"update {update}", slow=self._is_cold)
         self._interval.begin()
         batches = list(islice(self.batches, len(self.plan.micro_batches_of(update))))
         sums = self.step.run(batches, update, learning_rate_at(update, self._settings))
         self._interval.add(sums, batches)
-        if self._is_cold:  # the graph was built, which is done once
+        if self._is_cold:  # building the graph took part of the time, so the progress bar measures from here
             task.count_from_now(update)
         else:
             task.advance()
@@ -166,9 +196,13 @@ class TrainingLoop:
             context.reporter.show(f"{self._stage}: update 1/{self._settings.updates} done, the graph is built")
 
     def _after_update(self, stopping: bool) -> None:
-        """Report, evaluate and save where it is due."""
+        """Report, evaluate and save a checkpoint, as far as each is due after this update.
+
+        Raises:
+            StoppedError: A stop is requested, and the run is not finished.
+        """
         settings, update = self._settings, self.progress.update
-        self.context.communicator.note_saved(self._saved)  # the first process has saved it, or would not be here
+        self.context.communicator.note_saved(self._saved)  # saved for certain: the first process saves before it goes on
         last = update == settings.updates
         evaluates = last or (not stopping and update % settings.evaluate_every_updates == 0)
         saves = last or stopping or update % settings.save_every_updates == 0
@@ -185,9 +219,11 @@ class TrainingLoop:
             )
 
     def _new_interval(self) -> Interval:
+        """Return an interval that begins with the next update."""
         return Interval(self.step.objective, self.progress.update + 1, self._is_cold, self._settings.section)
 
     def _close_interval(self) -> None:
+        """Close the interval, add its work to the position, and write a report. Every process does this at the same time."""
         self.report = report = self._interval.close(self.context.communicator)
         self._interval = self._new_interval()
         sequences, tokens = self.progress.sequences + report.sequences, self.progress.tokens + report.tokens
@@ -205,6 +241,7 @@ class TrainingLoop:
             self.context.reporter.say(f"{self._stage}: {report.line(update, self._settings.updates)}")
 
     def _evaluate(self, held_out: EvaluationSet[Any]) -> None:
+        """Evaluate the model and log the metrics. Every process does this at the same time."""
         log, sequences = self.mlperf_log, self.progress.sequences
         if log is not None:
             log.evaluation_begins(sequences)
@@ -222,9 +259,11 @@ class TrainingLoop:
             self.context.reporter.say(f"train: training.target_masked_lm_accuracy = {target:g} is reached, the run ends")
 
     def _work_done(self) -> dict[str, float]:
+        """Return the numbers of sequences and tokens read so far, by name, as in `metrics.jsonl`."""
         return {"sequences": self.progress.sequences, "tokens": self.progress.tokens}
 
     def _save(self) -> None:
+        """Save a checkpoint in the first process, and remove old ones. Other processes only note the update."""
         context, progress = self.context, self.progress
         self._saved = progress.update
         if not context.communicator.is_first:
@@ -245,23 +284,29 @@ class TrainingLoop:
             },
             settings=self.stored_settings,
         )
-        # The lines about a run go before the checkpoint that they lead to: a run that is resumed lacks none before it.
+        # If the checkpoint were uploaded first, a kill could leave it without the log lines before it. Therefore the logs
+        # are uploaded first.
         publish(context.folder)
         write_checkpoint(context.checkpoints, checkpoint)
         context.communicator.note_saved(self._saved)
         remove_old_checkpoints(context.checkpoints, self._settings.keep_checkpoints)
 
 
-# --- Stopping on request: SIGTERM (what Kubernetes sends before it removes a pod) and Ctrl-C end a run after the present
-# update. The first signal sets a flag that the loop looks at between updates; a second Ctrl-C interrupts at once.
+# --- Stopping on request
+#
+# SIGTERM, which Kubernetes sends before it removes a pod, and Ctrl-C end a run after the current update. The first signal
+# sets a flag, which the loop checks between updates. A second Ctrl-C interrupts the run immediately.
 
-# SIGUSR1 is what mpirun passes to its ranks when it is to stop (`runners/stop_ranks.py`).
+# mpirun forwards SIGUSR1 to its ranks when they should stop (`runners/stop_ranks.py`).
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
 @contextmanager
 def _stop_requests() -> Iterator[Callable[[], bool]]:
-    """Tell whether a signal has come; outside the main thread Python allows no handlers, and none does."""
+    """Handle the stop signals during the context, whose value is a function that returns whether one was received.
+
+    Python allows signal handlers only in the main thread. In other threads, the function always returns False.
+    """
     received: list[int] = []
 
     def handle(number: int, frame: FrameType | None) -> None:

@@ -1,10 +1,10 @@
-"""What a run minimises, one update of it, and the figures of several: weights, denominators, dropout's seeds, reports.
+"""Objectives, single updates and reports: loss denominators, dropout seeds, and the metrics of an interval.
 
-Losses are sums, which the engine computes, and what the sums are divided by is known from the data alone, so that
-micro-batches and processes add up exactly. The rest, forward and backward passes, sums over processes, clipping, the
-optimizer, is the engine's (`engines/protocol.py`).
+The engine computes losses as sums. The denominators of these sums depend only on the data, so that they are known before the
+forward pass, and the gradients of micro-batches and processes can simply be added. The engine also does the forward and
+backward passes, the sums over processes, clipping and the optimizer (`engines/protocol.py`).
 
-Letters: B packs, Q masked slots, K sums, M micro-batches; 2 for the masked-LM and the next-sentence loss.
+Letters in shapes: B packs, Q masked slots, K sums, M micro-batches, 2 for the masked-LM and the next-sentence loss.
 """
 
 from __future__ import annotations
@@ -30,33 +30,33 @@ from gaudi_bert.training.input import Batch, DataSource
 
 
 class _ReportFigures(Protocol):
-    """Losses and accuracies of a report, whatever is trained."""
+    """The losses and accuracies of a report, for any objective."""
 
     def as_json(self) -> dict[str, float]:
-        """Return the figures by name, as in `metrics.jsonl`."""
+        """Return the metrics by name, as in `metrics.jsonl`."""
 
     def line(self) -> str:
-        """For people."""
+        """Format the metrics as a line for the user."""
 
 
 class Evaluation(_ReportFigures, Protocol):
-    """The result of an evaluation, whatever is trained."""
+    """The metrics of an evaluation, for any objective."""
 
     @property
     def accuracy(self) -> float:
-        """The figure that a target is set for."""
+        """The accuracy that is compared with the target accuracy of a run."""
 
     @property
     def sequences(self) -> int:
-        """Sequences evaluated."""
+        """The number of sequences that were evaluated."""
 
 
 class Objective(ABC):
-    """The loss that a run minimises, and its figures.
+    """The loss that a run minimizes, and its metrics.
 
     Attributes:
-        sums: how many its head gives (K).
-        sequence_feature: the feature that is not 0 for every real sequence.
+        sums: K, the number of sums that the head computes.
+        sequence_feature: The name of the feature that is nonzero exactly for the non-padding sequences.
     """
 
     sums: ClassVar[int] = 3
@@ -64,34 +64,51 @@ class Objective(ABC):
 
     @abstractmethod
     def denominators(self, batch: BatchArrays) -> FloatArray:
-        """Return what the first and the second loss of one batch are divided by, float64 [2]."""
+        """Return the weights by which the first and the second loss of one batch would be divided, float64 [2]."""
 
     @abstractmethod
     def figures(self, sums: FloatArray) -> _ReportFigures:
-        """Figures from the K sums over any number of batches."""
+        """Compute metrics from the K sums, which may be added over any number of batches."""
 
     def update_loss(
         self, micro_batches: Sequence[BatchArrays], update: int, communicator: Communicator
     ) -> UpdateLoss | None:
-        """The loss of update `update`, where it is not a sum of losses of micro-batches; these are of this process."""
+        """Return the loss function of an update whose loss is not a sum over its micro-batches.
+
+        Args:
+            micro_batches: The micro-batches of this process.
+            update: The number of the update, from 1.
+            communicator: The processes of the run.
+
+        Returns:
+            The loss function, or None if the losses of the micro-batches are simply added, which is the default.
+        """
         return None
 
 
 @dataclass(frozen=True)
 class PretrainingObjective(Objective):
-    """The masked-LM and the next-sentence loss; its sums are those of `model.heads.PretrainingHead`."""
+    """The masked-LM and the next-sentence loss. `model.heads.PretrainingHead` defines the sums.
+
+    Attributes:
+        masked_lm_loss: Whether the masked-LM loss is a mean over masked tokens ("token") or over sequences ("sequence").
+    """
 
     masked_lm_loss: Loss = "token"
     sums = 8
     sequence_feature = "next_sentence_weights"
 
     def denominators(self, batch: BatchArrays) -> FloatArray:
-        """Masked tokens (`loss: token`) or sequences that have one (`loss: sequence`); and sequences."""
+        """Return the masked-LM weight and the number of sequences of a batch, float64 [2].
+
+        The masked-LM weight is the number of masked tokens (`loss: token`) or of sequences that contain at least one
+        (`loss: sequence`).
+        """
         masked = _masked_weight(batch["masked_lm_weights"], self.masked_lm_loss)
         return np.array([masked, np.count_nonzero(batch["next_sentence_weights"])], np.float64)
 
     def figures(self, sums: FloatArray) -> LossFigures:
-        """Both losses and accuracies."""
+        """Compute both losses and both accuracies from the 8 sums."""
         values = sums.tolist()
         masked_sum, masked_weight, next_sum, next_weight, masked_correct, masked_count, next_correct, next_count = values
         masked_lm_loss = masked_sum / max(masked_weight, 1.0)
@@ -106,36 +123,58 @@ class PretrainingObjective(Objective):
 
 
 def _masked_weight(numbers_BQ: AnyArray, loss: Loss) -> int:
-    """Masked tokens of some packs, or sequences that have one; the numbers are those of sequences, 0 for none."""
+    """Count the masked tokens of some packs, or the sequences that contain at least one.
+
+    Args:
+        numbers_BQ: For each masked slot, the number of its sequence from 1, or 0 for an unused slot.
+        loss: "token" to count tokens, "sequence" to count sequences.
+    """
     if loss == "token":
         return int(np.count_nonzero(numbers_BQ))
     depth = int(numbers_BQ.max(initial=0))
     return sum(int(np.any(numbers_BQ == number, axis=1).sum()) for number in range(1, depth + 1))
 
 
-# --- The denominators: what the two losses of a micro-batch are divided by before their gradients are added up
+# --- The denominators, by which the two losses of a micro-batch are divided before their gradients are added
 #
-# With W_i and N_i the masked-LM weight and the sequences of micro-batch i, M micro-batches on each of R processes:
+# W_i is the masked-LM weight of micro-batch i, N_i its number of sequences. Each of R processes has M micro-batches.
 #
-# - `global`: by the sums of W_i and of N_i over all of the update. M micro-batches on R processes give exactly the gradient
-#   of one big batch, and every masked token counts the same.
-# - `balanced` (Krell et al. 2021, appendix T.6, equations 25 and 26): by what M R micro-batches of b packs hold on average.
-#   A constant: nothing needs to travel first. The masked tokens of a pack are counted in the data, not estimated.
-# - `local` (the predecessor's): by W_i and N_i, and the mean over all micro-batches, so that a masked token counts for more
-#   in a micro-batch that has few of them.
+# - `global` divides by the sums of W_i and of N_i over the complete update. The gradient is exactly that of one large batch,
+#   and every masked token has the same weight.
+# - `balanced` (Krell et al. 2021, appendix T.6, equations 25 and 26) divides by the expected weights of M R micro-batches of
+#   b packs each. These are constants, so the processes need not communicate before the backward pass. The expected number of
+#   masked tokens per pack is measured on the first records of the data.
+# - `local` divides by W_i and N_i, and takes the mean over all micro-batches. A masked token therefore has more weight in a
+#   micro-batch that contains few of them.
 
 _SAMPLE = 1000
 
 
 @dataclass(frozen=True)
 class LossDenominators:
-    """The divisors of the loss sums; `balanced` has expected weights: masked-LM weight and sequences per pack on average."""
+    """The rule by which loss sums are divided.
+
+    Attributes:
+        kind: One of the three rules described above.
+        expected_weights: For `balanced`, the mean masked-LM weight and the mean number of sequences of a pack.
+    """
 
     kind: Literal["global", "balanced", "local"] = "global"
     expected_weights: tuple[float, float] = (1.0, 1.0)
 
     def factors(self, weights_M2: FloatArray, packs: int, communicator: Communicator) -> FloatArray:
-        """Return the factors of the loss sums of each micro-batch of this process, float64 [M, 2]; all call it together."""
+        """Return the factors by which the loss sums of this process's micro-batches are multiplied.
+
+        Every process calls this at the same time.
+
+        Args:
+            weights_M2: The denominators of each micro-batch, float64 [M, 2].
+            packs: The number of packs in a micro-batch.
+            communicator: The processes of the run.
+
+        Returns:
+            float64 [M, 2].
+        """
         micro_batches = len(weights_M2) * communicator.size
         if self.kind == "local":
             return 1.0 / (np.maximum(weights_M2, 1.0) * micro_batches)
@@ -150,10 +189,10 @@ GLOBAL = LossDenominators()
 
 
 def denominators_for(settings: TrainingSettings, source: DataSource) -> LossDenominators:
-    """Return what the losses of a run are divided by, with what its data holds on average."""
+    """Return the loss denominators of a run. For `balanced`, the expected weights are measured on about 1,000 records."""
     if settings.loss_normalization != "balanced":
         return LossDenominators(settings.loss_normalization)
-    each = -(-_SAMPLE // len(source.files))  # the first records of each file, about `_SAMPLE` in all
+    each = -(-_SAMPLE // len(source.files))  # records to read at the beginning of each file, about `_SAMPLE` in total
     weights = [
         _masked_weight(decode_example(record)["masked_lm_weights"][np.newaxis], settings.loss)
         for number in range(len(source.files))
@@ -162,18 +201,35 @@ def denominators_for(settings: TrainingSettings, source: DataSource) -> LossDeno
     return LossDenominators("balanced", (float(np.mean(weights)), source.packing_factor))
 
 
-# --- One update. Dropout has no state: its seed is a function of (seed, update, micro-batch, process), so a resumed run
-# draws the same masks.
+# --- One update
+#
+# Dropout has no state, because a resumed run must draw the same masks. Its seed depends only on the seed of the run, the
+# update, the micro-batch and the process.
 
 
 def dropout_seed(seed: int, update: int, micro_batch: int, rank: int) -> Int32Array:
-    """Seed of one forward pass, int32 [2]."""
+    """Return the dropout seed of one forward pass, int32 [2].
+
+    Args:
+        seed: The seed of the run.
+        update: The number of the update, from 1.
+        micro_batch: The number of the micro-batch in the update, from 0.
+        rank: The number of the process, from 0.
+    """
     return random_words(1, seed, "dropout", update, micro_batch, rank).view(np.int32)
 
 
 @dataclass(frozen=True)
 class TrainingStep:
-    """Runs updates of one model."""
+    """Runs the updates of one model.
+
+    Attributes:
+        updates: The updates of the engine.
+        communicator: The processes of the run.
+        settings: The seed and the betas.
+        objective: The loss.
+        denominators: The rule by which loss sums are divided.
+    """
 
     updates: Updates
     communicator: Communicator
@@ -182,10 +238,16 @@ class TrainingStep:
     denominators: LossDenominators = GLOBAL
 
     def run(self, micro_batches: Sequence[BatchArrays], update: int, learning_rate: float) -> Sums:
-        """Do update number `update` (from 1).
+        """Do one update. Every process calls this at the same time.
 
-        float32 [K + 1]: the sums of the objective over this process's micro-batches, and the gradient's norm over all
-        processes before clipping.
+        Args:
+            micro_batches: The micro-batches of this process.
+            update: The number of the update, from 1.
+            learning_rate: The learning rate of this update.
+
+        Returns:
+            A function that waits for the device and returns float32 [K + 1]: the K sums of the objective over the
+            micro-batches of this process, and the gradient norm over all processes before clipping.
         """
         weights_M2 = np.array([self.objective.denominators(batch) for batch in micro_batches])
         packs = len(micro_batches[0]["input_ids"])
@@ -198,16 +260,29 @@ class TrainingStep:
         return self.updates.run(micro_batches, seeds_M2, factors_M2, scalars, update, update_loss)
 
 
-# --- The interval since the last report: sums of losses, work done, time taken
+# --- The interval since the last report: loss sums, work done, and time
 #
-# Figures are over *real* tokens and sequences: padding is no work. Time is from the first update's wait for its data until
-# the device is done with the last one; the first update of a process builds the graph, so the clock restarts after it,
-# unless it is alone. Sums stay on the device until the report, so the host does not wait for it at every update.
+# Tokens and sequences are counted without padding. The time begins when the first update of the interval requests its data,
+# and ends when the device has finished the last update. The first update of a process builds the graph, so the clock is
+# restarted after it, unless the interval contains no other update. Reading the sums after every update would make the host
+# wait for the device, so the sums stay on the device until the report.
 
 
 @dataclass(frozen=True)
 class IntervalReport:
-    """A report over all processes; the gradient's norm is a mean, before clipping, and `slots_per_second` counts padding."""
+    """The metrics and the speed of an interval, over all processes.
+
+    Attributes:
+        figures: The losses and accuracies.
+        gradient_norm: The mean over the updates of the gradient norm before clipping.
+        sequences: The number of sequences in the interval.
+        tokens: The number of non-padding tokens in the interval.
+        packing_factor: The mean number of sequences per pack.
+        seconds_per_update: The mean time of an update.
+        sequences_per_second: Sequences per second.
+        tokens_per_second: Non-padding tokens per second.
+        slots_per_second: Tokens per second, including padding.
+    """
 
     figures: _ReportFigures
     gradient_norm: float
@@ -220,12 +295,17 @@ class IntervalReport:
     slots_per_second: float
 
     def speed(self) -> dict[str, float]:
-        """Return what was done per second, by name, as in `metrics.jsonl`."""
+        """Return the throughput and the packing factor by name, as in `metrics.jsonl`."""
         names = ("sequences_per_second", "tokens_per_second", "slots_per_second", "packing_factor")
         return {name: getattr(self, name) for name in names}
 
     def line(self, update: int, updates: int) -> str:
-        """For people, after so many of all updates."""
+        """Format the report as a line for the user.
+
+        Args:
+            update: The number of updates that are done.
+            updates: The number of updates of the run.
+        """
         return (
             f"update {update}/{updates} ({update / updates:.0%}), {self.figures.line()}, "
             f"{self.tokens_per_second:,.0f} tokens/s, {format_rate(self.sequences_per_second, 'sequences')} "
@@ -235,7 +315,16 @@ class IntervalReport:
 
 @dataclass
 class Interval:
-    """The updates since the last report; with `has_cold_start` the first one is that of this process, too."""
+    """The updates since the last report.
+
+    Attributes:
+        objective: Computes the metrics.
+        first_update: The number of the first update in the interval.
+        has_cold_start: Whether the first update in the interval is also the first update of this process, which builds the
+            graph.
+        section: The settings section of the run, for error messages.
+        clock: Returns the time in seconds.
+    """
 
     objective: Objective
     first_update: int
@@ -247,15 +336,20 @@ class Interval:
     _began: float | None = None
 
     def begin(self) -> None:
-        """An update begins: from the first one on, time counts."""
+        """Note that an update begins. The clock starts at the first update, and again after a cold start."""
         if self._began is None:
             self._began = self.clock()
         elif self.has_cold_start and len(self._sums) == 1:
-            self._sums[0]()  # until the device is done with it
+            self._sums[0]()  # wait until the device has finished the first update
             self._began = self.clock()
 
     def add(self, sums: Sums, batches: list[Batch]) -> None:
-        """Add one update: what `TrainingStep.run` returned, and what it was fed."""
+        """Add an update to the interval.
+
+        Args:
+            sums: The return value of `TrainingStep.run`.
+            batches: The micro-batches of this process.
+        """
         sequences = sum(int(np.count_nonzero(batch[self.objective.sequence_feature])) for batch in batches)
         tokens = sum(int(np.count_nonzero(batch["input_mask"])) for batch in batches)
         packs = sum(len(batch["input_mask"]) for batch in batches)
@@ -263,7 +357,11 @@ class Interval:
         self._work.append((sequences, tokens, packs, sum(batch["input_mask"].size for batch in batches)))
 
     def close(self, communicator: Communicator) -> IntervalReport:
-        """Report; every process must close its interval at the same time."""
+        """Wait for the device, and return the report of the interval. Every process calls this at the same time.
+
+        Raises:
+            FailedError: A loss or a gradient is not finite. The error names the first such update.
+        """
         sums = np.array([each() for each in self._sums], np.float64)
         seconds = max(self.clock() - (self._began or 0.0), 1e-9)
         is_finite = np.isfinite(sums).all(axis=1)

@@ -1,17 +1,20 @@
-"""The plan of a run in figures: what packing makes of the settings, and how an update is put together.
+"""The plan of a run: how packing changes the settings, the micro-batches of every update, and the learning rate.
 
-Packing changes how many sequences a batch of packs holds. There are two ways to keep a run's hyperparameters under packing
-with factor f (Krell et al. 2021, section 3.3 and appendix D):
+A batch of packs contains more sequences than a batch of unpacked rows. There are two ways to adapt the hyperparameters of a
+run to a packing factor f (Krell et al. 2021, section 3.3 and appendix D):
 
-- `packing_correction: batch` keeps the *sequences* of an update, with fewer packs: with R processes and b packs per
-  micro-batch, max(1, round(global_batch_sequences / (b f R))) accumulation steps. All else stays as it is.
-- `packing_correction: betas` keeps as many packs per update as there would be sequences unpacked. An update then holds f
-  times as many sequences, so updates, warm-up and cadences are divided by f, and with beta_1 ** f and beta_2 ** f one
-  update moves the moments as f updates with the same gradient did (theorem D.1). Learning rates do not change.
+- `packing_correction: batch` keeps the number of *sequences* in an update, and uses fewer packs. With R processes and b
+  packs per micro-batch, there are max(1, round(global_batch_sequences / (b f R))) accumulation steps. All other settings are
+  unchanged.
+- `packing_correction: betas` uses as many packs in an update as an unpacked run has sequences, so that an update contains f
+  times as many sequences. Updates, warm-up and intervals are therefore divided by f. The betas become beta_1 ** f and
+  beta_2 ** f, so that one update changes the moments as much as f updates with the same gradient (theorem D.1). The learning
+  rate is unchanged.
 
-Rows may be of several lengths. Each update takes `turns` micro-batches of every row length, in proportion to its packs: of a
-length with t turns in an average update, ceil(u t) are done after u updates. A turn is decided when the run begins, so an
-update has the same packs whichever processes read it.
+Rows may have several lengths. Packs of one row length are read in *turns*, and each update contains turns of every length in
+proportion to its number of packs. If an average update contains t turns of a length, then ceil(u t) turns of this length are
+done after u updates. The packs of a turn are fixed when a run begins, so that an update contains the same packs even if
+another number of processes continues the run.
 """
 
 from __future__ import annotations
@@ -29,14 +32,19 @@ from gaudi_bert.common.progress import format_count
 from gaudi_bert.config.sections import LoopSettings, TrainingSettings
 
 _CADENCES = ("updates", "evaluate_every_updates", "save_every_updates", "log_every_updates")
-# A batch that differs by more than this share from the requested one gets a note.
+# If the batch size differs from the requested one by more than this fraction, a note is printed.
 _NOTABLE_CHANGE = 0.02
-# Rows longer than so many times the mean sequence get a note; in rows of up to 512, attention is a small part of the work.
+# If rows are longer than this multiple of the mean sequence, a note is printed. In rows of up to 512 tokens, attention is
+# only a small part of the work, so that there is no note.
 _LONG_ROWS, _USUAL_SLOTS = 4, 512
 
 
 class RunSettings(LoopSettings):
-    """Settings of the loop in updates and packs; `section` is that of a pipeline file that they came from."""
+    """Settings of the training loop, expressed in updates and packs.
+
+    Attributes:
+        section: The section of the pipeline file that the settings come from.
+    """
 
     section: Literal["training", "finetune"] = "training"
     global_batch_sequences: int
@@ -51,29 +59,30 @@ class RunSettings(LoopSettings):
 
     @property
     def section_name(self) -> str:  # type: ignore[override]
-        """The section, for messages."""
+        """The name of the settings section, for messages."""
         return self.section
 
     @classmethod
     def of_training(cls, section: TrainingSettings) -> RunSettings:
-        """Return the settings of a run that `training` describes."""
+        """Return the settings of a run from the section `training`."""
         return cls(**{name: getattr(section, name) for name in cls.model_fields if name != "section"})
 
 
 class RowPacks(NamedTuple):
-    """Packs of rows of one length, in an epoch."""
+    """The number of packs in an epoch whose rows have a certain length."""
 
     length: int
     packs: int
 
 
 class _RowTurns(NamedTuple):
-    """The turns in which packs of rows of one length are taken.
+    """How the packs of one row length are divided among the updates.
 
     Attributes:
-        packs: of a turn, over all processes.
-        turns: in an update, on average.
-        most_packs: of a micro-batch on one process.
+        length: The length of the rows, in tokens.
+        packs: The number of packs in a turn, over all processes.
+        turns: The mean number of turns in an update.
+        most_packs: The maximum number of packs in a micro-batch of one process.
     """
 
     length: int
@@ -82,16 +91,22 @@ class _RowTurns(NamedTuple):
     most_packs: int
 
     def shared_by(self, processes: int) -> tuple[int, int]:
-        """Micro-batches of a turn, and packs of one on one process."""
+        """Return the number of micro-batches in a turn, and the number of packs in each of them on one process."""
         share = -(-self.packs // processes)
         micro_batches = -(-share // self.most_packs)
         return micro_batches, -(-share // micro_batches)
 
 
 class MicroBatch(NamedTuple):
-    """Rows of one length: the packs `first` .. `end` - 1, of which process r of R takes those whose number mod R is r.
+    """A micro-batch over all processes, with rows of one length.
 
-    `which` is the length; each process fills up its share to `packs` with empty ones.
+    Process r of R reads those packs whose number mod R is r, and adds empty packs if they are fewer than `packs`.
+
+    Attributes:
+        which: The index of the row length.
+        first: The number of the first pack.
+        end: The number after the last pack.
+        packs: The number of packs on one process.
     """
 
     which: int
@@ -102,14 +117,19 @@ class MicroBatch(NamedTuple):
 
 @dataclass(frozen=True)
 class RunPlan:
-    """A run before it starts.
+    """The plan of a run, which is computed before the run starts.
 
     Attributes:
-        requested: the settings as they were given, for unpacked data.
-        packing_factor: sequences of a pack, a mean over the data; `mean_tokens`: of a sequence.
-        rows: the packs of each length where there are several, else ().
-        begun_by: processes that began the run, where these are others.
-        needed: the micro-batches of an update, where not all need as many.
+        requested: The settings as the user gave them, for unpacked data.
+        packing_factor: The mean number of sequences in a pack.
+        processes: The number of processes.
+        slots_per_pack: The length of the longest rows, in tokens.
+        packs: The number of packs in the data, or None if it is unknown.
+        mean_tokens: The mean number of tokens in a sequence, or None if it is unknown.
+        rows: The packs of each row length, ascending. Empty if all rows have the same length.
+        begun_by: The number of processes that began the run, if it differs from `processes`.
+        needed: A function from the number of an update to its number of micro-batches. None if all updates have equally
+            many.
     """
 
     requested: RunSettings
@@ -124,7 +144,7 @@ class RunPlan:
 
     @cached_property
     def settings(self) -> RunSettings:
-        """The settings to train with: the requested ones, as packing changes them by `packing_correction: betas`."""
+        """The settings to train with. They differ from the requested ones only for `packing_correction: betas`."""
         settings, factor = self.requested, self.packing_factor
         if settings.packing_correction == "batch" or factor == 1.0:
             return settings
@@ -136,14 +156,17 @@ class RunPlan:
         return settings.model_copy(update=changed)
 
     def lines(self) -> list[str]:
-        """Return what people read at the end of a dry run."""
+        """Return the lines that are printed at the end of a dry run."""
         return ["a dry run: nothing was trained or written"]
 
     def micro_batches_of(self, update: int) -> list[MicroBatch]:
-        """The micro-batches of an update, counted from 1.
+        """Return the micro-batches of an update.
 
-        The first update has as many of each length as any has, and builds all graphs; the length with the most turns is in
-        every update, and comes first.
+        No update has more micro-batches of any row length than the first one, which therefore builds all graphs. The row
+        length with the most turns occurs in every update and comes first.
+
+        Args:
+            update: The number of the update, from 1.
         """
         before, after = self._turns_after(update - 1), self._turns_after(update)
         most_first = sorted(range(len(after)), key=lambda which: -self.turns[which].turns)
@@ -159,10 +182,20 @@ class RunPlan:
         return micro_batches if self.needed is None else micro_batches[:1] * self.needed(update)
 
     def _turns_after(self, update: int) -> list[int]:
+        """Return the number of turns of each row length that are done after `update` updates."""
         return [math.ceil(update * row.turns) for row in self.turns]
 
     def micro_batches(self, updates_done: int, packs_done: int) -> Iterator[MicroBatch]:
-        """Return those after this position, without end; of rows of one length, the packs alone are the position."""
+        """Yield the micro-batches after a position, without end.
+
+        Args:
+            updates_done: The number of updates that are done.
+            packs_done: The number of packs that were read. If all rows have the same length, it alone determines the
+                position.
+
+        Raises:
+            InputError: Rows have several lengths, and the plan reads another number of packs in this number of updates.
+        """
         shift = packs_done - self.packs_after(updates_done)
         if shift and self.rows:
             raise InputError(
@@ -173,18 +206,18 @@ class RunPlan:
                 yield each._replace(first=each.first + shift, end=each.end + shift)
 
     def packs_after(self, update: int) -> int:
-        """Packs that all processes have read after so many updates."""
+        """Return the number of packs that all processes together have read after `update` updates."""
         return sum(turns * row.packs for turns, row in zip(self._turns_after(update), self.turns, strict=True))
 
     def updates_of(self, epochs: int) -> int:
-        """Updates after which every pack was read so often."""
+        """Return the number of updates after which every pack has been read `epochs` times."""
         packs = [row.packs for row in self.rows] or [self.packs or 0]
         last_turns = (-(-epochs * each // row.packs) - 1 for each, row in zip(packs, self.turns, strict=True))
         return max(math.floor(last / row.turns) + 1 for last, row in zip(last_turns, self.turns, strict=True))
 
     @cached_property
     def turns(self) -> tuple[_RowTurns, ...]:
-        """The turns of each length."""
+        """How the packs of each row length are divided among the updates."""
         settings, processes = self.settings, self.begun_by or self.processes
         most = settings.micro_batch_packs
         if not self.rows:
@@ -200,32 +233,34 @@ class RunPlan:
         most_frequent = max(row.turns for row in turns)
         if most_frequent >= 1:
             return tuple(turns)
-        return tuple(row._replace(turns=Fraction(row.turns) / most_frequent) for row in turns)  # no update is without packs
+        return tuple(
+            row._replace(turns=Fraction(row.turns) / most_frequent) for row in turns
+        )  # so that every update contains packs
 
     @cached_property
     def accumulation_steps(self) -> int:
-        """The most micro-batches of an update on one process, at least 1."""
+        """The maximum number of micro-batches in an update on one process. It is at least 1."""
         return len(self.micro_batches_of(1))
 
     @cached_property
     def packs_per_update_and_process(self) -> float:
-        """Packs that one process reads for one update, on average."""
+        """The mean number of packs that one process reads for an update."""
         total = sum(row.turns * row.packs for row in self.turns)
         return int(total // self.processes) if total % self.processes == 0 else float(total / self.processes)
 
     @property
     def packs_per_update(self) -> int:
-        """Packs of one update over all processes; of several lengths about so many."""
+        """The number of packs in an update over all processes. If rows have several lengths, it is a rounded mean."""
         return round(self.packs_per_update_and_process * self.processes)
 
     @property
     def sequences_per_update(self) -> float:
-        """Sequences of one update over all processes, on average."""
+        """The mean number of sequences in an update, over all processes."""
         return self.packs_per_update_and_process * self.processes * self.packing_factor
 
     @property
     def change(self) -> float:
-        """The distance of the real batch from the requested one: 0.05 is 5 % more."""
+        """The relative difference between the planned and the requested batch size. 0.05 means 5 % more sequences."""
         return self.sequences_per_update / self.settings.global_batch_sequences - 1.0
 
     def short_lines(self) -> list[str]:
@@ -256,7 +291,7 @@ class RunPlan:
         return lines
 
     def batch_lines(self) -> list[str]:
-        """Return how an update is put together, and where that differs from the settings."""
+        """Return lines that describe an update, with notes if it differs from the settings or is larger than the data."""
         settings, in_training = self.settings, self.settings.section == "training"
         key = "training.global_batch_sequences" if in_training else "finetune.batch_sequences"
         text = f"an update is {self.sequences_per_update:,.1f} sequences on average: "
@@ -299,7 +334,7 @@ class RunPlan:
         return lines
 
     def details(self) -> list[str]:
-        """Return what a dry run prints besides."""
+        """Return the lines that only a dry run prints: the intervals and the optimizer."""
         settings = self.settings
         lines = []
         for what in ("evaluate", "save", "log"):
@@ -315,7 +350,7 @@ class RunPlan:
         ]
 
     def as_json(self) -> dict[str, Any]:
-        """Return the plan for machines: the result of a dry run."""
+        """Return the plan as JSON, which is the result of a dry run."""
         settings = self.settings
         names = (*_CADENCES, "warmup_updates", "learning_rate", "beta_1", "beta_2", "packing_correction")
         return {
@@ -335,9 +370,18 @@ class RunPlan:
 
 
 def nearest_micro_batch(sequences: int, each: float, most: int) -> int:
-    """Packs of a micro-batch, at most so many, with which an update is nearest to so many sequences, in the fewest steps.
+    """Return the micro-batch size that brings an update closest to the requested number of sequences.
 
-    `each` are the sequences that all processes take while each takes one pack.
+    Differences are compared in percent. Among equally good sizes, the one with the fewest accumulation steps is chosen, and
+    then the smallest.
+
+    Args:
+        sequences: The requested number of sequences in an update.
+        each: The mean number of sequences in one pack of each process, over all processes.
+        most: The largest allowed micro-batch, in packs.
+
+    Returns:
+        The number of packs in a micro-batch of one process.
     """
 
     def distance(packs: int) -> tuple[float, int]:
@@ -348,24 +392,30 @@ def nearest_micro_batch(sequences: int, each: float, most: int) -> int:
 
 
 def _steps_with(sequences: int, packs: int, each: float) -> int:
+    """Return the number of accumulation steps for micro-batches of `packs` packs with `each` sequences per pack."""
     return max(1, round(sequences / (packs * each)))
 
 
 # --- The learning rate: linear warm-up, then polynomial decay to zero
 #
-# Updates are counted from 1. With W warm-up updates, N updates, peak rate r and power p,
+# Updates are counted from 1. With W warm-up updates, N updates, peak rate r and power p, the rate of update t is
 #
 #     rate(t) = r * t / W                                  for t <= W
 #     rate(t) = r * (1 - (t - W) / (N - W + 1)) ** p       for t > W, `decay_from: warmup`
 #     rate(t) = r * (1 - (t - 1) / N) ** p                 for t > W, `decay_from: start`
 #
-# so no update has a rate of zero. `start` decays as if there had been no warm-up, so the rate falls at its end, as in
-# google-research/bert (p = 1) and the reference models' LAMB (p = 0.5); their Adam decays from the warm-up. All of them
-# count updates from 0, so their warm-up is behind ours by one update.
+# No update has a rate of zero. `start` decays as if there had been no warm-up, so that the rate drops when the warm-up ends.
+# google-research/bert (p = 1) and LAMB in the Gaudi reference models (p = 0.5) do the same, whereas Adam in the reference
+# models decays from the end of the warm-up. All of them count updates from 0, so their warm-up is one update behind ours.
 
 
 def learning_rate_at(update: int, settings: RunSettings) -> float:
-    """The learning rate of update number `update`, counted from 1; updates after the last one get 0."""
+    """Return the learning rate of an update. After the last update, the rate is 0.
+
+    Args:
+        update: The number of the update, from 1.
+        settings: The schedule.
+    """
     peak, warmup, updates = settings.learning_rate, settings.warmup_updates, settings.updates
     if update <= warmup:
         return peak * update / warmup
