@@ -1,7 +1,7 @@
-"""The JSON files of a model's folder, typed and with limits: what is wrong with one is reported before a model is built.
+"""The JSON files of model folders, which are validated before a model is built.
 
-They are files of others (`transformers`, `sentence-transformers`). What those libraries would apply is either applied here
-or rejected by name. No TensorFlow.
+`transformers` and `sentence-transformers` define these files. A setting that these libraries would apply is either applied
+here as well, or rejected with an error that names it. This module does not import TensorFlow.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from gaudi_bert.training.weights import COPY_AGAIN, FileName
 _Positions = Annotated[int, Field(ge=3, le=LARGEST_SIZES["max_position_embeddings"])]
 _MOST_LABELS = 1_000_000
 _USUAL_LABELS = 2
-"""The number that `transformers` assumes where config.json states none, and omits when it writes the file."""
+"""The number of labels that `transformers` assumes if config.json contains none, and omits when it writes config.json."""
 
 
 class _OwnConfig(Figures):
-    """Values that our own commands need besides, under `gaudi_bert` in config.json."""
+    """The values under the key `gaudi_bert` in config.json, which only our own commands read."""
 
     task: TaskName | None = None
     settings: TaskSettings | None = Field(None, strict=False)
@@ -40,7 +40,7 @@ class _OwnConfig(Figures):
 
 
 class TaskConfig(Figures):
-    """config.json: the head of a model, and the names of its labels."""
+    """The keys of config.json that describe the head of a model and the names of its labels."""
 
     remedy = COPY_AGAIN
 
@@ -55,6 +55,7 @@ class TaskConfig(Figures):
     @field_validator("id2label")
     @classmethod
     def _are_numbered(cls, names: dict[str, str | int] | None) -> dict[str, str | int] | None:
+        """Check that the keys of `id2label` are the numbers from 0 on, without gaps."""
         missing = [number for number in range(len(names or ())) if str(number) not in (names or {})]
         if missing:
             raise ValueError(f"has no label {missing[0]}, and there are {len(names or ())}")
@@ -62,29 +63,34 @@ class TaskConfig(Figures):
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """The names of the labels in the order of their numbers; without names, those that `transformers` gives them."""
+        """The names of the labels in the order of their numbers. Labels without names are `LABEL_0`, `LABEL_1` and so on."""
         names = self.id2label or {str(number): f"LABEL_{number}" for number in range(self.num_labels or _USUAL_LABELS)}
         return tuple(str(names[str(number)]) for number in range(len(names)))
 
     @property
     def activation(self) -> object:
-        """What a `CrossEncoder` of sentence-transformers 5 or older applies to its logits; None where nothing is stored."""
+        """The class name of the activation that sentence-transformers 5 and older store for a `CrossEncoder`, or None."""
         own = self.sentence_transformers or {}
         return own.get("activation_fn", self.sbert_ce_default_activation_function)
 
 
 def tokenizer_length(folder: Path) -> int | None:
-    """The most tokens of a text by tokenizer_config.json; a number that stands for none is larger than all positions."""
+    """Return the maximum number of tokens in a text according to tokenizer_config.json.
+
+    Returns:
+        The number, which may be far larger than the model's positions, because `transformers` writes a huge number for "no
+        limit". None if the file does not contain a usable number.
+    """
     file = folder / "tokenizer_config.json"
     content = read_json(file) if os.path.lexists(file) else None
     most = content.get("model_max_length") if isinstance(content, dict) else None
     return most if type(most) is int and most > 2 else None
 
 
-# --- Folders of sentence-transformers (5 and 6): how vectors are pooled, where texts are cut, what precedes them
+# --- Folders of sentence-transformers 5 and 6: pooling, truncation and prompts
 #
-# `modules.json` lists what the vectors go through, `1_Pooling/config.json` states how they are pooled,
-# `sentence_bert_config.json` the most tokens of a text (since version 6 the tokenizer does).
+# `modules.json` lists the modules in the order in which they are applied. `1_Pooling/config.json` specifies the pooling, and
+# `sentence_bert_config.json` the maximum number of tokens, which since version 6 the files of the tokenizer specify.
 
 _MODES: dict[str, Pooling] = {
     "pooling_mode_cls_token": "cls",
@@ -105,7 +111,7 @@ _USUAL_OUTPUTS = {
     "feature-extraction": ("last_hidden_state", "token_embeddings"),
     "sequence-classification": ("logits", "scores"),
 }
-"""For each task, which output of the model the module Transformer takes, and what it calls it."""
+"""For each task, the model output that the module Transformer uses, and the name that the module gives to this output."""
 _OF_THE_LOADER = ("subfolder", "token", "cache_dir", "revision", "local_files_only", "trust_remote_code")
 _NOT_APPLIED = ("processing_kwargs", "query_length", "document_length", "query_expansion", "tokenizer_name_or_path")
 _HARMLESS_FOR_MODELS = ("attn_implementation", "add_pooling_layer", "device_map", "low_cpu_mem_usage")
@@ -113,21 +119,22 @@ _POOLING_KEYS = ("word_embedding_dimension", "embedding_dimension", "pooling_mod
 
 
 class _Module(Figures):
-    """An entry of modules.json, and the folder with its settings."""
+    """An entry of modules.json: the class of a module, and the folder with its settings."""
 
     type: str
     path: Literal[""] | FileName = ""
 
     @property
     def kind(self) -> str:
-        """The name of the class."""
+        """The name of the class without its Python module."""
         return self.type.rpartition(".")[2]
 
 
 class _TransformerSettings(Figures):
-    """sentence_bert_config.json: how the module Transformer is opened, and what it does with texts.
+    """The schema of sentence_bert_config.json: how the module Transformer is loaded, and how it treats texts.
 
-    `unpad_inputs` only chooses how a batch is laid out, and the loader sets `backend` and `cache_dir` itself.
+    `unpad_inputs`, `backend` and `cache_dir` are ignored. The first only changes the layout of a batch, and the loader of
+    sentence-transformers sets the others itself.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -154,12 +161,22 @@ class _TransformerSettings(Figures):
     config_kwargs: dict[str, Any] | None = None
 
     def arguments(self, old_name: str, name: str) -> dict[str, Any]:
-        """Return the arguments for one class of `transformers`, without those that the loader replaces by its own."""
+        """Return the stored arguments for a class of `transformers`, without those that the loader overrides.
+
+        Args:
+            old_name: The name of the field in older versions, which takes precedence.
+            name: The name of the field in current versions.
+        """
         stored = getattr(self, old_name) if old_name in self.model_fields_set else getattr(self, name)
         return {key: value for key, value in (stored or {}).items() if key not in _OF_THE_LOADER}
 
     def unsupported(self, task: str, config: Mapping[str, Any]) -> Iterator[str]:
-        """Yield what sentence-transformers would apply and we do not, for a folder with this config.json."""
+        """Yield the settings that sentence-transformers would apply and we do not support.
+
+        Args:
+            task: "feature-extraction" or "sequence-classification".
+            config: The content of config.json in the same folder.
+        """
         output, name = _USUAL_OUTPUTS[task]
         if self.transformer_task != task:
             yield f"transformer_task {short_repr(self.transformer_task)}"
@@ -184,7 +201,7 @@ class _TransformerSettings(Figures):
 
 
 class _Prompts(Figures):
-    """config_sentence_transformers.json: texts by name, and the name of the one that is used by default."""
+    """The schema of config_sentence_transformers.json: prompts by name, the default prompt, and the model type."""
 
     file_name = _PROMPTS
     remedy = COPY_AGAIN
@@ -198,16 +215,19 @@ class _Prompts(Figures):
 
 @dataclass(frozen=True)
 class SentenceFolder:
-    """The way in which a folder of sentence-transformers reads texts, and makes vectors or scores of them.
+    """How a sentence-transformers model turns texts into vectors, or pairs of texts into scores.
 
     Attributes:
-        max_sequence_length: longer texts are cut; None where sentence-transformers has no number for it.
-        lower_case: whether the tokenizer writes texts in lower case first.
-        tokenizer_settings: arguments for the tokenizer's class, which replace those in the tokenizer's own files.
-        prompts: what may precede each text, by name; `default_prompt_name`: that of the one that is used by itself.
-        pools_prompt: whether the tokens of the prompt are pooled too.
-        truncate_dim: how many values of a vector remain; None for all.
-        activation: what a `CrossEncoder` applies to its logits; None where the folder is not one.
+        pooling: How the hidden states of a text become one vector.
+        normalize: Whether vectors are scaled to length 1.
+        max_sequence_length: The number of tokens to which texts are truncated. None if the folder specifies no number.
+        lower_case: Whether texts are converted to lower case before they are tokenized.
+        prompts: The texts that may be prepended to each text, by name.
+        default_prompt_name: The name of the prompt that is used if the user chooses none, or None.
+        pools_prompt: Whether the tokens of the prompt are included in the pooling.
+        truncate_dim: The number of values of a vector that are kept. None if all are kept.
+        tokenizer_settings: Arguments for the tokenizer class, which override those in the tokenizer's own files.
+        activation: The function that a `CrossEncoder` applies to its logits. None for other models.
     """
 
     pooling: Pooling = "mean"
@@ -222,7 +242,15 @@ class SentenceFolder:
     activation: Activation | None = None
 
     def cut(self, vectors: Float32Array, *, normalize_again: bool = False) -> Float32Array:
-        """Return the first `truncate_dim` values of vectors; with `normalize_again` as vectors of the length 1."""
+        """Truncate vectors to their first `truncate_dim` values.
+
+        Args:
+            vectors: float32 [texts, values].
+            normalize_again: Whether truncated vectors are scaled to length 1.
+
+        Returns:
+            The vectors, unchanged if they are not longer than `truncate_dim`.
+        """
         if self.truncate_dim is None or self.truncate_dim >= vectors.shape[1]:
             return vectors
         shorten = vectors[:, : self.truncate_dim]
@@ -231,7 +259,11 @@ class SentenceFolder:
         return np.ascontiguousarray(shorten, np.float32)
 
     def prompt(self, name: str | None) -> str:
-        """The prompt of this name, or the default one; empty where there is none."""
+        """Return the prompt with a name, or the default prompt if the name is None. Empty if there is no default prompt.
+
+        Raises:
+            InputError: There is no prompt with this name.
+        """
         name = self.default_prompt_name if name is None else name
         if name is not None and name not in self.prompts:
             known = ", ".join(name for name, prompt in self.prompts.items() if prompt) or "none"
@@ -243,12 +275,17 @@ class SentenceFolder:
 
 
 def read_sentence_folder(folder: Path, pooling: Pooling | None = None) -> SentenceFolder | None:
-    """Return how a folder of a `SentenceTransformer` makes vectors; None if sentence-transformers did not write the folder.
+    """Read how a `SentenceTransformer` in a folder computes vectors.
 
-    `pooling` replaces that of its modules.
+    Args:
+        folder: The folder of the model.
+        pooling: Replaces the pooling that the folder specifies.
+
+    Returns:
+        The settings, or None if the folder has no modules.json and so was not written by sentence-transformers.
 
     Raises:
-        InputError: The folder asks for something that is not done here.
+        InputError: The folder specifies something that is not supported.
     """
     modules = _read_modules(folder)
     if modules is None:
@@ -284,13 +321,20 @@ def read_sentence_folder(folder: Path, pooling: Pooling | None = None) -> Senten
 
 
 def read_cross_encoder(folder: Path, config: TaskConfig) -> SentenceFolder | None:
-    """Return how a folder of a `CrossEncoder` reads pairs and scores them; None if sentence-transformers did not write it.
+    """Read how a `CrossEncoder` in a folder scores pairs of texts.
 
-    Version 6 writes modules.json and keeps the activation and the prompts in config_sentence_transformers.json. Older
-    versions keep the activation in config.json.
+    Version 6 of sentence-transformers writes modules.json, and stores the activation and the prompts in
+    config_sentence_transformers.json. Older versions store the activation in config.json.
+
+    Args:
+        folder: The folder of the model.
+        config: The content of its config.json.
+
+    Returns:
+        The settings, or None if the folder is not that of a `CrossEncoder`.
 
     Raises:
-        InputError: The folder asks for something that is not done here.
+        InputError: The folder specifies something that is not supported.
     """
     modules = _read_modules(folder)
     stored = None if modules is None else _Prompts.read_if_present(folder / _PROMPTS)
@@ -311,7 +355,17 @@ def read_cross_encoder(folder: Path, config: TaskConfig) -> SentenceFolder | Non
 
 
 def _activation(file: Path, name: object, labels: int) -> Activation:
-    """Return the activation of a `CrossEncoder` by the name of its class; None is the default of sentence-transformers."""
+    """Return the activation of a `CrossEncoder` from the stored name of its class.
+
+    Args:
+        file: The file that contains the name, for the error message.
+        name: The class name with its module. None stands for the default of sentence-transformers: Sigmoid for one label,
+            otherwise Identity.
+        labels: The number of labels.
+
+    Raises:
+        InputError: The activation is not supported for this number of labels.
+    """
     module, _, kind = str(name).rpartition(".")
     if name is None:
         module, kind = "torch", "Sigmoid" if labels == 1 else "Identity"
@@ -326,7 +380,11 @@ def _activation(file: Path, name: object, labels: int) -> Activation:
 
 
 def _read_modules(folder: Path) -> list[_Module] | None:
-    """Return the modules of a folder; None if sentence-transformers did not write the folder."""
+    """Return the entries of modules.json, or None if the folder does not contain this file.
+
+    Raises:
+        InputError: The file is not a list of modules, or names a class that sentence-transformers does not define.
+    """
     file = folder / "modules.json"
     if not os.path.lexists(file):
         return None
@@ -342,13 +400,17 @@ def _read_modules(folder: Path) -> list[_Module] | None:
 
 
 def _read_object(file: Path) -> dict[str, Any]:
-    """Return the content of a JSON file; empty if there is no such file, or no object in it."""
+    """Return the object in a JSON file. Empty if the file does not exist or does not contain an object."""
     content = read_json(file) if os.path.lexists(file) else {}
     return content if isinstance(content, dict) else {}
 
 
 def _read_transformer(folder: Path, task: str, prompts: _Prompts) -> SentenceFolder:
-    """Return how the module Transformer of a folder reads texts; reject by name what it does otherwise than we do."""
+    """Return how the module Transformer of a folder tokenizes texts.
+
+    Raises:
+        InputError: The module has settings that are not supported. The error names them.
+    """
     file = next((path for name in _SETTINGS if os.path.lexists(path := folder / name)), folder / _SETTINGS[0])
     settings = _TransformerSettings.read_if_present(file) or _TransformerSettings()
     unsupported = list(settings.unsupported(task, _read_object(folder / "config.json")))
@@ -369,6 +431,11 @@ def _read_transformer(folder: Path, task: str, prompts: _Prompts) -> SentenceFol
 
 
 def _pooling(path: Path, settings: Mapping[str, Any]) -> Pooling:
+    """Return the pooling that the settings of the module Pooling specify.
+
+    Raises:
+        InputError: The pooling is not supported. `path` is named in the error.
+    """
     unknown = [key for key in settings if key not in _POOLING_KEYS and not key.startswith(_MODE)]
     if unknown:
         raise InputError(f"{path}: {short_repr(unknown[0])} is not applied here; run the model with sentence-transformers")
@@ -388,7 +455,16 @@ def _pooling(path: Path, settings: Mapping[str, Any]) -> Pooling:
 def write_sentence_folder(
     folder: Path, settings: TaskSettings, start: SentenceFolder, max_sequence_length: int, hidden_size: int
 ) -> None:
-    """Write modules.json, the pooling, perhaps the normalisation, the cut, and the prompts; modules.json comes last."""
+    """Write the files with which sentence-transformers opens a fine-tuned embedding model. modules.json is written last.
+
+    Args:
+        folder: The folder of the model.
+        settings: The pooling and the prompts of the task.
+        start: The settings of the model that was fine-tuned. Its other prompts, its normalization and its truncation are
+            kept.
+        max_sequence_length: The number of tokens to which texts are truncated.
+        hidden_size: The number of values of a vector.
+    """
     pooling = settings.pooling or "mean"
     modes = {name: mode == pooling for name, mode in _MODES.items()}
     kinds = {"Transformer": "", "Pooling": "1_Pooling", **({"Normalize": "2_Normalize"} if start.normalize else {})}

@@ -1,7 +1,8 @@
-"""A run, whatever is trained (`jobs/`). `run_job` names its steps.
+"""The steps that all kinds of runs have in common, and the folder of a run.
 
-A job is what distinguishes one kind of run from the others: its data, model, objective, evaluation and result. All else is
-here and in the files that the steps name.
+A job defines what distinguishes one kind of run from the others: its data, model, objective, evaluation and result. The jobs
+are in `jobs/`. `run_job` runs a job: it chooses the engine, opens the folder, builds the model, resumes from the newest
+checkpoint, trains, and writes the result.
 """
 
 from __future__ import annotations
@@ -48,13 +49,20 @@ from gaudi_bert.training.run_plan import RunPlan
 
 @dataclass(frozen=True)
 class Prepared:
-    """A job that is ready: what follows from its files, its settings and the number of processes.
+    """A job that is ready to be run with a certain number of processes.
 
     Attributes:
-        batches: those of a process, without end or as many as there are updates.
-        lines: model, data and batches, for people; `details`: further ones, for a dry run.
-        signature: what the result depends on.
-        stored: what checkpoints hold besides the settings of model and loop.
+        spec: The model to build.
+        objective: The loss to minimize.
+        plan: The plan of the run.
+        evaluation: The held-out data, or None.
+        batches: A function that returns the training batches of a process, given the plan and the position. There are at
+            least as many batches as the remaining updates need.
+        lines: Lines for the user that describe the model, the data and the batches.
+        signature: Everything that the result depends on.
+        denominators: The rule by which loss sums are divided.
+        stored: Values that checkpoints contain besides the model config and the settings of the loop.
+        details: A function that returns further lines for the user, in a dry run.
     """
 
     spec: ModelSpec
@@ -70,13 +78,14 @@ class Prepared:
 
 
 class Job(ABC, Generic[R]):
-    """One kind of run, as the steps of `run_job`, which calls the methods in this sequence.
+    """One kind of run. `run_job` calls the methods in the order in which they are defined.
 
     Attributes:
-        result_name: the file that is written last; `result_type` is its content.
-        section: the settings of its loop.
-        is_bert: whether its model is a BERT, which every engine runs.
-        evaluates_first: whether the model is evaluated before the first update too.
+        result_name: The name of the result file, which is written last.
+        result_type: The type of the result.
+        section: The settings of the training loop.
+        is_bert: Whether the model is a BERT. Only PyTorch can run other models.
+        evaluates_first: Whether the model is also evaluated before the first update.
     """
 
     result_name: ClassVar[str]
@@ -87,32 +96,48 @@ class Job(ABC, Generic[R]):
 
     @abstractmethod
     def prepare(self, processes: int, reporter: Reporter) -> Prepared:
-        """Read what is to be read, decide on model and batches; refuse what does not fit.
+        """Read the files, and decide on the model and the batches.
 
-        It may be called again for another number of processes, and reads its files once.
+        This may be called again for another number of processes. The files are read only once.
+
+        Args:
+            processes: The number of processes of the run.
+            reporter: Shows messages to the user.
+
+        Raises:
+            InputError: The files cannot be read, or the data, the model and the settings do not fit together.
         """
 
     def begin(self, run: RunContext[R], plan: RunPlan, model: Model) -> MlperfLog | None:
-        """Do what comes before the first update of a model that was built; the log of the run, where it has one."""
+        """Do what the job needs after the model was built and before its weights are loaded.
+
+        Returns:
+            The MLPerf log of the run, or None.
+        """
         return None
 
     @abstractmethod
     def load_start(self, model: Model, reporter: Reporter) -> None:
-        """Load the weights that the run begins with; those that are not named keep their first values."""
+        """Load the weights with which a new run begins. Variables without such weights keep their initial values."""
 
     def evaluated(self, run: RunContext[R], model: Model, update: int, evaluation: Evaluation) -> None:
-        """Take the figures of an update that was evaluated; every process calls it."""
+        """Handle the metrics of an evaluation after update `update`. Every process calls this."""
 
     @abstractmethod
     def finish(self, loop: TrainingLoop) -> R:
-        """Write what else is in the folder, and give the result."""
+        """Write the remaining files of the folder, and return the result. Every process calls this."""
 
 
 class RunOptions(TypedDict, total=False):
-    """Options of a run that begins or continues.
+    """Options that decide whether a run begins, continues or is only planned.
 
-    One of the same settings that was stopped continues; with `resume`, one of fewer updates does too. With `overwrite`, the
-    run that is there is removed, whatever it is. With `dry_run`, nothing is written, and its plan is printed and returned.
+    A stopped run with the same settings always continues.
+
+    Attributes:
+        reporter: Shows messages and progress.
+        resume: Also continue a run that had the same settings but fewer updates.
+        overwrite: Remove the run that is in the folder, and begin a new one.
+        dry_run: Print and return the plan of the run, and write nothing.
     """
 
     reporter: Required[Reporter]
@@ -122,7 +147,22 @@ class RunOptions(TypedDict, total=False):
 
 
 def run_job(job: Job[R], settings: PipelineSettings, out: Path, **options: Unpack[RunOptions]) -> StageOutput[R] | RunPlan:
-    """Train in the folder `out`; the same result in every process."""
+    """Run a job in a folder, from the beginning or from where it was stopped.
+
+    Args:
+        job: The job.
+        settings: The settings of the pipeline.
+        out: The folder of the run, on a disk or in an object store.
+        **options: See `RunOptions`.
+
+    Returns:
+        The result, which is the same in every process, or the plan for a dry run.
+
+    Raises:
+        InputError: The settings, the data, the model and the stored run do not fit together.
+        StoppedError: A signal requested a stop. A checkpoint has been saved.
+        FailedError: The training diverged, or another process was lost.
+    """
     reporter, dry_run = options["reporter"], options.get("dry_run", False)
     resume, overwrite = options.get("resume", False), options.get("overwrite", False)
     if resume and overwrite:
@@ -132,15 +172,16 @@ def run_job(job: Job[R], settings: PipelineSettings, out: Path, **options: Unpac
         say, reporter = reporter.say, reporter if is_first_process() else Reporter(quiet=True)
         launch = find_launch()
         processes = launch.size if launch is not None else 1
-        if dry_run and processes == 1:  # without a launcher, as many as the settings request
+        if dry_run and processes == 1:  # without a launcher, plan for the number of processes in the settings
             processes = settings.resources.workers * settings.resources.processes_per_worker
         prefix = "" if dry_run else f"{'train' if job.section.section_name == 'training' else 'finetune'}: "
-        reporter.say(f"{prefix}{chosen.line()}")  # before what takes seconds to load
+        reporter.say(f"{prefix}{chosen.line()}")  # first, because what follows takes seconds to load
         prepared = job.prepare(processes, reporter)
         plan, signature, result_path = prepared.plan, prepared.signature, folder / job.result_name
         if plan.settings.target_masked_lm_accuracy is not None and prepared.evaluation is None:
             raise InputError("training.target_masked_lm_accuracy: needs evaluation data; pass --evaluation-data")
-        # Known before the processes meet: a pod that is lost when others are done is started once more, and meets nobody.
+        # If a pod is lost when the others are already done, it is restarted alone, and would wait in vain for the others to
+        # connect. Therefore check whether the run is finished before connecting.
         if not (overwrite or dry_run) and shares_folders() and is_finished(folder, result_path, signature):
             say(_nothing_to_do(folder, signature))
             return StageOutput(job.result_type.read(result_path), skipped=True)
@@ -160,7 +201,7 @@ def run_job(job: Job[R], settings: PipelineSettings, out: Path, **options: Unpac
 
 
 def _train(job: Job[R], prepared: Prepared, run: RunContext[R]) -> R:
-    """Build, resume, train to the end."""
+    """Build the model, resume from the newest checkpoint or load the initial weights, train, and return the result."""
     communicator, plan = run.communicator, prepared.plan
     if run.begun_by != plan.processes and plan.rows:
         begun = job.prepare(run.begun_by, Reporter(quiet=True)).plan
@@ -171,7 +212,7 @@ def _train(job: Job[R], prepared: Prepared, run: RunContext[R]) -> R:
     step = TrainingStep(updates, communicator, settings, prepared.objective, prepared.denominators)
     mlperf_log = job.begin(run, plan, model)
     progress = Progress()
-    if communicator.is_first:  # from the newest checkpoint, or else with the weights that the run begins with
+    if communicator.is_first:  # continue from the newest checkpoint, or else load the initial weights
         progress = resume_run(run.checkpoints, model, updates, run.signature.as_json(), run.reporter.say)
         if progress.update == 0:
             job.load_start(model, run.reporter)
@@ -195,12 +236,12 @@ def _train(job: Job[R], prepared: Prepared, run: RunContext[R]) -> R:
     return job.finish(loop)
 
 
-# Settings that a checkpoint does not hold: any engine on any machine resumes from it.
+# Checkpoints do not contain these settings, because every engine on every machine can resume from them.
 _OF_THE_MACHINE = ("engine", "device", "compile")
 
 
 def _stored_settings(section: LoopSettings, prepared: Prepared, run: RunContext[R]) -> dict[str, Any]:
-    """Return what every checkpoint of a run holds besides its state; paths are those of the user, and omitted."""
+    """Return the settings that every checkpoint of a run contains. Paths on the user's machine are omitted."""
     fields = TrainingSettings.model_fields if isinstance(section, TrainingSettings) else LoopSettings.model_fields
     names = fields.keys() - {"init_checkpoint", *_OF_THE_MACHINE}
     return {
@@ -212,12 +253,13 @@ def _stored_settings(section: LoopSettings, prepared: Prepared, run: RunContext[
     }
 
 
-# --- The folder of a run: it is new, resumed or finished already
+# --- The folder of a run, which is new, resumed or already finished
 #
-# Every process opens its device and joins the others. The first one locks the folder, decides whether there is anything to
-# do, and writes: `settings.yaml` (the pipeline's settings, to be read and used again), `settings.json` (what the result
-# depends on), `checkpoints/`, `metrics.jsonl`, `tensorboard/`, `engine.log` (what the framework itself prints) and, last,
-# the result. To an object store, the files that grow go up before each checkpoint, everything else as it is written.
+# Every process opens its device and connects to the others. The first process locks the folder, decides whether there is
+# work to do, and writes all files: `settings.yaml` (the settings of the pipeline, which can be used again), `settings.json`
+# (the signature), `checkpoints/`, `metrics.jsonl`, `tensorboard/`, `engine.log` (the output of the framework itself) and,
+# last, the result. If the folder is in an object store, files that grow are uploaded before each checkpoint, and all other
+# files are uploaded when they are written.
 
 
 @contextmanager
@@ -233,14 +275,35 @@ def _run_folder(
     resume: bool,
     overwrite: bool,
 ) -> Iterator[RunContext[R]]:
-    """Open the folder of a run, to begin or continue it; the communicator of the context is watched."""
+    """Open the folder of a run to begin, continue or only read it, and watch the processes during the context.
+
+    Every process calls this at the same time.
+
+    Args:
+        job: The job.
+        folder: The folder of the run.
+        signature: Everything that the result depends on.
+        settings: The settings of the pipeline, for `settings.yaml`.
+        engine: The engine of the run.
+        communicator: The processes, before they are watched.
+        reporter: Shows messages.
+        resume: See `RunOptions`.
+        overwrite: See `RunOptions`.
+
+    Yields:
+        The run. Its `stored` result is set if the run is already finished.
+
+    Raises:
+        InputError: The folder contains another run or other files.
+        FailedError: Another program is writing to the folder, or another process was lost.
+    """
     section, result_path = job.section, folder / job.result_name
     threads = section.threads
-    if threads is None and communicator.local_size > 1:  # processes that share a host share its cores
+    if threads is None and communicator.local_size > 1:  # divide the cores among the processes of a host
         threads = max(1, usable_cores() // communicator.local_size)
     device = engine.open_device(section, threads)
     with communicator.watched(section) as watched, ExitStack() as stack:
-        # At first without a lock, so that a finished folder may be read-only.
+        # Locking would fail if a finished folder is read-only, so check for a result before locking.
         is_done = watched.from_first(lambda: not overwrite and is_finished(folder, result_path, signature))
         if not is_done:
             watched.from_first(lambda: check_place(folder, result_path, signature.stage, overwrite))
@@ -258,10 +321,11 @@ def _run_folder(
         reporter.say(f"{signature.stage}: on {device.description}{others}")
         for note in device.notes:
             reporter.say(note)
-        if folder.is_dir():  # not every process may see it
+        if folder.is_dir():  # it may be missing on the hosts of other processes
             log = "engine.log" if watched.is_first else f"engine-{watched.rank}.log"
             stack.enter_context(redirect_native_output(folder / log))
-        # It continues as it began: compiled dropout draws other masks, and other processes would share other packs.
+        # Compiled dropout draws other masks, and another number of processes would divide the packs differently. Therefore
+        # a resumed run continues with the choices with which it began.
         begun = watched.from_first(lambda: beginning_of(context.checkpoints))
         begun_by, compiled = begun or (watched.size, device.compiles)
         if compiled and not device.compiles:
@@ -270,16 +334,16 @@ def _run_folder(
 
 
 def _nothing_to_do(folder: Path, signature: Signature) -> str:
-    """Return the line of a run that is finished already."""
+    """Return the line that tells the user that a run is already finished."""
     done = "trained" if signature.stage == "train" else "fine-tuned"
     return f"{shown_path(folder)}: already {done} with these settings, nothing to do"
 
 
-# --- The engine of a run: settings.yaml in its folder names the one that it began with
+# --- The engine of a run. `settings.yaml` in the folder contains the engine with which the run began.
 
 
 def _engine_of(job: Job[R], folder: Path, overwrite: bool) -> ChosenEngine:
-    """The engine for a run in `folder`; one that is resumed keeps its own unless the settings name another."""
+    """Choose the engine for a run in `folder`. A resumed run keeps its engine unless the settings specify another one."""
     settings, file = job.section, folder / "settings.yaml"
     fetch(file)
     stored = None
@@ -297,7 +361,14 @@ def _begin(
     resume: bool,
     overwrite: bool,
 ) -> bool:
-    """Whether the run is finished already; otherwise its folder is prepared to begin or to continue."""
+    """Prepare the folder to begin or continue a run, unless the run is already finished.
+
+    Returns:
+        Whether the run is already finished.
+
+    Raises:
+        InputError: The folder contains another run, or a run with fewer updates while `resume` is False.
+    """
     folder, settings_file = result_path.parent, settings_path(result_path.parent)
     fetch(settings_file)
     if overwrite:
@@ -311,7 +382,8 @@ def _begin(
                 f"{folder}: this run has training.updates = {before:,}; pass --resume to extend it to {updates:,}, "
                 "choose another folder, or pass --overwrite to start again"
             )
-        # First the run stops being finished: a kill between the two leaves one that was stopped.
+        # A kill between the two writes must not leave a finished result with the wrong settings. Removing the result first
+        # leaves a stopped run instead, which can be continued.
         with explain_os_errors(result_path, "remove"):
             remove(result_path)
         write_json(settings_file, signature.as_json())
@@ -322,7 +394,7 @@ def _begin(
     if begin_artefact(folder, result_path, signature, overwrite=overwrite):
         return True
     write_text(folder / "settings.yaml", yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False))
-    if is_mirrored(folder):  # what a stopped run resumes from: its newest checkpoint, and the files that grow
+    if is_mirrored(folder):  # resuming needs only the newest checkpoint and the files that grow
         names = names_in(folder)
         newest = max(fnmatch.filter(names, f"checkpoints/{CHECKPOINT_NAMES}"), default=None)
         fetch(*(folder / name for name in names if "/" not in name or name == newest))
@@ -330,7 +402,11 @@ def _begin(
 
 
 def _fewer_updates(settings_file: Path, signature: Signature) -> int | None:
-    """The updates of the stored run, where it differs from `signature` by having fewer of them and in nothing else."""
+    """Return the number of updates of the stored run, if it is smaller and the only difference from `signature`.
+
+    Returns:
+        The stored number of updates. None if there is no stored run, or if it differs in another way.
+    """
     requested = signature.as_json()
     updates = requested["settings"].get("training", {}).get("updates")
     if updates is None or not settings_file.exists():

@@ -1,10 +1,10 @@
-"""Stage verify-model: packing changes nothing, shown for a user's own weights.
+"""Stage verify-model: check with a user's own weights that packing does not change what a model computes.
 
-Packs of random sequences go through the model packed and one sequence to a row: outputs, losses and the gradient of every
-variable must agree to float32 rounding. Then all tokens of one sequence of each pack are changed, and not one bit of any
-other sequence's outputs may change. Without a checkpoint, the weights are seeded random ones.
+Random sequences pass through the model twice: packed, and with one sequence per row. Outputs, losses and the gradient of
+every variable must agree up to float32 rounding. Then all tokens of one sequence in each pack are changed, and the outputs
+of all other sequences must stay bit-identical. If no checkpoint is given, the weights are random numbers from a fixed seed.
 
-A folder of `transformers`, whatever its model, is tried as `finetune` tries it (`encoders/packed_model.py`).
+A `transformers` folder with any kind of model is tried in the same way as by `finetune` (`encoders/packed_model.py`).
 """
 
 from __future__ import annotations
@@ -36,15 +36,23 @@ _ZERO_GRADIENT_BOUND = 1e-9
 _LENGTH, _VOCABULARY, _PACKS, _DEPTH = 128, 997, 5, 8
 _SEED = 12345
 _Dtype = Literal["float32", "float64"]
-# By name: the largest difference, and the largest value; of a gradient the norms of both.
+# By name: the largest absolute difference and the largest absolute value. For gradients: the norm of the difference and the
+# norm of the gradient.
 _Differences = dict[str, tuple[float, float]]
 
 
 @dataclass(frozen=True)
 class VerifyModelResult:
-    """The distance of packed from unpacked: of each output and loss, and of a variable's gradient as a share of its norm.
+    """The result of the checks, all of which passed.
 
-    `leak_comparisons` counts the sequences next to a changed one, none of which changed.
+    Attributes:
+        weights: The path of the weights, or "random".
+        packs: The number of packs.
+        sequences: The number of sequences in them.
+        differences: The largest difference between packed and unpacked, by the name of the output or loss. "gradient" is the
+            largest difference of a variable's gradient, relative to its norm.
+        leak_comparisons: The number of sequences whose outputs stayed identical while another sequence of their pack
+            changed.
     """
 
     weights: str
@@ -54,7 +62,7 @@ class VerifyModelResult:
     leak_comparisons: int
 
     def lines(self) -> list[str]:
-        """Return the proof for people."""
+        """Return the result as lines for the user."""
         packed = f"{format_count(self.sequences, 'sequence')} in {format_count(self.packs, 'pack')}"
         largest = max(difference for name, difference in self.differences.items() if name != "gradient")
         neighbours = f"{format_count(self.leak_comparisons, 'sequence')} next to a changed one did not change"
@@ -65,11 +73,16 @@ class VerifyModelResult:
 
 
 def verify_model(*, checkpoint: Path | None, reporter: Reporter, engine: EngineChoice = "auto") -> VerifyModelResult:
-    """Prove that packed equals unpacked.
+    """Check that a model computes the same for packed and unpacked sequences.
+
+    Args:
+        checkpoint: A checkpoint, the folder of a run, or a `transformers` folder. None for random weights.
+        reporter: Shows the details of the checks.
+        engine: The engine that runs the model, or "auto".
 
     Raises:
-        FailedError: it does not.
-        InputError: the weights cannot be read.
+        FailedError: The results differ by more than rounding.
+        InputError: The weights cannot be read.
     """
     config = BertConfig(
         vocab_size=_VOCABULARY,
@@ -84,8 +97,10 @@ def verify_model(*, checkpoint: Path | None, reporter: Reporter, engine: EngineC
     with nullcontext() if checkpoint is None else local_weights(checkpoint) as weights:
         if weights is not None:
             check_model_exists(weights)
-            if (weights / "config.json").is_file():  # any model of transformers, with its own weights
-                from gaudi_bert.encoders.packed_model import verify_folder  # loads torch and transformers
+            if (weights / "config.json").is_file():  # a transformers folder with any kind of model
+                from gaudi_bert.encoders.packed_model import (
+                    verify_folder,
+                )  # imported here, because it loads torch and transformers
 
                 differences, count, sequences = verify_folder(weights, reporter.say)
                 return VerifyModelResult(str(weights), count, sequences, differences, sequences - count)
@@ -113,7 +128,7 @@ def verify_model(*, checkpoint: Path | None, reporter: Reporter, engine: EngineC
 
 
 def _packs(config: BertConfig) -> BatchArrays:
-    """Packs of random sequences of many lengths, some with padding, by first fit, the longest sequence first."""
+    """Return packs of random sequences of various lengths, some with padding, packed by first-fit decreasing."""
     random, length = np.random.default_rng(_SEED), min(_LENGTH, config.max_position_embeddings)
     packs: list[list[Sequence]] = []
     sizes = sorted(random.integers(1, max(2, length // 2 + 1), 4 * _PACKS).tolist(), reverse=True)
@@ -124,7 +139,7 @@ def _packs(config: BertConfig) -> BatchArrays:
             segment_ids=(np.arange(size) * config.type_vocab_size // size).astype(np.int32),
             masked_positions=positions.astype(np.int32),
             masked_ids=random.integers(0, config.vocab_size, len(positions)).astype(np.int32),
-            next_sentence_label=int(number % 3 < 2),  # unequal, or the gradient of a bias nearly cancels
+            next_sentence_label=int(number % 3 < 2),  # equally frequent labels would nearly cancel a bias gradient
         )
         fitting = (pack for pack in packs if len(pack) < _DEPTH and sum(each.length for each in pack) + size <= length)
         pack = next(fitting, None)
@@ -135,15 +150,32 @@ def _packs(config: BertConfig) -> BatchArrays:
     return join_sequences(packs, length, slots, max(map(len, packs)))
 
 
-# --- Packed compared with unpacked, for any weights and any packs (Krell et al., 2021, section 3.2: "the behavior of the
-# model is the same"). Outputs are those of training, where the last layer is computed for the positions that the heads read,
-# and in addition the hidden states of all tokens.
+# --- Comparing packed with unpacked, for any weights and any packs (Krell et al., 2021, section 3.2: "the behavior of the
+# model is the same")
+#
+# The compared outputs are those of training, for which the last layer is computed only at the positions that the heads read.
+# In addition, the hidden states of all tokens are compared.
 
 
 def _compare(
     model_of: Callable[[_Dtype], Model], batch: BatchArrays, loss: Loss, say: Callable[[str], None]
 ) -> dict[str, float]:
-    """Check outputs, losses and gradients; the gradients that float32 cannot tell apart are settled in float64."""
+    """Check that outputs, losses and gradients of packed and unpacked sequences agree.
+
+    Gradients that nearly cancel differ too much in float32, so they are computed again in float64.
+
+    Args:
+        model_of: Builds the model with a compute dtype.
+        batch: The packs.
+        loss: Whether the masked-LM loss is a mean over tokens or over sequences.
+        say: Shows a line to the user.
+
+    Returns:
+        The largest differences, as in `VerifyModelResult`.
+
+    Raises:
+        FailedError: A difference is larger than allowed.
+    """
     outputs, gradients = _compare_packed_with_unpacked(model_of("float32"), batch, loss)
     say(f"verify-model: {format_count(len(batch['input_ids']), 'pack')}, masked-LM loss per {loss}")
     for name, (difference, largest) in outputs.items():
@@ -166,7 +198,10 @@ def _compare(
 
 
 def _share(difference: float, norm: float) -> float:
-    """|difference| / |gradient|; 0 where both are 0 to within 1e-9 (the key biases)."""
+    """Return the norm of a difference relative to the norm of the gradient.
+
+    Return 0 if both norms are below 1e-9, as for the key biases, whose gradient is mathematically zero.
+    """
     both_zero = difference <= _ZERO_GRADIENT_BOUND and norm <= _ZERO_GRADIENT_BOUND
     return 0.0 if both_zero else difference / max(norm, 1e-30)
 
@@ -174,7 +209,11 @@ def _share(difference: float, norm: float) -> float:
 def _compare_packed_with_unpacked(
     model: Model, packed: BatchArrays, loss: Loss = "token"
 ) -> tuple[_Differences, _Differences]:
-    """Run packs and the same sequences one to a row: of outputs and losses the differences, and so of gradients."""
+    """Run the packs, and the same sequences with one sequence per row, and compare the results.
+
+    Returns:
+        The differences of outputs and losses, and the differences of gradients, both by name.
+    """
     placed = split_packs(packed)
     length, slots = packed["input_ids"].shape[1], packed["masked_lm_ids"].shape[1]
     ours = model.trial(packed, loss)
@@ -196,7 +235,14 @@ def _compare_packed_with_unpacked(
 
 
 def _check_leaks(model: Model, vocabulary_size: int, batch: BatchArrays, say: Callable[[str], None]) -> int:
-    """Change every sequence once; how many others were compared."""
+    """Change every sequence once, and check that the outputs of all others stay identical.
+
+    Returns:
+        The number of unchanged sequences that were compared, added over all trials.
+
+    Raises:
+        FailedError: The output of an unchanged sequence changed, or the output of a changed one did not.
+    """
     total = 0
     for chosen in range(int(batch["input_mask"].max())):
         compared, leaks, moved = _probe_leaks(model, vocabulary_size, batch, chosen)
@@ -212,9 +258,17 @@ def _check_leaks(model: Model, vocabulary_size: int, batch: BatchArrays, say: Ca
 
 
 def _probe_leaks(model: Model, vocabulary_size: int, packed: BatchArrays, chosen: int = 0) -> tuple[int, int, bool]:
-    """Change every token of one sequence in each pack, number `chosen` modulo its sequences.
+    """Change every token of one sequence in each pack, and compare the outputs before and after.
 
-    Returns how many others were compared, how many of them changed by a bit, and whether the changed ones did.
+    Args:
+        model: The model.
+        vocabulary_size: The number of token ids.
+        packed: The packs.
+        chosen: The number of the sequence to change, from 0. It is taken modulo the number of sequences in the pack.
+
+    Returns:
+        The number of sequences that were not changed, the number of them whose outputs changed, and whether all outputs of
+        all changed sequences changed.
     """
     placed = split_packs(packed)
     per_pack = np.bincount([each.pack for each in placed], minlength=len(packed["input_ids"]))
@@ -236,20 +290,29 @@ def _probe_leaks(model: Model, vocabulary_size: int, packed: BatchArrays, chosen
 
 
 def _outputs_of(outputs: dict[str, Float32Array], placed: _PlacedSequence) -> Iterator[tuple[str, Float32Array]]:
-    """The outputs that belong to one sequence."""
+    """Yield the name and the values of each output of one sequence."""
     slots = {"hidden_states": placed.positions, "masked_lm_logits": placed.masked_slots}
     for name, values in outputs.items():
         of_pack = values[placed.pack]
         yield name, of_pack[slots[name]] if name in slots else of_pack[placed.number - 1]
 
 
-# --- packs taken apart into their sequences, and sequences joined to packs, one at a time: for proofs and small batches,
-# plain rather than fast
+# --- Splitting packs into sequences, and joining sequences to packs
+#
+# This code handles one sequence after the other. It is simple rather than fast, and meant for checks and small batches.
 
 
 @dataclass(frozen=True)
 class Sequence:
-    """One sequence as it stands alone; arrays are int32, `masked_positions` count from its own start."""
+    """A single sequence.
+
+    Attributes:
+        input_ids: int32 [tokens].
+        segment_ids: int32 [tokens].
+        masked_positions: int32 [masked tokens], the positions of the masked tokens from the start of the sequence.
+        masked_ids: int32 [masked tokens], the original ids of the masked tokens.
+        next_sentence_label: 0 or 1.
+    """
 
     input_ids: Int32Array
     segment_ids: Int32Array
@@ -259,13 +322,21 @@ class Sequence:
 
     @property
     def length(self) -> int:
-        """Number of tokens."""
+        """The number of tokens."""
         return len(self.input_ids)
 
 
 @dataclass(frozen=True)
 class _PlacedSequence:
-    """A sequence and where its inputs and outputs lie in a batch of packs."""
+    """A sequence, and the position of its inputs and outputs in a batch of packs.
+
+    Attributes:
+        sequence: The sequence.
+        pack: The index of its pack.
+        number: The number of the sequence in its pack, from 1.
+        start: The position of its first token in the pack.
+        masked_slots: The masked slots of the pack that belong to the sequence.
+    """
 
     sequence: Sequence
     pack: int
@@ -279,7 +350,7 @@ class _PlacedSequence:
 
 
 def split_packs(batch: BatchArrays) -> list[_PlacedSequence]:
-    """Every sequence of a batch of packs (packed features as arrays), pack by pack."""
+    """Return every sequence of a batch of packs, pack by pack."""
     return [
         _placed(batch, pack, number)
         for pack, mask_L in enumerate(batch["input_mask"])
@@ -288,6 +359,7 @@ def split_packs(batch: BatchArrays) -> list[_PlacedSequence]:
 
 
 def _placed(batch: BatchArrays, pack: int, number: int) -> _PlacedSequence:
+    """Return sequence `number` (from 1) of a pack."""
     positions, slots = (np.flatnonzero(batch[name][pack] == number) for name in ("input_mask", "masked_lm_weights"))
     start = int(positions[0])
     sequence = Sequence(
@@ -303,9 +375,16 @@ def _placed(batch: BatchArrays, pack: int, number: int) -> _PlacedSequence:
 def join_sequences(
     packs: list[list[Sequence]], length: int, masked_slots: int, depth: int
 ) -> dict[str, Int32Array | Float32Array]:
-    """A batch of packs, one for each list of sequences, as the packed features (int32 and float32 arrays).
+    """Join lists of sequences to a batch of packs.
 
-    They must fit. A depth of 1 joins nothing: every sequence has its own row.
+    Args:
+        packs: The sequences of each pack. They must fit into the sizes that follow.
+        length: The length of a pack, in tokens.
+        masked_slots: The number of masked slots of a pack.
+        depth: The maximum number of sequences in a pack.
+
+    Returns:
+        The packed features by name, int32 or float32 [packs, ...].
     """
     rows_BL = np.zeros((4, len(packs), length), np.int32)
     slots_BQ = np.zeros((2, len(packs), masked_slots), np.int32)

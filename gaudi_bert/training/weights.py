@@ -1,7 +1,7 @@
-"""Weights of three kinds: a checkpoint of ours, a Hugging Face folder, a TF1 checkpoint of Google's; and a BERT's config.
+"""Reading the weights and the config of a BERT from a gaudi-bert checkpoint, a Hugging Face folder or a TF1 checkpoint.
 
-One rule decides whether weights fit a model: all settings that its function depends on must be equal, also
-`max_position_embeddings`: positions are neither cut off nor added.
+Weights fit a model only if all settings on which its function depends are equal. This includes `max_position_embeddings`,
+because position embeddings are neither truncated nor extended.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from gaudi_bert.model.config import BertConfig, find_shape_mismatch, parameter_s
 from gaudi_bert.training.checkpoint import CHECKPOINT_NAMES, find_checkpoint, is_checkpoint, read_checkpoint
 
 COPY_AGAIN = "copy the folder again, or save it again with save_pretrained"
-# Of a file or folder in the folder itself: nothing leads out of it.
+# The name of a file or folder without a path, so that it cannot lead out of the folder that contains it.
 FileName = Annotated[str, Field(pattern=r"^[^/\\\x00]{0,254}[^./\\\x00]$")]
 _BERT_VOCABULARY = 30522
-# All other settings of a model are of the function that its weights belong to.
+# These settings only matter in training. All others must be equal for weights to fit a model.
 _OF_TRAINING = ("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range")
-# What weights of a bare encoder lack; it then starts from random numbers.
+# Weights of an encoder without a head lack these variables, which then keep their random initial values.
 _OPTIONAL_SCOPES = ("cls/", "bert/pooler/")
 _CONFIG_NAMES = ("config.json", "bert_config.json")
 _SAFETENSORS = "model.safetensors"
 
 
 class _WeightsIndex(Figures):
-    """model.safetensors.index.json: which file of the folder holds which tensor."""
+    """The schema of model.safetensors.index.json, which maps the name of each tensor to the file that contains it."""
 
     remedy = COPY_AGAIN
 
@@ -51,7 +51,14 @@ class _WeightsIndex(Figures):
 
 @dataclass(frozen=True)
 class Weights:
-    """A model as it was stored; `config` is None where a TF1 checkpoint comes without it."""
+    """The weights of a model, as they were read.
+
+    Attributes:
+        path: The file or folder of the weights.
+        kind: The format of the weights.
+        config: The config of the model, or None if a TF1 checkpoint or a gaudi-bert checkpoint contains none.
+        variables: The weights by the names of our variables.
+    """
 
     path: Path
     kind: Literal["gaudi-bert", "huggingface", "google"]
@@ -60,22 +67,29 @@ class Weights:
 
     @property
     def missing(self) -> list[str]:
-        """Variables of the model that are not there."""
+        """The names of the model's variables for which there are no weights. Empty if the config is unknown."""
         return [] if self.config is None else [name for name in parameter_specs(self.config) if name not in self.variables]
 
 
 def read_weights(path: Path | str) -> Weights:
-    """Read weights of any of the three kinds.
+    """Read the weights of a BERT in any of the three formats.
 
-    Ours: an `update-*.safetensors`, or the folder of a run. Hugging Face: a folder with `config.json` and
-    `model.safetensors`, or that file. Google: a prefix such as `bert_model.ckpt`, or a folder with one.
+    Args:
+        path: One of the following:
+
+            - a gaudi-bert checkpoint, `update-*.safetensors`, or the folder of a run
+            - a Hugging Face folder with `config.json` and `model.safetensors`, or the latter file
+            - the prefix of a TF1 checkpoint, such as `bert_model.ckpt`, or the folder that contains it
+
+    Raises:
+        InputError: The weights are missing, damaged or not finite, or reading them needs TensorFlow, which is not installed.
     """
     path = Path(path)
     check_model_exists(path)
     if shards := _hugging_face_files(path):
         weights = _read_hugging_face(path, shards)
     elif prefix := _find_google_checkpoint(path):
-        if not is_installed("tensorflow"):  # which reads it, whichever engine runs the model
+        if not is_installed("tensorflow"):  # needed to read it, even if another engine runs the model
             raise InputError(
                 f"{prefix}: a TF1 checkpoint, which TensorFlow reads, and it is not installed; convert the checkpoint with "
                 "`gaudi-bert export` on Python 3.10 or 3.11, where TensorFlow is"
@@ -95,7 +109,21 @@ def read_weights(path: Path | str) -> Weights:
 
 
 def load_weights(path: Path | str, model: Model, config: BertConfig) -> Weights:
-    """Set the model's variables from weights of any kind; those that are `missing` in them keep what they hold."""
+    """Read weights in any of the three formats, and set the variables of a model from them.
+
+    Variables that are `missing` in the weights keep their values.
+
+    Args:
+        path: The weights, as for `read_weights`.
+        model: The model.
+        config: The config of the model.
+
+    Returns:
+        The weights.
+
+    Raises:
+        InputError: The weights cannot be read, or they belong to a model with other settings.
+    """
     weights = read_weights(path)
     for name, there in ({} if weights.config is None else weights.config.to_json()).items():
         here = getattr(config, name)
@@ -118,7 +146,11 @@ def load_weights(path: Path | str, model: Model, config: BertConfig) -> Weights:
 
 
 def read_config(file: Path) -> BertConfig:
-    """The size and form of the model, from config.json or bert_config.json."""
+    """Read the config of a BERT from config.json or bert_config.json.
+
+    Raises:
+        InputError: The file cannot be read, or does not describe a BERT that is supported.
+    """
     values = read_json(file)
     if not isinstance(values, dict):
         raise InputError(f"{file}: is not an object with the settings of a model; {COPY_AGAIN}")
@@ -129,7 +161,13 @@ def read_config(file: Path) -> BertConfig:
 
 
 def model_config(settings: ModelSettings, vocabulary_size: int | None, max_sequence_length: int) -> BertConfig:
-    """The model's configuration: what the settings leave open comes from the data."""
+    """Return the config of a model. Sizes that the settings do not specify are taken from the data.
+
+    Args:
+        settings: The settings of the model.
+        vocabulary_size: The number of tokens in the vocabulary of the data, or None if it is unknown.
+        max_sequence_length: The length of the rows of the data, in tokens.
+    """
     values = settings.model_dump()
     if values["vocab_size"] is None:
         values["vocab_size"] = vocabulary_size or _BERT_VOCABULARY
@@ -139,6 +177,7 @@ def model_config(settings: ModelSettings, vocabulary_size: int | None, max_seque
 
 
 def _config_next_to(folder: Path) -> BertConfig | None:
+    """Return the config in a folder, or None if the folder does not contain one."""
     for name in _CONFIG_NAMES:
         if (folder / name).is_file():
             return read_config(folder / name)
@@ -146,7 +185,11 @@ def _config_next_to(folder: Path) -> BertConfig | None:
 
 
 def _hugging_face_files(path: Path) -> list[Path]:
-    """The files with the tensors, where `path` is of Hugging Face; none where it is not."""
+    """Return the files with the tensors of a Hugging Face model. Empty if `path` is not such a model.
+
+    Raises:
+        InputError: The folder contains only pytorch_model.bin, which is not supported.
+    """
     if path.is_file() and path.suffix == ".safetensors":
         return [] if path.name.startswith("update-") or is_checkpoint(path) else [path]
     if (path / _SAFETENSORS).is_file():
@@ -160,6 +203,11 @@ def _hugging_face_files(path: Path) -> list[Path]:
 
 
 def _read_hugging_face(path: Path, files: list[Path]) -> Weights:
+    """Read the tensors of a Hugging Face model from its safetensors files.
+
+    Raises:
+        InputError: A file cannot be read, config.json is missing, or the tensors do not match the config.
+    """
     from safetensors import SafetensorError
     from safetensors.numpy import load_file
 
@@ -178,12 +226,16 @@ def _read_hugging_face(path: Path, files: list[Path]) -> Weights:
     return Weights(path, "huggingface", config, _from_hugging_face(tensors, config))
 
 
-# --- weights in an object store
+# --- Weights in an object store
 
 
 @contextmanager
 def local_weights(path: Path | str, store: StoreSettings | None = None) -> Iterator[Path]:
-    """Weights to read: the newest checkpoint of a run, a checkpoint, or another tool's folder or file, copied if need be."""
+    """Provide a local path of weights for the duration of the context, and copy them from an object store if necessary.
+
+    If the folder of a run is in a store, only its newest checkpoint and the small files next to it are copied. A folder of
+    another tool is copied completely.
+    """
     with mirrored_bucket(path, store) as weights:
         if is_in_store(path):
             fetch(weights)
@@ -195,7 +247,7 @@ def local_weights(path: Path | str, store: StoreSettings | None = None) -> Itera
             file = weights if weights.is_file() else next(newest, None)
             if file is None:
                 fetch_below(weights)
-            else:  # and what is next to it of its model and its run; above a bucket, nothing is fetched
+            else:  # also the files of its model and its run that are next to it; outside the bucket, nothing is fetched
                 run = file.parent.parent
                 of_model = (file.parent / name for name in (*_CONFIG_NAMES, "vocab.txt"))
                 of_run = (run / name for name in ("settings.yaml", "vocab.txt", "tokenizer_config.json"))
@@ -209,7 +261,14 @@ _INDEX = ".index"
 
 
 def _find_google_checkpoint(path: Path) -> Path | None:
-    """The prefix of the TF1 checkpoint that `path` means: a prefix, its index file, or a folder that holds one; or None."""
+    """Return the prefix of a TF1 checkpoint, given the prefix, the index file or the folder that contains them.
+
+    Returns:
+        The prefix, or None if `path` is not a TF1 checkpoint.
+
+    Raises:
+        InputError: The folder contains several TF1 checkpoints.
+    """
     if path.name.endswith(_INDEX) and path.is_file():
         return path.with_name(path.name.removesuffix(_INDEX))
     if Path(f"{path}{_INDEX}").is_file():
@@ -220,17 +279,17 @@ def _find_google_checkpoint(path: Path) -> Path | None:
     return files[0].with_suffix("") if files else None
 
 
-# --- Names and layouts of Hugging Face's BERT (`BertForPreTraining`, `BertModel`), to and from ours
+# --- Converting names and layouts between Hugging Face's BERT (`BertForPreTraining`, `BertModel`) and ours
 #
-# Their dense layers hold the transpose of our kernels. The output matrix of their masked-LM head is tied to the word
-# embeddings, its bias exists under two names; both are written once and accepted twice.
+# The weights of Hugging Face's dense layers are the transposes of our kernels. The output matrix of the masked-LM head is
+# tied to the word embeddings, and its bias exists under two names. Each is written once, and accepted under both names.
 
 _TIED = {
     "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
     "cls.predictions.decoder.bias": "cls.predictions.bias",
 }
 _TASK_HEADS = ("classifier.", "qa_outputs.")
-"""The heads of `BertForSequenceClassification`, `...TokenClassification` and `...QuestionAnswering`."""
+"""The name prefixes of the heads of `BertForSequenceClassification`, `...TokenClassification` and `...QuestionAnswering`."""
 _COUNTERS = ("bert.embeddings.position_ids", "bert.embeddings.token_type_ids")
 
 _WHOLE_NAMES = {
@@ -242,9 +301,10 @@ _LAST_PARTS = {"kernel": "weight", "gamma": "weight", "beta": "bias"}
 
 
 def _hugging_face_name(name: str) -> str:
-    """The name in `BertForPreTraining` of our variable `name`.
+    """Return the name that one of our variables has in `BertForPreTraining`.
 
-    `bert/encoder/layer_0/attention/self/query/kernel` is `bert.encoder.layer.0.attention.self.query.weight`.
+    For example, `bert/encoder/layer_0/attention/self/query/kernel` becomes
+    `bert.encoder.layer.0.attention.self.query.weight`.
     """
     if name in _WHOLE_NAMES:
         return _WHOLE_NAMES[name]
@@ -255,7 +315,14 @@ def _hugging_face_name(name: str) -> str:
 
 
 def to_hugging_face(values: WeightArrays) -> dict[str, Float32Array]:
-    """Our variables (by name) as the state of `BertForPreTraining`; tied tensors are omitted, as their own files do."""
+    """Convert our variables to the state dict of `BertForPreTraining`.
+
+    Args:
+        values: Our variables by name.
+
+    Returns:
+        The tensors by their Hugging Face names. Tied tensors are omitted, as in the files of Hugging Face.
+    """
     return {
         _hugging_face_name(name): np.ascontiguousarray(value.T if name.endswith("/kernel") else value)
         for name, value in values.items()
@@ -263,9 +330,18 @@ def to_hugging_face(values: WeightArrays) -> dict[str, Float32Array]:
 
 
 def _from_hugging_face(tensors: WeightArrays, config: BertConfig) -> dict[str, Float32Array]:
-    """The state of `BertForPreTraining`, of a `BertFor...` of a task, or of a bare `BertModel`, as our variables, float32.
+    """Convert the state dict of a BERT of Hugging Face to our variables, float32.
 
-    `tensors` may have the names of the first releases, with `gamma` and `beta` for layer norm.
+    Args:
+        tensors: The state dict of a `BertForPreTraining`, a `BertFor...` class of a task, or a `BertModel`. The names may be
+            those of the first releases, which had `gamma` and `beta` for layer normalization.
+        config: The config of the model.
+
+    Returns:
+        The weights by the names of our variables. The head and the pooler may be missing.
+
+    Raises:
+        InputError: A tensor is missing, unknown, duplicated or has another shape than the config requires.
     """
     names: dict[str, str] = {}
     for name in tensors:
@@ -295,7 +371,7 @@ def _from_hugging_face(tensors: WeightArrays, config: BertConfig) -> dict[str, F
         value = np.asarray(state.pop(name), dtype=np.float32)
         scope, _, last = name.partition(".")
         ours[f"{scope}/kernel" if last == "weight" else f"{scope}/{last}"] = np.ascontiguousarray(value.T)
-    for name, value in state.items():  # what was not read: counters, and tied ones that equal what they are tied to
+    for name, value in state.items():  # the remaining tensors must be counters, or equal to the tensors they are tied to
         if name in _TIED and _TIED[name] in everything:
             if not np.array_equal(value, everything[_TIED[name]]):
                 raise InputError(f"weights: {name} differs from {_TIED[name]}; only tied output weights can be read")
