@@ -61,6 +61,7 @@ _Reads = Literal["first", "last", "all"]
 _TRIED_TOKENS = 40
 _TRIED_ROW_TOKENS = 512  # of the longest rows that are tried before it is known how long rows are
 _GRADIENT_BOUND = 1e-3  # of its norm
+_SMALL_ANSWERS_BOUND = 1e-3  # of the largest answer
 
 
 class PackedModel:
@@ -232,11 +233,14 @@ class PackedModel:
             expected = torch.cat([each if each.ndim == 2 else each[None] for each in alone]).float()
         if packed.shape != expected.shape:
             raise InputError(f"{type(module).__name__}: its head gives {expected.shape}, not {packed.shape}")
-        difference = float((packed - expected).abs().max()) / scale_of([expected])
-        if not difference <= alone_bound(module):
+        scale, largest = scale_of([expected]), float(expected.abs().max())
+        difference = float((packed - expected).abs().max()) / scale
+        # The scale is at least 1, so answers that are all small are also compared with the largest of them.
+        bound = min(alone_bound(module), max(alone_bound(module), _SMALL_ANSWERS_BOUND) * largest / scale)
+        if not difference <= bound:
             raise InputError(
-                f"{type(module).__name__}: its head gives packed texts other answers than texts alone (they differ by "
-                f"{difference:.1e} of the largest answer, and {alone_bound(module):g} is allowed); give it one text a row"
+                f"{type(module).__name__}: the head's outputs for packed texts differ from those for texts alone by "
+                f"{difference:.1e}, but at most {bound:.1e} is allowed; compute one text per row"
             )
         return difference
 

@@ -69,4 +69,6 @@ def write_encoder(folder: Path, name: str, kind: str = "AutoModel", **more: Any)
     model = model_of(name, kind, **more)
     model.save_pretrained(folder)
     TOKENIZER.save(str(folder / "tokenizer.json"))
+    if name == "deberta":  # the class of the type needs a Unigram model
+        (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
     return model

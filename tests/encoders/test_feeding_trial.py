@@ -206,11 +206,11 @@ def test_a_target_that_this_software_ignores_is_refused(name: str, kind: str, se
 
 
 def test_a_target_needs_to_know_the_attention() -> None:
-    with pytest.raises(InputError, match="needs a model with attn_implementation='flash_attention_2', and a config"):
+    with pytest.raises(InputError, match="target = 'flash': .*'flash_attention_2'.* config"):
         PackCollator("flash", "bert")
     flash = transformers.BertConfig(**BERT, attn_implementation="flash_attention_2")
     assert PackCollator("flash", flash)(ROWS)["cu_seq_lens_q"].tolist() == [0, 40, 63, 70, 100, 141]
-    with pytest.raises(InputError, match=r"target = 'transformers-5': needs .*'sdpa', not flash_attention_2"):
+    with pytest.raises(InputError, match=r"target = 'transformers-5': .*'sdpa'.* 'flash_attention_2'"):
         PackCollator("transformers-5", flash)
 
 
@@ -248,7 +248,7 @@ def test_sequences_that_change_the_positions_of_others_are_refused(kind: str) ->
     collator = PackCollator("transformers-5", model)
     assert collator.feeding.longest_sequence == LIMIT
     check_outputs(model, collator, [row((LIMIT, 31), 401), row((13, LIMIT - 1, 2), 401)])  # padding is longer than the limit
-    with pytest.raises(InputError, match=f"a sequence of {LIMIT + 1} tokens: .* pack sequences of at most {LIMIT} tokens"):
+    with pytest.raises(InputError, match=f"{LIMIT + 1} tokens.* sequences of at most {LIMIT} tokens"):
         collator([row((LIMIT + 1,), 401), row((3, 5), 401)])
     assert PackedEncoder(model, TOKENIZER).max_sequence_length == LIMIT
 
@@ -293,7 +293,7 @@ def test_rows_are_tried_before_they_are_collated() -> None:
     model = changed("farther")
     collator = PackCollator("transformers-5", model)
     assert collator([row((200, 300), 512)])["input_ids"].shape == (1, 512)
-    with pytest.raises(InputError, match=r"a row of 513 tokens: .* rows of 512; give PackCollator row_tokens=513"):
+    with pytest.raises(InputError, match=r"513 tokens.* rows of 512.* row_tokens=513"):
         collator([row((200, 300), 513)])
     with pytest.raises(InputError, match="computes wrong outputs for packs of 713 tokens"):
         PackCollator("transformers-5", model, row_tokens=713)

@@ -306,7 +306,7 @@ def test_labels_without_names(tmp_path: Path) -> None:
         ({"id2label": {"0": "A", "1": "A"}, "architectures": ["BertForTokenClassification"]}, "are both called 'A'"),
         (
             {"id2label": {"0": "A"}, "problem_type": "single_label_classification"},
-            "answers 'A' to every text; set problem_type",
+            "'A' .*every text.*problem_type",
         ),
         ({"num_labels": 2, "problem_type": "regression"}, "a regression of 2 values"),
         ({"num_labels": 3, "id2label": {"0": "A", "1": "B"}}, "num_labels is 3, and id2label has 2 labels"),
