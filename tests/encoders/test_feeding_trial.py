@@ -206,7 +206,7 @@ def test_a_target_that_this_software_ignores_is_refused(name: str, kind: str, se
 
 
 def test_a_target_needs_to_know_the_attention() -> None:
-    with pytest.raises(InputError, match="target = 'flash': .*'flash_attention_2'.* config"):
+    with pytest.raises(InputError, match=r"target = 'flash': .*'flash_attention_2'.* config"):
         PackCollator("flash", "bert")
     flash = transformers.BertConfig(**BERT, attn_implementation="flash_attention_2")
     assert PackCollator("flash", flash)(ROWS)["cu_seq_lens_q"].tolist() == [0, 40, 63, 70, 100, 141]

@@ -98,7 +98,7 @@ def test_a_pod_of_one_process_is_a_rank_itself() -> None:
     assert find_node({**NODE, "RANK": "0"}) is None, "it is a rank of the node"
     assert find_node({name: value for name, value in NODE.items() if name != "PET_NODE_RANK"}) is None
     with pytest.raises(
-        InputError, match="PET_NODE_RANK=3, PET_NNODES=3, PET_NPROC_PER_NODE=2, PET_MASTER_PORT=99: not the num"
+        InputError, match="PET_NODE_RANK=3, PET_NNODES=3, PET_NPROC_PER_NODE=2, PET_MASTER_PORT=99: must be "
     ):
         find_node({**NODE, "PET_NODE_RANK": "3"})
 
