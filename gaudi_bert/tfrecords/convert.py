@@ -1,8 +1,9 @@
-"""The stage `convert`: the packs of a finished folder as HDF5 for Habana's PyTorch BERT, a file for each shard with packs.
+"""The stage `convert`, which writes the packs of a finished folder as HDF5 files for Habana's PyTorch BERT.
 
-OUT holds nothing else, for that trainer reads every file there. A file appears when it is complete, so that a run that was
-killed continues with the next one. What the trainer looks for next to OUT, `OUT_metadata.json`, is written when all files
-are there, and removed before the first is written.
+Each shard that contains packs becomes one HDF5 file in the folder OUT. OUT contains no other files, because Habana's trainer
+reads every file in it. A file appears only when it is complete, so that a run that was killed continues with the next file.
+The trainer also reads `OUT_metadata.json` next to OUT. It is removed before the first HDF5 file is written, and written
+after the last one.
 """
 
 from __future__ import annotations
@@ -45,7 +46,23 @@ _SMALL = (PackedFeature.SEGMENT_IDS, PackedFeature.NEXT_SENTENCE_LABELS)
 def convert(
     packed: Path, out: Path, *, reporter: Reporter, overwrite: bool = False, workers: int | None = None
 ) -> StageOutput[Conversion]:
-    """Write the packs of the finished folder `packed` into the folder `out` as HDF5."""
+    """Write the packs of a finished folder as HDF5 files. All packs are read and checked before anything is written.
+
+    Args:
+        packed: The packed folder, on this machine.
+        out: The folder to write. If it contains the finished result of the same packs, nothing is done.
+        reporter: Receives progress and messages.
+        overwrite: Replace the result of other packs.
+        workers: The number of threads, or None for the default.
+
+    Returns:
+        The number of files, packs and sequences.
+
+    Raises:
+        InputError: A folder is a URL, `out` contains other files or `packed`, h5py is missing, or HDF5 cannot represent the
+            packs.
+        FailedError: The packed folder differs from its manifests.
+    """
     started = time.monotonic()
     _check_apart(packed, out)
     metadata = Metadata.read(packed)
@@ -68,6 +85,7 @@ def convert(
         with reporter.task("convert", metadata.packs, "packs") as task:
 
             def write(shard: Path, _: ByteArray) -> None:
+                """Convert a shard, unless an earlier run has already converted it."""
                 target = out / f"{shard.stem}.hdf5"
                 if not target.exists():
                     _write_hdf5_shard(metadata, slots, shard, target)
@@ -81,7 +99,11 @@ def convert(
 
 
 def _check_apart(packed: Path, out: Path) -> None:
-    """Refuse folders of which the one would be written over the other, and those that are not on this machine."""
+    """Check that both folders are on this machine, and that the output would not replace the packs.
+
+    Raises:
+        InputError: One of the folders is a URL, or `out` is the packed folder or contains it.
+    """
     for location in (packed, out):
         if is_in_store(location):
             raise InputError(
@@ -91,21 +113,31 @@ def _check_apart(packed: Path, out: Path) -> None:
         raise InputError(f"{out}: holds the packs that are to be converted; choose another folder")
 
 
-# --- packs as the vendor's trainer reads them
+# --- packs in the form that the vendor's trainer reads
 #
-# `run_pretraining.py` of its PyTorch BERT looks for `<folder>_metadata.json` next to the folder, for the number of sequences
-# per pack. HDF5 packs have no weights: a slot whose position and id are 0 is unused, and the vendor's reader stops at the
-# first position that is 0. So packs that mask the first token of their row, or predict id 0, are refused, and the last slot
-# is never used.
+# `run_pretraining.py` of Habana's PyTorch BERT reads the number of sequences per pack from `<folder>_metadata.json` next to
+# the folder. HDF5 packs have no weights. A masked slot whose position and id are 0 is unused, and the vendor's reader stops
+# at the first position that is 0. Therefore packs that mask the first token of their row or predict id 0 are rejected, and
+# the last slot of every pack stays unused.
 
 
 def _write_hdf5_shard(metadata: Metadata, slots: int, shard: Path, target: Path) -> None:
-    """Write a shard as HDF5; chunks are compressed here, outside HDF5's lock, so that several files are written at once."""
+    """Write the packs of one shard to an HDF5 file, atomically.
+
+    HDF5 has a global lock, and holding it during compression would limit all threads to one core. Therefore the chunks are
+    compressed by `zlib` and written directly.
+
+    Args:
+        metadata: The metadata of the packed folder.
+        slots: The number of masked slots of a pack in the HDF5 file.
+        shard: The shard to read.
+        target: The HDF5 file to write.
+    """
     records = RecordFiles([shard], PackedSchema.of(metadata))
     packs = int(records.sizes[0])
     widths: dict[Axis, int] = {"tokens": metadata.max_sequence_length, "masked": slots, "sequences": _MOST_SEQUENCES}
     options = {"compression": "gzip", "compression_opts": _GZIP_LEVEL, "track_times": False}
-    # A fixed version of the format, and no times: the same packs give the same bytes.
+    # The version of the format is fixed and no times are stored, so that the same packs always produce the same bytes.
     image = require_h5py().File(str(target), "w", driver="core", backing_store=False, libver=("earliest", "v110"))
     with image as file:
         datasets = {}
@@ -126,10 +158,12 @@ def _write_hdf5_shard(metadata: Metadata, slots: int, shard: Path, target: Path)
 
 
 def _packs_at_once(metadata: Metadata) -> int:
+    """Return how many packs are read and written at once, which is the number of rows of an HDF5 chunk."""
     return max(1, _CHUNK_BYTES // (4 * metadata.max_sequence_length))
 
 
 def _columns_of(records: RecordFiles, metadata: Metadata) -> Iterator[tuple[int, dict[str, AnyArray]]]:
+    """Read the packs of one shard in batches. Yield (number of the first pack, features by name)."""
     packs, step = int(records.sizes[0]), _packs_at_once(metadata)
     for first in range(0, packs, step):
         numbers = np.arange(first, min(first + step, packs))
@@ -139,10 +173,20 @@ def _columns_of(records: RecordFiles, metadata: Metadata) -> Iterator[tuple[int,
 def _survey(
     packed: Path, metadata: Metadata, reporter: Reporter, workers: int | None
 ) -> tuple[Counter[tuple[int, ...]], int]:
-    """Read all packs before anything is written; refuse other bytes than were packed, and packs that HDF5 cannot hold.
+    """Read and check all packs, and collect what must be known before the first file is written.
+
+    Args:
+        packed: The packed folder.
+        metadata: The metadata of the folder.
+        reporter: Receives progress.
+        workers: The number of threads, or None for the default.
 
     Returns:
-        How many packs hold sequences of these lengths (ascending), and the masked positions of the fullest pack.
+        (the number of packs for each tuple of ascending sequence lengths, the largest number of masked positions in a pack).
+
+    Raises:
+        InputError: The packs contain more than three sequences, mask the first token of a row, or predict id 0.
+        FailedError: The folder differs from its manifests or its metadata.
     """
     if metadata.depth > _MOST_SEQUENCES:
         raise InputError(
@@ -160,6 +204,7 @@ def _survey(
     folder.check_metadata(metadata.model_copy(update={**stated, "input_files": len(sums.input_names)}))
 
     def read(listed: Shard, _: ByteArray) -> None:
+        """Check one shard, and add its strategies and its largest number of masked positions to the results."""
         shard = packed / listed.name
         if input_file(shard).crc32c != listed.crc32c:
             raise FailedError(f"{shard}: its CRC-32C differs from the manifest of its group; {metadata.remedy}")
@@ -184,9 +229,10 @@ def _survey(
 
 
 def _vendor_metadata(metadata: Metadata, strategies: Counter[tuple[int, ...]]) -> dict[str, Any]:
-    """Return the metadata that the vendor's trainer looks for.
+    """Return the content of `OUT_metadata.json`, which the vendor's trainer reads.
 
-    `top_8_strategies` are the lengths themselves: the vendor's numbers point into a list that it does not save.
+    `top_8_strategies` contains the sequence lengths of the eight most frequent strategies. The vendor's own files contain
+    indices here, but the list to which they refer is not stored.
     """
     slots = metadata.max_sequence_length
     top = sorted(strategies.items(), key=lambda item: (-item[1], item[0]))[:_TOP_STRATEGIES]

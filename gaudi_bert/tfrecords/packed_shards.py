@@ -1,10 +1,13 @@
-"""Packed records from the bytes of unpacked ones, without decoding what can be copied (numba kernels).
+"""Encoding packed records directly from the bytes of unpacked records (numba kernels).
 
-Token ids, segment ids and masked ids are copied as they lie (`scan` has checked them); positions inside a
-sequence are a prefix of one constant table of varints; masks, weights and padding are fills. Only masked positions are
-decoded and encoded again, because each moves by the offset of its sequence. All sizes are known before the first byte is
-written, keys come in sorted order, so the result is byte-equal to `SerializeToString(deterministic=True)` of the same
-Example.
+Token ids, segment ids and masked ids are copied without being decoded, because `scan` has already checked them. The
+positions inside a sequence are copied from a constant table of varints. Masks, weights and padding are filled in. Only
+masked positions are decoded and encoded again, because the start of the sequence in the pack is added to each.
+
+All sizes are computed before the first byte of a record is written, and keys are written in sorted order. A record is
+therefore byte-equal to `SerializeToString(deterministic=True)` of the same Example.
+
+In the kernels, parameters named `at` are addresses at which bytes are written.
 """
 
 from __future__ import annotations
@@ -58,7 +61,7 @@ _ONE_FLOAT = as_word(0x3F800000)
 
 
 class _EncodeStatus(IntEnum):
-    """Why encoding stopped."""
+    """The reason why encoding stopped."""
 
     DONE = 0
     OUTPUT_FULL = 1
@@ -66,7 +69,15 @@ class _EncodeStatus(IntEnum):
 
 
 class _Layout(NamedTuple):
-    """The form of a pack: L, Q and S, the rows of `key_rows`, and the varints 0, 1, 2, ..."""
+    """The sizes of a pack and the constant bytes that the kernels write.
+
+    Attributes:
+        length: L, the number of tokens in a row, including padding.
+        slots: Q, the number of masked slots of a pack.
+        depth: S, the maximum number of sequences in a pack.
+        keys: The keys of the features (`wire.example.key_rows`).
+        position_table: The varints 0, 1, 2, ... (`wire.example.position_table`).
+    """
 
     length: int
     slots: int
@@ -76,15 +87,23 @@ class _Layout(NamedTuple):
 
 
 class _Measured(NamedTuple):
-    """Sizes of a pack, measured before its first byte is written. One per thread."""
+    """What is computed about a pack before its first byte is written. Each thread needs its own.
 
-    sizes: IntArray  # int64 [features]: bytes of the values of each feature
-    positions: ByteArray  # uint8: the masked positions, moved to their positions in the pack
+    Attributes:
+        sizes: int64 [features], the encoded size of each feature's values, in bytes.
+        positions: uint8, the encoded masked positions, counted from the start of the row.
+    """
+
+    sizes: IntArray
+    positions: ByteArray
 
 
 @borrowing_kernel
 def _move_positions(source: int, count: int, offset: int, target: int) -> int:
-    """Write `count` masked positions, moved by `offset`; the address after the last."""
+    """Read `count` masked positions, add `offset` to each, and write them to `target`. Return the address after the last.
+
+    `source` and `target` are addresses.
+    """
     for _ in range(count):
         value = load_u8(source)
         source += 1
@@ -103,7 +122,10 @@ def _move_positions(source: int, count: int, offset: int, target: int) -> int:
 
 @borrowing_kernel
 def _fill_numbers(at: int, number: int, count: int) -> int:
-    """Write the sequence number `count` times as varints (numbers are at most 8192: one or two bytes)."""
+    """Write a sequence number `count` times as a varint, and return the address after the last.
+
+    A sequence number is at most 8192, so its varint has one or two bytes.
+    """
     if number < 128:
         fill_bytes(at, number, count)
         return at + count
@@ -115,15 +137,26 @@ def _fill_numbers(at: int, number: int, count: int) -> int:
 
 @inlined_kernel
 def _zeros(at: int, count: int) -> int:
+    """Write `count` zero bytes, and return the address after them."""
     fill_bytes(at, 0, count)
     return at + count
 
 
 @borrowing_kernel
 def _measure(group: IndexedSequences, members: Int32Array, layout: _Layout, measured: _Measured) -> bool:
-    """Fill `measured` for a pack of these members; False where they have more masked positions than the pack has slots.
+    """Compute the sizes of a pack, and encode its masked positions.
 
-    They fit its tokens and its depth, as the plan has them.
+    The plan ensures that the sequences fit into the row and that there are at most `depth` of them, so that only the number
+    of masked positions is checked.
+
+    Args:
+        group: The sequences of the group.
+        members: int32, the numbers of the pack's sequences in the group.
+        layout: The sizes of a pack.
+        measured: The output.
+
+    Returns:
+        False if the sequences have more masked positions than the pack has slots, otherwise True.
     """
     base, moved = address_of(group.buffer), address_of(measured.positions)
     tokens, masked = as_word(0), as_word(0)
@@ -161,7 +194,10 @@ def _measure(group: IndexedSequences, members: Int32Array, layout: _Layout, meas
 def _store_ids_and_mask(
     at: int, group: IndexedSequences, members: Int32Array, layout: _Layout, measured: _Measured, padding: int
 ) -> int:
-    """Write the entries of token ids and of the numbers of their sequences."""
+    """Write the entries `input_ids` and `input_mask`, and return the address after them.
+
+    `input_mask` contains the sequence number of each token. `padding` is the number of padding tokens.
+    """
     at = store_entry_head(at, layout.keys, PackedFeature.INPUT_IDS, measured.sizes[PackedFeature.INPUT_IDS])
     base = address_of(group.buffer)
     for member in members:
@@ -179,7 +215,10 @@ def _store_ids_and_mask(
 def _store_masked(
     at: int, group: IndexedSequences, members: Int32Array, layout: _Layout, measured: _Measured, unused: int
 ) -> int:
-    """Write the entries of masked ids, masked positions and their weights (the number of the sequence, as float32)."""
+    """Write the entries `masked_lm_ids`, `masked_lm_positions` and `masked_lm_weights`, and return the address after them.
+
+    The weight of a masked position is the number of its sequence, as float32. `unused` is the number of unused masked slots.
+    """
     at = store_entry_head(at, layout.keys, PackedFeature.MASKED_LM_IDS, measured.sizes[PackedFeature.MASKED_LM_IDS])
     base = address_of(group.buffer)
     for member in members:
@@ -204,7 +243,11 @@ def _store_masked(
 def _store_next_sentence(
     at: int, group: IndexedSequences, members: Int32Array, layout: _Layout, measured: _Measured, empty: int
 ) -> int:
-    """Write the entries of next-sentence labels, positions (where each sequence starts) and weights."""
+    """Write the next-sentence entries (labels, positions and weights), and return the address after them.
+
+    The position of a sequence is the number of its first token in the row. `empty` is how many sequences fewer than `depth`
+    the pack contains.
+    """
     sizes = measured.sizes
     at = store_entry_head(at, layout.keys, PackedFeature.NEXT_SENTENCE_LABELS, sizes[PackedFeature.NEXT_SENTENCE_LABELS])
     for member in members:
@@ -230,7 +273,10 @@ def _store_next_sentence(
 def _store_positions_and_segments(
     at: int, group: IndexedSequences, members: Int32Array, layout: _Layout, measured: _Measured, padding: int
 ) -> int:
-    """Write the entries of positions, which restart with each sequence, and of segment ids."""
+    """Write the entries `positions` and `segment_ids`, and return the address after them.
+
+    Positions count from 0 in each sequence. `padding` is the number of padding tokens.
+    """
     at = store_entry_head(at, layout.keys, PackedFeature.POSITIONS, measured.sizes[PackedFeature.POSITIONS])
     table = address_of(layout.position_table)
     for member in members:
@@ -249,7 +295,7 @@ def _store_positions_and_segments(
 
 @borrowing_kernel
 def _store_features(at: int, group: IndexedSequences, members: Int32Array, layout: _Layout, measured: _Measured) -> int:
-    """Write the ten map entries in sorted order; the address after the last."""
+    """Write the ten map entries of a pack in sorted order, and return the address after the last."""
     tokens, masked = as_word(0), as_word(0)
     for member in members:
         tokens += group.rows[member].length
@@ -263,6 +309,7 @@ def _store_features(at: int, group: IndexedSequences, members: Int32Array, layou
 
 @borrowing_kernel
 def _prefetch_pack(group: IndexedSequences, members: Int32Array) -> None:
+    """Prefetch the bytes of a pack's sequences into the processor's cache."""
     base = address_of(group.buffer)
     for member in members:
         row = group.rows[member]
@@ -282,7 +329,21 @@ def _encode(
     out: ByteArray,
     record_index: IndexArray,
 ) -> tuple[int, int, int]:
-    """Write packs `first` .. `last` - 1 as TFRecords, and their index; return (status, next pack, bytes written)."""
+    """Encode packs `first` to `last` - 1 as TFRecords, until all are encoded or the output is full.
+
+    Args:
+        group: The sequences of the group.
+        packs: The sequences of each pack.
+        first: The number of the first pack.
+        last: The number after the last pack.
+        layout: The sizes of a pack.
+        measured: Scratch space.
+        out: uint8, the output.
+        record_index: uint32 [last - first, 2], set to the size and the checksum of each record.
+
+    Returns:
+        (status, the next pack to encode, the number of bytes written).
+    """
     members, starts = packs
     begin = address_of(out)
     at, end = begin, begin + out.size
@@ -304,10 +365,10 @@ def _encode(
 
 
 def largest_record(schema: PackedSchema) -> int:
-    """A bound on the bytes of one packed record, frame and all."""
-    per_slot = 3 + 2 + 2 + 1  # token id, number of its sequence, position, segment
-    per_masked = 3 + 2 + 4
-    per_sequence = 1 + 2 + 4
+    """Return an upper bound on the size of a packed record in bytes, with its frame and the slack after it."""
+    per_slot = 3 + 2 + 2 + 1  # token id, sequence number, position, segment id
+    per_masked = 3 + 2 + 4  # id, position, weight
+    per_sequence = 1 + 2 + 4  # label, start, weight
     heads = len(PackedFeature) * 64
     return (
         schema.max_sequence_length * per_slot
@@ -319,11 +380,19 @@ def largest_record(schema: PackedSchema) -> int:
     )
 
 
-_BUFFER_BYTES = 256 << 10  # larger writes make the kernel look for large pages, which can cost more than the copy
+_BUFFER_BYTES = 256 << 10  # larger writes make the kernel search for huge pages, which can take longer than the copy itself
 
 
 class PackEncoder:
-    """Encodes packs of one group into buffers; several threads may use one instance, each with its own output."""
+    """Encodes the packs of one group.
+
+    Several threads may use the same encoder if each has its own output buffer.
+
+    Args:
+        schema: The sizes of the packs.
+        group: The sequences of the group.
+        packs: The sequences of each pack.
+    """
 
     def __init__(self, schema: PackedSchema, group: IndexedSequences, packs: SampledPacks) -> None:
         self._schema, self._group, self._packs = schema, group, packs
@@ -331,7 +400,15 @@ class PackEncoder:
         self._layout = _Layout(schema.max_sequence_length, schema.masked_slots, schema.depth, keys, position_table())
 
     def count_shards(self, shard_multiple: int, shard_bytes: int) -> int:
-        """Return how many shards the group gets, by a bound on its packed bytes (two for each masked position)."""
+        """Return the number of shards of the group.
+
+        The number is computed from an upper bound on the size of the encoded packs, which allows two bytes for each masked
+        position.
+
+        Args:
+            shard_multiple: The number of shards is a multiple of this.
+            shard_bytes: The maximum size of a shard in bytes. A shard that contains a single pack may be larger.
+        """
         schema, rows, packs = self._schema, self._group.rows, len(self._packs)
         lengths, masked, ids, masked_ids = (
             int(rows[name].sum(dtype=np.int64)) for name in ("length", "masked", "ids_bytes", "masked_ids_bytes")
@@ -342,13 +419,20 @@ class PackEncoder:
         return count_shards(packs, packs * plain + more_than_one_byte, shard_multiple, shard_bytes)
 
     def output_buffer(self) -> ByteArray:
-        """Return a buffer for encoded packs: one per thread."""
+        """Return a new buffer for encoded packs. Each thread needs its own."""
         return np.zeros(max(_BUFFER_BYTES, 2 * largest_record(self._schema)), np.uint8)
 
     def encode(self, first: int, last: int, out: ByteArray, record_index: IndexArray) -> tuple[_EncodeStatus, int, int]:
-        """Write packs `first` .. `last` - 1 to `out` as far as it has room: (status, next pack, bytes written).
+        """Encode packs `first` to `last` - 1 into a buffer, until all are encoded or the buffer is full.
 
-        `record_index`, uint32 [last - first, 2], gets the bytes of each record that was written, and its checksum.
+        Args:
+            first: The number of the first pack.
+            last: The number after the last pack.
+            out: A buffer from `output_buffer`.
+            record_index: uint32 [last - first, 2], set to the size and the checksum of each record that was written.
+
+        Returns:
+            (status, the next pack to encode, the number of bytes written).
         """
         measured = _Measured(np.zeros(len(PackedFeature), np.int64), np.empty(2 * self._layout.slots + 8, np.uint8))
         status, pack, size = _encode(self._group, self._packs, first, last, self._layout, measured, out, record_index)
@@ -363,10 +447,25 @@ class PackEncoder:
         slots: threading.Semaphore,
         progress: Callable[[int], None],
     ) -> tuple[Shard, IndexArray]:
-        """Write packs `first` .. `last` - 1 to `path`, atomically; the shard, and its part of the index.
+        """Write packs `first` to `last` - 1 to a shard file, atomically.
 
-        A slot is held while there is something to compute, and not while the disk is waited for: so a few more threads than
-        cores keep both busy. `out` is from `output_buffer`; `progress` is called with the packs that were written.
+        A slot is held while packs are encoded and written, but not while the file is flushed to the disk. With a few more
+        threads than slots, the processor and the disk are both busy.
+
+        Args:
+            path: The shard file.
+            first: The number of the first pack.
+            last: The number after the last pack.
+            out: A buffer from `output_buffer`.
+            slots: Limits the number of threads that encode at the same time.
+            progress: Called with the number of packs that were written.
+
+        Returns:
+            The entry of the shard for the group manifest, and its part of the index: uint32 [packs, 2], the size and the
+            checksum of each record.
+
+        Raises:
+            InputError: A pack has more masked positions than masked slots, or the file cannot be written.
         """
         pack, size, crc = first, 0, 0
         record_index = np.zeros((last - first, 2), np.uint32)

@@ -1,9 +1,14 @@
-"""Reading record files at full speed: pieces into a buffer, kernels over the buffer, files in threads.
+"""Reading record files fast: a file is read in pieces, a numba kernel processes each piece, and several files are read at
+once.
 
-`RecordScan` joins a stream, a buffer and a *format* (what to do with records: index unpacked ones here, check and hash
-packed ones in `verify`): it reads a piece that fits the processor's cache, and runs the format's kernel over it. A record
-that the kernel calls unusual is put back in canonical encoding, so that it ends where it ended. Where a writer leaves lists
-of one value unpacked, that is up to four bytes longer; they overwrite the CRC before it, which has been checked.
+A `RecordScan` connects a stream, a buffer and a *format*, which decides what happens to the records. The formats in this
+module index unpacked records, and `verify` has a format that checks and hashes packed records. The scan reads a piece that
+fits into the processor's cache, and then runs the kernel of the format over it.
+
+If the kernel does not support the encoding of a record (`ScanStatus.UNUSUAL`), the scan encodes the record again in
+canonical form, and writes it back so that it ends at the same position in the buffer. If the writer did not pack lists of
+one value, the canonical record is up to four bytes longer, and overwrites the CRC of the previous record, which was already
+checked.
 """
 
 from __future__ import annotations
@@ -48,8 +53,8 @@ from gaudi_bert.tfrecords.wire.values import count_leading_ones, count_unit_floa
 
 # --- the index of unpacked records (numba kernels): framing, both CRCs and every value are checked
 #
-# One row of the index holds all that packing and proving need, so no record is parsed twice. Offsets are relative to the
-# record's payload, sizes count the bytes of real values, without padding.
+# A row of the index contains everything that packing and verifying need, so that no record is parsed twice. Offsets are
+# relative to the payload of the record. Sizes are those of the non-padding values in bytes.
 
 _OF_A_SEQUENCE = (
     *("length", "masked", "label", "ids", "ids_bytes", "segments"),
@@ -59,14 +64,15 @@ _INDEX_ROW = np.dtype([(name, np.int32) for name in _OF_A_SEQUENCE])
 
 
 class IndexedSequences(NamedTuple):
-    """Sequences in a buffer, and where each one's values lie.
+    """An index of the sequences in a buffer, which tells where the values of each sequence are.
 
     Attributes:
-        buffer: uint8.
-        offsets: int64 [sequences]: where each sequence's payload starts in the buffer.
-        rows: [sequences] rows of int32: the `length` n, the number of `masked` positions k, the next-sentence `label`, and
-            from the payload's start the offsets of `ids`, `segments`, `positions` (masked ones) and `masked_ids` with the
-            sizes of their real values in bytes (segments take n).
+        buffer: uint8, the bytes of the records.
+        offsets: int64 [sequences], the position of each sequence's payload in the buffer.
+        rows: A structured array [sequences] with int32 fields. `length` is the number of tokens, `masked` the number of
+            masked positions, and `label` the next-sentence label. `ids`, `segments`, `positions` (the masked positions) and
+            `masked_ids` are offsets from the start of the payload. `ids_bytes`, `positions_bytes` and `masked_ids_bytes`
+            are the sizes of the non-padding values. Segment ids take one byte for each token.
     """
 
     buffer: ByteArray
@@ -75,12 +81,12 @@ class IndexedSequences(NamedTuple):
 
     @classmethod
     def empty(cls, buffer: ByteArray, sequences: int) -> IndexedSequences:
-        """Room for the index of `sequences` sequences of `buffer`."""
+        """Return an index with room for `sequences` sequences. The caller fills its rows."""
         return cls(buffer, np.empty(sequences, np.int64), np.empty(sequences, _INDEX_ROW))
 
     @property
     def lengths(self) -> Int32Array:
-        """int32 [sequences]."""
+        """The number of tokens of each sequence, int32 [sequences]."""
         return self.rows["length"]
 
 
@@ -88,7 +94,21 @@ class IndexedSequences(NamedTuple):
 def _index_record(
     start: int, end: int, length: int, predictions: int, table: FeatureTable, rows: RowArray, number: int
 ) -> bool:
-    """Fill a row for the unpacked example in [start, end); False where it is not a usual one."""
+    """Check an unpacked example, and fill one row of the index.
+
+    Args:
+        start: The address of the payload.
+        end: The address after the payload.
+        length: L, the number of tokens in a row.
+        predictions: P, the number of masked slots.
+        table: The feature table of unpacked records.
+        rows: The rows of the index.
+        number: The row to fill.
+
+    Returns:
+        False if the kernel does not support the encoding of the record or a value is invalid. The general reader then
+        decides which of the two it is.
+    """
     if not locate_features(start, end, table):
         return False
     ids, mask = table.spans[UnpackedFeature.INPUT_IDS], table.spans[UnpackedFeature.INPUT_MASK]
@@ -125,9 +145,19 @@ def _index_record(
 def _scan_unpacked(
     index: IndexedSequences, first: int, position: int, filled: int, length: int, predictions: int, table: FeatureTable
 ) -> tuple[int, int, int]:
-    """Index the records in index.buffer[position:filled], in the rows from `first` on; each must have L and P.
+    """Check and index the records in `index.buffer[position:filled]`.
 
-    Why it stopped, the position of the record at which it stopped, and the next free row.
+    Args:
+        index: The index, whose rows from `first` on are filled.
+        first: The next free row.
+        position: The position in the buffer at which a record begins.
+        filled: The number of bytes in the buffer.
+        length: L, the number of tokens in a row, which every record must have.
+        predictions: P, the number of masked slots, which every record must have.
+        table: The feature table of unpacked records.
+
+    Returns:
+        (why the scan stopped, the position of the record at which it stopped, the next free row).
     """
     base = address_of(index.buffer)
     number = first
@@ -147,10 +177,20 @@ def _scan_unpacked(
 
 @borrowing_kernel
 def _compact_rows(index: IndexedSequences, first: int, last: int, arena: ByteArray, at: int) -> int:
-    """Copy the real values of rows `first` .. `last` - 1 into an arena, from position `at` on, and let the rows point there.
+    """Copy the non-padding values of sequences into an arena, and change their rows so that they refer to the arena.
 
-    The arena does not overlap the buffer. A sequence holds its token ids, segments, masked ids and masked positions there,
-    one after the other. The next free position is returned.
+    In the arena, a sequence consists of its token ids, segment ids, masked ids and masked positions, in this order and
+    without gaps.
+
+    Args:
+        index: The index, whose rows and offsets are changed.
+        first: The first row.
+        last: The row after the last one.
+        arena: uint8, must not overlap the buffer of the index.
+        at: The position in the arena of the first sequence.
+
+    Returns:
+        The next free position in the arena.
     """
     base = address_of(index.buffer)
     for number in range(first, last):
@@ -175,7 +215,7 @@ def _compact_rows(index: IndexedSequences, first: int, last: int, arena: ByteArr
 
 @borrowing_kernel
 def largest_id(index: IndexedSequences, last: int, step: int) -> int:
-    """Return the largest token id, masked or not, of every `step`-th row before `last`."""
+    """Return the largest id among the token ids and masked ids of every `step`-th row before row `last`."""
     base, largest = address_of(index.buffer), as_word(0)
     for number in range(0, last, step):
         row = index.rows[number]
@@ -204,7 +244,11 @@ _MOST_GROWTH = 4
 
 
 class _RecordFormat(Protocol):
-    """Takes the records of one file, of which `count` were taken so far."""
+    """Processes the records of one file for a `RecordScan`.
+
+    Attributes:
+        count: The number of records that were processed so far.
+    """
 
     count: int
 
@@ -214,21 +258,32 @@ class _RecordFormat(Protocol):
         ...
 
     def start_piece(self) -> None:
-        """Another piece of the file is about to be read."""
+        """Prepare for the next piece of the file."""
         ...
 
     def take(self, position: int, filled: int) -> tuple[ScanStatus, int]:
-        """Run the kernel over the buffer from `position`; (why it stopped, position of the record at which it stopped)."""
+        """Process the records in `buffer[position:filled]`.
+
+        Returns:
+            Why processing stopped, and the position of the record at which it stopped.
+        """
         ...
 
 
 def scan_buffer() -> ByteArray:
-    """A buffer for scans in constant memory: one per thread."""
+    """Return a new buffer that is large enough for a `RecordScan` of any file. Each thread needs its own."""
     return np.zeros(FRONT_BYTES + MAX_RECORD_BYTES + FRAME_BYTES + PIECE_BYTES, np.uint8)
 
 
 class UnpackedFormat:
-    """Indexes unpacked records, in constant memory: the rows are those of the last piece, and point into its buffer."""
+    """Indexes unpacked records in constant memory. The index contains the records of the current piece only.
+
+    Attributes:
+        schema: The sizes that every record must have.
+        index: The index. Its rows refer to the scan buffer.
+        count: The number of records that were indexed so far.
+        rows: The number of rows of the index that are in use.
+    """
 
     def __init__(self, schema: UnpackedSchema, index: IndexedSequences) -> None:
         self.schema, self.index = schema, index
@@ -238,16 +293,20 @@ class UnpackedFormat:
 
     @classmethod
     def for_pieces(cls, schema: UnpackedSchema, buffer: ByteArray) -> UnpackedFormat:
-        """With room for the records of one piece in `buffer`."""
+        """Create a format whose index has room for the records of one piece in `buffer`."""
         rows = (PIECE_BYTES + MAX_RECORD_BYTES) // (3 * schema.max_sequence_length + 16) + 1
         return cls(schema, IndexedSequences.empty(buffer, rows))
 
     def start_piece(self) -> None:
-        """Forget the rows of the last piece."""
+        """Discard the rows of the previous piece."""
         self.rows = 0
 
     def take(self, position: int, filled: int) -> tuple[ScanStatus, int]:
-        """Index the records from `position` on."""
+        """Check and index the records in `buffer[position:filled]`.
+
+        Returns:
+            Why the scan stopped, and the position of the record at which it stopped.
+        """
         first = self.rows
         length, predictions = self.schema.max_sequence_length, self.schema.max_predictions
         status, position, self.rows = _scan_unpacked(self.index, first, position, filled, length, predictions, self._table)
@@ -256,9 +315,16 @@ class UnpackedFormat:
 
 
 class CompactedFormat(UnpackedFormat):
-    """Indexes a complete file, and copies the real values of its sequences to an arena, where they stay (a group).
+    """Indexes a complete file, and copies the non-padding values of its sequences to an arena.
 
-    The arena, uint8, does not overlap the buffer; offsets are positions in it. This file may fill `start` to `end`.
+    The index keeps the rows of all pieces, and its offsets are positions in the arena. The files of a group share an arena.
+
+    Args:
+        schema: The sizes that every record must have.
+        index: The index, with room for all records of the file.
+        arena: uint8, must not overlap the scan buffer.
+        start: The position in the arena of the first sequence.
+        end: The end of the part of the arena that this file may fill.
     """
 
     def __init__(self, schema: UnpackedSchema, index: IndexedSequences, arena: ByteArray, start: int, end: int) -> None:
@@ -266,10 +332,17 @@ class CompactedFormat(UnpackedFormat):
         self._arena, self._position, self._end = arena, start, end
 
     def start_piece(self) -> None:
-        """Keep the rows."""
+        """Do nothing, so that the rows of all pieces are kept."""
 
     def take(self, position: int, filled: int) -> tuple[ScanStatus, int]:
-        """Index the records from `position` on, and copy their values to the arena."""
+        """Check and index the records in `buffer[position:filled]`, and copy their values to the arena.
+
+        Returns:
+            Why the scan stopped, and the position of the record at which it stopped.
+
+        Raises:
+            ValueError: The arena is too small, which is an error of the caller.
+        """
         first = self.rows
         status, position = super().take(position, filled)
         rows = self.index.rows[first : self.rows]
@@ -282,7 +355,18 @@ class CompactedFormat(UnpackedFormat):
 
 
 class RecordScan:
-    """One pass over one file; the buffer, uint8, is the one that `record_format` reads (see `scan_buffer`)."""
+    """Reads one file once, from the front, and passes its records to a format.
+
+    Args:
+        path: The file.
+        record_format: Processes the records.
+        buffer: uint8, the buffer that `record_format` reads (see `scan_buffer`).
+        progress: Called with the number of bytes that were read from the disk.
+
+    Attributes:
+        file_bytes: The number of bytes that were read from the disk so far.
+        file_crc32c: The CRC-32C of these bytes. It is complete after the last piece.
+    """
 
     def __init__(
         self, path: Path, record_format: _RecordFormat, buffer: ByteArray, progress: Callable[[int], None] | None = None
@@ -294,7 +378,11 @@ class RecordScan:
         self._records_crc32c = 0
 
     def pieces(self) -> Iterator[None]:
-        """Read and take piece after piece; the format holds the result when control comes back."""
+        """Read the file piece by piece. After each piece, yield so that the caller can use the results in the format.
+
+        Raises:
+            InputError: The file cannot be read, is truncated, or contains a record that is damaged or violates the contract.
+        """
         start = position = filled = FRONT_BYTES
         before = -start  # position in the stream = position in the buffer + before
         view = self.buffer.data
@@ -320,7 +408,16 @@ class RecordScan:
             raise InputError(f"{self._location(position + before)}: {PROBLEMS[ScanStatus.INCOMPLETE]}")
 
     def _take(self, position: int, filled: int, before: int) -> int:
-        """Take all complete records up to `filled`; the position of the first incomplete one."""
+        """Process all complete records in `buffer[position:filled]`, and return the position of the first incomplete one.
+
+        Args:
+            position: The position in the buffer at which a record begins.
+            filled: The end of the bytes in the buffer.
+            before: The difference between a position in the stream and the position in the buffer, for error messages.
+
+        Raises:
+            InputError: A record is damaged or violates the contract.
+        """
         rewritten, counted = -1, position
         while True:
             status, position = self.format.take(position, filled)
@@ -329,7 +426,7 @@ class RecordScan:
                 return position
             if status != ScanStatus.UNUSUAL or position == rewritten:
                 raise InputError(f"{self._location(position + before)}: {PROBLEMS[status]}")
-            # Into canonical encoding, so that it ends where it ended.
+            # Encode the record again in canonical form, and write it back so that it ends at the same position.
             end = position + int(struct.unpack_from("<Q", self.buffer.data, position)[0]) + FRAME_BYTES
             counted = self._count_bytes(position, end)
             try:
@@ -342,17 +439,26 @@ class RecordScan:
             position = rewritten = end - len(canonical)
 
     def _count_bytes(self, start: int, end: int) -> int:
-        """Add the good records in buffer[start:end], as they lie on the disk, to the file's CRC; the later of the two."""
+        """Update the CRC of the file with the records in buffer[start:end], and return the larger of the two positions.
+
+        The records must be in their original form, because the CRC is that of the file on the disk. If `start` is not before
+        `end`, nothing is added.
+        """
         if start < end:
             self._records_crc32c = append_frames(self._records_crc32c, self.buffer, start, end)
         return max(start, end)
 
     def _location(self, offset: int) -> str:
+        """Return the name of the current record for error messages. `offset` is its position in the stream."""
         return record_location(self.path, self.format.count, offset)
 
 
 def unpacked_schema(path: Path) -> tuple[UnpackedSchema, list[str]]:
-    """The sizes of the first record of a file, and its features that packs do not carry."""
+    """Read the first record of a file, and return its sizes and the features that packed records do not contain.
+
+    Raises:
+        InputError: The file cannot be read or contains no record, or its first record is not an unpacked example.
+    """
     payload = next(read_records(path), None)
     if payload is None:
         raise InputError(f"{path}: {NO_RECORD}")
@@ -366,20 +472,21 @@ def unpacked_schema(path: Path) -> tuple[UnpackedSchema, list[str]]:
     return schema, sorted(set(features) - known)
 
 
-# --- the slow but general reader of records that the kernels do not take, which gives reasons
+# --- the slow but general reader for records that the kernels do not support
 #
-# Writers differ: lists may be unpacked (a tag for each value) or split, map entries repeated (the last wins), messages
-# merged, further features present, varints longer than need be. `decode_example` resolves all that by protobuf's rules;
-# the values are held to the contract, and the record is encoded again in the one form that the kernels read: exactly
-# the features of the schema, keys sorted, lists packed. So there is one engine, and its result does not depend on the
-# writer.
+# Writers encode the same example differently. Lists may be unpacked (with a tag for each value) or split, map entries may be
+# repeated (the last one counts), messages may be merged, other features may be present, and varints may be longer than
+# necessary. `decode_example` resolves all of this by the rules of protobuf. Then the values are checked against the
+# contract, and the record is encoded in the form that the kernels support: exactly the features of the schema, with sorted
+# keys and packed lists. The kernels therefore process every record, and the result does not depend on the writer.
 
 
 def _canonical_example(payload: bytes | memoryview, schema: UnpackedSchema | PackedSchema) -> bytes:
-    """`payload` encoded again: the features of `schema`, keys sorted, lists packed.
+    """Return an example encoded in canonical form: the features of `schema` only, with sorted keys and packed lists.
 
     Raises:
-        RecordError: it is not an example of these sizes, or the first value that breaks the contract.
+        RecordError: `payload` is not an example, has other sizes than `schema`, or has a value that violates the contract.
+            The message names the first such value.
     """
     features = decode_example(payload)
     check_features(features, schema)
@@ -390,5 +497,11 @@ def _canonical_example(payload: bytes | memoryview, schema: UnpackedSchema | Pac
 
 
 def map_files(function: Callable[[_Item, ByteArray], _Result], files: Sequence[_Item], workers: int | None) -> list[_Result]:
-    """Return `function(file, buffer)` for every file, with a buffer for scans in constant memory."""
+    """Call `function(file, buffer)` for every file in several threads, and return the results in the order of the files.
+
+    Args:
+        function: The function. Its second argument is the scan buffer of its thread.
+        files: The files, or other values that describe them.
+        workers: The number of threads, or None for the default.
+    """
     return list(map_in_threads(function, files, workers, scan_buffer))

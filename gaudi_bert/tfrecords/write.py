@@ -1,7 +1,7 @@
-"""The stages `pack` and `write` for TFRecords: how a group of a plan is packed (`packs.write` has the flow).
+"""The stages `pack` and `write` for TFRecords. This module packs the groups of a plan, and `packs.write` controls the stage.
 
-A group with fewer packs than shards still has them all, some of them empty files: then every reader may count on a multiple
-of `shard_multiple` shards per group, and rank r of W reads the shards whose index mod W is r.
+A group is read completely into memory, without its padding, before its packs are written. The number of shards of a group is
+always a multiple of `shard_multiple`. If the group has fewer packs than shards, some shards are empty files.
 """
 
 from __future__ import annotations
@@ -54,16 +54,30 @@ def pack(
     on_bad_file: OnBadFile = "stop",
     verified: bool = False,
 ) -> PackResult:
-    """Pack `records` (a folder, a file or a glob of unpacked TFRecords) into the folder `out`, in a run that does all parts.
+    """Count, plan and write: pack unpacked TFRecords into a folder in one run.
 
-    The histogram and the plan are stored next to it, in `<out>-plan/`. `on_bad_file` is as for `histogram`; `verified`:
-    prove afterwards that every sequence is there.
+    The histogram and the plan are stored next to the output, in `<out>-plan/`.
+
+    Args:
+        records: A folder, a file or a glob of unpacked records, on this machine or as a URL.
+        out: The folder of the packs.
+        settings: The settings of the packing.
+        run: The settings of the run, which must do all parts.
+        on_bad_file: "stop" rejects a file that cannot be read, and "skip" skips it.
+        verified: Verify the packs after they are written.
+
+    Returns:
+        The results of `write`, `plan` and, if `verified` is set, `verify`.
+
+    Raises:
+        InputError: The run is only a part, `out` is the folder of the records, or the input is invalid.
+        FailedError: The verification fails.
     """
     check_file_name(out)
     if not run.does_all:
         raise InputError(f"{out}: records are packed at once; use `histogram`, `plan` and `write` to share the work")
     _check_apart(records, out)
-    with mirrored(out, run.store) as folder:  # before the plan of other packs is replaced
+    with mirrored(out, run.store) as folder:  # otherwise the plan of other packs would be replaced before the error
         check_place(folder, folder / METADATA_NAME, "write", run.overwrite)
     histogram_path = out.with_name(f"{out.name}-plan") / "histogram.json"
     plan_path = histogram_path.with_name("plan.json")
@@ -84,8 +98,19 @@ def write(
 ) -> StageOutput[PackedMetadata] | PlainResult:
     """Write the packed records of a plan.
 
-    A run that does a part returns the totals of its groups; or those of the folder where that is finished already.
-    `shards` has another `shard_multiple` or `shard_bytes` than the plan.
+    Args:
+        records: The same records from which the plan was made: a folder, a file or a glob, on this machine or as a URL.
+        plan: The plan.
+        out: The folder of the packs.
+        run: The settings of the run, which may select a part of the groups.
+        shards: Values of `shard_multiple` and `shard_bytes` that replace those of the plan.
+
+    Returns:
+        The metadata of the folder. If the run does only a part, the totals of its groups, or of the folder if it is
+        finished.
+
+    Raises:
+        InputError: The records are not those of the plan, the plan is invalid, or the memory is not sufficient for a group.
     """
     _check_apart(records, out)
     with local_copy(plan, run.store) as path, mirrored(out, run.store) as folder, ExitStack() as stack:
@@ -105,6 +130,7 @@ def write(
         )
 
         def open_writer() -> _RecordsWriter:
+            """Open the records, which stay open until the stage ends, and return the writer of the groups."""
             inputs = stack.enter_context(open_inputs(records, run.store))
             return _RecordsWriter(path, content, sha256, inputs, folder, run.workers)
 
@@ -112,6 +138,11 @@ def write(
 
 
 def _check_apart(records: str | Path, out: Path) -> None:
+    """Check that the output folder is not the folder of the records.
+
+    Raises:
+        InputError: It is the same folder.
+    """
     if is_in_store(records) or is_in_store(out):
         same = is_in_store(records) and is_in_store(out) and store_url(records) == store_url(out)
     else:
@@ -122,7 +153,18 @@ def _check_apart(records: str | Path, out: Path) -> None:
 
 @dataclass
 class _RecordsWriter:
-    """Packs the groups of a plan of TFRecords; a `GroupWriter`."""
+    """A `GroupWriter` that packs the groups of a plan of TFRecords.
+
+    Attributes:
+        plan_path: The plan file, for error messages.
+        plan: The plan.
+        plan_sha256: The SHA-256 of the plan.
+        inputs: The files of the records.
+        out: The folder of the packs.
+        workers: The number of threads, or None for the default.
+        buffer: The memory for the current group. It grows to the size of the largest group so far and is used again.
+        unit: The unit of the progress.
+    """
 
     plan_path: Path
     plan: WritablePlan
@@ -130,28 +172,42 @@ class _RecordsWriter:
     inputs: RecordInputs
     out: Path
     workers: int | None
-    buffer: ByteArray = field(default_factory=lambda: _group_buffer(0))  # of the group that is packed, of the largest so far
+    buffer: ByteArray = field(default_factory=lambda: _group_buffer(0))
     unit = "bytes"
 
     @property
     def groups(self) -> int:
-        """Number of groups of the plan."""
+        """The number of groups in the plan."""
         return len(self.plan.groups)
 
     @cached_property
     def _present(self) -> dict[str, Path]:
+        """The path of each planned file by its name."""
         return _match_files(self.inputs.shown, self.inputs.sizes, self.plan)
 
     @cached_property
     def _packs_before(self) -> IntArray:
+        """The number of packs in all groups before each group, int64 [groups]."""
         packs = np.array([group.packs for group in self.plan.groups], np.int64)
         return np.cumsum(packs) - packs
 
     def _paths(self, number: int) -> list[Path]:
+        """Return the paths of the input files of a group."""
         return [self._present[file.name] for file in self.plan.groups[number].files]
 
     def check_groups(self, numbers: Sequence[int]) -> tuple[Sequence[Sequence[Path]], float]:
-        """Prove the bounds of these groups, and check that the machine's memory holds each."""
+        """Check the bounds of groups, and that each of them fits into memory.
+
+        Args:
+            numbers: The groups to check.
+
+        Returns:
+            (the input files of each group, the size of all these files in bytes).
+
+        Raises:
+            InputError: The vocabulary is not that of the plan, a bound cannot be proven, or a group needs more memory than
+                is available.
+        """
         vocabulary, available = self.inputs.vocabulary, _available_bytes()
         if vocabulary is not None and VocabularyInfo.of(vocabulary) != self.plan.vocabulary:
             raise InputError(f"{vocabulary}: is not the vocabulary of the plan; make the histogram and the plan again")
@@ -161,10 +217,24 @@ class _RecordsWriter:
         return list(map(self._paths, numbers)), sum(self.plan.groups[number].input_bytes for number in numbers)
 
     def write_group(self, number: int, task: Task) -> GroupManifest:
-        """Read, pack and write one group; half of its bytes count as progress when read, half when packed."""
+        """Read, pack and write one group.
+
+        Reading the group is half of its progress, and writing its packs is the other half.
+
+        Args:
+            number: The number of the group.
+            task: Receives the progress in bytes of the input files.
+
+        Returns:
+            The manifest of the group. Its shards and its index are already written.
+
+        Raises:
+            InputError: An input file differs from the plan, or a pack has too many masked positions.
+        """
         plan, planned, schema = self.plan, self.plan.groups[number], PackedSchema.of(self.plan)
 
         def room(size: int) -> ByteArray:
+            """Return the buffer, after enlarging it to at least `size` bytes."""
             if self.buffer.size < size:
                 self.buffer = _group_buffer(size)
             return self.buffer
@@ -181,6 +251,7 @@ class _RecordsWriter:
         slots = threading.Semaphore(cores)
 
         def make(shard: int, output: ByteArray) -> tuple[Shard, IndexArray]:
+            """Write one shard, and return its entry for the manifest and its part of the index."""
             path = self.out / shard_name(number, shard, Metadata.shard_ending)
             first, last = int(bounds[shard]), int(bounds[shard + 1])
             written = encoder.write_shard(path, first, last, output, slots, lambda packs: task.advance(packs * share))
@@ -203,7 +274,11 @@ class _RecordsWriter:
         )
 
     def check_manifest(self, manifest: GroupManifest) -> None:
-        """Refuse a manifest that does not state the packs and the lengths of its group."""
+        """Check that a stored manifest has the number of packs and the sequence lengths that the plan states.
+
+        Raises:
+            FailedError: It has others.
+        """
         planned = self.plan.groups[manifest.group]
         right = {"packs": planned.packs, **of_counts(_counts(planned, self.plan.max_sequence_length).tolist())}
         if any(getattr(manifest, key) != value for key, value in right.items()):
@@ -211,7 +286,7 @@ class _RecordsWriter:
             raise FailedError(f"{path}: {held}, {manifest.sequences} sequences, not those of the plan; {manifest.remedy}")
 
     def build_metadata(self, sums: PackedSums) -> Metadata:
-        """Return the metadata of the folder."""
+        """Return the metadata of the folder, computed from the plan and the totals of all manifests."""
         return Metadata(
             **{key: getattr(self.plan, key) for key in Metadata.planned},
             **sums.stored(self.plan.max_sequence_length, self.plan.totals.lower_bound),
@@ -222,7 +297,11 @@ class _RecordsWriter:
         )
 
     def _prove_bound(self, number: int) -> None:
-        """Recompute the bound of a group, in integers, from its prices and the lengths that it packs."""
+        """Check the lower bound of a group by recomputing it in integers from the prices and sequence lengths in the plan.
+
+        Raises:
+            InputError: The prices do not prove the bound that the plan states.
+        """
         plan, group = self.plan, self.plan.groups[number]
         counts = _counts(group, plan.max_sequence_length)
         claimed = simple_certificate(counts, plan.depth)
@@ -238,21 +317,33 @@ class _RecordsWriter:
 
 
 def _group_buffer(size: int) -> ByteArray:
-    """Return memory for a group, of ordinary pages.
+    """Return a zeroed buffer of at least `size` bytes that uses ordinary memory pages.
 
-    numpy asks for huge pages, and where memory is fragmented the kernel then spends longer on making them than the
-    reading itself takes.
+    numpy would request huge pages. If the memory is fragmented, the kernel then needs longer to create them than the group
+    takes to read.
     """
     return np.frombuffer(mmap.mmap(-1, max(1, size), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.uint8)
 
 
-# --- a group of the plan, read into memory: once, front to back, checked, indexed and stripped of its padding on the way
+# --- reading a group into memory. Each file is read once, from the front, and is checked, indexed and stripped of its
+# padding.
 
 
 def _match_files(records: str | Path, sizes: Mapping[Path, int], plan: WritablePlan) -> dict[str, Path]:
-    """Return where each file of the plan is now, by its name; `sizes` are the files of RECORDS, which must be the same.
+    """Match the files of RECORDS with those of the plan.
 
-    A file that was bad when the records were counted, and is there as it was, is passed over.
+    Bad files that were skipped when the records were counted are ignored if their name and size are unchanged.
+
+    Args:
+        records: RECORDS as messages name them.
+        sizes: The files of RECORDS and their sizes in bytes.
+        plan: The plan.
+
+    Returns:
+        The path of each planned file by its name.
+
+    Raises:
+        InputError: A file is not in the plan, a planned file is missing, or a file has another size.
     """
     bad = {(file.name, file.bytes) for file in plan.bad_files}
     paths = {path.name: path for path, size in sizes.items() if (path.name, size) not in bad}
@@ -269,7 +360,9 @@ def _match_files(records: str | Path, sizes: Mapping[Path, int], plan: WritableP
 
 
 def _uncompressed_bytes(path: Path) -> int:
-    """A bound on the bytes of a file without its compression; a compressed one is read to its end to know them."""
+    """Return an upper bound on the uncompressed size of a file in bytes. A file compressed by GZIP or ZLIB is read to its
+    end.
+    """
     with RecordStream(path) as stream:
         if stream.most_bytes is not None:
             return stream.most_bytes
@@ -287,9 +380,21 @@ def _read_group(
     workers: int | None,
     progress: Callable[[int], None],
 ) -> IndexedSequences:
-    """Read the files of a group, index them, and keep their real values in what `room` gives for so many bytes or more.
+    """Read and check the files of a group, and return an index of their sequences.
 
-    What is not needed of it is never touched, so it costs nothing.
+    The non-padding values are copied to the buffer that `room` returns. The buffer is as large as the uncompressed files,
+    but the pages that the values do not fill are never touched and so use no memory.
+
+    Args:
+        paths: The files of the group.
+        files: The same files as the plan describes them.
+        schema: The sizes of the records.
+        room: Returns a buffer of at least the given size in bytes.
+        workers: The number of threads, or None for the default.
+        progress: Called with the number of bytes that were read.
+
+    Raises:
+        InputError: A file cannot be read, or its size, CRC-32C or number of sequences is not that of the plan.
     """
     sizes = list(map(_uncompressed_bytes, paths))
     buffer = room(sum(sizes))
@@ -300,6 +405,7 @@ def _read_group(
         start, row = start + size, row + file.sequences
 
     def read(task: tuple[Path, InputFile, tuple[int, int], slice], pieces: ByteArray) -> None:
+        """Read one file into its region of the buffer and its rows of the index."""
         path, file, region, rows = task
         compacted = CompactedFormat(schema, IndexedSequences(pieces, group.offsets[rows], group.rows[rows]), buffer, *region)
         scan = RecordScan(path, compacted, pieces, progress)
@@ -317,21 +423,24 @@ def _read_group(
     return group
 
 
-# --- whether this machine's memory holds each group, before anything is written
+# --- checking that each group fits into memory, before anything is written
 #
-# A group is read completely before it is packed. It is formed of complete files, so a single file may be larger than any
-# limit of the settings: it is refused before it is read, not after an hour.
+# A group is read completely before it is packed. It consists of complete files, so that a single large file may exceed the
+# group size in the settings. Without this check, the process could run out of memory after an hour of work.
 
 _BYTES_OF_A_TOKEN = 3
-"""Its id, mostly two bytes of a varint, and its segment; masked positions and ids beyond 16,383 come on top."""
+"""The memory for a token: two bytes for its id and one for its segment.
+
+Masked positions and token ids above 16,383, which take three bytes, are not counted.
+"""
 _BYTES_OF_A_SEQUENCE = 68
-"""Its row of the index with an offset, and what it takes to deal it to a pack."""
+"""The memory for a sequence: its row of the index, its offset, and what assigning it to a pack uses."""
 
 
 def _available_bytes(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Memory that this process may still take: what the machine has available, and what its container may have.
+    """Return the memory that this process can use, in bytes: the available memory of the machine or the container's limit.
 
-    None where the operating system does not tell.
+    The smaller of the two is returned, or None if the operating system reports neither.
     """
     limits = []
     for path in (cgroup / "memory.max", cgroup / "memory" / "memory.limit_in_bytes", meminfo):
@@ -344,7 +453,18 @@ def _available_bytes(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path(
 
 
 def _check_group_memory(number: int, group: PlannedGroup, paths: Sequence[Path], available: int | None) -> None:
-    needed = _BYTES_OF_A_TOKEN * group.tokens + _BYTES_OF_A_SEQUENCE * group.sequences  # for data as BERT has it
+    """Check that a group fits into the available memory.
+
+    Args:
+        number: The number of the group.
+        group: The group as the plan describes it.
+        paths: The files of the group.
+        available: The available memory in bytes. None skips the check.
+
+    Raises:
+        InputError: The group needs more memory. The message names its largest file.
+    """
+    needed = _BYTES_OF_A_TOKEN * group.tokens + _BYTES_OF_A_SEQUENCE * group.sequences  # an estimate for typical BERT data
     if available is None or needed <= available:
         return
     largest = max(paths, key=lambda path: path.stat().st_size if path.exists() else 0)
@@ -356,7 +476,7 @@ def _check_group_memory(number: int, group: PlannedGroup, paths: Sequence[Path],
 
 
 def _counts(group: PlannedGroup, max_sequence_length: int) -> IntArray:
-    """int64 [L]: how many sequences of each length the strategies of the group hold."""
+    """Return the number of sequences of each length 1 .. L that a group's strategies contain, int64 [L]."""
     counts = np.zeros(max_sequence_length + 1, np.int64)
     lengths = np.array([length for strategy, _ in group.strategies for length in strategy], np.int64)
     np.add.at(counts, lengths, np.array([count for strategy, count in group.strategies for _ in strategy], np.int64))

@@ -1,9 +1,11 @@
-"""TFRecord framing: length (8 bytes), its masked CRC-32C (4), payload, its masked CRC-32C (4); plain, or
-compressed with GZIP or ZLIB; or the rows of an HDF5 file as such records.
+"""Reading and writing TFRecord frames.
 
-`RecordStream` gives the uncompressed bytes of a file in pieces, and the CRC-32C of the file as it
-is on disk; `read_records` is the simple reader on top of it, for few records or where speed does not
-matter. `next_record` walks through the frames in a buffer, inside kernels.
+A frame consists of the payload's length (8 bytes), the masked CRC-32C of the length (4 bytes), the payload, and the masked
+CRC-32C of the payload (4 bytes). Files may be plain or compressed with GZIP or ZLIB. The rows of an HDF5 file are read as if
+they were TFRecords.
+
+`RecordStream` reads the uncompressed bytes of a file in pieces. `read_records` is a simple reader on top of it, for a few
+records or if speed does not matter. Inside kernels, `next_record` checks one frame in a buffer.
 """
 
 from __future__ import annotations
@@ -31,17 +33,17 @@ _PIECE_BYTES = 1 << 20
 
 
 class ScanStatus(IntEnum):
-    """State of a record, or the reason why a scan stopped at it."""
+    """The state of a record, or the reason why a scan stopped at it."""
 
     INCOMPLETE = 0
-    """More of the file must be read."""
+    """The record is not completely in the buffer, so more of the file must be read."""
     GOOD = 1
     INDEX_FULL = 2
     BAD_LENGTH = 3
     BAD_BYTES = 4
     TOO_LONG = 5
     UNUSUAL = 6
-    """Not in the encoding that the kernel takes; the general reader decides."""
+    """The kernel does not support the encoding of the record, so the general reader must check it."""
 
 
 PROBLEMS = {
@@ -52,11 +54,11 @@ PROBLEMS = {
     ScanStatus.TOO_LONG: f"longer than any legal record ({MAX_RECORD_BYTES} bytes); {_REMEDY}",
     ScanStatus.UNUSUAL: "the record cannot be read; report it with this file",
 }
-"""What is wrong with a record at which reading ends."""
+"""The error message for each status."""
 
 
 def frame(payload: bytes) -> bytes:
-    """`payload` as a TFRecord."""
+    """Return `payload` as a TFRecord, with its length and both CRCs."""
     length = struct.pack("<Q", len(payload))
     return (
         length
@@ -67,16 +69,29 @@ def frame(payload: bytes) -> bytes:
 
 
 def record_location(path: Path, record: int, offset: int) -> str:
-    """Return how errors name a position: the record's number counts from 0, the offset is of its first uncompressed byte."""
+    """Return the name of a record for error messages.
+
+    Args:
+        path: The file.
+        record: The number of the record, from 0.
+        offset: The position of its frame in the uncompressed file. It is not shown for an HDF5 file.
+    """
     return f"{path}: row {record}" if path.suffix in HDF5_ENDINGS else f"{path}: record {record} at byte {offset}"
 
 
 class RecordStream:
-    """The uncompressed bytes of one file, read once from the front.
+    """A stream of the uncompressed bytes of one file, which is read once from the front.
+
+    It is a context manager that closes the file.
 
     Attributes:
-        compression: "", "GZIP", "ZLIB" or "HDF5", seen from the first bytes.
-        file_bytes, file_crc32c: of what has been read from the disk so far; the CRC only if compressed.
+        path: The file.
+        compression: "", "GZIP", "ZLIB" or "HDF5", detected from the first bytes.
+        file_bytes: The number of bytes that were read from the disk so far.
+        file_crc32c: The CRC-32C of these bytes for a compressed or HDF5 file, otherwise 0.
+
+    Raises:
+        InputError: The file cannot be opened, or is neither a TFRecord file nor an HDF5 file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -106,13 +121,19 @@ class RecordStream:
 
     @property
     def most_bytes(self) -> int | None:
-        """A bound on the uncompressed bytes; None where only reading gives one."""
+        """An upper bound on the uncompressed size in bytes, or None if the file must be read to know it (GZIP and ZLIB)."""
         if self._rows is not None:
             return self._rows.most_bytes
         return None if self.compression else os.fstat(self._handle.fileno()).st_size
 
     def read_into(self, view: memoryview) -> int:
-        """Fill `view` from its front; the number of bytes, 0 at the end of the file."""
+        """Read uncompressed bytes into `view`, and return how many were read. At the end of the file, return 0.
+
+        Fewer bytes than `view` has room for may be read before the end of the file.
+
+        Raises:
+            InputError: The file cannot be read, or its compressed data are damaged or truncated.
+        """
         with explain_os_errors(self.path, "read"):
             if not self.compression:
                 count = self._handle.readinto(view)
@@ -123,12 +144,16 @@ class RecordStream:
         return len(data)
 
     def _account(self, data: memoryview | bytes) -> None:
+        """Add bytes that were read from the disk to the size and, unless the file is plain, to the CRC."""
         self.file_bytes += len(data)
         if self.compression:
             self.file_crc32c = crc32c(data, self.file_crc32c)
 
     def _encode_rows(self, rows: Hdf5Rows, most: int) -> memoryview | bytes:
-        """At most `most` bytes of the records of rows; the file's own bytes are counted as far as its rows are read."""
+        """Return at most `most` bytes of the rows of an HDF5 file, encoded as TFRecords.
+
+        The bytes of the file itself are also read, in proportion to the rows, to compute its CRC and the progress.
+        """
         while not self._input and (self._payload or rows.done < rows.count):
             if self._payload:
                 self._input, self._payload = frame(self._payload), b""
@@ -141,7 +166,13 @@ class RecordStream:
         return data
 
     def _inflate(self, most: int) -> bytes:
-        """At most `most` uncompressed bytes; several GZIP members in one file follow each other."""
+        """Return at most `most` decompressed bytes, or b"" at the end of the file.
+
+        A file may consist of several compressed members, which are read one after the other.
+
+        Raises:
+            InputError: The compressed data are damaged or truncated.
+        """
         while True:
             if not self._input:
                 self._input = self._handle.read(_PIECE_BYTES)
@@ -162,7 +193,11 @@ class RecordStream:
 
 
 def read_records(path: Path | str) -> Iterator[bytes]:
-    """The payloads of a file, both CRCs checked."""
+    """Yield the payload of each record of a file, after checking both of its CRCs.
+
+    Raises:
+        InputError: The file cannot be read, or a record is damaged, truncated or longer than `MAX_RECORD_BYTES`.
+    """
     path = Path(path)
     with RecordStream(path) as stream:
         record, offset = 0, 0
@@ -183,7 +218,17 @@ def read_records(path: Path | str) -> Iterator[bytes]:
 
 
 def _read_exactly(stream: RecordStream, count: int, record: int, offset: int) -> bytes:
-    """`count` bytes; empty only at a clean end of the file."""
+    """Read `count` bytes, or return b"" if the file ends here.
+
+    Args:
+        stream: The stream to read.
+        count: The number of bytes.
+        record: The number of the record, for the error.
+        offset: The position of its frame, for the error.
+
+    Raises:
+        InputError: The file ends after some of the bytes.
+    """
     data = bytearray(count)
     filled = 0
     while filled < count:
@@ -197,6 +242,14 @@ def _read_exactly(stream: RecordStream, count: int, record: int, offset: int) ->
 
 
 def _compression_of(path: Path, head: bytes) -> str:
+    """Detect the compression of a file from its first twelve bytes.
+
+    Returns:
+        "" for a plain TFRecord file, otherwise "GZIP", "ZLIB" or "HDF5".
+
+    Raises:
+        InputError: The file is empty, has another format, or its suffix and its content disagree on whether it is HDF5.
+    """
     if not head:
         raise InputError(f"{path}: the file is empty; remove it, or make it again")
     is_rows, named_so = is_hdf5(path, head), path.suffix in HDF5_ENDINGS
@@ -219,14 +272,20 @@ def _compression_of(path: Path, head: bytes) -> str:
     raise InputError(f"{path}: {problem}; check the path, or give the records by a pattern")
 
 
-# --- walking through the frames in a buffer, both CRCs checked (numba kernels)
+# --- walking over the frames in a buffer (numba kernels)
 
 
 @borrowing_kernel
 def next_record(start: int, end: int) -> tuple[int, int]:
-    """The record whose frame begins at address `start`, in bytes up to address `end`: (status, size of the payload).
+    """Check the frame that begins at address `start`.
 
-    INCOMPLETE: it is not completely there; GOOD: it is, and its CRCs are right.
+    Args:
+        start: The address of the frame.
+        end: The address after the last byte in the buffer.
+
+    Returns:
+        (status, size of the payload in bytes). The status is GOOD if the record is complete and both CRCs are correct,
+        INCOMPLETE if the buffer ends before the record, and otherwise an error. The size is 0 if it could not be read.
     """
     if end - start < 12:
         return ScanStatus.INCOMPLETE, 0
@@ -238,7 +297,7 @@ def next_record(start: int, end: int) -> tuple[int, int]:
     if size + 16 > end - start:
         return ScanStatus.INCOMPLETE, size
     payload = start + 12
-    for line in range(size, 2 * size, 64):  # the next record comes from memory while this one is looked at
+    for line in range(size, 2 * size, 64):  # load the next record into the cache while this one is checked
         prefetch(payload + line)
     if mask_crc(crc32c_at(payload, size, 0)) != load_u32(payload + size):
         return ScanStatus.BAD_BYTES, size
@@ -247,9 +306,15 @@ def next_record(start: int, end: int) -> tuple[int, int]:
 
 @borrowing_kernel
 def append_frames(crc: int, buffer: ByteArray, position: int, end: int) -> int:
-    """The CRC-32C of all bytes so far, from `crc` and the good records in buffer[position:end].
+    """Return a CRC-32C extended by the records in buffer[position:end].
 
-    A payload's CRC is in its frame already and only joined to the others: its bytes are not read again.
+    The CRC of each payload is taken from its frame and combined arithmetically, so that the payloads are not read again.
+
+    Args:
+        crc: The CRC-32C of all bytes before these.
+        buffer: The bytes of the file, uint8.
+        position: The position of the first frame.
+        end: The end of the last frame. All frames must have been checked.
     """
     base = address_of(buffer)
     while position < end:
@@ -263,7 +328,7 @@ def append_frames(crc: int, buffer: ByteArray, position: int, end: int) -> int:
     return crc
 
 
-# --- files of other tools that people take for RECORDS
+# --- files of other tools that users pass as RECORDS by mistake
 
 _TAR_MAGIC = slice(257, 262)
 _MEGATRON_INDEX = b"MMIDIDX"
@@ -272,7 +337,10 @@ _AS_A_TABLE = "write its token ids as a Parquet table with a list column `input_
 
 
 def _foreign_format(path: Path) -> str | None:
-    """Return what a file that is not a TFRecord is, and what to do with it; None where that is not known."""
+    """Return the format of a file that is not a TFRecord file, and what to do with the file, as text for an error message.
+
+    Return None if the format is unknown.
+    """
     head = _head(path, 512)
     if head[_TAR_MAGIC] == b"ustar" or path.name.endswith((".tar.gz", ".tgz")):
         return f"a tar archive, as WebDataset writes them; {_AS_A_TABLE}"
@@ -286,6 +354,7 @@ def _foreign_format(path: Path) -> str | None:
 
 
 def _head(path: Path, count: int) -> bytes:
+    """Return the first `count` bytes of a file, or b"" if there is no such file."""
     if not path.is_file():
         return b""
     with open_file(path) as handle:

@@ -1,10 +1,15 @@
-"""The values of a feature in the record, checked or decoded eight bytes at a time (numba kernels); and as dense arrays.
+"""Kernels that check and decode the values of a feature, eight bytes at a time, and functions that return dense arrays.
 
-Values are varints: seven bits a byte, the high bit set on all bytes but the last. Padding is one zero byte a value, so a
-list of `values` of which the first `real` are not padding takes `size - (values - real)` bytes for those. Tricks on words:
-bits 7 of each byte (`_HIGH`) tell continuation bytes apart; `(w & 0x7F..) + 0x7F..` sets bit 7 of each byte that is not
-zero, without carries. A field is preceded by at least eight bytes of the same record, so the word that ends with its last
-byte is in the record.
+Values are varints. Each byte of a varint has seven bits of the value, and its high bit (bit 7) is set in all bytes but the
+last. A padding value is one zero byte. If a list has `values` values in `size` bytes and only the first `real` of them are
+non-padding, the non-padding values take `size - (values - real)` bytes.
+
+The kernels load words of eight bytes and use two tricks. The mask `_HIGH` selects bit 7 of each byte, which distinguishes
+continuation bytes. `(w & 0x7F..) + 0x7F..` sets bit 7 of each byte whose lower seven bits are not zero, without carries
+between bytes. At least eight bytes of the same record precede every field, so that a word that ends at the last byte of a
+field never begins before the record.
+
+Parameters named `at` and `end` are addresses.
 """
 
 from __future__ import annotations
@@ -41,13 +46,13 @@ _BITS_OF_ONE = 7  # in 1.0 as float32, 0x3F800000
 
 @inlined_kernel
 def _zero_bytes(word: int) -> int:
-    """Bit 7 of each byte of `word` that is zero (the other bits mean nothing)."""
+    """Return a word in which bit 7 of a byte is set if this byte of `word` is zero. The other bits are undefined."""
     return ~(add_words(word & _LOW_SEVEN, _LOW_SEVEN) | word)
 
 
 @borrowing_kernel
 def is_zero(at: int, size: int) -> bool:
-    """Whether `size` bytes are all zero."""
+    """Return whether all `size` bytes from `at` on are zero."""
     seen = as_word(0)
     for number in range(size >> 3):
         seen |= word_at(at, number)
@@ -58,7 +63,10 @@ def is_zero(at: int, size: int) -> bool:
 
 @borrowing_kernel
 def _all_words_are(at: int, size: int, pattern: int) -> bool:
-    """Whether `size` bytes repeat the eight bytes of `pattern`, whose period divides `size`."""
+    """Return whether `size` bytes from `at` on are repetitions of the eight bytes of `pattern`.
+
+    The period of the pattern (1, 2, 4 or 8 bytes) must divide `size`.
+    """
     different = as_word(0)
     for number in range(size >> 3):
         different |= word_at(at, number) ^ pattern
@@ -69,13 +77,16 @@ def _all_words_are(at: int, size: int, pattern: int) -> bool:
 
 @borrowing_kernel
 def all_bytes_are(at: int, size: int, value: int) -> bool:
-    """Whether `size` bytes all equal `value`."""
+    """Return whether all `size` bytes from `at` on are equal to `value`."""
     return _all_words_are(at, size, value * _ONE_EACH)
 
 
 @borrowing_kernel
 def _is_canonical(at: int, size: int, count: int) -> bool:
-    """Whether `size` bytes are exactly `count` varints of at most three bytes, none longer than need be."""
+    """Return whether `size` bytes from `at` on are exactly `count` canonical varints of at most three bytes.
+
+    A varint is canonical if it has no more bytes than necessary.
+    """
     if size == 0:
         return count == 0
     continued = as_word(0)
@@ -97,7 +108,17 @@ def _is_canonical(at: int, size: int, count: int) -> bool:
 
 @borrowing_kernel
 def real_bytes(at: int, size: int, values: int, real: int) -> int:
-    """Return how many bytes the first `real` of `values` varints take, when the others are zero; -1 when it is not so."""
+    """Return the size of the non-padding values of a list, in bytes.
+
+    Args:
+        at: The address of the list.
+        size: The size of the list in bytes.
+        values: The number of values, including padding.
+        real: The number of non-padding values.
+
+    Returns:
+        The size, or -1 unless the list consists of `real` canonical varints of at most three bytes, followed by zeros.
+    """
     prefix = size - (values - real)
     if prefix < real or not is_zero(at + prefix, values - real) or not _is_canonical(at, prefix, real):
         return -1
@@ -106,6 +127,7 @@ def real_bytes(at: int, size: int, values: int, real: int) -> int:
 
 @borrowing_kernel
 def _set_bits(at: int, size: int) -> int:
+    """Return the number of set bits in `size` bytes from `at` on."""
     bits = 0
     for number in range(size >> 3):
         bits += count_bits(word_at(at, number))
@@ -116,9 +138,9 @@ def _set_bits(at: int, size: int) -> int:
 
 @borrowing_kernel
 def count_leading_ones(at: int, size: int) -> int:
-    """n of a mask of `size` bytes that is n ones and then zeros; -1 for anything else.
+    """Return the number of ones in a mask of `size` bytes, or -1 if the mask is not ones followed by zeros.
 
-    With n bits set in all, and the first n bytes 1, the rest is zero.
+    If n bits are set in total and the first n bytes are 1, all other bytes are zero.
     """
     ones = _set_bits(at, size)
     return ones if ones <= size and _all_words_are(at, ones, _ONE_EACH) else -1
@@ -126,7 +148,7 @@ def count_leading_ones(at: int, size: int) -> int:
 
 @borrowing_kernel
 def count_unit_floats(at: int, size: int) -> int:
-    """n of float32 weights in `size` bytes that are n ones and then zeros; -1 for anything else."""
+    """Return the number of ones in a list of float32 weights of `size` bytes, or -1 if it is not ones followed by zeros."""
     ones = _set_bits(at, size) // _BITS_OF_ONE
     if 4 * ones > size or not _all_words_are(at, 4 * ones, _TWO_FLOATS) or not is_zero(at + 4 * ones, size - 4 * ones):
         return -1
@@ -135,10 +157,15 @@ def count_unit_floats(at: int, size: int) -> int:
 
 @inlined_kernel
 def _wrong_positions(word: int, before: int, length: int) -> int:
-    """Bit 7 of each byte of `word` that ends a position of three bytes, not canonical, or not below `length`.
+    """Return a word in which bit 7 of a byte is set if this byte of `word` ends an invalid position.
 
-    `before` holds the byte before each byte. The comparisons set bit 7 of a byte b < 128 where b >= c, because
-    (b | 128) - c never borrows.
+    A position is invalid if it has three bytes, is not canonical, or is not less than `length`. A comparison of a byte b <
+    128 with a constant c sets bit 7 if b >= c, because (b | 128) - c never borrows from the next byte.
+
+    Args:
+        word: Eight bytes of the list.
+        before: For each byte of `word`, the byte before it.
+        length: The number of tokens of the sequence.
     """
     high, low = (length >> 7) * _ONE_EACH, (length & 127) * _ONE_EACH
     ends, follows = ~word, before
@@ -153,7 +180,18 @@ def _wrong_positions(word: int, before: int, length: int) -> int:
 
 @borrowing_kernel
 def scan_positions(at: int, size: int, values: int, real: int, length: int) -> int:
-    """Bytes of the first `real` of `values` positions; -1 unless each is in 0 .. length - 1 and the rest is zero."""
+    """Check masked positions, and return the size of the non-padding positions in bytes.
+
+    Args:
+        at: The address of the list.
+        size: The size of the list in bytes.
+        values: The number of positions, including padding.
+        real: The number of non-padding positions.
+        length: The number of tokens of the sequence.
+
+    Returns:
+        The size, or -1 unless the list consists of `real` canonical varints from 0 to `length` - 1, followed by zeros.
+    """
     prefix = size - (values - real)
     if prefix < real or not is_zero(at + prefix, values - real):
         return -1
@@ -173,34 +211,43 @@ def scan_positions(at: int, size: int, values: int, real: int, length: int) -> i
     return prefix
 
 
-# --- packed varints to int32
+# --- decoding packed varints to int32
 #
-# Most lists of a record are runs of numbers of equal size: masks and segments take one byte each, positions and token ids
-# mostly two. A word of eight such bytes becomes eight numbers, or four, at once; of any other word two numbers are taken,
-# without a branch on their sizes, and what is longer than three bytes goes byte by byte.
+# Most lists of a record contain long runs of numbers with the same size. Masks and segment ids take one byte, and most
+# positions and token ids take two. A word of eight bytes is therefore decoded to eight or four numbers at once if all
+# numbers in it have one or two bytes. From any other word, two numbers are decoded without a branch on their sizes. A number
+# that is longer than three bytes is decoded byte by byte.
 
 _MOST = 2**31 - 1
-_LAST_OF_ONE = -0x7F7F7F7F7F7F7F80  # the top bit of every byte
-_LAST_OF_TWO = -0x7FFF7FFF7FFF8000  # that of every second byte
+_LAST_OF_ONE = -0x7F7F7F7F7F7F7F80  # bit 7 of every byte
+_LAST_OF_TWO = -0x7FFF7FFF7FFF8000  # bit 7 of every second byte
 _LOW_OF_TWO, _HIGH_OF_TWO = 0x007F007F007F007F, 0x3F803F803F803F80
-_LONGEST_QUICK = 23  # the top bit of the third byte
+_LONGEST_QUICK = 23  # bit 7 of the third byte
 
 
 @inlined_kernel
 def _bits_below(ends: int) -> int:
+    """Return the index of the lowest set bit in `ends`."""
     return count_bits(~ends & (ends - 1))
 
 
 @inlined_kernel
 def _first_value(word: int, ends: int) -> int:
-    """The first number of a word, of at most three bytes; `ends` has the top bits of the bytes that end a number."""
+    """Return the first number in a word. It must have at most three bytes.
+
+    `ends` is the word in which bit 7 of each byte that ends a number is set.
+    """
     own = word & (ends ^ (ends - 1))
     return (own & 0x7F) | ((own >> 1) & 0x3F80) | ((own >> 2) & 0x1FC000)
 
 
 @borrowing_kernel
 def _decode_varints(at: int, end: int, values: Int32Array) -> bool:
-    """Fill `values` with the numbers in [at, end); whether they are exactly as many, of at most five bytes and 31 bits."""
+    """Decode the varints in [at, end) into `values`.
+
+    Returns:
+        Whether there are exactly as many varints as `values` has elements, each with at most five bytes and 31 bits.
+    """
     if end - at == values.size:
         return _decode_bytes(at, values)
     number = 0
@@ -221,7 +268,8 @@ def _decode_varints(at: int, end: int, values: Int32Array) -> bool:
         else:
             first = second = _bits_below(ends)
             if first <= _LONGEST_QUICK:
-                # Shifts fill the top with copies of bit 63, behind the five bytes or more that remain.
+                # The shifts fill the top bits with copies of bit 63. At least five bytes remain below them, and the second
+                # number uses only three of these.
                 rest, rest_ends = word >> (first + 1), ends >> (first + 1)
                 second = _bits_below(rest_ends)
                 if second <= _LONGEST_QUICK:
@@ -246,7 +294,7 @@ def _decode_varints(at: int, end: int, values: Int32Array) -> bool:
 
 @borrowing_kernel
 def _decode_bytes(at: int, values: Int32Array) -> bool:
-    """Decode as many bytes as numbers: each is one, or it is none at all."""
+    """Decode a list that has as many bytes as numbers, and return whether each byte is a complete number."""
     seen = 0
     for number in range(values.size):
         value = byte_at(at, number)
@@ -255,18 +303,28 @@ def _decode_bytes(at: int, values: Int32Array) -> bool:
     return seen < 128
 
 
-# --- dense arrays of serialised examples: one matrix per feature, one row per record
+# --- decoding serialised examples to dense arrays: one matrix for each feature, with one row for each record
 #
-# Letters of shapes: B packs, L max_sequence_length, Q masked_slots, S depth.
+# Letters of shapes: B is the number of packs, L max_sequence_length, Q masked_slots, and S depth.
 
 
 def decode_columns(
     buffer: ByteArray, offsets: IntArray, lengths: IntArray, features: Sequence[FeatureSpec], source: str
 ) -> dict[str, AnyArray]:
-    """The features of many examples, by name: int32 or float32 [n, size].
+    """Decode n examples, and return their features by name, int32 or float32 [n, size].
 
-    Records must be encoded as the scan takes them (and as this package and TensorFlow write them): map entries in any order,
-    other features skipped. Payloads start at `offsets` of the buffer and have these `lengths`, int64 [n] both.
+    The examples must be encoded as this package and TensorFlow write them, with packed lists. The map entries may be in any
+    order. Other features are skipped.
+
+    Args:
+        buffer: uint8, the bytes of the examples.
+        offsets: int64 [n], the position of each payload in the buffer.
+        lengths: int64 [n], the size of each payload in bytes.
+        features: The features to decode.
+        source: The origin of the examples, for the error.
+
+    Raises:
+        InputError: An example does not have these features, or has another encoding.
     """
     columns = tuple(np.empty((len(offsets), spec.length), np.int32) for spec in features)
     is_float = np.array([spec.kind == "float32" for spec in features], np.bool_)
@@ -290,7 +348,19 @@ def _decode_records(
     is_float: BoolArray,
     columns: tuple[Int32Array, ...],
 ) -> int:
-    """Decode all records; -1, or the number of the first that is refused."""
+    """Decode n examples into `columns`.
+
+    Args:
+        buffer: uint8, the bytes of the examples.
+        offsets: int64 [n], the position of each payload in the buffer.
+        lengths: int64 [n], the size of each payload in bytes.
+        table: The feature table of the examples.
+        is_float: bool [features], whether each feature has float32 values.
+        columns: The output, an int32 array [n, size] for each feature. Float values are stored as their bits.
+
+    Returns:
+        The number of the first example that cannot be decoded, or -1 if there is none.
+    """
     for record in range(offsets.size):
         start = address_of(buffer) + offsets[record]
         if offsets[record] < 0 or lengths[record] < 0 or offsets[record] + lengths[record] > buffer.size:
@@ -310,10 +380,12 @@ def _decode_records(
     return -1
 
 
-# --- what a row of a packed table holds beyond a packed record
+# --- the columns of packed tables that packed records do not contain
 
 
 class _Packs(NamedTuple):
+    """The features of B packs from which the columns are computed, in the form that the kernel expects."""
+
     input_mask: Int32Array
     positions: Int32Array
     masked_lm_positions: Int32Array
@@ -324,11 +396,20 @@ class _Packs(NamedTuple):
 
 
 def pack_rows(packs: Mapping[str, AnyArray]) -> dict[str, Int32Array]:
-    """Return the columns of packed tables, by the features of packs, [B, L], [B, Q] or [B, S], by their names.
+    """Compute the columns of packed tables from the features of B packs.
 
-    `position_ids` [B, L] counts from 0 in every sequence, and in the padding; it replaces `positions`, which is not to be
-    used any more. `labels` [B, L] is the id that was masked, `NOT_PREDICTED` elsewhere. `seq_lens` [B, S] are the tokens of
-    each sequence, 0 behind the last; `sequences` [B] is how many a pack holds.
+    Args:
+        packs: The features by name, [B, L], [B, Q] or [B, S]. The array `positions` may be overwritten, so that the caller
+            must not use it afterwards.
+
+    Returns:
+        Four int32 arrays by name. `position_ids` [B, L] counts from 0 in every sequence, and again in the padding. `labels`
+        [B, L] contains the original id at masked positions, and `NOT_PREDICTED` elsewhere. `seq_lens` [B, S] contains the
+        number of tokens of each sequence, and 0 after the last sequence. `sequences` [B] is the number of sequences of each
+        pack.
+
+    Raises:
+        InputError: A masked position is outside the row, or the sequences overlap.
     """
     given = _Packs(*(np.ascontiguousarray(packs[name]) for name in _Packs._fields))
     count, length = given.input_mask.shape
@@ -341,7 +422,11 @@ def pack_rows(packs: Mapping[str, AnyArray]) -> dict[str, Int32Array]:
 
 @borrowing_kernel
 def _fill_columns(packs: _Packs, labels: Int32Array, lengths: Int32Array, sequences: Int32Array) -> bool:
-    """Fill the columns, and overwrite positions; False at the first pack for which this is impossible."""
+    """Fill the columns of `pack_rows`, and overwrite `packs.positions` with the position ids.
+
+    Returns:
+        False if a masked position is outside the row or the sequences of a pack overlap, otherwise True.
+    """
     slots = packs.input_mask.shape[1]
     for row in range(packs.input_mask.shape[0]):
         mask, positions, row_labels = packs.input_mask[row], packs.positions[row], labels[row]
