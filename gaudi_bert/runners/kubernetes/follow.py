@@ -1,11 +1,13 @@
-"""Follows one submitted step to its end: logs, progress, and the reason where it fails or does not start.
+"""Follow one submitted step to its end, and show its log, its progress, and why it fails or does not start.
 
-The object is read, checked, and then watched until it changes, so nothing that happens between two watches is lost. What
-is suspended waits for its queue, for as long as that takes, unless the queue says that it can never admit it. When it is
-admitted, its time to start begins again.
+`follow` reads the object of the step, checks it and its pods, and then watches the object until it changes. Because the
+object is read again after each watch, changes between two watches are not lost. A suspended step may wait for its queue
+without a time limit, unless the queue reports that it can never admit the step. When the step is admitted, the time limit
+for starting begins again.
 
-A thread follows the log of a pod; of pods that share a step, the first one reports. When the connection drops, the log is
-read again from a little before the last line that came, and what was shown already is recognised by its time.
+A thread reads the log of a pod. If several pods share a step, only the log of the first pod is shown. If the connection
+breaks, the log is read again from a few seconds before the last line, and lines that were already shown are recognized by
+their timestamps and skipped.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ from gaudi_bert.runners.launch import RANK_TAG
 _WATCH_SECONDS = 5
 _SHORTEST_ROUND_SECONDS = 0.2
 _LOG_END_SECONDS = 10
-# A wait that passes sooner is not reported: most volumes are bound, and most pods placed, soon after a Job is created.
+# Most volumes are bound and most pods are scheduled soon after a Job is created, so shorter waits are not reported.
 _PASSING_SECONDS = 15.0
 _SAY_EVERY_SECONDS = 60.0
 _OVERLAP_SECONDS = 5
@@ -50,21 +52,27 @@ _INDEX = "batch.kubernetes.io/job-completion-index"
 
 
 class PodsStoppedError(FailedError):
-    """The pods were stopped on request, or taken away after they saved: the same may be submitted again."""
+    """The pods were stopped on request or evicted, after they had saved. The same step can be submitted again."""
 
 
 _ERRORS = {State.HOPELESS: InputError, State.STOPPED: PodsStoppedError}
 
 
 def follow(cluster: Cluster, item: Json, reporter: Reporter, start_seconds: float, *, shows_logs: bool = True) -> None:
-    """Return when `item` is complete.
+    """Wait until a submitted step is complete, and show its progress meanwhile.
 
-    Its pods may wait `start_seconds` for a node, a volume or an image.
+    Args:
+        cluster: The namespace of the step.
+        item: The Job, MPIJob or TrainJob of the step.
+        reporter: Shows progress and the lines of the log.
+        start_seconds: How long the pods may wait for a node, a volume or an image before the step is removed.
+        shows_logs: Whether to show the log.
 
     Raises:
-        PodsStoppedError: it can be submitted again.
-        InputError: neither waiting nor trying again helps; `item` was removed.
-        FailedError: it failed, or did not start in time.
+        PodsStoppedError: The pods were stopped. The step can be submitted again.
+        InputError: The step cannot succeed, because its input is wrong or because the cluster can never start its pods. A
+            step that cannot start is removed.
+        FailedError: The step failed, was removed by somebody, or did not start in time.
     """
     progress = _StepProgress(item, reporter)
     logs = _LogFollower(cluster, reporter, progress)
@@ -75,7 +83,7 @@ def follow(cluster: Cluster, item: Json, reporter: Reporter, start_seconds: floa
             current = cluster.read(item["kind"], item["metadata"]["name"])
             if current is None:
                 raise FailedError(f"{title_of(item)} was removed while it ran; run it again")
-            current = {"kind": item["kind"], **current}  # Answers about one object do not always name its kind.
+            current = {"kind": item["kind"], **current}  # the server's answer may lack the kind
             pods, outcome = pods_of(cluster, current), job_outcome(current)
             if shows_logs:
                 logs.update(pods)
@@ -107,7 +115,7 @@ def follow(cluster: Cluster, item: Json, reporter: Reporter, start_seconds: floa
 
 
 def _give_up(cluster: Cluster, item: Json, problem: Problem, waits: _Waits) -> NoReturn:
-    """Remove a step that does not start, so that it does not start later, and raise the error that says why."""
+    """Delete a step that does not start, so that it cannot start unnoticed later, and raise the error that says why."""
     cluster.delete(item["kind"], item["metadata"]["name"])
     after = f" after {format_seconds(waits.waited)}" if waits.waited >= 1 else ""
     removed = f"{problem.reason}{after} ({title_of(item)} was removed)"
@@ -116,7 +124,13 @@ def _give_up(cluster: Cluster, item: Json, problem: Problem, waits: _Waits) -> N
 
 
 class _Waits:
-    """Waits for pods that do not start, so long and no longer; reports each new problem once."""
+    """Measures how long pods have been waiting to start, and reports each new problem once.
+
+    Args:
+        start_seconds: How long pods may wait.
+        reporter: Shows the problems.
+        clock: Replaces `time.monotonic`, for tests.
+    """
 
     def __init__(self, start_seconds: float, reporter: Reporter, clock: Callable[[], float] = time.monotonic) -> None:
         self._start_seconds, self._reporter, self._clock = start_seconds, reporter, clock
@@ -125,17 +139,18 @@ class _Waits:
 
     @property
     def waited(self) -> float:
-        """Seconds since pods began to wait."""
+        """The seconds since the pods began to wait, or 0 if they do not wait."""
         return 0.0 if self._waiting_since is None else self._clock() - self._waiting_since
 
     def begin_again(self) -> None:
-        """Whatever pods wait for next, its time begins again."""
+        """Reset the waiting time to 0."""
         self._waiting_since = None
 
     def never_begin(self, problem: Problem) -> bool:
-        """Return whether a queue can never admit a suspended step, and has said so for some seconds.
+        """Return whether a suspended step can never be admitted by its queue, because of `problem`.
 
-        A queue that is just being made may say so for a moment.
+        This is True only if the queue has reported such a problem for 15 seconds, because a queue that is just being created
+        may report it for a moment.
         """
         if problem.state is not State.HOPELESS:
             self.begin_again()
@@ -144,7 +159,10 @@ class _Waits:
         return problem.state is State.HOPELESS and self.waited >= _PASSING_SECONDS
 
     def are_over(self, problem: Problem) -> bool:
-        """Whether to give up because of `problem`; where not, it is reported, unless that was done already."""
+        """Return whether to give up on a step because of `problem`.
+
+        If the step is not given up, a problem that is new and lasts is reported.
+        """
         if problem.state is not State.WAITS:
             self.begin_again()
         elif self._waiting_since is None:
@@ -152,7 +170,8 @@ class _Waits:
         if problem.state is State.HOPELESS or (problem.state is State.WAITS and self.waited >= self._start_seconds):
             return True
         lasts = problem.state is not State.WAITS or self.waited >= _PASSING_SECONDS
-        # Each pod that is lost is reported. Pods that wait are not, because every attempt to make one has another name.
+        # Each lost pod is reported on its own. Waiting pods are reported only once, because every attempt to create a pod
+        # gives it a new name, and the same problem would be reported again and again.
         key = problem.without_names + (problem.occurrence if problem.state is State.GOES_ON else "")
         if lasts and key not in self._reported:
             self._reported.add(key)
@@ -163,15 +182,21 @@ class _Waits:
         return False
 
 
-# --- what the pods write, and how far the step is
+# --- logs and progress
 
 
 class _StepProgress:
-    """Shows the progress of a step, in one line a minute where nothing else is shown."""
+    """Shows the log lines of a step, and a line about its progress if nothing else was shown for a minute.
+
+    Args:
+        item: The Job, MPIJob or TrainJob of the step.
+        reporter: Shows the lines.
+        clock: Replaces `time.monotonic`, for tests.
+    """
 
     def __init__(self, item: Json, reporter: Reporter, clock: Callable[[], float] = time.monotonic) -> None:
         self._name = item["metadata"]["name"]
-        # Pods that train together report how far all of them are.
+        # Pods that train together have a common progress, which the log of the first pod shows.
         self._parts = 1 if trains_together(item) else int(item.get("spec", {}).get("completions") or 1)
         self._reporter, self._clock = reporter, clock
         self._began = self._last_shown = clock()
@@ -179,13 +204,13 @@ class _StepProgress:
         self._waiting_since = 0.0
 
     def take(self, line: str) -> None:
-        """Show a line of a pod."""
+        """Show a line from the log of a pod."""
         if self._parts == 1:
             self._last_shown = self._clock()
         self._reporter.say(line)
 
     def show(self, item: Json, pods: Sequence[Json]) -> None:
-        """Show how far the step is, where a minute has gone by (on a terminal: at once)."""
+        """Show the progress of the step if a minute has passed since the last line. On a terminal, show it at once."""
         self._waits_for = None
         at_work = sum(pod.get("status", {}).get("phase") == "Running" for pod in pods)
         if not at_work or not self._is_due():
@@ -196,7 +221,7 @@ class _StepProgress:
         self._reporter.show(f"{self._name}: {text}")
 
     def show_waiting(self, reason: str) -> None:
-        """Say what the step waits for: at once where that is new, and then every minute with the time that it took."""
+        """Show why the step waits: at once if the reason is new, and then once a minute with the time it has waited."""
         if reason != self._waits_for:
             if self._waits_for is None:
                 self._waiting_since = self._clock()
@@ -206,7 +231,7 @@ class _StepProgress:
             self._reporter.show(f"{reason} ({format_seconds(self._clock() - self._waiting_since)} so far)")
 
     def _is_due(self) -> bool:
-        """Whether a line may be shown now; the minute then starts again."""
+        """Return whether a progress line is due now. If it is, the minute until the next line begins."""
         now = self._clock()
         if not self._reporter.live and now - self._last_shown < _SAY_EVERY_SECONDS:
             return False
@@ -215,12 +240,21 @@ class _StepProgress:
 
 
 def followed_container(pod: Json) -> str | None:
-    """Return the container whose log is of interest; None for a pod that only serves others (a worker of an MPIJob)."""
+    """Return the name of the container whose log is shown, or None for a worker of an MPIJob, which only runs sshd."""
     return None if is_worker(pod) else pod["spec"]["containers"][0]["name"]
 
 
 @dataclass
 class _Followed:
+    """The state of one log that is being read.
+
+    Attributes:
+        thread: The thread that reads the log, or None if reading has not begun.
+        last_moment: The timestamp of the last line that was shown.
+        started: When reading began, in seconds of `time.monotonic`.
+        reached_end: Whether the log was read to its end.
+    """
+
     thread: threading.Thread | None = None
     last_moment: str = ""
     started: float = field(default_factory=time.monotonic)
@@ -228,7 +262,7 @@ class _Followed:
 
 
 class _LogFollower:
-    """Reads the log of the pod of a step, or of the first of several, for `progress`."""
+    """Reads the log of the pod of a step in a thread. If the step has several pods, only the log of the first is read."""
 
     def __init__(self, cluster: Cluster, reporter: Reporter, progress: _StepProgress) -> None:
         self._cluster, self._reporter, self._progress = cluster, reporter, progress
@@ -236,7 +270,7 @@ class _LogFollower:
         self._has_complained = False
 
     def update(self, pods: Sequence[Json]) -> None:
-        """Read the logs of those pods whose container has started, and resume those that were dropped."""
+        """Begin to read the log if the container has started, and resume reading if the connection broke."""
         for pod in pods:
             metadata, container = pod["metadata"], followed_container(pod)
             if container is None or (metadata.get("annotations") or {}).get(_INDEX, "0") != "0":
@@ -249,13 +283,14 @@ class _LogFollower:
                 self._read(log, metadata["name"], container)
 
     def finish(self, seconds: float) -> None:
-        """Let the logs that are still coming in end, for so long at the most."""
+        """Wait at most `seconds` until all lines are read."""
         until = time.monotonic() + seconds
         for log in self._followed.values():
             if log.thread is not None:
                 log.thread.join(max(0.0, until - time.monotonic()))
 
     def _read(self, log: _Followed, pod: str, container: str) -> None:
+        """Start a thread that shows the lines of a log that were not shown before."""
         shown_until = log.last_moment
         since = int(time.monotonic() - log.started) + _OVERLAP_SECONDS if shown_until else None
 
@@ -268,9 +303,9 @@ class _LogFollower:
                         self._progress.take(RANK_TAG.sub("", text))
                 log.reached_end = True
             except StreamDroppedError:
-                pass  # The next update takes the log up again.
+                pass  # the next update resumes reading
             except ClusterError as error:
-                # The status of a pod that is gone explains its end.
+                # If the pod is gone, do not report that its log is missing, because the step's status explains the end.
                 if not isinstance(error, NotFoundError) and not self._has_complained:
                     self._has_complained = True
                     self._reporter.say(f"{error}; the run continues without this log")

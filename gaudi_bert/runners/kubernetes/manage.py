@@ -1,4 +1,8 @@
-"""`k8s status`, `k8s logs` and `k8s delete`: what a pipeline has on a cluster."""
+"""Show or delete the objects that a pipeline has on a cluster, for `gaudi-bert k8s status`, `k8s logs` and `k8s delete`.
+
+Only objects that carry the labels of the pipeline are shown and deleted. Objects of others that have the same names are
+reported or left alone.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +28,8 @@ from gaudi_bert.runners.kubernetes.reasons import (
 from gaudi_bert.runners.kubernetes.run import foreign_error
 from gaudi_bert.runners.launch import RANK_TAG
 
-# What a pipeline shares by these names, whatever its settings were when it did.
+# The objects that the steps of a pipeline share, by kind and name suffix. `delete` looks for all of them, because earlier
+# settings of the pipeline may have created objects that the current settings do not need.
 _SHARED = {
     "ServiceAccount": "stages",
     "PersistentVolumeClaim": "work",
@@ -35,17 +40,23 @@ _SHARED = {
 
 
 def status(settings: PipelineSettings, cluster: Cluster) -> dict[str, dict[str, Any]]:
-    """Return how far each step is.
+    """Return the status of each step of a pipeline.
 
-    `state` is `not submitted`, `suspended`, `waiting`, `running`, `complete`, or `failed: <reason>`; of what is submitted,
-    `pods` counts the pods in each phase, without those that were replaced; `problem` is what it waits for or what is wrong.
+    Returns:
+        For each step a dictionary. Its `state` is `not submitted`, `suspended`, `waiting`, `running`, `complete` or
+        `failed: <reason>`. For a submitted step, `pods` maps each pod phase to the number of pods in it, without pods that
+        were replaced, and `problem` says what the step waits for or what is wrong, or is None.
+
+    Raises:
+        InputError: The namespace does not exist, or pods cannot read a path of the pipeline.
+        ClusterError: The cluster rejected a request or does not answer.
     """
     cluster.check_namespace()
     return {step: _step_status(settings, cluster, item) for step, item in render(settings).steps.items()}
 
 
 def status_lines(steps: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return the states of steps for people."""
+    """Return the result of `status` as lines of text."""
     lines = []
     for step, status in steps.items():
         pods = ", ".join(f"{count} {phase}" for phase, count in status.get("pods", {}).items())
@@ -55,6 +66,7 @@ def status_lines(steps: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 
 def _step_status(settings: PipelineSettings, cluster: Cluster, item: Manifest) -> dict[str, Any]:
+    """Return the status of one step, as described in `status`."""
     submitted = _find_submitted(cluster, item)
     if submitted is None:
         return {"state": "not submitted"}
@@ -72,9 +84,10 @@ def _step_status(settings: PipelineSettings, cluster: Cluster, item: Manifest) -
 
 
 def _find_submitted(cluster: Cluster, item: Manifest) -> Manifest | None:
-    """Return the object that has the name of a step; None if there is none. It may belong to somebody else.
+    """Return the object on the cluster that has the name of a step, or None if there is none.
 
-    Its kind is that of the step, or the kind that the step had with earlier settings.
+    For the step `train`, objects of the kinds that it had with other settings are also found. The object may belong to
+    somebody else.
     """
     trains = item["metadata"]["labels"][STEP_LABEL] == "train"
     for kind in dict.fromkeys((item["kind"], *(POD_LABELS if trains else ()))):
@@ -85,7 +98,20 @@ def _find_submitted(cluster: Cluster, item: Manifest) -> Manifest | None:
 
 
 def show_logs(settings: PipelineSettings, step: str | None, cluster: Cluster, show: Callable[[str], None]) -> int:
-    """Show the logs of all pods of `step`, or of all steps, line by line; how many pods there were."""
+    """Show the logs of the pods of one step, or of all steps, line by line.
+
+    Args:
+        settings: The settings of the pipeline.
+        step: The name of the step, or None for all steps.
+        cluster: The namespace of the pipeline.
+        show: Called with each line.
+
+    Returns:
+        The number of pods whose logs were shown.
+
+    Raises:
+        InputError: There is no such step, or none of its pods has started.
+    """
     cluster.check_namespace()
     steps = render(settings).steps
     if step is not None and step not in steps:
@@ -107,23 +133,28 @@ def show_logs(settings: PipelineSettings, step: str | None, cluster: Cluster, sh
 
 
 def delete(settings: PipelineSettings, cluster: Cluster, *, data: bool) -> list[str]:
-    """Remove all Jobs of the pipeline and what they share; with `data`, the work folder too: its volume, or its objects.
+    """Delete all Jobs of the pipeline and the objects that they share.
 
-    Objects that belong to somebody else stay, whatever their names. The Jobs go first, so they are gone even if the store
-    then rejects a request.
+    Objects that belong to somebody else are not deleted, even if they have the same names. The Jobs are deleted first, so
+    that they are gone even if the object store then rejects a request.
+
+    Args:
+        settings: The settings of the pipeline.
+        cluster: The namespace of the pipeline.
+        data: Whether to delete the work folder as well, which is a volume claim or a folder in an object store.
 
     Returns:
-        What was removed, as `Kind name`.
+        The deleted objects, each as `Kind name`.
 
     Raises:
-        InputError: with `data`, the claim of the work folder is the user's own, or pods of somebody else mount it; nothing
-            was removed.
+        InputError: `data` is set, and the claim of the work folder was created by the user or is mounted by pods of somebody
+            else. Nothing was deleted.
     """
     cluster.check_namespace()
     if data and settings.kubernetes.store is None:
         _check_claim_can_go(settings, cluster)
     used = {"ConfigMap", *(item["kind"] for item in render(settings).steps.values())}
-    # Those that kubectl applied carry a digest in their name.
+    # ConfigMaps that were applied by kubectl have a digest in their name, so search by labels instead of names.
     items = [
         (kind, item)
         for kind in (*reversed(POD_LABELS), "ConfigMap")
@@ -137,7 +168,7 @@ def delete(settings: PipelineSettings, cluster: Cluster, *, data: bool) -> list[
     names = [(kind, item["metadata"]["name"]) for kind, item in items]
     removed = [f"{kind} {name}" for kind, name in names if cluster.delete(kind, name)]
     if data and settings.kubernetes.store:
-        # What is below the work folder of this pipeline, and nothing else of the bucket.
+        # Delete only the objects below the work folder of this pipeline, and nothing else in the bucket.
         objects, url = Objects(settings.store), f"{settings.kubernetes.store}/{settings.name}"
         urls = [f"{url}/{name}" for name in objects.list(url)]
         with ThreadPoolExecutor(settings.store.connections) as pool:
@@ -148,9 +179,13 @@ def delete(settings: PipelineSettings, cluster: Cluster, *, data: bool) -> list[
 
 
 def _check_claim_can_go(settings: PipelineSettings, cluster: Cluster) -> None:
-    """Reject the removal of a claim that is the user's own, or that is used by something that `delete` does not remove.
+    """Check that the claim of the work folder may be deleted.
 
-    Otherwise the claim would stay `Terminating` until the last of those pods ends, and new pods of theirs could not start.
+    A claim that is deleted while pods mount it stays `Terminating` until the last of these pods ends, and meanwhile no new
+    pod can mount it.
+
+    Raises:
+        InputError: The user created the claim, or it is mounted by pods that `delete` does not delete.
     """
     name = work_claim_name(settings)
     claim = cluster.read("PersistentVolumeClaim", name)
@@ -179,8 +214,11 @@ def _check_claim_can_go(settings: PipelineSettings, cluster: Cluster) -> None:
 
 
 def _owner_of(pod: Json) -> str:
-    """Return the kind and name of what a user has to remove so that a pod goes for good: its owner, or the pod itself."""
+    """Return the kind and name of the object that a user must delete so that a pod is not created again.
+
+    This is the owner of the pod, or the pod itself if it has no owner.
+    """
     owner = next(iter(pod["metadata"].get("ownerReferences") or ()), {"kind": "Pod", "name": pod["metadata"]["name"]})
-    if owner["kind"] == "ReplicaSet":  # which a Deployment makes, and names after itself and a digest
+    if owner["kind"] == "ReplicaSet":  # a Deployment creates it, with the name of the Deployment and a digest
         return f"deployment {owner['name'].rpartition('-')[0]}"
     return f"{owner['kind'].lower()} {owner['name']}"

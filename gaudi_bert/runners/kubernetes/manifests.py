@@ -1,6 +1,8 @@
-"""All objects of a pipeline: what `--on kubernetes` submits, `--render` writes, and `k8s/overlays/` holds for the demo.
+"""Build the Kubernetes objects of a pipeline from its settings.
 
-One function builds each kind of object from the pipeline file, and `pods.py` the pods in them.
+`render` returns all objects of a pipeline. `gaudi-bert run --on kubernetes` submits them, `--render` writes them to files,
+and `k8s/overlays/` contains those of the demo. Each kind of object is built by its own function, and the pods in the objects
+are built in `pods.py`. Nothing here communicates with a cluster.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from gaudi_bert.runners.stage_table import STEPS, named_paths, quantity_value, s
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 # The first version of Kubernetes in which podFailurePolicy and backoffLimitPerIndex are on by default.
 _FAILURE_POLICY_SINCE = (1, 29)
-# What a step may be, and the label by which the pods of each are selected.
+# The kinds of objects that a step may be, and for each kind the label that selects its pods.
 POD_LABELS = {
     "Job": "job-name",
     "MPIJob": "training.kubeflow.org/job-name",
@@ -41,11 +43,11 @@ POD_LABELS = {
 }
 _TRAINING_KINDS = {"job": "Job", "mpijob": "MPIJob", "trainjob": "TrainJob"}
 _TRAINER = "trainer.kubeflow.org"
-# Paths that mean the same inside every container.
+# The folders of volumes, which have the same paths in every container.
 _MOUNTED = (DATA_FOLDER, "/work")
 _RETRIES, _TRAINING_RETRIES = 3, 10
-# A pod that was evicted or preempted costs no retry, one that refuses its input (exit code 2) is not tried again, one that
-# stopped on request (75) is.
+# A pod that was evicted, preempted or stopped on request (exit code 75) is replaced, and this does not count as a retry. A
+# pod that rejects its input (exit code 2) fails the Job at once.
 _FAILURE_RULES = (
     {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
     {"action": "Ignore", "onExitCodes": {"operator": "In", "values": [75]}},
@@ -57,8 +59,10 @@ _FAILURE_RULES = (
 class Manifests:
     """All objects of a pipeline.
 
-    The Namespace is the cluster's, not the pipeline's; `shared` is what the steps need, in the order in which it is created;
-    `steps` are Jobs, MPIJobs and TrainJobs in the pipeline's order.
+    Attributes:
+        namespace: The Namespace. A run does not create it, and only `--render` writes it.
+        shared: The objects that the steps need, in the order in which they must be created.
+        steps: The Job, MPIJob or TrainJob of each step, in the order of the pipeline.
     """
 
     namespace: Manifest
@@ -66,18 +70,27 @@ class Manifests:
     steps: dict[str, Manifest]
 
     def of_kind(self, kind: str) -> list[Manifest]:
-        """Return what the steps share of one kind."""
+        """Return the shared objects of one kind."""
         return [item for item in self.shared if item["kind"] == kind]
 
     def pod_specs(self, step: str) -> list[Manifest]:
-        """Return the pod specs of a step; those of a TrainJob are in its runtime."""
+        """Return the pod specs of a step."""
+        # A TrainJob has no pod specs of its own. They are in its TrainingRuntime.
         item = self.steps[step]
         with_pods = self.of_kind("TrainingRuntime") if item["kind"] == "TrainJob" else [item]
         return [spec for each in with_pods for spec in pod_specs(each)]
 
 
 def render(settings: PipelineSettings, server_version: tuple[int, int] | None = None) -> Manifests:
-    """Build the objects for a cluster of `server_version`; None for `kubernetes.version`."""
+    """Build all objects of a pipeline.
+
+    Args:
+        settings: The settings of the pipeline.
+        server_version: The Kubernetes version of the cluster (major, minor). If it is None, use `kubernetes.version`.
+
+    Raises:
+        InputError: The pipeline names files that pods cannot read.
+    """
     check_paths(settings)
     policy = settings.kubernetes.failure_policy
     if policy == "auto":
@@ -94,12 +107,15 @@ def render(settings: PipelineSettings, server_version: tuple[int, int] | None = 
 
 
 def own_selector(settings: PipelineSettings) -> str:
-    """Return the label selector of the objects of a pipeline."""
+    """Return the label selector that selects the objects of a pipeline."""
     return f"app.kubernetes.io/managed-by={APP_LABELS['app.kubernetes.io/managed-by']},{PIPELINE_LABEL}={settings.name}"
 
 
 def is_own(settings: PipelineSettings, item: Manifest) -> bool:
-    """Return whether an object on the cluster belongs to the pipeline: its name and both labels of `own_selector` say so."""
+    """Return whether an object on the cluster belongs to the pipeline.
+
+    Its name must begin with the name of the pipeline, and it must have both labels of `own_selector`.
+    """
     metadata = item["metadata"]
     labels = metadata.get("labels") or {}
     named = [f"{key}={labels.get(key)}" for key in ("app.kubernetes.io/managed-by", PIPELINE_LABEL)]
@@ -107,7 +123,12 @@ def is_own(settings: PipelineSettings, item: Manifest) -> bool:
 
 
 def check_paths(settings: PipelineSettings) -> None:
-    """Refuse paths that no container has, whatever the cluster."""
+    """Check that pods can read all files that the pipeline names.
+
+    Raises:
+        InputError: A path is not on a volume, the claim of its volume is missing in the settings, or a pipeline that
+            fine-tunes has its work folder in an object store.
+    """
     if settings.finetunes and settings.kubernetes.store:
         raise InputError(
             f"kubernetes.store = {settings.kubernetes.store}: the stages finetune and predict have their work folder on "
@@ -128,21 +149,32 @@ def check_paths(settings: PipelineSettings) -> None:
 def _object(
     settings: PipelineSettings, kind: str, name: str, *, api: str = "v1", step: str | None = None, **content: Any
 ) -> Manifest:
-    """An object of the pipeline in its namespace, with the labels by which it is known as the pipeline's own."""
+    """Return an object in the namespace of the pipeline, with the labels that mark it as belonging to the pipeline.
+
+    Args:
+        settings: The settings of the pipeline.
+        kind: The kind of the object.
+        name: The name of the object, without the name of the pipeline that precedes it.
+        api: The API version.
+        step: The name of the step that the object belongs to, or None for shared objects.
+        **content: The other top-level fields, such as `spec`.
+    """
     labels = {**own_labels(settings), "app.kubernetes.io/instance": settings.name, **({STEP_LABEL: step} if step else {})}
     if step and settings.kubernetes.queue:
-        # Not on the pods: each would be queued by itself. And not suspended here: without a queue nobody would resume it.
+        # The pods do not get this label, because each of them would then be queued by itself. The object is not suspended
+        # here, because without a queue controller nothing would resume it.
         labels[QUEUE_LABEL] = settings.kubernetes.queue
     metadata = {"name": f"{settings.name}-{name}", "namespace": settings.kubernetes.namespace, "labels": labels}
     return {"apiVersion": api, "kind": kind, "metadata": metadata, **content}
 
 
-# --- what the steps share
+# --- shared objects
 
 
 def _shared_objects(settings: PipelineSettings) -> list[Manifest]:
+    """Return the objects that the steps share, in the order in which they must be created."""
     kubernetes = settings.kubernetes
-    # An account without rights: stages read and write files only.
+    # Stages only read and write files, so their service account needs no rights on the cluster.
     shared = [_object(settings, "ServiceAccount", "stages", automountServiceAccountToken=False)]
     if not (kubernetes.work_claim or kubernetes.store):
         storage_class = {"storageClassName": kubernetes.storage_class} if kubernetes.storage_class else {}
@@ -152,11 +184,12 @@ def _shared_objects(settings: PipelineSettings) -> list[Manifest]:
     shared.append(_configuration(settings))
     pods = {POD_LABELS[_TRAINING_KINDS[settings.training_kind]]: f"{settings.name}-train"}
     if settings.needs_service:
-        # Names for the pods that meet, also for those that are not ready: they are, when they have met.
+        # Pods find each other by the host names of this Service. It also publishes pods that are not ready, because pods
+        # become ready only after they have found each other.
         service = {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": pods}
         shared.append(_object(settings, "Service", "train", spec=service))
     if settings.has_network_policy:
-        # Only pods that train together reach one another, where the cluster's network enforces policies.
+        # Only the pods that train together may connect to each other, if the network of the cluster enforces policies.
         selected = {"podSelector": {"matchLabels": pods}}
         policy = {**selected, "policyTypes": ["Ingress"], "ingress": [{"from": [selected]}]}
         shared.append(_object(settings, "NetworkPolicy", "train", api="networking.k8s.io/v1", spec=policy))
@@ -164,8 +197,9 @@ def _shared_objects(settings: PipelineSettings) -> list[Manifest]:
 
 
 def _configuration(settings: PipelineSettings) -> Manifest:
-    values = settings.model_dump(mode="json", exclude_unset=True)  # so that it reads like the file
-    # Packed shards may take at most half of a training pod's scratch.
+    """Return the ConfigMap that contains the pipeline file, and a user name for sshd if it is needed."""
+    values = settings.model_dump(mode="json", exclude_unset=True)  # without defaults, like the user's pipeline file
+    # The cache of packed shards must not fill the scratch volume of a pod, so it gets at most half of it.
     half_scratch = int(quantity_value(settings.kubernetes.scratch)) // 2
     if settings.kubernetes.store and half_scratch < settings.store.cache_bytes:
         values["store"] = {**values.get("store", {}), "cache_bytes": half_scratch}
@@ -180,42 +214,54 @@ def _configuration(settings: PipelineSettings) -> Manifest:
 
 
 def _job(settings: PipelineSettings, step: str, policy: bool) -> Manifest:
+    """Return the Job of a step."""
     spec = {"ttlSecondsAfterFinished": settings.kubernetes.keep_seconds, **_job_spec(settings, step, policy)}
     spec["template"] = stage_pod(settings, step)
     return _object(settings, "Job", step, api="batch/v1", step=step, spec=spec)
 
 
 def _job_spec(settings: PipelineSettings, step: str, policy: bool) -> Manifest:
-    """The number of pods of a Job, and their retries; `policy`: whether the cluster knows why a pod ended."""
+    """Return the part of a Job spec that sets the number of pods and their retries.
+
+    Args:
+        settings: The settings of the pipeline.
+        step: The name of the step.
+        policy: Whether to use a `podFailurePolicy`, which treats pods differently depending on why they ended.
+    """
     stage = STEPS[step]
     shared_out = stage.shared and step == stage.name
     pods, spec = 1, {}
     if shared_out or (step == "train" and settings.trains_on_nodes):
         pods = settings.resources.data_workers if shared_out else settings.resources.workers
         spec = {"completionMode": "Indexed", "completions": pods, "parallelism": pods}
-    # A Job of several pods counts their retries together, and all of those that train together end when one is lost.
+    # A Job counts the retries of all its pods together, and if one pod is lost, all pods that train together end and are
+    # counted. So multiply the retries by the number of pods.
     retries = _TRAINING_RETRIES if stage.distributed else _RETRIES
     if not policy:
         return {**spec, "backoffLimit": retries * pods}
     limit = {"backoffLimitPerIndex": retries} if shared_out else {"backoffLimit": retries * pods}
-    # A pod is replaced when it has ended, so that no two of them do the same.
+    # With "Failed", a pod is replaced only after it has ended, so that two pods never do the same part at the same time.
     return {**spec, **limit, "podReplacementPolicy": "Failed", "podFailurePolicy": {"rules": list(_FAILURE_RULES)}}
 
 
 def _mpijob(settings: PipelineSettings, step: str, policy: bool) -> Manifest:
-    """One launcher starts `slotsPerWorker` processes on each worker by ssh; workers keep sshd running and wait."""
+    """Return the MPIJob of the step `train`.
+
+    Its launcher starts `slotsPerWorker` processes on each worker by ssh. The workers only run sshd.
+    """
     resources = settings.resources
     spec = {
         "slotsPerWorker": resources.processes_per_worker,
         "launcherCreationPolicy": "WaitForWorkersReady",
         "mpiImplementation": "OpenMPI",
-        # The vendor's software runs as root, and so does sshd, with the keys where root's are looked for.
+        # With cards, sshd runs as root because the vendor's software does, and it looks for keys in root's home folder.
         "sshAuthMountPath": "/root/.ssh" if resources.cards else "/etc/gaudi-bert-ssh",
         "runPolicy": {
             "backoffLimit": _TRAINING_RETRIES,
             "cleanPodPolicy": "Running",
             "ttlSecondsAfterFinished": settings.kubernetes.keep_seconds,
-            # Under a gang scheduler, the launcher must not be waited for: it is created when the workers are ready.
+            # A gang scheduler must not wait for the launcher, because the launcher is created only when the workers are
+            # ready.
             "schedulingPolicy": {"minAvailable": resources.workers},
         },
         "mpiReplicaSpecs": {
@@ -226,11 +272,12 @@ def _mpijob(settings: PipelineSettings, step: str, policy: bool) -> Manifest:
     return _object(settings, "MPIJob", step, api="kubeflow.org/v2beta1", step=step, spec=spec)
 
 
-# A TrainJob of Kubeflow Trainer has the number of pods, a TrainingRuntime their template. Trainer makes a JobSet of them,
-# and sets the variables by which they meet in the container `node`.
+# In Kubeflow Trainer, a TrainJob sets the number of pods, and a TrainingRuntime contains their template. Trainer creates a
+# JobSet from both, and sets the rendezvous variables in the container named `node`.
 
 
 def _trainjob(settings: PipelineSettings, step: str, policy: bool) -> Manifest:
+    """Return the TrainJob of the step `train`. Its retries are set in the TrainingRuntime, so `policy` is not used."""
     resources = settings.resources
     spec = {
         "runtimeRef": {"apiGroup": _TRAINER, "kind": "TrainingRuntime", "name": f"{settings.name}-train"},
@@ -240,6 +287,7 @@ def _trainjob(settings: PipelineSettings, step: str, policy: bool) -> Manifest:
 
 
 def _training_runtime(settings: PipelineSettings, policy: bool) -> Manifest:
+    """Return the TrainingRuntime that the TrainJob of this pipeline refers to."""
     spec = _job_spec(settings, "train", policy)
     for key in ("completions", "parallelism", "completionMode"):
         del spec[key]

@@ -1,7 +1,10 @@
-"""`k8s open`: what a run has to look at, brought to this machine.
+"""Copy the report and the TensorBoard files of a run from the cluster to this machine, for `gaudi-bert k8s open`.
 
-A small Job, derived from that of the stage `report`, mounts the work folder, writes the page as far as the run has come,
-and sends it with TensorBoard's files through its log: that needs no other right than a run has, and no port.
+A small Job, derived from the Job of the stage `report`, mounts the work folder, writes a report about what exists so far,
+and prints it together with the TensorBoard files to its log. `open_results` reads the log and unpacks the files. Sending
+files through the log needs no open port, and no rights beyond those of a run.
+
+A work folder in an object store is not supported here, because its files can be copied directly.
 """
 
 from __future__ import annotations
@@ -32,9 +35,14 @@ _RETENTION_SECONDS = 600
 
 
 def open_results(settings: PipelineSettings, cluster: Cluster, out: Path, reporter: Reporter) -> dict[str, Path | None]:
-    """Bring the page and TensorBoard's files of a run into the folder `out`.
+    """Copy the report and the TensorBoard files of a run into the folder `out`.
 
-    The result has `report`, and `tensorboard`, which is None where nothing was trained.
+    Returns:
+        The path of the `report`, and the folder with the `tensorboard` files, or None if the run has none.
+
+    Raises:
+        InputError: The work folder is in an object store, or nothing has run yet.
+        FailedError: The Job failed, or its log is incomplete.
     """
     if settings.kubernetes.store:
         page = f"{settings.kubernetes.store}/{settings.name}/report.html"
@@ -64,7 +72,7 @@ def open_results(settings: PipelineSettings, cluster: Cluster, out: Path, report
 
 
 def _sender(settings: PipelineSettings, cluster: Cluster) -> Manifest:
-    """The Job that sends: what `report` is, with another command and a short life."""
+    """Return the Job that prints the files. It is a copy of the Job of `report` with another command."""
     item = copy.deepcopy(render(settings, cluster.version()).steps["report"])
     item["metadata"]["name"] = f"{settings.name}-open"
     spec = item["spec"]
@@ -74,7 +82,8 @@ def _sender(settings: PipelineSettings, cluster: Cluster) -> Manifest:
     pod = spec["template"]["spec"]
     del pod["initContainers"]
     (container,) = pod["containers"]
-    # It reads no pipeline file, whose ConfigMap `kubectl apply -k` names by its content.
+    # This Job does not read the pipeline file. The ConfigMap must not be mounted, because it has another name if the
+    # pipeline was applied with `kubectl apply -k`.
     pod["volumes"] = [volume for volume in pod["volumes"] if "configMap" not in volume]
     mounted = {volume["name"] for volume in pod["volumes"]}
     container["volumeMounts"] = [mount for mount in container["volumeMounts"] if mount["name"] in mounted]
@@ -84,8 +93,9 @@ def _sender(settings: PipelineSettings, cluster: Cluster) -> Manifest:
 
 # --- sending, in the pod: `python3 -m gaudi_bert.runners.kubernetes.open_results WORKDIR`
 #
-# A compressed archive in lines of base64, after its size and SHA-256, so that a log that was cut short is noticed. A node
-# keeps 10 MiB of a log, as a rule: TensorBoard's files are omitted where they would not fit.
+# The files are sent as a compressed archive in lines of base64. The first line states the size and the SHA-256 of the
+# archive, so that an incomplete log is noticed. Nodes usually keep 10 MiB of a log, so the TensorBoard files are left out if
+# the archive would be too large.
 
 _MOST_BYTES = 6 << 20
 _LINE_BYTES = 6144
@@ -95,6 +105,11 @@ _RUNS = ("train", "finetune")
 
 
 def _sent_lines(folder: Path, reporter: Reporter) -> Iterator[str]:
+    """Yield the lines that contain the report, the metrics and the TensorBoard files of a work folder.
+
+    Raises:
+        FailedError: The report alone is too large for a log.
+    """
     files = [folder / "report.html", *(folder / run / "metrics.jsonl" for run in _RUNS)]
     boards = [path for run in _RUNS for path in sorted((folder / run / "tensorboard").rglob("*"))]
     data = _archive(folder, [*files, *boards])
@@ -110,10 +125,10 @@ def _sent_lines(folder: Path, reporter: Reporter) -> Iterator[str]:
 
 
 def _received_files(lines: Iterable[str], folder: Path) -> dict[Path, bytes]:
-    """The files that the lines of a log carry, by their paths below `folder`.
+    """Return the content of each file in the lines of a log, by its path below `folder`.
 
     Raises:
-        FailedError: the lines are incomplete or damaged, or a name in the archive would lead out of `folder`.
+        FailedError: The lines are incomplete or damaged, or a file in the archive would be outside `folder`.
     """
     rest = iter(lines)
     first = next((match for line in rest if (match := _FIRST.fullmatch(line))), None)
@@ -144,6 +159,7 @@ def _received_files(lines: Iterable[str], folder: Path) -> dict[Path, bytes]:
 
 
 def _archive(folder: Path, files: Iterable[Path]) -> bytes:
+    """Return a tar.gz archive of the files that exist, with paths relative to `folder`."""
     content = io.BytesIO()
     with tarfile.open(fileobj=content, mode="w:gz") as archive:
         for path in filter(Path.is_file, files):
@@ -152,7 +168,7 @@ def _archive(folder: Path, files: Iterable[Path]) -> bytes:
 
 
 def _send(folder: Path) -> int:
-    """Write the page again, as far as the run has come, and send it."""
+    """Write a report about what the work folder contains so far, print the files, and return the exit code."""
     from gaudi_bert.reporting.report import report
 
     try:
