@@ -1,7 +1,8 @@
-"""The pods of a step: containers, volumes, rights, where they run; all from the pipeline file.
+"""Build the pod templates of a step: containers, volumes, security settings, resources and placement.
 
-A pod of a Job waits for its inputs, then runs one stage. An MPIJob has two kinds of pods: a launcher, which runs mpirun, and
-workers, whose sshd starts the ranks.
+A pod of a Job or a TrainJob first waits for its inputs in an init container, and then runs one stage. An MPIJob has two
+kinds of pods: a launcher, which runs mpirun, and workers, which run sshd so that mpirun can start ranks in them. Everything
+is derived from the settings of the pipeline, and nothing here communicates with a cluster.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ Manifest = dict[str, Any]
 
 APP_LABELS = {"app.kubernetes.io/name": "gaudi-bert", "app.kubernetes.io/managed-by": "gaudi-bert"}
 STEP_LABEL = "app.kubernetes.io/component"
-# Every Helm release sets the standard label `app.kubernetes.io/instance`, so only a label of our own domain tells which
-# pipeline an object belongs to.
+# Every Helm release sets the standard label `app.kubernetes.io/instance`, so it cannot identify the pipeline that an object
+# belongs to. Only a label with our own prefix can.
 PIPELINE_LABEL = "gaudi-bert.io/pipeline"
 CARD_RESOURCE = "habana.ai/gaudi"
 _EFA_RESOURCE = "vpc.amazonaws.com/efa"
@@ -28,36 +29,44 @@ _HUGE_PAGES = "hugepages-2Mi"
 _MEBIBYTE = 2**20
 DATA_FOLDER = "/data"
 _PIPELINE_FILE = "/etc/gaudi-bert/pipeline.yaml"
-# Next to the pipeline in its ConfigMap, mounted as /etc/passwd.
+# The ConfigMap with the pipeline file also contains this file, which is mounted as /etc/passwd.
 USER_NAME_FILE = "passwd"
 _IMAGE_USER = 1000
-# Training has so long to save a checkpoint when it is stopped.
+# A training process that is stopped has this long to save a checkpoint before it is killed.
 _GRACE_SECONDS = 120
 _RECIPES = "/var/cache/gaudi-bert"
-# Compiled graphs are stored on the node's own disk: their locks do not work on network file systems.
+# File locks on compiled graphs do not work on network file systems, so the graphs are cached on the disk of the node.
 _CARD_VARIABLES = card_variables(_RECIPES)
 _EFA_VARIABLES = {"FI_PROVIDER": "efa", "FI_EFA_USE_DEVICE_RDMA": "1", "HCCL_OVER_OFI": "1", "RDMAV_FORK_SAFE": "1"}
-# What ranks on other pods get of the launcher's environment; `stop_ranks` writes out the names that exist.
+# Patterns of the variables with store credentials, which the launcher passes on to ranks in other pods. `stop_ranks`
+# replaces each pattern by the names of the variables that are set.
 _CREDENTIALS = ("AWS_*", "AZURE_*", "GOOGLE_*")
-# The vendor's software runs as root, and sets scheduling priorities (SYS_NICE).
+# The vendor's software must run as root, and needs SYS_NICE to set scheduling priorities.
 _ROOT = {"allowPrivilegeEscalation": False, "capabilities": {"add": ["SYS_NICE"]}}
 _USER = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}, "readOnlyRootFilesystem": True}
 
 
 def own_labels(settings: PipelineSettings) -> dict[str, str]:
-    """Return the labels that every object of a pipeline carries, and its pods.
+    """Return the labels of every object and every pod of a pipeline.
 
-    Not the standard label `app.kubernetes.io/instance`, by which the Service of a Helm release might select our pods.
+    The standard label `app.kubernetes.io/instance` is left out, because the Service of a Helm release could select our pods
+    by it.
     """
     return {**APP_LABELS, PIPELINE_LABEL: settings.name}
 
 
 def stage_pod(settings: PipelineSettings, step: str, *, by_trainer: bool = False) -> Manifest:
-    """Return the pod template of a step's Job; `by_trainer`: of a TrainJob, whose controller tells pods who they are."""
+    """Return the pod template of a step that is a Job or a TrainJob.
+
+    Args:
+        settings: The settings of the pipeline.
+        step: The name of the step.
+        by_trainer: Whether the pod belongs to a TrainJob, whose controller sets the rendezvous variables itself.
+    """
     stage = STEPS[step]
     on_nodes = step == "train" and settings.trains_on_nodes
     if stage.distributed and not on_nodes:
-        # A Job of one pod is one worker with all of its cards, whatever the pipeline's MPIJob has.
+        # A Job with one pod can only be a single worker, even if the settings ask for an MPIJob with several workers.
         resources = settings.resources.model_copy(update={"workers": 1})
         kubernetes = settings.kubernetes.model_copy(update={"efa": 0})
         settings = settings.model_copy(update={"resources": resources, "kubernetes": kubernetes})
@@ -71,7 +80,7 @@ def stage_pod(settings: PipelineSettings, step: str, *, by_trainer: bool = False
         spec["hostIPC"] = True
     environment: list[Manifest] = [{"name": "HOME", "value": "/tmp"}]
     if on_nodes and not by_trainer:
-        # The Job names its pods' hosts JOB-0, JOB-1, ...; the Service of this name makes these resolve.
+        # The host names of the pods are JOB-0, JOB-1 and so on. They resolve only through the Service with this name.
         spec["subdomain"] = f"{settings.name}-train"
         environment += _node_variables(settings)
     if stage.distributed:
@@ -93,7 +102,7 @@ def stage_pod(settings: PipelineSettings, step: str, *, by_trainer: bool = False
 
 
 def launcher_pod(settings: PipelineSettings) -> Manifest:
-    """Return the pod template of the launcher of an MPIJob, which runs mpirun and may be on any node."""
+    """Return the pod template of the launcher of an MPIJob. It runs mpirun, and can run on any node."""
     stage, cards = STEPS["train"], settings.resources.cards > 0
     of_cards = _CARD_VARIABLES | (_EFA_VARIABLES if settings.kubernetes.efa else {})
     given: list[Manifest] = [] if cards else [{"name": "HOME", "value": "/tmp"}]
@@ -125,19 +134,19 @@ def launcher_pod(settings: PipelineSettings) -> Manifest:
 
 
 def worker_pod(settings: PipelineSettings) -> Manifest:
-    """Return the pod template of the workers of an MPIJob, where sshd listens and starts the ranks."""
+    """Return the pod template of the workers of an MPIJob. They run sshd, through which mpirun starts the ranks."""
     stage, cards = STEPS["train"], settings.resources.cards > 0
     volumes = ["pipeline", "work", "shared-memory", "scratch", *(["recipe-cache"] if cards else [])]
     environment = [] if cards else [{"name": "HOME", "value": "/tmp"}]
     container = {
         **_container("worker", settings, stage, ["/bin/sh", "-c", _sshd(settings)], environment, volumes),
-        # sshd takes its ranks along when it is stopped: they save first.
+        # sshd kills its ranks when it is stopped, so this hook tells them to save first.
         "lifecycle": {"preStop": {"exec": {"command": ["python3", "-m", "gaudi_bert.runners.stop_ranks", "here"]}}},
         "readinessProbe": {"tcpSocket": {"port": _ssh_port(settings)}, "periodSeconds": 2},
         "securityContext": _ROOT if cards else _USER,
         "resources": _resources(settings, stage),
     }
-    del container["terminationMessagePolicy"]  # sshd's log tells nothing of the ranks
+    del container["terminationMessagePolicy"]  # the log of sshd contains nothing about the ranks
     container["volumeMounts"] += _user_name(settings)
     spec = {
         **_pod(settings, as_root=cards),
@@ -152,11 +161,18 @@ def worker_pod(settings: PipelineSettings) -> Manifest:
     return _placed(settings, "train-worker", spec, _training_placement(settings))
 
 
-# --- what pods have in common
+# --- common parts of all pods
 
 
 def _pod(settings: PipelineSettings, *, as_root: bool) -> Manifest:
-    """Account, rights and secrets of a pod. Stages read and write files only, so none mounts the account's token."""
+    """Return the part of a pod spec with its service account, security context and image pull secrets.
+
+    Stages only read and write files, so the token of the account is not mounted.
+
+    Args:
+        settings: The settings of the pipeline.
+        as_root: Whether the containers run as root. Otherwise they run as `kubernetes.user`.
+    """
     user = settings.kubernetes.user
     rights: Manifest = {"runAsUser": 0}
     if not as_root:
@@ -180,7 +196,18 @@ def _container(
     environment: Sequence[Manifest],
     volumes: Sequence[str],
 ) -> Manifest:
-    """A container of a pod with these `volumes`; what reads the work folder in a store has the store's credentials."""
+    """Return a container without security context and resources.
+
+    If the command uses a work folder, the container also gets the variables of the secret `kubernetes.store_secret`.
+
+    Args:
+        name: The name of the container.
+        settings: The settings of the pipeline.
+        stage: The stage, which determines the image.
+        command: The command line.
+        environment: The environment variables, as in a manifest.
+        volumes: The names of the volumes to mount, which are keys of the table in `_storage`.
+    """
     secret = settings.kubernetes.store_secret
     return {
         "name": name,
@@ -195,6 +222,7 @@ def _container(
 
 
 def _waiting(settings: PipelineSettings, step: str) -> Manifest:
+    """Return the init container that waits for the inputs of a step. It mounts the work folder read-only."""
     words = ["gaudi-bert", "wait", _PIPELINE_FILE, "--work", _work(settings), "--for", step]
     command = [*words, "--timeout", str(settings.kubernetes.wait_seconds)]
     home, volumes = [{"name": "HOME", "value": "/tmp"}], ["pipeline", "work", "scratch"]
@@ -206,20 +234,23 @@ def _waiting(settings: PipelineSettings, step: str) -> Manifest:
 
 
 def _work(settings: PipelineSettings) -> str:
+    """Return the URL or the mounted folder that contains the work folders."""
     return settings.kubernetes.store or "/work"
 
 
 def _run(settings: PipelineSettings, *options: str) -> list[str]:
+    """Return the command line that runs the pipeline in a container."""
     return ["gaudi-bert", "run", _PIPELINE_FILE, "--work", _work(settings), *options]
 
 
 def _command(settings: PipelineSettings, step: str) -> list[str]:
+    """Return the command line of a step in a pod of a Job or a TrainJob."""
     stage, resources = STEPS[step], settings.resources
     command = _run(settings, "--stages", stage.name)
     if step != stage.name:
         return [*command, "--finish"]
     if stage.parallel:
-        # As many as a pod's memory is meant for, however many cores the node has.
+        # Each process uses memory, so the number must suit the memory limit of the pod and not the cores of the node.
         command += ["--workers", str(resources.data_processes)]
     if stage.shared:
         command += ["--shard", f"$(JOB_COMPLETION_INDEX)/{resources.data_workers}"]
@@ -231,12 +262,13 @@ def _command(settings: PipelineSettings, step: str) -> list[str]:
     return command
 
 
-# With cards, requests equal limits in everything: extended resources and huge pages allow nothing else, and a pod with
-# reserved cores and memory is evicted last. Without cards, cores are only requested unless `cpu_limit` is set, so that idle
-# cores are used.
+# With cards, all requests equal the limits, because extended resources and huge pages require it, and because a pod with
+# reserved cores and memory is evicted last. Without cards, cores have no limit unless `cpu_limit` is set, so that idle cores
+# of the node can be used.
 
 
 def _resources(settings: PipelineSettings, stage: Stage) -> Manifest:
+    """Return the resource requests and limits of the main container of a stage."""
     resources = settings.resources
     if stage.trains and resources.cards:
         requests = _of_all_cards(settings) if stage.distributed else _of_one_card(resources)
@@ -254,6 +286,7 @@ def _of_pod(pod: PodResources) -> Manifest:
 
 
 def _of_all_cards(settings: PipelineSettings) -> dict[str, str]:
+    """Return the resource requests of a training worker with all of its cards."""
     resources = settings.resources
     requests = {"cpu": resources.training.cpu, "memory": resources.training.memory, CARD_RESOURCE: str(resources.cards)}
     if quantity_value(resources.hugepages_2Mi):
@@ -264,7 +297,7 @@ def _of_all_cards(settings: PipelineSettings) -> dict[str, str]:
 
 
 def _of_one_card(resources: ResourceSettings) -> dict[str, str]:
-    """Return one card and its share of a training worker, for evaluation."""
+    """Return the resource requests of a container with one card: one card's share of the resources of a training worker."""
     memory = int(quantity_value(resources.training.memory) / resources.cards / _MEBIBYTE)
     cores = int(quantity_value(resources.training.cpu) * 1000 / resources.cards)
     requests = {
@@ -272,7 +305,7 @@ def _of_one_card(resources: ResourceSettings) -> dict[str, str]:
         "memory": f"{memory}Mi",
         CARD_RESOURCE: "1",
     }
-    # An integer number of pages of 2 MiB.
+    # Huge pages have 2 MiB, so the size must be a multiple of it.
     huge_pages = int(quantity_value(resources.hugepages_2Mi) / resources.cards / (2 * _MEBIBYTE)) * 2
     if huge_pages:
         requests[_HUGE_PAGES] = f"{huge_pages}Mi"
@@ -280,14 +313,23 @@ def _of_one_card(resources: ResourceSettings) -> dict[str, str]:
 
 
 def _with_scratch(settings: PipelineSettings, resources: Manifest) -> Manifest:
-    """Ask for the node's disk that a pod's /tmp may take, so that a full node is not chosen."""
+    """Add a request for the disk space of /tmp, so that the pod is not scheduled on a node whose disk is full.
+
+    If `kubernetes.request_scratch` is off, return the resources unchanged.
+    """
     if not settings.kubernetes.request_scratch:
         return resources
     return {**resources, "requests": {**resources["requests"], "ephemeral-storage": settings.kubernetes.scratch}}
 
 
 def _environment(settings: PipelineSettings, variables: Sequence[Manifest], more: Mapping[str, str]) -> list[Manifest]:
-    """`variables` and `more`; those that the pipeline sets itself replace them."""
+    """Return environment variables as in a manifest. Those in `resources.environment` override the others.
+
+    Args:
+        settings: The settings of the pipeline.
+        variables: Variables as in a manifest.
+        more: Further variables by name.
+    """
     given = settings.resources.environment
     all_variables = [*variables, *({"name": name, "value": value} for name, value in more.items())]
     remaining = [variable for variable in all_variables if variable["name"] not in given]
@@ -295,7 +337,11 @@ def _environment(settings: PipelineSettings, variables: Sequence[Manifest], more
 
 
 def _node_variables(settings: PipelineSettings) -> list[Manifest]:
-    """Variables that tell a pod of several which one it is, how many there are, and where they meet: at the first."""
+    """Return the rendezvous variables of a pod that trains together with other pods.
+
+    They contain the number of the pod, the number of pods, the number of processes per pod, and the address and port of the
+    first pod, where all processes connect.
+    """
     rank, count, processes, address, port = (*NODE_VARIABLES[:3], NODE_ADDRESS, "PET_MASTER_PORT")
     fields = {"JOB_NAME": "metadata.labels['job-name']"}
     fields[rank] = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
@@ -310,12 +356,26 @@ def _node_variables(settings: PipelineSettings) -> list[Manifest]:
 
 
 def work_claim_name(settings: PipelineSettings) -> str:
-    """The claim of the volume that holds the work folder: the one that the pipeline names, or its own."""
+    """Return the name of the volume claim that contains the work folder.
+
+    This is the claim that `kubernetes.work_claim` names, or the claim that the pipeline creates.
+    """
     return settings.kubernetes.work_claim or f"{settings.name}-work"
 
 
 def _storage(settings: PipelineSettings, names: Sequence[str]) -> tuple[list[Manifest], list[Manifest]]:
-    """The volumes called `names` and the one with the user's data, and their mounts; a work folder in a store needs none."""
+    """Return the volumes of a pod, and their mounts in a container.
+
+    The volume with the user's data is added if `kubernetes.data_claim` is set. The volume `work` is left out if the work
+    folder is in an object store.
+
+    Args:
+        settings: The settings of the pipeline.
+        names: The names of the volumes.
+
+    Returns:
+        The volumes and the mounts, as in a manifest.
+    """
     kubernetes = settings.kubernetes
     places: dict[str, tuple[str, Manifest]] = {
         "pipeline": ("/etc/gaudi-bert", {"configMap": {"name": f"{settings.name}-pipeline"}}),
@@ -337,16 +397,18 @@ def _storage(settings: PipelineSettings, names: Sequence[str]) -> tuple[list[Man
 
 
 def _ssh_port(settings: PipelineSettings) -> int:
+    """Return the port of sshd in the workers."""
     if not settings.resources.cards:
         return USER_SSH_PORT
     return EFA_SSH_PORT if settings.kubernetes.efa else ROOT_SSH_PORT
 
 
 def _sshd(settings: PipelineSettings) -> str:
-    """The command of a worker.
+    """Return the shell command of a worker, which runs sshd.
 
-    Host keys are created when the container starts, so that no image holds any. What the container or the image alone knows
-    (which cards of a shared server are ours; which processor kernels were compiled for), sshd passes on.
+    The host keys are created when the container starts, so that no image contains private keys. Processes started by ssh do
+    not inherit the environment of the container, so sshd sets some variables for them: which cards of a shared server belong
+    to the container, and for which processor the kernels in the image were compiled.
     """
     port = _ssh_port(settings)
     if settings.resources.cards:
@@ -354,7 +416,7 @@ def _sshd(settings: PipelineSettings) -> str:
             f"mkdir -p /run/sshd && ssh-keygen -A && exec /usr/sbin/sshd -De -p {port} -o StrictModes=no "
             '${HABANA_VISIBLE_MODULES:+-o "SetEnv=HABANA_VISIBLE_MODULES=$HABANA_VISIBLE_MODULES"}'
         )
-    # Nothing is root: sshd lets in the user that runs it, on a high port.
+    # Without root, sshd can only use a high port, and only the user that runs sshd can log in.
     return (
         'rm -f /tmp/ssh_host_key* && ssh-keygen -q -t ed25519 -N "" -f /tmp/ssh_host_key && '
         f"exec /usr/sbin/sshd -De -f /dev/null -p {port} -h /tmp/ssh_host_key "
@@ -366,11 +428,15 @@ def _sshd(settings: PipelineSettings) -> str:
 
 
 def needs_user_name(settings: PipelineSettings) -> bool:
-    """Whether pods run ssh as a user without a name in the image, for whom neither ssh nor sshd works."""
+    """Return whether pods need a file that gives their user a name.
+
+    ssh and sshd do not work for a user without a name, and the image only has a name for its default user.
+    """
     return settings.trains_as_mpijob and not settings.resources.cards and settings.kubernetes.user != _IMAGE_USER
 
 
 def _user_name(settings: PipelineSettings) -> list[Manifest]:
+    """Return the mount of the file with the user name, or an empty list if it is not needed."""
     mount = {"name": "pipeline", "mountPath": "/etc/passwd", "subPath": USER_NAME_FILE, "readOnly": True}
     return [mount] if needs_user_name(settings) else []
 
@@ -379,14 +445,21 @@ def _user_name(settings: PipelineSettings) -> list[Manifest]:
 
 
 def _training_placement(settings: PipelineSettings) -> PodPlacement:
-    """Placement of training pods; `kubernetes.node_selector` is for those that train alone."""
+    """Return the placement of pods that train, including `kubernetes.node_selector`, which applies only to them."""
     placement = settings.kubernetes.training_pods
     selector = {**settings.kubernetes.node_selector, **placement.node_selector}
     return placement.model_copy(update={"node_selector": selector})
 
 
 def _placed(settings: PipelineSettings, component: str, spec: Manifest, placement: PodPlacement) -> Manifest:
-    """The pod template of `spec`, with where it may run and how it is marked."""
+    """Return a pod template with labels, annotations and the settings that decide on which nodes the pod may run.
+
+    Args:
+        settings: The settings of the pipeline.
+        component: The value of the step label, which is the step or `train-worker`.
+        spec: The pod spec without placement.
+        placement: The placement. It may add labels, but it cannot replace ours.
+    """
     values: Manifest = {
         "nodeSelector": dict(placement.node_selector),
         "affinity": dict(placement.affinity),
@@ -394,7 +467,7 @@ def _placed(settings: PipelineSettings, component: str, spec: Manifest, placemen
         "priorityClassName": placement.priority_class,
         "runtimeClassName": placement.runtime_class,
     }
-    # Our own labels, by which pods are selected, cannot be replaced.
+    # Pods are selected by our own labels, so the user's labels must not replace them.
     metadata: Manifest = {"labels": {**placement.labels, **own_labels(settings), STEP_LABEL: component}}
     if placement.annotations:
         metadata["annotations"] = dict(placement.annotations)
@@ -402,7 +475,10 @@ def _placed(settings: PipelineSettings, component: str, spec: Manifest, placemen
 
 
 def _pod_templates(item: Manifest) -> Iterator[Manifest]:
-    """The pod templates of a Job, a TrainingRuntime or an MPIJob (launcher, then workers); a TrainJob has none itself."""
+    """Yield the pod templates of a Job, an MPIJob (launcher, then worker) or a TrainingRuntime.
+
+    Objects of other kinds, including a TrainJob, contain no pod templates.
+    """
     if item["kind"] == "TrainingRuntime":
         yield from (job["template"]["spec"]["template"] for job in item["spec"]["template"]["spec"]["replicatedJobs"])
     elif item["kind"] == "MPIJob":
@@ -413,6 +489,6 @@ def _pod_templates(item: Manifest) -> Iterator[Manifest]:
 
 
 def pod_specs(item: Manifest) -> Iterator[Manifest]:
-    """The pod specs of what has pod templates."""
+    """Yield the pod specs in an object. See `_pod_templates` for the kinds of objects that contain pods."""
     for template in _pod_templates(item):
         yield template["spec"]

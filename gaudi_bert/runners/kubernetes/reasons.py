@@ -1,7 +1,9 @@
-"""Why a step does not continue: the cluster's own words, in one line, and what they mean for the run.
+"""Find out why a step on a cluster fails or does not start, and what this means for the run.
 
-The words are those of a pod's status, of the last warning about the pod or about what makes it, and of the `error:` line
-with which its log ends.
+`step_problem` examines a step and its pods, and `suspension_problem` a step that waits for its queue. A `Problem` contains
+the cluster's own message in one line, a remedy, and a `State` that says whether waiting or retrying can help. The message is
+taken from the status of a pod, from the last warning about the pod or about the object that creates it, or from the `error:`
+line at the end of the log.
 """
 
 from __future__ import annotations
@@ -21,26 +23,32 @@ from gaudi_bert.runners.stage_table import STEPS
 
 
 class State(IntEnum):
-    """Meaning of a problem for the run; of several, the first one is reported."""
+    """What a problem means for the run. If a step has several problems, the one with the lowest value is reported."""
 
-    # Neither waiting nor trying again helps.
+    # Neither waiting nor retrying helps.
     HOPELESS = 0
-    # The cluster tries again, or the other pods work on.
+    # The cluster retries, or the other pods continue.
     GOES_ON = 1
-    # It does not run yet, and may still; given up after `kubernetes.start_seconds`.
+    # The step has not started yet, but it may still start. The run gives up after `kubernetes.start_seconds`.
     WAITS = 2
-    # Stopped on request, or taken away; it saved, and the same is submitted again.
+    # The step was stopped on request or evicted after it had saved, and the run submits it again.
     STOPPED = 3
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A problem in the cluster's words, and the remedy."""
+    """A problem of a step.
+
+    Attributes:
+        state: What the problem means for the run.
+        reason: The cluster's message, in one line.
+        remedy: How to fix the problem, or "" if there is no remedy.
+        occurrence: The pod, and how often its containers were started. It distinguishes two losses of the same pod.
+    """
 
     state: State
     reason: str
     remedy: str = ""
-    # Which pod it is about, and how often that pod's containers were started: a second loss is another problem.
     occurrence: str = ""
 
     def __str__(self) -> str:
@@ -48,23 +56,23 @@ class Problem:
 
     @property
     def without_names(self) -> str:
-        """Return the reason without the names of pods, which change with every attempt to make one."""
+        """The reason without the names of pods, because every new attempt to create a pod has another name."""
         return re.sub(r'\bpods? (?:"[^"]*"|[a-z0-9][-a-z0-9.]*)', "pod", self.reason)
 
 
 _BY_EXIT_CODE = {InputError.exit_code: State.HOPELESS, StoppedError.exit_code: State.STOPPED}
-# So many pods that do the same are killed for their memory before no further one is tried.
+# After this many pods for the same task were killed because of their memory limit, no further pod is tried.
 _MOST_MEMORY_KILLS = 3
-# What a rank reports that ends because another one has.
+# Messages of a rank that ends only because another rank has ended.
 _BECAUSE_OF_ANOTHER = re.compile(r"rank \d+.* (aborts|has left|(is|was) lost|did not come)\b")
-# What the cluster notes of the pods of a node that it does not hear of.
+# The cluster's warning about pods on a node that does not answer.
 _NODE_LOST = "Node is not ready"
-# A remedy for who runs a stage by hand is none on a cluster.
+# Remedies that name these options help only users who run a stage themselves. On a cluster they are replaced.
 _BY_HAND = re.compile(r"--(overwrite|resume)\b")
 _ON_A_CLUSTER = "give the pipeline another name, or remove its work folder: `gaudi-bert k8s delete PIPELINE --data`"
-# Why some pods are not even created, though others are.
+# Messages about pods that were rejected and not created, while other pods of the same step may exist.
 _REFUSED = re.compile(r"is forbidden|is invalid|violates PodSecurity|denied the request|exceeded quota")
-# Who makes the pods where Kubernetes itself does not.
+# What to check if no pods are created, for the kinds whose pods are created by an operator.
 _MAKERS = {
     "MPIJob": "see that the MPI operator runs",
     "TrainJob": "see that the controllers of Kubeflow Trainer and JobSet run",
@@ -72,9 +80,15 @@ _MAKERS = {
 
 
 def step_problem(cluster: Cluster, item: Json, pods: Sequence[Json]) -> Problem | None:
-    """Return what is wrong with a step: with one of its pods, or why there are too few; None where it continues.
+    """Return the most important problem of a step, or None if it has none.
 
-    Of a step that has ended, its pods alone say why. What ended because of another pod is reported last.
+    A problem concerns one pod, or it says why there are too few pods. After the step has ended, only the pods are examined.
+    A pod that ended because of another pod is reported only if there is no other problem.
+
+    Args:
+        cluster: The namespace of the step.
+        item: The Job, MPIJob or TrainJob, as it was read from the cluster.
+        pods: All pods of the step.
     """
     problems = [
         replace(each, occurrence=_occurrence(pod))
@@ -87,26 +101,31 @@ def step_problem(cluster: Cluster, item: Json, pods: Sequence[Json]) -> Problem 
 
 
 def current_pods(pods: Sequence[Json]) -> list[Json]:
-    """Return the newest pod of each task: of a part of a Job, of an MPIJob's launcher, of each of its workers."""
+    """Return the newest pod of each task, without the pods that it replaced.
+
+    A task is one part of a Job, the launcher of an MPIJob, or one of its workers.
+    """
     return list({_task_of(pod): pod for pod in sorted(pods, key=_created)}.values())
 
 
 def is_worker(pod: Json) -> bool:
-    """Whether a pod is a worker of an MPIJob, which serves the launcher."""
+    """Return whether a pod is a worker of an MPIJob."""
     return (pod["metadata"].get("labels") or {}).get("training.kubeflow.org/job-role") == "worker"
 
 
 def _created(item: Json) -> str:
-    """When an object was created, as the API writes it; the texts sort as the times do."""
+    """Return the creation time of an object in the format of the API, which sorts alphabetically."""
     return item["metadata"].get("creationTimestamp") or ""
 
 
 def _task_of(pod: Json) -> str:
+    """Return a key that is equal for all pods that were created for the same task."""
     annotations = pod["metadata"].get("annotations") or {}
     return _name(pod) if is_worker(pod) else str(annotations.get("batch.kubernetes.io/job-completion-index", ""))
 
 
 def _occurrence(pod: Json) -> str:
+    """Return a text that identifies the pod and how often its containers were restarted."""
     starts = sum(each.get("restartCount", 0) for each in pod.get("status", {}).get("containerStatuses") or ())
     return f"{pod['metadata'].get('uid') or _name(pod)}, start {starts}"
 
@@ -116,16 +135,22 @@ def _name(item: Json) -> str:
 
 
 def _step_of(item: Json) -> str:
+    """Return the step that an object belongs to, from its label."""
     return str((item["metadata"].get("labels") or {}).get(STEP_LABEL, "STEP"))
 
 
 def _words_of(status: Mapping[str, str]) -> str:
-    """The words of a status or a condition, in one line: its reason, and its message."""
+    """Return the reason and the message of a status or a condition as `reason: message`, in one line."""
     return " ".join(": ".join(filter(None, (status.get("reason"), status.get("message")))).split())
 
 
 def _in_words(where: str, words: str) -> Problem:
-    """A problem in the cluster's words, with every remedy that suits them."""
+    """Return a problem for a message of the cluster, with all remedies that suit the message.
+
+    Args:
+        where: The object that the message is about.
+        words: The message of the cluster.
+    """
     advice = find_advice(words)
     state = State.HOPELESS if advice.is_hopeless else State.WAITS
     return Problem(state, f"{where}: {words}", advice.remedy or "see `kubectl describe pod`")
@@ -135,7 +160,13 @@ def _in_words(where: str, words: str) -> Problem:
 
 
 def _pod_problem(cluster: Cluster, pod: Json, pods: Sequence[Json]) -> Problem | None:
-    """The problem of a pod, one of all `pods` of its step; None for one that runs, is done or waits for its inputs."""
+    """Return the problem of a pod, or None if the pod runs, has succeeded or waits for its inputs.
+
+    Args:
+        cluster: The namespace of the pod.
+        pod: The pod.
+        pods: All pods of the step, including replaced ones.
+    """
     status, where = pod.get("status", {}), f"pod {_name(pod)}"
     phase, conditions = status.get("phase"), {each["type"]: each for each in status.get("conditions") or ()}
     if phase == "Succeeded":
@@ -144,7 +175,7 @@ def _pod_problem(cluster: Cluster, pod: Json, pods: Sequence[Json]) -> Problem |
     if taken.get("status") == "True":
         meaning = State.GOES_ON if taken.get("reason") == "TerminationByKubelet" else State.STOPPED
         return Problem(meaning, f"{where} was taken away: {_words_of(taken)}")
-    # What becomes of a worker matters only to its launcher: when that is done, all workers are removed.
+    # The operator deletes the workers of an MPIJob when the launcher is done, so a deleted worker is not a problem.
     if "deletionTimestamp" in pod["metadata"] and not is_worker(pod):
         return Problem(State.STOPPED, f"{where} was deleted")
     containers = [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
@@ -157,7 +188,8 @@ def _pod_problem(cluster: Cluster, pod: Json, pods: Sequence[Json]) -> Problem |
     if phase == "Failed":
         return Problem(State.GOES_ON, f"{where} failed: {_words_of(status) or 'no reason given'}")
     is_unready = phase == "Running" and conditions.get("Ready", {}).get("status") == "False"
-    if is_unready and cluster.last_warning(_name(pod)) == _NODE_LOST:  # long before the cluster takes the pod away
+    # The cluster evicts the pods of a lost node only after minutes, so report the lost node earlier.
+    if is_unready and cluster.last_warning(_name(pod)) == _NODE_LOST:
         return Problem(
             State.GOES_ON, f"{where}: {_NODE_LOST.lower()}: {pod['spec'].get('nodeName')}", "see `kubectl get nodes`"
         )
@@ -167,7 +199,17 @@ def _pod_problem(cluster: Cluster, pod: Json, pods: Sequence[Json]) -> Problem |
 
 
 def _start_problem(cluster: Cluster, pod: Json, waiting: Sequence[Json], scheduled: Json) -> Problem:
-    """Why a pod does not start: the reason in its status; without one, or where it names a claim, the last warnings."""
+    """Return the problem of a pod that does not start.
+
+    The message is taken from the status of the pod. If the status has no message, or if its message is about a volume claim,
+    the last warnings about the pod or its claims are added.
+
+    Args:
+        cluster: The namespace of the pod.
+        pod: The pod.
+        waiting: The `waiting` state of each container.
+        scheduled: The condition `PodScheduled` of the pod.
+    """
     words = [_words_of(each) for each in waiting if each.get("message")]
     words += [_words_of(scheduled)] if scheduled.get("reason") == "Unschedulable" else []
     names = [] if words else [_name(pod)]
@@ -180,7 +222,18 @@ def _start_problem(cluster: Cluster, pod: Json, waiting: Sequence[Json], schedul
 
 
 def _exit_problem(cluster: Cluster, pod: Json, pods: Sequence[Json], container: Json, ended: Json) -> Problem:
-    """Why a container ended: the `error:` line with which its log ends, or else its exit code."""
+    """Return the problem of a container that ended with an exit code other than 0.
+
+    The message is the `error:` line at the end of the log. If there is none, the message states the exit code. A container
+    that was killed because of its memory limit may be tried again twice.
+
+    Args:
+        cluster: The namespace of the pod.
+        pod: The pod of the container.
+        pods: All pods of the step, including replaced ones.
+        container: The status of the container.
+        ended: The `terminated` state of the container.
+    """
     code, where = ended["exitCode"], f"pod {_name(pod)}"
     if ended.get("reason") == "OOMKilled":
         of_the_task = [each.get("status", {}) for each in pods if _task_of(each) == _task_of(pod)]
@@ -196,14 +249,14 @@ def _exit_problem(cluster: Cluster, pod: Json, pods: Sequence[Json], container: 
         error or f"exit code {code}; its log: `gaudi-bert k8s logs PIPELINE --step {_step_of(pod)}`"
     ).partition("; ")
     if state is State.STOPPED:
-        remedy = ""  # the run submits it again
+        remedy = ""  # nothing to do for the user, because the run submits the step again
     elif _BY_HAND.search(remedy):
         remedy = _ON_A_CLUSTER
     return Problem(state, f"{where}: {reason}", remedy)
 
 
 def _memory_limit(pod: Json, container: str) -> tuple[str, str]:
-    """Return the memory that a container may use, and the setting that raises it."""
+    """Return the memory limit of a container, and the name of the setting that sets this limit."""
     containers: list[Json] = [*pod["spec"].get("initContainers", ()), *pod["spec"]["containers"]]
     limits = {each["name"]: each.get("resources", {}).get("limits", {}) for each in containers}.get(container, {})
     stage = STEPS.get(_step_of(pod).removesuffix("-worker"))
@@ -216,7 +269,10 @@ def _memory_limit(pod: Json, container: str) -> tuple[str, str]:
 
 
 def _error_line(text: str) -> str | None:
-    """The `error:` line of a log, without the tags of mpirun; of several ranks, that of the one that failed by itself."""
+    """Return the last `error:` line of a log without the tags of mpirun, or None if there is none.
+
+    An error of a rank that failed by itself is preferred to errors of ranks that ended because of another rank.
+    """
     pieces = [piece.strip() for line in text.splitlines() for piece in RANK_TAG.split(line)]
     errors = [piece for piece in pieces if piece.startswith("error: ")]
     return min(reversed(errors), default=None, key=lambda error: bool(_BECAUSE_OF_ANOTHER.search(error)))
@@ -226,12 +282,12 @@ def _error_line(text: str) -> str | None:
 
 
 def pods_of(cluster: Cluster, item: Json) -> list[Json]:
-    """Return the pods of a step."""
+    """Return all pods of a Job, an MPIJob or a TrainJob, including replaced ones."""
     return cluster.find("Pod", f"{POD_LABELS[item['kind']]}={_name(item)}")
 
 
 def job_outcome(item: Json) -> str | None:
-    """Return `complete`, `failed: <reason>`, or None while a step runs."""
+    """Return "complete", or "failed: <reason>", or None if the step has not ended."""
     for condition in item.get("status", {}).get("conditions") or ():
         if condition.get("status") == "True" and condition["type"] in ("Complete", "Succeeded"):
             return "complete"
@@ -241,14 +297,16 @@ def job_outcome(item: Json) -> str | None:
 
 
 def trains_together(item: Json) -> bool:
-    """Whether the pods of a step train together, so that none continues without the others."""
+    """Return whether the pods of a step train together, so that no pod can continue without the others."""
     return item.get("kind", "Job") != "Job" or _step_of(item) == "train"
 
 
 def _missing_pods(cluster: Cluster, item: Json, pods: Sequence[Json]) -> Iterator[Problem]:
-    """Why the cluster makes no pods, or fewer than `item` wants (of an MPIJob, workers): its last warning about the maker.
+    """Yield the problem of a step that has fewer pods than it should have. Yield nothing if it has enough.
 
-    The pods that a Job has do its work one after another; those that train together wait for the others.
+    The message is the last warning about the step, or about the launcher of an MPIJob. For an MPIJob, only the workers are
+    counted. The existing pods of a shared stage can do all of its work, so missing pods do not stop it. Pods that train
+    together must wait for the missing ones.
     """
     spec, kind = item.get("spec", {}), item["kind"]
     remaining = int(spec.get("completions") or 1) - int(item.get("status", {}).get("succeeded") or 0)
@@ -271,22 +329,26 @@ def _missing_pods(cluster: Cluster, item: Json, pods: Sequence[Json]) -> Iterato
         yield Problem(State.GOES_ON, problem.reason, problem.remedy) if works_on else problem
 
 
-# --- what waits for a queue: suspended until it is admitted, and again when others come first
+# --- suspended steps, which wait for a queue
 #
-# Kueue suspends whatever carries the label of one of its queues, by itself, and creates a Workload for it, whose
-# conditions say what it waits for. Where Workloads may not be read, the Job's own condition is all that is known.
+# Kueue suspends every object that has the label of one of its queues, and creates a Workload for it. It suspends the object
+# again if others have priority. The conditions of the Workload say what the object waits for. If the account may not read
+# Workloads, only the condition of the object itself is known.
 
 _HELD_BACK = {"Evicted": "True", "QuotaReserved": "False", "Suspended": "True"}
 
 
 def is_suspended(item: Json) -> bool:
-    """Whether a step is held back, so that it has no pods, or loses those that it has."""
+    """Return whether a step is suspended. A suspended step has no pods, or its pods are being removed."""
     spec = item.get("spec", {})
     return bool((spec.get("runPolicy") or {}).get("suspend") if item["kind"] == "MPIJob" else spec.get("suspend"))
 
 
 def suspension_problem(cluster: Cluster, item: Json) -> Problem:
-    """Return what a suspended step waits for; its state is hopeless if the queue can never admit the step as it is."""
+    """Return the problem that says what a suspended step waits for.
+
+    Its state is `HOPELESS` if the queue can never admit the step in its present form, and otherwise `WAITS`.
+    """
     label = f"kueue.x-k8s.io/job-uid={item['metadata'].get('uid', '')}"
     holders = (cluster.find(kind, label, if_allowed=True) for kind in ("Workload", "OlderWorkload"))
     holder = max(next(filter(None, holders), ()), default=item, key=_created)

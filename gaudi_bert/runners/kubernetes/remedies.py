@@ -1,7 +1,8 @@
-"""What to do about the words in which a cluster rejects an object, or says why a pod does not start.
+"""Find the remedy for a message with which a cluster rejects an object or explains why a pod does not start.
 
-The API server answers nearly every rejection with 403 Forbidden, whether a right, a quota, a LimitRange or pod security is
-the reason. Only its message tells them apart.
+The API server answers nearly every rejection with 403 Forbidden, whether the reason is a missing right, a quota, a
+LimitRange or pod security. Only the text of the message distinguishes these reasons, so two tables map patterns of messages
+to remedies.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _OF_PODS, _OF_CLAIMS, _OF_OBJECTS = (
     rf".*requested: [^:]*\b(?:{names})="
     for names in (r"pods", r"requests\.storage|persistentvolumeclaims", r"count/[\w./-]+|services|configmaps|secrets")
 )
-# Words after which no wait helps, and those after which it may.
+# Patterns of messages after which waiting cannot help, with their remedies.
 _HOPELESS = {
     rf"(?i){_IMAGE}(?!.*(?:{_NO_REGISTRY})).*(?:{_NO_IMAGE})": _OTHER_IMAGE,
     r"violates PodSecurity": "pod security forbids such pods: choose another kubernetes.namespace, or ask for its level",
@@ -44,7 +45,7 @@ _HOPELESS = {
     r"is being terminated": "wait until the namespace is gone and make it again, or choose another kubernetes.namespace",
     r"(?i)configmap \S+ not found": "submit the run again, which creates it",
     r"(?i)secret \S+ not found": "create it, or correct kubernetes.store_secret or images.pull_secret",
-    # What Kueue says of a Workload that its queue can never admit.
+    # Kueue's messages about a Workload that its queue can never admit.
     r"resource ephemeral-storage unavailable in ClusterQueue": (
         "set kubernetes.request_scratch to false, or ask for ephemeral-storage in that ClusterQueue's coveredResources"
     ),
@@ -56,6 +57,7 @@ _HOPELESS = {
     ),
     r"(?i)(Local|Cluster)Queue \S+ doesn't exist": "set kubernetes.queue to one of `kubectl get localqueues`",
 }
+# Patterns of messages about problems that may pass by themselves, with their remedies.
 _MAY_PASS = {
     rf"(?i){_IMAGE}.*(?:{_NO_REGISTRY})": "check images.registry, and the node's network and DNS",
     rf"(?i){_IMAGE}(?!.*(?:{_NO_REGISTRY}))": _OTHER_IMAGE,
@@ -79,14 +81,19 @@ _MAY_PASS = {
 
 
 class Advice(NamedTuple):
-    """Whether no wait helps, and what to do; an empty remedy where the words are not known."""
+    """Advice on a message of the cluster.
+
+    Attributes:
+        is_hopeless: Whether waiting cannot help.
+        remedy: What to do, or "" if the message is not known.
+    """
 
     is_hopeless: bool
     remedy: str
 
 
 def find_advice(words: str) -> Advice:
-    """Return the advice on a cluster's words, with every remedy that suits them."""
+    """Return the advice on a message of the cluster, with all remedies that suit it, separated by semicolons."""
     hopeless, may_pass = (
         [remedy for pattern, remedy in table.items() if re.search(pattern, words)] for table in (_HOPELESS, _MAY_PASS)
     )

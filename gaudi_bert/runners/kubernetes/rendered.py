@@ -1,13 +1,14 @@
-"""`run --render`: the manifests of a pipeline as a folder that `kubectl apply -k` takes.
+"""Write the manifests of a pipeline to a folder for `kubectl apply -k`, for `gaudi-bert run --render`.
 
-    DIR/base       namespace, account, volume, pipeline file, and what training shares
-    DIR/data       Jobs from prepare to verify
+    DIR/base       namespace, service account, volume claim, pipeline file, and the objects that training shares
+    DIR/data       Jobs of the stages from prepare to verify
     DIR/training   the Job, MPIJob or TrainJob that trains
-    DIR/finetuning finetune and predict
-    DIR/results    evaluate and report
+    DIR/finetuning Jobs of finetune and predict
+    DIR/results    Jobs of evaluate and report
 
-Each part takes the base along. `kubectl apply -k DIR` starts everything; with cards or a queue the data only, so that
-nothing is reserved for training meanwhile, and with a TrainJob, which Kubeflow Trainer refuses before its TrainingRuntime.
+Each part includes the base. `kubectl apply -k DIR` starts all parts. With Gaudi cards or a queue it starts only the first
+part, so that no cards are reserved for training before the data are ready. With a TrainJob it also starts only the first
+part, because Kubeflow Trainer rejects a TrainJob whose TrainingRuntime does not exist yet.
 """
 
 from __future__ import annotations
@@ -34,11 +35,20 @@ _FIRST_LINE = "# Rendered by `gaudi-bert run --render`; an edit is lost when it 
 
 
 def write_rendered(settings: PipelineSettings, stages: Sequence[str], folder: Path, overwrite: bool = False) -> list[str]:
-    """Write the manifests of `stages` below `folder`; the names of its parts, in the order in which they are applied.
+    """Write the manifests of a pipeline to a folder.
+
+    Args:
+        settings: The settings of the pipeline.
+        stages: The names of the stages whose steps are written.
+        folder: The folder. It must be new or empty, or was written by `--render` before.
+        overwrite: Whether to replace manifests that differ from what would be written.
+
+    Returns:
+        The names of the parts of the folder, in the order in which they must be applied.
 
     Raises:
-        InputError: `folder` holds other files, or a manifest that differs from what would be written, and not `overwrite`;
-            or several workers would share a volume that one node alone can mount.
+        InputError: `folder` contains other files, it contains a manifest that differs and `overwrite` is not set, or several
+            workers would share a volume that only one node can mount.
     """
     check_access_mode(settings)
     if folder.exists() and not folder.is_dir():
@@ -66,7 +76,12 @@ def write_rendered(settings: PipelineSettings, stages: Sequence[str], folder: Pa
 
 
 def _files(settings: PipelineSettings, stages: Sequence[str]) -> tuple[dict[str, Manifest], list[str]]:
-    """The content of each file by its path in the folder, and the parts in the order in which they are applied."""
+    """Return the files of the folder.
+
+    Returns:
+        The content of each file, by its path relative to the folder, and the names of the parts, in the order in which they
+        must be applied.
+    """
     manifests = _named_by_content(render(settings))
     base = {f"{item['kind'].lower()}.yaml": item for item in (manifests.namespace, *manifests.shared)}
     files = _kustomized("base", base, [])
@@ -80,15 +95,17 @@ def _files(settings: PipelineSettings, stages: Sequence[str]) -> tuple[dict[str,
     together = list(parts)
     if settings.resources.cards or settings.kubernetes.queue or base_first:
         together = [part for part in parts if not (base_first and part == "training")][:1]
-    # Kustomize takes a base once only, so the top lists the files of its parts.
+    # Kustomize rejects a base that is included twice, and every part includes it. So the top folder lists the files of the
+    # parts instead of the parts.
     files |= _kustomized("", {}, ["base", *(file for part in together for file in parts[part])])
     return files, [*(["base"] if base_first else []), *parts]
 
 
 def _named_by_content(manifests: Manifests) -> Manifests:
-    """`manifests` with a digest in the name of the ConfigMap and in all pods that mount it.
+    """Return the manifests with a digest of its content in the name of the ConfigMap, also in the pods that mount it.
 
-    An existing Job is then refused as immutable, and never treated as one that runs the pipeline as it is now.
+    If the pipeline file has changed, the pod template of a Job changes with the digest. `kubectl apply` then rejects the Job
+    because it is immutable. Without the digest, it would keep an existing Job of the old pipeline without any message.
     """
     renamed = copy.deepcopy(manifests)
     (configuration,) = renamed.of_kind("ConfigMap")
@@ -103,16 +120,23 @@ def _named_by_content(manifests: Manifests) -> Manifests:
 
 
 def _kustomized(part: str, items: dict[str, Manifest], others: Sequence[str]) -> dict[str, Manifest]:
-    """The files of the folder `part`, by their paths: `items`, and the kustomization that lists them after `others`."""
+    """Return the files of one folder with its `kustomization.yaml`, by their paths.
+
+    Args:
+        part: The name of the folder, or "" for the top folder.
+        items: The manifests of the folder, by file name.
+        others: Further resources, which the kustomization lists before the manifests.
+    """
     head = {"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization"}
     kustomization = {**head, "resources": [*others, *items]}
     return {str(PurePosixPath(part, name)): item for name, item in {**items, "kustomization.yaml": kustomization}.items()}
 
 
 class _Dumper(yaml.SafeDumper):
-    """YAML as people write it: every object in full, and texts of several lines as blocks."""
+    """Writes YAML for human readers, without anchors and aliases, and with multi-line strings as blocks."""
 
     def ignore_aliases(self, data: Any) -> bool:
+        """Return True, so that an object that occurs twice is written twice."""
         return True
 
 

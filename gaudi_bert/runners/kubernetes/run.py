@@ -1,9 +1,11 @@
-"""Runs a pipeline on a cluster: checks everything, submits step by step, and follows each step to its end.
+"""Run a pipeline on a Kubernetes cluster, for `gaudi-bert run --on kubernetes`.
 
-Running again continues. A Job that carries the same digest (of its manifest, the pipeline file and the volume) is followed
-if it still runs and skipped if it is complete; any other that has ended is replaced. An active Job with another digest is
-another run of the same work folder, so this one is rejected. It is also rejected if an object of that name belongs to
-somebody else (`manifests.is_own`).
+`run_on_kubernetes` checks all objects first, then submits the steps one after another, and follows each step to its end.
+
+Every submitted Job has a digest of its manifest, the pipeline file and the volume as an annotation, so that a run can be
+repeated and continues. If a Job with the same digest still runs, it is followed, and if it is complete, it is skipped. Any
+other Job that has ended is replaced. An active Job with another digest belongs to another run in the same work folder, so
+the new run is rejected. The new run is also rejected if an object with the same name belongs to somebody else.
 """
 
 from __future__ import annotations
@@ -26,11 +28,11 @@ from gaudi_bert.runners.stage_table import steps_of
 
 _DIGEST = "gaudi-bert/manifest-sha256"
 _REMOVAL_SECONDS = 120
-# What is replaced when it differs; an account stays as it is, and a claim cannot be changed.
+# Existing objects of these kinds are replaced. A service account needs no change, and a volume claim cannot be changed.
 _REPLACED = ("ConfigMap", "NetworkPolicy", "TrainingRuntime")
 # The component of the Job of `k8s open`, which is not part of a run.
 OPEN_COMPONENT = "open"
-# What to do where a cluster does not serve a kind of object.
+# What to do if a cluster does not serve a kind of object.
 _TRAINER_REMEDY = "install Kubeflow Trainer 2 (docs/kubernetes.md), or set kubernetes.training to job, which needs nothing"
 _OPERATOR_REMEDIES = {
     "MPIJob": "install the MPI operator (docs/kubernetes.md), or set training.engine to pytorch, or resources.workers to 1",
@@ -42,11 +44,26 @@ _OPERATOR_REMEDIES = {
 def run_on_kubernetes(
     settings: PipelineSettings, stages: Sequence[str], reporter: Reporter, cluster: Cluster | None = None
 ) -> dict[str, Any]:
-    """Run `stages` on the cluster that the kubeconfig file names, or that this process runs in.
+    """Run stages of a pipeline on a cluster, and follow each step to its end.
 
-    The result is `done` or `skipped` for each step.
+    If the run is interrupted, the submitted steps continue on the cluster.
+
+    Args:
+        settings: The settings of the pipeline.
+        stages: The names of the stages.
+        reporter: Shows progress and logs.
+        cluster: The namespace to use. If it is None, connect to the cluster of the kubeconfig file, or to the cluster that
+            this process runs in.
+
+    Returns:
+        For each step "done", or "skipped" if it was already complete.
+
+    Raises:
+        InputError: The settings do not suit the cluster, another run uses the work folder, or an object belongs to somebody
+            else.
+        FailedError: A step failed, or the cluster does not answer.
     """
-    check_paths(settings)  # What no cluster can run is refused before the first request.
+    check_paths(settings)  # before the first request, because such a pipeline cannot run on any cluster
     if cluster is None:
         kubernetes = settings.kubernetes
         cluster = Cluster(kubernetes.namespace, outage_seconds=kubernetes.outage_seconds, say=reporter.say)
@@ -76,7 +93,10 @@ def run_on_kubernetes(
 
 
 def _run_step(cluster: Cluster, settings: PipelineSettings, item: Manifest, reporter: Reporter) -> str:
-    """Submit a step and follow it; what was stopped has saved, and is submitted again, however often."""
+    """Submit a step and follow it to its end. Return "done", or "skipped" if it was already complete.
+
+    A step that was stopped has saved its state, so it is submitted again each time.
+    """
     while _submit(cluster, settings, item, reporter):
         try:
             follow(cluster, item, reporter, settings.kubernetes.start_seconds)
@@ -86,11 +106,11 @@ def _run_step(cluster: Cluster, settings: PipelineSettings, item: Manifest, repo
     return "skipped"
 
 
-# --- checked before anything is created, so that a run that is refused leaves nothing
+# --- checks before anything is created, so that a rejected run leaves no objects behind
 
 
 def foreign_error(settings: PipelineSettings, item: Json, kind: str) -> InputError:
-    """Return the error for an object that has the name of one of the pipeline's objects, and belongs to somebody else."""
+    """Return the error for an object that has the name of an object of the pipeline, but belongs to somebody else."""
     return InputError(
         f"{kind} {item['metadata']['name']} in namespace {settings.kubernetes.namespace} does not belong to this pipeline: "
         f"it lacks the labels {own_selector(settings)}; give this pipeline another name, or remove that object with kubectl"
@@ -98,7 +118,11 @@ def foreign_error(settings: PipelineSettings, item: Json, kind: str) -> InputErr
 
 
 def check_is_own(settings: PipelineSettings, item: Json, kind: str) -> None:
-    """Reject an object that has the name of one of the pipeline's objects, and belongs to somebody else."""
+    """Check that an object on the cluster belongs to the pipeline.
+
+    Raises:
+        InputError: It only has the same name, and belongs to somebody else.
+    """
     if not is_own(settings, item):
         raise foreign_error(settings, item, kind)
 
@@ -106,9 +130,10 @@ def check_is_own(settings: PipelineSettings, item: Json, kind: str) -> None:
 def check_objects(
     cluster: Cluster, settings: PipelineSettings, items: Iterable[Manifest]
 ) -> Iterator[tuple[Manifest, Json | None, GaudiBertError | None]]:
-    """Let the server check each object that a run creates or replaces, without doing it.
+    """Check by dry runs that the server would create or replace each object of a run.
 
-    Yields the object, the one of that name that is there already, and the error that the run would end with.
+    Yields:
+        (the object, the existing object with its name or None, the error that the run would fail with or None).
     """
     has_runtime = True
     for item in items:
@@ -117,14 +142,14 @@ def check_objects(
         try:
             present = cluster.read(kind, item["metadata"]["name"])
             if present is not None:
-                if kind != "PersistentVolumeClaim":  # one that the user created by that name is used as it is
+                if kind != "PersistentVolumeClaim":  # a claim that the user created with this name may be used
                     check_is_own(settings, present, kind)
                 if kind in _REPLACED:
                     _replace(cluster, item, present, dry_run=True)
-            elif kind != "TrainJob" or has_runtime:  # which its webhook looks for
+            elif kind != "TrainJob" or has_runtime:  # a webhook rejects a TrainJob if its TrainingRuntime does not exist yet
                 cluster.create(item, dry_run=True)
         except ConflictError:
-            pass  # Somebody creates it at this moment: looked at again when it is created.
+            pass  # somebody creates it at the same moment, so it is checked again when the run creates it
         except NotFoundError as error:
             remedy = _OPERATOR_REMEDIES.get(kind)
             problem = error if remedy is None else InputError(f"this cluster serves no {kind}s; {remedy}")
@@ -135,6 +160,11 @@ def check_objects(
 
 
 def _refuse_other_runs(cluster: Cluster, settings: PipelineSettings, steps: Sequence[Manifest]) -> None:
+    """Check that no other run works in the same work folder.
+
+    Raises:
+        InputError: A Job of the pipeline is active, and its digest is not that of one of `steps`.
+    """
     ours = {(item["kind"], item["metadata"]["name"]): _digest(item) for item in steps}
     used = {kind for kind, _ in ours}
     for kind in POD_LABELS:
@@ -150,12 +180,21 @@ def _refuse_other_runs(cluster: Cluster, settings: PipelineSettings, steps: Sequ
 
 
 def _identity(settings: PipelineSettings, claim: Json | None) -> str:
-    """The identity of the storage that the work folder is on."""
+    """Return a text that identifies the storage of the work folder: the URL of the store, or the UID of the claim.
+
+    It is "" if the claim does not exist yet.
+    """
     return settings.kubernetes.store or ("" if claim is None else str(claim["metadata"].get("uid", "")))
 
 
 def _signed(item: Manifest, manifests: Manifests, work: str) -> Manifest:
-    """`item` with the digest of all that its result depends on."""
+    """Return an object with an annotation that contains a digest of everything that its result depends on.
+
+    Args:
+        item: The manifest of a step.
+        manifests: All objects of the pipeline, of which the pipeline file and the TrainingRuntime are part of the digest.
+        work: The identity of the storage of the work folder.
+    """
     read = [each["data"] for each in manifests.of_kind("ConfigMap")]
     read += [each["spec"] for each in manifests.of_kind("TrainingRuntime") if item["kind"] == "TrainJob"]
     text = json.dumps([item, read, work], sort_keys=True)
@@ -165,15 +204,16 @@ def _signed(item: Manifest, manifests: Manifests, work: str) -> Manifest:
 
 
 def _digest(item: Manifest) -> str | None:
+    """Return the digest in the annotations of an object, or None if it has none."""
     return (item["metadata"].get("annotations") or {}).get(_DIGEST)
 
 
-# --- the volume of the work folder: whether all pods can mount it, and which claim of it a run uses, creates or replaces
+# --- the volume claim of the work folder
 #
-# A claim cannot be changed, so whether workers on several nodes can mount its volume is settled before it is created.
+# A claim cannot be changed later, so check before it is created whether workers on several nodes could mount its volume.
 
 _SHARED, _ALONE = "ReadWriteMany", "ReadWriteOnce"
-# Network file systems that attach nothing to a node, so that any number of nodes mount a claim, whatever its mode.
+# Provisioners of network file systems. They do not attach volumes to a node, so several nodes can mount a claim of any mode.
 _SHARING = (
     *("nfs.csi.k8s.io", "nfs-subdir-external-provisioner", "efs.csi.aws.com", "fsx.csi.aws.com", "file.csi.azure.com"),
     *("kubernetes.io/azure-file", "filestore.csi.storage.gke.io", "csi.juicefs.com"),
@@ -181,9 +221,11 @@ _SHARING = (
 
 
 def find_work_claim(cluster: Cluster, settings: PipelineSettings) -> Json | None:
-    """Return the claim of the work folder, where there is one; a claim that no pod can mount is refused.
+    """Return the volume claim of the work folder, or None if it does not exist yet or the work folder is in a store.
 
-    So is one of the user's that does not exist, and one that the workers, which may run on several nodes, cannot share.
+    Raises:
+        InputError: A claim that the settings name does not exist, a claim is being removed or has lost its volume, or the
+            workers may run on several nodes, which cannot mount the claim together.
     """
     kubernetes = settings.kubernetes
     for key in ("work_claim", "data_claim"):
@@ -198,6 +240,11 @@ def find_work_claim(cluster: Cluster, settings: PipelineSettings) -> Json | None
 
 
 def _usable_claim(cluster: Cluster, name: str) -> Json | None:
+    """Return a volume claim, or None if it does not exist.
+
+    Raises:
+        InputError: The claim is being removed, or has lost its volume.
+    """
     claim = cluster.read("PersistentVolumeClaim", name)
     if claim is not None and "deletionTimestamp" in claim["metadata"]:
         raise InputError(f"volume claim {name} is being removed; wait until it is gone, and no pod mounts it any more")
@@ -207,7 +254,10 @@ def _usable_claim(cluster: Cluster, name: str) -> Json | None:
 
 
 def _is_to_be_made_anew(cluster: Cluster, settings: PipelineSettings, claim: Json) -> bool:
-    """Whether a claim of the pipeline got no volume, and is not what the pipeline asks for by now: it holds nothing."""
+    """Return whether to replace a claim of the pipeline, because the settings have changed and it has no volume yet.
+
+    Such a claim contains no data, so nothing is lost. The storage class and the access mode are compared.
+    """
     spec = claim["spec"]
     if settings.kubernetes.work_claim or claim.get("status", {}).get("phase") != "Pending" or spec.get("volumeName"):
         return False
@@ -219,23 +269,34 @@ def _is_to_be_made_anew(cluster: Cluster, settings: PipelineSettings, claim: Jso
 
 
 def _has_several_workers(settings: PipelineSettings) -> bool:
-    """Whether training needs a volume that several nodes mount."""
+    """Return whether training has several workers that use a volume, so that several nodes may have to mount it."""
     return settings.pretrains and settings.resources.workers > 1 and settings.kubernetes.store is None
 
 
 def check_access_mode(settings: PipelineSettings) -> None:
-    """Refuse settings that no cluster of several nodes can run; the modes of a claim that exists are not known here."""
+    """Check that several workers do not share a volume that only one node can mount, without a connection to a cluster.
+
+    If `kubernetes.work_claim` names an existing claim, nothing is checked, because its access modes are not known here.
+
+    Raises:
+        InputError: There are several workers, and `kubernetes.access_mode` is `ReadWriteOnce`.
+    """
     if _has_several_workers(settings) and settings.kubernetes.access_mode == _ALONE and not settings.kubernetes.work_claim:
         raise _refusal(settings, "kubernetes.access_mode", [_ALONE])
 
 
 def _check_sharing(cluster: Cluster, settings: PipelineSettings, claim: Json | None) -> None:
+    """Check that all workers can mount the claim of the work folder, or the claim that the run would create.
+
+    Raises:
+        InputError: The workers may run on several nodes, and only one node can mount the claim.
+    """
     spec = claim.get("spec", {}) if claim is not None else {}
     modes = spec.get("accessModes") or [settings.kubernetes.access_mode]
     if not _has_several_workers(settings) or _SHARED in modes:
         return
     if len(cluster.find("Node", if_allowed=True)) < 2:
-        return  # One node, or an account that may not list them.
+        return  # there is only one node, or the account may not list the nodes
     classes = cluster.find("StorageClass", if_allowed=True)
     storage_class = _find_class(classes, spec.get("storageClassName") or settings.kubernetes.storage_class) or {}
     if not str(storage_class.get("provisioner")).endswith(_SHARING):
@@ -243,7 +304,7 @@ def _check_sharing(cluster: Cluster, settings: PipelineSettings, claim: Json | N
 
 
 def _find_class(classes: Sequence[Json], name: str | None) -> Json | None:
-    """Return the storage class of that name, or the default class; None if there is none."""
+    """Return the storage class with a name, or the default class if the name is None. Return None if it does not exist."""
     if name:
         return next((item for item in classes if item["metadata"]["name"] == name), None)
     default = {"storageclass.kubernetes.io/is-default-class": "true"}
@@ -251,6 +312,13 @@ def _find_class(classes: Sequence[Json], name: str | None) -> Json | None:
 
 
 def _refusal(settings: PipelineSettings, where: str, modes: Sequence[str]) -> InputError:
+    """Return the error for several workers whose volume only one node can mount.
+
+    Args:
+        settings: The settings of the pipeline.
+        where: The setting or the claim with these access modes, for the message.
+        modes: The access modes.
+    """
     remedy = (
         f"set kubernetes.access_mode to {_SHARED} and kubernetes.storage_class to a class that has it (an older claim goes "
         "with its data: gaudi-bert k8s delete PIPELINE --data), or kubernetes.work_claim to a claim that has it"
@@ -259,11 +327,17 @@ def _refusal(settings: PipelineSettings, where: str, modes: Sequence[str]) -> In
     return InputError(f"{where}: {', '.join(modes)}, but {workers}; {remedy}")
 
 
-# --- created and replaced
+# --- creating and replacing objects
 
 
 def _make_shared(cluster: Cluster, settings: PipelineSettings, manifests: Manifests) -> Json | None:
-    """Create or replace what the steps share; the claim of the work folder, if it is the pipeline's own."""
+    """Create or replace the shared objects, and return the claim of the work folder.
+
+    The claim is None if the pipeline creates none, because its settings name a claim or a store.
+
+    Raises:
+        InputError: An existing object belongs to somebody else.
+    """
     claim = None
     for item in manifests.shared:
         kind, name = item["kind"], item["metadata"]["name"]
@@ -271,11 +345,11 @@ def _make_shared(cluster: Cluster, settings: PipelineSettings, manifests: Manife
         if existing is None:
             try:
                 existing = cluster.create(item)
-            except ConflictError:  # Somebody created it at the same moment.
+            except ConflictError:  # somebody created it at the same moment
                 existing = cluster.read(kind, name)
                 if existing is None:
                     raise
-        if kind != "PersistentVolumeClaim":  # a claim that the user created by that name is used as it is
+        if kind != "PersistentVolumeClaim":  # a claim that the user created with this name is used as it is
             check_is_own(settings, existing, kind)
         if present is not None and kind in _REPLACED:
             _replace(cluster, item, present)
@@ -284,13 +358,22 @@ def _make_shared(cluster: Cluster, settings: PipelineSettings, manifests: Manife
 
 
 def _replace(cluster: Cluster, item: Manifest, existing: Json, *, dry_run: bool = False) -> None:
-    # Objects of other groups than Kubernetes' own are replaced by their version.
+    """Replace an existing object by `item`, or only check whether this is possible."""
+    # Custom resources, such as a TrainingRuntime, can be replaced only if the version of the existing object is given.
     version = {"resourceVersion": existing["metadata"].get("resourceVersion")}
     cluster.replace({**item, "metadata": {**item["metadata"], **version}}, dry_run=dry_run)
 
 
 def _submit(cluster: Cluster, settings: PipelineSettings, item: Manifest, reporter: Reporter) -> bool:
-    """Submit `item` unless that was done already; False where it is complete."""
+    """Submit a step, unless it was already submitted with the same digest.
+
+    Returns:
+        True if the step must be followed, and False if it is already complete.
+
+    Raises:
+        InputError: Another run submitted the step at the same time, or an object with its name belongs to somebody else.
+        FailedError: Others keep creating an object with its name.
+    """
     kind, name = item["kind"], item["metadata"]["name"]
     for _ in range(3):
         existing = cluster.read(kind, name)
@@ -310,12 +393,17 @@ def _submit(cluster: Cluster, settings: PipelineSettings, item: Manifest, report
             cluster.create(item)
             return True
         except ConflictError:
-            continue  # Somebody created one at the same moment: look at it.
+            continue  # somebody created one at the same moment, so read it and check it
     raise FailedError(f"{kind} {name} keeps being created by others; run one pipeline of this name at a time")
 
 
 def remove_and_wait(cluster: Cluster, settings: PipelineSettings, kind: str, name: str) -> None:
-    """Remove an object of the pipeline, where there is one, and wait until its name is free."""
+    """Delete an object of the pipeline if it exists, and wait until it is gone, so that its name can be used again.
+
+    Raises:
+        InputError: The object belongs to somebody else.
+        FailedError: The object still exists after 2 minutes.
+    """
     existing = cluster.read(kind, name)
     if existing is None:
         return
