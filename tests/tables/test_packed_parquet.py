@@ -84,6 +84,22 @@ def test_one_scenario_slot_by_slot(tmp_path: Path) -> None:
     ]
 
 
+def test_as_many_shards_are_written_as_the_bytes_of_the_packs_ask_for(tmp_path: Path) -> None:
+    """100 packs of 61 ids of 4 bytes, weights of 8 bytes and truths: at most 18 packs fit into 16,000 bytes."""
+    random = np.random.default_rng(1)
+    columns = {
+        "input_ids": pyarrow.array(random.integers(0, 2**31, (100, 61), np.int32).tolist(), pyarrow.list_(pyarrow.int32())),
+        "weights": pyarrow.array(random.random((100, 61)).tolist(), pyarrow.list_(pyarrow.float64())),
+        "loss_mask": pyarrow.array((random.random((100, 61)) < 0.5).tolist(), pyarrow.list_(pyarrow.bool_())),
+    }
+    tables.write_file(tmp_path / "rows.parquet", pyarrow.table(columns))
+    pack_table(tmp_path / "rows.parquet", tmp_path / "out", settings(shard_bytes=16_000, shard_multiple=1), a_run())
+    shards = sorted((tmp_path / "out").glob("*.parquet"))
+    assert len(shards) == 6
+    assert max(shard.stat().st_size for shard in shards) <= 16_000
+    assert sum(parquet.ParquetFile(shard).metadata.num_rows for shard in shards) == 100
+
+
 @pytest.mark.parametrize("processes", [1, 3])
 def test_a_shard_that_is_a_copy_of_another_is_noticed_when_it_was_read_once(tmp_path: Path, processes: int) -> None:
     """Each process reads a part of the packs of a row group, and so all row groups."""

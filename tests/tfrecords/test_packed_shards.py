@@ -120,3 +120,28 @@ def test_a_full_output_is_continued_where_it_stopped(tmp_path: Path) -> None:
             pack = following
         assert b"".join(pieces) == whole[:whole_size].tobytes()
         assert entries.tolist() == right.tolist()
+
+
+@pytest.mark.parametrize(("max_sequence_length", "max_predictions", "depth"), [(256, 256, 1), (256, 2, 128), (2048, 8, 1)])
+def test_shards_are_no_larger_than_asked_for_and_no_more_than_needed(
+    tmp_path: Path, max_sequence_length: int, max_predictions: int, depth: int
+) -> None:
+    rng = random.Random(depth)
+    sizes = (max_sequence_length, max_predictions)
+    packs, length = 6, max_sequence_length // depth
+    sequences = [of_length(rng, length, *sizes) for _ in range(packs * depth)]
+    for sequence in sequences:
+        masked = min(length, max_predictions // depth)
+        free = [0] * (max_predictions - masked)
+        sequence["masked_lm_positions"] = [*range(masked), *free]
+        sequence["masked_lm_ids"] = [rng.randint(1, 30521) for _ in range(masked)] + free
+        sequence["masked_lm_weights"] = [1.0] * masked + [0.0] * len(free)
+    group = index_of(tmp_path / "part", sequences, UnpackedSchema(*sizes))
+    schema = PackedSchema(max_sequence_length, max_predictions, depth, max_predictions)
+    encoder = PackEncoder(
+        schema, group, SampledPacks(np.arange(packs * depth, dtype=np.int32), np.arange(packs + 1) * depth)
+    )
+    out, entries = np.zeros(packs * largest_record(schema), np.uint8), np.zeros((packs, 2), np.uint32)
+    _, _, size = encoder.encode(0, packs, out, entries)
+    assert encoder.count_shards(1, shard_bytes=size - 1) > 1
+    assert encoder.count_shards(1, shard_bytes=size * 5 // 3) == 1
