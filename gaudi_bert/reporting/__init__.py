@@ -1,1 +1,1 @@
-"""Pictures and the HTML page."""
+"""The stages `estimate` and `report`, and the pictures that they draw."""

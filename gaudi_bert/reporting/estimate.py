@@ -1,4 +1,9 @@
-"""The stage `estimate`: what packing would give at each depth and with each algorithm, before anything is written."""
+"""Estimate how well sequences can be packed at several depths and with several algorithms, for `gaudi-bert estimate`.
+
+`estimate` computes a histogram of lengths from its source, packs this histogram with every algorithm at every depth, and
+returns one row per packing. The result also contains an estimate for other pack lengths, and a comparison with un-padding.
+The sequences themselves are not packed, and nothing is written except for the optional pictures.
+"""
 
 from __future__ import annotations
 
@@ -42,12 +47,27 @@ from gaudi_bert.tables.sources import TOKENS_COLUMN, is_table, table_files
 from gaudi_bert.tfrecords.histogram import histogram as count_records
 
 WITHOUT_DEPTH: dict[str, str | int] = {"none": 1, "sort": 1, "greedy": "max", "greedy+1": "max", "greedy+2": "max"}
-"""Algorithms for which a depth means nothing (`none`, `sort`) or that the paper runs without one: shown once, with this."""
+"""The algorithms that are run once instead of at every depth, and the depth that is shown for them.
+
+`none` and `sort` have no depth, and the paper runs the others without a depth limit.
+"""
 
 
 @dataclass(frozen=True)
 class EstimateResult:
-    """Result of `estimate`; the tokens alone need `token_bound` packs, `length_scan` has packs of other lengths."""
+    """The result of `estimate`.
+
+    Attributes:
+        source: The source of the histogram, as it was given.
+        max_sequence_length: The number of slots of a pack.
+        sequences: The number of sequences.
+        tokens: The number of tokens in all sequences.
+        token_bound: The number of packs that the tokens would need if every slot were filled.
+        rows: One estimate for each algorithm and depth.
+        length_scan: Estimates for other pack lengths.
+        unpadding: The comparison with un-padding, for each number of accelerators.
+        pictures: The names of the pictures that were written, or None if none were requested.
+    """
 
     source: str
     max_sequence_length: int
@@ -60,7 +80,11 @@ class EstimateResult:
     pictures: list[str] | None = None
 
     def lines(self, *, details: bool = False) -> list[str]:
-        """Return a first look for people, or `details`: times, other lengths and un-padding."""
+        """Return the result as lines of text.
+
+        Args:
+            details: Whether to return times, other pack lengths and the comparison with un-padding instead of the overview.
+        """
         return _details(self) if details else _first_look(self)
 
 
@@ -74,14 +98,23 @@ def estimate(
     max_sequence_length: int | None = None,
     input_column: str = TOKENS_COLUMN,
 ) -> EstimateResult:
-    """Pack a histogram in many ways and compare.
+    """Pack a histogram with every algorithm at every depth, and compare the packings.
 
     Args:
-        source: a histogram.json, the name of one that ships with the package (`wikipedia-512`), a table of tokens, or
-            unpacked records (folder, file or glob), which are counted first.
-        max_sequence_length: slots of a pack; by default that of the source, of a table its longest row.
-        picture: also draw, as .png or .svg, efficiency over depth; and next to it, with `-histogram`, `-mixture` and
-            `-scaling` in the name, the lengths with the proven bound, the strategies, and packing compared with un-padding.
+        source: A histogram.json, the name of a histogram that ships with the package (such as `wikipedia-512`), a file of
+            lengths, a table with tokens, or unpacked records (a folder, a file or a glob), which are counted first.
+        depths: The depths, each a number or "max".
+        algorithms: The names of the algorithms.
+        picture: Where to draw the efficiency at each depth, as .png or .svg. Three more pictures are written next to it. In
+            their names, `-histogram` stands for the lengths with the proven bound, `-mixture` for the strategies, and
+            `-scaling` for packing compared with un-padding. If it is None, nothing is drawn.
+        reporter: Shows progress.
+        max_sequence_length: The number of slots of a pack. It defaults to that of the source, which is the longest sequence
+            for a table or a file of lengths.
+        input_column: The column of a table that contains the tokens.
+
+    Raises:
+        InputError: The source cannot be read, a depth or algorithm is not valid, or matplotlib is needed and not installed.
     """
     requested = [parse_depth(depth) for depth in depths]
     names = [name.strip() for name in algorithms]
@@ -111,7 +144,11 @@ def estimate(
 
 
 def parse_depth(depth: str | int) -> str | int:
-    """A depth as a number, or "max"."""
+    """Convert a depth to an int, or return "max" unchanged.
+
+    Raises:
+        InputError: It is neither an integer from 1 nor "max".
+    """
     text = str(depth).strip()
     if text == "max":
         return text
@@ -123,9 +160,13 @@ def parse_depth(depth: str | int) -> str | int:
 def _compare(
     histogram: Histogram, depths: Sequence[str | int], algorithms: Sequence[str], reporter: Reporter
 ) -> list[Estimate]:
-    """One row per algorithm and depth."""
+    """Pack the histogram with each algorithm at each depth, and return one row per packing.
+
+    All packings and the proofs of their bounds share one search budget, which limits the total time for long packs.
+    """
 
     def number(depth: str | int) -> int:
+        """Return a depth as a number. The number for "max" is the length of a pack."""
         return resolve_depth(depth, histogram.max_sequence_length)
 
     jobs = [(name, depth) for name in algorithms for depth in ([WITHOUT_DEPTH[name]] if name in WITHOUT_DEPTH else depths)]
@@ -139,19 +180,20 @@ def _compare(
             bounds[limit] = prove_bound(histogram.counts, limit, share).bound
             task.advance()
         tiny = Histogram(16, np.arange(1, 17))
-        for name in algorithms:  # load the compiled kernels, so that no row's time includes a compiler's
+        for name in algorithms:  # compile all kernels first, because otherwise the times would include the compilation
             estimate_packing(tiny, name, 3, None)
         for index, (name, depth) in enumerate(jobs):
-            share = work and work.take_fraction(1 / (len(jobs) - index))  # what others leave unused is for those after them
+            # Each packing may use an equal part of the rest, so what earlier packings did not use is left for later ones.
+            share = work and work.take_fraction(1 / (len(jobs) - index))
             rows.append(estimate_packing(histogram, name, depth, bounds[number(depth)], work=share))
             bounds[number(depth)] = max(bounds[number(depth)], rows[-1].lower_bound or 0)
             task.advance()
-    # The best proof at a depth holds for every row of that depth, the earlier ones too.
+    # A bound at some depth is valid for all algorithms, so the best bound replaces that of earlier rows too.
     return [row if row.lower_bound is None else replace(row, lower_bound=bounds[number(row.depth)]) for row in rows]
 
 
 def _draw(histogram: Histogram, result: EstimateResult, depth: str | int, picture: Path, reporter: Reporter) -> list[str]:
-    """Write the pictures; those of a single packing show `nnls` at `depth`. Returns their names."""
+    """Write the four pictures and return their names. Pictures of a single packing show the algorithm `nnls` at `depth`."""
     packing = pack_histogram(histogram, "nnls", depth)
     prices = packing.certificate.prices.tolist()
     over_depth = [asdict(row) for row in result.rows if row.algorithm != "sort"]
@@ -168,9 +210,10 @@ def _draw(histogram: Histogram, result: EstimateResult, depth: str | int, pictur
     return [str(path) for path in paths]
 
 
-# --- where a histogram comes from: a file, records that are counted, or one that ships with the package
+# --- the source of a histogram: a file, records that are counted, or a histogram that ships with the package
 #
-# The shipped ones, of Wikipedia (128 to 2048 tokens) and SQuAD (384), are those of the packing paper (Krell et al., 2021).
+# The histograms that ship with the package are those of the packing paper (Krell et al., 2021): Wikipedia with 128 to 2048
+# tokens, and SQuAD with 384 tokens.
 
 _FOLDER = Path(__file__).resolve().parents[1] / "histograms"
 
@@ -178,8 +221,15 @@ _FOLDER = Path(__file__).resolve().parents[1] / "histograms"
 def _histogram_of_source(
     source: str | Path, reporter: Reporter, max_sequence_length: int | None = None, input_column: str = TOKENS_COLUMN
 ) -> Histogram:
-    """Count the sequences of each length in a histogram, a shipped one's name, a table, lengths or records, for packs of so
-    many slots (of a table or of lengths, by default the longest)."""
+    """Return the histogram of a source.
+
+    Args:
+        source: See `estimate`.
+        reporter: Shows progress while records are counted.
+        max_sequence_length: The number of slots of a pack. It defaults to that of the source, which is the longest sequence
+            for a table or a file of lengths.
+        input_column: The column of a table that contains the tokens.
+    """
     if is_table(source):
         with local_copy(source) as table:
             return _count(table_lengths(table_files(table), input_column).astype(np.int64), max_sequence_length)
@@ -200,7 +250,11 @@ def _histogram_of_source(
 
 
 def _count(lengths: IntArray, max_sequence_length: int | None) -> Histogram:
-    """The histogram of lengths that were given; in packs of the longest, where no other length is requested."""
+    """Return the histogram of sequence lengths. The pack length defaults to the longest sequence.
+
+    Raises:
+        InputError: A sequence is longer than `max_sequence_length`.
+    """
     longest = int(lengths.max(initial=1))
     if max_sequence_length is not None and longest > max_sequence_length:
         position = int(np.argmax(lengths)) + 1
@@ -211,13 +265,19 @@ def _count(lengths: IntArray, max_sequence_length: int | None) -> Histogram:
 
 
 def shipped_histograms() -> dict[str, Path]:
-    """The histogram.json of each name, in the order of the data sets and their lengths."""
+    """Return the histograms that ship with the package: the path of each by its name, sorted by data set and length."""
     named = [(path.stem.rpartition("-"), path) for path in _FOLDER.glob("*.json")]
     return {path.stem: path for _, path in sorted(named, key=lambda item: (item[0][0], int(item[0][2])))}
 
 
 def _find_shipped_histogram(source: str | Path) -> Path | None:
-    """The histogram that `source` names; None where `source` is a path or a pattern of the user's own."""
+    """Return the path of the shipped histogram that `source` names, or None if it names none.
+
+    An existing path or a glob takes precedence over a shipped histogram.
+
+    Raises:
+        InputError: The source does not exist, but its name resembles that of a shipped histogram.
+    """
     name, shipped = str(source), shipped_histograms()
     if Path(name).exists() or glob.has_magic(name):
         return None
@@ -227,18 +287,22 @@ def _find_shipped_histogram(source: str | Path) -> Path | None:
     return shipped.get(name)
 
 
-# --- lengths that a user has already: a text file, a list of JSON, an array of numpy, or a column of a CSV file
+# --- lengths in a file of the user: a text file, a JSON list, a numpy array, or a column of a CSV file
 #
-# One number a sequence, in any order; nothing is known of files or masked positions.
+# The file contains one number per sequence, in any order.
 
 _LENGTH_COLUMNS = ("length", "lengths", "tokens", "num_tokens", "n_tokens", "seq_len", "sequence_length")
-"""Names of the column of a CSV file with several, in any case; the first that there is."""
+"""If a CSV file has several columns, the first of these names that is a column contains the lengths. Case is ignored."""
 
 _LIST_START_BYTES = 4096
 
 
 def _read_lengths(path: Path) -> IntArray:
-    """Int64 [sequences], from 1."""
+    """Return the lengths in a file, as int64 [sequences].
+
+    Raises:
+        InputError: The file contains something else, or a length is out of range.
+    """
     try:
         values = _READERS[path.suffix.lower()](path)
     except (ValueError, OverflowError, EOFError, RecursionError) as error:
@@ -257,6 +321,7 @@ def _read_lengths(path: Path) -> IntArray:
 
 
 def _from_csv(path: Path) -> AnyArray:
+    """Return the lengths in a CSV or TSV file. The separator and whether there is a header are detected."""
     text = _text(path)
     separator = max(",;\t", key=text.split("\n", 1)[0].count)
     rows = [row for row in csv.reader(io.StringIO(text, newline=""), delimiter=separator) if any(map(str.strip, row))]
@@ -275,11 +340,12 @@ def _from_csv(path: Path) -> AnyArray:
 
 
 def _text(path: Path) -> str:
+    """Return the text of a UTF-8 file, without a byte order mark."""
     return read_file(path).decode("utf-8-sig")
 
 
 def _numbers(words: list[str]) -> AnyArray:
-    """Integers, exactly; a word that is none raises a ValueError that names it."""
+    """Convert words to integers without rounding. Raises a `ValueError` that names the first word that is no integer."""
     return np.array([int(word) for word in words], dtype=np.int64 if words else np.float64)
 
 
@@ -298,7 +364,7 @@ _LABEL_WIDTH = 26
 
 
 def _first_look(result: EstimateResult) -> list[str]:
-    """The lines for a first look: efficiency and distance from the proven bound at each depth, and the best packing."""
+    """Return the overview: the efficiency and the distance from the proven bound at each depth, and the best packing."""
     rows = [row for row in result.rows if row.gap is not None]
     depths = sorted({row.depth for row in rows}, key=lambda depth: (depth == "max", depth))
     lines = [*_headline(result), ""]
@@ -324,7 +390,7 @@ def _first_look(result: EstimateResult) -> list[str]:
 
 
 def _details(result: EstimateResult) -> list[str]:
-    """Every row with its time and memory, packs of other lengths, and packing compared with un-padding."""
+    """Return the details: every row with its time, other pack lengths, and packing compared with un-padding."""
     lines = [*_headline(result), "", *_all_rows(result)]
     lines += ["", "packs of another length (LPFHP; slots and attention relative to one sequence per row):"]
     lines += [
@@ -341,6 +407,7 @@ def _details(result: EstimateResult) -> list[str]:
 
 
 def _headline(result: EstimateResult) -> list[str]:
+    """Return two lines about the sequences before packing."""
     share, least = result.tokens / (result.sequences * result.max_sequence_length), result.token_bound
     return [
         f"{result.source}: {format_count(result.sequences, 'sequence')} of up to {result.max_sequence_length:,} tokens",
@@ -349,12 +416,13 @@ def _headline(result: EstimateResult) -> list[str]:
 
 
 def _cells(label: str, cells: list[str]) -> str:
+    """Return one line of a table: a label and right-aligned cells."""
     width = max(11, *(len(cell) + 2 for cell in cells))
     return f"  {label:<{_LABEL_WIDTH}}" + "".join(f"{cell:>{width}}" for cell in cells)
 
 
 def _table(rows: list[Estimate], depths: list[int | str], cell: Callable[[Estimate], str]) -> list[str]:
-    """One line per algorithm, one column per depth."""
+    """Return the lines of a table with one line per algorithm and one column per depth."""
     lines = []
     for algorithm in dict.fromkeys(row.algorithm for row in rows):
         own = {row.depth: cell(row) for row in rows if row.algorithm == algorithm}
@@ -363,7 +431,7 @@ def _table(rows: list[Estimate], depths: list[int | str], cell: Callable[[Estima
 
 
 def _conclusion(result: EstimateResult, rows: list[Estimate]) -> str:
-    """The fewest packs, at the smallest depth that gives them."""
+    """Return a sentence about the packing with the fewest packs. If several have equally few, take the smallest depth."""
     best = min(rows, key=lambda row: (row.packs, row.depth == "max", row.depth))
     depth = "unlimited depth" if best.depth == "max" else f"depth {best.depth}"
     proven = "no packing needs fewer" if best.gap == 0 else f"the proven minimum is {best.lower_bound:,}"
@@ -375,6 +443,7 @@ def _conclusion(result: EstimateResult, rows: list[Estimate]) -> str:
 
 
 def _all_rows(result: EstimateResult) -> list[str]:
+    """Return the lines of a table with one line per algorithm and depth."""
     lines = [
         f"{'algorithm':<10} {'depth':>5} {'packs':>13} {'above bound':>12} {'efficiency':>11} {'factor':>7}"
         f" {'strategies':>10} {'time':>9}"

@@ -1,7 +1,8 @@
-"""Pictures of a packing, for `estimate --picture` and the report.
+"""Draw pictures of a packing and of training, for `estimate --picture` and the report.
 
-Every function takes plain data and returns a matplotlib `Figure` that belongs to no window. matplotlib is imported inside,
-so that importing this module costs nothing. Pictures hold no date and no random identifiers: equal data, equal bytes.
+Each `draw_` function takes plain data and returns a matplotlib `Figure`, which is not shown in a window. matplotlib is
+imported inside the functions, so that importing this module is fast. The written pictures contain no date and no random
+identifiers, so that equal data give equal files.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from gaudi_bert.common.files import atomic_file
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Padding is pale on a light page and on a dark one: its grey lets the page through.
+# GREY, the colour of padding, is half transparent, so that it is pale on light and on dark pages.
 BLUE, ORANGE, RED, GREY, DARK_GREY = "#3b78c4", "#d9731a", "#d6453d", "#7d889966", "#7d8899"
-# The ink of a page's pictures, and its replacement by `adapts_to_dark_pages`: each at least 4.5:1 on its page.
+# The colours of text and lines on light and on dark pages. Each has a contrast of at least 4.5:1 to its page.
 INK, INK_ON_DARK = "#465162", "#b3bfd0"
-# Sequences that share a row: full colours, none of them near the pale grey of padding, and the ink of their numbers.
+# The colours of the sequences in a row, which all differ clearly from padding, and the colours of the numbers on them.
 _SHADES = ("#2f6bb8", "#e08a2b", "#7a4fb5", "#2a9d8f", "#c2457a")
 _INKS = ("white", "black", "white", "black", "white")
 _PAGE_FONT = 17
@@ -34,10 +35,13 @@ _MOST_STRATEGIES, _MOST_BARS, _MOST_DECIMALS = 30, 48, 9
 
 
 def draw_histogram(counts: Sequence[int], packs: int, lower_bound: int, prices: Sequence[int]) -> Figure:
-    """Sequences of each length, what packs they need at least, and the price of each length in the proof of that.
+    """Draw the number of sequences of each length, and the price of each length in the proof of the bound.
 
-    `counts` are of lengths 1 .. L; `packs`, those of the plan, and `lower_bound` go into the title. `prices` are the
-    certificate's integers, length 1 .. L, drawn as shares of the dearest.
+    Args:
+        counts: The number of sequences of length 1 to L.
+        packs: The number of packs of the packing, for the title.
+        lower_bound: The proven minimum number of packs, for the title.
+        prices: The price of each length from 1 to L in the certificate. They are drawn relative to the highest price.
     """
     figure, axes = _figure()
     lengths = range(1, len(counts) + 1)
@@ -59,7 +63,13 @@ def draw_histogram(counts: Sequence[int], packs: int, lower_bound: int, prices: 
 def draw_strategy_counts(
     strategy_counts: Mapping[tuple[int, ...], int], max_sequence_length: int, most: int = _MOST_STRATEGIES
 ) -> Figure:
-    """The strategies used most, each as a row of its sequences to scale, with its share of all packs; padding is grey."""
+    """Draw the most frequent strategies, each as one row with its sequences and padding to scale.
+
+    Args:
+        strategy_counts: The number of packs of each strategy. A strategy is a tuple of sequence lengths.
+        max_sequence_length: The number of slots of a pack.
+        most: The number of strategies to draw. With another number than the default, numbers are larger, for a page.
+    """
     shown = sorted(strategy_counts, key=lambda strategy: (-strategy_counts[strategy], strategy))[:most]
     size = 7 if most == _MOST_STRATEGIES else _PAGE_FONT - 2
     figure, axes = _figure(height=1.2 + 0.023 * size * len(shown))
@@ -86,16 +96,19 @@ def draw_strategy_counts(
 
 
 def draw_fills(before: NDArray[np.int64], after: NDArray[np.int64] | None) -> Figure:
-    """Draw how many real tokens the rows hold: before packing and, where it is known, after it, on one scale.
+    """Draw two histograms of the number of tokens in a row, before and after packing, with the same vertical scale.
 
-    Where full rows outnumber all others, their bar is cut at the top, and its share is written next to it. The arrays are
-    int64 [L]: rows that hold 1, 2, ..., L tokens.
+    If the bar of the full rows is much higher than all others, it is cut at the top, and its value is written above it.
+
+    Args:
+        before: int64 [L], the number of rows with 1, 2, ..., L tokens before packing.
+        after: The same after packing. If it is None, only one histogram is drawn.
     """
     panels = [(before, "before packing", DARK_GREY)] + ([(after, "after packing", BLUE)] if after is not None else [])
     figure, axes = _figure(height=2.7 * len(panels), rows=len(panels))
     slots = len(before)
     width = -(-slots // _MOST_BARS)
-    # Bins end at L, so that the last one holds the rows that are full or nearly so.
+    # The last bin ends at L, so that it contains the rows that are full or nearly full.
     edges = [max(0, edge) for edge in range(slots, -width, -width)][::-1]
     spans = list(itertools.pairwise(edges))
     shares = [[100 * counts[low:high].sum() / max(counts.sum(), 1) for low, high in spans] for counts, _, _ in panels]
@@ -115,7 +128,15 @@ def draw_fills(before: NDArray[np.int64], after: NDArray[np.int64] | None) -> Fi
 
 
 def draw_slots(rows_before: int, rows_after: int, tokens: int, slots: int, lower_bound: int) -> Figure:
-    """Slots before and after packing, to scale: real tokens and padding; the proven bound as a line."""
+    """Draw the slots before and after packing to scale, as bars of tokens and padding, with a line at the proven bound.
+
+    Args:
+        rows_before: The number of rows before packing, which is the number of sequences.
+        rows_after: The number of packs.
+        tokens: The number of tokens in all rows.
+        slots: The number of slots of a row.
+        lower_bound: The proven minimum number of packs.
+    """
     figure, axes = _figure(height=3.2)
     for bar, (when, rows) in enumerate((("before", rows_before), ("after", rows_after))):
         axes.barh(bar, tokens, 0.44, color=BLUE, label="real tokens" if bar else None)
@@ -130,9 +151,10 @@ def draw_slots(rows_before: int, rows_after: int, tokens: int, slots: int, lower
 
 
 def draw_efficiency_over_depth(rows: Sequence[Mapping[str, Any]]) -> Figure:
-    """Efficiency of each algorithm over depth.
+    """Draw the efficiency of each algorithm over the depth.
 
-    A row has `algorithm`, `depth` (a number or "max") and `efficiency` (0..1) of an estimate.
+    Args:
+        rows: Estimates, of which `algorithm`, `depth` (a number or "max") and `efficiency` (0 to 1) are used.
     """
     figure, axes = _figure()
     numbers = sorted({row["depth"] for row in rows if row["depth"] != "max"})
@@ -151,9 +173,13 @@ def draw_efficiency_over_depth(rows: Sequence[Mapping[str, Any]]) -> Figure:
 
 
 def draw_unpadding(rows: Sequence[Mapping[str, Any]]) -> Figure:
-    """Speed-up over the number of accelerators: packing is the same everywhere, un-padding waits for the slowest.
+    """Draw the speed-up of packing and of un-padding over the number of accelerators.
 
-    A row is an `UnpaddingEstimate`: un-padding as the paper extrapolates it, an ideal one of these data, and packing.
+    The speed-up of packing is constant. That of un-padding decreases, because all accelerators wait for the slowest.
+
+    Args:
+        rows: The fields of `UnpaddingEstimate`: un-padding as extrapolated in the paper, ideal un-padding of these data, and
+            packing.
     """
     figure, axes = _figure()
     accelerators = [row["accelerators"] for row in rows]
@@ -179,10 +205,16 @@ def draw_curves(
     is_accuracy: bool,
     baseline: tuple[str, float] | None = None,
 ) -> Figure:
-    """A figure over the sequences seen, in training (line) and on held-out documents (dots): points (sequences, value).
+    """Draw a loss or an accuracy over the number of sequences seen, in training and on held-out documents.
 
-    Losses are shown over their own range, which is at least a tenth of the highest, and so are accuracies that are high from
-    the start; others begin at 0. `baseline` is a horizontal line, what is reached without any learning, with its name.
+    The vertical axis of a loss covers the range of its values, but at least a tenth of the highest value. The axis of an
+    accuracy begins at 0, unless all of its values are high.
+
+    Args:
+        training: Points (sequences seen, value) in training, drawn as a line.
+        held_out: Points (sequences seen, value) on held-out documents, drawn as dots on a line.
+        is_accuracy: Whether the values are accuracies from 0 to 1, which are labelled as percentages.
+        baseline: The name and the value of a horizontal line, which shows what is reached without learning.
     """
     figure, axes = _figure(height=3.6)
     if is_accuracy:
@@ -202,11 +234,12 @@ def draw_curves(
     if is_accuracy and (lowest < 0.5 * highest or not (training or held_out)):
         axes.set_ylim(0, 1.08 * highest)
     else:
-        # What hardly moved gets a tenth of its height, or its noise would look like learning.
+        # If the values hardly change, the axis still covers a tenth of the highest value. Otherwise noise would look like
+        # learning.
         height = max(highest - lowest, 0.1 * highest)
         axes.set_ylim(highest - 1.06 * height, highest + 0.06 * height)
     last = max([seen for seen, _ in [*training, *held_out]], default=1) or 1
-    axes.set(xlim=(0, 1.02 * last), xlabel="sequences seen")  # the dot of the last point would be cut in half
+    axes.set(xlim=(0, 1.02 * last), xlabel="sequences seen")  # otherwise half of the last dot would be cut off
     axes.xaxis.set_major_formatter(_short_numbers())
     axes.grid(axis="y", alpha=0.3)
     if values:
@@ -214,14 +247,14 @@ def draw_curves(
     return figure
 
 
-# --- what pictures have in common
+# --- style, output and helpers of all pictures
 
 
 @contextmanager
 def page_style() -> Iterator[None]:
-    """Pictures drawn in this context fit into a page: dark grey ink, no background; see `adapts_to_dark_pages`.
+    """Draw the pictures in this block in the style of the HTML page: larger text in dark grey, and no background.
 
-    They are 8 inches wide and shown 345 pixels wide on a telephone, where this font has 10 pixels.
+    Pictures are 8 inches wide. A telephone shows them 345 pixels wide, where text has a height of 10 pixels.
     """
     import matplotlib
 
@@ -242,7 +275,12 @@ def page_style() -> Iterator[None]:
 
 
 def picture_bytes(figure: Figure, kind: str) -> bytes:
-    """`figure` as "png" or "svg"."""
+    """Return a figure as a file.
+
+    Args:
+        figure: The figure.
+        kind: "png" or "svg".
+    """
     import matplotlib
 
     buffer = io.BytesIO()
@@ -253,14 +291,18 @@ def picture_bytes(figure: Figure, kind: str) -> bytes:
 
 
 def adapts_to_dark_pages(svg: bytes) -> bytes:
-    """An SVG drawn in `page_style`, whose ink is light where the reader's pages are dark."""
+    """Return an SVG that was drawn in `page_style`, with a style sheet that makes its text and lines light in dark mode."""
     rules = "".join(f'[style*="{what}: {INK}"]{{{what}:{INK_ON_DARK}!important}}' for what in ("fill", "stroke"))
     start = svg.index(b">", svg.index(b"<svg")) + 1
     return svg[:start] + f"<style>@media (prefers-color-scheme: dark){{{rules}}}</style>".encode() + svg[start:]
 
 
 def picture_kind(path: Path) -> str:
-    """`png` or `svg`, by the ending of a name; any other is refused."""
+    """Return "png" or "svg", depending on the ending of a file name.
+
+    Raises:
+        InputError: The name has another ending.
+    """
     kind = path.suffix.lower().removeprefix(".")
     if kind not in ("png", "svg"):
         raise InputError(f"{path}: a picture is written as .png or .svg; give it one of these endings")
@@ -268,17 +310,16 @@ def picture_kind(path: Path) -> str:
 
 
 def save_picture(figure: Figure, path: Path) -> None:
-    """Write `figure` to `path` atomically; the name ends in .png or .svg."""
+    """Write a figure to a file atomically. The ending of the name, .png or .svg, determines the format."""
     kind = picture_kind(path)
     with atomic_file(path) as handle:
         handle.write(picture_bytes(figure, kind))
 
 
 def percent(share: float, decimals: int = 1) -> str:
-    """A share as a percentage: 0.9949 as 99.5 %.
+    """Format a share from 0 to 1 as a percentage, such as "99.5 %" for 0.9949. The space is a no-break space.
 
-    More decimals are given where fewer would round it to 0 or to 100 although it is neither. The space is one that does not
-    break lines.
+    If the result would be rounded to 0 or 100 although the share is neither 0 nor 1, more decimals are shown.
     """
     while 0 < share < 1 and decimals < _MOST_DECIMALS and round(100 * share, decimals) in (0, 100):
         decimals += 1
@@ -286,7 +327,12 @@ def percent(share: float, decimals: int = 1) -> str:
 
 
 def _figure(height: float = 4.5, rows: int | None = None) -> tuple[Figure, Any]:
-    """An empty figure, 8 inches wide, with its axes; a list of axes, one above the other, where `rows` is given."""
+    """Return an empty figure and its axes.
+
+    Args:
+        height: The height in inches. The width is 8 inches.
+        rows: If it is given, return an array with this many axes, one above the other, instead of single axes.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -296,12 +342,12 @@ def _figure(height: float = 4.5, rows: int | None = None) -> tuple[Figure, Any]:
 
 
 def _legend_above(axes: Any) -> None:
-    """A legend over the picture: on a telephone's page, three names do not fit side by side."""
+    """Add a legend above the picture, with two columns, because a telephone is too narrow for three."""
     axes.legend(frameon=False, ncols=2, loc="lower left", bbox_to_anchor=(0, 1), handlelength=1.2, columnspacing=1.2)
 
 
 def _short_numbers() -> Any:
-    """Ticks such as 2 M instead of 2000000."""
+    """Return a tick formatter that writes 2 M instead of 2000000."""
     from matplotlib.ticker import EngFormatter
 
     return EngFormatter()

@@ -1,4 +1,9 @@
-"""The stage `report`: report.html, one page with the figures and pictures of a work folder, as far as it has come."""
+"""Write report.html, a page with the metrics and pictures of a work folder, for the stage `report`.
+
+The report shows the results of all stages that have run so far, and names the files that are missing. The page is a single
+HTML file without scripts, and without links to other files or servers. It depends only on the files in the work folder, so
+that writing it again gives the same bytes. The text of the page is in `templates/report.html`.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +48,18 @@ if TYPE_CHECKING:
 
 
 def report(workdir: Path, *, store: StoreSettings | None = None) -> PlainResult:
-    """Write report.html into a work folder, as a function of the other files there."""
+    """Write report.html into a work folder.
+
+    Args:
+        workdir: The work folder, or its URL.
+        store: How to connect to the object store of a URL.
+
+    Returns:
+        The lines to print, and a dictionary with the path of the page, its size in bytes, and the metrics of the summary.
+
+    Raises:
+        InputError: The folder does not exist, contains nothing to report on, or contains files that do not match.
+    """
     with mirrored(Path(workdir), store) as folder:
         fetch(*(folder / name for name in NAMES.values()))
         inputs = _read_inputs(folder)
@@ -58,13 +74,13 @@ def report(workdir: Path, *, store: StoreSettings | None = None) -> PlainResult:
     return PlainResult(text, {"report": name, "bytes": size, **figures})
 
 
-# --- what the report reads: the files of one work folder, each of which may be missing, and is then named on the page
+# --- the files of a work folder that the report reads, each of which may be missing
 
 StrategyCounts = dict[tuple[int, ...], int]
 
 
 def _sources(workdir: Path) -> dict[str, tuple[Path, Callable[[Path], Any]]]:
-    """Return the path of each of `_ReportInputs`, and what reads it."""
+    """Return for each field of `_ReportInputs` the path of its file, and the function that reads the file."""
     folder = WorkFolder.existing(workdir)
     train = folder.split("train")
     return {
@@ -87,26 +103,29 @@ def _sources(workdir: Path) -> dict[str, tuple[Path, Callable[[Path], Any]]]:
 
 
 def _count_lines(path: Path) -> int:
+    """Return the number of lines in a file."""
     with explain_os_errors(path, "read"), open_file(path) as handle:
         return sum(block.count(b"\n") for block in iter(lambda: handle.read(2**20), b""))
 
 
 def _read_pipeline(path: Path) -> dict[str, Any] | None:
+    """Return the content of a YAML file, or None if it is not a mapping."""
     pipeline = parse_yaml(read_text(path), str(path))
     return pipeline if isinstance(pipeline, dict) else None
 
 
 NAMES = {key: path.as_posix() for key, (path, _) in _sources(Path()).items()}
-"""How the inputs are called on the page: relative to the work folder."""
+"""The path of each input relative to the work folder, as it is shown on the page."""
 
 _ENOUGH = ("examples", "histogram_file", "plan", "metadata", "metrics", "evaluation", "finetuning", "predictions")
 
 
 @dataclass(frozen=True)
 class _ReportInputs:
-    """The contents of a work folder by the keys of `NAMES`; None where a file is missing.
+    """The contents of the files in a work folder. A field is None if its file is missing.
 
-    `predictions` is how many rows were answered.
+    `name` is the name of the folder, and `predictions` is the number of rows in the file of predictions. Each other field
+    contains the content of the file that `NAMES` lists for it.
     """
 
     name: str
@@ -128,7 +147,7 @@ class _ReportInputs:
 
     @property
     def histogram(self) -> Histogram | None:
-        """Sequences per length, from the metadata or from histogram.json."""
+        """The number of sequences of each length, from the metadata of the packs or from histogram.json."""
         if self.metadata is not None:
             return Histogram(self.metadata.max_sequence_length, np.array(self.metadata.histogram))
         if self.histogram_file is not None:
@@ -137,19 +156,23 @@ class _ReportInputs:
 
     @property
     def totals(self) -> Metadata | PlanTotals | None:
-        """The quality of the packing: of what was written, or else of the plan."""
+        """The metrics of the packing: those of the written packs, or those of the plan if no packs were written."""
         if self.metadata is not None:
             return self.metadata
         return self.plan.totals if self.plan is not None else None
 
     @property
     def strategy_counts(self) -> StrategyCounts | None:
-        """Number of packs of each strategy, over all groups of the plan."""
+        """The number of packs of each strategy, over all groups of the plan."""
         return self.plan.strategy_counts if self.plan is not None else None
 
 
 def _read_inputs(workdir: Path) -> _ReportInputs:
-    """Read what `workdir` holds."""
+    """Read all inputs from a local work folder.
+
+    Raises:
+        InputError: The folder does not exist, contains nothing to report on, or contains files that do not match.
+    """
     if not workdir.is_dir():
         raise InputError(f"{workdir}: no such folder; give a work folder, for example work/demo")
     sources = {key: (path, reader) for key, (path, reader) in _sources(workdir).items() if path.exists()}
@@ -159,7 +182,7 @@ def _read_inputs(workdir: Path) -> _ReportInputs:
     read = dict.fromkeys(NAMES) | {key: reader(path) for key, (path, reader) in sources.items()}
     inputs = _ReportInputs(name=workdir.resolve().name, **read)
     if inputs.metadata is not None and inputs.verification is not None:
-        Verification.read_of(sources["verification"][0], inputs.metadata)  # refuses that of other packs
+        Verification.read_of(sources["verification"][0], inputs.metadata)  # raises an error if it belongs to other packs
     histogram, plan = inputs.histogram, workdir / NAMES["plan"]
     if histogram is not None and histogram.sequences == 0:
         raise InputError(f"{plan.parent}: its histogram holds no sequence; make it again from records that hold some")
@@ -170,12 +193,17 @@ def _read_inputs(workdir: Path) -> _ReportInputs:
     return inputs
 
 
-# --- the report as one self-contained HTML page: no script, no link to anything outside, pictures inline, no date; its
-# words are in the template
+# --- the HTML page
 
 
 class _Card(NamedTuple):
-    """One figure of the summary, and what stands below it."""
+    """One metric of the summary.
+
+    Attributes:
+        name: The name of the metric.
+        figure: The value, as text.
+        note: The text below the value.
+    """
 
     name: str
     figure: str
@@ -183,7 +211,7 @@ class _Card(NamedTuple):
 
 
 def _render_page(inputs: _ReportInputs) -> str:
-    """The page as HTML text, a function of `inputs` alone."""
+    """Return the page as HTML. It depends only on `inputs`."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
 
@@ -199,7 +227,7 @@ def _render_page(inputs: _ReportInputs) -> str:
     with page_style():
         for name, (figure, words) in _figures(inputs).items():
             svg = b" ".join(adapts_to_dark_pages(picture_bytes(figure, "svg")).split())
-            # Percent-encoded, because SVG is text: base64 would make the page a third larger.
+            # SVG is mostly plain text, so percent-encoding adds little. Base64 would make the page a third larger.
             source = quote(svg, safe=_PLAIN_IN_URLS)
             pictures[name] = Markup(f"<img alt='{escape(words)}' src='data:image/svg+xml,{source}'>")
     return environment.get_template("report.html").render(
@@ -214,18 +242,19 @@ def _render_page(inputs: _ReportInputs) -> str:
     )
 
 
-# What browsers take as it is in a data URL inside single quotes; `#`, `%`, `&` and the quote are not among them.
+# Characters that need no encoding in a data URL inside single quotes. `#`, `%`, `&` and the single quote do need it.
 _PLAIN_IN_URLS = ' !"$()*+,-./:;<=>?@_~'
 
 _Line = TypeVar("_Line", bound=FineTuningLine)
 
 
 def _last_training_line(lines: Sequence[_Line] | None) -> _Line | None:
+    """Return the last line with training metrics, or None if there is none."""
     return next((line for line in reversed(lines or ()) if line.kind == "train"), None)
 
 
 def _summary_cards(inputs: _ReportInputs) -> list[_Card]:
-    """The figures at the top of the page, as far as they are known."""
+    """Return the metrics for the summary at the top of the page, as far as they are known."""
     cards: list[_Card] = []
     histogram, totals = inputs.histogram, inputs.totals
     if histogram is not None:
@@ -252,7 +281,10 @@ def _summary_cards(inputs: _ReportInputs) -> list[_Card]:
 
 
 def _speedup_card(inputs: _ReportInputs, packing_factor: float) -> list[_Card]:
-    """The one that was measured on the device that trained, where `training.measure_speedup` is set."""
+    """Return the card of the measured speed-up, or an empty list if it was not measured.
+
+    It is measured on the training device if `training.measure_speedup` is set.
+    """
     speedup = inputs.training.realized_speedup if inputs.training is not None else None
     if speedup is None:
         return []
@@ -264,6 +296,7 @@ def _speedup_card(inputs: _ReportInputs, packing_factor: float) -> list[_Card]:
 
 
 def _learning_cards(inputs: _ReportInputs) -> list[_Card]:
+    """Return the accuracies of the pretrained model with their baselines, or an empty list if it was not evaluated."""
     evaluation = inputs.evaluation
     if evaluation is None:
         return []
@@ -279,7 +312,7 @@ def _learning_cards(inputs: _ReportInputs) -> list[_Card]:
 
 
 def _task_cards(inputs: _ReportInputs) -> list[_Card]:
-    """Return the scores of the task, next to that of always giving the same answer."""
+    """Return the main metric of the fine-tuned model with its baseline, or an empty list if there is none."""
     learnt = inputs.finetuning
     if learnt is None or learnt.best_metric is None:
         return []
@@ -292,7 +325,7 @@ def _task_cards(inputs: _ReportInputs) -> list[_Card]:
 
 
 def _metric(value: float, name: str) -> str:
-    """A share as percent; SQuAD's scores are percent already, and a loss is not a share."""
+    """Format a metric. Only accuracies are shown as percentages, because SQuAD scores are already percentages."""
     return percent(value) if name == "accuracy" else f"{value:,.4f}"
 
 
@@ -305,12 +338,13 @@ _CURVES = {
 
 
 def _figures(inputs: _ReportInputs) -> dict[str, tuple[Figure, str]]:
+    """Return the pictures of the page as far as their data exist, each with a description for its `alt` text."""
     figures: dict[str, tuple[Figure, str]] = {}
     histogram, strategy_counts, totals = inputs.histogram, inputs.strategy_counts, inputs.totals
     if histogram is not None:
         slots = histogram.max_sequence_length
         before, after = histogram.counts, None
-        if strategy_counts is not None:  # packs that hold 1, 2, ..., L tokens
+        if strategy_counts is not None:  # `after` gets the number of packs with 1, 2, ..., L tokens
             after = np.zeros(slots, dtype=np.int64)
             for strategy, count in strategy_counts.items():
                 after[sum(strategy) - 1] += count
@@ -333,7 +367,7 @@ def _figures(inputs: _ReportInputs) -> dict[str, tuple[Figure, str]]:
     return figures
 
 
-# What is reached without learning, by the curve that has it as a line.
+# For some curves, the value that is reached without learning: the field of the evaluation, and its label in the picture.
 _BASELINES = {
     "masked_lm_accuracy": ("unigram_baseline", "unigram baseline"),
     "next_sentence_accuracy": ("next_sentence_baseline", "more frequent answer"),
@@ -341,7 +375,7 @@ _BASELINES = {
 
 
 def _curves(inputs: _ReportInputs, name: str) -> tuple[Figure, str]:
-    """The curves of one figure, and where they begin and end in words."""
+    """Return the picture of one metric over the course of training, and a description with its first and last values."""
     is_accuracy = name.endswith("accuracy")
     key, words = _BASELINES.get(name, ("", ""))
     value = getattr(inputs.evaluation, key, None)
@@ -360,7 +394,7 @@ def _curves(inputs: _ReportInputs, name: str) -> tuple[Figure, str]:
 
 
 def _missing(inputs: _ReportInputs) -> list[str]:
-    """List what the page cannot show yet, and the stage that computes it."""
+    """Return the missing files, each with the stage that writes it. Empty for a folder that only contains a task."""
     stages = {"plan": "plan", "metadata": "write", "verification": "verify", "metrics": "train", "evaluation": "evaluate"}
     tasks_alone = inputs.histogram is None and (inputs.finetuning is not None or inputs.predictions is not None)
     if tasks_alone:
@@ -370,7 +404,7 @@ def _missing(inputs: _ReportInputs) -> list[str]:
 
 
 def _cell(value: float | None) -> str:
-    """A figure of the end of training; empty where it was not measured."""
+    """Format a value for a table cell. If it is None, return ""."""
     if value is None:
         return ""
     return f"{value:,.0f}" if value >= 100 else f"{value:.4f}"
@@ -380,9 +414,13 @@ _Tables = list[tuple[str, list[tuple[str, str]]]]
 
 
 def _settings(inputs: _ReportInputs) -> tuple[_Tables, _Tables]:
-    """Tables (title, rows) of the settings that are not the defaults, and of all others.
+    """Return tables of the settings of the run.
 
-    They are those of the pipeline where training stored them, else of what there is.
+    They are the settings that training has stored. If there are none, they are those of the data stages.
+
+    Returns:
+        The tables of settings that differ from the defaults, and the tables of all other settings. A table is (title of the
+        section, rows of key and value).
     """
     pipeline = inputs.finetuning_pipeline or inputs.pipeline
     if pipeline is not None:
@@ -402,6 +440,7 @@ def _settings(inputs: _ReportInputs) -> tuple[_Tables, _Tables]:
 
 
 def _written(value: Any) -> str:
+    """Format the value of a setting for readers."""
     if value is None:
         return "none"
     if isinstance(value, bool):
