@@ -1,7 +1,8 @@
-"""The tokenizer that belongs to a model, as `transformers` and `sentence-transformers` apply it.
+"""The tokenizer of a model, with the same results as in `transformers` and `sentence-transformers`.
 
-Where `transformers` is installed, it is the fast tokenizer that `AutoTokenizer` builds from the folder. Elsewhere,
-`tokenizer_files` reads the folder.
+If `transformers` is installed, the fast tokenizer that `AutoTokenizer` builds from the folder is used. Otherwise
+`tokenizer_files` reads the folder. `copy_tokenizer` writes a tokenizer beside a model, so that other libraries compute the
+same tokens.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
 
 TruncationSide: TypeAlias = Literal["left", "right"]
-# Of these files a tokenizer is built; the last ones only by `transformers`.
+# Files from which a tokenizer is built. Without `transformers`, only the first two and the settings can be read.
 _SOURCES = (TOKENIZER_NAME, VOCABULARY_NAME, "vocab.json", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model")
 _READ_BY_TRANSFORMERS = (*_SOURCES, SETTINGS_NAME, "special_tokens_map.json", "added_tokens.json", "merges.txt")
 _CHECKPOINTS = "checkpoints"
@@ -50,9 +51,9 @@ class RowTokenizer:
     """A tokenizer that neither truncates nor pads.
 
     Attributes:
-        tokenizer: the tokenizer of the library `tokenizers`.
-        file: where it was read from, for messages.
-        settings: what else decides what a model gets, by the names of tokenizer_config.json.
+        tokenizer: The tokenizer of the library `tokenizers`.
+        file: The file or folder that it was read from, for messages.
+        settings: Further settings that affect the model's inputs, with their names in tokenizer_config.json.
     """
 
     tokenizer: Tokenizer
@@ -61,12 +62,13 @@ class RowTokenizer:
 
     @cached_property
     def sha256(self) -> str:
-        """The identity of the tokenizer: it covers everything that changes the tokens or segments of a text."""
+        """The SHA-256 of everything that affects the tokens or segments of a text, which identifies the tokenizer."""
         named = {name: self.settings[name] for name in NAMED_TOKENS if name in self.settings}
         stated = json.dumps([self.truncation_side, self.has_segments, self.tokenizer.encode_special_tokens, named])
         content = self.tokenizer.to_str()
         if type(self.tokenizer.model).__name__ == "Unigram":
-            # The library writes scores with all digits, but reads some of them one unit of the last digit off.
+            # The library writes scores with all digits, but reads some of them with a different last digit, so that the same
+            # tokenizer would get another identity. Therefore round them.
             values = json.loads(content)
             values["model"]["vocab"] = [[token, f"{score:.9g}"] for token, score in values["model"]["vocab"]]
             content = json.dumps(values)
@@ -74,30 +76,38 @@ class RowTokenizer:
 
     @property
     def truncation_side(self) -> TruncationSide:
-        """The side of a text that is too long on which tokens are removed."""
+        """The side on which tokens are removed from a text that is too long."""
         return cast(TruncationSide, self.settings.get("truncation_side", "right"))
 
     @property
     def has_segments(self) -> bool:
-        """Whether a model gets the segments of a pair; otherwise they are 0, as in `transformers`."""
+        """Whether a model gets the segment ids of a pair. Otherwise they are all 0, as in `transformers`."""
         return _TOKEN_TYPES in self.settings.get("model_input_names", (_TOKEN_TYPES,))
 
     @property
     def can_cut_pairs(self) -> bool:
-        """Whether pairs are cut as `transformers` cuts them; its tokenizers in Python divide the room in another way."""
+        """Whether pairs are truncated as in `transformers`.
+
+        This is false for ESM models. Their tokenizer in `transformers` is written in Python and truncates pairs in another
+        way.
+        """
         return self.settings.get("tokenizer_class") != ESM_CLASS
 
     @property
     def vocabulary_size(self) -> int:
-        """One more than the largest token number."""
+        """The largest token id plus one."""
         numbers = self.tokenizer.get_vocab().values()
         if not numbers:
             raise InputError(f"{self.file}: its vocabulary is empty; give the tokenizer of a BERT")
         return max(numbers) + 1
 
     def frame(self) -> tuple[list[int], list[int]]:
-        """The special tokens before and after the tokens of a text."""
-        for letter in "aA1":  # whichever the vocabulary has
+        """Return the special tokens before and after the tokens of a text.
+
+        Raises:
+            InputError: The tokenizer makes no token of a letter or digit.
+        """
+        for letter in "aA1":  # the vocabulary may lack some of them
             encoding = self.tokenizer.encode(letter)
             text = [at for at, special in enumerate(encoding.special_tokens_mask) if not special]
             if text:
@@ -105,7 +115,10 @@ class RowTokenizer:
         raise InputError(f"{self.file}: makes no token of a letter; give the tokenizer of a model for text")
 
     def for_words(self) -> Tokenizer:
-        """The tokenizer for words that were split already: one that marks spaces marks the beginning of each word."""
+        """Return the tokenizer for text that was already split into words.
+
+        If the tokenizer marks spaces, the returned tokenizer marks the beginning of each word as if a space preceded it.
+        """
         content = json.loads(self.tokenizer.to_str())
         steps = content.get("pre_tokenizer") or {}
         marks = [step for step in (steps, *steps.get("pretokenizers", ())) if step.get("add_prefix_space") is False]
@@ -115,8 +128,16 @@ class RowTokenizer:
         return copy_library(self.tokenizer, json.dumps(content))
 
     def pair_frame(self) -> tuple[list[int], list[int], list[int], int, int]:
-        """The special tokens before, between and after the tokens of two texts, and the segment of each text."""
-        for letter in "aA1":  # whichever the vocabulary has
+        """Return the special tokens of a pair and the segment id of each text.
+
+        Returns:
+            The special tokens before, between and after the tokens of the two texts, then the segment id of the first and of
+            the second text.
+
+        Raises:
+            InputError: The tokenizer does not make a pair of two texts.
+        """
+        for letter in "aA1":  # the vocabulary may lack some of them
             one, pair = self.tokenizer.encode(letter), self.tokenizer.encode(letter, letter)
             tokens = len(one.ids) - sum(one.special_tokens_mask)
             text = [at for at, special in enumerate(pair.special_tokens_mask) if not special]
@@ -128,7 +149,7 @@ class RowTokenizer:
 
     @property
     def special_ids(self) -> tuple[int, ...]:
-        """The numbers of all special tokens, ascending."""
+        """The ids of all special tokens, in ascending order."""
         added = self.tokenizer.get_added_tokens_decoder()
         named = map(self.tokenizer.token_to_id, (*_SPECIAL_TOKENS, *self._named(*NAMED_TOKENS)))
         special = {number for number, token in added.items() if token.special}
@@ -136,38 +157,52 @@ class RowTokenizer:
 
     @property
     def pad_id(self) -> int | None:
-        """The number of the token for padding; None where there is none."""
+        """The id of the padding token, or None if there is none."""
         return self._first_of(*self._named("pad_token"), "[PAD]", "<pad>")
 
     @property
     def mask_id(self) -> int:
-        """The number of the token that hides another one."""
+        """The id of the mask token. Raises an InputError if there is none."""
         number = self._mask_id()
         if number is None:
             raise InputError(f"{self.file}: has no token like [MASK]; give the tokenizer of a model of masked words")
         return number
 
     def _mask_id(self) -> int | None:
+        """Return the id of the mask token, or None if there is none."""
         added = self.tokenizer.get_added_tokens_decoder().values()
         others = (token.content for token in added if token.special and "mask" in token.content.lower())
         return self._first_of(*self._named("mask_token"), "[MASK]", "<mask>", *others)
 
     def _named(self, *names: str) -> list[str]:
+        """Return the special tokens that the settings define under these names."""
         return [self.settings[name] for name in names if name in self.settings]
 
     def token_ids(self) -> dict[str, int | None]:
-        """The numbers of special tokens by what config.json calls them; None for those that it does not have."""
+        """Return the ids of the special tokens that config.json states: pad, mask, cls, bos, sep and eos.
+
+        A missing token is None.
+        """
         before, after = self.frame()
         first, last = before[0] if before else None, after[-1] if after else None
         ends = {"cls": first, "bos": first, "sep": last, "eos": last}
         return {"pad": self.pad_id, "mask": self._mask_id(), **ends}
 
     def _first_of(self, *tokens: str) -> int | None:
+        """Return the id of the first of these tokens that is in the vocabulary, or None."""
         numbers = (self.tokenizer.token_to_id(token) for token in tokens)
         return next((int(number) for number in numbers if number is not None), None)
 
     def check_fits(self, vocab_size: int, type_vocab_size: int) -> None:
-        """Refuse numbers that a model does not have: of tokens, and of the segments that the tokenizer's template gives."""
+        """Check that the model has an embedding for every token id and segment id that the tokenizer can return.
+
+        Args:
+            vocab_size: The number of token embeddings in the model.
+            type_vocab_size: The number of segment embeddings in the model.
+
+        Raises:
+            InputError: An id is too large, or a single text gets another segment id than 0.
+        """
         if self.vocabulary_size > vocab_size:
             sizes = f"{self.vocabulary_size:,} tokens, the model has {vocab_size:,}"
             raise InputError(f"{self.file}: has {sizes}; give the tokenizer that it was trained with")
@@ -182,11 +217,11 @@ class RowTokenizer:
             raise InputError(f"{self.file}: its template gives a single text another segment than 0, which is not supported")
 
 
-# --- where a tokenizer comes from
+# --- opening a tokenizer
 
 
 def has_tokenizer(folder: Path) -> bool:
-    """Whether a folder holds a tokenizer."""
+    """Return whether a folder contains a tokenizer."""
     return any((folder / name).is_file() for name in _SOURCES)
 
 
@@ -194,22 +229,21 @@ def open_tokenizer(folder: Path, settings: Mapping[str, Any] | None = None, *, l
     """Return the tokenizer in a model's folder, or next to a model's file.
 
     Args:
-        folder: the folder, or the file.
-        settings: arguments for the class of the tokenizer, which sentence-transformers stores in the folder.
-        lower_case: whether the text between special tokens is written in lower case first, as sentence-transformers does
-            with `do_lower_case`.
+        folder: The folder or the file. For a checkpoint of a run, the tokenizer of the run is used.
+        settings: Arguments for the tokenizer class, which sentence-transformers stores in the folder.
+        lower_case: Whether text is converted to lower case first, as sentence-transformers does with `do_lower_case`.
 
     Raises:
-        InputError: there is none, a file is damaged, or the tokenizer is written in Python.
+        InputError: There is no tokenizer, a file is damaged, or the tokenizer is written in Python.
     """
     check_model_exists(folder)
     folder = folder if folder.is_dir() else folder.parent
-    folder = folder.parent if folder.name == _CHECKPOINTS else folder  # of a run, whose folder has the tokenizer
+    folder = folder.parent if folder.name == _CHECKPOINTS else folder  # the tokenizer is in the folder of the run
     if not has_tokenizer(folder):
         raise InputError(
             f"{folder}: holds no tokenizer; put {TOKENIZER_NAME} or {VOCABULARY_NAME} there, or finetune with --vocab"
         )
-    for name in _READ_BY_TRANSFORMERS:  # which silently passes over a file that it cannot read
+    for name in _READ_BY_TRANSFORMERS:  # transformers silently ignores a file that it cannot read
         if os.path.lexists(folder / name):
             read_file(folder / name)
     # `transformers` reads only folders that name the type of their model or the class of their tokenizer.
@@ -228,7 +262,11 @@ def open_tokenizer(folder: Path, settings: Mapping[str, Any] | None = None, *, l
 
 
 def read_tokenizer(path: Path) -> RowTokenizer:
-    """Return the tokenizer of a folder, or of a file of the library `tokenizers`, whatever its name."""
+    """Return the tokenizer of a folder, or of a file in the format of the library `tokenizers`.
+
+    Raises:
+        InputError: The path contains no tokenizer, or a file is damaged.
+    """
     if not path.is_file():
         return open_tokenizer(path)
     library = read_library(path)
@@ -237,7 +275,11 @@ def read_tokenizer(path: Path) -> RowTokenizer:
 
 
 def tokenizer_of(given: Any) -> RowTokenizer:
-    """Return a copy of a tokenizer of `transformers` or of `tokenizers` that neither truncates nor pads."""
+    """Return a copy of a tokenizer of `transformers` or `tokenizers`. The copy neither truncates nor pads.
+
+    Raises:
+        InputError: The argument is not a tokenizer, or is a tokenizer that is written in Python.
+    """
     from tokenizers import Tokenizer
 
     if isinstance(given, RowTokenizer):
@@ -252,7 +294,7 @@ def tokenizer_of(given: Any) -> RowTokenizer:
 
 
 def _write_in_lower_case(tokenizer: Tokenizer) -> None:
-    """Make a tokenizer write texts in lower case before anything else, unless it has that step."""
+    """Make a tokenizer convert texts to lower case before its other steps, unless it already has such a step."""
     from tokenizers import normalizers
 
     content = json.loads(tokenizer.to_str())["normalizer"]
@@ -263,6 +305,7 @@ def _write_in_lower_case(tokenizer: Tokenizer) -> None:
 
 
 def _open_with_transformers(folder: Path, settings: Mapping[str, Any]) -> RowTokenizer:
+    """Open a folder with `AutoTokenizer`. Code in the folder is never run, and nothing is downloaded."""
     from transformers import AutoTokenizer
 
     with library_errors(folder):
@@ -271,7 +314,12 @@ def _open_with_transformers(folder: Path, settings: Mapping[str, Any]) -> RowTok
 
 
 def _of_transformers(given: Any, file: Path) -> RowTokenizer:
-    """Return what a tokenizer of `transformers` applies. The library's tokenizer is not copied."""
+    """Return a tokenizer of `transformers` as a `RowTokenizer`. The library's tokenizer is used without a copy.
+
+    Raises:
+        InputError: The tokenizer or one of its steps is written in Python, except for the tokenizer of ESM, which is
+            rebuilt.
+    """
     from tokenizers import Tokenizer
 
     library, kind = getattr(given, "backend_tokenizer", None), type(given).__name__
@@ -303,36 +351,43 @@ def _of_transformers(given: Any, file: Path) -> RowTokenizer:
 
 
 def _row_tokenizer(library: Tokenizer, file: Path, settings: Mapping[str, Any]) -> RowTokenizer:
+    """Turn off truncation and padding, check that the tokenizer works, and return it as a `RowTokenizer`."""
     library.no_truncation()
     library.no_padding()
     with library_errors(file):
-        library.encode("a", "a")  # a template may name what is not there
+        library.encode("a", "a")  # fails if the template names a missing token
     return RowTokenizer(library, file, settings)
 
 
 def copy_library(library: Tokenizer, content: str | None = None) -> Tokenizer:
-    """Return a copy of a tokenizer, or of what `content` makes of it, with the setting that the library does not write."""
+    """Return a copy of a tokenizer of the library `tokenizers`.
+
+    Args:
+        library: The tokenizer.
+        content: JSON from which the copy is built instead. The setting `encode_special_tokens`, which JSON does not contain,
+            is still taken from `library`.
+    """
     copy = type(library).from_str(library.to_str() if content is None else content)
     copy.encode_special_tokens = library.encode_special_tokens
     return copy
 
 
-# --- where it goes to
+# --- writing a tokenizer
 
 
 def copy_tokenizer(tokenizer: RowTokenizer, folder: Path, max_sequence_length: int | None = None) -> None:
-    """Write a tokenizer so that it computes the same here, in `transformers` and in `sentence-transformers`.
+    """Write a tokenizer so that it computes the same tokens here, in `transformers` and in `sentence-transformers`.
 
-    What was read from several files and settings goes into a tokenizer.json, which the general class of `transformers` takes
-    as it is, whatever the model is. A vocab.txt is copied for programs that read nothing else.
+    Everything that was read from several files and settings goes into a tokenizer.json. The general tokenizer class of
+    `transformers` uses this file unchanged for every model. A vocab.txt is copied for programs that read nothing else.
 
     Args:
-        tokenizer: the tokenizer.
-        folder: the folder of a model, or of a table of tokens.
-        max_sequence_length: the most tokens of a text; None keeps the tokenizer's own.
+        tokenizer: The tokenizer.
+        folder: The folder of a model or of a tokenized table.
+        max_sequence_length: The largest number of tokens in a text. None keeps the tokenizer's own setting.
     """
     library = copy_library(tokenizer.tokenizer)
-    library.no_truncation()  # others may use the tokenizer meanwhile
+    library.no_truncation()  # another thread may have turned it on in the shared tokenizer
     write_text(folder / TOKENIZER_NAME, library.to_str())
     state = json.loads(library.to_str())["pre_tokenizer"] or {}
     usual = {"model_input_names": ["input_ids", _TOKEN_TYPES, "attention_mask"]} if tokenizer.has_segments else {}

@@ -1,7 +1,8 @@
-"""Tokenizers of folders, read without `transformers`, from tokenizer.json or vocab.txt and the settings beside them.
+"""Read the tokenizer of a folder without `transformers`, from tokenizer.json or vocab.txt and the settings beside them.
 
-An image without `transformers` reads tokenizers in this way. Each setting that `transformers` would apply is applied here,
-or the folder is rejected and the message names the setting.
+Images without `transformers` use this module. Every setting that `transformers` would apply is either applied here, or the
+folder is rejected with an error that names the setting. A tokenizer.json that contradicts the settings beside it is rejected
+too, because `transformers` would then compute other tokens.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ if TYPE_CHECKING:
 
 TOKENIZER_NAME, SETTINGS_NAME, VOCABULARY_NAME = "tokenizer.json", "tokenizer_config.json", "vocab.txt"
 GENERAL_CLASS = "PreTrainedTokenizerFast"
-"""The class of `transformers` that takes a tokenizer.json as it is."""
+"""The class of `transformers` that uses a tokenizer.json unchanged."""
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-"""What `transformers` calls special tokens, in the order in which it adds those that a vocabulary lacks."""
+"""The names that `transformers` gives to special tokens, in the order in which it adds those that a vocabulary lacks."""
 
 _BERT, ESM_CLASS = "BertTokenizer", "EsmTokenizer"
 _AS_IT_IS = (GENERAL_CLASS.removesuffix("Fast"), "TokenizersBackend")
 _ROBERTA = "RobertaTokenizer"
-# Classes of `transformers` 5 that return token types; a folder without a class is read as one that does not.
+# Classes of `transformers` 5 that return token types. A folder that names no class is read as a class that returns none.
 _WITH_TOKEN_TYPES = (_BERT, "DebertaTokenizer", "DebertaV2Tokenizer", "FNetTokenizer")
 _BERT_TOKENS = {
     "unk_token": "[UNK]",
@@ -51,13 +52,14 @@ _NORMALIZATION = {
     "strip_accents": "strip_accents",
     "handle_chinese_chars": "tokenize_chinese_chars",
 }
-# As BertTokenizer in transformers has it: a longer word becomes [UNK].
+# The limit of BertTokenizer in transformers: a longer word becomes [UNK].
 _LONGEST_WORD_CHARACTERS = 100
 _APPLIED = {
     *("tokenizer_class", "model_input_names", "truncation_side", "split_special_tokens", "added_tokens_decoder"),
     *("extra_special_tokens", "additional_special_tokens", "add_prefix_space", *NAMED_TOKENS),
 }
-# Settings of padding, decoding and chats, and notes change no token of a text. `model_max_length` is read elsewhere.
+# Settings for padding, decoding and chats, and notes, do not change the tokens of a text. `model_max_length` is read
+# elsewhere.
 _WITHOUT_EFFECT = {
     *("model_max_length", "max_length", "stride", "truncation_strategy", "padding_side", "pad_token_type_id"),
     *("pad_to_multiple_of", "clean_up_tokenization_spaces", "chat_template", "name_or_path", "tokenizer_file", "vocab_file"),
@@ -67,7 +69,11 @@ _WITHOUT_EFFECT = {
 
 
 def read_library(file: Path) -> Tokenizer:
-    """Read a file of the library `tokenizers`."""
+    """Read a tokenizer from a file in the format of the library `tokenizers`.
+
+    Raises:
+        InputError: The file cannot be read or is damaged.
+    """
     from tokenizers import Tokenizer
 
     with explain_os_errors(file, "read"), library_errors(file):
@@ -76,7 +82,7 @@ def read_library(file: Path) -> Tokenizer:
 
 @contextmanager
 def library_errors(path: Path) -> Iterator[None]:
-    """Turn what libraries raise about damaged files into an InputError: any exception, or a panic of Rust."""
+    """Convert every exception or Rust panic that a library raises about damaged files into an InputError."""
     try:
         yield
     except InputError:
@@ -89,7 +95,13 @@ def library_errors(path: Path) -> Iterator[None]:
 
 
 def read_class(folder: Path) -> tuple[str | None, dict[str, Any]]:
-    """Return the class of `transformers` that a folder's files name, or the type of its model, and tokenizer_config.json."""
+    """Return the tokenizer class that a folder's files name, and the content of tokenizer_config.json.
+
+    If the files name no class, the first result is the type of the model in config.json, or None.
+
+    Raises:
+        InputError: A file is not JSON, or does not contain an object.
+    """
     contents = []
     for name in (SETTINGS_NAME, "config.json"):
         content = read_json(folder / name) if os.path.lexists(folder / name) else {}
@@ -104,10 +116,10 @@ def read_tokenizer_files(folder: Path) -> tuple[Tokenizer, dict[str, Any]]:
     """Read the tokenizer of a folder.
 
     Returns:
-        The tokenizer with its added tokens, and the settings by their names in tokenizer_config.json.
+        The tokenizer with its added tokens, and its settings with their names in tokenizer_config.json.
 
     Raises:
-        InputError: a file is damaged, or only `transformers` applies a setting or reads the files.
+        InputError: A file is damaged, or only `transformers` can read the files or apply a setting.
     """
     (named_class, settings), file = read_class(folder), folder / TOKENIZER_NAME
     is_bare = not os.path.lexists(file)
@@ -141,18 +153,24 @@ def read_tokenizer_files(folder: Path) -> tuple[Tokenizer, dict[str, Any]]:
 
 
 def _only_transformers(path: Path, what: str) -> InputError:
+    """Return the error for something that only `transformers` can apply."""
     return InputError(f"{path}: {what}, which only transformers can apply; install transformers")
 
 
 def _contradiction(path: Path, name: str, value: object, stored: object) -> InputError:
+    """Return the error for a setting whose value contradicts tokenizer.json."""
     problem = f"{name} is {json.dumps(value)}, but {TOKENIZER_NAME} has {json.dumps(stored)}"
     return InputError(f"{path}: {problem}; correct one of them, or install transformers, which applies the setting")
 
 
 def _check_settings(folder: Path, kind: str, settings: Mapping[str, Any]) -> None:
-    """Reject settings that are not applied here, and values that are of another type than theirs."""
+    """Check that every setting is applied here or has no effect, and that its value is allowed.
+
+    Raises:
+        InputError: A setting is unknown, or its value is not allowed.
+    """
     file, known = folder / SETTINGS_NAME, _APPLIED | _WITHOUT_EFFECT
-    # A general class passes over what is for the normalizers of others, as transformers does.
+    # As in transformers, a general class ignores settings for the normalizers of other classes.
     known = known | (set(_NORMALIZATION.values()) if kind in (_BERT, *_AS_IT_IS) else set())
     harmless: dict[str, Any] = {"do_basic_tokenize": True, "never_split": None}
     for name, value in settings.items():
@@ -168,11 +186,16 @@ def _check_settings(folder: Path, kind: str, settings: Mapping[str, Any]) -> Non
 
 
 def _content(token: Any) -> str:
+    """Return the text of a token, which settings state as a string or as an object."""
     return str(token["content"] if isinstance(token, dict) else token)
 
 
 def _added_tokens(folder: Path, settings: dict[str, Any]) -> dict[int, AddedToken]:
-    """Return the tokens that the folder adds to a vocabulary, by number; old files may replace named ones in `settings`."""
+    """Return the tokens that the folder adds to the vocabulary, by token id.
+
+    In folders of old versions, special_tokens_map.json overrides the special tokens in `settings`, which is updated in
+    place.
+    """
     from tokenizers import AddedToken
 
     with library_errors(folder / SETTINGS_NAME):
@@ -191,13 +214,21 @@ def _added_tokens(folder: Path, settings: dict[str, Any]) -> dict[int, AddedToke
 
 
 def _special_tokens(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the special tokens that settings name, in order, each with the value that describes it."""
+    """Return the special tokens that settings name, in order. Each text is mapped to the value that describes the token."""
     extra = settings.get("extra_special_tokens") or settings.get("additional_special_tokens") or []
     values = [settings.get(name) for name in NAMED_TOKENS] + list(extra.values() if isinstance(extra, dict) else extra)
     return {_content(value): value for value in values if value is not None}
 
 
 def _add_tokens(library: Tokenizer, decoder: Mapping[int, AddedToken], settings: Mapping[str, Any], folder: Path) -> None:
+    """Add the tokens of a folder to a tokenizer, and check that each gets the token id that the folder states.
+
+    Args:
+        library: The tokenizer, which is changed in place.
+        decoder: The added tokens by token id.
+        settings: The settings, whose special tokens are added if they are missing.
+        folder: The folder, for messages.
+    """
     from tokenizers import AddedToken
 
     with library_errors(folder):
@@ -220,7 +251,11 @@ def _add_tokens(library: Tokenizer, decoder: Mapping[int, AddedToken], settings:
 
 
 def _check_same(library: Tokenizer, kind: str, settings: Mapping[str, Any], folder: Path) -> None:
-    """Reject a tokenizer.json that is not what the class and the settings beside it mean."""
+    """Check that tokenizer.json gives the same tokens as the class and the settings beside it would.
+
+    Raises:
+        InputError: They differ, or the class is unknown here.
+    """
     file, content = folder / SETTINGS_NAME, json.loads(library.to_str())
     prefix = (content["pre_tokenizer"] or {}).get("add_prefix_space")
     if prefix is not None and prefix != bool(settings.get("add_prefix_space", False)):
@@ -252,11 +287,13 @@ def _check_same(library: Tokenizer, kind: str, settings: Mapping[str, Any], fold
 
 
 def _read_bert(vocabulary: Path, settings: Mapping[str, Any]) -> Tokenizer:
+    """Build a BERT tokenizer from a vocab.txt."""
     words = read_vocabulary(vocabulary).tokens
     return _bert_library({word: number for number, word in enumerate(words)}, settings)
 
 
 def _bert_library(numbers: Mapping[str, int], settings: Mapping[str, Any]) -> Tokenizer:
+    """Build the tokenizer that BertTokenizer would be, from a vocabulary and the settings."""
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
     unknown, cls, sep = (_content(settings[name]) for name in ("unk_token", "cls_token", "sep_token"))
@@ -277,17 +314,24 @@ def _bert_library(numbers: Mapping[str, int], settings: Mapping[str, Any]) -> To
 
 
 def _read_esm(vocabulary: Path, settings: Mapping[str, Any]) -> Tokenizer:
+    """Build an ESM tokenizer from a vocab.txt."""
     lines = read_file(vocabulary).decode("utf-8", "replace").splitlines()
     return build_esm({line.strip(): number for number, line in enumerate(lines)}, settings, vocabulary)
 
 
 def build_esm(numbers: Mapping[str, int], settings: Mapping[str, Any], file: Path) -> Tokenizer:
-    """Build the EsmTokenizer of a vocabulary, which `transformers` has in Python only.
+    """Build the EsmTokenizer of a vocabulary, which exists in `transformers` only as Python code.
 
-    Wherever a token of the vocabulary stands in a text, it is one.
+    Every occurrence of a vocabulary token in a text becomes that token, even within a word. The longest token is matched
+    first.
+
+    Args:
+        numbers: The vocabulary, which maps tokens to token ids.
+        settings: The settings of the tokenizer, which name its special tokens.
+        file: The file or folder, for messages.
 
     Raises:
-        InputError: the vocabulary is not that of an ESM model, or settings name other special tokens.
+        InputError: The vocabulary is not that of an ESM model, or the settings name other special tokens.
     """
     from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors
 

@@ -1,8 +1,8 @@
-"""Rows to token numbers, many at a time; `tokenizers` shares them among its threads.
+"""Tokenize rows, many at a time, on the threads of the library `tokenizers`.
 
-[CLS] text [SEP], [CLS] text [SEP] second text [SEP], or with other special tokens, as the tokenizer has them. A row of more
-tokens than a sequence may have is refused, cut (the longer text of a pair first), or taken in windows. A word is represented
-by its first word piece.
+A text becomes [CLS] text [SEP], and a pair becomes [CLS] text [SEP] second text [SEP]. Other tokenizers use other special
+tokens. A row with more tokens than a sequence may have is rejected, truncated or split into windows. Truncating a pair
+shortens the longer text first. In token classification, each word is represented by its first token.
 """
 
 from __future__ import annotations
@@ -41,11 +41,13 @@ from gaudi_bert.rows.types import (
 
 _WITH_WINDOWS = ("token-classification", "question-answering", "masked-language-modelling", "causal-language-modelling")
 _USUAL_STRIDE = 128
-"""As in BERT's own script for SQuAD (Devlin et al., 2019), which has windows of 384."""
+"""The number of tokens that neighbouring windows share, as in BERT's script for SQuAD (Devlin et al., 2019), whose windows
+have 384 tokens.
+"""
 
 
 _CHARACTERS_OF_TOKEN = 16
-"""So many characters of a text are read at first for each token of a sequence."""
+"""The number of characters of a text that are read at first, per token of a sequence."""
 _BATCH_CHARACTERS = 1 << 20
 _WORDS_OF_PART, _WORDS_OF_BATCH = 1 << 10, 1 << 14
 _MOST_NAMED = 5
@@ -54,12 +56,19 @@ _FROM_SPACE, _FROM_MARK = re.compile(r"\s"), re.compile(r"\W")
 
 
 def policy_of(task: TaskName | None, settings: TaskSettings) -> TooLong:
-    """Return what becomes of rows that are too long: windows lose nothing, where a task allows them."""
+    """Return what happens to rows that are too long.
+
+    The default is windows, which lose nothing, if the task supports them.
+    """
     return settings.too_long or ("window" if task in _WITH_WINDOWS else "truncate")
 
 
 def check_policy(task: TaskName | None, settings: TaskSettings) -> None:
-    """Refuse a `task.too_long` that is not possible for a task."""
+    """Check that the task supports the policy in `task.too_long`.
+
+    Raises:
+        InputError: The policy is "window", and the task does not support windows.
+    """
     if settings.too_long == "window" and task not in _WITH_WINDOWS:
         raise InputError(f"task.too_long = window: {task or 'a text'} cannot be taken in windows; use truncate, or error")
 
@@ -76,21 +85,24 @@ def tokenize_rows(
     length_key: str = "--max-sequence-length",
     truncation_side: TruncationSide | None = None,
 ) -> Sequences:
-    """Tokenize the rows of one task, of which there is at least one.
+    """Tokenize the rows of one task. There must be at least one row.
 
     Args:
-        rows: the rows. Questions are taken in windows, unless the settings say that they are to be cut.
-        tokenizer: the tokenizer of the model.
-        task: None for plain texts.
-        settings: decide what becomes of rows that are too long.
-        max_sequence_length: the most tokens of a sequence, with the special ones.
-        labels: the names of the labels by number, for targets.
-        file: where the rows are from, for messages.
-        length_key: the option or setting that is the length, for messages.
-        truncation_side: where tokens of a row that is too long are removed; None for the tokenizer's own side.
+        rows: The rows. Questions are split into windows unless the settings specify truncation.
+        tokenizer: The tokenizer of the model.
+        task: The task, or None for plain texts.
+        settings: The settings of the task, which determine what happens to rows that are too long.
+        max_sequence_length: The largest number of tokens in a sequence, including special tokens.
+        labels: The names of the labels by number, for the targets.
+        file: The file of the rows, for messages.
+        length_key: The option or setting that sets the length, for messages.
+        truncation_side: The side on which tokens are removed from a row that is too long. None for the tokenizer's own side.
+
+    Returns:
+        The sequences, in the order of the rows. They have targets if the rows have labels.
 
     Raises:
-        InputError: a row is too long and may not be cut, or has a label that is not known.
+        InputError: A row is too long and must not be truncated, has an unknown label, or has no token.
     """
     check_policy(task, settings)
     numbers = {name: number for number, name in enumerate(labels)}
@@ -108,10 +120,12 @@ def tokenize_rows(
 
 
 def _check_has_tokens(sequences: Sequences, rows: Sequence[Row], source: str) -> None:
-    """Refuse rows without any token, such as an empty text with a tokenizer that adds no special tokens.
+    """Check that every sequence has a token, because a model has no output for an empty sequence.
+
+    A sequence may be empty if a text is empty and the tokenizer adds no special tokens.
 
     Raises:
-        InputError: The message names the first rows. A model has no output for them.
+        InputError: A sequence is empty. The message names the first such rows.
     """
     empty = sequences.row[sequences.lengths == 0]
     if len(empty):
@@ -126,9 +140,17 @@ def _check_has_tokens(sequences: Sequences, rows: Sequence[Row], source: str) ->
 def tokenize_readable(
     window: Sequence[Row | BadRow], on_bad_row: OnBadRow, tokenize: Callable[[list[Row]], Sequences | None]
 ) -> tuple[list[Row], Sequences | None, dict[int, str]]:
-    """The rows that `tokenize` takes, their sequences (None of no row), and the others' problems by their index.
+    """Tokenize the rows of a window, and leave out the rows that cannot be read or tokenized.
 
-    `tokenize` refuses a window for one of its rows: with `skip`, each is then tried by itself.
+    If `tokenize` raises an exception for the complete window, each row is tried separately, unless `on_bad_row` is "stop".
+
+    Args:
+        window: The rows, some of which may be a `BadRow`.
+        on_bad_row: "stop" raises the exception of `tokenize`. "skip" leaves out the rows that cannot be tokenized.
+        tokenize: Returns the sequences of some rows, or None if there are no rows.
+
+    Returns:
+        The rows that were tokenized, their sequences, and the problem of every other row by its index in the window.
     """
     problems = {index: row.problem for index, row in enumerate(window) if isinstance(row, BadRow)}
     good = {index: row for index, row in enumerate(window) if not isinstance(row, BadRow)}
@@ -147,7 +169,11 @@ def tokenize_readable(
 
 
 class _Job:
-    """One call of `tokenize_rows`; counts the rows that are too long."""
+    """The state of one call of `tokenize_rows`.
+
+    Attributes:
+        cut_rows: The number of rows so far that were truncated or split into windows.
+    """
 
     def __init__(
         self,
@@ -165,19 +191,29 @@ class _Job:
 
     @cached_property
     def _frame(self) -> tuple[list[int], list[int]]:
+        """The special tokens before and after a text."""
         return self.tokenizer.frame()
 
     @cached_property
     def _pair_frame(self) -> tuple[list[int], list[int], list[int], int, int]:
+        """The special tokens before, between and after the texts of a pair, and the two segment ids."""
         return self.tokenizer.pair_frame()
 
     def texts(self, rows: Sequence[TextRow]) -> tuple[IntArray, IntArray, Int32Array, NDArray[np.int8]]:
-        """Row numbers, offsets, token numbers and segments of texts, by the tokenizer's own template."""
+        """Tokenize texts and pairs with the tokenizer's own template, and return the first four arrays of `Sequences`.
+
+        Returns:
+            Row numbers int64 [rows], offsets int64 [rows + 1], token ids int32 [T] and segment ids int8 [T].
+
+        Raises:
+            InputError: A row is too long and must not be truncated.
+        """
         tokenizer = self.tokenizer.tokenizer
         if self.policy == "truncate":
             tokenizer.enable_truncation(self.most, direction=self.side)
         try:
-            # As far as texts are read first: an encoding is 100 times as large.
+            # An encoding takes about 100 times as much memory as its text, so limit the characters in a batch. Only the part
+            # of each text that is read at first counts.
             batches = sized_batches(
                 rows,
                 lambda row: min(len(row.text), _CHARACTERS_OF_TOKEN * self.most) + len(row.text_pair or ""),
@@ -201,11 +237,11 @@ class _Job:
         return np.arange(len(rows), dtype=np.int64), offsets, flat, segments
 
     def _encoded_texts(self, rows: Sequence[TextRow]) -> list[tuple[Int32Array, NDArray[np.int8], bool]]:
-        """Return the tokens and segments of each row, and whether only a part of its text was read.
+        """Return the token ids and segment ids of each row, and whether only a part of its text was read.
 
-        Of a text that is far too long, only the side that remains is read. A part that is divided from the rest between
-        words and gives twice the tokens of a sequence decides all tokens of a sequence. A part that gives fewer tokens is
-        taken four times as long. Both texts of a pair are read to their end: their lengths decide where each is cut.
+        If a text is far too long, only the side that remains is read. The part ends between two words. If it gives at least
+        twice as many tokens as a sequence has, it determines all tokens of the sequence. Otherwise a part of four times the
+        length is read. The texts of a pair are read completely, because their lengths decide where each is truncated.
         """
         encoded: dict[int, tuple[Int32Array, NDArray[np.int8], bool]] = {}
         waiting, size = list(range(len(rows))), _CHARACTERS_OF_TOKEN * self.most
@@ -227,7 +263,10 @@ class _Job:
         return [encoded[index] for index in range(len(rows))]
 
     def pieces(self, rows: Sequence[Row], numbers: Mapping[str, int]) -> Iterator[Iterable[Sequences]]:
-        """The sequences of each row, for rows that may become several; all rows have tags or answers, or none has."""
+        """Yield the sequences of each row, for tasks in which a row may be split into windows.
+
+        Either all rows have tags or answers, or none has.
+        """
         if isinstance(rows[0], QuestionRow):
             questions = [row for row in rows if isinstance(row, QuestionRow)]
             contexts = self._encoded(dict.fromkeys(row.context for row in questions))
@@ -248,13 +287,23 @@ class _Job:
                 yield self._language(index, row)
 
     def _encoded(self, texts: Iterable[str]) -> dict[str, Any]:
-        """Each text with its encoding, without [CLS] and [SEP]."""
+        """Return the encoding of each text, without special tokens such as [CLS] and [SEP]."""
         listed = list(texts)
         encoded = self.tokenizer.tokenizer.encode_batch(listed, add_special_tokens=False)
         return dict(zip(listed, encoded, strict=True))
 
     def _bounds(self, position: RowPosition, tokens: int, room: int, stride: int | None, always: bool = False) -> IntArray:
-        """The windows of a row, or its one window where rows are cut."""
+        """Return the first token and the end of each window of a row, int64 [windows, 2].
+
+        A row that is truncated has one window.
+
+        Args:
+            position: The position of the row, for messages.
+            tokens: The number of tokens in the row, without special tokens.
+            room: The number of tokens that fit into a window.
+            stride: The number of tokens that neighbouring windows share. None for the default.
+            always: Whether a row that is too long is split into windows even if the policy is to reject it.
+        """
         if tokens > room:
             if self.policy == "error" and not always:
                 raise self._too_long(position, tokens + self.most - room)
@@ -265,6 +314,7 @@ class _Job:
         return _window_bounds(tokens, room, stride, f"{self.source}: {position}", self.length_key)
 
     def _too_long(self, position: RowPosition, tokens: int, more_than: str = "") -> InputError:
+        """Return the error for a row that is too long."""
         also = ", or window" if self.task in _WITH_WINDOWS else ""
         return InputError(
             f"{self.source}: {position}: has {more_than}{tokens:,} tokens, a sequence has at most {self.most:,}; shorten "
@@ -272,14 +322,19 @@ class _Job:
         )
 
     def _framed(self, ids: Int32Array) -> Int32Array:
+        """Return token ids with the special tokens before and after them."""
         before, after = self._frame
         return np.concatenate([before, ids, after]).astype(np.int32)
 
     def _encoded_words(self, words: Iterable[str]) -> tuple[Int32Array, Int32Array, Int32Array]:
-        """Return the T tokens of words: their numbers [T], the word of each [T], and its characters in that word [T, 2].
+        """Tokenize words and return their T tokens.
 
-        The library's encoding takes some hundred bytes per token, so only a few thousand words are encoded at a time. That
-        changes nothing, because a word becomes the same tokens whatever its neighbours are.
+        The library's encoding takes several hundred bytes per token, so only a few thousand words are encoded at a time.
+        This does not change the result, because the tokens of a word do not depend on its neighbours.
+
+        Returns:
+            Token ids [T], the index of the word of each token [T], and the first character and the end of each token in its
+            word [T, 2]. All are int32.
         """
         tokenizer, remaining, words_before = self.tokenizer.for_words(), iter(words), 0
         ids, word_of, spans = [np.zeros(0, np.int32)], [np.zeros(0, np.int32)], [np.zeros((0, 2), np.int32)]
@@ -302,12 +357,12 @@ class _Job:
         spans_in_words: Int32Array,
         numbers: Mapping[str, int],
     ) -> Iterator[Sequences]:
-        """Yield the windows of a row of words, from what `_encoded_words` returns for it."""
+        """Yield the windows of a row of words, given the part of the result of `_encoded_words` that belongs to the row."""
         first = np.flatnonzero(np.diff(word_of, prepend=NO_WORD))
         characters = spans_in_words + row.word_starts()[word_of].astype(np.int32)[:, np.newaxis]
         before, after = self._frame
         bounds = self._bounds(row.position, len(ids), self.most - len(before) - len(after), self.settings.stride)
-        # The chosen windows ascend, so the words of each window are consecutive.
+        # The best windows are in ascending order, so the words that belong to a window are consecutive.
         word_bounds = np.searchsorted(_best_windows(first, bounds), np.arange(len(bounds) + 1))
         tags = np.full(len(row.tokens), NOT_PREDICTED, np.int32)
         if row.tags is not None:
@@ -315,7 +370,7 @@ class _Job:
         for window, (start, end) in enumerate(bounds.tolist()):
             words = np.full(len(before) + end - start + len(after), NO_WORD, np.int32)
             own = first[word_bounds[window] : word_bounds[window + 1]]
-            own = own[(own >= start) & (own < end)]  # a row that is cut has one window, and words outside it
+            own = own[(own >= start) & (own < end)]  # a truncated row has words outside its only window
             words[own - start + len(before)] = word_of[own]
             target = np.full(len(words), NOT_PREDICTED, np.int32)
             target[own - start + len(before)] = tags[word_of[own]]
@@ -325,6 +380,7 @@ class _Job:
             yield _piece(index, framed, characters=spans, words=words, target=known)
 
     def _question(self, index: int, row: QuestionRow, question: Any, context: Any) -> Iterator[Sequences]:
+        """Yield the windows of a question: the whole question, followed by a part of its context."""
         before, between, after, *segments = self._pair_frame
         framed = np.array([*before, *question.ids, *between], np.int32)
         room = self.most - len(framed) - len(after)
@@ -344,6 +400,7 @@ class _Job:
             yield _piece(index, input_ids, segment_ids=segment_ids, characters=spans, target=target)
 
     def _language(self, index: int, row: Row) -> Iterator[Sequences]:
+        """Yield the windows of a text or of token ids for language modelling. Windows do not overlap."""
         if isinstance(row, IdsRow):
             ids, room = np.array(row.input_ids, np.int32), self.most
             if ids.max() >= self.tokenizer.vocabulary_size:
@@ -358,7 +415,11 @@ class _Job:
 
 
 def _side_of_text(text: str, characters: int, side: TruncationSide) -> str:
-    """Return at most so many characters of a side of a text: to a space, or else to a character that is not of a word."""
+    """Return the left or right part of a text that `side` keeps, at most `characters` long.
+
+    The part ends at a space, or otherwise at a character that is not part of a word. If the text contains neither, return
+    "".
+    """
     if side == "left":
         match = _FROM_SPACE.search(text, len(text) - characters) or _FROM_MARK.search(text, len(text) - characters)
         return text[match.start() :] if match else ""
@@ -367,7 +428,10 @@ def _side_of_text(text: str, characters: int, side: TruncationSide) -> str:
 
 
 def _answer_tokens(row: QuestionRow, characters: IntArray) -> Int32Array:
-    """First and last token of the first answer in a window of the context; far below 0 where part of it is missing."""
+    """Return the first and the last token of the first answer in a window of the context, int32 [2].
+
+    If a part of the answer is outside the window, both numbers are far below 0.
+    """
     absent = np.full(2, -(2**30), np.int32)
     if not row.answers or not len(characters):
         return absent
@@ -381,6 +445,7 @@ def _answer_tokens(row: QuestionRow, characters: IntArray) -> Int32Array:
 
 
 def _piece(index: int, input_ids: Int32Array, segment_ids: NDArray[np.int8] | None = None, **others: Any) -> Sequences:
+    """Return one sequence of the row with this index. The segment ids default to 0."""
     segments = np.zeros(len(input_ids), np.int8) if segment_ids is None else segment_ids
     return Sequences(np.array([index]), np.array([0, len(input_ids)]), input_ids, segments, **others)
 
@@ -391,7 +456,12 @@ def _piece(index: int, input_ids: Int32Array, segment_ids: NDArray[np.int8] | No
 def _row_targets(
     rows: Sequence[Row], task: TaskName, numbers: Mapping[str, int], source: str
 ) -> Int32Array | Float32Array | None:
-    """Return targets of texts: int32 [rows], float32 [rows, labels] of 0 and 1, or float32 [rows]; None without labels."""
+    """Return the targets of texts, or None if a row has no label.
+
+    Returns:
+        int32 [rows] for classification, float32 [rows, labels] of 0 and 1 for multi-label tasks, float32 [rows] for
+        regression and reranking.
+    """
     labels = [row.label if isinstance(row, TextRow) else None for row in rows]
     if None in labels:
         return None
@@ -409,6 +479,7 @@ def _row_targets(
 
 
 def _label_number(numbers: Mapping[str, int], name: str, position: RowPosition, source: str) -> int:
+    """Return the number of a label, or raise an InputError if the label is unknown."""
     if name not in numbers:
         known = ", ".join(list(numbers)[:8]) + (", ..." if len(numbers) > 8 else "")
         raise InputError(f"{source}: {position}: the label {short_repr(name)} is unknown, known are {known}; fix it")
@@ -421,10 +492,18 @@ def _label_number(numbers: Mapping[str, int], name: str, position: RowPosition, 
 def _window_bounds(
     tokens: int, room: int, stride: int | None, row: str, length_key: str = "--max-sequence-length"
 ) -> IntArray:
-    """First token of each window and the one after its last, int64 [windows, 2]; one window where all fits.
+    """Return the first token and the end of each window, int64 [windows, 2]. If all tokens fit, there is one window.
 
-    A window has `room` tokens and shares `stride` with its neighbour; None for `_USUAL_STRIDE`, or half of a window that is
-    too short for that. `row` is its name in errors, `length_key` that of the length.
+    Args:
+        tokens: The number of tokens in the row.
+        room: The number of tokens in a window.
+        stride: The number of tokens that neighbouring windows share. None for `_USUAL_STRIDE`, or for half a window if that
+            is less.
+        row: The name of the row, for messages.
+        length_key: The option or setting that sets the length, for messages.
+
+    Raises:
+        InputError: The stride is not smaller than the window.
     """
     if tokens <= room:
         return np.array([[0, tokens]], np.int64)
@@ -439,19 +518,22 @@ def _window_bounds(
 
 
 def _best_windows(tokens: IntArray, bounds: IntArray) -> IntArray:
-    """Return the window of each token that shows most context on the token's poorer side, int64 [P], the first of equals.
+    """Return the window that shows most context on both sides of each token, int64 [P].
+
+    The context of a token in a window is measured on the shorter side. If several windows are equal, it is the first.
 
     Args:
-        tokens: P tokens of a text by their positions in it, int64 [P], ascending. The result ascends too.
-        bounds: the windows of the text, as `_window_bounds` returns them.
+        tokens: int64 [P], positions of tokens in the text, ascending. The result is ascending too.
+        bounds: int64 [windows, 2], the windows of the text, as `_window_bounds` returns them.
     """
     starts, ends = bounds[:, 0], bounds[:, 1]
 
     def poorer_side(windows: IntArray) -> IntArray:
+        """Return the number of tokens on the shorter side of each token in its window."""
         return np.minimum(tokens - starts[windows], ends[windows] - 1 - tokens)
 
-    # From window to window, the context before a token shrinks and the context after it grows, so the best window is one of
-    # the two between which the larger side changes.
+    # From one window to the next, the context before a token shrinks and the context after it grows. Therefore the best
+    # window is one of the two between which the longer side changes.
     later = np.minimum(np.searchsorted(starts + ends, 2 * tokens + 1), len(bounds) - 1)
     earlier = np.maximum(later - 1, 0)
     best: IntArray = np.where(poorer_side(earlier) >= poorer_side(later), earlier, later)

@@ -1,10 +1,14 @@
-"""How a window of sequences is packed for prediction: in rows of the lengths that cost least. No TensorFlow.
+"""Choose how a window of sequences is packed for prediction, so that the computation costs least.
 
-Short rows cost less per token (attention spans the row), long rows are filled better. So a few choices are packed by best
-fit and the cheapest is taken. Every length is another shape to compile, so there are few, on a grid that is the same for all
-windows. The choice depends on the window's lengths alone: a killed run makes it again.
+Short rows cost less per token because attention spans the row, and long rows contain less padding. So a few combinations of
+row lengths are packed by best fit, and the cheapest is used. Every row length is another shape to compile, so only a few
+lengths are used, on a grid that is the same for all windows. The choice depends only on the lengths in the window, so that a
+run that is repeated after a kill makes the same choice. Nothing here needs TensorFlow.
 
-Letters: N sequences of a window, G lengths of the grid.
+Letters:
+    N: sequences of a window.
+    T: tokens of all sequences.
+    G: lengths of the grid.
 """
 
 from __future__ import annotations
@@ -25,21 +29,29 @@ from gaudi_bert.rows.packs import BatchShape, lay_out_packs
 from gaudi_bert.rows.types import Sequences
 
 LEAST_GAIN = 1.02
-"""What packing must save at least, unpacked cost / packed cost; below it every sequence gets its own row, in one of a
-few lengths."""
+"""The smallest gain (unpacked cost / packed cost) for which sequences are packed.
+
+Below it, every sequence gets its own row, in one of a few lengths.
+"""
 
 GRID = 32
 _ALGORITHM = "lpfhp"  # best fit
 MOST_LENGTHS = 4
 _USUAL_LENGTHS = (64, 128, 256, 512)
 _LENGTH_STEP = 16
-# A row has at most one sequence for each so many of its tokens: [CLS], two word pieces and [SEP].
+# A row holds at most one sequence per this many tokens: [CLS], two word pieces and [SEP].
 _TOKENS_PER_SEQUENCE = 4
 
 
 @dataclass(frozen=True)
 class Part:
-    """Packs of one length and at most `depth` sequences; `packs.members` are numbers of sequences of the window."""
+    """Packs of one row length.
+
+    Attributes:
+        length: The length of a row in tokens.
+        depth: The largest number of sequences in a row.
+        packs: The packs. Their members are numbers of sequences in the window.
+    """
 
     length: int
     depth: int
@@ -48,10 +60,14 @@ class Part:
 
 @dataclass(frozen=True)
 class WindowPlan:
-    """Packs of a window.
+    """The packs of a window.
 
-    A part is for one length of a row; `gain` is the estimated cost of one sequence per row, padded to the longest, over the
-    cost of this plan: 1 where nothing is packed.
+    Attributes:
+        parts: The packs of each row length.
+        tokens: The number of tokens in the window.
+        slots: The number of slots in all rows.
+        gain: The estimated cost of one sequence per row, padded to the longest, divided by the cost of this plan. It is 1 if
+            nothing is packed.
     """
 
     parts: tuple[Part, ...]
@@ -61,17 +77,22 @@ class WindowPlan:
 
     @property
     def padding(self) -> float:
-        """Share of the slots that hold nothing."""
+        """The fraction of slots that are padding."""
         return 1 - self.tokens / self.slots if self.slots else 0.0
 
 
 @dataclass(frozen=True)
 class PackRunner:
-    """Runs one model over a window, in batches of `batch_tokens`: about where a CPU is fastest.
+    """Runs one model over a window, batch by batch.
 
-    Packs that do not fill a batch (`rest`) are a smaller one, batches of one pack (for software that compiles each shape),
-    or one that is filled up with empty packs (for a device that has one shape). `compute` gives the outputs for the features
-    of a batch (`rows/packs.py`), [B, S, C] or [B, L, C], each of `width` values.
+    Attributes:
+        compute: Returns the outputs for the features of a batch (`rows/packs.py`), float32 [B, S, C] or [B, L, C].
+        per: Whether the model has one output per sequence or per token.
+        width: The number of values C in an output.
+        batch_tokens: The number of slots in a batch. A CPU is fastest at about the default.
+        rest: How packs that do not fill a batch are computed. "smaller" computes them as one smaller batch. "single"
+            computes each pack as a batch, which limits the number of shapes for software that compiles each shape. "filled"
+            adds empty packs, for a device that has only one shape.
     """
 
     compute: Callable[[BatchArrays], Float32Array]
@@ -83,7 +104,13 @@ class PackRunner:
     def run(
         self, sequences: Sequences, plan: WindowPlan, computed: Callable[[int], None] = lambda slots: None
     ) -> Float32Array:
-        """The model's outputs for each sequence, [N, C], or for each token, [T, C]; `computed(slots)` after each batch."""
+        """Return the outputs of the model for each sequence, float32 [N, C], or for each token, float32 [T, C].
+
+        Args:
+            sequences: The sequences of the window.
+            plan: The packs of the window.
+            computed: Called after each batch with the number of slots that were computed.
+        """
         rows = len(sequences) if self.per == "sequence" else len(sequences.input_ids)
         out: Float32Array = np.zeros((rows, self.width), np.float32)
         for part in plan.parts:
@@ -101,7 +128,7 @@ class PackRunner:
         return out
 
     def row_without_numbers(self, outputs: Float32Array, sequences: Sequences) -> int | None:
-        """Return the first row of the window whose outputs are not all finite; None where there is none."""
+        """Return the first row of the window whose outputs are not all finite, or None if all outputs are finite."""
         if np.isfinite(outputs).all():
             return None
         first = int(np.flatnonzero(~np.isfinite(outputs).all(axis=1))[0])
@@ -118,11 +145,15 @@ def plan_window(
     one_length: int | None = None,
     longest_row: int | None = None,
 ) -> WindowPlan:
-    """Choose the lengths of rows and pack.
+    """Choose the row lengths for a window and pack its sequences.
 
-    `lengths` is int64 [N]. Where nothing is to be packed, each sequence gets its own row, all of one length.
-    Accelerators compile for each shape, so `one_length` may fix it. Of some models no row may be longer than their
-    positions: `longest_row`.
+    Args:
+        lengths: int64 [N], the lengths of the sequences.
+        hidden_size: The hidden size of the model, from which the cost of a row is estimated.
+        packed: Whether sequences may share a row. Otherwise each sequence gets its own row, and all rows have the same
+            length.
+        one_length: The only row length, for accelerators that compile each shape. None to choose the lengths.
+        longest_row: The largest possible row length, for models with a limited number of positions. None for no limit.
     """
     tokens, longest = int(lengths.sum()), int(lengths.max(initial=1))
     rounded = one_length or min(_rounded(longest), longest_row or _rounded(longest))
@@ -145,7 +176,7 @@ def plan_window(
 
 
 def _alone(lengths: IntArray, rows: list[int]) -> Iterator[Part]:
-    """Every sequence by itself, in the shortest of the rows that hold it."""
+    """Yield parts in which every sequence has its own row, the shortest of `rows` that holds the sequence."""
     which = np.searchsorted(rows, lengths)
     for number, length in enumerate(rows):
         members = np.flatnonzero(which == number)
@@ -153,21 +184,23 @@ def _alone(lengths: IntArray, rows: list[int]) -> Iterator[Part]:
 
 
 def _counts(lengths: IntArray, longest: int) -> IntArray:
+    """Return the number of sequences of each length from 1 to `longest`."""
     counts: IntArray = np.bincount(lengths, minlength=longest + 1)[1:]
     return counts
 
 
 def _rounded(longest: int) -> int:
+    """Round a length up to a multiple of _LENGTH_STEP."""
     return -(-longest // _LENGTH_STEP) * _LENGTH_STEP
 
 
 def deepest(length: int) -> int:
-    """Most sequences of a row: one number for each length, so that shapes are few."""
+    """Return the largest number of sequences in a row. It depends only on the row length, so that there are few shapes."""
     return max(1, length // _TOKENS_PER_SEQUENCE)
 
 
 def _choices(longest: int, rounded: int, one_length: int | None, longest_row: int | None) -> Iterator[tuple[int, ...]]:
-    """Lengths of rows to try: one for all, or a long one and a short one."""
+    """Yield combinations of row lengths to try: one length for all rows, or a long and a short length."""
     if one_length is not None:
         yield (one_length,)
         return
@@ -178,8 +211,10 @@ def _choices(longest: int, rounded: int, one_length: int | None, longest_row: in
 
 
 def _solve(lengths: IntArray, choice: tuple[int, ...]) -> list[tuple[int, StrategyCounts]]:
-    """Each length of rows, and how sequences share them: long rows take what is too long for short ones, are filled up
-    with others, best fit first, and short rows take the rest.
+    """Pack the sequences into rows of one or two lengths, and return each length with its packs.
+
+    Long rows take all sequences that are too long for short rows. Then they are filled with other sequences by best fit. The
+    short rows take the remaining sequences.
     """
     long, *short = choice
     counts = _counts(lengths, long)
@@ -197,7 +232,7 @@ def _solve(lengths: IntArray, choice: tuple[int, ...]) -> list[tuple[int, Strate
 
 
 def _assigned(lengths: IntArray, mixtures: list[tuple[int, StrategyCounts]]) -> Iterator[Part]:
-    """The sequences themselves, assigned to the strategies of the mixtures by their lengths."""
+    """Yield the parts of a solution, with sequences of the window assigned to its strategies by length."""
     free = np.arange(len(lengths), dtype=np.int64)
     for length, strategy_counts in mixtures:
         if not strategy_counts:
@@ -216,15 +251,21 @@ def _assigned(lengths: IntArray, mixtures: list[tuple[int, StrategyCounts]]) -> 
 
 
 def _best_row_lengths(counts: IntArray, longest: int, cost: Callable[[int], float]) -> tuple[list[int], float]:
-    """Row lengths that hold all sequences at the least cost, and that cost.
+    """Return the row lengths that hold all sequences, one per row, at the least cost, and that cost.
 
-    `counts`, int64, are of sequences by their length from 1; rows are at most `longest`, and `cost` gives that of a row of
-    some length. The result is at most MOST_LENGTHS lengths, ascending, each of which some sequence needs.
+    Args:
+        counts: int64, the number of sequences of each length, from 1.
+        longest: The largest row length.
+        cost: Returns the cost of a row of the given length.
+
+    Returns:
+        At most MOST_LENGTHS lengths, ascending, each of which is used by some sequence, and the total cost.
     """
     grid = np.append(np.arange(GRID, longest, GRID), longest)
     below_G = np.cumsum(np.pad(counts, (0, max(0, longest - len(counts)))))[grid - 1]
     costs_G = np.array([cost(int(length)) for length in grid])
-    # best_G[j]: cost of all sequences that grid[j] holds, by so many lengths of which grid[j] is the longest.
+    # best_G[j]: the least cost of all sequences that fit into grid[j], using at most so many lengths, the longest being
+    # grid[j].
     best_G = below_G * costs_G
     before = []
     for _ in range(MOST_LENGTHS - 1):

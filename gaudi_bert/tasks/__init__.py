@@ -1,1 +1,1 @@
-"""What a downstream task is: its rows, its head, its loss, its metrics, its answers. One task, one file."""
+"""Downstream tasks: their rows, heads, losses, metrics and predictions, with one file per task in `kinds/`."""

@@ -1,9 +1,12 @@
-"""Rows in, answers out, window by window: to a file or a pipe, in bounded memory; for `predict` and `embed`.
+"""Read rows and write their predictions window by window, to a file or a pipe, in bounded memory.
 
-Next to OUT are `.OUT.partial`, the answers so far, and `.OUT.progress.json`, which states how much of them counts. A window
-is first flushed to the disk and then counted: what a killed run wrote beyond the count is cut off. A window is not answered
-again if its rows are the same, even if a later row was fixed meanwhile. Answers for an object store are uploaded once they
-are complete: a run that is killed before that starts again.
+`predict` and `embed` use it.
+
+Two hidden files beside OUT hold the state of an unfinished run. `.OUT.partial` contains the predictions so far, and
+`.OUT.progress.json` states how many of its bytes are valid. Each window is flushed to disk before it is counted, so bytes
+beyond the count, which a killed run may have written, are truncated. Windows whose rows are unchanged are not computed
+again, even if a later row was corrected in the meantime. For an object store, predictions are uploaded once they are
+complete, so a run that is killed before that starts from the beginning.
 """
 
 from __future__ import annotations
@@ -45,10 +48,17 @@ STANDARD_OUTPUT = "-"
 
 @dataclass(frozen=True)
 class PredictOptions:
-    """Settings of `predict`.
+    """Options of `predict`.
 
-    `max_sequence_length` is None for what the model was trained with. Without `packed`, each sequence has its own row. With
-    `group_by`, each query has one answer, its documents ranked. `compile` is None for what the device does in training.
+    Attributes:
+        max_sequence_length: The largest number of tokens in a sequence. None for the length with which the model was
+            trained.
+        precision: The precision of matrix products.
+        packed: Whether sequences may share a row. Otherwise each sequence has its own row.
+        group_by: "query" writes one line per query, with its documents ranked. None writes one line per row.
+        engine: The library that runs the model.
+        device: The device.
+        compile: Whether the model is compiled. None for the device's default in training.
     """
 
     max_sequence_length: int | None = None
@@ -65,17 +75,27 @@ class PredictOptions:
 
 
 def check_choice(name: str, value: str | None, allowed: tuple[str, ...]) -> None:
-    """Refuse a value of the option `name` that is not allowed."""
+    """Check the value of the option `name`. None is always allowed.
+
+    Raises:
+        InputError: The value is not in `allowed`.
+    """
     if value is not None and value not in allowed:
         raise InputError(f"--{name} {value}: choose one of {', '.join(allowed)}")
 
 
 @dataclass(frozen=True)
 class RowSource:
-    """The rows of a file, and how a model takes them.
+    """The rows of a file, and how a model reads them.
 
-    `file` may be `-` for standard input, which can be read once only. `task` is None for plain texts. `prompt` precedes
-    every text, of a pair the first one.
+    Attributes:
+        file: The file, or `-` for standard input, which can be read only once.
+        settings: The settings of the task, which name the columns.
+        tokenizer: The tokenizer of the model.
+        max_sequence_length: The largest number of tokens in a sequence.
+        task: The task, or None for plain texts.
+        labels: The names of the labels by number.
+        prompt: Text that precedes every text, or the first text of a pair.
     """
 
     file: str
@@ -88,25 +108,38 @@ class RowSource:
 
     @property
     def from_pipe(self) -> bool:
-        """Whether they can be read once only."""
+        """Whether the rows can be read only once."""
         return self.file == STANDARD_INPUT
 
     def signature(self, stage: str, options: dict[str, Any], model_identity: str) -> Signature:
-        """All that the answers are a function of."""
+        """Return everything that determines the predictions: options, task settings, model, tokenizer and data.
+
+        Args:
+            stage: The name of the stage.
+            options: The options that affect the predictions.
+            model_identity: The identity of the weights.
+        """
         data = "standard input" if self.from_pipe else file_identity(Path(self.file))
         inputs = {"model": model_identity, "tokenizer": self.tokenizer.sha256, "data": data}
         task = self.settings.model_dump(mode="json", exclude_defaults=True)
         return Signature(stage, {**options, "task": task}, inputs)
 
     def read(self, say: Callable[[str], None] | None = None) -> Iterator[Row | BadRow]:
-        """The rows from the first one; `say` gets a line on what is read."""
+        """Yield the rows from the beginning. `say` is called once with a line about what is read.
+
+        Depending on `task.on_bad_row`, a row that cannot be read is yielded as a `BadRow` or raises an InputError.
+        """
         rows = rows_of_part(complete_file(self.file, self.settings), self.task, self.settings, say=say)
         return rows if self.settings.on_bad_row == "skip" else good_rows(rows)
 
     def check(self, window: Sequence[Row | BadRow]) -> None:
-        """Refuse rows that `tokenized` would refuse.
+        """Check that the rows of a window can be tokenized.
 
-        If texts of any length are cut, and special tokens are added to an empty one, nothing has to be tokenized for that.
+        Nothing is tokenized if this cannot fail: texts of any length are truncated, and an empty text still has special
+        tokens.
+
+        Raises:
+            InputError: A row cannot be tokenized, and such rows are not skipped.
         """
         takes_any = policy_of(self.task, self.settings) == "truncate" and self.task != "question-answering"
         takes_any = takes_any and self.tokenizer.tokenizer.num_special_tokens_to_add(is_pair=False) > 0
@@ -114,13 +147,16 @@ class RowSource:
             self._tokenize([row for row in window if not isinstance(row, BadRow)])
 
     def tokenized(self, window: Sequence[Row | BadRow]) -> tuple[list[Row], Sequences | None, dict[int, str]]:
-        """The rows that can be answered, their sequences (None of no row), and the others' problems by their index."""
+        """Return the rows that can be tokenized, their sequences, and the problems of the other rows by index in the window.
+
+        The sequences are None if there is no such row.
+        """
         rows, sequences, problems = tokenize_readable(window, self.settings.on_bad_row, self._tokenize)
         source = f"{source_name(self.file)}: "
         return rows, sequences, {index: problem.removeprefix(source) for index, problem in problems.items()}
 
     def _tokenize(self, rows: list[Row]) -> Sequences | None:
-        """Sequences of the rows as the model was trained to read them."""
+        """Return the sequences of the rows, tokenized as in training. None if there are no rows."""
         if self.prompt:
             rows = [row._replace(text=self.prompt + row.text) if isinstance(row, TextRow) else row for row in rows]
         if not rows:
@@ -136,22 +172,25 @@ class RowSource:
         )
 
 
-# --- answers, with what is done of them
+# --- predictions and their progress
 
 WINDOW_ROWS = 8192
-"""Rows that are packed, answered and written together."""
+"""The number of rows that are packed, computed and written together."""
 
 
 @dataclass(frozen=True)
 class StreamResult:
-    """Figures of `predict` or `embed`.
+    """The result of `predict` or `embed`.
 
     Attributes:
-        rows: answered, those of an interrupted run too.
-        cut_rows: of these, rows that were cut or read in windows, to `max_sequence_length` tokens.
-        padding: share of the computed slots that held no token.
-        packed: whether rows were packed anywhere.
-        bad_rows: rows that cannot be read; their answers name the problem.
+        rows: The number of rows with a prediction, including those of an interrupted run.
+        cut_rows: The number of rows that were truncated or split into windows.
+        tokens: The number of tokens.
+        padding: The fraction of the computed slots that held no token.
+        packed: Whether any rows were packed.
+        skipped: Whether nothing was computed because the predictions already existed.
+        bad_rows: The number of rows that cannot be read. Their predictions contain the problem.
+        max_sequence_length: The largest number of tokens in a sequence.
     """
 
     rows: int
@@ -164,7 +203,7 @@ class StreamResult:
     max_sequence_length: int = 0
 
     def lines(self, out: str | None = None) -> list[str]:
-        """Return for people what was answered, and that it was written to `out`."""
+        """Return lines for the user about the rows, and that the predictions were written to `out`."""
         if self.skipped:
             return []
         counted = f"{format_count(self.rows, 'row')}, {format_count(self.tokens, 'token')}"
@@ -178,9 +217,19 @@ class StreamResult:
 def open_answers(
     out: str, signature: Signature, rows: RowSource, reporter: Reporter, *, overwrite: bool, task: Task | None = None
 ) -> Iterator[AnswerStream]:
-    """Open what takes the answers to `rows`: a file, or `-` for standard output, which cannot be resumed.
+    """Open the destination of the predictions for `rows`.
 
-    `overwrite` replaces the answers of other settings; else they are refused. `task` counts the rows that are done.
+    Args:
+        out: The file, or `-` for standard output, which cannot be resumed.
+        signature: Everything that determines the predictions.
+        rows: The rows.
+        reporter: Reports messages and progress.
+        overwrite: Whether predictions of other settings are replaced. Otherwise they are an error.
+        task: The progress display, or None.
+
+    Raises:
+        InputError: The file exists with other settings, or contains something else.
+        FailedError: Another process is writing the file.
     """
     if out == STANDARD_OUTPUT:
         yield AnswerStream(rows, reporter, task)
@@ -193,15 +242,18 @@ def open_answers(
 
 @contextmanager
 def shown_progress(name: str, rows_file: str, out: str, reporter: Reporter) -> Iterator[Task | None]:
-    """Show how far `name` is, from the moment on that the model is opened; None for a pipe, whose rows nobody can count.
+    """Show the progress of the command `name`, starting before the model is opened.
 
-    A command that is stopped before its first window reports that nothing is stored.
+    Yields the display, or None if the rows come from a pipe, because their number is unknown.
+
+    Raises:
+        StoppedError: The user stopped the command before the first window was stored.
     """
     try:
         if rows_file == STANDARD_INPUT:
             yield None
         else:
-            with reporter.task(name, 1, "rows") as task:  # how many rows there are is seen when they are checked
+            with reporter.task(name, 1, "rows") as task:  # the number of rows is known after they were checked
                 yield task
     except KeyboardInterrupt as error:
         if out == STANDARD_OUTPUT or not _count_path(Path(out)).exists():
@@ -212,11 +264,18 @@ def shown_progress(name: str, rows_file: str, out: str, reporter: Reporter) -> I
 
 
 def _count_path(out: Path) -> Path:
+    """Return the path of the file that states how much of the partial file is valid."""
     return hidden_path_beside(out, "progress.json")
 
 
 class AnswerStream:
-    """Answers to standard output; `finished` where nothing remains to do."""
+    """Writes predictions to standard output.
+
+    Attributes:
+        name: The destination, for messages.
+        finished: Whether the predictions already exist, so that there is nothing to compute.
+        progress: What was written so far.
+    """
 
     name = "standard output"
     finished = False
@@ -227,7 +286,14 @@ class AnswerStream:
         self._reported_gain, self._packed, self._last_line = False, False, 0.0
 
     def windows(self) -> Iterator[list[Row | BadRow]]:
-        """The rows without an answer. Those of a file are all checked before the first window; a pipe is read once only."""
+        """Yield windows of the rows that have no prediction yet.
+
+        All rows of a file are checked before the first window is yielded. A pipe is not checked in advance, because it can
+        be read only once.
+
+        Raises:
+            InputError: A row cannot be read, there are no rows, or a pipe provides other rows than the interrupted run.
+        """
         if self.finished:
             return
         total = 0
@@ -256,7 +322,7 @@ class AnswerStream:
             raise InputError("the input holds no rows; give it at least one")
 
     def advance(self, rows: float, times: int = 1) -> None:
-        """Say that so many more rows are computed: of a window, a batch at a time."""
+        """Advance the progress display by `times` batches of `rows` rows."""
         if self._task is not None:
             self._task.advance(rows * times)
 
@@ -268,7 +334,17 @@ class AnswerStream:
         plan: WindowPlan | None,
         bad_rows: int,
     ) -> None:
-        """Write the answers to a window; report what packing gains, once, and how many rows of a pipe are done."""
+        """Write the predictions for a window.
+
+        After the first window, report what packing gains. For a pipe, also report the number of rows so far.
+
+        Args:
+            window: All rows of the window.
+            answers: The predictions, encoded as they are written.
+            sequences: The sequences of the rows, or None if no row could be read.
+            plan: The packs of the sequences, or None.
+            bad_rows: The number of rows that cannot be read.
+        """
         tokens, slots, gain = (plan.tokens, plan.slots, plan.gain) if plan is not None else (0, 0, 1.0)
         done = self.progress
         self.progress = done.model_copy(
@@ -296,15 +372,20 @@ class AnswerStream:
             self._reporter.show(f"{self.progress.rows:,} rows")
 
     def write(self, answers: bytes) -> None:
-        """Write the answers to a window, which `progress` has counted."""
+        """Write the predictions for a window. `progress` already includes the window."""
         sys.stdout.buffer.write(answers)
         sys.stdout.buffer.flush()
 
     def finish(self, convert: Callable[[Path, BinaryIO], None] | None = None) -> None:
-        """Make the file of all windows; `convert(partial, handle)` writes it if it is not the answers as they are."""
+        """Complete the file after the last window.
+
+        Args:
+            convert: `convert(partial, handle)` writes the final file from the partial file. None if the partial file is the
+                final file.
+        """
 
     def result(self) -> StreamResult:
-        """Return the figures; report rows that were cut or cannot be read."""
+        """Return the result, and report rows that were truncated or cannot be read."""
         self._reporter.clear()
         length = self._rows.max_sequence_length
         if self.finished:
@@ -323,7 +404,11 @@ class AnswerStream:
 
 
 class _AnswerFile(AnswerStream):
-    """A file that grows by windows; it is finished if it exists already, of the same settings and inputs."""
+    """Writes predictions to a file that grows window by window.
+
+    If the file already exists and was computed from the same settings and inputs, it is finished from the start. If a
+    partial file exists, the run resumes after its last complete window.
+    """
 
     def __init__(
         self, out: Path, signature: Signature, rows: RowSource, reporter: Reporter, overwrite: bool, task: Task | None = None
@@ -346,7 +431,7 @@ class _AnswerFile(AnswerStream):
         self._handle: BinaryIO | None = None
 
     def write(self, answers: bytes) -> None:
-        """Write the answers to a window, then count them."""
+        """Write the predictions for a window to disk, and then record them in the progress file."""
         with explain_os_errors(self.out, "write"):
             handle = self._open()
             handle.write(answers)
@@ -357,7 +442,7 @@ class _AnswerFile(AnswerStream):
         self.progress.write(self._count)
 
     def finish(self, convert: Callable[[Path, BinaryIO], None] | None = None) -> None:
-        """Give the file its name, or make another one of it."""
+        """Rename the partial file to its final name, or convert it into the final file. Then remove the progress file."""
         if self.finished:
             return
         self._open().close()
@@ -371,6 +456,7 @@ class _AnswerFile(AnswerStream):
         self._count.unlink(missing_ok=True)
 
     def _open(self) -> BinaryIO:
+        """Return the partial file, opened at the end of its valid part. Everything after it is truncated."""
         if self._handle is None:
             with explain_os_errors(self.out, "write"):
                 self.out.parent.mkdir(parents=True, exist_ok=True)
@@ -382,10 +468,17 @@ class _AnswerFile(AnswerStream):
 
 
 class _StreamProgress(Artefact):
-    """Part of a partial file that counts: so many bytes, the answers to so many rows, with sums over all windows.
+    """How much of a partial file is valid.
 
-    `signature` is of settings and inputs but for the rows; `input_checksum`, the CRC-32 of the answered rows, recognises
-    them: a later row may have been fixed.
+    Attributes:
+        signature: The SHA-256 of the settings and inputs, without the data.
+        rows: The number of rows with a prediction.
+        bytes: The size of the valid part.
+        input_checksum: The CRC-32 of these rows. It identifies them even if a later row of the file was corrected.
+        cut_rows: The number of rows that were truncated or split into windows.
+        tokens: The number of tokens in all windows.
+        slots: The number of computed slots in all windows.
+        bad_rows: The number of rows that cannot be read.
     """
 
     remedy = "remove it"
@@ -401,6 +494,7 @@ class _StreamProgress(Artefact):
 
 
 def _checksum(window: Sequence[Row | BadRow], before: int) -> int:
+    """Return the CRC-32 of the rows of a window, continued from the checksum `before`."""
     for row in window:
         before = zlib.crc32(repr(row).encode("utf-8", "surrogatepass"), before)
     return before

@@ -1,15 +1,23 @@
-"""Losses of all rows of an update together, and their gradients by the vectors of its texts: numpy, in float64.
+"""Losses over all rows of an update together, and their gradients with respect to the embeddings, computed in float64.
 
-An engine computes vectors and takes back their gradients (`engines.protocol.UpdateLoss`), so these serve every engine: an
-update does not depend on micro-batches and processes. The formulas are those of sentence-transformers 5 and 6:
+An engine computes the embeddings, and receives their gradients (`engines.protocol.UpdateLoss`). Therefore the losses work
+with every engine, and an update does not depend on how it is divided into micro-batches and processes. Everything is
+computed with numpy. The formulas are those of sentence-transformers 5 and 6:
 
-- `in_batch_negatives` (MultipleNegativesRankingLoss, InfoNCE): for every anchor the cross-entropy of its positive among the
-  positives and negatives of all rows, by scaled cosines; mean over anchors.
-- `cosent`: log(1 + sum of exp(s_i - s_j)) over all pairs i, j of rows where i is to be less alike than j, by scaled cosines.
-- `cosine_error`: (cosine - score) squared, mean over rows.
-- `listwise`: for every query the cross-entropy of its documents' labels, as shares, among its documents.
+- `in_batch_negatives` (MultipleNegativesRankingLoss, InfoNCE): for every anchor, the cross-entropy of its positive among the
+  positives and negatives of all rows, with scaled cosines as logits. The loss is the mean over anchors.
+- `cosent`: log(1 + sum of exp(s_i - s_j)), with the scaled cosines s, over all pairs of rows (i, j) in which row i has a
+  lower score than row j.
+- `cosine_error`: (cosine - score) squared, as the mean over rows.
+- `listwise`: for every query, the cross-entropy between the labels of its documents, divided by their sum, and the softmax
+  of their logits.
 
-Letters: M rows, C candidates, N texts, H values of a vector, D documents.
+Letters:
+    M: rows.
+    C: candidates.
+    N: texts.
+    H: values of an embedding.
+    D: documents.
 """
 
 from __future__ import annotations
@@ -28,7 +36,14 @@ _LEAST_NORM = 1e-12
 
 
 class LossAndGradient(NamedTuple):
-    """A loss, its gradient by the vectors [N, H], and how many rows are answered right; of k equal answers, 1 / k."""
+    """A loss with its gradient.
+
+    Attributes:
+        loss: The loss.
+        gradient_NH: The gradient with respect to the outputs [N, H].
+        right: The number of rows for which the correct candidate is best. If k candidates are equally good, the row counts 1
+            / k.
+    """
 
     loss: float
     gradient_NH: FloatArray
@@ -36,9 +51,13 @@ class LossAndGradient(NamedTuple):
 
 
 class PairedRows(NamedTuple):
-    """Rows of several sequences that stay in one update; `has_answers`: whether a row can be answered right.
+    """Rows that consist of several sequences, which must be in the same update.
 
-    `loss` of some rows is by the outputs [N, C] for their sequences, these sequences, sorted, and the rows.
+    Attributes:
+        groups: The sequences of each row.
+        loss: `loss(outputs, sequences, rows)` returns the loss of some rows. `outputs` [N, C] belong to `sequences`, which
+            are the sequences of the rows in ascending order.
+        has_answers: Whether a prediction for a row is right or wrong, so that an accuracy exists.
     """
 
     groups: GroupedRows
@@ -50,10 +69,14 @@ LossOfVectors: TypeAlias = Callable[[FloatArray], LossAndGradient]
 
 
 def forbidden_candidates(anchors_M: IntArray, candidates_C: IntArray) -> NDArray[np.bool_]:
-    """Return which candidates are not negatives of an anchor, [M, C]; texts of one content have the same number.
+    """Return which candidates must not serve as negatives of an anchor, bool [M, C].
 
-    The candidates are the positives of the anchors, in their order, and behind them the negatives. One is forbidden if its
-    content is that of the anchor, or of a positive of an anchor with the same content, but for the anchor's own.
+    A candidate is forbidden if its content equals that of the anchor, or that of a positive of any anchor with the same
+    content. The anchor's own positive is never forbidden.
+
+    Args:
+        anchors_M: The content of each anchor as a number. Equal texts have equal numbers.
+        candidates_C: The content of each candidate: first the positives in the order of the anchors, then the negatives.
     """
     same_MM = anchors_M[:, np.newaxis] == anchors_M
     positives_M = candidates_C[: len(anchors_M)]
@@ -72,7 +95,17 @@ def in_batch_negatives(
     scale: float,
     symmetric: bool,
 ) -> LossAndGradient:
-    """The positive of each anchor among all candidates; `symmetric`: and the anchor among all anchors, the mean of both."""
+    """Return the loss of finding the positive of each anchor among all candidates.
+
+    Args:
+        vectors_NH: The embeddings of the texts.
+        anchors_M: The text of each anchor.
+        candidates_C: The text of each candidate: first the positives in the order of the anchors, then the negatives.
+        forbidden_MC: Candidates that must not serve as negatives of an anchor.
+        scale: The factor of the cosines.
+        symmetric: Whether the loss of finding the anchor of each positive among all anchors is included, as the mean of both
+            losses.
+    """
     units_NH, norms_N = _units(vectors_NH)
     anchors_MH, candidates_CH = units_NH[anchors_M], units_NH[candidates_C]
     scores_MC = np.where(forbidden_MC, -np.inf, scale * anchors_MH @ candidates_CH.T)
@@ -82,7 +115,7 @@ def in_batch_negatives(
     right = float((is_best_MC[own, own] / is_best_MC.sum(axis=1)).sum())
     loss, by_scores_MC = _cross_entropy(scores_MC)
     if symmetric:
-        # A positive that may not be a negative of an anchor may not have that anchor as a negative either.
+        # If a positive must not be a negative of an anchor, the anchor must not be a negative of this positive either.
         backward_scores_MM = scores_MC[:, :rows].T
         backward, by_backward_MM = _cross_entropy(backward_scores_MM)
         loss, by_scores_MC = 0.5 * (loss + backward), 0.5 * by_scores_MC
@@ -96,7 +129,15 @@ def in_batch_negatives(
 def cosent(
     vectors_NH: FloatArray, firsts_M: IntArray, seconds_M: IntArray, scores_M: FloatArray, scale: float
 ) -> LossAndGradient:
-    """Pairs in the order of their scores."""
+    """Return the CoSENT loss, which is small if the cosines of all pairs are in the same order as their scores.
+
+    Args:
+        vectors_NH: The embeddings of the texts.
+        firsts_M: The first text of each pair.
+        seconds_M: The second text of each pair.
+        scores_M: The score of each pair.
+        scale: The factor of the cosines.
+    """
 
     def of_cosines(cosines_M: FloatArray) -> tuple[float, FloatArray]:
         scaled_M = scale * cosines_M
@@ -111,7 +152,14 @@ def cosent(
 
 
 def cosine_error(vectors_NH: FloatArray, firsts_M: IntArray, seconds_M: IntArray, scores_M: FloatArray) -> LossAndGradient:
-    """Cosines that are the scores."""
+    """Return the mean squared difference between the cosines of pairs and their scores.
+
+    Args:
+        vectors_NH: The embeddings of the texts.
+        firsts_M: The first text of each pair.
+        seconds_M: The second text of each pair.
+        scores_M: The score of each pair.
+    """
 
     def of_cosines(cosines_M: FloatArray) -> tuple[float, FloatArray]:
         errors_M = cosines_M - scores_M
@@ -121,7 +169,13 @@ def cosine_error(vectors_NH: FloatArray, firsts_M: IntArray, seconds_M: IntArray
 
 
 def listwise(logits_D1: FloatArray, starts: IntArray, labels_D: FloatArray) -> LossAndGradient:
-    """The documents of query i are `starts[i] : starts[i + 1]`; mean over the queries that have a label above 0."""
+    """Return the mean ListNet loss over the queries that have a document with a label above 0.
+
+    Args:
+        logits_D1: The logits of the documents, query by query.
+        starts: int64 [queries + 1]. The documents of query i are `[starts[i] : starts[i + 1]]`.
+        labels_D: The labels of the documents.
+    """
     gradient_D1 = np.zeros_like(logits_D1)
     losses, right = [], 0.0
     for first, last in itertools.pairwise(starts):
@@ -136,7 +190,13 @@ def listwise(logits_D1: FloatArray, starts: IntArray, labels_D: FloatArray) -> L
 
 
 def by_dimensions(vectors_NH: FloatArray, loss: LossOfVectors, dimensions: Sequence[int]) -> LossAndGradient:
-    """The sum of a loss over the first so many values of each vector (Matryoshka); over all values where none are named."""
+    """Return the sum of a loss over prefixes of the embeddings (Matryoshka).
+
+    Args:
+        vectors_NH: The embeddings of the texts.
+        loss: The loss of embeddings of any width.
+        dimensions: The number of values in each prefix. If empty, the loss of the complete embeddings is returned.
+    """
     if not dimensions:
         return loss(vectors_NH)
     total, gradient_NH, parts = 0.0, np.zeros_like(vectors_NH), []
@@ -148,7 +208,7 @@ def by_dimensions(vectors_NH: FloatArray, loss: LossOfVectors, dimensions: Seque
 
 
 def _cross_entropy(scores_MC: FloatArray) -> tuple[float, FloatArray]:
-    """Mean negative log likelihood of the i-th candidate for row i, and its gradient by the scores."""
+    """Return the mean negative log likelihood of candidate i for row i, and its gradient with respect to the scores."""
     own = np.arange(len(scores_MC))
     highest_M1 = scores_MC.max(axis=1, keepdims=True)
     shares_MC = np.exp(scores_MC - highest_M1)
@@ -165,6 +225,10 @@ def _loss_of_cosines(
     seconds_M: IntArray,
     of_cosines: Callable[[FloatArray], tuple[float, FloatArray]],
 ) -> LossAndGradient:
+    """Return a loss of the cosines of pairs, with its gradient with respect to the embeddings.
+
+    `of_cosines` returns the loss of the cosines and its gradient with respect to them.
+    """
     units_NH, norms_N = _units(vectors_NH)
     first_MH, second_MH = units_NH[firsts_M], units_NH[seconds_M]
     loss, by_cosines_M = of_cosines((first_MH * second_MH).sum(axis=1))
@@ -175,13 +239,13 @@ def _loss_of_cosines(
 
 
 def _units(vectors_NH: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """The vectors with the length 1, and their lengths [N, 1]."""
+    """Return the embeddings scaled to norm 1 [N, H], and their norms [N, 1]."""
     norms_N1 = np.maximum(np.sqrt(np.square(vectors_NH).sum(axis=1, keepdims=True)), _LEAST_NORM)
     return vectors_NH / norms_N1, norms_N1
 
 
 def _by_vectors(by_units_NH: FloatArray, units_NH: FloatArray, norms_N1: FloatArray) -> FloatArray:
-    """The gradient by vectors, from that by the same of length 1."""
+    """Return the gradient with respect to the embeddings, given the gradient with respect to the normalized embeddings."""
     along_N1 = (by_units_NH * units_NH).sum(axis=1, keepdims=True)
     gradient_NH: FloatArray = (by_units_NH - along_N1 * units_NH) / norms_N1
     return gradient_NH

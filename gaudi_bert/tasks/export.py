@@ -1,7 +1,7 @@
-"""Stage export: weights of any kind that we read, as a folder of `transformers`.
+"""The stage export: write weights of any supported kind as a folder of `transformers`.
 
-`config.json` and `model.safetensors` are in the layout of `BertForPreTraining`; the vocabulary, if it is known, is
-`vocab.txt`. `config.json` is written last, so that an incomplete folder is no model.
+`config.json` and `model.safetensors` have the layout of `BertForPreTraining`. If the vocabulary is known, it is written as
+`vocab.txt`. `config.json` is written last, so that an incomplete folder does not look like a model.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ _CONFIG = "config.json"
 def export(
     checkpoint: Path, out: Path, *, vocabulary: Path | None = None, reporter: Reporter, overwrite: bool = False
 ) -> PlainResult:
-    """Write weights of ours, of Hugging Face or of Google as a folder that `transformers` opens.
+    """Write weights of gaudi-bert, Hugging Face or Google as a folder that `transformers` can open.
 
     Args:
-        checkpoint: the weights, of any of the three kinds.
-        out: the folder to create.
-        vocabulary: the vocab.txt of the weights; None for the one in its usual folder.
-        reporter: shows what was written.
-        overwrite: replace a folder that `export` wrote from other weights.
+        checkpoint: The weights, of any of the three kinds.
+        out: The folder to create.
+        vocabulary: The vocab.txt of the weights. None to look for it in its usual folders.
+        reporter: Reports what was written.
+        overwrite: Whether a folder that `export` wrote from other weights is replaced.
 
     Returns:
         The names of the files, the number of parameters and the vocabulary.
 
     Raises:
-        InputError: the weights cannot be exported, or `out` holds files of others.
+        InputError: The weights cannot be exported, or `out` contains other files.
     """
     with local_weights(checkpoint) as weights, local_copies((vocabulary,)) as (words,), mirrored(out) as folder:
         check_place(folder, folder / _CONFIG, "export", overwrite)
@@ -52,6 +52,7 @@ def export(
 
 
 def _export(weights: Weights, out: Path, vocabulary: Path | None, reporter: Reporter, overwrite: bool) -> PlainResult:
+    """Check the weights, and write them with their configuration and vocabulary into the local folder `out`."""
     config = weights.config
     if config is None:
         raise InputError(f"{weights.path}: its config is not known; put bert_config.json next to it")
@@ -78,7 +79,7 @@ def _export(weights: Weights, out: Path, vocabulary: Path | None, reporter: Repo
 
 
 def _files(weights: Weights, config: BertConfig, vocabulary: Path | None) -> dict[str, bytes]:
-    """Return the content of each file by its name, in the order in which they are written."""
+    """Return the content of each file by name, in the order in which the files are written."""
     files = {"model.safetensors": save(to_hugging_face(weights.variables), metadata={"format": "pt"})}
     if vocabulary is not None:
         files["vocab.txt"] = read_file(vocabulary)
@@ -96,11 +97,16 @@ def _files(weights: Weights, config: BertConfig, vocabulary: Path | None) -> dic
 
 
 def _json_bytes(value: dict[str, Any]) -> bytes:
+    """Return a JSON object as indented UTF-8 text."""
     return (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode()
 
 
 def _vocabulary(weights: Weights, config: BertConfig, given: Path | None, reporter: Reporter) -> Path | None:
-    """The vocabulary that was given, or one in its usual folder; it may not be larger than the model's."""
+    """Return the given vocabulary, or a vocabulary in one of the usual folders, or None.
+
+    Raises:
+        InputError: The given vocabulary has more tokens than the model. A vocabulary in a usual folder is then only omitted.
+    """
     run = _run_folder(weights)
     folders = (run, run.parent / "examples", weights.path, weights.path.parent)
     path = given or next((file for folder in folders if (file := folder / "vocab.txt").is_file()), None)
@@ -118,4 +124,5 @@ def _vocabulary(weights: Weights, config: BertConfig, given: Path | None, report
 
 
 def _run_folder(weights: Weights) -> Path:
+    """Return the folder of the run to which a checkpoint belongs."""
     return weights.path.resolve().parent.parent

@@ -1,10 +1,17 @@
-"""How good rankings are: accuracy@1, recall@10, MRR@10, nDCG@10, MAP, by query, as sentence-transformers counts them.
+"""Metrics of rankings: accuracy@1, recall@10, MRR@10, nDCG@10 and MAP, as means over queries, as in sentence-transformers.
 
-A ranking is the gains of its documents, best first: 1 for one that answers, 0 for one that does not, or a grade between. One
-of at least a half answers. Documents of equal scores are in no order: every figure is its mean over all their orders
-(McSherry and Najork, 2008; nDCG as in scikit-learn), so a model that gives everything one score is worth what chance is.
+A ranking is given by the gains of its documents, with the best-scored document first. The gain of a relevant document is 1,
+that of an irrelevant document is 0, and a grade may be in between. A document counts as relevant if its gain is at least one
+half. Documents with equal scores have no defined order, so every metric is its mean over all their orders (McSherry and
+Najork, 2008; nDCG as in scikit-learn). A model that gives every document the same score therefore gets the metrics of a
+random order.
 
-Letters: R ranked documents of all queries, Q queries, K documents of a ranking, N documents in all, H values of a vector.
+Letters:
+    R: ranked documents of all queries.
+    Q: queries.
+    K: documents of a ranking.
+    N: all documents.
+    H: values of an embedding.
 """
 
 from __future__ import annotations
@@ -29,14 +36,17 @@ def _ranking_figures(
     deepest: int | None = None,
     beyond: tuple[IntArray, IntArray] | None = None,
 ) -> dict[str, float]:
-    """Return the means over all queries; one without an answer counts 0.
+    """Return the metrics as means over all queries. A query without a relevant document counts 0.
 
     Args:
-        query_R: the query of each document, ascending; every query has one, its best first.
-        answers_Q: how many documents answer, in the ranking or not.
-        ideal_Q: the discounted gain of the best ranking.
-        deepest: how far down average precision looks; None for the complete ranking.
-        beyond: the documents below the end of each ranking whose score is that of its last one, and how many of them answer.
+        query_R: The query of each ranked document, ascending. Every query has at least one document.
+        scores_R: The score of each document, descending within a query.
+        gains_R: The gain of each document.
+        answers_Q: The number of relevant documents of each query, whether they are in the ranking or not.
+        ideal_Q: The discounted gain of the best possible ranking.
+        deepest: The number of ranks that average precision covers. None for the complete ranking.
+        beyond: For each query, the number of documents after the end of the ranking that have the same score as its last
+            document, and how many of them are relevant.
     """
     queries, hits_R = len(answers_Q), (gains_R >= _ANSWERS).astype(np.float64)
     first_Q = np.searchsorted(query_R, np.arange(queries))
@@ -52,7 +62,8 @@ def _ranking_figures(
         size[last_tie_Q] += beyond[0]
         hits[last_tie_Q] += beyond[1]
         gained[last_tie_Q] += beyond[1]
-    # Of a document at position p of its tie: how probable a hit is, and given one, how many hits the p before it hold.
+    # For a document at position p of its tie: the probability that it is relevant, and the expected number of relevant
+    # documents among the p documents before it if it is.
     share_R, in_tie_R = (hits / size)[tie_R], rank_R - rank_R[first_of_tie][tie_R]
     others_R = in_tie_R * ((hits - 1) / np.maximum(size - 1, 1))[tie_R]
     precision_R = (hits_before[tie_R] + 1 + others_R) / (rank_R + 1)
@@ -60,7 +71,7 @@ def _ranking_figures(
     is_top_R = rank_R < _TOP
     discounted_R = (gained / size)[tie_R] * np.where(is_top_R, _DISCOUNTS[np.minimum(rank_R, _TOP - 1)], 0.0)
     reciprocal_Q, none_Q = np.zeros(queries), np.ones(queries)
-    for rank in range(_TOP):  # `none`: the probability that no document above answers
+    for rank in range(_TOP):  # none_Q is the probability that no document above this rank is relevant
         here = np.flatnonzero(rank_R == rank)
         query, tie, remaining = query_R[here], tie_R[here], size[tie_R[here]] - in_tie_R[here]
         reciprocal_Q[query] += none_Q[query] * np.minimum(hits[tie] / remaining, 1.0) / (rank + 1)
@@ -68,6 +79,7 @@ def _ranking_figures(
     answers_Q = np.maximum(answers_Q, 1)
 
     def sums(values_R: FloatArray) -> FloatArray:
+        """Return the sum of the values for each query."""
         return np.bincount(query_R, values_R, queries).astype(np.float64)
 
     figures = {
@@ -80,17 +92,26 @@ def _ranking_figures(
     return {name: float(np.mean(values)) for name, values in figures.items()}
 
 
-# --- the documents of a query, scored for it
+# --- documents that were scored for their query
 
 
 def numbered(values: Iterable[Hashable]) -> IntArray:
-    """Return a number for each value, int64: the same for equal values, from 0 in the order in which they appear."""
+    """Return a number for each value, int64.
+
+    Equal values get the same number, counted from 0 in order of first appearance.
+    """
     numbers: dict[Hashable, int] = {}
     return np.array([numbers.setdefault(value, len(numbers)) for value in values], np.int64)
 
 
 def figures_of_groups(scores: Float32Array, gains: FloatArray, queries: Sequence[str]) -> dict[str, float]:
-    """Return MRR@10, nDCG@10 and MAP of documents that are scored for their queries; `queries[i]` is that of document i."""
+    """Return MRR@10, nDCG@10 and MAP of documents that were scored for their queries.
+
+    Args:
+        scores: The score of each document.
+        gains: The gain of each document.
+        queries: The query of each document.
+    """
     query_of = numbered(queries)
     order, best = np.lexsort((-scores, query_of)), np.lexsort((-gains, query_of))
     query_R = query_of[order]
@@ -102,19 +123,23 @@ def figures_of_groups(scores: Float32Array, gains: FloatArray, queries: Sequence
     return {name: figures[name] for name in ("ndcg@10", "mrr@10", "map")}
 
 
-# --- search among all documents, by vectors: a block of queries and a block of documents at a time
+# --- search among all documents by embeddings, with a block of queries and a block of documents at a time
 
 _DEEPEST = 100
 _QUERIES_AT_ONCE, _DOCUMENTS_AT_ONCE = 1024, 8192
 _LOW_BITS = np.int64(2**32 - 1)
-# Cosines that differ by less are equal: about the rounding of a product of some hundred values in float32.
+# Cosines are rounded to steps of this size, because a product of several hundred values has about this error in float32.
+# Cosines in the same step count as equal.
 _STEPS = 2.0**20
 
 
 def search_figures(queries_QH: Float32Array, documents_NH: Float32Array, answers: Sequence[IntArray]) -> dict[str, float]:
-    """Return nDCG@10, MRR@10, accuracy@1, recall@10 and MAP@100 of a search by cosines.
+    """Return nDCG@10, MRR@10, accuracy@1, recall@10 and MAP@100 of a search by cosine.
 
-    `answers[q]` are the numbers of the documents that answer query q, each once.
+    Args:
+        queries_QH: The embeddings of the queries.
+        documents_NH: The embeddings of the documents.
+        answers: For each query, the numbers of its relevant documents, without duplicates.
     """
     queries, documents = _units(queries_QH), _units(documents_NH)
     nearest_QK, steps_QK, as_last_Q = nearest(queries, documents, _DEEPEST)
@@ -126,7 +151,7 @@ def search_figures(queries_QH: Float32Array, documents_NH: Float32Array, answers
     beyond_answers_Q = np.zeros(len(answers), np.int64)
     for query in np.flatnonzero(beyond_Q):
         others = np.setdiff1d(answers[query], nearest_QK[query])
-        # A product of another shape may round to the next step.
+        # The same product in a matrix of another shape may be rounded to a neighbouring step.
         right = (np.abs(_steps(documents[others] @ queries[query]) - steps_QK[query, -1]) <= 1).sum()
         beyond_answers_Q[query] = min(right, beyond_Q[query])
     figures = _ranking_figures(
@@ -142,14 +167,23 @@ def search_figures(queries_QH: Float32Array, documents_NH: Float32Array, answers
 
 
 def search(queries_QH: Float32Array, documents_NH: Float32Array) -> IntArray:
-    """Return the numbers of the hundred documents with the largest cosines with each query, as `nearest`."""
+    """Return the numbers of the hundred documents with the largest cosine for each query, best first, int64 [Q, K]."""
     return nearest(_units(queries_QH), _units(documents_NH), _DEEPEST)[0]
 
 
 def nearest(queries_QH: Float32Array, documents_NH: Float32Array, count: int) -> tuple[IntArray, IntArray, IntArray]:
-    """Return the documents with the largest products with each query, best first; the lower number of equals.
+    """Return the documents with the largest dot product for each query, best first.
 
-    Returns their numbers [Q, K], their products in steps of 2^-20 [Q, K], and how many documents have that of the last [Q].
+    Of documents with equal products, those with lower numbers come first.
+
+    Args:
+        queries_QH: The embeddings of the queries.
+        documents_NH: The embeddings of the documents.
+        count: The largest number of documents per query.
+
+    Returns:
+        The numbers of the documents [Q, K], their products in steps of 2^-20 [Q, K], and the number of documents whose
+        product equals that of the last listed document [Q].
     """
     parts = []
     for first in range(0, len(queries_QH), _QUERIES_AT_ONCE):
@@ -158,7 +192,8 @@ def nearest(queries_QH: Float32Array, documents_NH: Float32Array, count: int) ->
         as_last_Q = np.zeros(len(block_QH), np.int64)
         for document in range(0, len(documents_NH), _DOCUMENTS_AT_ONCE):
             steps = _steps(block_QH @ documents_NH[document : document + _DOCUMENTS_AT_ONCE].T)
-            # An integer for each: larger for a larger product, and of equal ones for the lower number.
+            # Combine product and number into one integer. It is larger for a larger product, and for a lower number if
+            # products are equal.
             keys = (steps << 32) + (_LOW_BITS - (document + np.arange(steps.shape[1])))
             before, best = best, np.concatenate([best, keys], axis=1)
             if best.shape[1] > count:
@@ -175,23 +210,25 @@ def nearest(queries_QH: Float32Array, documents_NH: Float32Array, count: int) ->
 
 
 def _steps(products: Float32Array) -> IntArray:
+    """Return products rounded to steps of 2^-20, int64. NaN becomes the lowest value."""
     steps: IntArray = np.rint(np.nan_to_num(products, nan=-2.0) * _STEPS).astype(np.int64)
     return steps
 
 
 def _units(vectors: Float32Array) -> Float32Array:
+    """Return the embeddings scaled to norm 1."""
     units: Float32Array = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
     return units
 
 
 def cosines(firsts: Float32Array, seconds: Float32Array) -> FloatArray:
-    """Return the cosine of each vector with the one in the same position, float64."""
+    """Return the cosine of each embedding with the embedding in the same position, float64."""
     products: FloatArray = (_units(firsts).astype(np.float64) * _units(seconds)).sum(axis=1)
     return products
 
 
 def correlations(guesses: FloatArray, right: FloatArray) -> dict[str, float]:
-    """Pearson's and Spearman's; 0 where one side is constant."""
+    """Return Pearson's and Spearman's correlation. Both are 0 if all predictions or all targets are equal."""
     from scipy.stats import pearsonr, spearmanr
 
     varies = len(right) > 1 and np.ptp(guesses) > 0 and np.ptp(right) > 0

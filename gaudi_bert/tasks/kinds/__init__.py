@@ -1,1 +1,1 @@
-"""What each task is: rows, head, loss, metrics, answers."""
+"""The tasks: the rows, head, loss, metrics and predictions of each."""

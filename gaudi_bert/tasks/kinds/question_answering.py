@@ -1,12 +1,13 @@
-"""Question answering: where in a context the answer to a question begins and ends (SQuAD 1.1 and 2.0).
+"""Question answering: find where the answer to a question begins and ends in a context (SQuAD 1.1 and 2.0).
 
-A context that is too long for a row is read in windows that share `stride` tokens. Head: a dense layer with two values for
-every token, whether the answer begins and whether it ends there (Devlin et al., 2019, section 4.2). In a pack, the answer of
-a sequence is among its own tokens: the scores of all others are lowered by 10^9, so that their probability is exactly 0
-(scores of 0 instead would be a different loss). A window without the answer points at its [CLS].
+If a context is too long for a row, it is read in windows that share `stride` tokens. The head is a dense layer with two
+values per token: the logits that the answer begins there and that it ends there (Devlin et al., 2019, section 4.2). In a
+pack, the softmax of a sequence covers only its own tokens. The logits of all other tokens are lowered by 10^9, so that their
+probability is exactly 0. Setting these logits to 0 instead would change the loss. The target of a window without the answer
+is its [CLS].
 
-Loss: mean over windows of the negative log likelihoods of beginning and end, halved. Metrics: those of SQuAD (Rajpurkar et
-al., 2016, section 6.1; 2018 for questions without an answer).
+The loss is the mean over windows of the negative log likelihoods of begin and end, halved. The metrics are those of SQuAD
+(Rajpurkar et al., 2016, section 6.1, and 2018 for questions without an answer).
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from gaudi_bert.rows.packs import Placement
 from gaudi_bert.rows.types import QuestionRow, Row, Sequences
 from gaudi_bert.tasks.kinds.task import Draw, Task
 
-# How many beginnings and ends of a window are candidates, and how many answers of a question share the probability; as in
-# BERT's own script for SQuAD.
+# As in BERT's own script for SQuAD, this many begins and ends of a window are candidates, and the probability of a question
+# is divided among this many answers.
 _CANDIDATES = 20
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b", re.UNICODE)
@@ -33,7 +34,7 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 class QuestionAnswering(Task):
-    """A span of the context."""
+    """The task of finding an answer as a span of the context."""
 
     name = "question-answering"
     architecture = "BertForQuestionAnswering"
@@ -42,11 +43,13 @@ class QuestionAnswering(Task):
 
     @property
     def width(self) -> int:
-        """Beginning and end."""
+        """The two values of the head: the logits of begin and end."""
         return 2
 
     def target_features(self, sequences: Sequences, placed: Placement, draw: Draw) -> BatchArrays:
-        """`targets` [B, S, 2], positions in the pack; `target_weights` [B, S]."""
+        """Return `targets`, int32 [B, S, 2], the first and last token of the answer as positions in the pack, and
+        `target_weights` [B, S].
+        """
         weights = placed.each(np.ones(len(placed.sequences), np.float32))
         if sequences.target is None:
             return {"target_weights": weights}
@@ -54,12 +57,15 @@ class QuestionAnswering(Task):
         return {"targets": placed.each(positions.astype(np.int32)), "target_weights": weights}
 
     def metrics(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> dict[str, float]:
-        """exact_match and f1, from 0 to 100."""
+        """Return exact_match and f1, each from 0 to 100."""
         given = [answer["answers"][0]["text"] for answer in self.answers(logits, sequences, rows)]
         return _squad_scores(given, [[text for text, _ in cast(QuestionRow, row).answers or ()] for row in rows])
 
     def answers(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
-        """`{"answers": [{"text", "start", "end", "score"}]}`, the best first; the text is empty if the context has none."""
+        """Yield `{"answers": [{"text", "start", "end", "score"}]}` for each question, with the best answer first.
+
+        The text is empty for the answer that the context contains no answer.
+        """
         firsts = np.searchsorted(sequences.row, np.arange(len(rows) + 1))
         for number, row in enumerate(rows):
             windows = range(firsts[number], firsts[number + 1])
@@ -67,7 +73,8 @@ class QuestionAnswering(Task):
             for window in windows:
                 span = slice(int(sequences.offsets[window]), int(sequences.offsets[window + 1]))
                 logits_L2, characters_L2 = logits[span], cast(Int32Array, sequences.characters)[span]
-                # The likeliest spans that lie in the context, begin before they end, and are not too long.
+                # The spans with the largest logits that are within the context, do not end before they begin, and are not
+                # too long.
                 allowed = np.flatnonzero(characters_L2[:, 0] >= 0)
                 begins, ends = (allowed[np.argsort(-logits_L2[allowed, i], kind="stable")[:_CANDIDATES]] for i in (0, 1))
                 lengths = ends[np.newaxis, :] - begins[:, np.newaxis] + 1
@@ -78,9 +85,14 @@ class QuestionAnswering(Task):
             yield {"answers": self._best(spans, nothing, cast(QuestionRow, row).context)}
 
     def _best(self, spans: list[tuple[float, int, int]], nothing: float, context: str) -> list[dict[str, Any]]:
-        """The best answers of all windows, each text span once; the empty one where the data has unanswerable questions.
+        """Return the best answers of all windows. Each span of the text is listed once.
 
-        A span is minus its score, its first character, and the one after its last.
+        If the training data contains unanswerable questions, or no span is possible, the empty answer is listed too.
+
+        Args:
+            spans: Tuples of (negative score, first character, end).
+            nothing: The score of the empty answer.
+            context: The context of the question.
         """
         by_span: dict[tuple[int, int], float] = {}
         for negative, begin, end in sorted(spans):
@@ -101,11 +113,15 @@ class QuestionAnswering(Task):
 
 
 def _squad_scores(given: Sequence[str], right: Sequence[Sequence[str]]) -> dict[str, float]:
-    """exact_match and f1: SQuAD's metrics, means over questions from 0 to 100.
+    """Return SQuAD's metrics exact_match and f1: means over questions, from 0 to 100.
 
-    Texts are compared in lower case, without punctuation, articles and extra space. Exact match: the same text as one of the
-    right answers. F1: of the words in common, the best over the right answers. A question without an answer is right if and
-    only if the empty text is given.
+    Texts are compared in lower case, without punctuation, articles and extra spaces. An exact match equals one of the
+    correct answers. F1 compares the words with each correct answer and takes the best value. A question without an answer
+    counts as correct only if the prediction is the empty text.
+
+    Args:
+        given: The predicted text of each question.
+        right: The correct answers of each question. Empty if the question has no answer.
     """
     pairs = [
         ([_normal(text) for text in texts] or [""], _normal(answer)) for answer, texts in zip(given, right, strict=True)
@@ -118,10 +134,12 @@ def _squad_scores(given: Sequence[str], right: Sequence[Sequence[str]]) -> dict[
 
 
 def _normal(text: str) -> str:
+    """Return a text in the form in which SQuAD compares texts."""
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 
 def _f1(answer: str, text: str) -> float:
+    """Return the F1 of the words that two normalized texts have in common, from 0 to 1."""
     given, right = answer.split(), text.split()
     if not given or not right:
         return float(given == right)
