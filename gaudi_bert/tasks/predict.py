@@ -1,8 +1,9 @@
-"""Stages predict and embed: rows through a model, a window at a time, to an answer or a vector each, in their order.
+"""The stages predict and embed: run rows through a model, window by window, and write a prediction or an embedding for each.
 
-Answers are JSON lines. Vectors go to `.npy` (float32 [rows, hidden size]), `.parquet` (a column `embedding`), or JSON lines
-(`{"embedding": [...]}`), which is also what standard output gets. For the first two they are plain bytes until all are
-written, so a killed run is resumed.
+Predictions are JSON lines, in the order of the rows. Embeddings are written as `.npy` (float32 [rows, hidden size]), as
+`.parquet` (with a column `embedding`), or as JSON lines (`{"embedding": [...]}`), which is also the format on standard
+output. For `.npy` and `.parquet`, the embeddings are collected as plain bytes and converted at the end, so that a killed run
+can be resumed.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ from gaudi_bert.tasks.kinds.task import Task, check_settings_apply
 from gaudi_bert.tasks.task_models import TaskDescription, check_finished, is_bert, read_task_folder, start_weights
 from gaudi_bert.training.model_files import SentenceFolder, read_sentence_folder, tokenizer_length
 
-if TYPE_CHECKING:  # it loads torch
+if TYPE_CHECKING:  # importing it loads torch
     from gaudi_bert.engines.pytorch.model import TorchEncoder
 
 _ENDINGS = (".npy", ".parquet", ".jsonl")
@@ -67,15 +68,24 @@ def predict(
     overwrite: bool = False,
     store: StoreSettings | None = None,
 ) -> StreamResult:
-    """Answer the rows of a file.
+    """Write a prediction for each row of a file.
 
     Args:
-        model: a folder that `finetune`, or transformers for one of its `BertFor...`, wrote, with its tokenizer; or its URL
-            in an object store.
-        data: a file of rows, or its URL, or `-`.
-        out: the file of JSON lines, or its URL, or `-` for standard output, which cannot be resumed.
-        changes: of the task settings that the model was trained with, by name.
-        overwrite: replace the answers of other settings.
+        model: A folder with its tokenizer, written by `finetune` or by transformers for one of its `BertFor...` classes, or
+            its URL in an object store.
+        data: A file of rows, or its URL, or `-` for standard input.
+        out: The file of JSON lines, or its URL, or `-` for standard output, which cannot be resumed.
+        options: The options.
+        changes: Task settings by name, which replace those that the model was trained with.
+        reporter: Reports messages and progress.
+        overwrite: Whether predictions of other settings are replaced.
+        store: Settings of the object store.
+
+    Returns:
+        The numbers of rows and tokens, and the fraction of padding.
+
+    Raises:
+        InputError: The model, an option or a row is invalid, or `out` contains something else.
     """
     with (
         _local_files(model, data, out, store) as (path, rows_file, answers_file),
@@ -86,7 +96,7 @@ def predict(
         if name != described.task:
             problem = f"{path} is a model of {described.task}; leave it out, or fine-tune another"
             raise InputError(f"task.name = {name}: {problem}")
-        # What the model was trained with is the default: what is named here must apply.
+        # The defaults come from the training, so only settings that the user named have to apply to the task.
         settings = described.settings.with_named(changes)
         check_settings_apply(described.task, settings)
         check_policy(described.task, settings)
@@ -116,6 +126,7 @@ def predict(
         chosen |= {"activation": task.activation} if task.activation != "Sigmoid" else {}
 
         def lines(outputs: Float32Array, sequences: Sequences, answered: Sequence[Row]) -> list[bytes]:
+            """Return the encoded predictions for some rows, with the texts and the logit if they are to be ranked."""
             answers = task.answers(outputs, sequences, answered)
             if options.group_by is None:
                 return list(map(_json_line, answers))
@@ -134,7 +145,11 @@ def predict(
 
 @contextmanager
 def _local_files(model: Path, data: str, out: str, store: StoreSettings | None = None) -> Iterator[tuple[Path, str, str]]:
-    """Model, rows and answers as files of this machine, copied from and to object stores."""
+    """Provide the model, the rows and the predictions as local files, which are copied from and to object stores.
+
+    Raises:
+        InputError: The predictions would overwrite the rows.
+    """
     if is_in_store(data) and is_in_store(out) and store_url(data) == store_url(out):
         raise InputError(f"{store_url(out)}: is the data itself; give another URL with --out")
     with local_copies((model, data), store) as (weights, rows), mirrored(Path(out).parent, store) as folder:
@@ -146,16 +161,24 @@ def _local_files(model: Path, data: str, out: str, store: StoreSettings | None =
         yield weights or model, rows_file, answers
 
 
-# --- a model, opened once to answer any number of windows of rows
+# --- a model that is loaded once and then run on any number of windows
 
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model with its weights, which `identity` distinguishes from others, on a device, and its tokenizer.
+    """A model with its weights on a device, and its tokenizer.
 
-    A sequence has at most `max_sequence_length` tokens, a row `positions`. `plan` packs sequences by their lengths, int64
-    [N]; `runner` runs the packs of a plan, `model` one batch. `precision` is that of matrix products; `notes` are lines for
-    the user.
+    Attributes:
+        path: The folder or file of the weights.
+        tokenizer: The tokenizer.
+        max_sequence_length: The largest number of tokens in a sequence.
+        positions: The largest number of tokens in a row.
+        identity: Identifies the weights.
+        plan: Packs sequences, given their lengths as int64 [N].
+        runner: Runs the packs of a plan.
+        model: Runs one batch.
+        precision: The precision of matrix products.
+        notes: Lines for the user about the device.
     """
 
     path: Path
@@ -171,7 +194,11 @@ class LoadedModel:
 
 
 def load_task_model(described: TaskDescription, task: Task, options: PredictOptions) -> LoadedModel:
-    """Load a fine-tuned model, whose outputs `task.answers` takes."""
+    """Load a fine-tuned model. `task.answers` turns its outputs into predictions.
+
+    Raises:
+        InputError: The task has no predictions, or the model cannot be loaded.
+    """
     path = described.path
     if isinstance(task.head, VectorHead) or not task.head.needs_outputs:
         raise InputError(f"{path}: {task.name} has no answers to predict; embed its texts, or fine-tune another task")
@@ -179,7 +206,17 @@ def load_task_model(described: TaskDescription, task: Task, options: PredictOpti
 
 
 def load_encoder(path: Path, folder: SentenceFolder, options: PredictOptions, *, normalize: bool) -> LoadedModel:
-    """Load an encoder, whose outputs are vectors, pooled as `folder` has it."""
+    """Load an encoder whose outputs are embeddings.
+
+    Args:
+        path: The folder or file of the weights.
+        folder: The settings of the model folder, including the pooling.
+        options: The options.
+        normalize: Whether embeddings are scaled to norm 1.
+
+    Raises:
+        InputError: The model cannot be loaded.
+    """
     usual = folder.max_sequence_length or tokenizer_length(path if path.is_dir() else path.parent)
     return _load(path, None, VectorHead(folder.pooling, normalize), options, folder, usual)
 
@@ -192,7 +229,10 @@ def _load(
     texts: SentenceFolder,
     usual_length: int | None,
 ) -> LoadedModel:
-    """Put a model on a device; a card that compiles gets one shape."""
+    """Load weights, their tokenizer and a head onto a device.
+
+    On a Gaudi card, which compiles each shape, all batches have the same shape.
+    """
     with _with_a_way_on(path):
         start = start_weights(path, task, lacks_head=False)
     engine = load_engine(choose_engine(options.engine, is_bert=is_bert(path), key="--engine").name)
@@ -226,9 +266,11 @@ def _load(
 
 
 def _open_device(engine: Engine, options: PredictOptions) -> tuple[Device, InferencePrecision, tuple[str, ...]]:
-    """Open the device of `options`, and return it with the precision to compute in and lines for the user.
+    """Open the device that `options` select.
 
-    The precision is float32 instead of bfloat16 if the device is a processor without instructions for bfloat16.
+    Returns:
+        The device, the precision that is used, and lines for the user. If bfloat16 is requested on a CPU without bfloat16
+        instructions, the precision is float32.
     """
     precision: Precision = "float32" if options.precision == "float32" else "bfloat16"
     device = engine.open_device(TrainingSettings(precision=precision, device=options.device))
@@ -244,7 +286,7 @@ def _open_device(engine: Engine, options: PredictOptions) -> tuple[Device, Infer
 
 @contextmanager
 def _with_a_way_on(path: Path) -> Iterator[None]:
-    """Add to a refusal of packs where the model can still be run."""
+    """Extend the error for a model that cannot process packs, by stating which program can run the model."""
     try:
         yield
     except InputError as error:
@@ -262,10 +304,17 @@ def _answer_windows(
     encode: Callable[[Float32Array, Sequences, Sequence[Row]], list[bytes]],
     encode_problem: Callable[[str], bytes],
 ) -> None:
-    """Answer all rows that have no answer yet.
+    """Compute and write the predictions for all rows that have none yet.
 
-    `encode` turns the outputs for the sequences of rows into what is written for each row, `encode_problem` what is wrong
-    with a row that cannot be read.
+    Args:
+        rows: The rows.
+        loaded: The model.
+        answers: The destination of the predictions.
+        encode: Turns the outputs for the sequences of some rows into the bytes to write for each row.
+        encode_problem: Returns the bytes to write for a row that cannot be read, given its problem.
+
+    Raises:
+        InputError: An output is not finite.
     """
     for window in answers.windows():
         good, sequences, problems = rows.tokenized(window)
@@ -289,14 +338,15 @@ def _answer_windows(
 
 
 def _json_line(content: Mapping[str, Any]) -> bytes:
+    """Return a JSON object as one line of UTF-8. Lone surrogates are escaped."""
     return f"{json.dumps(content, ensure_ascii=False, allow_nan=False)}\n".encode("utf-8", "backslashreplace")
 
 
 def _write_ranked(stored: Path, handle: BinaryIO) -> None:
-    """Write one line for each query, in the order of the queries: its documents, the best first.
+    """Write one line per query, in the order in which the queries first appear, with the documents ranked best first.
 
-    Different logits may have scores that round to the same number, so the logits decide. Of equal logits, the earlier row
-    comes first.
+    Documents are ranked by their logits, because different logits may have scores that round to the same number. Documents
+    with equal logits stay in the order of their rows.
     """
     offsets: dict[str, list[tuple[float, int]]] = {}
     with open_file(stored) as scored:
@@ -312,14 +362,21 @@ def _write_ranked(stored: Path, handle: BinaryIO) -> None:
             handle.write(_json_line({"query": query, "documents": documents}))
 
 
-# --- vectors
+# --- embeddings
 
 
 @dataclass(frozen=True)
 class EmbedOptions(PredictOptions):
-    """Settings of `embed`; what is None is as the folder has it: else the model's length, the mean, and not normalized.
+    """Options of `embed`. Options that are None come from the model folder.
 
-    `prompt` precedes each text; `prompt_name` is one of the folder's prompts.
+    If the folder does not specify them either, the length is that of the model, the pooling is the mean, and embeddings are
+    not normalized.
+
+    Attributes:
+        pooling: How the vectors of the tokens are combined into one embedding.
+        normalize: Whether embeddings are scaled to norm 1.
+        prompt: Text that precedes each text.
+        prompt_name: The name of one of the folder's prompts, instead of `prompt`.
     """
 
     pooling: Pooling | None = None
@@ -344,12 +401,22 @@ def embed(
     reporter: Reporter,
     overwrite: bool = False,
 ) -> StreamResult:
-    """Embed the texts of a file; other arguments are those of `predict`.
+    """Write an embedding for each text of a file.
 
     Args:
-        model: a Hugging Face or sentence-transformers folder with its tokenizer.
-        out: `.npy`, `.parquet` or `.jsonl`, or `-` for JSON lines on standard output.
-        settings: names of columns, and what becomes of texts that are too long.
+        model: A Hugging Face or sentence-transformers folder with its tokenizer, or its URL.
+        data: A file of texts, or its URL, or `-` for standard input.
+        out: A file that ends in `.npy`, `.parquet` or `.jsonl`, or its URL, or `-` for JSON lines on standard output.
+        options: The options.
+        settings: The column names, and what happens to texts that are too long.
+        reporter: Reports messages and progress.
+        overwrite: Whether embeddings of other settings are replaced.
+
+    Returns:
+        The numbers of rows and tokens, and the fraction of padding.
+
+    Raises:
+        InputError: The model, an option or a text is invalid, or `out` contains something else.
     """
     ending = ".jsonl" if out == STANDARD_OUTPUT else Path(out).suffix
     if ending not in _ENDINGS:
@@ -384,16 +451,21 @@ def embed(
             **({"prompt": prompt} if prompt else {}),
             **({"values": values} if values < loaded.runner.width else {}),
         }
-        is_lines, no_vector = ending == ".jsonl", np.full(values, np.nan, np.float32).tobytes()  # no text has NaN
+        # NaN marks a text that cannot be read, because no other embedding contains NaN.
+        is_lines, no_vector = ending == ".jsonl", np.full(values, np.nan, np.float32).tobytes()
 
         def encoded(vectors: Float32Array, sequences: Sequences, embedded: Sequence[Row]) -> list[bytes]:
-            """One object per line, nine digits tell every float32 from its neighbours; or plain bytes."""
+            """Return each embedding as a JSON line, or as plain bytes.
+
+            Nine significant digits distinguish every float32 from its neighbours.
+            """
             shortened = own.cut(vectors, normalize_again=options.normalize is True)
             if not is_lines:
                 return [vector.tobytes() for vector in shortened]
             return [_json_line({"embedding": [float(f"{value:.9g}") for value in vector]}) for vector in shortened.tolist()]
 
         def problem(why: str) -> bytes:
+            """Return what is written for a text that cannot be read: a JSON line with the problem, or a vector of NaN."""
             return _json_line({"error": why}) if is_lines else no_vector
 
         signature = rows.signature("embed", chosen, loaded.identity)
@@ -404,7 +476,14 @@ def embed(
 
 
 def _write_array(ending: str, values: int, stored: Path, handle: BinaryIO) -> None:
-    """Write plain bytes as an array or a table."""
+    """Convert embeddings from plain bytes to a numpy array or a Parquet table.
+
+    Args:
+        ending: `.npy` or `.parquet`.
+        values: The number of values in an embedding.
+        stored: The file with the plain bytes.
+        handle: The file to write.
+    """
     vectors = np.memmap(stored, np.float32, "r").reshape(-1, values)
     if ending == ".parquet":
         write_vectors(handle, vectors)

@@ -1,8 +1,9 @@
-"""Files of labelled rows to sequences to batches of packs: every sequence once an epoch, paired differently each time.
+"""Turn files of labelled rows into sequences, and those into batches of packs.
 
-Packs are planned once: the plan states how many packs hold which lengths; which sequences share a pack, and the order of
-the packs, are seeded permutations of (seed, epoch). Packs are numbered through all epochs, those of each length of rows by
-themselves: nothing is dropped at the end of an epoch. After the last one come empty packs, which fill up the last update.
+Every epoch contains every sequence once, and sequences share packs with different sequences in each epoch. The packing is
+planned once: it states how many packs contain which lengths. Which sequences share a pack, and the order of the packs, are
+permutations seeded by (seed, epoch). For each row length, packs are numbered consecutively through all epochs, so no pack is
+dropped at the end of an epoch. After the last pack, empty packs complete the last update.
 """
 
 from __future__ import annotations
@@ -48,7 +49,11 @@ _WINDOW_ROWS = 20_000
 
 
 def labels_of(path: Path, task: TaskName, settings: TaskSettings) -> tuple[str, ...]:
-    """The names of all labels of a file of rows (or those that `task.labels` names); () for a task without any."""
+    """Return the label names of a file of rows, or those that `task.labels` lists. Empty for a task without labels.
+
+    Raises:
+        InputError: There are fewer than two labels, or the tags mix chunk tags with other tags.
+    """
     names = find_labels(read_rows(path, task, settings, labelled=True), task, settings.labels)
     if task in TASKS_WITH_LABELS and len(names) < 2:
         problem = f"only the label {names[0]!r}" if names else "no label"
@@ -72,19 +77,34 @@ def tokenized_file(
     say: Callable[[str], None] | None = None,
     skipped: SkippedRows | None = None,
 ) -> tuple[Sequences, tuple[Row, ...]]:
-    """All sequences of a file of labelled rows, and the rows themselves; `say` gets a line on what is read.
+    """Read and tokenize a file of labelled rows.
 
-    Rows that cannot be read, or are too long for `task.too_long: error`, are counted in `skipped` where they do not stop.
+    Args:
+        path: The file.
+        task: The task.
+        settings: The settings of the task.
+        tokenizer: The tokenizer.
+        labels: The names of the labels by number.
+        max_sequence_length: The largest number of tokens in a sequence.
+        say: Called once with a line about what is read.
+        skipped: Counts the rows that are skipped because they cannot be read or are too long.
+
+    Returns:
+        All sequences, and the rows. For embeddings, each distinct text is one sequence.
+
+    Raises:
+        InputError: The file contains no rows, or a row is invalid and must not be skipped.
     """
 
     skipped = skipped or SkippedRows()
     read = read_rows(path, task, settings, labelled=task not in LANGUAGE_MODELLING, say=say, skipped=skipped)
     is_embedding, all_rows = task == "embedding", []
-    if is_embedding:  # of these, each distinct text is a sequence
+    if is_embedding:  # for embeddings, each distinct text is one sequence
         all_rows = list(read)
         read = iter(texts_of_rows(settings, all_rows).texts if all_rows else ())
 
     def tokenize(rows: list[Row]) -> Sequences | None:
+        """Return the sequences of some rows, or None if there are no rows."""
         if not rows:
             return None
         return tokenize_rows(
@@ -115,11 +135,18 @@ def tokenized_file(
 def make_built_in_rows(
     training: Path, held_out: Path, task: TaskName | None = None, *, reporter: Reporter, overwrite: bool = False
 ) -> None:
-    """Write the rows that `python-docstrings` stands for, where they do not exist yet.
+    """Write the rows that the built-in data `python-docstrings` consists of, unless they already exist.
 
-    For embeddings they are `{"anchor": first line, "positive": the rest}`, else `{"text": ..., "label": package}`.
-    They are a function of the Python that runs; the files are of one folder. Several processes may call this at the same
-    time: one writes, the others wait for it.
+    For embeddings, the rows are `{"anchor": first line, "positive": the rest}`, and otherwise `{"text": ..., "label":
+    package}`. They depend only on the version of Python. If several processes call this at the same time, one of them writes
+    the files and the others wait.
+
+    Args:
+        training: The file of the training rows.
+        held_out: The file of the held-out rows, in the same folder.
+        task: The task.
+        reporter: Reports what was written.
+        overwrite: Whether files of other settings are replaced.
     """
     folder, (name,) = held_out.parent, BUILT_IN_ROWS
     pairs = task == "embedding"
@@ -144,10 +171,14 @@ def make_built_in_rows(
 
 @dataclass(frozen=True)
 class TaskData:
-    """Tokenized sequences and how they are packed.
+    """Tokenized sequences, and how they are packed.
 
-    `rows` are those that the sequences come from, where answers are needed; else (). `packings` are of each length of rows,
-    ascending; a sequence is in the shortest that holds it.
+    Attributes:
+        path: The file of the rows.
+        identity: Identifies the data.
+        rows: The rows that the sequences come from. Empty if the task needs no rows for its metrics.
+        sequences: The sequences.
+        packings: One packing per row length, ascending. Each sequence belongs to the shortest row length that holds it.
     """
 
     path: Path
@@ -158,31 +189,37 @@ class TaskData:
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """Positions of rows, ascending."""
+        """The row lengths, ascending."""
         return tuple(packing.histogram.max_sequence_length for packing in self.packings)
 
     @property
     def row_packs(self) -> tuple[RowPacks, ...]:
-        """The packs of each length where there are several, as `RunPlan.rows`."""
+        """The number of packs of each row length, for `RunPlan.rows`. Empty if there is only one length."""
         packs = (packing.packs for packing in self.packings)
         return tuple(map(RowPacks, self.lengths, packs)) if len(self.packings) > 1 else ()
 
     @property
     def packs(self) -> int:
-        """Return the packs of all lengths."""
+        """The number of packs of all row lengths."""
         return sum(packing.packs for packing in self.packings)
 
     @property
     def packing_factor(self) -> float:
-        """Sequences of a pack, on average."""
+        """The mean number of sequences in a pack."""
         return len(self.sequences) / self.packs
 
     def shape(self, which: int, batch_packs: int) -> BatchShape:
-        """The static shape of a batch of so many packs of one of the lengths."""
+        """Return the static shape of a batch of `batch_packs` packs with row length number `which`."""
         return BatchShape(batch_packs, self.lengths[which], self.packings[which].depth_used)
 
     def packs_of(self, seed: int, epoch: int, which: int) -> SampledPacks:
-        """Return which sequences share a pack in an epoch, and the order of the packs, of one of the lengths."""
+        """Return the packs of an epoch: which sequences share a pack, and the order of the packs.
+
+        Args:
+            seed: The seed of the run.
+            epoch: The epoch.
+            which: The index of the row length. Only packs of this length are returned.
+        """
         epoch_seed = int(random_words(1, seed, "task epoch", epoch + 1)[0])
         lengths = self.sequences.lengths.astype(np.int32)
         own = np.flatnonzero(np.searchsorted(self.lengths, lengths) == which)
@@ -191,16 +228,25 @@ class TaskData:
 
 
 def counts_of(sequences: Sequences, longest: int) -> IntArray:
-    """Sequences of each length from 1 to `longest`."""
+    """Return the number of sequences of each length from 1 to `longest`, int64 [longest]."""
     counts: IntArray = np.bincount(sequences.lengths, minlength=longest + 1)[1:]
     return counts
 
 
 def task_batches(data: TaskData, task: Task, plan: RunPlan, epochs: int, order: TrainingOrder) -> Iterator[Batch]:
-    """Batches of the packs of all epochs, and then empty ones without end."""
+    """Yield the batches of one process, first with the packs of all epochs and then with empty packs, without end.
+
+    Args:
+        data: The sequences and their packings.
+        task: The task, which adds the targets.
+        plan: The batch sizes of the run.
+        epochs: The number of epochs.
+        order: The seed, the process and the position from which the run continues.
+    """
     shuffled = lru_cache(maxsize=2 * len(data.packings))(lambda which, epoch: data.packs_of(order.seed, epoch, which))
 
     def features(which: int, epoch: int, chosen: IntArray, shape: BatchShape) -> Batch:
+        """Return the features and targets of the chosen packs of one row length in one epoch."""
         placed = lay_out_packs(data.sequences, shuffled(which, epoch), chosen, shape)
         targets = task.target_features(data.sequences, placed, Draw(order.seed, epoch))
         return {**placed.features(data.sequences), **cast(Batch, targets)}
@@ -211,22 +257,26 @@ def task_batches(data: TaskData, task: Task, plan: RunPlan, epochs: int, order: 
         epoch_of, numbers = np.divmod(packs, each)
         first, *later = np.unique(epoch_of).tolist() or [0]
         batch = features(which, first, numbers[epoch_of == first], shape)
-        for epoch in later:  # whose packs follow those of the first epoch
+        for epoch in later:  # the packs of the next epochs follow in the same batch
             here = np.flatnonzero(epoch_of == epoch)
             for name, values in features(which, epoch, numbers[here], shape).items():
                 batch[name][here] = values[: len(here)]
         yield batch
 
 
-# --- Evaluation: every sequence once, the same figures packed or not, on any number of processes
+# --- evaluation: every sequence once, with the same metrics for packed and unpacked sequences and any number of processes
 
 
 @dataclass(frozen=True)
 class TaskResult:
-    """The result.
+    """The result of an evaluation.
 
-    `sequences` counts windows of long rows each; `logits`, [N, C] or [T, C], are in the order of the data, and None for a
-    task without answers.
+    Attributes:
+        figures: The metrics by name.
+        best_metric: The metric that selects the best checkpoint.
+        sequences: The number of sequences. Each window of a long row counts.
+        rows: The number of rows.
+        logits: [N, C] or [T, C], in the order of the data. None for a task without predictions.
     """
 
     figures: Mapping[str, float]
@@ -237,24 +287,31 @@ class TaskResult:
 
     @property
     def accuracy(self) -> float:
-        """The metric that tells the best checkpoint."""
+        """The value of the metric that selects the best checkpoint."""
         return self.figures[self.best_metric]
 
     def as_json(self) -> dict[str, float]:
-        """Return the figures by name, as in `metrics.json` and `metrics.jsonl`."""
+        """Return the metrics by name, as in `metrics.json` and `metrics.jsonl`."""
         return {**self.figures, "evaluated_rows": self.rows, "evaluated_sequences": self.sequences}
 
     def line(self) -> str:
-        """For people."""
+        """Return the metrics as one line for the user."""
         figures = ", ".join(f"{name} {value:.4f}" for name, value in self.figures.items())
         return f"{figures}; over {self.rows:,} rows"
 
 
 @dataclass(frozen=True)
 class TaskEvaluation(EvaluationSet[TaskResult]):
-    """Labelled rows that a model is evaluated on; `seed` is that of masks, where the task draws some.
+    """Labelled rows on which a model is evaluated.
 
-    Texts that are embedded have vectors of `hidden_size` values, of which `folder` may keep the first, and no loss.
+    Attributes:
+        task: The task.
+        data: The sequences and their packings.
+        batch_packs: The number of packs in a batch, for the longest rows.
+        seed: The seed of the masks, if the task draws masks.
+        best_metric: The metric that selects the best checkpoint.
+        hidden_size: The number of values in an embedding.
+        folder: The settings of the model folder, which may truncate embeddings.
     """
 
     task: Task
@@ -267,15 +324,21 @@ class TaskEvaluation(EvaluationSet[TaskResult]):
 
     @property
     def sums(self) -> int:
-        """Return how many sums the head of a task has."""
+        """The number of sums that the head of a task computes."""
         return 3
 
     def counted(self, batch: Batch) -> FloatArray:
-        """Nothing; in place of the sums of a head without a loss, zeros."""
+        """Return the sums that are counted from the batch itself: none, or zeros if the head computes no sums."""
         return np.zeros(0 if isinstance(self.task.head, TaskHead) else 3)
 
     def batches(self, rank: int, size: int) -> Iterator[EvaluationBatch]:
-        """Every pack once, of each length by itself; the last batch is filled up."""
+        """Yield batches that contain every pack of this process once, one row length after the other.
+
+        The last batch of each length is filled up with empty packs.
+
+        Yields:
+            The features with targets, and the function that copies the outputs to their places among all outputs.
+        """
         data, sequences, draw = self.data, self.data.sequences, Draw(self.seed, EVALUATION_EPOCH)
         for which, (length, packing) in enumerate(zip(data.lengths, data.packings, strict=True)):
             most = self.batch_packs * data.lengths[-1] // length
@@ -289,14 +352,17 @@ class TaskEvaluation(EvaluationSet[TaskResult]):
                 yield {**placed.features(sequences), **cast(Batch, targets)}, scatter
 
     def outputs(self) -> Float32Array | None:
-        """Logits [N, C] or [T, C], of heads that keep them; vectors [N, H] of texts."""
+        """Return an array of zeros for the outputs: logits [N, C] or [T, C], or embeddings [N, H].
+
+        None if the head keeps no outputs.
+        """
         head, sequences = self.task.head, self.data.sequences
         count = len(sequences.input_ids) if head.predicts_per_token else len(sequences)
         width = self.task.width if isinstance(head, TaskHead) else self.hidden_size
         return np.zeros((count, width), np.float32) if head.needs_outputs else None
 
     def figures(self, totals: FloatArray, outputs: Float32Array | None) -> TaskResult:
-        """The loss, and the metrics of the task."""
+        """Return the loss and the metrics of the task."""
         loss, weight, right = totals
         sequences, rows = self.data.sequences, self.data.rows
         figures = {"loss": loss / max(weight, 1.0)} if isinstance(self.task.head, TaskHead) else {}

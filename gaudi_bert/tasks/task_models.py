@@ -1,8 +1,8 @@
-"""Models of tasks as folders that `transformers` opens: read, and written.
+"""Read and write the models of tasks, as folders that `transformers` can open.
 
-A folder holds `config.json` (with the names of the labels, and under `gaudi_bert` what our own commands need besides),
-`model.safetensors` with the tensors of `...For<Task>`, no more and no less, and the tokenizer as `copy_tokenizer` writes
-it.
+A folder contains `config.json`, `model.safetensors` and the tokenizer. `config.json` includes the label names, and under the
+key `gaudi_bert` the settings that our own commands need in addition. `model.safetensors` contains exactly the tensors of the
+class `...For<Task>`. The tokenizer is written by `copy_tokenizer`.
 """
 
 from __future__ import annotations
@@ -59,7 +59,11 @@ _ARCHITECTURES: dict[str, TaskName] = {
 
 
 def is_bert(path: Path) -> bool:
-    """Whether weights are of a BERT; another model is refused without `transformers` to run it."""
+    """Return whether a model is a BERT, which can be run without `transformers`.
+
+    Raises:
+        InputError: There is no model, or it is another model and `transformers` is not installed.
+    """
     check_finished(path)
     config = (path if path.is_dir() else path.parent) / "config.json"
     content = read_json(config) if config.is_file() else {}
@@ -70,7 +74,7 @@ def is_bert(path: Path) -> bool:
 
 
 def sees_only_before(model: Path) -> bool:
-    """Whether a token of a model sees only those before it."""
+    """Return whether the attention of a model is causal: whether each token sees only the tokens before it."""
     if is_bert(model):
         return False
     from gaudi_bert.encoders.encoder_weights import config_of, read_encoder_config
@@ -81,7 +85,13 @@ def sees_only_before(model: Path) -> bool:
 
 
 def check_finished(path: Path) -> None:
-    """Refuse a model that is not there, and the run of another one than BERT that was stopped: it holds no such model."""
+    """Check that a model exists and is finished.
+
+    A stopped run of a model other than BERT contains no model yet, because the model is written when the run ends.
+
+    Raises:
+        InputError: There is no model, or its run was stopped.
+    """
     check_model_exists(path)
     if (path / "config.json").is_file():
         return
@@ -96,16 +106,25 @@ def check_finished(path: Path) -> None:
 
 
 def _check_transformers(what: str) -> None:
+    """Check that `transformers` is installed. The error begins with `what`, which needs it."""
     if importlib.util.find_spec("transformers") is None:
         raise InputError(f"{what} needs transformers; run: {install_command('pytorch')}")
 
 
 @dataclass(frozen=True)
 class _StartWeights:
-    """Stored weights that a model of a task begins with; `kind` tells people what they are, `identity` which.
+    """Stored or fresh weights with which the model of a task begins.
 
-    `architecture` is the class of `transformers` for the task. Variables that are `fresh` keep their initial values; those
-    that `transformers` has besides are `kept` as they are.
+    Attributes:
+        path: The folder or file of the weights.
+        kind: The kind of the weights, for messages.
+        config: The configuration of the encoder.
+        sizes: The sizes of the encoder.
+        architecture: The class of `transformers` for the task.
+        variables: The stored variables.
+        fresh: The names of the variables that are not stored and keep their initial values.
+        identity: Identifies the weights.
+        kept: Variables that the model does not use, but that `transformers` expects. They are written unchanged.
     """
 
     path: Path
@@ -122,10 +141,17 @@ class _StartWeights:
 def start_of_words(
     path: Path | None, settings: PipelineSettings, tokenizer: RowTokenizer, length: int
 ) -> tuple[Task, _StartWeights]:
-    """The task of words of a model, and what it begins with: for rows of so many tokens, and of this tokenizer.
+    """Return the language modelling task of a model, and the weights with which it begins.
 
-    `path` is a folder with weights; a config.json, or a type of `transformers`: fresh weights; None: a BERT of the sizes in
-    the settings.
+    Args:
+        path: A folder of weights. For fresh weights, a config.json, or the name of a model type of `transformers`, or None
+            for a BERT with the sizes in the settings.
+        settings: The settings of the pipeline.
+        tokenizer: The tokenizer, which determines the vocabulary of fresh weights.
+        length: The row length in tokens for which fresh weights are made.
+
+    Raises:
+        InputError: The path is neither weights, nor a configuration, nor a known type.
     """
     if path is not None and path.is_dir():
         file, kind = path / "config.json", _MASKED
@@ -161,25 +187,33 @@ def start_of_words(
 
 
 def _task_of_words(kind: TaskKind, settings: PipelineSettings, tokenizer: RowTokenizer) -> Task:
+    """Return the language modelling task of this kind, with the vocabulary of its masks."""
     vocabulary = vocabulary_of(tokenizer) if kind == _MASKED else NO_VOCABULARY
     return task_named(kind)(settings.task.model_copy(update={"name": kind}), (), vocabulary)
 
 
 def _kind_of_bert(config: BertConfig) -> TaskKind:
+    """Return which language modelling task a BERT can learn, given its attention."""
     return "causal-language-modelling" if config.attention == "causal" else _MASKED
 
 
 def start_weights(path: Path, task: Task | None, *, lacks_head: bool = True) -> _StartWeights:
-    """Read the encoder of weights of any kind, and the head of a task where it fits; without `lacks_head` it has to.
+    """Read the weights of an encoder, and those variables of a task's head that fit.
 
-    Without a task it is the encoder alone, whatever its head.
+    Args:
+        path: Weights of any supported kind.
+        task: The task. None reads only the encoder, whatever its head is.
+        lacks_head: Whether the head may be missing. Otherwise it must fit.
+
+    Raises:
+        InputError: The weights are incomplete, or a head that must fit does not.
     """
     head = VectorHead("cls", normalize=False) if task is None else task.head
-    if not is_bert(path):  # any other encoder, as `transformers` reads and names it
+    if not is_bert(path):  # `transformers` reads every other encoder and names its variables
         from gaudi_bert.encoders.encoder_weights import read_encoder_config, read_encoder_weights, sizes_of
 
         folder = path if path.is_dir() else path.parent
-        sizes = sizes_of(read_encoder_config(folder / "config.json"), head)  # rejects what cannot be fed packs
+        sizes = sizes_of(read_encoder_config(folder / "config.json"), head)  # rejects models that cannot process packs
         other, name, values, fresh = read_encoder_weights(folder, head, lacks_head=lacks_head)
         files = (file for file in folder.iterdir() if file.suffix in (".safetensors", ".bin") or file.name == "config.json")
         identity = " ".join(map(file_identity, sorted(files)))
@@ -206,7 +240,8 @@ def start_weights(path: Path, task: Task | None, *, lacks_head: bool = True) -> 
         content = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
         checksum = zlib.crc32(content.data, zlib.crc32(name.encode(), checksum))
     if isinstance(head, VectorHead):
-        # BERT's pooler, which `transformers` expects below any vectors; of weights without one, initial values.
+        # `transformers` expects BERT's pooler in every encoder, so keep it although embeddings do not use it. If the weights
+        # have no pooler, use initial values.
         for name, spec in parameter_specs(config).items():
             if name.startswith("bert/pooler/"):
                 value = weights.variables.get(name, draw_initial_value(name, spec, config.initializer_range, 0))
@@ -226,10 +261,16 @@ def start_weights(path: Path, task: Task | None, *, lacks_head: bool = True) -> 
 
 @dataclass(frozen=True)
 class TaskDescription:
-    """The description of a task's model in its folder.
+    """The description of a task's model, read from its folder.
 
-    `max_sequence_length` is the most tokens of a sequence as it was trained, or the tokenizer's; None where neither is
-    known. `texts` is how the model reads its texts, and what it applies to the logit of a pair.
+    Attributes:
+        path: The folder.
+        task: The task.
+        labels: The names of the labels by number.
+        max_sequence_length: The largest number of tokens in a sequence during training, or otherwise that of the tokenizer.
+            None if neither is known.
+        settings: The settings of the task with which the model was trained.
+        texts: How the model reads its texts, and the activation that it applies to the logit of a pair.
     """
 
     path: Path
@@ -240,14 +281,18 @@ class TaskDescription:
     texts: SentenceFolder = field(default_factory=SentenceFolder)
 
     def make_task(self, settings: TaskSettings | None = None) -> Task:
-        """Return the task, with `settings` if they are given, else with those that the model was trained with."""
+        """Return the task, with `settings` if they are given, and otherwise with those with which the model was trained."""
         task = task_named(self.task)(settings or self.settings, self.labels)
         task.activation = self.texts.activation or task.activation
         return task
 
 
 def read_task_folder(path: Path) -> TaskDescription:
-    """The description of a model in a folder of `finetune`, or of transformers' `...For<Task>`."""
+    """Return the description of a model that `finetune` or a class `...For<Task>` of transformers wrote.
+
+    Raises:
+        InputError: The folder contains no finished model, or a model without a supported task.
+    """
     check_finished(path)
     file = path / "config.json"
     if not file.is_file():
@@ -274,6 +319,7 @@ def read_task_folder(path: Path) -> TaskDescription:
 
 
 def _task_of(name: str, problem: str | None, labels: tuple[str, ...], path: Path) -> TaskName:
+    """Return the task of a model, given the name of its class, its problem type and its labels."""
     if name.endswith("ForSequenceClassification"):
         if problem == "regression" and len(labels) > 1:
             raise InputError(f"{path}: is a regression of {len(labels)} values, and only one value can be predicted here")
@@ -285,7 +331,7 @@ def _task_of(name: str, problem: str | None, labels: tuple[str, ...], path: Path
 
 
 _OF_A_FILE = {"labels", "format", "on_bad_row"}
-"""Settings of the task that a model does not keep: they are of one file, and the next may be written otherwise."""
+"""Settings of the task that a model does not keep, because they describe one data file, and the next file may differ."""
 
 
 def write_task_folder(
@@ -296,7 +342,16 @@ def write_task_folder(
     tokenizer: RowTokenizer,
     max_sequence_length: int,
 ) -> None:
-    """Write `config.json`, `model.safetensors` and the tokenizer's files into a folder that is there."""
+    """Write `config.json`, `model.safetensors` and the tokenizer's files into an existing folder.
+
+    Args:
+        folder: The folder.
+        start: The weights with which the training began.
+        task: The task.
+        variables: The trained variables.
+        tokenizer: The tokenizer.
+        max_sequence_length: The largest number of tokens in a sequence during training.
+    """
     config = start.config
     own = {
         "task": task.name,
@@ -313,10 +368,11 @@ def write_task_folder(
         handle.write(save(tensors, metadata={"format": "pt"}))
     values |= {**task.config_json(), "architectures": [start.architecture]}
     write_json(folder / "config.json", {**values, "gaudi_bert": own})
-    # A model of words reads any text that its positions hold; other tasks cut where training did, in other programs too.
+    # A language model can read every text that fits its positions. For other tasks, other programs must truncate at the same
+    # length as the training.
     copy_tokenizer(tokenizer, folder, start.sizes.positions if task.name in LANGUAGE_MODELLING else max_sequence_length)
 
 
 def vocabulary_of(tokenizer: RowTokenizer) -> Vocabulary:
-    """Return what masks are drawn from."""
+    """Return the vocabulary that masks are drawn from."""
     return Vocabulary(tokenizer.vocabulary_size, tokenizer.special_ids, tokenizer.mask_id)

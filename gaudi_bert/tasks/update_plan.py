@@ -1,11 +1,17 @@
-"""Updates of rows that belong together, as pairs of texts do: each has so many rows, and all are of one static shape.
+"""Plan updates whose rows consist of several texts, such as pairs, so that all updates have one static shape.
 
-The rows of all epochs are one stream, each epoch in another random order; update u takes the rows u M to (u + 1) M of it,
-so every row is seen once an epoch, and only the last update of a run may have fewer. Sequences that several rows of an
-update share are computed once. Updates swap rows until all need as many tokens. Packs are built by best fit, without a
-proof; their length is chosen so that the most packs that an update needs, a constant, leave little room.
+The rows of all epochs form one stream, in which each epoch has another random order. With M rows per update, update u takes
+the rows from u M to (u + 1) M. Therefore every row occurs once per epoch, and only the last update of a run may have fewer
+rows. A sequence that several rows of an update share is computed once. Rows are swapped between updates until all updates
+need about equally many tokens. Packs are built by best fit, without a proof of optimality. Every update computes as many
+packs as the largest update needs, and the length of a pack is chosen so that this leaves little room unused.
 
-Letters: M rows of an update, N rows, E epochs, L positions of a pack, S depth.
+Letters:
+    M: rows of an update.
+    N: rows.
+    E: epochs.
+    L: positions of a pack.
+    S: depth, the largest number of sequences in a pack.
 """
 
 from __future__ import annotations
@@ -26,16 +32,21 @@ from gaudi_bert.rows.packs import BatchShape
 
 _LENGTH_STEP = 8
 _USUAL_LONGEST = 512
-# Of the lengths that cost at most so much more than the cheapest, the one with the fewest slots is taken.
+# Among the lengths whose cost is at most this many times that of the cheapest, the length with the fewest slots is used.
 _WORTH = 1.03
-# All lengths are tried on the updates of so many rows, and so many of the cheapest on all.
+# All lengths are tried on the updates of _SAMPLED_ROWS rows, and then the _TRIED cheapest lengths on all updates.
 _SAMPLED_ROWS, _TRIED = 2**17, 8
 _UPDATES_AT_ONCE = 4096
 _MOST_SWEEPS = 16
 
 
 class GroupedRows(NamedTuple):
-    """Rows of several sequences: row i has the sequences `members[starts[i] : starts[i + 1]]`, int64 [N + 1]."""
+    """Rows that consist of several sequences. Row i has the sequences `members[starts[i] : starts[i + 1]]`.
+
+    Attributes:
+        members: int64, the sequences of all rows, row by row.
+        starts: int64 [N + 1], where each row begins in `members`.
+    """
 
     members: IntArray
     starts: IntArray
@@ -44,7 +55,7 @@ class GroupedRows(NamedTuple):
         return len(self.starts) - 1
 
     def of(self, rows: IntArray) -> IntArray:
-        """The sequences of these rows, one row after the other."""
+        """Return the sequences of the given rows, one row after the other."""
         sizes = self.starts[rows + 1] - self.starts[rows]
         within = np.arange(int(sizes.sum())) - np.repeat(np.cumsum(sizes) - sizes, sizes)
         chosen: IntArray = self.members[np.repeat(self.starts[rows], sizes) + within]
@@ -52,7 +63,13 @@ class GroupedRows(NamedTuple):
 
 
 class UpdateShape(NamedTuple):
-    """The static shape of an update: on each process, `micro_batches` of the packs of `batch`."""
+    """The static shape of an update.
+
+    Attributes:
+        batch: The shape of a micro-batch.
+        micro_batches: The number of micro-batches on each process.
+        processes: The number of processes.
+    """
 
     batch: BatchShape
     micro_batches: int
@@ -60,13 +77,21 @@ class UpdateShape(NamedTuple):
 
     @property
     def packs(self) -> int:
-        """Return the packs of all micro-batches on all processes."""
+        """The number of packs in all micro-batches on all processes."""
         return self.batch.packs * self.micro_batches * self.processes
 
 
 @dataclass(frozen=True, eq=False)
 class RowStream:
-    """The rows of all epochs, update by update; `lengths` are the tokens of each sequence."""
+    """The rows of all epochs, update by update.
+
+    Attributes:
+        lengths: int64, the number of tokens in each sequence.
+        rows: The sequences of each row.
+        batch_rows: The number of rows M in an update.
+        epochs: The number of epochs.
+        seed: The seed of the order.
+    """
 
     lengths: IntArray
     rows: GroupedRows
@@ -76,17 +101,20 @@ class RowStream:
 
     @property
     def updates(self) -> int:
-        """Return the updates of all epochs."""
+        """The number of updates in all epochs."""
         return -(-self.epochs * len(self.rows) // self.batch_rows)
 
     @property
     def looked_at(self) -> int:
-        """Return how many updates are looked at before a run: those of an epoch, or of so many rows."""
+        """The number of updates that are examined before a run.
+
+        These are the updates of one epoch, or of _SAMPLED_ROWS rows if that is more, but not more than there are.
+        """
         an_epoch = -(-len(self.rows) // self.batch_rows)
         return min(self.updates, max(an_epoch, _SAMPLED_ROWS // self.batch_rows + 1))
 
     def rows_of(self, first: int, last: int) -> IntArray:
-        """The rows of the updates from `first` to before `last`, one update after the other."""
+        """Return the rows of the updates from `first` up to, but not including, `last`, one update after the other."""
         each, begin = len(self.rows), first * self.batch_rows
         end = min(last * self.batch_rows, self.epochs * each)
         parts = [
@@ -96,7 +124,11 @@ class RowStream:
         return np.concatenate(parts)
 
     def distinct(self, first: int, last: int) -> tuple[IntArray, IntArray]:
-        """The sequences of each of these updates, every one once, in order; and where each update's begin, and the end."""
+        """Return the distinct sequences of each update from `first` up to, but not including, `last`.
+
+        Returns:
+            The sequences, ascending within each update, and the position at which each update begins, followed by the end.
+        """
         rows = self.rows_of(first, last)
         sizes = self.rows.starts[rows + 1] - self.rows.starts[rows]
         update = np.repeat(np.arange(len(rows)) // self.batch_rows, sizes)
@@ -104,7 +136,7 @@ class RowStream:
         return sequences, np.searchsorted(of_update, np.arange(last - first + 1))
 
     def packs_of(self, update: int, shape: BatchShape) -> tuple[SampledPacks, IntArray]:
-        """The packs of an update, and its sequences; `members` of the packs are numbers of these sequences."""
+        """Return the packs of an update, and its sequences. The members of the packs are numbers of these sequences."""
         sequences, starts = self.distinct(update, update + 1)
         pack_of = np.zeros(len(sequences), np.int64)
         _fill_packs(self.lengths[sequences], starts, shape.length, shape.depth, pack_of, np.zeros(1, np.int64))
@@ -112,7 +144,16 @@ class RowStream:
         return SampledPacks(np.argsort(pack_of, kind="stable"), np.concatenate([[0], np.cumsum(sizes)])), sequences
 
     def needs(self, lengths: Sequence[int], depth: int, updates: int) -> list[tuple[int, int]]:
-        """For packs of each length: the most that one of the first updates needs, and the most sequences of a pack."""
+        """Return the largest number of packs and the depth that the first updates need, for each length.
+
+        Args:
+            lengths: The lengths of a pack to try.
+            depth: The largest number of sequences in a pack.
+            updates: The number of updates to examine.
+
+        Returns:
+            For each length, the largest number of packs of an update, and the largest number of sequences in a pack.
+        """
         most, deepest = np.zeros(len(lengths), np.int64), np.zeros(len(lengths), np.int64)
         for sequences, starts in self._parts(updates):
             needed, pack_of = np.zeros(len(starts) - 1, np.int64), np.zeros(len(sequences), np.int64)
@@ -123,21 +164,26 @@ class RowStream:
         return [(int(packs), int(held)) for packs, held in zip(most, deepest, strict=True)]
 
     def distinct_tokens(self, updates: int) -> int:
-        """The tokens of the first updates, of sequences that are shared within an update once."""
+        """Return the number of tokens in the first updates.
+
+        A sequence that rows of an update share counts once per update.
+        """
         return sum(int(self.lengths[sequences].sum()) for sequences, _ in self._parts(updates))
 
     def _parts(self, updates: int) -> Iterator[tuple[IntArray, IntArray]]:
+        """Yield the distinct sequences of the first updates, for a limited number of updates at a time."""
         for first in range(0, updates, _UPDATES_AT_ONCE):
             yield self.distinct(first, min(first + _UPDATES_AT_ONCE, updates))
 
     @cached_property
     def tokens(self) -> IntArray:
-        """Return the tokens of each row."""
+        """The number of tokens in each row."""
         return np.add.reduceat(self.lengths[self.rows.members], self.rows.starts[:-1])
 
 
 @lru_cache(maxsize=4)
 def _order_of(stream: RowStream, epoch: int) -> IntArray:
+    """Return the order of the rows in an epoch: a random permutation whose updates are balanced."""
     count = len(stream.rows)
     update = np.arange(epoch * count, (epoch + 1) * count) // stream.batch_rows
     return _balanced(stream, permutation(count, stream.seed, "rows", epoch), update - update[0])
@@ -149,17 +195,21 @@ def _order_of(stream: RowStream, epoch: int) -> IntArray:
 def choose_shape(
     stream: RowStream, *, most_packs: int, processes: int, hidden_size: int, longest: int, depth: int | None = None
 ) -> UpdateShape:
-    """Return a shape that the updates that are looked at fit, of micro-batches of at most `most_packs`.
+    """Return the static shape of the updates, chosen so that all examined updates fit at about the least cost.
 
-    Packs have at most `longest` positions.
-
-    `depth` is the most sequences of a pack; None for as many as fit.
+    Args:
+        stream: The rows.
+        most_packs: The largest number of packs in a micro-batch.
+        processes: The number of processes.
+        hidden_size: The hidden size of the model, from which the cost of a row is estimated.
+        longest: The largest number of positions in a pack.
+        depth: The largest number of sequences in a pack. None for no limit.
     """
     shortest = -(-int(stream.lengths.max()) // _LENGTH_STEP) * _LENGTH_STEP
     lengths = list(range(shortest, max(shortest, min(longest, _USUAL_LONGEST)) + 1, _LENGTH_STEP))
 
     def shapes(updates: int) -> list[UpdateShape]:
-        """For each length, the cheapest first."""
+        """Return the shape that each length needs, with the cheapest first."""
         shapes = []
         for length, (packs, deepest) in zip(lengths, stream.needs(lengths, depth or lengths[-1], updates), strict=True):
             micro_batches = -(-packs // (most_packs * processes))
@@ -168,6 +218,7 @@ def choose_shape(
         return sorted(shapes, key=cost)
 
     def cost(shape: UpdateShape) -> float:
+        """Return the estimated cost of an update of this shape."""
         return shape.packs * row_cost(shape.batch.length, hidden_size)
 
     sampled = _SAMPLED_ROWS // stream.batch_rows + 1
@@ -182,19 +233,25 @@ def choose_shape(
 
 
 def _balanced(stream: RowStream, order: IntArray, update: IntArray) -> IntArray:
-    """The rows of an epoch in an order in which all updates need as many tokens; `update` is that of each row in `order`.
+    """Return the rows of an epoch in an order in which all updates need about equally many tokens.
 
-    The update with the most tokens swaps rows with that with the fewest, the second with the last but one, and so on, until
-    nothing changes. Only rows that share no sequence with others of the two are swapped, so each update shares as many as
-    before: equal sequences are neither gathered nor spread.
+    The update that needs the most tokens swaps rows with the update that needs the fewest, the second with the last but one,
+    and so on, until nothing changes. A row is swapped only if it shares no sequence with other rows of the two updates.
+    Therefore the number of shared sequences in each update stays the same.
+
+    Args:
+        stream: The rows.
+        order: The rows of the epoch in random order.
+        update: The update of each row in `order`, from 0.
     """
     lengths, rows, tokens = stream.lengths, stream.rows, stream.tokens
     sizes = np.bincount(update)
     starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
     sequences = np.unique(np.repeat(update, np.diff(rows.starts)[order]) * len(lengths) + rows.of(order))
     needed = np.bincount(sequences // len(lengths), lengths[sequences % len(lengths)], len(sizes))
-    # This epoch may have only some of the rows of an update; expected are the tokens that so many random rows need, rounded:
-    # ranks on other processors must swap the same rows.
+    # The first and last update may have only some of their rows in this epoch, so compare each update with the tokens that
+    # this many random rows are expected to need. The expectation is rounded, because processes on different CPUs must swap
+    # the same rows.
     uses = np.bincount(rows.members, minlength=len(lengths))
     known_sizes, of_update = np.unique(sizes, return_inverse=True)
     expected = np.rint([lengths @ (1 - (1 - size / len(order)) ** uses) for size in known_sizes])
@@ -204,7 +261,7 @@ def _balanced(stream: RowStream, order: IntArray, update: IntArray) -> IntArray:
         by_excess = np.argsort(excess, kind="stable")
         pair = np.empty(len(sizes), np.int64)
         pair[by_excess] = np.minimum(np.arange(len(sizes)), np.arange(len(sizes))[::-1])
-        # Free is a row that has no sequence of another row of its pair of updates.
+        # A row is free to be swapped if no other row of its pair of updates has one of its sequences.
         texts, free = np.diff(rows.starts)[order], np.ones(len(order), np.bool_)
         sequences = np.repeat(pair[update], texts) * len(lengths) + rows.of(order)
         _, which, uses = np.unique(sequences, return_inverse=True, return_counts=True)
@@ -223,9 +280,17 @@ def _swap_rows(
     by_excess: IntArray,
     excess: FloatArray,
 ) -> int:
-    """Swap free rows of two updates while that brings their excess together; the number of swaps.
+    """Swap free rows of two updates as long as this brings their token counts closer, and return the number of swaps.
 
-    Rows of an update are sorted by their tokens. All but `tokens` and `starts` are changed.
+    All arguments except `tokens`, `starts` and `by_excess` are changed in place.
+
+    Args:
+        order: The rows, update by update. The rows of an update are sorted by their number of tokens.
+        tokens: The number of tokens in each row.
+        free: Whether each position of `order` has a row that may be swapped.
+        starts: Where each update begins in `order`.
+        by_excess: The updates, sorted by their excess.
+        excess: By how many tokens each update exceeds the expectation.
     """
     swaps, updates = 0, starts.size - 1
     for pair in range(updates // 2):
@@ -255,14 +320,20 @@ def _swap_rows(
 
 @kernel
 def _fill_packs(lengths: IntArray, starts: IntArray, length: int, depth: int, pack_of: IntArray, needed: IntArray) -> int:
-    """Best fit, the longest first, for each update by itself; the sequences of update i are `starts[i] : starts[i + 1]`.
+    """Pack the sequences of each update by best fit, the longest first, and return the depth of the deepest pack.
 
-    Fills in the pack of each sequence, and the packs of each update; returns the most sequences of a pack.
+    Args:
+        lengths: The lengths of the sequences, update by update.
+        starts: Where each update begins in `lengths`.
+        length: The length of a pack.
+        depth: The largest number of sequences in a pack.
+        pack_of: Filled with the pack of each sequence, counted within its update.
+        needed: Filled with the number of packs of each update.
     """
     deepest = 0
     for update in range(starts.size - 1):
         begin, end = starts[update], starts[update + 1]
-        # Sequences by their lengths, and open packs by the room that they have: lists, of which these are the heads.
+        # Linked lists: the arrays hold the first sequence of each length, and the first open pack with each amount of room.
         sequence_with, pack_with = np.full(length + 1, -1), np.full(length + 1, -1)
         next_sequence, next_pack = np.empty(end - begin, np.int64), np.empty(end - begin, np.int64)
         held = np.zeros(end - begin, np.int64)

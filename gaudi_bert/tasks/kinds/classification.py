@@ -1,15 +1,16 @@
-"""Tasks with one answer for a text, or for a pair of texts: classification, multi-label, regression; or for a word.
+"""Tasks with one prediction for a text or a pair (classification, multi-label, regression), or for each word.
 
-Head of a text: BERT's pooled vector of the sequence, dropout, a dense layer (Devlin et al., 2019, section 4.1).
+The head for a text is BERT's pooled vector of the sequence, dropout, and a dense layer (Devlin et al., 2019, section 4.1).
 
-- classification: one of several classes. Loss: negative log likelihood. Metrics: accuracy, F1 (mean over classes), Matthews'
-  correlation.
-- multi-label: any number of classes. Loss: binary cross-entropy, mean over classes. Metrics: F1 over all answers (micro),
-  mean over classes (macro), accuracy: the share of texts whose classes are all right.
-- regression: a number, as the similarity of two sentences. Loss: squared error. Metrics: Pearson's and Spearman's
-  correlation, mean squared error.
+- classification: one of several classes. The loss is the negative log likelihood. The metrics are accuracy, F1 (mean over
+  classes) and Matthews' correlation.
+- multi-label: any number of classes. The loss is the binary cross-entropy, as the mean over classes. A class is predicted if
+  its probability is at least one half. The metrics are micro-averaged F1, macro-averaged F1 (mean over classes), and
+  accuracy: the fraction of texts for which all classes are correct.
+- regression: a number, such as the similarity of two sentences. The loss is the squared error. The metrics are Pearson's and
+  Spearman's correlation and the mean squared error.
 
-Losses are means over sequences. A class of a multi-label task is answered where its probability is at least one half.
+All losses are means over sequences. `TokenClassification` describes the task with a prediction for each word.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from gaudi_bert.tasks.ranking import correlations
 
 
 class Classification(TextTask):
-    """One of several classes."""
+    """The task of predicting one of several classes."""
 
     name = "classification"
     problem_type = "single_label_classification"
@@ -38,7 +39,7 @@ class Classification(TextTask):
     metric_names = ("loss", "accuracy", "f1_macro", "matthews_correlation")
 
     def metrics(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> dict[str, float]:
-        """accuracy, f1_macro (over the classes of the data), matthews_correlation."""
+        """Return accuracy, f1_macro (over the classes that occur in the data) and matthews_correlation."""
         from sklearn.metrics import accuracy_score, matthews_corrcoef
 
         guesses, right = logits.argmax(axis=-1), np.asarray(sequences.target)
@@ -49,17 +50,17 @@ class Classification(TextTask):
         }
 
     def baseline(self, learnt: Sequences, measured: Sequences) -> dict[str, float]:
-        """The accuracy of always answering the most frequent class."""
+        """Return the accuracy of always predicting the most frequent class."""
         most_frequent = np.bincount(np.asarray(learnt.target)).argmax()
         return {"accuracy": float(np.mean(np.asarray(measured.target) == most_frequent))}
 
     def answers(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
-        """`{"label", "probabilities": {name: p}}`."""
+        """Yield `{"label", "probabilities": {name: p}}` for each text."""
         return class_answers(logits, self.labels)
 
 
 class MultiLabel(TextTask):
-    """Any of several classes."""
+    """The task of predicting any number of classes."""
 
     name = "multi-label"
     problem_type = "multi_label_classification"
@@ -67,7 +68,7 @@ class MultiLabel(TextTask):
     metric_names = ("loss", "f1_micro", "f1_macro", "accuracy")
 
     def metrics(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> dict[str, float]:
-        """f1_micro, f1_macro, accuracy."""
+        """Return f1_micro, f1_macro and accuracy."""
         from sklearn.metrics import accuracy_score, f1_score
 
         guesses, right = logits >= 0, np.asarray(sequences.target) > 0.5
@@ -78,12 +79,12 @@ class MultiLabel(TextTask):
         }
 
     def answers(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
-        """`{"labels", "probabilities": {name: p}}`."""
+        """Yield `{"labels", "probabilities": {name: p}}` for each text."""
         return multi_label_answers(logits, self.labels)
 
 
 class Regression(TextTask):
-    """A number."""
+    """The task of predicting a number."""
 
     name = "regression"
     problem_type = "regression"
@@ -91,23 +92,26 @@ class Regression(TextTask):
     metric_names = ("loss", "pearson", "spearman", "mean_squared_error")
 
     def metrics(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> dict[str, float]:
-        """pearson, spearman (0 where one side is constant), mean_squared_error."""
+        """Return pearson, spearman and mean_squared_error.
+
+        A correlation is 0 if all predictions or all targets are equal.
+        """
         guesses, right = logits[:, 0].astype(np.float64), np.asarray(sequences.target, np.float64)
         return {**correlations(guesses, right), "mean_squared_error": float(np.mean(np.square(guesses - right)))}
 
     def answers(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
-        """`{"value"}`."""
+        """Yield `{"value"}` for each text."""
         return number_answers(logits)
 
 
 class TokenClassification(Task):
-    """A tag for every word (named entities, parts of speech).
+    """The task of predicting a tag for every word, such as named entities or parts of speech.
 
-    The first word piece of a word carries its tag; the others, [CLS] and [SEP] carry none (Devlin et al., 2019, section
-    5.3). A word that is in several windows of a long row counts in one of them. Head: dropout and a dense layer on the
-    hidden state of every token. Loss: negative log likelihood, mean over words. Metrics of tags of a chunk scheme (B-, I-):
-    precision, recall and F1 of complete entities, by seqeval, and the share of words with the right tag; of other tags:
-    that share, and F1 as the mean over tags.
+    The first token of a word carries its tag. The other tokens of the word, [CLS] and [SEP] carry no tag (Devlin et al.,
+    2019, section 5.3). A word that is in several windows of a long row counts in one of them. The head consists of dropout
+    and a dense layer on the hidden state of every token. The loss is the negative log likelihood, as the mean over words. If
+    the tags follow a chunk scheme (B-, I-), the metrics are precision, recall and F1 of complete entities, computed by
+    seqeval, and the fraction of words with the correct tag. Otherwise, they are this fraction, and F1 as the mean over tags.
     """
 
     name = "token-classification"
@@ -122,13 +126,13 @@ class TokenClassification(Task):
             self.best_metric, self.metric_names = "accuracy", ("loss", "accuracy", "f1_macro")
 
     def note(self, rows: Sequence[Row]) -> str | None:
-        """Note that no tag is of a chunk scheme."""
+        """Return a note if the tags follow no chunk scheme, because the metrics then differ."""
         if self._scheme.has_chunks:
             return None
         return "no tag has a prefix such as B- or I-: each word counts by itself, by accuracy and f1_macro"
 
     def target_features(self, sequences: Sequences, placed: Placement, draw: Draw) -> BatchArrays:
-        """`targets` and `target_weights`, [B, L]: the weight is 1 where a word begins that has a tag."""
+        """Return `targets` and `target_weights`, [B, L]. The weight is 1 for the first token of each word that has a tag."""
         if sequences.target is None:
             words = placed.tokens(cast(IntArray, sequences.words), NO_WORD)
             return {"target_weights": (words != NO_WORD).astype(np.float32)}
@@ -136,7 +140,10 @@ class TokenClassification(Task):
         return {"targets": np.maximum(targets, 0), "target_weights": (targets != NOT_PREDICTED).astype(np.float32)}
 
     def metrics(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> dict[str, float]:
-        """f1, precision, recall of entities, or f1_macro of tags; accuracy of words. A word that was cut off is outside."""
+        """Return f1, precision and recall of entities, or f1_macro of tags, and the accuracy of words.
+
+        A word that was truncated counts as predicted with the tag `O`.
+        """
         guesses = [tags for tags, _ in tagged_words(logits, sequences, rows, self.labels)]
         right = [list(cast(TaggedRow, row).tags or ()) for row in rows]
         same = sum(one == other for a, b in zip(guesses, right, strict=True) for one, other in zip(a, b, strict=True))
@@ -146,7 +153,7 @@ class TokenClassification(Task):
         from seqeval.metrics import f1_score, precision_score, recall_score
 
         def chunks(rows_of_tags: Sequence[Sequence[str]]) -> list[list[str]]:
-            """The tags as `seqeval` reads them."""
+            """Return the tags in the form that `seqeval` reads."""
             return [["-".join(filter(None, self._scheme.split(tag))) for tag in tags] for tags in rows_of_tags]
 
         scores = {"f1": f1_score, "precision": precision_score, "recall": recall_score}
@@ -155,12 +162,15 @@ class TokenClassification(Task):
         return {**of_entities, "accuracy": accuracy}
 
     def answers(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
-        """`{"tags": [{"start", "end", "tag", "score"}]}`: entities, with their characters in the text of the row."""
+        """Yield `{"tags": [{"start", "end", "tag", "score"}]}` for each row.
+
+        `start` and `end` are characters in the text of the row.
+        """
         return tag_answers(logits, sequences, rows, self.labels)
 
 
 def _mean_f1(right: AnyArray | list[str], guesses: AnyArray | list[str]) -> float:
-    """F1, the mean over the classes of the data."""
+    """Return F1 as the mean over the classes that occur in the data."""
     from sklearn.metrics import f1_score
 
     return float(f1_score(right, guesses, average="macro", labels=np.unique(right), zero_division=0))

@@ -1,13 +1,14 @@
-"""Masked and causal language modelling: of the texts of rows, and of packed tables.
+"""Masked and causal language modelling, of the texts of rows and of packed tables.
 
-Both have pretraining's head that scores words, and the metrics loss, accuracy, perplexity. Loss: negative log likelihood,
-mean over the tokens that are predicted.
+Both tasks use the head of pretraining that scores words, and report loss, accuracy and perplexity. The loss is the negative
+log likelihood, as the mean over the predicted tokens.
 
-Masked: masks are drawn again each epoch. Those of a token are a function of seed, epoch and the token's position in the
-data, never of its pack, so packed and unpacked evaluations mask the same tokens.
+In masked language modelling, new masks are drawn for each epoch. Whether a token is masked depends only on the seed, the
+epoch and the token's position in the data, and not on its pack. Therefore packed and unpacked evaluations mask the same
+tokens.
 
-Causal (Radford et al., 2018): the next token, within each sequence of a pack. A token sees those before it in its own
-sequence. Every token but the last of a sequence has a next one.
+In causal language modelling (Radford et al., 2018), the next token of the same sequence is predicted. Each token attends
+only to the tokens of its own sequence up to itself. The last token of a sequence predicts nothing.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from gaudi_bert.training.input import Batch
 
 
 class MaskedLanguageModelling(Task):
-    """Words that were masked."""
+    """The task of predicting masked tokens."""
 
     name = "masked-language-modelling"
     architecture = "BertForMaskedLM"
@@ -48,7 +49,10 @@ class MaskedLanguageModelling(Task):
     _drawn: tuple[Draw, Sequences, tuple[BoolArray, Int32Array]] | None = None
 
     def target_features(self, sequences: Sequences, placed: Placement, draw: Draw) -> BatchArrays:
-        """`input_ids` with masks; `masked_positions`, `targets` and `target_weights`, [B, Q]."""
+        """Return the masked `input_ids` [B, L], and the targets of Q masked tokens per pack.
+
+        The targets are `masked_positions`, `targets` and `target_weights`, all [B, Q].
+        """
         share, ids = self.settings.masked_lm_probability, sequences.input_ids
         if self._drawn is None or self._drawn[0] != draw or self._drawn[1] is not sequences:
             epoch = draw.epoch + 1
@@ -60,7 +64,7 @@ class MaskedLanguageModelling(Task):
                 random_words(len(ids), draw.seed, "masked tokens", epoch),
                 lambda masked: random_words(len(masked), draw.seed, "masks", epoch),
             )
-            self._drawn = draw, sequences, masks  # of all sequences in an epoch: they stay until the next one
+            self._drawn = draw, sequences, masks  # the masks of all sequences are kept for the whole epoch
         is_masked, changed = self._drawn[2]
         slots = _masked_slots(placed.shape.length, placed.shape.depth, share)
         features = _masked_features(placed.tokens(is_masked), placed.tokens(ids), slots)
@@ -68,7 +72,7 @@ class MaskedLanguageModelling(Task):
 
 
 class CausalLanguageModelling(Task):
-    """The next token."""
+    """The task of predicting the next token."""
 
     name = "causal-language-modelling"
     architecture = "BertLMHeadModel"
@@ -76,28 +80,38 @@ class CausalLanguageModelling(Task):
     metric_names = ("loss", "accuracy", "perplexity")
 
     def target_features(self, sequences: Sequences, placed: Placement, draw: Draw) -> BatchArrays:
-        """`targets` [B, L], the next token; `target_weights` 0 where there is none."""
+        """Return `targets` [B, L], the next token of each token, and `target_weights` [B, L].
+
+        The weight is 0 for padding and for the last token of a sequence, which has no next token.
+        """
         following = np.append(sequences.input_ids[1:], np.int32(0))
         has_next = np.ones(len(following), np.float32)
         has_next[sequences.offsets[1:] - 1] = 0.0
         return {"targets": placed.tokens(following), "target_weights": placed.tokens(has_next)}
 
     def config_json(self) -> dict[str, Any]:
-        """A decoder, as transformers calls what attends backwards only."""
+        """Return the head's part of config.json, marked as a decoder, which is how transformers states causal attention."""
         return {**super().config_json(), "is_decoder": True}
 
 
-# --- the same of packed tables, whose packs are read, not laid out
+# --- the same tasks for packed tables, whose packs are read instead of laid out
 #
-# The masks of a token are a function of the seed, the epoch, the row of the table that its sequence is from, and its
-# position there: never of its pack, of the processes, or of where a run was resumed.
+# The masks of a token depend only on the seed, the epoch, the table row that its sequence comes from, and its position in
+# that row. They do not depend on its pack, on the number of processes, or on where a run was resumed.
 #
-# Letters: B packs, L positions, N sequences of a batch, T tokens of these.
+# Letters: B packs, L positions, N sequences of a batch, T tokens of these sequences.
 
 
 @dataclass(frozen=True)
 class WordTargets:
-    """Targets that are words: those that were masked, or the next one."""
+    """Adds word targets to packs that were read from a table.
+
+    Attributes:
+        kind: Whether masked tokens or the next token are predicted.
+        seed: The seed of the masks.
+        share: The fraction of tokens that are masked.
+        vocabulary: The tokens that masks are drawn from.
+    """
 
     kind: TaskKind
     seed: int
@@ -105,7 +119,17 @@ class WordTargets:
     vocabulary: Vocabulary = NO_VOCABULARY
 
     def of_packs(self, packs: Sequence[Mapping[str, AnyArray]], epoch: int, length: int, depth: int) -> Batch:
-        """The features of packs [B, ...], with targets and their weights, in the form of `model.heads.TaskHead`."""
+        """Return the features of packs, with targets and weights in the form that `model.heads.TaskHead` takes.
+
+        Args:
+            packs: The columns of each pack.
+            epoch: The epoch, on which the masks depend.
+            length: The number of positions in a pack.
+            depth: The largest number of sequences in a pack.
+
+        Raises:
+            InputError: The columns of a pack contradict each other.
+        """
         ids_BL, numbers_BL = (np.stack([pack[name] for pack in packs]) for name in ("input_ids", "sequence_ids"))
         ids_BL, numbers_BL = ids_BL.astype(np.int32), numbers_BL.astype(np.int32)
         positions_BL = np.stack([pack["position_ids"] for pack in packs]).astype(np.int32) * (numbers_BL > 0)
@@ -140,12 +164,13 @@ class WordTargets:
         return {**batch, **_masked_features(is_masked_BL, ids_BL, slots), "input_ids": changed_BL}
 
 
-# --- masks: which tokens are predicted, and what the model sees instead
+# --- masks: which tokens are predicted, and what the model sees instead of them
 #
-# Of the n tokens of a sequence that are not special, `share` * n are chosen, at least one: 80 % of them become [MASK], 10 %
-# another token, 10 % stay (Devlin et al., 2019; other masks each epoch: Liu et al., 2019).
+# Of the n tokens of a sequence that are not special, `share` * n are chosen, but at least one. Of the chosen tokens, 80 %
+# are replaced by [MASK], 10 % are replaced by another token, and 10 % stay unchanged (Devlin et al., 2019). The masks differ
+# between epochs (Liu et al., 2019).
 #
-# Letters: T tokens of some sequences, M masked ones.
+# Letters: T tokens of some sequences, M masked tokens.
 
 
 def _draw_masks(
@@ -156,12 +181,19 @@ def _draw_masks(
     order_words_T: NDArray[np.uint64],
     kind_words_of: Callable[[IntArray], NDArray[np.uint64]],
 ) -> tuple[BoolArray, Int32Array]:
-    """Draw the masks of sequences that lie one after the other, of these lengths.
+    """Draw the masks of some sequences.
 
-    They are the tokens that are predicted, [T], and the input ids with masks, int32 [T].
+    Args:
+        ids_T: The token ids of the sequences, one sequence after the other.
+        lengths: The length of each sequence.
+        share: The fraction of tokens that are masked.
+        vocabulary: The tokens that masks are drawn from.
+        order_words_T: Random words. The tokens of a sequence with the smallest words are masked.
+        kind_words_of: Returns the random words of the chosen tokens, given their positions among all T tokens. These words
+            determine what replaces each token.
 
-    `order_words_T` are random words: of each sequence the tokens with the smallest are chosen. `kind_words_of` gives the
-    random words of the chosen tokens, by their numbers among all T: they decide what becomes of these.
+    Returns:
+        Whether each token is predicted, bool [T], and the masked token ids, int32 [T].
     """
     free = np.flatnonzero(~np.isin(ids_T, vocabulary.special_ids))
     sequence = np.repeat(np.arange(len(lengths)), lengths)[free]
@@ -181,12 +213,18 @@ def _draw_masks(
 
 
 def _masked_slots(length: int, depth: int, share: float) -> int:
-    """The most masked tokens of a pack of `length` tokens and `depth` sequences."""
+    """Return the largest possible number of masked tokens in a pack of `length` tokens and `depth` sequences."""
     return min(length, int(np.ceil(share * length)) + depth)
 
 
 def _masked_features(masked_BL: BoolArray, ids_BL: Int32Array, slots: int) -> dict[str, Int32Array | Float32Array]:
-    """`masked_positions`, `targets` and `target_weights`, [B, Q], of the masked tokens of packs."""
+    """Return `masked_positions`, `targets` and `target_weights`, each [B, Q], for the masked tokens of packs.
+
+    Args:
+        masked_BL: Whether each token is masked.
+        ids_BL: The token ids without masks, which are the targets.
+        slots: The number Q of masked tokens for which a pack has room.
+    """
     packs, length = masked_BL.shape
     pack, position = np.divmod(np.flatnonzero(masked_BL), length)
     slot = np.arange(len(pack)) - np.searchsorted(pack, pack)

@@ -47,8 +47,10 @@ class QuestionAnswering(Task):
         return 2
 
     def target_features(self, sequences: Sequences, placed: Placement, draw: Draw) -> BatchArrays:
-        """Return `targets`, int32 [B, S, 2], the first and last token of the answer as positions in the pack, and
-        `target_weights` [B, S].
+        """Return the targets of a batch as a dict of arrays.
+
+        `targets`, int32 [B, S, 2], are the first and last token of the answer as positions in the pack. `target_weights`,
+        [B, S], are 1 for each sequence.
         """
         weights = placed.each(np.ones(len(placed.sequences), np.float32))
         if sequences.target is None:
@@ -87,7 +89,8 @@ class QuestionAnswering(Task):
     def _best(self, spans: list[tuple[float, int, int]], nothing: float, context: str) -> list[dict[str, Any]]:
         """Return the best answers of all windows. Each span of the text is listed once.
 
-        If the training data contains unanswerable questions, or no span is possible, the empty answer is listed too.
+        The empty answer is listed too if `null_score_threshold` is set or if no span is possible. It comes first if its
+        score exceeds that of the best span by more than the threshold.
 
         Args:
             spans: Tuples of (negative score, first character, end).

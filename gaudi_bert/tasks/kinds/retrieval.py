@@ -1,13 +1,13 @@
-"""Retrieval: vectors of texts that are near for texts that belong together (a bi-encoder), and scores of pairs.
+"""Retrieval: embeddings that are close for texts that belong together (a bi-encoder), and scores of pairs (a cross-encoder).
 
-Embedding: a row is an anchor, its positive and any number of negatives; or two texts and a score. Each distinct text is one
-sequence, with the prompt of its role. Losses: `tasks/contrast.py`. Metrics of the first kind are those of a search: the
-queries are the distinct anchors of the rows, the documents all their other texts; of the second, correlations of cosines
-with scores.
+Embedding: a row is an anchor, its positive and any number of negatives, or two texts with a score. Each distinct text is one
+sequence, which includes the prompt of its role. The losses are in `tasks/contrast.py`. For rows with an anchor, the metrics
+are those of a search, in which the queries are the distinct anchors and the documents are all other texts. For rows with a
+score, the metrics are correlations of cosines with scores.
 
-Reranking (a cross-encoder): a row is a query, a document and a label of 0 to 1, read together. Loss: binary cross-entropy of
-one logit, or over the documents of a query (`task.loss: listwise`), which then stay in one update. Metrics, by query:
-MRR@10, nDCG@10, MAP; rows of one text of the query belong together.
+Reranking: a row is a query, a document and a label from 0 to 1. Both texts are read together. The loss is the binary
+cross-entropy of a single logit. With `task.loss: listwise`, it is a loss over all documents of a query, which then stay in
+one update. The metrics, by query, are MRR@10, nDCG@10 and MAP. Rows with the same query text belong to the same query.
 """
 
 from __future__ import annotations
@@ -42,14 +42,17 @@ from gaudi_bert.tasks.ranking import correlations, cosines, figures_of_groups, n
 from gaudi_bert.tasks.update_plan import GroupedRows
 
 CORRELATIONS = ("spearman", "pearson")
-"""Metrics of pairs with a score; the others are those of a search."""
+"""The metrics of pairs with a score. The other metrics of embeddings are those of a search."""
 _SHOWN = 3
 
 
 class TextTable(NamedTuple):
-    """The distinct texts of rows, with their prompts, in the order in which they appear; `rows`: those of each row.
+    """The distinct texts of rows, including their prompts, in order of first appearance.
 
-    `content` [texts]: equal for texts that are equal without their prompts.
+    Attributes:
+        texts: The texts.
+        rows: The texts of each row.
+        content: int64 [texts], equal for texts that are equal without their prompts.
     """
 
     texts: list[TextRow]
@@ -58,7 +61,7 @@ class TextTable(NamedTuple):
 
 
 class Embedding(Task):
-    """A vector for each text."""
+    """The task of computing an embedding for each text."""
 
     name = "embedding"
     architecture = "BertModel"
@@ -67,20 +70,23 @@ class Embedding(Task):
 
     @property
     def head(self) -> VectorHead:
-        """The pooled vectors as they are: losses and cosines take them with the length 1."""
+        """The pooled vectors without normalization, because losses and cosines normalize them."""
         return VectorHead(self.settings.pooling or "mean", normalize=False)
 
     def target_features(self, sequences: Sequences, placed: Placement, draw: Draw) -> BatchArrays:
-        """None: what is learnt is in the rows."""
+        """Return no features, because the loss is computed from the rows of an update (`paired`)."""
         return {}
 
     def paired(self, sequences: Sequences, rows: Sequence[Row]) -> PairedRows:
-        """Every text is compared with those of all rows."""
+        """Return the rows of an update, in which every text is compared with the texts of all rows."""
         table, scores = texts_of_rows(self.settings, rows), _scores(rows)
         return PairedRows(table.rows, partial(_loss, self.settings, table, scores), has_answers=scores is None)
 
     def metrics(self, vectors: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> dict[str, float]:
-        """Return those of a search, or pearson and spearman; `vectors` are of the distinct texts."""
+        """Return the metrics of a search, or pearson and spearman for rows with a score.
+
+        `vectors` are the embeddings of the distinct texts.
+        """
         table, scores = texts_of_rows(self.settings, rows), _scores(rows)
         if scores is not None:
             return correlations(_cosines(vectors, table), scores)
@@ -91,9 +97,10 @@ class Embedding(Task):
         return search_figures(vectors[queries], vectors[documents], answers)
 
     def predictions(self, vectors: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
-        """`{"cosine"}` of the two texts; of an anchor and its positive also its `rank` and the nearest texts.
+        """Yield the `cosine` of the two texts of each row.
 
-        The rank is None where a hundred texts are nearer.
+        For an anchor and its positive, also yield the `rank` of the positive and the `nearest` texts. The rank is None if a
+        hundred other texts are nearer.
         """
         table = texts_of_rows(self.settings, rows)
         alike = _cosines(vectors, table)
@@ -115,7 +122,12 @@ class Embedding(Task):
 
 
 def _search_of(table: TextTable) -> tuple[IntArray, IntArray, IntArray, IntArray]:
-    """The distinct anchors, the distinct other texts, and which of both are the anchor and the positive of each row."""
+    """Return the search that the metrics evaluate.
+
+    Returns:
+        The distinct anchors, the distinct other texts, and for each row the index of its anchor and of its positive in these
+        arrays.
+    """
     members, firsts = table.rows.members, table.rows.starts[:-1]
     anchors, positives = members[firsts], members[firsts + 1]
     queries, query_of_row = np.unique(anchors, return_inverse=True)
@@ -131,7 +143,16 @@ def _loss(
     sequences_N: IntArray,
     rows: IntArray,
 ) -> LossAndGradient:
-    """In-batch negatives, or of pairs with a score."""
+    """Return the loss of some rows of an update: in-batch negatives, or a loss of cosines and scores.
+
+    Args:
+        settings: The settings of the task.
+        table: The texts of all rows.
+        scores: The scores of all rows, or None.
+        outputs_NC: The embeddings of the texts `sequences_N`.
+        sequences_N: The distinct texts of the rows, ascending.
+        rows: The rows of the update.
+    """
     texts = np.searchsorted(sequences_N, table.rows.of(rows))
     sizes = table.rows.starts[rows + 1] - table.rows.starts[rows]
     first = np.cumsum(sizes) - sizes
@@ -156,7 +177,10 @@ def _loss(
 
 
 def texts_of_rows(settings: TaskSettings, rows: Sequence[Row]) -> TextTable:
-    """The distinct texts of rows, with the prompts that the settings name: the first of a row is a query."""
+    """Return the distinct texts of rows.
+
+    The first text of a row gets the prompt for queries, and the others that for documents.
+    """
     query_prompt, document_prompt = settings.query_prompt or "", settings.document_prompt or ""
     numbers: dict[str, int] = {}
     contents: dict[str, int] = {}
@@ -182,6 +206,7 @@ def _cosines(vectors: Float32Array, table: TextTable) -> FloatArray:
 
 
 def _scores(rows: Sequence[Row]) -> FloatArray | None:
+    """Return the scores of rows, or None if the rows have no scores."""
     scores = [cast(TupleRow, row).score for row in rows]
     return None if scores[0] is None else np.array(scores, np.float64)
 
@@ -190,14 +215,14 @@ def _scores(rows: Sequence[Row]) -> FloatArray | None:
 
 
 class Reranking(TextTask):
-    """A score of a document for a query."""
+    """The task of scoring documents for a query."""
 
     name = "reranking"
     best_metric = "ndcg@10"
     metric_names = ("loss", "ndcg@10", "mrr@10", "map")
 
     def note(self, rows: Sequence[Row]) -> str | None:
-        """Note pairs that have several labels."""
+        """Return a note if a pair of a query and a document occurs with different labels."""
         labels: dict[tuple[str, str | None], Any] = {}
         pairs = [(row, (row.text, row.text_pair)) for row in cast(Sequence[TextRow], rows)]
         other = [row.position for row, pair in pairs if labels.setdefault(pair, row.label) != row.label]
@@ -209,11 +234,11 @@ class Reranking(TextTask):
         )
 
     def paired(self, sequences: Sequences, rows: Sequence[Row]) -> PairedRows | None:
-        """Return the documents of each query, where the loss is `listwise`."""
+        """Return the documents of each query if the loss is `listwise`, and None otherwise."""
         return _lists(sequences, rows) if self.settings.loss == "listwise" else None
 
     def metrics(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> dict[str, float]:
-        """Return ndcg@10, mrr@10 and map; with `listwise` also its loss, instead of the cross-entropy."""
+        """Return ndcg@10, mrr@10 and map. With `listwise`, also return its loss, which replaces the cross-entropy."""
         queries = [cast(TextRow, row).text for row in rows]
         figures = figures_of_groups(logits[:, 0], np.asarray(sequences.target, np.float64), queries)
         if self.settings.loss == "listwise":
@@ -222,17 +247,23 @@ class Reranking(TextTask):
         return figures
 
     def answers(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
-        """Return `{"score"}`: the probability that a document answers its query, or what the model's activation gives."""
+        """Yield `{"score"}` for each pair: the probability that the document answers the query.
+
+        A model with another activation than the sigmoid yields the result of its activation.
+        """
         return ({"score": score} for score in scores_of(logits[:, 0], self.activation).tolist())
 
     def config_json(self) -> dict[str, Any]:
-        """With what `CrossEncoder` does with the number."""
+        """Return the head's part of config.json, with the activation that `CrossEncoder` applies to the logit."""
         activation = {"activation_fn": "torch.nn.modules.activation.Sigmoid", "version": "5.0.0"}
         return {**super().config_json(), "sentence_transformers": activation}
 
 
 def scores_of(logits_N: Float32Array, activation: Activation) -> Float32Array:
-    """Return the scores of pairs, float32 [N]. Different logits may have equal scores, so rank by the logits."""
+    """Return the scores of pairs, float32 [N].
+
+    Different logits may have equal scores, so documents must be ranked by their logits.
+    """
     if activation == "Identity":
         return logits_N
     wide = logits_N.astype(np.float64)
@@ -241,7 +272,13 @@ def scores_of(logits_N: Float32Array, activation: Activation) -> Float32Array:
 
 
 def _lists(sequences: Sequences, rows: Sequence[Row]) -> PairedRows:
-    """Return the documents of each query; a row is answered right where its best document is first."""
+    """Return the documents of each query, with the listwise loss.
+
+    A query counts as right if one of its best documents is ranked first.
+
+    Raises:
+        InputError: No query has several documents, one of them with a label above 0.
+    """
     of_row = numbered(cast(TextRow, row).text for row in rows)
     labels, documents = np.asarray(sequences.target, np.float64), np.bincount(of_row)
     if not ((documents > 1) & (np.bincount(of_row, labels) > 0)).any():
@@ -251,6 +288,7 @@ def _lists(sequences: Sequences, rows: Sequence[Row]) -> PairedRows:
     groups = GroupedRows(np.argsort(of_row, kind="stable"), np.concatenate([np.zeros(1, np.int64), np.cumsum(documents)]))
 
     def loss(outputs_NC: FloatArray, sequences_N: IntArray, queries: IntArray) -> LossAndGradient:
+        """Return the listwise loss of some queries."""
         chosen = groups.of(queries)
         indices = np.searchsorted(sequences_N, chosen)
         starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(documents[queries])])

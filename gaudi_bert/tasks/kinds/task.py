@@ -1,12 +1,19 @@
-"""What a task is: the targets of its loss, its metrics and its answers. Its head and loss are the engine's.
+"""The base class of tasks: the targets of the loss, the metrics and the predictions. The engine computes head and loss.
 
-A task sees packs, and treats each sequence of a pack as if it stood alone: whatever it computes for a sequence depends on
-that sequence only. The model's output is a vector for every sequence (logits [B, S, C]) or for every token ([B, L, C]); put
-back into the order of the sequences ([N, C] or [T, C]) it becomes metrics and answers, so these know nothing of packs.
+A task treats each sequence of a pack as if it were alone: everything that it computes for a sequence depends only on that
+sequence. The model returns a vector for every sequence (logits [B, S, C]) or for every token ([B, L, C]). These are put back
+into the order of the sequences ([N, C] or [T, C]) before metrics and predictions are computed, so that both are independent
+of packs.
 
-Each task is a class in a file of this folder, listed in `TASKS`.
+Each task is a class in a file of this folder, and `TASKS` lists all of them.
 
-Letters: B packs, L positions, S depth, C values of a head, N and T all sequences and all their tokens.
+Letters:
+    B: packs in a batch.
+    L: positions in a pack.
+    S: depth, the largest number of sequences in a pack.
+    C: values of a head.
+    N: all sequences.
+    T: all tokens.
 """
 
 from __future__ import annotations
@@ -40,11 +47,15 @@ TASKS = {
     "masked-language-modelling": ("language_modelling", "MaskedLanguageModelling"),
     "causal-language-modelling": ("language_modelling", "CausalLanguageModelling"),
 }
-"""The file and the class of each task."""
+"""The module and the class of each task."""
 
 
 def task_named(name: str) -> type[Task]:
-    """The class of a task."""
+    """Return the class of a task.
+
+    Raises:
+        InputError: There is no task of this name.
+    """
     if name not in TASKS:
         raise InputError(f"task {name!r} is unknown; known: {', '.join(TASK_NAMES)}")
     module, class_name = TASKS[name]
@@ -60,11 +71,19 @@ _SETTINGS_OF_TASKS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("scale", "symmetric", "dimensions", "pooling", "query_prompt", "document_prompt"), ("embedding",)),
     "masked_lm_probability": ("masked-language-modelling",),
 }
-"""Settings that only some tasks have."""
+"""Settings that apply only to some tasks."""
 
 
 def check_settings_apply(task: TaskName | None, settings: TaskSettings) -> None:
-    """Refuse settings that somebody named and that change nothing of a task; None is plain texts."""
+    """Check that every setting that the user named has an effect on the task.
+
+    Args:
+        task: The task, or None for plain texts.
+        settings: The settings of the task.
+
+    Raises:
+        InputError: A setting would have no effect.
+    """
     fields = type(settings).model_fields
     for key, tasks in _SETTINGS_OF_TASKS.items():
         value = getattr(settings, key)
@@ -74,20 +93,26 @@ def check_settings_apply(task: TaskName | None, settings: TaskSettings) -> None:
 
 
 EVALUATION_EPOCH = -1
-"""That of masks for an evaluation."""
+"""The epoch from which the masks of an evaluation are drawn."""
 
 
 def learns_pairs(settings: TaskSettings) -> bool:
-    """Whether a task is learnt from all rows of an update together."""
+    """Return whether the loss of a task is computed over all rows of an update together."""
     return settings.name == "embedding" or (settings.name == "reranking" and settings.loss == "listwise")
 
 
-# --- what a task has
+# --- tasks
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Tokens that masks are drawn from: how many there are, which of them are special, and [MASK]."""
+    """The tokens that masks are drawn from.
+
+    Attributes:
+        size: The number of tokens.
+        special_ids: The ids of the special tokens.
+        mask_id: The id of [MASK].
+    """
 
     size: int
     special_ids: tuple[int, ...]
@@ -95,7 +120,7 @@ class Vocabulary:
 
     @cached_property
     def ordinary_ids(self) -> Int32Array:
-        """All others, int32."""
+        """The ids of all tokens that are not special, int32."""
         return np.setdiff1d(np.arange(self.size, dtype=np.int32), np.array(self.special_ids, np.int32))
 
 
@@ -103,21 +128,33 @@ NO_VOCABULARY = Vocabulary(0, (), 0)
 
 
 class Draw(NamedTuple):
-    """Key of drawn masks: the seed, and the epoch (-1 for an evaluation)."""
+    """The key from which masks are drawn.
+
+    Attributes:
+        seed: The seed.
+        epoch: The epoch. It is -1 for an evaluation.
+    """
 
     seed: int
     epoch: int
 
 
 class Task(ABC):
-    """Base of all tasks; `labels` are the names of its classes, the vocabulary is needed where masks are drawn.
+    """The base class of all tasks.
+
+    Args:
+        settings: The settings of the task.
+        labels: The names of the classes.
+        vocabulary: The tokens that masks are drawn from, for masked language modelling.
 
     Attributes:
-        architecture: the class of `transformers` that has the same weights.
-        problem_type: what `config.json` calls it, where it does.
-        best_metric: the metric that decides which checkpoint is best, unless the settings name another.
-        lower_is_better: metrics of which less is better.
-        activation: what turns the logit of a pair into its score, in reranking.
+        name: The name of the task.
+        architecture: The class of `transformers` that has the same weights.
+        problem_type: The name of the task in `config.json`, if it has one.
+        best_metric: The metric that selects the best checkpoint, unless the settings name another.
+        metric_names: The names of all metrics.
+        lower_is_better: Metrics for which a lower value is better.
+        activation: In reranking, the function that turns the logit of a pair into its score.
     """
 
     name: ClassVar[TaskName]
@@ -134,56 +171,71 @@ class Task(ABC):
 
     @property
     def head(self) -> TaskHead | VectorHead:
-        """Return what an engine computes."""
+        """The head that an engine computes."""
         return TaskHead(cast(TaskKind, self.name), self.width)
 
     @property
     def width(self) -> int:
-        """Values of the head for each sequence or token (C)."""
+        """The number of values C of the head for each sequence or token."""
         return len(self.labels)
 
     def note(self, rows: Sequence[Row]) -> str | None:
-        """Return what people should know of these rows, or of how they are measured, if anything."""
+        """Return a note for the user about these rows or their metrics, or None."""
         return None
 
     @abstractmethod
     def target_features(self, sequences: Sequences, placed: Placement, draw: Draw) -> BatchArrays:
-        """Features that the loss needs, in addition to those of the encoder (and `input_ids`, where they are masked).
+        """Return the features that the loss needs in addition to those of the encoder.
 
-        `target_weights` is among them: 1 for all that the loss is a mean of. So what the sums are divided by is known
-        before anything is computed.
+        `target_weights` is one of them. It is 1 for everything that the loss is averaged over, so that the divisor is known
+        before the loss is computed. If the task masks tokens, the features also contain the masked `input_ids`.
+
+        Args:
+            sequences: All sequences.
+            placed: Where the sequences of the batch are.
+            draw: The key from which masks are drawn.
         """
 
     def paired(self, sequences: Sequences, rows: Sequence[Row]) -> PairedRows | None:
-        """The rows of training data whose loss is one of all rows of an update; None where it is a sum over sequences."""
+        """Return the rows of training data if the loss is computed over all rows of an update together.
+
+        Return None if the loss is a sum over sequences.
+        """
         return None
 
     def metrics(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> dict[str, float]:
-        """Return how good the answers are, by name; `loss` only where it is not that of the head.
+        """Return the metrics of predictions by name. `loss` is included only if it replaces the loss of the head.
 
-        `logits`, [N, C] or [T, C], are in the order of the sequences, which come from all `rows`, labelled.
+        Args:
+            logits: [N, C] or [T, C], in the order of the sequences.
+            sequences: The sequences of all rows, with targets.
+            rows: The labelled rows.
         """
         return {}
 
     def rank(self, metrics: Mapping[str, float], best_metric: str) -> tuple[float, float]:
-        """Return what orders evaluations, the best one last: the metric, and among equal ones the loss."""
+        """Return a key that sorts evaluations, the best last: the metric, and the loss if the metric is equal."""
         sign = -1.0 if best_metric in self.lower_is_better else 1.0
         return sign * metrics[best_metric], -metrics.get("loss", 0.0)
 
     def baseline(self, learnt: Sequences, measured: Sequences) -> dict[str, float]:
-        """The metrics that one constant answer reaches on `measured`: the one that suits `learnt` best."""
+        """Return the metrics on `measured` of always predicting the same, which is chosen to suit `learnt` best."""
         return {}
 
     def answers(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
-        """One JSON object for each row, in the order of the rows."""
+        """Yield the prediction for each row as a JSON object, in the order of the rows.
+
+        Raises:
+            InputError: The task has no predictions.
+        """
         raise InputError(f"task {self.name}: it has no answers to predict; embed its texts, or fine-tune another task")
 
     def predictions(self, outputs: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
-        """Return what `predictions.jsonl` holds of each labelled row: what is answered, or more."""
+        """Yield what `predictions.jsonl` contains for each labelled row: the prediction, and further fields for some tasks."""
         return self.answers(outputs, sequences, rows)
 
     def config_json(self) -> dict[str, Any]:
-        """The head's part of `config.json`, as transformers reads it."""
+        """Return the head's part of `config.json`, as transformers reads it."""
         content: dict[str, Any] = {"architectures": [self.architecture]}
         if self.labels:
             content["id2label"] = {str(number): name for number, name in enumerate(self.labels)}
@@ -194,62 +246,71 @@ class Task(ABC):
 
 
 class TextTask(Task):
-    """A task with one vector of answers for a text or pair, from BERT's pooled vector of the sequence."""
+    """The base class of tasks with one prediction for a text or pair, from BERT's pooled vector of the sequence."""
 
     architecture = "BertForSequenceClassification"
 
     @property
     def width(self) -> int:
-        """A value for each class; one where the answer is a number."""
+        """The number of classes, or 1 if the prediction is a number."""
         return len(self.labels) or 1
 
     def target_features(self, sequences: Sequences, placed: Placement, draw: Draw) -> BatchArrays:
-        """`targets` [B, S] or [B, S, C], `target_weights` [B, S]: 1 for each sequence."""
+        """Return `targets`, [B, S] or [B, S, C], and `target_weights` [B, S], which are 1 for each sequence."""
         weights = placed.each(np.ones(len(placed.sequences), np.float32))
         if sequences.target is None:
             return {"target_weights": weights}
         return {"targets": placed.each(sequences.target[placed.sequences]), "target_weights": weights}
 
     def config_json(self) -> dict[str, Any]:
-        """With one unnamed class for a number, as transformers counts it."""
+        """Return the head's part of `config.json`. A head for a number has one unnamed class, as in transformers."""
         unnamed = {} if self.labels else {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
         return {**super().config_json(), **unnamed}
 
 
-# --- what training for a task minimises: like the losses of pretraining, a sum and what it is divided by
+# --- the objective of training for a task: like the losses of pretraining, sums and their divisors
 
 
 @dataclass(frozen=True)
 class TaskFigures:
-    """Mean loss of a task, and the share of right answers; None where answers are not right or wrong."""
+    """The mean loss of a task, and its accuracy.
+
+    Attributes:
+        loss: The mean loss.
+        accuracy: The fraction of correct predictions. None if predictions are not right or wrong.
+    """
 
     loss: float
     accuracy: float | None
 
     def as_json(self) -> dict[str, float]:
-        """Return the figures by name, as in `metrics.jsonl`."""
+        """Return the metrics by name, as in `metrics.jsonl`."""
         return {name: value for name, value in vars(self).items() if value is not None}
 
     def line(self) -> str:
-        """For people."""
+        """Return the metrics as one line for the user."""
         return ", ".join(f"{name} {value:.4f}" for name, value in self.as_json().items())
 
 
 @dataclass(frozen=True)
 class TaskObjective(Objective):
-    """The loss of a task; the sums are those of `model.heads.TaskHead`: the loss, its weight, and what is answered right.
+    """The loss of a task.
 
-    `has_answers`: whether answers are right or wrong.
+    Its sums are those of `model.heads.TaskHead`: the loss, its weight, and the number of correct predictions.
+
+    Attributes:
+        task: The task.
+        has_answers: Whether predictions are right or wrong, so that an accuracy exists.
     """
 
     task: Task
     has_answers: bool = True
 
     def denominators(self, batch: BatchArrays) -> FloatArray:
-        """Return what the loss is a mean of, the only loss."""
+        """Return the divisor of the loss, followed by 1."""
         return np.array([batch["target_weights"].sum(dtype=np.float64), 1.0])
 
     def figures(self, sums: FloatArray) -> TaskFigures:
-        """The loss, and the share of right answers where the task has such."""
+        """Return the loss, and the accuracy if the task has one."""
         loss, _, right = sums / max(sums[1], 1.0)
         return TaskFigures(float(loss), float(right) if self.has_answers else None)
