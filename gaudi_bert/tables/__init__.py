@@ -1,1 +1,1 @@
-"""Rows of Parquet, Arrow and JSON lines: groups, packs, proof, tokenizing."""
+"""Tables in Parquet, Arrow and JSON lines: reading them in groups, tokenizing, packing, and verifying the packs."""

@@ -1,10 +1,11 @@
-"""The rows of a table in groups: parts of its files that are read, checked, packed and held in memory together.
+"""Read the rows of a table in groups. The rows of a group are read, checked, packed and held in memory together.
 
-As with TFRecords, a group has at most `group_sequences` rows and `group_bytes` bytes, and is a function of the files and the
-settings; here it consists of the parts that the formats have (row groups, record batches, blocks of lines), dealt by a
-seeded permutation, so that each group mixes all regions of the table. A larger part is a separate group.
+As with TFRecords, a group has at most `group_sequences` rows and `group_bytes` bytes, and depends only on the files and the
+settings. A group consists of the parts that the formats have (row groups, record batches, blocks of lines). A seeded
+permutation assigns the parts to groups, so that each group mixes all regions of the table. A part that is larger than these
+limits becomes a group of its own.
 
-No value becomes a Python object. Every row is checked, and the first wrong one is named.
+Values stay in arrays and never become Python objects. Every row is checked, and the error names the first invalid row.
 """
 
 from __future__ import annotations
@@ -34,7 +35,14 @@ _ROWS_AT_ONCE, _BYTES_AT_ONCE = 2**17, 2**26
 
 @dataclass(frozen=True)
 class GroupedTable:
-    """A table that is ready to be read: its files in the order of their names, and the parts of each group."""
+    """A table that is ready to be read.
+
+    Attributes:
+        files: The files, in the order of their names.
+        file_rows: The number of rows in each file.
+        columns: The columns.
+        groups: The parts of each group.
+    """
 
     files: Sequence[Path]
     file_rows: Sequence[int]
@@ -43,12 +51,21 @@ class GroupedTable:
 
     @property
     def rows(self) -> int:
-        """Rows of all files."""
+        """The number of rows in all files."""
         return sum(self.file_rows)
 
 
 def open_table(source: str | Path, settings: TableSettings, reporter: Reporter) -> GroupedTable:
-    """List the parts of a table and form its groups."""
+    """List the parts of a table and form its groups.
+
+    Args:
+        source: A file, a folder or a glob.
+        settings: The limits of a group, the seed, and the columns to pack.
+        reporter: Reports parts that are larger than a group may be.
+
+    Raises:
+        InputError: The table has no rows, or its columns cannot be packed.
+    """
     files = table_files(source, reporter)
     columns = columns_of(files, settings.columns, settings.input_column)
     columns.check_storable(files[0])
@@ -76,25 +93,30 @@ def open_table(source: str | Path, settings: TableSettings, reporter: Reporter) 
 
 
 class ListValues(NamedTuple):
-    """A column of lists as numpy arrays: row i holds `values[offsets[i] : offsets[i + 1]]`; booleans are uint8."""
+    """A column of lists as numpy arrays. Row i contains `values[offsets[i] : offsets[i + 1]]`.
+
+    Attributes:
+        values: The values. Booleans are stored as uint8.
+        offsets: [rows + 1], where each row begins in `values`.
+    """
 
     values: AnyArray
     offsets: AnyArray
 
     @property
     def used(self) -> AnyArray:
-        """The values of all rows, and no others."""
+        """The values of all rows, without values before the first or after the last row."""
         return self.values[self.offsets[0] : self.offsets[-1]]
 
 
 class GroupRows(NamedTuple):
-    """Rows that are packed together.
+    """The rows of a group.
 
     Attributes:
-        lengths: int32 [rows].
-        numbers: int64 [rows], their numbers in the table, from 0.
-        values: of each aligned column, if they are read: the values of all rows, one after the other.
-        scalars: a pyarrow table of the scalar columns.
+        lengths: int32 [rows], the number of tokens in each row.
+        numbers: int64 [rows], the number of each row in the table, from 0.
+        values: For each aligned column, the values of all rows, one row after the other. Empty if values are not read.
+        scalars: A pyarrow table of the scalar columns, or None.
     """
 
     lengths: Int32Array
@@ -103,7 +125,13 @@ class GroupRows(NamedTuple):
     scalars: Any
 
     def tokens_of(self, rows: IntArray, starts: Int32Array, lengths: Int32Array) -> IntArray:
-        """Return which of `values` are in these runs of tokens, int64: of which row, from where on, how many."""
+        """Return the positions in `values` that some runs of tokens have, int64.
+
+        Args:
+            rows: The row of each run.
+            starts: The first token of each run in its row.
+            lengths: The number of tokens in each run.
+        """
         begins = (np.cumsum(self.lengths, dtype=np.int64) - self.lengths)[rows] + starts
         ends = np.cumsum(lengths, dtype=np.int64)
         tokens: IntArray = np.repeat(begins - ends + lengths, lengths)
@@ -114,10 +142,21 @@ class GroupRows(NamedTuple):
 def read_sequences(
     table: GroupedTable, number: int, settings: TableSettings, *, lengths_only: bool = False, threads: bool = True
 ) -> tuple[GroupRows, RowSequences, TooLongRows]:
-    """Read and check the rows of a group.
+    """Read and check the rows of a group, and apply the policy for rows that are too long.
+
+    Args:
+        table: The table.
+        number: The number of the group.
+        settings: The longest row, the policy, and the lengths of the sequences to return.
+        lengths_only: Whether values are skipped, because only lengths are needed.
+        threads: Whether several threads decode.
 
     Returns:
-        The rows; those of their sequences that are in these packs; what the policy for rows that are too long did to all.
+        The rows, the sequences of these rows whose length is in `settings.sequence_lengths`, and what the policy did to all
+        rows.
+
+    Raises:
+        InputError: A row is invalid, or is too long under the policy "error".
     """
     columns = table.columns.tokens_only() if lengths_only else table.columns
     most = settings.most_tokens if settings.too_long == "error" else _LARGEST_LENGTH
@@ -129,9 +168,14 @@ def read_sequences(
 def _read_rows(
     parts: Sequence[TablePart], columns: TableColumns, most_tokens: int, *, keep_values: bool, threads: bool = True
 ) -> GroupRows:
-    """The rows of these parts, those of a file adjacent and in order, of at most so many tokens.
+    """Return the rows of some parts, after checking them. Parts of the same file must be adjacent and in order.
 
-    Without `keep_values` only lengths are read: values are dropped at once.
+    Args:
+        parts: The parts.
+        columns: The columns to read.
+        most_tokens: The largest allowed number of tokens in a row.
+        keep_values: Whether values are kept. Otherwise they are dropped as soon as they are checked.
+        threads: Whether several threads decode.
     """
     lengths, numbers, scalars = [], [], []
     values: dict[str, list[AnyArray]] = {name: [] for name in columns.aligned if keep_values}
@@ -154,7 +198,12 @@ def _read_rows(
 
 
 def table_lengths(files: Sequence[Path], tokens: str = TOKENS_COLUMN) -> Int32Array:
-    """Tokens of each row of a table, int32 [rows], in its order; `tokens` is what `input_ids` is called there."""
+    """Return the number of tokens in each row of a table, int32 [rows], in the order of the table.
+
+    Args:
+        files: The files of the table.
+        tokens: The column that contains the token ids.
+    """
     mask = {MASK_COLUMN} & set(table_schema(files[0]).names)
     columns = columns_of(files, [*mask], tokens).tokens_only()
     lengths = [np.zeros(0, np.int32)]
@@ -165,6 +214,12 @@ def table_lengths(files: Sequence[Path], tokens: str = TOKENS_COLUMN) -> Int32Ar
 
 
 def _checked_lists(part: TablePart, table: Any, columns: TableColumns, most_tokens: int) -> dict[str, ListValues]:
+    """Return the aligned columns of a part as numpy arrays, after checking every row.
+
+    Raises:
+        InputError: A row is empty, too long or padded, a token id is invalid, or a column has another number of values than
+            `input_ids`.
+    """
     lists = {name: list_values(part.path, part.first_row, name, table.column(name)) for name in columns.aligned}
     tokens = lists[TOKENS_COLUMN]
     lengths = np.diff(tokens.offsets)
@@ -184,19 +239,30 @@ def _checked_lists(part: TablePart, table: Any, columns: TableColumns, most_toke
         _refuse_rows(part, np.diff(others.offsets) != lengths, f"{reason}; {remedy}")
     if MASK_COLUMN in lists:
         mask = lists[MASK_COLUMN]
-        if mask.used.size and mask.used.min() == 0:  # the row would be packed with its padding, as if that were tokens
+        if mask.used.size and mask.used.min() == 0:  # otherwise the padding would be packed as if it were tokens
             reason = "attention_mask holds a 0, so the row is padded; tokenise without padding, or cut the padding off"
             _refuse_rows(part, np.logical_or.reduceat(mask.used == 0, mask.offsets[:-1] - mask.offsets[0]), reason)
     return lists
 
 
 def _refuse_rows(part: TablePart, wrong: BoolArray, reason: str) -> None:
+    """Raise an InputError for the first row of a part that is marked as wrong, if there is one."""
     if wrong.any():
         raise InputError(f"{part.path}: row {part.first_row + int(np.argmax(wrong))}: {reason}")
 
 
 def list_values(path: Path, first_row: int, name: str, column: Any) -> ListValues:
-    """A validated pyarrow column of lists of numbers or booleans; `path`, `first_row`, `name` are how errors call it."""
+    """Return a pyarrow column of lists of numbers or booleans as numpy arrays. The column must have been validated before.
+
+    Args:
+        path: The file, for messages.
+        first_row: The number of the first row, for messages.
+        name: The name of the column, for messages.
+        column: The column.
+
+    Raises:
+        InputError: The column contains a null.
+    """
     pyarrow = require_pyarrow()
     if isinstance(column, pyarrow.ChunkedArray):
         column = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
@@ -222,27 +288,36 @@ def list_values(path: Path, first_row: int, name: str, column: Any) -> ListValue
     return ListValues(values.to_numpy(), offsets)
 
 
-# --- sequences: what becomes of rows that are too long
+# --- sequences: what happens to rows that are too long
 #
-# A sequence is a run of tokens of one row. Rows of at most L tokens are one sequence each; a longer one is refused, cut to
-# its first L tokens, split into pieces of L (the last is shorter), or dropped.
+# A sequence is a run of tokens of one row. A row of at most L tokens is a single sequence. A longer row is rejected,
+# truncated to its first L tokens, split into pieces of L tokens (the last piece may be shorter), or dropped.
 
 
 class RowSequences(NamedTuple):
-    """Runs of tokens, in the order of their rows: of which row of the group, from which token on, and how many tokens."""
+    """Runs of tokens, in the order of their rows.
+
+    Attributes:
+        rows: int64, the row of each run in its group.
+        starts: int32, the first token of each run in its row.
+        lengths: int32, the number of tokens in each run.
+    """
 
     rows: IntArray
     starts: Int32Array
     lengths: Int32Array
 
     def of_lengths(self, lengths: range) -> RowSequences:
-        """Return those that have one of these lengths."""
+        """Return the sequences whose length is in `lengths`."""
         chosen = (self.lengths >= lengths.start) & (self.lengths < lengths.stop)
         return self if chosen.all() else RowSequences(self.rows[chosen], self.starts[chosen], self.lengths[chosen])
 
 
 def _cut_rows(lengths: Int32Array, max_sequence_length: int, policy: TooLong) -> tuple[RowSequences, TooLongRows]:
-    """The sequences of rows of these lengths, and what the policy did; under "error" none may be too long."""
+    """Return the sequences of rows with these lengths, and a count of what the policy did.
+
+    Under the policy "error", no row may be too long, because such rows were rejected before.
+    """
     too_long = lengths > max_sequence_length
     pieces = np.ones(lengths.size, np.int64)
     if policy == "split":
@@ -263,7 +338,7 @@ def _cut_rows(lengths: Int32Array, max_sequence_length: int, policy: TooLong) ->
     )
 
 
-# --- what a manifest and metadata.json state of them
+# --- contents of the group manifests and metadata.json
 
 
 def row_figures(rows: GroupRows, sequences: RowSequences, too_long: TooLongRows, max_sequence_length: int) -> dict[str, Any]:
@@ -279,7 +354,15 @@ def table_metadata(
     inputs: Mapping[str, Mapping[str, int]],
     tool_version: str,
 ) -> TableMetadata:
-    """The metadata of a packed table; `inputs` are bytes and CRC-32C of its files."""
+    """Return the metadata of a packed table.
+
+    Args:
+        table: The table.
+        settings: The settings with which it was packed.
+        groups: The sums over all group manifests.
+        inputs: The size in bytes and the CRC-32C of each file, by name.
+        tool_version: The version of gaudi-bert that packed it.
+    """
     copied = ("max_sequence_length", "seed", "algorithm", "shard_multiple")
     return TableMetadata(
         **settings.model_dump(include={*copied, "group_sequences", "group_bytes"}),

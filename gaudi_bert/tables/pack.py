@@ -1,10 +1,10 @@
-"""The stage `pack` for a table: rows of Parquet, Arrow or JSON lines to packs in Parquet, group by group.
+"""The stage `pack` for a table: pack rows of Parquet, Arrow or JSON lines into packs in Parquet, group by group.
 
-The tokenizer that `tokenize` stored with the table is copied to the packs: what is trained on them needs it.
-
-See `artefacts.completion` for kills and several writers; `groups` for what a group is. From an object store the complete
-table is copied to scratch; to one, each shard is uploaded when it is written. After bad input everything is removed: packs
-that were written before the wrong row are of no use to a corrected table.
+If `tokenize` stored a tokenizer with the table, it is copied to the packs, because models that are trained on them need it.
+`artefacts.completion` describes how kills and concurrent writers are handled, and `groups` describes what a group is. A
+table in an object store is first copied completely to a local folder. If the packs go to an object store, each shard is
+uploaded as soon as it is written. If an input is invalid, all packs are removed, because packs that were written before the
+invalid row do not belong to the corrected table.
 """
 
 from __future__ import annotations
@@ -58,17 +58,33 @@ from gaudi_bert.tfrecords.files import input_file
 _PackedTable: TypeAlias = PackResult | PlainResult
 
 _PACKS_OF_A_SHARD = 1024
-"""A group that fits into fewer shards of so many packs than `shard_multiple` has as many as a divisor of that: 151 packs are
-one file. Readers deal packs to processes, not shards."""
+"""A small group may have fewer shards than `shard_multiple`: the smallest divisor of it that keeps each shard within this
+many packs. For example, 151 packs are a single file. Readers are not affected, because they distribute packs to processes,
+not shards.
+"""
 
 
 def pack_table(
     source: str | Path, out: Path, settings: TableSettings, run: StageRun, *, verified: bool = False
 ) -> _PackedTable | ByRowLength[_PackedTable]:
-    """Pack the rows of a table; with `settings.row_lengths` into rows of several lengths, or of one where they gain little.
+    """Pack the rows of a table.
 
-    `source` is a .parquet, .arrow or .jsonl[.gz] file, a folder or a glob of them, or one that `Dataset.save_to_disk` wrote.
-    With `verified`, it is proven afterwards that every row is there. Of a part, the totals of its groups are returned.
+    Args:
+        source: A .parquet, .arrow or .jsonl[.gz] file, a folder or a glob of such files, or a folder that
+            `Dataset.save_to_disk` wrote.
+        out: The folder of the packs.
+        settings: The settings. With `row_lengths`, rows of several lengths are written, or of one length if several save
+            little.
+        run: How the stage runs: its part, its workers, and what is reported.
+        verified: Whether the packs are verified afterwards: every row must be in them, value for value.
+
+    Returns:
+        The metadata of the packs, or the totals of the groups if only a part of them was packed. With several row lengths,
+        one result per length.
+
+    Raises:
+        InputError: The table or a row is invalid.
+        FailedError: The verification found a difference.
     """
     if settings.row_lengths is None:
         return _pack_rows(source, out, settings, run, verified)
@@ -79,10 +95,11 @@ def pack_table(
 
 
 def _pack_rows(source: str | Path, out: Path, settings: TableSettings, run: StageRun, verified: bool) -> _PackedTable:
+    """Pack the rows of a table into rows of one length."""
     with _opened(source, out, run.store) as (table, folder):
         files = table_files(table)
         _check_apart(folder, files)
-        # The packs are a function of the settings, and of name, size and CRC-32C of every input file.
+        # The packs depend only on the settings, and on the name, size and CRC-32C of every input file.
         signature = _signature(files, settings, "pack-table")
         output = PackedOutput(
             folder,
@@ -107,7 +124,15 @@ def _pack_rows(source: str | Path, out: Path, settings: TableSettings, run: Stag
 
 @dataclass(frozen=True)
 class _TableWriter:
-    """Packs the groups of a table; a `GroupWriter`."""
+    """Packs the groups of a table. It implements `GroupWriter`.
+
+    Attributes:
+        output: The folder of the packs.
+        table: The table.
+        settings: The settings.
+        workers: The number of threads. None for the default.
+        unit: What the progress display counts.
+    """
 
     output: PackedOutput
     table: GroupedTable
@@ -117,15 +142,18 @@ class _TableWriter:
 
     @property
     def groups(self) -> int:
-        """Number of groups that the table gives."""
+        """The number of groups in the table."""
         return len(self.table.groups)
 
     def check_groups(self, numbers: Sequence[int]) -> tuple[Sequence[Sequence[Path]], float]:
-        """Return the rows of these groups; the files of a table are here already."""
+        """Return no files, because those of a table are already on this machine, and the number of rows in these groups."""
         return [()] * len(numbers), sum(part.rows for number in numbers for part in self.table.groups[number])
 
     def write_group(self, number: int, task: Task) -> GroupManifest:
-        """Read, pack and write one group, a pure function of its rows and the settings."""
+        """Read, pack and write one group, and return its manifest.
+
+        The packs depend only on the rows of the group and the settings.
+        """
         rows, sequences, too_long = read_sequences(self.table, number, self.settings, threads=self.workers != 1)
         task.advance(rows.lengths.size / 2)
         packs, packing = _deal(sequences, self.settings, number)
@@ -145,6 +173,7 @@ class _TableWriter:
         )
 
     def _write_shards(self, number: int, rows: GroupRows, packs: PackSequences) -> Sequence[Shard]:
+        """Write the packs of a group as shards, on several threads."""
         settings, layout = self.settings, PackLayout.of(self.table.columns, self.settings)
         size = packs.packs * layout.pack_bytes + (0 if rows.scalars is None else rows.scalars.nbytes)
         shards = count_shards(
@@ -160,10 +189,15 @@ class _TableWriter:
         return list(map_in_threads(write_shard, range(shards), self.workers, lambda: np.zeros(0, np.uint8)))
 
     def check_manifest(self, manifest: GroupManifest) -> None:
-        """Nothing was planned before the rows were read."""
+        """Do nothing, because no manifest is planned before the rows are read."""
 
     def build_metadata(self, sums: PackedSums) -> TableMetadata:
-        """Check that all rows are there, copy the tokenizer, and return the metadata of the folder."""
+        """Check that all rows are in the packs, copy the tokenizer, and return the metadata of the folder.
+
+        Raises:
+            FailedError: The groups have another number of rows than the table.
+            InputError: Every row is too long, so there are no packs.
+        """
         table, settings = self.table, self.settings
         if sums.rows != table.rows:
             raise FailedError(
@@ -183,7 +217,7 @@ class _TableWriter:
 
 
 def _deal(sequences: RowSequences, settings: TableSettings, group: int) -> tuple[PackSequences, Packing]:
-    """Pack the sequences, and put them in the order in which they are written."""
+    """Pack the sequences of a group, and return them in the order in which they are written, with the packing."""
     slots = settings.max_sequence_length
     packing = pack_histogram(
         Histogram(slots, np.bincount(sequences.lengths, minlength=slots + 1)[1:]),
@@ -191,7 +225,7 @@ def _deal(sequences: RowSequences, settings: TableSettings, group: int) -> tuple
         settings.depth,
         seed=settings.seed,
         effort=settings.effort,
-        quick_bound=settings.depth == "max",  # the tokens give nearly the complete bound
+        quick_bound=settings.depth == "max",  # without a depth limit, the bound from the token count is nearly as good
     )
     dealt = sample_packs(sequences.lengths, list(packing.strategy_counts.items()), settings.seed, group)
     order = dealt.members.astype(np.int64)
@@ -201,7 +235,7 @@ def _deal(sequences: RowSequences, settings: TableSettings, group: int) -> tuple
 
 @contextmanager
 def _opened(source: str | Path, out: Path, store: StoreSettings | None) -> Iterator[tuple[str | Path, Path]]:
-    """The table on this machine, and the folder in which its packs are written."""
+    """Provide the table as local files, and the local folder in which its packs are written."""
     require_pyarrow()
     check_file_name(out)
     with local_copy(source, store) as table, mirrored(out, store) as folder:
@@ -209,21 +243,24 @@ def _opened(source: str | Path, out: Path, store: StoreSettings | None) -> Itera
 
 
 def _check_apart(folder: Path, files: Sequence[Path]) -> None:
+    """Check that the packs are not written into the folder of the table."""
     if resolve_links(folder) in {resolve_links(file).parent for file in files}:
         raise InputError(f"{folder}: the output folder is the folder of the table; choose another one")
 
 
 def _signature(files: Sequence[Path], settings: TableSettings, stage: str) -> Signature:
+    """Return the settings and the identity of every input file, which together determine the packs."""
     inputs = {file.name: input_file(file).identity for file in files}
     return Signature(stage, settings.model_dump(mode="json"), inputs)
 
 
-# --- rows of several lengths: a packed table of each, of the sequences that fit no shorter row
+# --- rows of several lengths: one packed table per length, with the sequences that do not fit into shorter rows
 
 
 def _pack_row_lengths(
     source: str | Path, out: Path, settings: TableSettings, run: StageRun, verified: bool
 ) -> _PackedTable | ByRowLength[_PackedTable]:
+    """Pack the rows of a table into rows of several lengths, or of one length if several save little."""
     with _opened(source, out, run.store) as (table, folder):
         lengths = _choose_lengths(table, settings, run.reporter)
         if len(lengths) == 1:
@@ -232,7 +269,7 @@ def _pack_row_lengths(
         chosen = settings.model_copy(update={"row_lengths": lengths, "max_sequence_length": lengths[-1]})
         files, final = table_files(table), RowTables.path_in(folder)
         _check_apart(folder, files)
-        output: GroupedOutput[int, TableMetadata] = GroupedOutput(  # complete before its last file
+        output: GroupedOutput[int, TableMetadata] = GroupedOutput(  # the packed tables come before the last file
             folder,
             final,
             _signature(files, chosen, "pack-rows"),
@@ -241,7 +278,7 @@ def _pack_row_lengths(
             run.reporter,
         )
         output.begin(run.overwrite)
-        of_each = replace(run, overwrite=False)  # what is of other settings was removed with the folder
+        of_each = replace(run, overwrite=False)  # packs of other settings were removed with the folder
         with output.removed_on_bad_input():
             each = {length: chosen.model_copy(update={"max_sequence_length": length}) for length in lengths}
             packed = {
@@ -254,7 +291,14 @@ def _pack_row_lengths(
 
 
 def _choose_lengths(table: str | Path, settings: TableSettings, reporter: Reporter) -> tuple[int, ...]:
-    """The lengths that some sequence needs, of those that are given; or those that cost least."""
+    """Return the row lengths to use.
+
+    If lengths are given, these are the given lengths that some sequence needs. Otherwise, they are the lengths that cost
+    least.
+
+    Raises:
+        InputError: Every row is too long.
+    """
     opened, most = open_table(table, settings, reporter), settings.most_tokens
     counts = np.zeros(most, np.int64)
     whole = settings.model_copy(update={"row_lengths": None, "max_sequence_length": most})

@@ -1,12 +1,16 @@
-"""Packed tables: shards of Parquet, one row per pack, written a row group at a time, and read by the numbers of their packs.
+"""Packed tables: write shards of Parquet with one row per pack, and read packs by their numbers.
 
-input_ids, and each aligned column [L]   its own type; padded with 0, `labels` with -100
-position_ids [L]                         restarting at 0 in each sequence, and in the padding
-sequence_ids [L]                         1..1 2..2 .. 0..0: two tokens may attend to each other where it is equal
-seq_lens                                 tokens of each sequence
-indices                                  number of the row of the table that each sequence is of
-starts                                   its first token in that row; only where rows are split
-each scalar column                       one value for each sequence
+The columns are:
+
+- `input_ids` and each aligned column [L]: values of the column's own type. Padding is 0, and -100 in `labels`.
+- `position_ids` [L]: positions, which restart at 0 in each sequence and in the padding.
+- `sequence_ids` [L]: 1..1 2..2 .. 0..0. Two tokens may attend to each other if their values are equal.
+- `seq_lens`: the number of tokens in each sequence.
+- `indices`: the table row that each sequence comes from.
+- `starts`: the first token of each sequence in that row. This column exists only if rows are split.
+- each scalar column: one value for each sequence.
+
+L is the row length. Shards are written one row group at a time. A reader keeps one row group of each open file in memory.
 """
 
 from __future__ import annotations
@@ -41,7 +45,13 @@ _BYTES_AT_ONCE = 2**20
 
 
 class PackLayout(NamedTuple):
-    """Columns and sizes of the shards of a folder: packs of so many tokens, of rows that may be split (`with_starts`)."""
+    """The columns and sizes of the shards in a folder.
+
+    Attributes:
+        columns: The columns of the table.
+        max_sequence_length: The number of slots in a pack.
+        with_starts: Whether rows may be split, so that the column `starts` exists.
+    """
 
     columns: TableColumns
     max_sequence_length: int
@@ -49,17 +59,20 @@ class PackLayout(NamedTuple):
 
     @classmethod
     def of(cls, columns: TableColumns, settings: TableSettings) -> PackLayout:
-        """The layout of what is packed by these settings."""
+        """Return the layout of packs that are written with these settings."""
         return cls(columns, settings.max_sequence_length, settings.too_long == "split")
 
     @property
     def pack_bytes(self) -> int:
-        """About what a pack takes before it is compressed: what is counted (positions, numbers) takes next to nothing."""
+        """The approximate size of a pack before compression.
+
+        Positions and sequence numbers are not included, because they compress to almost nothing.
+        """
         along: int = sum(max(1, kind.bit_width // 8) for kind in self.columns.aligned.values())
         return self.max_sequence_length * along + 64
 
     def schema(self) -> Any:
-        """The pyarrow schema of a shard."""
+        """Return the pyarrow schema of a shard."""
         pyarrow = require_pyarrow()
         int32, int64 = pyarrow.int32(), pyarrow.int64()
         of_sequences = {"seq_lens": int32, "indices": int64, **({"starts": int32} if self.with_starts else {})}
@@ -75,21 +88,31 @@ class PackLayout(NamedTuple):
 
 
 def _list(kind: Any, size: int = -1) -> Any:
+    """Return the pyarrow type of lists without nulls, of fixed size if `size` is given."""
     pyarrow = require_pyarrow()
     return pyarrow.list_(pyarrow.field("element", kind, nullable=False), size)
 
 
 def pad_value(name: str) -> int:
-    """Return what fills the slots behind the last sequence in an aligned column."""
+    """Return the value of padding slots in an aligned column."""
     return NOT_PREDICTED if name == LABELS_COLUMN else 0
 
 
 def write_table_shard(
     path: Path, layout: PackLayout, rows: GroupRows, packs: PackSequences, scalars: Any, bounds: tuple[int, int]
 ) -> Shard:
-    """Write the packs `bounds[0]` .. `bounds[1]` - 1 of a group to `path`.
+    """Write some packs of a group to a Parquet file.
 
-    `scalars` are the scalar columns in the order of the sequences of `packs`, a pyarrow table; None where there are none.
+    Args:
+        path: The file.
+        layout: The columns and sizes.
+        rows: The rows of the group.
+        packs: The packs of the group.
+        scalars: A pyarrow table of the scalar columns, in the order of the sequences of `packs`, or None.
+        bounds: The first pack, and the end of the packs to write.
+
+    Returns:
+        The name, the number of packs, the size and the CRC-32C of the file.
     """
     pyarrow = require_pyarrow()
     from pyarrow import parquet
@@ -109,10 +132,11 @@ def write_table_shard(
 
 
 def _encodings(layout: PackLayout) -> dict[str, Any]:
-    """Return how columns are encoded: numbers of L values per pack byte by byte (all first bytes, then all second ones).
+    """Return the options that determine how the columns of a shard are encoded.
 
-    zstd takes that in half the time of a dictionary, and to fewer bytes. Nobody looks for a pack by its least token: no
-    statistics.
+    Columns with L numbers per pack are split into their bytes: first all first bytes, then all second bytes, and so on. zstd
+    compresses this in half the time of a dictionary encoding, and to fewer bytes. These columns have no statistics, because
+    nobody searches for packs by their smallest token id.
     """
     types = require_pyarrow().types
     split, others, counted = [], [], []
@@ -139,13 +163,14 @@ def _encodings(layout: PackLayout) -> dict[str, Any]:
 def _columns(
     layout: PackLayout, rows: GroupRows, packs: PackSequences, scalars: Any, first: int, last: int
 ) -> dict[str, Any]:
-    """All columns of the packs `first` .. `last` - 1, as pyarrow arrays."""
+    """Return all columns of the packs `first` .. `last` - 1, as pyarrow arrays by name."""
     pyarrow = require_pyarrow()
     slots, (begin, end) = layout.max_sequence_length, packs.offsets[[first, last]].tolist()
     of_rows, starts, lengths = packs.rows[begin:end], packs.starts[begin:end], packs.lengths[begin:end]
     offsets = pyarrow.array((packs.offsets[first : last + 1] - begin).astype(np.int32))
 
     def lists(values: Any, kind: Any = None) -> Any:
+        """Return a pyarrow array with one list per pack."""
         return pyarrow.ListArray.from_arrays(offsets, values, type=kind)
 
     counted: dict[str, AnyArray] = {"seq_lens": lengths, "starts": starts, "indices": rows.numbers[of_rows]}
@@ -170,13 +195,15 @@ def _columns(
 
 
 class PackSequences(NamedTuple):
-    """The sequences of packs, in the order in which they are written: pack p holds those from offsets[p] to offsets[p + 1].
+    """The sequences of packs, in the order in which they are written.
+
+    Pack p contains sequences offsets[p] to offsets[p + 1] - 1.
 
     Attributes:
         offsets: int64 [packs + 1].
-        rows: int64 [sequences], the row of the group that each is of.
-        starts: int32 [sequences], its first token in the row.
-        lengths: int32 [sequences].
+        rows: int64 [sequences], the row of the group that each sequence comes from.
+        starts: int32 [sequences], the first token of each sequence in its row.
+        lengths: int32 [sequences], the number of tokens in each sequence.
     """
 
     offsets: IntArray
@@ -186,15 +213,15 @@ class PackSequences(NamedTuple):
 
     @property
     def packs(self) -> int:
-        """Number of packs."""
+        """The number of packs."""
         return self.offsets.size - 1
 
 
 @borrowing_kernel
 def _number(packs: PackSequences, first: int, last: int, row_slots: int, positions: Int32Array, numbers: Int32Array) -> None:
-    """Set, for every slot, the position in its sequence and the number of the sequence (from 1).
+    """Set the position of every slot in its sequence, and the number of that sequence from 1.
 
-    Padding has the number 0, and positions from 0 as one more sequence.
+    Padding has the number 0, and its positions count from 0 as in one more sequence.
     """
     at = 0
     for pack in range(first, last):
@@ -211,25 +238,34 @@ def _number(packs: PackSequences, first: int, last: int, row_slots: int, positio
         at = end
 
 
-# --- packs by their numbers: one row group in memory of each file that is read
+# --- reading packs by their numbers, with one row group of each open file in memory
 
 _NEEDED = ("input_ids", "position_ids", "seq_lens", "sequence_ids")
 _ALONG = ("position_ids", "sequence_ids")
 
 
 class _Group(NamedTuple):
+    """A row group in memory.
+
+    Attributes:
+        first: The number of its first row in the file.
+        last: The number after that of its last row.
+        columns: The columns by name.
+    """
+
     first: int
     last: int
     columns: dict[str, ListValues]
 
 
 class _Footer(NamedTuple):
-    """The metadata of a file, as pyarrow has it.
+    """The metadata of a file.
 
     Attributes:
+        metadata: The metadata as pyarrow returns it.
         ends: int64 [row groups], the end of each row group in rows.
-        pieces: int64 [row groups + 1], where the bytes of each row group begin. The first begins at 0 and the last ends with
-            the file, so that the pieces are the file.
+        pieces: int64 [row groups + 1], the byte at which each row group begins. The first begins at 0 and the last ends with
+            the file, so that all pieces together are the complete file.
     """
 
     metadata: Any
@@ -238,9 +274,13 @@ class _Footer(NamedTuple):
 
 
 def open_tables(folder: Path, paths: Sequence[Path]) -> StoredPacks:
-    """The packed tables of a folder; packs that move within a row group need no other one.
+    """Open the packed tables of a folder.
 
-    Where metadata.json describes these files, their sizes are from there, otherwise from their footers.
+    If metadata.json describes exactly these files, their sizes come from there, and otherwise from the footers of the files.
+
+    Args:
+        folder: The folder.
+        paths: Its packed tables, in order.
     """
     sizes, shard_multiple, crc32c_of = None, 1, None
     if TableMetadata.path_in(folder).exists():
@@ -255,37 +295,49 @@ def open_tables(folder: Path, paths: Sequence[Path]) -> StoredPacks:
 
 
 class TableFiles(ShardFiles["_Footer"]):
-    """Packed Parquet files, numbered in the order of their paths: the shards of a `StreamReader`.
+    """Packed Parquet files, numbered in the order of their paths, which serve as the shards of a `StreamReader`.
 
-    One row group of each open file is in memory; no handle stays open. When all row groups of a file have been read once,
-    the CRC-32C of the file is compared with what `crc32c_of` returns for its number; None if that is not known. Sizes of
-    None, int64, are read from the footers.
+    One row group of each open file is in memory, and no file handle stays open. After all row groups of a file were read,
+    the CRC-32C of the file is compared with the expected value.
+
+    Args:
+        paths: The files.
+        sizes: int64, the number of rows in each file. None to read them from the footers.
+        crc32c_of: Returns the expected CRC-32C of the file with this number, or None if it is unknown. None to check
+            nothing.
     """
 
     def __init__(
         self, paths: Sequence[Path], sizes: IntArray | None = None, crc32c_of: Callable[[int], int | None] | None = None
     ) -> None:
         self.paths, self._crc32c_of = tuple(paths), crc32c_of
-        self._read_pieces: dict[int, dict[int, int]] = {}  # of each file that is not read yet, the CRC-32C of each row group
+        self._read_pieces: dict[int, dict[int, int]] = {}  # for each file, the CRC-32C of the row groups read so far
         self._footers: dict[int, _Footer] = {}
         self._groups: dict[int, _Group] = {}
         self._windows: dict[int, int] = {}
-        _footer(self.paths[0])  # other tables are refused before anything is read
+        _footer(self.paths[0])  # rejects a table that is not packed before anything is read
         self.sizes = np.array([_rows(_footer(path)) for path in self.paths], np.int64) if sizes is None else sizes
-        """Rows of each file, int64."""
+        """The number of rows in each file, int64."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """For another process, which reads the files itself."""
+        """Pickle only what another process needs to open the files itself."""
         return TableFiles, (self.paths, self.sizes, self._crc32c_of)
 
     def window_rows(self, file: int) -> int:
-        """Rows of the largest row group of a file: packs that are permuted within so many need no other group."""
+        """Return the number of rows in the largest row group of a file.
+
+        If packs are shuffled within windows of this size, no second row group has to be read.
+        """
         if file not in self._windows:
             self.prepare(file)
         return self._windows[file]
 
     def prepare(self, file: int) -> _Footer:
-        """Read and check the footer of a file."""
+        """Read and check the footer of a file.
+
+        Raises:
+            InputError: The file is not a packed table, or has another number of rows than expected.
+        """
         footer = _footer(self.paths[file])
         if _rows(footer) != self.sizes[file]:
             raise InputError(
@@ -295,21 +347,26 @@ class TableFiles(ShardFiles["_Footer"]):
         return footer
 
     def open(self, file: int, prepared: _Footer) -> None:
-        """Begin to read a file."""
+        """Start reading a file, given its footer."""
         self._footers[file] = prepared
 
     def close(self, file: int) -> None:
-        """Release what is in memory of a file."""
+        """Release the memory of a file."""
         del self._footers[file]
         self._groups.pop(file, None)
 
     def close_except(self, numbers: Iterable[int]) -> None:
-        """Release all files but these."""
+        """Release the memory of all files except these."""
         for number in self._footers.keys() - set(numbers):
             self.close(number)
 
     def read(self, files: IntArray, records: IntArray) -> list[dict[str, AnyArray]]:
-        """Rows by file and number, int64 [n] each; a file that is not open is opened."""
+        """Return rows as dicts of columns. Files that are not open are opened.
+
+        Args:
+            files: int64 [n], the file of each row.
+            records: int64 [n], the number of each row in its file.
+        """
         rows = []
         for file, record in zip(files.tolist(), records.tolist(), strict=True):
             group = self._group(file, record)
@@ -319,6 +376,7 @@ class TableFiles(ShardFiles["_Footer"]):
         return rows
 
     def _group(self, file: int, record: int) -> _Group:
+        """Return the row group that contains a row, which is read if it is not in memory."""
         group = self._groups.get(file)
         if group is None or not group.first <= record < group.last:
             if file not in self._footers:
@@ -331,6 +389,7 @@ class TableFiles(ShardFiles["_Footer"]):
         return group
 
     def _read_group(self, file: int, number: int) -> dict[str, ListValues]:
+        """Read a row group, check it, and return its columns."""
         pyarrow = require_pyarrow()
         with open_parquet(self.paths[file], metadata=self._footers[file].metadata, memory_map=True) as opened:
             table = validate_content(self.paths[file], opened.read_row_group(number))
@@ -356,10 +415,10 @@ class TableFiles(ShardFiles["_Footer"]):
         return columns
 
     def _check_piece(self, file: int, number: int) -> None:
-        """Take the bytes of a row group into the CRC-32C of its file, once, and compare that when it is complete.
+        """Add the bytes of a row group to the CRC-32C of its file. When all row groups were added, check the CRC-32C.
 
         Raises:
-            InputError: it is not the CRC-32C that the manifest states.
+            InputError: The CRC-32C differs from the manifest.
         """
         if self._crc32c_of is None:
             return
@@ -382,6 +441,7 @@ class TableFiles(ShardFiles["_Footer"]):
 
 
 def _footer(path: Path) -> _Footer:
+    """Read the footer of a file, and check that it is a packed table."""
     types = require_pyarrow().types
     with open_parquet(path, memory_map=True) as file:
         schema, metadata = check_column_names(path, file.schema_arrow), file.metadata
@@ -400,22 +460,23 @@ def _footer(path: Path) -> _Footer:
 
 
 def _first_byte(group: Any) -> int:
-    """Return where the bytes of a row group begin in its file."""
+    """Return the position in the file at which a row group begins."""
     column = group.column(0)
     return int(column.dictionary_page_offset if column.has_dictionary_page else column.data_page_offset)
 
 
 def _rows(footer: _Footer) -> int:
+    """Return the number of rows in a file, given its footer."""
     return int(footer.ends[-1]) if len(footer.ends) else 0
 
 
-# --- vectors as a Parquet table: one column `embedding` of lists of float32
+# --- embeddings as a Parquet table with one column `embedding`, which contains lists of float32
 
 _ROWS_OF_A_GROUP = 8192
 
 
 def write_vectors(handle: BinaryIO, vectors: Float32Array) -> None:
-    """Write `vectors`, [rows, width], a group of rows at a time."""
+    """Write embeddings, [rows, width], as a Parquet table, one row group at a time."""
     pyarrow = require_pyarrow()
     from pyarrow import parquet
 

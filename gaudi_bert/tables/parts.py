@@ -1,8 +1,9 @@
-"""Parts of tables: the runs of rows that are read at once, so that memory is bounded by a few parts and not by a file.
+"""List and read the parts of tables, so that memory is bounded by the size of a few parts and not by the size of a file.
 
-A part is what the format itself can read alone: a row group of Parquet, a record batch of Arrow (a file, or a stream as
-Hugging Face datasets write it; both are mapped into memory and not copied), a block of lines of JSON. One that is larger
-than requested is read in equal runs of rows. A gzipped file can be read from its front only, so it is one part.
+A part is a run of rows that the format allows to read separately: a row group of Parquet, a record batch of Arrow, or a
+block of lines of JSON. An Arrow file or stream, as written by Hugging Face datasets, is mapped into memory and not copied.
+If a row group or batch is larger than requested, it is read in several parts with equal numbers of rows. A gzipped file can
+be read only from its beginning, so it is a single part.
 """
 
 from __future__ import annotations
@@ -21,23 +22,34 @@ from gaudi_bert.rows.formats import JSON
 
 _WIDTHS = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4, "INT64": 8, "DOUBLE": 8, "INT96": 12}
 _BYTES_OF_OTHERS = 16
-"""Of a value whose type has no fixed width, in addition to its encoded bytes."""
+"""The estimated memory of a value whose type has no fixed width.
+
+The larger of this estimate and the encoded bytes counts.
+"""
 _BLOCK_BYTES = 16 << 20
 _ROWS_AT_ONCE = 4096
 _MEMORY_OF_TEXT = 2
-"""A number takes 8 bytes in memory, and about half as many or more as text."""
+"""The estimated memory of JSON lines, as a multiple of their size.
+
+A number takes 8 bytes in memory, and about half of that or more as text.
+"""
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _DEEPEST = 64
 
 
 class TablePart(NamedTuple):
-    """A run of rows of one file, from `first_row` of the file and `table_row` of the table on.
+    """A run of rows of one file.
 
     Attributes:
-        bytes: about what they take in memory.
-        position: number of the row group or the batch; for JSON, the byte at which the block begins.
-        start: rows of the row group or the batch before this part.
-        step: rows of each part of the row group or the batch but the last; for JSON, bytes of the block.
+        path: The file.
+        first_row: The number of its first row in the file.
+        rows: The number of rows.
+        bytes: The approximate size of the rows in memory.
+        position: The number of the row group or batch. For JSON, the byte at which the block begins.
+        start: The number of rows of the row group or batch before this part.
+        step: The number of rows in each part of the row group or batch except the last. For JSON, the size of the block in
+            bytes.
+        table_row: The number of its first row in the table.
     """
 
     path: Path
@@ -51,17 +63,21 @@ class TablePart(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Key that sorts parts in the order of the table."""
+        """A key that sorts parts in the order of the table."""
         return f"{self.table_row:020d}"
 
     @property
     def sequences(self) -> int:
-        """Rows of the part."""
+        """The number of rows in the part."""
         return self.rows
 
 
 def table_schema(path: Path) -> Any:
-    """The pyarrow schema of a table; that of JSON lines is what its first block shows."""
+    """Return the pyarrow schema of a table. For JSON lines, it is inferred from the first block.
+
+    Raises:
+        InputError: The file cannot be read, has two columns of the same name, or is JSON without rows.
+    """
     pyarrow = require_pyarrow()
     if _is_json(path):
         rows = list(_rows(path, next(_blocks(path, 0, None), b""), 0))
@@ -78,9 +94,16 @@ def table_schema(path: Path) -> Any:
 
 
 def list_parts(path: Path, columns: Collection[str], most_rows: int, most_bytes: int) -> list[TablePart]:
-    """The parts of a table, in order, without empty ones.
+    """Return the parts of a table that contain rows, in order.
 
-    Only `columns` will be read. A part has at most `most_rows` and `most_bytes`, where the format can read so little.
+    Args:
+        path: The file.
+        columns: The columns that will be read. Only their sizes count.
+        most_rows: The largest number of rows in a part, as far as the format permits.
+        most_bytes: The largest size of a part in memory, as far as the format permits.
+
+    Raises:
+        InputError: The file cannot be read.
     """
     parts: list[TablePart] = []
     first_row = 0
@@ -106,9 +129,16 @@ def list_parts(path: Path, columns: Collection[str], most_rows: int, most_bytes:
 
 
 def read_parts(parts: Sequence[TablePart], columns: Sequence[str], schema: Any, threads: bool = True) -> Iterator[Any]:
-    """The rows of these parts of one file, in order, as a pyarrow Table each, with these columns in this order.
+    """Yield each part of a file as a pyarrow Table, in order.
 
-    Lines of JSON must follow `schema`, that of the table; with `threads`, several decode.
+    Args:
+        parts: The parts, all of the same file.
+        columns: The columns, in the order that they have in the result.
+        schema: The schema of the table, which JSON lines have to follow.
+        threads: Whether several threads decode Parquet.
+
+    Raises:
+        InputError: The file cannot be read, or has changed since its parts were listed.
     """
     if not parts:
         return
@@ -121,7 +151,7 @@ def read_parts(parts: Sequence[TablePart], columns: Sequence[str], schema: Any, 
     with explain_arrow_errors(path):
         tables = _read_parquet(path, parts, columns, threads) if _is_parquet(path) else _read_arrow(path, parts, columns)
     while True:
-        with explain_arrow_errors(path):  # not around the caller's work between two parts
+        with explain_arrow_errors(path):  # exceptions of the caller between two parts must not be converted
             table = next(tables, None)
         if table is None:
             return
@@ -129,6 +159,7 @@ def read_parts(parts: Sequence[TablePart], columns: Sequence[str], schema: Any, 
 
 
 def _checked(part: TablePart, table: Any) -> Any:
+    """Return the table of a part, after checking that it has as many rows as when the parts were listed."""
     if table.num_rows != part.rows:
         raise InputError(
             f"{part.path}: {table.num_rows} rows from row {part.first_row}, {part.rows} were there before; "
@@ -138,18 +169,20 @@ def _checked(part: TablePart, table: Any) -> Any:
 
 
 def _is_parquet(path: Path) -> bool:
+    """Return whether a file begins like a Parquet file."""
     with explain_os_errors(path, "read"), open_file(path) as handle:
         return handle.read(4) == b"PAR1"
 
 
 def _parquet_sizes(path: Path, columns: Collection[str]) -> Iterator[tuple[int, int]]:
-    """(rows, bytes in memory) of each row group."""
+    """Yield (rows, bytes in memory) for each row group."""
     with open_parquet(path) as table:
         metadata = table.metadata
         names = [metadata.schema.column(leaf).path.split(".", 1)[0] for leaf in range(metadata.num_columns)]
         for number in range(metadata.num_row_groups):
             group = metadata.row_group(number)
-            # Of a damaged chunk, `group.column` ends the process; a reader reports what is wrong with it, at its first page.
+            # `group.column` would end the process if the chunk is damaged. A reader raises an exception at its first page
+            # instead, so read one row first.
             next(table.iter_batches(1, row_groups=[number], columns=[name for name in columns if name in names]), None)
             chunks = [group.column(leaf) for leaf, name in enumerate(names) if name in columns]
             values = [_WIDTHS.get(chunk.physical_type, _BYTES_OF_OTHERS) * chunk.num_values for chunk in chunks]
@@ -158,6 +191,7 @@ def _parquet_sizes(path: Path, columns: Collection[str]) -> Iterator[tuple[int, 
 
 
 def _read_parquet(path: Path, parts: Sequence[TablePart], columns: Sequence[str], threads: bool) -> Iterator[Any]:
+    """Yield parts of a Parquet file as pyarrow Tables."""
     pyarrow = require_pyarrow()
     with open_parquet(path) as table:
         for number, group in itertools.groupby(parts, key=lambda part: part.position):
@@ -174,7 +208,7 @@ def _read_parquet(path: Path, parts: Sequence[TablePart], columns: Sequence[str]
 
 
 def _open_arrow(source: Any) -> Any:
-    """A reader of an Arrow file or, as Hugging Face datasets writes, an Arrow stream."""
+    """Open a reader for an Arrow file, or for an Arrow stream as Hugging Face datasets write it."""
     ipc = require_pyarrow().ipc
     is_file = source.read(6) == b"ARROW1"
     source.seek(0)
@@ -182,7 +216,10 @@ def _open_arrow(source: Any) -> Any:
 
 
 def _arrow_batches(path: Path, columns: Collection[str]) -> Iterator[Any]:
-    """All record batches, of these columns: views of the file, of which only what is looked at is read."""
+    """Yield all record batches with these columns.
+
+    They are views of the mapped file, so only values that are used are read.
+    """
     pyarrow = require_pyarrow()
     with pyarrow.memory_map(str(check_regular_file(path))) as source:
         reader = _open_arrow(source)
@@ -193,6 +230,7 @@ def _arrow_batches(path: Path, columns: Collection[str]) -> Iterator[Any]:
 
 
 def _read_arrow(path: Path, parts: Sequence[TablePart], columns: Sequence[str]) -> Iterator[Any]:
+    """Yield parts of an Arrow file as pyarrow Tables."""
     pyarrow = require_pyarrow()
     by_batch = {number: list(group) for number, group in itertools.groupby(parts, key=lambda part: part.position)}
     for number, batch in enumerate(_arrow_batches(path, columns)):
@@ -202,20 +240,20 @@ def _read_arrow(path: Path, parts: Sequence[TablePart], columns: Sequence[str]) 
             return
 
 
-# --- lines of JSON, a block at a time
+# --- JSON lines, one block at a time
 #
-# A block is cut behind a newline. The first block shows the columns and their types, and every line of the data must follow
-# them. Python's own reader takes the lines: pyarrow's ends the process on some, reads others as several rows, and rounds
-# integers in a column with fractions.
+# A block ends after a line feed. The first block determines the columns and their types, and all lines have to follow them.
+# Lines are parsed by Python, because pyarrow's parser ends the process on some lines, reads others as several rows, and
+# rounds integers in a column that contains fractions.
 
 
 def _is_json(path: Path) -> bool:
-    """Whether a file holds JSON lines, by its ending."""
+    """Return whether a file contains JSON lines, according to its ending."""
     return path.name.endswith((".jsonl", ".jsonl.gz"))
 
 
 def _json_parts(path: Path) -> list[tuple[int, int, int, int]]:
-    """(start, end, rows, bytes in memory) of each block; a gzipped file is one block."""
+    """Return (start, end, rows, bytes in memory) for each block. A gzipped file is a single block."""
     parts, end = [], 0
     for block in _blocks(path, 0, None):
         parts.append((end, end + len(block), len(_lines(block)), _MEMORY_OF_TEXT * len(block)))
@@ -226,7 +264,10 @@ def _json_parts(path: Path) -> list[tuple[int, int, int, int]]:
 
 
 def _read_json_lines(path: Path, start: int, end: int, first_row: int, schema: Any) -> Any:
-    """The lines between two bytes of a file (of its text, where it is gzipped) as a pyarrow Table of `schema`."""
+    """Return the lines between two bytes of a file as a pyarrow Table of `schema`.
+
+    For a gzipped file, decompressed bytes count.
+    """
     tables = [schema.empty_table()]
     for block in _blocks(path, start, end):
         rows = _rows(path, block, first_row)
@@ -237,7 +278,7 @@ def _read_json_lines(path: Path, start: int, end: int, first_row: int, schema: A
 
 
 def _blocks(path: Path, start: int, end: int | None) -> Iterator[bytes]:
-    """The text from byte `start` on, cut behind newlines; the last line may lack one."""
+    """Yield the decompressed text from byte `start` on, in blocks that end after a line feed, except perhaps the last."""
     with opened_text(path, "gzip" if path.suffix == ".gz" else None) as handle:
         handle.seek(start)
         remaining = None if end is None else end - start
@@ -259,16 +300,21 @@ def _blocks(path: Path, start: int, end: int | None) -> Iterator[bytes]:
 
 
 def _lines(block: bytes) -> list[bytes]:
+    """Return the lines of a block that are not blank."""
     return [line for line in block.removeprefix(_BYTE_ORDER_MARK).split(b"\n") if line.strip()]
 
 
 def _rows(path: Path, block: bytes, first_row: int) -> Iterator[dict[str, Any]]:
-    """The object of each line; the first line that is none is refused."""
+    """Yield the JSON object in each line of a block.
+
+    Raises:
+        InputError: A line is not an object, or is nested too deeply.
+    """
     for number, line in enumerate(_lines(block), start=first_row):
         problem = "is not one JSON object"
         try:
             row = JSON.decode(line.decode("utf-8"))
-            # What is nested so deep ends the process where Arrow makes a type of it.
+            # Arrow would end the process while it infers the type of a value that is nested very deeply.
             if isinstance(row, dict) and (line.count(b"[") + line.count(b"{") <= _DEEPEST or _depth(row) <= _DEEPEST):
                 yield row
                 continue
@@ -280,7 +326,7 @@ def _rows(path: Path, block: bytes, first_row: int) -> Iterator[dict[str, Any]]:
 
 
 def _depth(value: Any) -> int:
-    """Return the most lists and objects that are inside one another."""
+    """Return how deeply lists and objects are nested in a value."""
     depth, values = 0, [value]
     while values := [one for one in values if isinstance(one, dict | list)]:
         depth, values = depth + 1, [each for one in values for each in (one.values() if isinstance(one, dict) else one)]
@@ -288,9 +334,14 @@ def _depth(value: Any) -> int:
 
 
 def _checked_table(path: Path, rows: Sequence[Mapping[str, Any]], first_row: int, schema: Any) -> Any:
-    """The rows as a table; the first one that does not go with the rows before it, or with the schema, is refused."""
+    """Return rows as a pyarrow Table.
+
+    Raises:
+        InputError: A row contradicts the schema, or the rows before it. The message names the first such row.
+    """
 
     def problem(count: int) -> Exception | None:
+        """Return the exception that the first `count` rows raise, or None."""
         try:
             _table(rows[:count], schema)
         except (require_pyarrow().ArrowException, ValueError, OverflowError) as error:
@@ -309,10 +360,10 @@ def _checked_table(path: Path, rows: Sequence[Mapping[str, Any]], first_row: int
 
 
 def _table(rows: Sequence[Mapping[str, Any]], schema: Any) -> Any:
-    """The rows as a pyarrow Table of `schema`; None for the columns and types that they show.
+    """Return rows as a pyarrow Table of `schema`. If it is None, the columns and types are inferred from the rows.
 
     Raises:
-        ValueError, OverflowError, pyarrow.ArrowException: some value does not fit, or is not exact in its type.
+        ValueError, OverflowError, pyarrow.ArrowException: A value does not fit its type, or cannot be represented exactly.
     """
     pyarrow = require_pyarrow()
     names = dict.fromkeys(name for row in rows for name in row) if schema is None else schema.names
@@ -334,7 +385,11 @@ def _table(rows: Sequence[Mapping[str, Any]], schema: Any) -> Any:
 
 
 def _fits(actual: Any, kind: Any) -> bool:
-    """Whether every value of one type is one of the other; of integers in a column of fractions pyarrow decides itself."""
+    """Return whether every value of one type can be stored in the other type.
+
+    For integers in a column of floating-point numbers, the answer is yes, and pyarrow itself rejects integers that would be
+    rounded.
+    """
     types = require_pyarrow().types
     if actual == kind or types.is_null(actual):
         return True
@@ -346,7 +401,7 @@ def _fits(actual: Any, kind: Any) -> bool:
 
 
 def _holds_truth(value: Any, kind: Any) -> bool:
-    """Whether a truth is where its type has fractions; pyarrow takes it for 0 or 1."""
+    """Return whether a value contains a bool in place of a floating-point number, which pyarrow would store as 0 or 1."""
     if isinstance(value, list):
         return any(_holds_truth(each, kind.value_type) for each in value)
     if isinstance(value, dict):

@@ -1,8 +1,8 @@
-"""A table: the files that it consists of, and its columns.
+"""Find the files of a table, and determine the columns that are packed.
 
-A table is one file, a folder, a glob, or a folder that Hugging Face datasets wrote. The latter (`Dataset.save_to_disk`)
-names its files in `state.json`; other files in it belong to an earlier save, not to the data. A file is
-known by its name, so names must differ.
+A table is one file, a folder, a glob, or a folder that Hugging Face datasets wrote with `Dataset.save_to_disk`. In such a
+folder, `state.json` names the files. Other files in it belong to an earlier save and are ignored. Files are identified by
+their names, so two files of a table must not have the same name.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ _DATASET_STATE = "state.json"
 
 
 def is_table(source: str | Path) -> bool:
-    """Whether `source` is a table by its ending, or holds tables; anything else is treated as TFRecords."""
+    """Return whether `source` is a table: whether it has the ending of a table or contains tables.
+
+    All else is read as TFRecords.
+    """
     path = Path(source)
     if is_in_store(source):
         names = Objects().list(source, only_here=True)
@@ -41,9 +44,14 @@ def is_table(source: str | Path) -> bool:
 
 
 def table_files(source: str | Path, reporter: Reporter | None = None) -> list[Path]:
-    """The table files of `source`, sorted by name: one file, a folder, a glob, or what `Dataset.save_to_disk` wrote.
+    """Return the files of a table, sorted by name.
 
-    `reporter` gets the names of tables in the folder that are not part of the data.
+    Args:
+        source: A file, a folder, a glob, or a folder that `Dataset.save_to_disk` wrote.
+        reporter: Reports tables in the folder that are not part of the data.
+
+    Raises:
+        InputError: There is no table, or the source is ambiguous.
     """
     path = Path(source)
     if path.is_file():
@@ -67,21 +75,30 @@ def table_files(source: str | Path, reporter: Reporter | None = None) -> list[Pa
 
 
 def _has_ending(path: Path) -> bool:
+    """Return whether a file name has the ending of a table."""
     return path.name.endswith(_ENDINGS)
 
 
 def _tables_in(folder: Path) -> list[Path]:
-    """Files with the ending of a table, sorted; not those that datasets keep as a cache, nor what pyarrow passes over."""
+    """Return the files in a folder that have the ending of a table, sorted.
+
+    The caches of datasets are left out, and so are the hidden files that pyarrow ignores.
+    """
     others = (".", "_", "cache-")
     return sorted(child for child in folder.iterdir() if _has_ending(child) and not child.name.startswith(others))
 
 
 def _splits_in(folder: Path) -> list[str]:
-    """Sub-folders that hold tables: the splits of a `DatasetDict`."""
+    """Return the subfolders that contain tables, which are the splits of a `DatasetDict`."""
     return sorted(child.name for child in folder.iterdir() if child.is_dir() and any(child.glob("*.arrow")))
 
 
 def _files_of_glob(source: str | Path) -> list[Path]:
+    """Return the files that match a pattern, sorted by name.
+
+    Raises:
+        InputError: No file matches, a match is not a table, or two files have the same name.
+    """
     paths = sorted(map(Path, glob.glob(os.fspath(source))), key=lambda path: path.name)
     if not paths:
         raise InputError(
@@ -98,7 +115,11 @@ def _files_of_glob(source: str | Path) -> list[Path]:
 
 
 def _files_of_saved_dataset(folder: Path) -> list[Path] | None:
-    """The files that `state.json` names, sorted; None where the folder is not one of `Dataset.save_to_disk`."""
+    """Return the files that `state.json` names, sorted, or None if `Dataset.save_to_disk` did not write the folder.
+
+    Raises:
+        InputError: A file is missing, or the dataset is a selection of rows.
+    """
     path = folder / _DATASET_STATE
     state = read_json(path) if path.exists() else None
     if not isinstance(state, dict) or "_data_files" not in state:
@@ -118,21 +139,26 @@ def _files_of_saved_dataset(folder: Path) -> list[Path] | None:
 
 # --- the columns of a table that is packed
 #
-# Lists of numbers or booleans are *aligned*: in every row they are as long as `input_ids`, one value for each token. All
-# else is a *scalar*: one value per sequence. Every file of a table must have the same columns.
+# Lists of numbers or booleans are *aligned* columns: in every row they have one value for each token, so they are as long as
+# `input_ids`. All other columns are *scalar* columns, with one value per sequence. Every file of a table must have the same
+# columns.
 
 TOKENS_COLUMN = "input_ids"
 MASK_COLUMN = "attention_mask"
 LABELS_COLUMN = "labels"
 _ADDED_COLUMNS = ("position_ids", "seq_lens", "sequence_ids", "indices", "starts", "row")
-"""What packing adds; a table must not have them."""
+"""The columns that packing adds, which a table must not have."""
 
 
 @dataclass(frozen=True)
 class TableColumns:
-    """The columns that are packed, by name, with their pyarrow types (aligned: of a value of the list; `input_ids` first).
+    """The columns that are packed.
 
-    `schema` is that of all columns of the table; `tokens` is what `input_ids` is called there.
+    Attributes:
+        schema: The pyarrow schema of all columns in the table.
+        aligned: The aligned columns by name, with the type of a single value. `input_ids` comes first.
+        scalars: The scalar columns by name, with their types.
+        tokens: The name that `input_ids` has in the table.
     """
 
     schema: Any
@@ -142,25 +168,29 @@ class TableColumns:
 
     @property
     def names(self) -> list[str]:
-        """All of them."""
+        """The names of all packed columns."""
         return [*self.aligned, *self.scalars]
 
     @property
     def stored_names(self) -> list[str]:
-        """Their names in the table, in the same order."""
+        """The names of all packed columns in the table, in the same order."""
         return [self.stored(name) for name in self.names]
 
     def stored(self, name: str) -> str:
-        """The name of a column in the table."""
+        """Return the name that a column has in the table."""
         return self.tokens if name == TOKENS_COLUMN else name
 
     def tokens_only(self) -> TableColumns:
-        """`input_ids`, and the mask if there is one: what gives the lengths."""
+        """Return only `input_ids`, and `attention_mask` if there is one, which together determine the lengths."""
         aligned = {name: kind for name, kind in self.aligned.items() if name in (TOKENS_COLUMN, MASK_COLUMN)}
         return TableColumns(self.schema, aligned, {}, self.tokens)
 
     def check_storable(self, path: Path) -> None:
-        """Refuse types that cannot be packed: labels that cannot be padded, scalars that cannot be stored as lists."""
+        """Check that all types can be packed.
+
+        Raises:
+            InputError: The type of `labels` cannot hold -100, or a scalar cannot be stored in a list.
+        """
         pyarrow = require_pyarrow()
         from pyarrow import parquet
 
@@ -186,18 +216,27 @@ class TableColumns:
 
 
 def is_list(kind: Any) -> bool:
-    """Whether a pyarrow type is any of the lists."""
+    """Return whether a pyarrow type is a list of any kind."""
     types = require_pyarrow().types
     return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
 
 
 def same_type(one: Any, other: Any) -> bool:
-    """Whether two pyarrow types are equal, or lists of equal types of whatever kind."""
+    """Return whether two pyarrow types are equal. Different kinds of lists with the same type of values count as equal."""
     return bool(one.value_type == other.value_type if is_list(one) and is_list(other) else one == other)
 
 
 def columns_of(files: Sequence[Path], chosen: Sequence[str] | None = None, tokens: str = TOKENS_COLUMN) -> TableColumns:
-    """The columns of a table, which all its files must have: `chosen`, or all; `tokens` is its name of `input_ids`."""
+    """Return the columns of a table to pack, after checking that all files have the same columns.
+
+    Args:
+        files: The files.
+        chosen: The names of the columns to pack. None for all.
+        tokens: The column that contains the token ids.
+
+    Raises:
+        InputError: A column is missing, has a type that cannot be packed, or differs between files.
+    """
     path = files[0]
     schema = table_schema(path)
     names = list(schema.names)
@@ -238,10 +277,12 @@ def columns_of(files: Sequence[Path], chosen: Sequence[str] | None = None, token
 
 
 def _leave_out(name: str) -> str:
+    """Return the remedy for a column that cannot be packed."""
     return f"rename it, or name the columns to pack without {name}: --columns input_ids,..."
 
 
 def _check_same_columns(files: Sequence[Path], columns: TableColumns) -> None:
+    """Check that all files have the packed columns, with the same types as in the first file."""
     for path in files[1:]:
         schema = table_schema(path)
         for name in columns.stored_names:

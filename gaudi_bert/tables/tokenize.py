@@ -1,11 +1,15 @@
-"""The stage `tokenize`: texts to tables of tokens, with any tokenizer of the library `tokenizers`.
+"""The stage `tokenize`: turn texts into tables of tokens, with any tokenizer of the library `tokenizers`.
 
-    out/tokens-KKKKK-of-NNNNN.parquet    a row for each text, or for each piece of a long one, in the order of the texts
-    out/__gaudi_bert__/                  settings.json: settings and inputs, written first; what each part holds; the
-                                         tokenizer, which `pack` carries on; tokens.json: the result, written last
+The output folder contains:
 
-A part is a function of the text and the settings alone: shard K of N writes the parts K, K + N, ..., and the last one to end
-writes tokens.json. Memory is that of a few batches and of the longest text, whatever the size of the data.
+- `tokens-KKKKK-of-NNNNN.parquet`: a row for each text, or for each piece of a long text, in the order of the texts.
+- `__gaudi_bert__/settings.json`: the settings and inputs, written first.
+- `__gaudi_bert__/tokens-KKKKK-of-NNNNN.json`: a summary of each part.
+- `__gaudi_bert__/tokens.json`: the result, written last.
+- the tokenizer, in `__gaudi_bert__`, which `pack` copies to the packs.
+
+A part depends only on the text and the settings. Shard K of N writes the parts K, K + N, ..., and the shard that ends last
+writes tokens.json. Only a few batches and the longest text are in memory at a time, regardless of the size of the data.
 """
 
 from __future__ import annotations
@@ -52,10 +56,10 @@ _COUNTED, _LOST = ("texts", "empty_texts", "rows", "tokens"), ("dropped_rows", "
 
 
 class _TokensOutput(GroupedOutput[int, TokenisedPart]):
-    """The folder: a table for each part."""
+    """The output folder, with a table for each part."""
 
     def is_complete(self, summary: TokenisedPart) -> bool:
-        """The table is there; in a store it was put before its summary."""
+        """Return whether the table of a part exists. In an object store, it is uploaded before its summary."""
         path = self.folder / summary.name
         return is_mirrored(self.folder) or (path.is_file() and path.stat().st_size == summary.bytes)
 
@@ -67,10 +71,20 @@ def tokenize_texts(
     settings: TokenizeSettings,
     run: StageRun,
 ) -> StageOutput[TokenisedTexts] | PlainResult:
-    """Write the tables; return the content of tokens.json, or the parts that remain for other shards.
+    """Tokenize texts and write tables of their tokens.
 
-    `texts` are files, folders or globs of text, a text that is built in, or `-` alone, standard input; `tokenizer` is a
-    tokenizer.json, or a folder with one (or with a vocab.txt).
+    Args:
+        texts: Files, folders or globs of text, or the name of a built-in text, or only `-` for standard input.
+        tokenizer: A tokenizer.json, or a folder that contains one or a vocab.txt.
+        out: The folder of the tables.
+        settings: The settings.
+        run: How the stage runs: its part, and what is reported.
+
+    Returns:
+        The content of tokens.json. If parts remain for other shards, their number instead.
+
+    Raises:
+        InputError: There is no text, a text cannot be read, or it is too long under the policy "error".
     """
     require_libraries(["pyarrow", "tokenizers"], "tokenize")
     check_file_name(out)
@@ -83,7 +97,7 @@ def tokenize_texts(
 
 @contextmanager
 def _sources(texts: Sequence[str]) -> Iterator[list[Source]]:
-    """The files of texts; standard input, whose size and checksum are needed first, is copied to one."""
+    """Provide the text files. Standard input is copied to a file, because its size and checksum are needed first."""
     if STANDARD_INPUT not in texts:
         yield find_sources(texts, Path())
         return
@@ -103,6 +117,7 @@ def _tokenize(
     settings: TokenizeSettings,
     run: StageRun,
 ) -> StageOutput[TokenisedTexts] | PlainResult:
+    """Tokenize the parts of this process that are not done yet, and finish if all parts are done."""
     encoder = _Encoder(tokenizer, settings)
     identities = [source_identity(source) for source in sources]
     inputs = {"text": identities, "tokenizer": {"sha256": tokenizer.sha256}}
@@ -110,12 +125,13 @@ def _tokenize(
     parts = [part for source in sources for part in row_parts(source, settings.reading, settings.part_bytes)]
     if not parts:
         raise InputError(f"{', '.join(source.shown for source in sources)}: holds no text; check the path")
-    for part in parts:  # a file that the options do not fit is refused before the first one is tokenized
+    for part in parts:  # reject a file that does not match the options before the first file is tokenized
         if not part.start:
             say = run.reporter.say if part is parts[0] else None
             next(good_rows(rows_of_part(part, None, settings.reading, say=say), settings.reading.on_bad_row), None)
 
     def summary_path(number: int) -> Path:
+        """Return the path of the summary of a part."""
         return tokens_path(out / NOTES_NAME, number, len(parts)).with_suffix(".json")
 
     output = _TokensOutput(out, TokenisedTexts.path_in(out), signature, TokenisedPart, summary_path, run.reporter)
@@ -125,7 +141,7 @@ def _tokenize(
     with output.removed_on_bad_input() if run.part is None else nullcontext():
         with run.reporter.task("tokenize", sum(parts[number].size_bytes for number in own), "bytes") as task:
             for number in own:
-                # Unless another process has done so meanwhile; the summary comes last.
+                # Another process may have written the part in the meantime. The summary is written last.
                 with output.writing(number, f"{out}: part {number}") as needed:
                     if needed:
                         _write_part(parts[number], tokens_path(out, number, len(parts)), encoder, output, task).write(
@@ -141,6 +157,7 @@ def _finish(
     output: _TokensOutput,
     identities: Sequence[dict[str, Any]],
 ) -> StageOutput[TokenisedTexts] | PlainResult:
+    """Write tokens.json and the tokenizer if all parts are complete. Otherwise return the number of remaining parts."""
     files = tuple(file for _, file in output.completed(range(parts)))
     missing = parts - len(files)
     if missing:
@@ -169,7 +186,7 @@ def _finish(
 
 
 def _write_part(part: RowPart, target: Path, encoder: _Encoder, output: _TokensOutput, task: Task) -> TokenisedPart:
-    """Write the table of a part; what it holds."""
+    """Write the table of a part, and return its summary."""
     counts: Counter[str] = Counter()
     size = _write_tables(target, encoder.columns, _tables(part, encoder, task, counts, output.reporter.say))
     release(target)
@@ -180,9 +197,10 @@ def _write_part(part: RowPart, target: Path, encoder: _Encoder, output: _TokensO
 
 
 def _tables(part: RowPart, encoder: _Encoder, task: Task, counts: Counter[str], say: Callable[[str], None]) -> Iterator[Any]:
-    """The rows of each batch of texts, counted."""
+    """Yield a table for each batch of texts, and add to the counts."""
 
     def encode(batch: list[TextRow]) -> tuple[Any, Counter[str], int]:
+        """Return the table of a batch, its counts, and its number of characters."""
         values, counted = encoder.rows(batch, part)
         return _token_table(encoder.columns, values), counted, sum(map(_characters, batch))
 
@@ -192,7 +210,7 @@ def _tables(part: RowPart, encoder: _Encoder, task: Task, counts: Counter[str], 
     texts = (row for row in rows if isinstance(row, TextRow))
     for table, counted, size in _ahead(encode, sized_batches(texts, _characters, _BATCH_CHARACTERS, _BATCH_TEXTS)):
         counts.update(counted)
-        # How far a compressed file is read is not known: its text is taken to be as long as the file.
+        # The progress within a compressed file is unknown, so its text is assumed to be as long as the file.
         characters, before = characters + size, characters
         task.advance(min(characters, part.size_bytes) - min(before, part.size_bytes))
         yield table
@@ -202,13 +220,14 @@ def _tables(part: RowPart, encoder: _Encoder, task: Task, counts: Counter[str], 
 
 
 def _characters(row: TextRow) -> int:
+    """Return the number of characters of a text or pair."""
     return len(row.text) + len(row.text_pair or "")
 
 
 def _ahead(
     encode: Callable[[list[TextRow]], tuple[Any, Counter[str], int]], batches: Iterator[list[TextRow]]
 ) -> Iterator[tuple[Any, Counter[str], int]]:
-    """`encode` of each batch, in order, in threads that are a few batches ahead."""
+    """Yield the result of `encode` for each batch, in order. Threads encode a few batches in advance."""
     with ThreadPoolExecutor(_BATCHES_AHEAD) as pool:
         waiting: deque[Future[tuple[Any, Counter[str], int]]] = deque()
         for batch in batches:
@@ -223,13 +242,24 @@ def _ahead(
 
 
 class _Encoder:
-    """A tokenizer with its special tokens, or without, that cuts at the longest row."""
+    """A tokenizer that truncates at the longest row, with or without special tokens.
+
+    Args:
+        tokenizer: The tokenizer, whose truncation is turned on.
+        settings: The settings.
+
+    Attributes:
+        columns: The columns of the table: `input_ids`, and `token_type_ids` if they are not always 0.
+
+    Raises:
+        InputError: A row has no room for a token beside the special tokens.
+    """
 
     def __init__(self, tokenizer: RowTokenizer, settings: TokenizeSettings) -> None:
         library, special = tokenizer.tokenizer, settings.special_tokens
         with_pairs = settings.text_pair_column is not None
         self.settings = settings
-        # Special tokens of a row of one text, and of a pair.
+        # The number of special tokens in a row with one text, and with a pair.
         self._added = [library.num_special_tokens_to_add(is_pair=pair) if special else 0 for pair in (False, True)]
         least = self._added[with_pairs] + 1
         if settings.max_sequence_length < least:
@@ -237,19 +267,20 @@ class _Encoder:
                 f"--max-sequence-length {settings.max_sequence_length}: the tokenizer adds {least - 1} special tokens to "
                 f"each row; allowed is {least} and more"
             )
-        # The segments of one text: of the special tokens before it, of its tokens, and of those after it; None where all are
-        # 0, which is what models take without any. The library gives them to the first piece of a text only.
+        # The segment ids of the special tokens before a text, of its tokens, and of the special tokens after it. None if all
+        # are 0, because models use 0 if the column is missing. They are needed because the library sets segment ids only in
+        # the first piece of a text.
         self._segments: tuple[list[int], int, list[int]] | None = None
-        for letter in "aA1" if tokenizer.has_segments else "":  # whichever the vocabulary has
+        for letter in "aA1" if tokenizer.has_segments else "":  # the vocabulary may lack some of them
             encoding = library.encode(letter, add_special_tokens=special)
             types, of_text = encoding.type_ids, [at for at, added in enumerate(encoding.special_tokens_mask) if not added]
             if of_text and any(types):
                 self._segments = types[: of_text[0]], types[of_text[0]], types[of_text[-1] + 1 :]
                 break
-        # The same without cutting, to count the tokens of pairs.
+        # The same tokenizer without truncation, which counts the tokens of pairs.
         self._uncut = copy_library(library) if with_pairs else library
         self._library = library
-        # The pieces of a text that is split follow each other from its beginning.
+        # A text that is split must be split from its beginning, so that its pieces follow each other.
         side = tokenizer.truncation_side if settings.too_long == "truncate" else "right"
         library.enable_truncation(settings.max_sequence_length, direction=side)
         of_pairs = with_pairs and tokenizer.has_segments and any(self._encode(self._uncut, [("a", "a")])[0].type_ids)
@@ -257,11 +288,16 @@ class _Encoder:
         self.columns = (TOKENS_COLUMN, _SEGMENTS_COLUMN) if with_segments else (TOKENS_COLUMN,)
 
     def _encode(self, library: Tokenizer, texts: list[_Text]) -> Sequence[Encoding]:
+        """Return the encodings of some texts."""
         encoded: Sequence[Encoding] = library.encode_batch_fast(texts, add_special_tokens=self.settings.special_tokens)
         return encoded
 
     def rows(self, batch: Sequence[TextRow], part: RowPart) -> tuple[list[list[list[int]]], Counter[str]]:
-        """Return the lists of all rows of a batch, column by column; and what was counted."""
+        """Return the lists of all rows of a batch for each column, and the counts.
+
+        Raises:
+            InputError: A text is too long under the policy "error".
+        """
         texts = [text for text in batch if not text.text.isspace() and text.text]
         encoded: list[tuple[TextRow, Encoding]] = []
         counts = Counter(texts=len(batch), empty_texts=len(batch) - len(texts))
@@ -279,13 +315,14 @@ class _Encoder:
         return columns, counts
 
     def _segments_of(self, text: TextRow, encoding: Encoding) -> list[int]:
+        """Return the segment ids of a row."""
         if text.text_pair is not None or self._segments is None:
             return list(encoding.type_ids)
         before, of_text, after = self._segments
         return [*before, *[of_text] * (len(encoding) - len(before) - len(after)), *after]
 
     def _pieces(self, text: TextRow, encoding: Encoding, part: RowPart, counts: Counter[str]) -> list[Encoding]:
-        """Return what remains of a text that is too long."""
+        """Return the rows that a text gives which is too long, according to the policy, and count it."""
         rest, is_pair, policy = encoding.overflowing, text.text_pair is not None, self.settings.too_long
         added = self._added[is_pair]
         if is_pair:
@@ -314,14 +351,17 @@ class _Encoder:
 
 
 def _token_table(columns: Sequence[str], values: Sequence[Sequence[Sequence[int]]]) -> Any:
-    """A pyarrow Table of lists of int32: of each column, the list of each row."""
+    """Return a pyarrow Table of lists of int32, given the list of each row for each column."""
     pyarrow = require_pyarrow()
     kind = pyarrow.list_(pyarrow.int32())
     return pyarrow.table({name: pyarrow.array(rows, kind) for name, rows in zip(columns, values, strict=True)})
 
 
 def _write_tables(path: Path, columns: Sequence[str], tables: Iterable[Any]) -> int:
-    """Write tables of tokens to one file, in row groups of about 2^20 tokens, completely or not at all; its bytes."""
+    """Write tables of tokens to one file, and return its size in bytes.
+
+    The file has row groups of about 2^20 tokens, and it appears completely or not at all.
+    """
     pyarrow = require_pyarrow()
     from pyarrow import parquet
 

@@ -1,6 +1,7 @@
-"""The stage `verify` for a packed table: proof that every row is there once, value for value.
+"""The stage `verify` for a packed table: prove that every row of the table is in the packs once, value for value.
 
-Group by group, the rows of the table are read again and compared with its shards; the flow is that of `packs.verify`.
+Group by group, the rows of the table are read again and compared with the shards of the packs. The code that writes shards
+is not used. `packs.verify` contains the steps that are common to all formats.
 """
 
 from __future__ import annotations
@@ -53,9 +54,22 @@ _VerifiedTable: TypeAlias = StageOutput[Verification] | PlainResult
 
 
 def verify_table(source: str | Path, packed: Path, run: StageRun) -> _VerifiedTable | ByRowLength[_VerifiedTable]:
-    """Verify a packed table against its table; of rows of several lengths, the packed table of each."""
+    """Verify a packed table against the table that was packed.
+
+    Args:
+        source: The table: a file, a folder, a glob or a URL.
+        packed: The folder of the packs, or its URL.
+        run: How the stage runs: its part, its workers, and what is reported.
+
+    Returns:
+        The result of the verification. For packs with several row lengths, one result per length.
+
+    Raises:
+        FailedError: The packs differ from the table.
+    """
     if exists(RowTables.path_in(packed), run.store):
-        # Each is proven to hold the sequences between two lengths; all are of one packing, so each length is in one of them.
+        # Each packed table is proven to contain the sequences between two lengths. All of them belong to one packing, so
+        # that the sequences of every length are in exactly one of them.
         with local_copy(source, run.store) as table, mirrored(packed, run.store) as folder:
             lengths = _checked_lengths(folder)
             return ByRowLength({length: verify_rows(table, row_table_path(folder, length), run) for length in lengths})
@@ -63,7 +77,12 @@ def verify_table(source: str | Path, packed: Path, run: StageRun) -> _VerifiedTa
 
 
 def verify_rows(source: str | Path, packed: Path, run: StageRun) -> _VerifiedTable:
-    """Verify the packed table of one length."""
+    """Verify the packed table of one row length.
+
+    Raises:
+        FailedError: The packs differ from the table.
+        InputError: Only a part is to be verified, and the table or the packs are in an object store.
+    """
     if not run.does_all:
         for side in (source, packed):
             if is_in_store(side):
@@ -78,7 +97,11 @@ def verify_rows(source: str | Path, packed: Path, run: StageRun) -> _VerifiedTab
 
 
 def _checked_lengths(folder: Path) -> tuple[int, ...]:
-    """The lengths of rows, once their packed tables are known to be of one packing, and no other is there."""
+    """Return the row lengths, after checking that their packed tables belong to one packing and that there are no others.
+
+    Raises:
+        FailedError: A packed table was written with other settings or inputs, or does not belong there.
+    """
     path = RowTables.path_in(folder)
     packing = settings_path(folder, path)
     fetch(path, packing, *(folder / name for name in names_in(folder)))
@@ -98,7 +121,13 @@ def _checked_lengths(folder: Path) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class _TableReader:
-    """Reads the rows of a table and the shards of its packs; a `GroupReader`."""
+    """Reads the rows of a table and the shards of its packs. It implements `GroupReader`.
+
+    Attributes:
+        source: The table.
+        folder: The folder of the packs.
+        run: How the stage runs.
+    """
 
     source: str | Path
     folder: PackedFolder[TableMetadata]
@@ -106,7 +135,7 @@ class _TableReader:
 
     @cached_property
     def _signature(self) -> Signature:
-        """The settings and inputs by which it was packed; the inputs are those that are there."""
+        """The settings and inputs with which the table was packed, after checking that the inputs are unchanged."""
         packed, metadata, signature = self.folder.path, self.folder.metadata, read_signature(self._settings_path)
         present = [input_file(file) for file in table_files(self.source)]
         check_inputs(packed, metadata.inputs, present, metadata.remedy)
@@ -116,14 +145,17 @@ class _TableReader:
 
     @property
     def _settings_path(self) -> Path:
+        """The path of the file that states the settings and inputs of the packs."""
         return settings_path(self.folder.path, TableMetadata.path_in(self.folder.path))
 
     @cached_property
     def _settings(self) -> TableSettings:
+        """The settings with which the table was packed."""
         return section_from_mapping(TableSettings, self._signature.settings, str(self._settings_path))
 
     @cached_property
     def _table(self) -> GroupedTable:
+        """The table, after checking that it still has as many groups as were packed."""
         table, groups = open_table(self.source, self._settings, self.run.reporter), len(self.folder.groups)
         if groups != len(table.groups):
             raise FailedError(
@@ -132,7 +164,7 @@ class _TableReader:
         return table
 
     def read_groups(self, manifests: Iterable[GroupManifest]) -> Iterator[ReadGroup]:
-        """Read groups, and compare each with its rows; every group has its own bound."""
+        """Read groups, and compare each with the rows of the table. Every group has its own lower bound."""
         rows = sum(part.rows for group in self.run.share_of(self._table.groups) for part in group)
         with self.run.reporter.task("verify", rows, "rows") as task:
             for stored in manifests:
@@ -141,15 +173,22 @@ class _TableReader:
                 task.advance(right.rows)
 
     def expected_metadata(self, sums: PackedSums) -> TableMetadata:
-        """Return what metadata.json must state by the manifests of all groups."""
+        """Return the expected contents of metadata.json, computed from the manifests of all groups."""
         inputs, version = self._signature.inputs, self.folder.metadata.tool_version
         return table_metadata(self._table, self._settings, sums, inputs, version)
 
     def _prove(self, claimed: GroupManifest) -> GroupManifest:
-        """Compare the shards of a group with its rows; its manifest, computed again, with what only the stored one claims.
+        """Compare the shards of a group with its rows, and return its manifest, computed again.
 
-        Each shard is read, its CRC compared with the manifest, and every slot with the row that it claims to be of, without
-        the code that writes shards. Every sequence must be there exactly once.
+        Each shard is read, and its CRC-32C is compared with the manifest. Every slot is compared with the row from which it
+        claims to come. Every sequence must occur exactly once. The name of the algorithm and the lower bound are copied from
+        the stored manifest, after the bound was checked.
+
+        Args:
+            claimed: The stored manifest.
+
+        Raises:
+            FailedError: The shards differ from the rows.
         """
         settings, layout = self._settings, PackLayout.of(self._table.columns, self._settings)
         rows, sequences, too_long = read_sequences(self._table, claimed.group, settings, threads=self.run.workers != 1)
@@ -186,16 +225,20 @@ class _TableReader:
             packs=packs,
             lower_bound=claimed.lower_bound,
             deepest_pack=deepest,
-            algorithm_used=claimed.algorithm_used,  # nothing else states it
+            algorithm_used=claimed.algorithm_used,  # it cannot be computed again
             shards=tuple(shards),
         )
 
 
-# --- a row group of a shard, compared with the rows of the table
+# --- comparing a row group of a shard with the rows of the table
 
 
 def _members(stored: _StoredPacks, rows: GroupRows, sequences: RowSequences, is_there: BoolArray) -> IntArray:
-    """Which sequences of the group these packs hold; each must be new."""
+    """Return which sequences of the group some packs contain, int64, after checking that none of them occurred before.
+
+    Raises:
+        FailedError: A sequence differs from the table, or occurs twice.
+    """
     of_row = np.searchsorted(rows.numbers, stored.indices)
     known = rows.numbers[np.minimum(of_row, rows.numbers.size - 1)] == stored.indices
     begins, stored_begins = (
@@ -214,9 +257,16 @@ def _members(stored: _StoredPacks, rows: GroupRows, sequences: RowSequences, is_
 
 
 class _StoredPacks(NamedTuple):
-    """A row group of a shard, from its pack `first` on; its sequences are as in `PackSequences`.
+    """A row group of a shard.
 
-    `indices`, int64 [sequences], are row numbers in the table; `table` has all columns, as pyarrow.
+    Attributes:
+        path: The shard.
+        first: The number of its first pack in the shard.
+        offsets: int64 [packs + 1], as in `PackSequences`.
+        indices: int64 [sequences], the row of the table from which each sequence comes.
+        starts: int32 [sequences], the first token of each sequence in that row.
+        lengths: int32 [sequences], the number of tokens in each sequence.
+        table: All columns, as a pyarrow Table.
     """
 
     path: Path
@@ -229,18 +279,22 @@ class _StoredPacks(NamedTuple):
 
     @property
     def location(self) -> str:
-        """Name of the row group in errors."""
+        """The name of the row group in messages."""
         return f"{self.path}: from pack {self.first} on"
 
 
 def _stored_packs(path: Path, layout: PackLayout) -> Iterator[_StoredPacks]:
-    """The row groups of a shard; columns, types, one length and index per sequence, and at most L tokens are checked."""
+    """Yield the row groups of a shard, after checking their columns and types.
+
+    Raises:
+        FailedError: A column is missing or invalid, or a pack has too many tokens.
+    """
     from pyarrow import parquet
 
     try:
         with explain_arrow_errors(path):
             shard = parquet.ParquetFile(check_regular_file(path))
-        empty = io.BytesIO()  # the schema as it reads back: Parquet has no seconds, for example
+        empty = io.BytesIO()  # write and read the schema, because Parquet changes some types, such as seconds
         parquet.ParquetWriter(empty, layout.schema()).close()
         stored, expected = check_column_names(path, shard.schema_arrow), parquet.read_schema(empty)
         if stored.names != expected.names or not all(map(same_type, stored.types, expected.types)):
@@ -257,6 +311,7 @@ def _stored_packs(path: Path, layout: PackLayout) -> Iterator[_StoredPacks]:
 
 
 def _checked(path: Path, layout: PackLayout, first: int, table: Any) -> _StoredPacks:
+    """Return a row group, after checking that each sequence has one length and one index, and that no pack is too long."""
     lengths, offsets = list_values(path, first, "seq_lens", table.column("seq_lens"))
     indices, others = list_values(path, first, "indices", table.column("indices"))
     starts = np.zeros(lengths.size, np.int32)
@@ -275,12 +330,22 @@ def _checked(path: Path, layout: PackLayout, first: int, table: Any) -> _StoredP
 
 
 def _check_tokens(packs: _StoredPacks, layout: PackLayout, rows: GroupRows, of_rows: IntArray) -> None:
-    """Every slot of every column along the tokens is what it must be; `of_rows`, int64: the row of each sequence."""
+    """Check every slot of every column that has one value per token.
+
+    Args:
+        packs: The packs.
+        layout: The columns and sizes.
+        rows: The rows of the group.
+        of_rows: int64, the row of each sequence.
+
+    Raises:
+        FailedError: A slot differs from the row, or padding is not the padding value.
+    """
     slots, lengths = layout.max_sequence_length, packs.lengths
     used = np.add.reduceat(lengths.astype(np.int64), packs.offsets[:-1])[:, None]
     is_token = np.arange(slots) < used
     ends = np.cumsum(lengths, dtype=np.int64)
-    positions = np.arange(slots) - used  # of the padding
+    positions = np.arange(slots) - used  # the positions of the padding
     positions[is_token] = np.arange(ends[-1]) - np.repeat(ends - lengths, lengths)
     numbers = np.zeros(positions.shape, np.int64)
     in_pack = np.arange(lengths.size) - np.repeat(packs.offsets[:-1], np.diff(packs.offsets))
@@ -291,7 +356,7 @@ def _check_tokens(packs: _StoredPacks, layout: PackLayout, rows: GroupRows, of_r
     for name in layout.columns.aligned:
         stored, right = _values(packs, name, *positions.shape), rows.values[name][tokens]
         _refuse(packs, name, ~is_token & (stored != pad_value(name)))
-        of_bits = np.dtype(f"u{right.itemsize}")  # NaN equals NaN
+        of_bits = np.dtype(f"u{right.itemsize}")  # as bits, so that NaN equals NaN
         different = stored[is_token].view(of_bits) != right.view(of_bits)
         if different.any():
             sequence = int(np.searchsorted(ends, np.argmax(different), side="right"))
@@ -302,7 +367,7 @@ def _check_tokens(packs: _StoredPacks, layout: PackLayout, rows: GroupRows, of_r
 
 
 def _values(packs: _StoredPacks, name: str, count: int, slots: int) -> AnyArray:
-    """[packs, L]"""
+    """Return a column as an array [packs, L], after checking its number of slots."""
     values, offsets = list_values(packs.path, packs.first, name, packs.table.column(name))
     if not (np.diff(offsets) == slots).all():
         raise FailedError(f"{packs.location}: {name} does not have {slots} slots per pack; pack the table again")
@@ -310,12 +375,14 @@ def _values(packs: _StoredPacks, name: str, count: int, slots: int) -> AnyArray:
 
 
 def _refuse(packs: _StoredPacks, name: str, wrong: AnyArray) -> None:
+    """Raise a FailedError for the first slot that is marked as wrong, if there is one."""
     if wrong.any():
         pack, slot = np.unravel_index(int(np.argmax(wrong)), wrong.shape)
         raise FailedError(f"{packs.path}: pack {packs.first + pack}: {name} is wrong at slot {slot}; pack the table again")
 
 
 def _check_scalars(packs: _StoredPacks, layout: PackLayout, rows: GroupRows, of_rows: IntArray) -> None:
+    """Check that every scalar column has the value of the row for each sequence."""
     pyarrow = require_pyarrow()
     for name in layout.columns.scalars:
         column = packs.table.column(name).combine_chunks()
@@ -326,10 +393,10 @@ def _check_scalars(packs: _StoredPacks, layout: PackLayout, rows: GroupRows, of_
         for chunk in expected.chunks:
             held = values.slice(first, len(chunk))
             try:
-                right = chunk.cast(held.type)  # in the type that Parquet stores
-            except pyarrow.ArrowException:  # a value that the stored type does not hold
+                right = chunk.cast(held.type)  # convert to the type that Parquet stores
+            except pyarrow.ArrowException:  # the stored type cannot represent a value
                 right = None
-            # NaN equals NaN as text, at any depth.
+            # Comparing the text treats NaN as equal to NaN, at any depth.
             if right is None or not (held.equals(right) or repr(held.to_pylist()) == repr(right.to_pylist())):
                 raise FailedError(f"{packs.location}: {name} is not that of the rows; pack the table again")
             first += len(chunk)

@@ -231,7 +231,7 @@ class Task(ABC):
         raise InputError(f"task {self.name}: it has no answers to predict; embed its texts, or fine-tune another task")
 
     def predictions(self, outputs: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
-        """Yield what `predictions.jsonl` contains for each labelled row: the prediction, and further fields for some tasks."""
+        """Yield the content of `predictions.jsonl` for each labelled row: the prediction, and more for some tasks."""
         return self.answers(outputs, sequences, rows)
 
     def config_json(self) -> dict[str, Any]:
@@ -307,7 +307,7 @@ class TaskObjective(Objective):
     has_answers: bool = True
 
     def denominators(self, batch: BatchArrays) -> FloatArray:
-        """Return the divisor of the loss, followed by 1."""
+        """Return the divisors of the two losses, float64 [2]. A task has only the first loss, so the second divisor is 1."""
         return np.array([batch["target_weights"].sum(dtype=np.float64), 1.0])
 
     def figures(self, sums: FloatArray) -> TaskFigures:
