@@ -405,8 +405,8 @@ def _steps_with(sequences: int, packs: int, each: float) -> int:
 #     rate(t) = r * (1 - (t - 1) / N) ** p                 for t > W, `decay_from: start`
 #
 # No update has a rate of zero. `start` decays as if there had been no warm-up, so that the rate drops when the warm-up ends.
-# google-research/bert (p = 1) and LAMB in the Gaudi reference models (p = 0.5) do the same, whereas Adam in the reference
-# models decays from the end of the warm-up. All of them count updates from 0, so their warm-up is one update behind ours.
+# google-research/bert (p = 1) and LAMB in Habana's Model-References (p = 0.5) do the same, whereas Adam in Model-References
+# decays from the end of the warm-up. All of them count updates from 0, so their warm-up is one update behind ours.
 
 
 def learning_rate_at(update: int, settings: RunSettings) -> float:

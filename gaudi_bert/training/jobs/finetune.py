@@ -1,14 +1,16 @@
-"""Stage finetune: labelled rows and a pretrained model to a model of a task, as a folder that `transformers` opens.
+"""Stage finetune: train a pretrained model for a task on labelled rows, and write a folder that `transformers` can open.
 
-`training/run.py` names the steps, and describes the folder. In addition there are `best/` (the checkpoint with the best
-evaluation) and in the end that model (`config.json`, `model.safetensors`, the tokenizer), its answers on the evaluation data
-(`predictions.jsonl`), and, written last, `metrics.json`. The job of rows that are learnt one by one is in `rows.py`; here is
-that of rows whose loss is one of all rows of an update (pairs of texts, lists of documents).
+`training/run.py` contains the steps of a run and describes its folder. For fine-tuning, the folder also contains `best/`
+(the checkpoint with the best evaluation) and, at the end, the best model (`config.json`, `model.safetensors` and the
+tokenizer), its predictions on the evaluation data (`predictions.jsonl`) and, written last, `metrics.json`. `rows.py`
+contains the job for tasks whose loss is a sum over rows. This module contains the job for tasks with one loss over all rows
+of an update, such as pairs of texts and lists of documents.
 
-A batch holds, besides the features of the encoder, `text_numbers` [B, S]: the number of each sequence among those of its
-update, -1 for none. With it the outputs of all micro-batches and processes are put side by side.
+In addition to the features of the encoder, a batch contains `text_numbers` [B, S]: the number of each sequence among the
+sequences of its update, or -1 for an unused slot. These numbers are used to collect the outputs of all micro-batches and
+processes in one array.
 
-Letters: B packs of a batch, S depth, N sequences of an update, C values of an output.
+Letters in shapes: B packs of a batch, S depth, N sequences of an update, C values of an output.
 """
 
 from __future__ import annotations
@@ -53,10 +55,16 @@ from gaudi_bert.training.run_plan import RunPlan
 
 @dataclass(frozen=True, eq=False)
 class _PairData:
-    """Tokenized rows, the stream of them, and the shape of its updates.
+    """Tokenized rows, the order in which they are read, and the shape of the updates.
 
-    The shape is that of the updates that were looked at before the run. A later one that needs more packs has more
-    micro-batches of the same shape.
+    The shape was chosen before the run from the first updates. If a later update needs more packs, it has more micro-batches
+    of the same shape.
+
+    Attributes:
+        sequences: The tokenized texts.
+        rows: The rows, which refer to sequences.
+        stream: The rows of each update.
+        shape: The number and the shape of the micro-batches of an update.
     """
 
     sequences: Sequences
@@ -65,18 +73,23 @@ class _PairData:
     shape: UpdateShape
 
     def micro_batches_of(self, update: int) -> int:
-        """Return the micro-batches of an update, counted from 0, on one process."""
+        """Return the number of micro-batches on one process in update `update`, counted from 0."""
         if update >= self.stream.updates:
             return self.shape.micro_batches
         packs = len(_packs_of(self, update)[0])
         return max(self.shape.micro_batches, -(-packs // (self.shape.batch.packs * self.shape.processes)))
 
     def most_sequences(self, update: int) -> int:
-        """Return a number of sequences that is enough for all packs of an update."""
+        """Return an upper bound of the number of sequences in update `update`, counted from 0."""
         return self.micro_batches_of(update) * self.shape.batch.packs * self.shape.processes * self.shape.batch.depth
 
     def batches(self, first_update: int, rank: int) -> Iterator[Batch]:
-        """Return the micro-batches of one process from an update on, counted from 0; after the last update, empty ones."""
+        """Yield the micro-batches of one process, without end. After the last update, they are empty.
+
+        Args:
+            first_update: The update at which to begin, counted from 0.
+            rank: The number of the process.
+        """
         shape, batch_packs = self.shape, self.shape.batch.packs
         for update in itertools.count(first_update):
             packs, sequences = SampledPacks(np.zeros(0, np.int64), np.zeros(1, np.int64)), np.zeros(0, np.int64)
@@ -92,20 +105,22 @@ class _PairData:
 
 @lru_cache(maxsize=4)
 def _packs_of(data: _PairData, update: int) -> tuple[SampledPacks, IntArray]:
+    """Return the packs of an update, counted from 0, and its distinct sequences. The last few results are cached."""
     return data.stream.packs_of(update, data.shape.batch)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _PairObjective(TaskObjective):
-    """One loss of all rows of an update, whose weight is the number of rows."""
+    """The objective with one loss over all rows of an update, weighted by the number of rows."""
 
     data: _PairData
 
     def denominators(self, batch: BatchArrays) -> FloatArray:
-        """Nothing is divided."""
+        """Return ones, because `update_loss` already divides the loss by the number of rows."""
         return np.ones(2)
 
     def update_loss(self, micro_batches: Sequence[BatchArrays], update: int, communicator: Communicator) -> UpdateLoss:
+        """Return the loss of an update, which first collects the outputs of all sequences from all processes."""
         stream, numbers = self.data.stream, [batch["text_numbers"] for batch in micro_batches]
         sequences = stream.distinct(update - 1, update)[0]
         rows = stream.rows_of(update - 1, update)
@@ -123,16 +138,21 @@ class _PairObjective(TaskObjective):
         return loss_of_outputs
 
 
-# --- the job. `finetune.batch_sequences` counts rows here; the model before training is evaluated too: it is the baseline.
+# --- The job. Here, `finetune.batch_sequences` is a number of rows. The model is also evaluated before training, as a
+# baseline.
 
 
 class _PairJob(FineTuneJob):
-    """A model of a task on rows that are learnt together."""
+    """The job for tasks with one loss over all rows of an update."""
 
     evaluates_first, plans_packs = True, False
 
     def _read_files(self, reporter: Reporter) -> None:
-        """Read the rows and the model, as for other tasks; refuse what cannot be learnt together."""
+        """Read the rows and the model, and check that the rows can be trained with one loss per update.
+
+        Raises:
+            InputError: A setting does not apply to such tasks, or the rows do not suit the loss.
+        """
         for key in ("row_lengths", "algorithm"):
             value = getattr(self.section, key)
             if key in self.section.model_fields_set and value is not None:
@@ -143,7 +163,7 @@ class _PairJob(FineTuneJob):
         super()._read_files(reporter)
         data, held_out, section = self._data, self._held_out, self.section
         first = data.rows[0]
-        if isinstance(first, TupleRow):  # others are documents of a query
+        if isinstance(first, TupleRow):  # otherwise, a row is a query with its documents
             _check_rows(first, data, held_out, self._task.settings)
             if (first.score is not None) != (self._best_metric in CORRELATIONS):
                 if section.best_metric is not None:
@@ -175,7 +195,11 @@ class _PairJob(FineTuneJob):
         self._stream = RowStream(data.sequences.lengths, rows.groups, section.batch_sequences, section.epochs, section.seed)
 
     def _task_settings(self) -> TaskSettings:
-        """With the pooling and the prompts of the folder, where the settings name none."""
+        """Return the settings of the task. For embeddings, missing pooling and prompts are taken from the model's folder.
+
+        Raises:
+            InputError: The pooling or the prompts of the model are not supported.
+        """
         settings = self._settings.task
         if settings.name != "embedding":
             return settings
@@ -200,6 +224,7 @@ class _PairJob(FineTuneJob):
         return settings.model_copy(update=changes)
 
     def _prepared(self, processes: int) -> Prepared:
+        """Choose the shape of the updates for a number of processes, and return the job ready to be run."""
         section, stream, sizes, task = self.section, self._stream, self._start.sizes, self._task
         shape = choose_shape(
             stream,
@@ -230,6 +255,7 @@ class _PairJob(FineTuneJob):
         )
 
     def _lines(self, plan: RunPlan) -> list[str]:
+        """Return the lines for the user that describe the data, the model and the updates."""
         stream, start, shape = self._stream, self._start, self._shape
         batch, micro_batches, processes = shape
         tokens = stream.tokens.sum() / len(stream.rows)
@@ -249,7 +275,10 @@ class _PairJob(FineTuneJob):
         ]
 
     def _figures(self) -> dict[str, Any]:
-        """Packs of the updates of an epoch, no packs hold the tokens in fewer; and the model before training."""
+        """Return the packing of an epoch, and the metrics of the model before training.
+
+        `lower_bound` is the number of packs below which the tokens of the updates cannot be packed.
+        """
         stream, shape = self._stream, self._shape
         updates = -(-len(stream.rows) // stream.batch_rows)
         texts, packs = len(stream.rows.members), updates * shape.packs
@@ -268,7 +297,12 @@ class _PairJob(FineTuneJob):
 
 
 def _check_rows(first: TupleRow, data: TaskData, held_out: TaskData | None, settings: TaskSettings) -> None:
-    """Refuse rows of two kinds, and scores that a cosine never has."""
+    """Check that all rows are of the same kind, and that the scores and the settings suit the loss.
+
+    Raises:
+        InputError: Some rows have a score and others do not, a score is not a possible cosine, all scores are equal, or a
+            setting does not apply to these rows.
+    """
     for file in filter(None, (data, held_out)):
         for row in cast(Sequence[TupleRow], file.rows):
             if (row.score is None) != (first.score is None):
@@ -295,10 +329,11 @@ def _check_rows(first: TupleRow, data: TaskData, held_out: TaskData | None, sett
 
 
 def _kind(row: TupleRow) -> str:
+    """Describe the kind of a row, for error messages."""
     return "has an anchor and a positive" if row.score is None else "has two texts and a score"
 
 
-# --- the stage
+# --- The stage
 
 
 def finetune(
@@ -307,7 +342,22 @@ def finetune(
     out: Path,
     **options: Unpack[RunOptions],
 ) -> StageOutput[FineTuning] | RunPlan:
-    """Train a pretrained model for a task, in the folder `out`; files in an object store are copied to scratch."""
+    """Fine-tune a pretrained model for a task.
+
+    Args:
+        settings: The settings of the pipeline.
+        files: The rows and the model. Files in an object store are copied to this machine first.
+        out: The folder of the run, on this machine.
+        **options: See `RunOptions`.
+
+    Returns:
+        The result, or the plan for a dry run.
+
+    Raises:
+        InputError: The settings, the rows and the model do not fit together, or `out` is in an object store.
+        StoppedError: A signal requested a stop. A checkpoint has been saved.
+        FailedError: The training diverged, or another process was lost.
+    """
     for key, path in (("--out", out), ("task.labels", settings.task.labels)):
         if path is not None and is_in_store(path):
             raise InputError(
@@ -324,7 +374,11 @@ def finetune(
 
 
 def _job_of(settings: PipelineSettings, files: FineTuneInput, out: Path) -> FineTuneJob:
-    """Return the job of the task."""
+    """Return the job for the task.
+
+    Raises:
+        InputError: The task does not support the chosen loss.
+    """
     task = settings.task
     if learns_pairs(task):
         return _PairJob(settings, files, out)

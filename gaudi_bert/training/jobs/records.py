@@ -1,6 +1,7 @@
-"""Stage train: packed (or unpacked) records to checkpoints, metrics and TensorBoard logs in one folder.
+"""Stage train on pretraining records: train a BERT on packed or unpacked records.
 
-`run.py` names the steps of a run, and lists what its folder holds. The last file is `training.json`: how the run ended.
+`training/run.py` contains the steps of a run, and lists the files in its folder. The file that is written last is
+`training.json`, the result of the run. On request, the job also measures how much faster packing makes the training.
 """
 
 from __future__ import annotations
@@ -53,7 +54,23 @@ def train(
     out: Path,
     **options: Unpack[RunOptions],
 ) -> StageOutput[TrainingResult] | RunPlan:
-    """Train a model on packed or unpacked records, in the folder `out`."""
+    """Train a BERT on pretraining records.
+
+    Args:
+        settings: The settings of the pipeline.
+        data: Packed or unpacked records, on a disk or in an object store.
+        evaluation_data: Records for evaluations, or None.
+        out: The folder of the run.
+        **options: See `RunOptions`.
+
+    Returns:
+        The result, or the plan for a dry run.
+
+    Raises:
+        InputError: The settings and the records do not fit together, or the records cannot be read.
+        StoppedError: A signal requested a stop. A checkpoint has been saved.
+        FailedError: The training diverged, or another process was lost.
+    """
     store = settings.store
     with (
         open_data(data, store) as source,
@@ -63,7 +80,17 @@ def train(
 
 
 class _RecordsJob(Job[TrainingResult]):
-    """A BERT on records of pretraining; `held_out` are others that it is evaluated on."""
+    """The job that trains a BERT on pretraining records.
+
+    Args:
+        settings: The settings of the pipeline.
+        data: The path of the records.
+        source: The records.
+        held_out: Records for evaluations, or None.
+
+    Raises:
+        InputError: The model is too small for the records.
+    """
 
     result_name, result_type = TRAINING_NAME, TrainingResult
     section: TrainingSettings
@@ -79,7 +106,11 @@ class _RecordsJob(Job[TrainingResult]):
         self._speedup: float | None = None
 
     def prepare(self, processes: int, reporter: Reporter) -> Prepared:
-        """Decide on the batches; refuse a cache that is too small for them."""
+        """Plan the batches. See `Job.prepare`.
+
+        Raises:
+            InputError: The cache for shards in an object store is too small.
+        """
         training, source = self.section, self._source
         plan = self._plan(processes)
         evaluation = None
@@ -99,6 +130,7 @@ class _RecordsJob(Job[TrainingResult]):
         )
 
     def _plan(self, processes: int) -> RunPlan:
+        """Return the plan of the run for a number of processes."""
         settings, source = self._settings, self._source
         if source.cache is not None:
             stored = source.open_packs()
@@ -111,12 +143,13 @@ class _RecordsJob(Job[TrainingResult]):
             packs=source.packs,
             mean_tokens=source.mean_tokens,
         )
-        if plan.packs is None:  # unpacked records do not state it; whether they are enough for one update is soon known
+        if plan.packs is None:  # unpacked records: count them only as far as one update needs, because counting reads them
             packs = source.count_packs(plan.packs_per_update)
             plan = replace(plan, packs=packs if packs < plan.packs_per_update else None)
         return plan
 
     def _lines(self, plan: RunPlan) -> list[str]:
+        """Return the lines for the user that describe the model, the data and the batches."""
         chosen, training, source, config = self._settings.model, plan.settings, self._source, self._config
         origin = "as requested" if {"hidden_size", "num_hidden_layers"} & chosen.model_fields_set else _DEFAULT_MODEL
         kind = f"packed, depth {source.depth}" if source.is_packed else "not packed"
@@ -135,15 +168,17 @@ class _RecordsJob(Job[TrainingResult]):
         ]
 
     def _signature(self) -> Signature:
+        """Return everything that the result depends on."""
         section = self._settings.training.model_dump(exclude=free_settings(TrainingSettings))
-        # The path of the initial checkpoint is the user's, not the artefact's; its name is enough to notice another one.
+        # The path of the initial checkpoint may differ between machines, so the signature contains only its name, which is
+        # enough to detect another checkpoint.
         section["init_checkpoint"] = Path(section["init_checkpoint"]).name if section["init_checkpoint"] else None
         held_out = self._held_out
         inputs = {"data": self._source.identity, "evaluation_data": held_out.identity if held_out is not None else None}
         return Signature("train", {"model": self._config.to_json(), "training": section}, inputs)
 
     def begin(self, run: RunContext[TrainingResult], plan: RunPlan, model: Model) -> MlperfLog | None:
-        """Put the vocabulary next to the checkpoints; measure the speed-up, and log for MLPerf, where that is requested."""
+        """Copy the vocabulary into the folder of the run and, if requested, measure the speed-up and open the MLPerf log."""
         settings, config = self._settings, self._config
         if run.communicator.is_first:
             _copy_tokenizer(
@@ -156,13 +191,14 @@ class _RecordsJob(Job[TrainingResult]):
         return MlperfLog(run.folder / "mlperf.log", settings.mlperf, plan, self._source, config)
 
     def _measure_speedup(self, run: RunContext[TrainingResult], plan: RunPlan, model: Model) -> None:
-        """Measure how many times as many sequences packing trains on per second."""
+        """Measure how many times more sequences per second the model trains on when they are packed."""
         run.communicator.note("measuring the speed-up", slow=True)
         run.reporter.say("train: measuring how much faster packs are than padded rows")
         settings, communicator = plan.settings, run.communicator
         order = TrainingOrder(settings.seed, settings.shuffle_packs, communicator.rank, communicator.size)
         packed = next(training_batches(self._source, self._config, settings.micro_batch_packs, order))
-        # A card works by itself: only the clock knows how long. On a CPU, the work of other processes is not counted.
+        # CPU time does not include the work of an accelerator, so its passes are measured in wall-clock time. On a CPU, wall
+        # time would include the work of other programs, so CPU time is measured instead.
         clock = time.process_time if run.device.kind == "cpu" else time.perf_counter
         unpacked = _first_sequences(packed, self._source.schema.max_predictions)
 
@@ -172,7 +208,7 @@ class _RecordsJob(Job[TrainingResult]):
             return clock() - started
 
         pairs = [(seconds(packed), seconds(unpacked)) for _ in range(_PAIRS + 1)]
-        # The first pair builds the graphs.
+        # The first pair is not used, because it builds the graphs.
         self._speedup, line = _realized_speedup(self._source.packing_factor, *zip(*pairs[1:], strict=True))
         run.reporter.say(f"train: {line}")
 
@@ -195,7 +231,18 @@ class _RecordsJob(Job[TrainingResult]):
 
 
 def _copy_tokenizer(data: Path, run: Path, lower_case: bool, positions: int, store: StoreSettings | None) -> None:
-    """Copy the vocabulary of packed data, found near them by its checksum, into a run's folder, for `finetune --model`."""
+    """Copy the vocabulary of packed data into the folder of a run, so that `finetune --model` can use the run.
+
+    The vocabulary is searched for in the folder of the data and in the folders above it, and recognized by its checksum. If
+    it is not found, nothing is copied.
+
+    Args:
+        data: The packed data.
+        run: The folder of the run.
+        lower_case: Whether texts are converted to lower case before tokenization.
+        positions: The number of positions of the model.
+        store: The settings of the object store.
+    """
     with mirrored_bucket(data, store) as packed:
         fetch(packed / METADATA_NAME)
         known = Metadata.read(packed).vocabulary if (packed / METADATA_NAME).is_file() else None
@@ -211,19 +258,20 @@ def _copy_tokenizer(data: Path, run: Path, lower_case: bool, positions: int, sto
                 return
 
 
-# --- The speed-up that packing really brings, measured in the run itself, before its first update
+# --- The real speed-up through packing, measured in the run itself before its first update
 #
-# The same model passes forward and backward over a micro-batch of packs, and over as many rows that hold one sequence each:
-# with f sequences per pack, the speed-up is f times the median ratio of their times, over alternating pairs of passes. It
-# falls short of f by what block masks, gathered positions and the larger heads cost (Krell et al. 2021, table 2); a result
-# well above f was disturbed, and is not reported. It takes two more graphs, so it has to be requested.
+# The model does forward and backward passes alternately over a micro-batch of packs, and over equally many rows that contain
+# one sequence each. With f sequences per pack, the speed-up is f times the median ratio of the two times. It is smaller than
+# f, because packing needs block masks, gathered positions and larger heads (Krell et al. 2021, table 2). A result well above
+# f means that other programs disturbed the measurement, so it is not reported. The measurement builds two more graphs, so it
+# is only made on request.
 
 _PAIRS = 5
 _TOLERANCE = 1.05
 
 
 def _first_sequences(packed: BatchArrays, masked_slots: int) -> BatchArrays:
-    """The first sequence of each pack in a row that it has for itself, with so many masked slots."""
+    """Return rows that contain only the first sequence of each pack, with `masked_slots` masked slots per row."""
     is_own_BL, is_own_BQ = packed["input_mask"] == 1, packed["masked_lm_weights"][:, :masked_slots] == 1
     unpacked: dict[str, AnyArray] = {}
     for name, values in packed.items():
@@ -237,7 +285,16 @@ def _first_sequences(packed: BatchArrays, masked_slots: int) -> BatchArrays:
 def _realized_speedup(
     factor: float, packed_seconds: Sequence[float], unpacked_seconds: Sequence[float]
 ) -> tuple[float | None, str]:
-    """Return the speed-up, None where more was measured than is possible, and a line about it; by seconds of each pair."""
+    """Compute the speed-up from the times of alternating passes.
+
+    Args:
+        factor: The number of sequences per pack.
+        packed_seconds: The time of each pass over a micro-batch of packs.
+        unpacked_seconds: The time of each pass over equally many unpacked rows.
+
+    Returns:
+        The speed-up and a line for the user. The speed-up is None if it is larger than possible.
+    """
     measured = factor * float(np.median(np.array(unpacked_seconds) / np.array(packed_seconds)))
     if measured > _TOLERANCE * factor:
         busy = f"the machine was busy ({measured:.2f} measured, {factor:.2f} is the limit)"

@@ -1,6 +1,7 @@
-"""The job of `finetune`: a model of a task on labelled rows, whose packs are those of the complete file.
+"""The job that fine-tunes a model for a task on labelled rows, for losses that are sums over rows.
 
-`finetune.py` adds what rows need whose loss is one of all rows of an update.
+The rows of the complete file are packed before the run. `finetune.py` extends this job for tasks with one loss over all rows
+of an update.
 """
 
 from __future__ import annotations
@@ -53,15 +54,22 @@ from gaudi_bert.training.run_plan import RunPlan, RunSettings, nearest_micro_bat
 
 PREDICTIONS_NAME, BEST_NAME, BASELINE_NAME = "predictions.jsonl", "best/best.json", "best/baseline.json"
 
-# What a dry run compares.
+# The row lengths and depths that a dry run compares.
 _USUAL_ROWS, _USUAL_DEPTHS = (128, 256, 384, 512), (3, 6, 12, "max")
-# Settings that name files, which are known by their content.
+# Settings that are paths. They are not part of the signature, which contains the identities of the files instead.
 _FILES = {"data", "evaluation_data", "init_checkpoint", "vocab"}
 
 
 @dataclass(frozen=True)
 class FineTuneInput:
-    """The files of a run; `vocabulary` is a folder with the tokenizer, where it is not next to the weights."""
+    """The files of a fine-tuning run.
+
+    Attributes:
+        data: The training rows.
+        evaluation_data: The rows for evaluations, or None.
+        model: The folder of the pretrained model.
+        vocabulary: The folder with the tokenizer. None if it is in the folder of the model.
+    """
 
     data: Path
     evaluation_data: Path | None
@@ -70,7 +78,12 @@ class FineTuneInput:
 
 
 class FineTuneJob(Job[FineTuning]):
-    """A model of a task on labelled rows; `plans_packs`: whether the training packs are those of the complete file."""
+    """The job that fine-tunes a model for a task on labelled rows.
+
+    Attributes:
+        plans_packs: Whether the training rows of the complete file are packed before the run. Otherwise, the rows of each
+            update are packed when they are read.
+    """
 
     result_name, result_type = FINETUNING_NAME, FineTuning
     section: FineTuneSettings
@@ -85,13 +98,14 @@ class FineTuneJob(Job[FineTuning]):
         self.is_bert = is_bert(files.model)
 
     def prepare(self, processes: int, reporter: Reporter) -> Prepared:
-        """Plan packs and updates; refuse what does not fit."""
+        """Read the files at the first call, and plan the packs and the updates. See `Job.prepare`."""
         if not self._is_read:
             self._read_files(reporter)
             self._is_read = True
         return self._prepared(processes)
 
     def _prepared(self, processes: int) -> Prepared:
+        """Plan the updates for a number of processes, and return the job ready to be run."""
         section, task, data = self.section, self._task, self._data
         plan = _plan_run(section, data, processes)
         return Prepared(
@@ -106,13 +120,18 @@ class FineTuneJob(Job[FineTuning]):
         )
 
     def _evaluation(self) -> TaskEvaluation | None:
+        """Return the evaluation on the held-out rows, or None if there are no held-out rows."""
         if self._held_out is None:
             return None
         packs, seed, hidden_size = self.section.micro_batch_packs, self.section.seed, self._start.sizes.hidden_size
         return TaskEvaluation(self._task, self._held_out, packs, seed, self._best_metric, hidden_size, self._sentences)
 
     def _read_files(self, reporter: Reporter) -> None:
-        """Read and tokenize the rows, plan their packs, open the weights; refuse what does not fit."""
+        """Read and tokenize the rows, pack them, and read the weights.
+
+        Raises:
+            InputError: The files cannot be read, or the rows, the model and the settings do not fit together.
+        """
         task_settings, section, files = self._task_settings(), self.section, self._files
         if task_settings.name is None:
             raise InputError(f"--task (task.name) is not set; choose one of {', '.join(TASK_NAMES)}")
@@ -132,7 +151,7 @@ class FineTuneJob(Job[FineTuning]):
                 raise InputError(f"finetune.{key} = {length}: the model has {positions} positions; set it to no more")
         tokenizer.check_fits(start.sizes.vocab_size, start.sizes.segments)
         data = self._data = self._read(files.data, section.depth, reporter, is_first=True)
-        # Questions without an answer need a threshold for giving none.
+        # If some questions have no answer, the model may predict "no answer", for which it needs a threshold.
         has_unanswerable = any(isinstance(row, QuestionRow) and row.answers == () for row in data.rows)
         if has_unanswerable and task_settings.null_score_threshold is None:
             task_settings = task_settings.model_copy(update={"null_score_threshold": 0.0})
@@ -151,11 +170,15 @@ class FineTuneJob(Job[FineTuning]):
             )
 
     def _task_settings(self) -> TaskSettings:
-        """Return the settings of the task; a kind of job may take some from the folder of the model."""
+        """Return the settings of the task. A subclass may add settings from the folder of the model."""
         return self._settings.task
 
     def _length(self) -> int:
-        """Return the most tokens of a sequence: as set, or what the longest of given rows holds, or the model's own."""
+        """Return the maximum number of tokens in a sequence.
+
+        It is the setting `max_sequence_length` if the user set it, or else the largest of the given row lengths, or else the
+        maximum of the model.
+        """
         section, given = self.section, self._given_lengths()
         if "max_sequence_length" in section.model_fields_set:
             return section.max_sequence_length
@@ -163,11 +186,22 @@ class FineTuneJob(Job[FineTuning]):
         return given[-1] if given else min(usual, self._start.sizes.positions)
 
     def _given_lengths(self) -> tuple[int, ...]:
+        """Return the row lengths that the user set, ascending. Empty if there are none, or if they are chosen automatically."""
         given = self.section.row_lengths
         return given if isinstance(given, tuple) else ()
 
     def _read(self, path: Path, depth: int | str, reporter: Reporter, *, is_first: bool = False) -> TaskData:
-        """The packs of a file; of the first one a line states how it is read, as all are."""
+        """Read, tokenize and pack the rows of a file, and tell the user about skipped and truncated rows.
+
+        Args:
+            path: The file.
+            depth: The maximum number of sequences in a pack, or "max".
+            reporter: Shows messages to the user.
+            is_first: Whether this is the training file, for which a line also states how files are read.
+
+        Raises:
+            InputError: The file cannot be read, or its rows do not fit into rows of the given lengths.
+        """
         task, length, skipped = self._task, self._length(), SkippedRows()
         sequences, rows = tokenized_file(
             path,
@@ -195,12 +229,17 @@ class FineTuneJob(Job[FineTuning]):
                 raise InputError(f"finetune.row_lengths: {path}: {error}") from error
             packings = chosen.packings
             self._costs = [chosen.format_cost()] if is_first else self._costs
-        elif self.plans_packs or not is_first:  # others are built when they are read
+        elif self.plans_packs or not is_first:  # otherwise, the rows of an update are packed when they are read
             packings = (pack_histogram(Histogram(length, counts), self.section.algorithm, depth),)
         return TaskData(path, file_identity(path), rows, sequences, packings)
 
     def _row_lengths(self, counts: IntArray, depth: int | str) -> RowLengths:
-        """Return rows of several lengths: the given ones, or those that cost least."""
+        """Return the packings for rows of several lengths, which the user gave or which have the lowest estimated cost.
+
+        Args:
+            counts: The number of sequences of each length.
+            depth: The maximum number of sequences in a pack, or "max".
+        """
         section, sizes = self.section, self._start.sizes
         return choose_row_lengths(
             counts,
@@ -213,6 +252,7 @@ class FineTuneJob(Job[FineTuning]):
         )
 
     def _lines(self, plan: RunPlan) -> list[str]:
+        """Return the lines for the user that describe the data, the model and the batches."""
         task, data, section, start = self._task, self._data, self.section, self._start
         labels, tokens = f", {len(task.labels)} labels" if task.labels else "", data.sequences.lengths.mean()
         rows = join_with_and(f"{length:,}" for length in data.lengths)
@@ -236,7 +276,7 @@ class FineTuneJob(Job[FineTuning]):
         ]
 
     def _details(self) -> list[str]:
-        """Return what rows of other lengths, and other depths, would give."""
+        """Return the lines of a table that compares other row lengths and depths, for a dry run."""
         section, longest, lengths = self.section, self._data.lengths[-1], self._data.sequences.lengths
         lines = [f"{'rows of':>10}{'depth':>8}{'packs':>12}{'per pack':>12}{'real tokens':>14}{'cut':>10}"]
         for length in sorted({longest, *(usual for usual in _USUAL_ROWS if usual < longest)}):
@@ -253,7 +293,10 @@ class FineTuneJob(Job[FineTuning]):
         return [*lines, f"finetune.row_lengths = auto gives {chosen.format_cost()}"]
 
     def _signature(self) -> Signature:
-        unused = {"row_lengths"} if self.section.row_lengths is None else set()  # as before there was such a setting
+        """Return everything that the result depends on."""
+        unused = (
+            {"row_lengths"} if self.section.row_lengths is None else set()
+        )  # so that runs from before this setting existed can be resumed
         section = self.section.model_dump(mode="json", exclude=free_settings(FineTuneSettings) | _FILES | unused)
         task = self._task.settings.model_dump(mode="json", exclude={"labels", "n_best"})
         inputs = {
@@ -266,11 +309,14 @@ class FineTuneJob(Job[FineTuning]):
         return Signature("finetune", {"task": task, "finetune": section}, inputs)
 
     def load_start(self, model: Model, reporter: Reporter) -> None:
-        """The encoder of `--model`, and its head where it fits."""
+        """Load the encoder of the pretrained model, and its head if that fits the task."""
         model.load_values(self._start.variables)
 
     def evaluated(self, run: RunContext[FineTuning], model: Model, update: int, evaluation: Evaluation) -> None:
-        """Keep the weights where no evaluation before was better; they come first, so best.json is never wrong."""
+        """Save the weights to `best/` unless an earlier evaluation was better.
+
+        A kill between the two writes must not leave a `best.json` without its weights, so the weights are written first.
+        """
         if not run.communicator.is_first:
             return
         path, figures = self._out / BEST_NAME, evaluation.as_json()
@@ -278,7 +324,9 @@ class FineTuneJob(Job[FineTuning]):
             BestCheckpoint(update=0, metric=self._best_metric, metrics=figures).write(self._out / BASELINE_NAME)
         before = BestCheckpoint.read_if_present(path)
         rank = partial(self._task.rank, best_metric=self._best_metric)
-        is_best = before is None or rank(figures) >= rank(before.metrics)  # of equal ones the later one
+        is_best = before is None or rank(figures) >= rank(
+            before.metrics
+        )  # if they are equal, the later one counts as better
         if is_best and not math.isnan(figures[self._best_metric]):
             settings = {"model": self._start.config.to_json()}
             written = write_checkpoint(path.parent, Checkpoint(update, model.values(), settings=settings))
@@ -288,7 +336,7 @@ class FineTuneJob(Job[FineTuning]):
                     other.unlink()
 
     def finish(self, loop: TrainingLoop) -> FineTuning:
-        """Take the best weights, evaluate them once more, and write the model and its answers."""
+        """Load the best weights, evaluate them once more, and write the model and its predictions."""
         model, communicator, out, start = loop.model, loop.context.communicator, self._out, self._start
         best = communicator.from_first(lambda: BestCheckpoint.read_if_present(out / BEST_NAME))
         if best is not None and communicator.is_first:
@@ -319,7 +367,7 @@ class FineTuneJob(Job[FineTuning]):
         )
 
     def _figures(self) -> dict[str, Any]:
-        """Return how the training data is packed, and what is reached without learning."""
+        """Return the packing of the training data, and the metrics of a baseline that is computed without training."""
         data = self._data
         return {
             "baseline": self._task.baseline(data.sequences, self._held_out.sequences) if self._held_out else {},
@@ -334,7 +382,7 @@ class FineTuneJob(Job[FineTuning]):
 
 
 def _plan_run(section: FineTuneSettings, data: TaskData, processes: int) -> RunPlan:
-    """Updates and batches, from epochs and sequences."""
+    """Return the plan of a run, whose number of updates follows from the number of epochs."""
     factor, micro_batch, rows = data.packing_factor, section.micro_batch_packs, data.row_packs
     if not rows:
         micro_batch = nearest_micro_batch(section.batch_sequences, factor * processes, micro_batch)
@@ -352,7 +400,14 @@ def _plan_run(section: FineTuneSettings, data: TaskData, processes: int) -> RunP
 
 
 def run_settings(section: FineTuneSettings, micro_batch_packs: int, updates: int, an_epoch: int) -> RunSettings:
-    """Return the settings of a run whose epochs have so many updates."""
+    """Return the settings of the training loop for a fine-tuning run.
+
+    Args:
+        section: The settings of the section `finetune`.
+        micro_batch_packs: The number of packs in a micro-batch of one process.
+        updates: The number of updates of the run.
+        an_epoch: The number of updates of an epoch. By default, the run evaluates and saves once per epoch.
+    """
     of_the_loop = {name: getattr(section, name) for name in LoopSettings.model_fields}
     return RunSettings(
         section="finetune",

@@ -1,7 +1,8 @@
-"""Stage train on a packed table: any model of words, masked or next ones, from fresh weights or from given ones.
+"""Stage train on a packed table: train a masked or causal language model, from random or from pretrained weights.
 
-`training/run.py` names the steps of the run, and its folder is that of any. At its end it also holds the model as
-`transformers` opens it (`config.json`, `model.safetensors`, the tokenizer), so it is what `finetune --model` takes.
+`training/run.py` contains the steps of a run, and describes its folder. At the end, the folder also contains the model in
+the format of `transformers` (`config.json`, `model.safetensors` and the tokenizer), so that it can be passed to `finetune
+--model`.
 """
 
 from __future__ import annotations
@@ -57,7 +58,15 @@ _MASKED: TaskKind = "masked-language-modelling"
 
 
 def is_packed_table(data: Path, store: StoreSettings | None = None) -> bool:
-    """Whether `data` is a packed table, on a disk or in an object store; anything else is packed or unpacked records."""
+    """Return whether `data` is a packed table. Otherwise it consists of packed or unpacked records.
+
+    Args:
+        data: A local path, a glob pattern or a URL.
+        store: The settings of the object store.
+
+    Raises:
+        InputError: There is no such data, or it is a table that is not packed.
+    """
     if not is_in_store(data) and not os.path.lexists(data) and not glob.glob(os.fspath(data)):
         raise InputError(f"{data}: no such folder or file, and no file matches it as a pattern; check the path")
     with mirrored(data, store) if is_in_store(data) else nullcontext(data) as folder:
@@ -80,10 +89,24 @@ def train_on_table(
     out: Path,
     **options: Unpack[RunOptions],
 ) -> StageOutput[TableTraining] | RunPlan:
-    """Train a model of words on a packed table, in the folder `out`.
+    """Train a language model on a packed table.
 
-    `model` is a folder with weights; a config.json or a type of `transformers` for fresh weights; None for a BERT of the
-    settings. `evaluation_data` is another packed table of the same tokenizer.
+    Args:
+        settings: The settings of the pipeline.
+        data: The packed table, on a disk or in an object store.
+        model: A folder with pretrained weights, or a config.json or model type of `transformers` for random weights. None
+            for a BERT as the settings describe it.
+        evaluation_data: A packed table for evaluations, with the same tokenizer, or None.
+        out: The folder of the run.
+        **options: See `RunOptions`.
+
+    Returns:
+        The result, or the plan for a dry run.
+
+    Raises:
+        InputError: The settings, the model and the tables do not fit together.
+        StoppedError: A signal requested a stop. A checkpoint has been saved.
+        FailedError: The training diverged, or another process was lost.
     """
     training = settings.training
     if training.init_checkpoint is not None:
@@ -104,7 +127,17 @@ def train_on_table(
 
 
 class _TableJob(Job[TableTraining]):
-    """A model of words on a packed table; `given` is what the user calls the model."""
+    """The job that trains a language model on a packed table.
+
+    Args:
+        settings: The settings of the pipeline.
+        source: The packed table.
+        held_out: A packed table for evaluations, or None.
+        given: The user's `--model`, or None.
+
+    Raises:
+        InputError: The model and the tables do not fit together.
+    """
 
     result_name, result_type = TRAINING_NAME, TableTraining
     section: TrainingSettings
@@ -151,6 +184,7 @@ class _TableJob(Job[TableTraining]):
         )
 
     def _plan(self, processes: int) -> RunPlan:
+        """Return the plan of the run for a number of processes."""
         source = self._source
         if source.row_packs and self._settings.training.loss_normalization == "balanced":
             raise InputError("training.loss_normalization = balanced: for rows of one length; set it to global or local")
@@ -165,6 +199,7 @@ class _TableJob(Job[TableTraining]):
         )
 
     def _lines(self, plan: RunPlan) -> list[str]:
+        """Return the lines for the user that describe the model, the data and the batches."""
         start, training = self._start, plan.settings
         return [
             f"{start.architecture} ({start.path.name}, {start.kind}): {format_count(start.sizes.layers, 'layer')}, hidden "
@@ -179,6 +214,7 @@ class _TableJob(Job[TableTraining]):
         ]
 
     def _signature(self) -> Signature:
+        """Return everything that the result depends on."""
         section = self._settings.training.model_dump(exclude=free_settings(TrainingSettings) | {"init_checkpoint"})
         inputs = {
             "data": self._source.identity,
@@ -208,13 +244,22 @@ class _TableJob(Job[TableTraining]):
 
 
 def _figures(loss: float, accuracy: float) -> dict[str, float]:
+    """Return the loss, the accuracy and the perplexity by name."""
     loss, accuracy = float(loss), min(float(accuracy), 1.0)
     return {"loss": loss, "accuracy": accuracy, "perplexity": math.exp(min(loss, 700.0))}
 
 
 @dataclass(frozen=True)
 class _TableEvaluation(EvaluationSet[WordEvaluation]):
-    """A packed table: every sequence once, with the same masks whatever its pack; `batch_packs` are of the longest rows."""
+    """A packed table to evaluate on. The masked tokens of a sequence do not depend on its pack.
+
+    Attributes:
+        source: The packed table.
+        targets: Chooses the tokens to predict.
+        vocabulary: The number of tokens in the model's vocabulary.
+        batch_packs: The number of packs in a batch of the longest rows. Batches of shorter rows contain more packs.
+        take_packs: Evaluate only about this many packs, or all packs if None.
+    """
 
     source: _PackedTable
     targets: WordTargets
@@ -224,7 +269,7 @@ class _TableEvaluation(EvaluationSet[WordEvaluation]):
 
     @property
     def sums(self) -> int:
-        """The sums of the head, sequences, and every word."""
+        """3 sums of the head, the number of sequences, and a count per vocabulary token."""
         return 3 + 1 + self.vocabulary
 
     def batches(self, rank: int, size: int) -> Iterator[EvaluationBatch]:
@@ -237,7 +282,7 @@ class _TableEvaluation(EvaluationSet[WordEvaluation]):
                 yield batch, None
 
     def counted(self, batch: Batch) -> FloatArray:
-        """Sequences, and how often each word is to be predicted."""
+        """Count the sequences, and how often each token is to be predicted, float64 [1 + vocabulary]."""
         words = count_values(batch["targets"], batch["target_weights"], self.vocabulary)
         return np.concatenate([[batch["sequence_weights"].sum()], words])
 
@@ -253,15 +298,21 @@ class _TableEvaluation(EvaluationSet[WordEvaluation]):
         )
 
 
-# --- the table: packs in the one global order, each token with what is to be predicted. The tokenizer comes with it
-# (`tokenize` and `pack` leave it there). Memory does not grow with the table: it is that of a few row groups.
+# --- Reading packed tables
+#
+# Packs are read in the global order, and the tokens to predict are chosen when a pack is read. The tokenizer is stored with
+# the table by `tokenize` and `pack`. Only a few row groups are in memory at a time, so memory does not grow with the table.
 
 
 @dataclass(frozen=True)
 class _PackedTable:
-    """Packed tables of rows of one length each, ascending, and the tokenizer of their tokens.
+    """Packed tables, one per row length, and their tokenizer.
 
-    `stored` has the packs of each of the `tables`.
+    Attributes:
+        path: The folder of the tables.
+        tokenizer: The tokenizer with which the texts were tokenized.
+        tables: The metadata of the tables, by ascending row length.
+        stored: The packs of each table.
     """
 
     path: Path
@@ -271,23 +322,37 @@ class _PackedTable:
 
     @property
     def length(self) -> int:
+        """The length of the longest rows, in tokens."""
         return self.tables[-1].max_sequence_length
 
     @property
     def row_packs(self) -> tuple[RowPacks, ...]:
-        """The packs of each length where there are several, as `RunPlan.rows`."""
+        """The number of packs of each row length, as for `RunPlan.rows`. Empty if all rows have the same length."""
         rows = tuple(RowPacks(table.max_sequence_length, table.packs) for table in self.tables)
         return rows if len(rows) > 1 else ()
 
     @property
     def identity(self) -> str:
+        """A string that differs between tables with different packs or tokenizers."""
         return " ".join(f"{table.identity()} {self.tokenizer.sha256}" for table in self.tables)
 
     def total(self, figure: Literal["packs", "sequences", "tokens"]) -> int:
+        """Return the number of packs, sequences or tokens in all tables."""
         return sum(getattr(table, figure) for table in self.tables)
 
     def features(self, targets: WordTargets, which: int, shards: IntArray, records: IntArray, epoch: int) -> Batch:
-        """Some packs of one of the lengths, their token numbers checked."""
+        """Read packs as a batch with targets, after checking their token ids.
+
+        Args:
+            targets: Chooses the tokens to predict.
+            which: The index of the row length.
+            shards: The shard of each pack.
+            records: The number of each pack in its shard.
+            epoch: The epoch, on which the masked tokens depend.
+
+        Raises:
+            InputError: A pack has the wrong length, or a token id that the tokenizer does not have.
+        """
         files: TableFiles = self.stored[which].files
         packs, length = files.read(shards, records), self.tables[which].max_sequence_length
         for shard, record, pack in zip(shards.tolist(), records.tolist(), packs, strict=True):
@@ -302,7 +367,11 @@ class _PackedTable:
 
 
 def _open_packed_table(path: Path) -> _PackedTable:
-    """The packed tables in a folder of this machine, by the length of their rows."""
+    """Open the packed tables in a local folder.
+
+    Raises:
+        InputError: The tables cannot be read, or their tokenizer is missing.
+    """
     several = RowTables.read_if_present(path)
     folders = [path] if several is None else [row_table_path(path, length) for length in several.row_lengths]
     tables = tuple(map(TableMetadata.read, folders))
@@ -317,7 +386,11 @@ def _open_packed_table(path: Path) -> _PackedTable:
 
 
 def _check_table_fits(source: _PackedTable, sizes: ModelSizes) -> None:
-    """Refuse a table that the model cannot take."""
+    """Check that a model has enough positions, tokens and segments for a table.
+
+    Raises:
+        InputError: The model is too small for the table.
+    """
     if source.length > sizes.positions:
         raise InputError(
             f"{source.path}: its packs have {source.length} positions, the model has {sizes.positions}; pack the table to "
@@ -327,7 +400,15 @@ def _check_table_fits(source: _PackedTable, sizes: ModelSizes) -> None:
 
 
 def _check_same_tokens(source: _PackedTable, other: RowTokenizer) -> None:
-    """Refuse a model, or a second table, whose tokenizer gives some token of the table another number."""
+    """Check that another tokenizer gives every token of a table's tokenizer the same id.
+
+    Args:
+        source: The table.
+        other: The tokenizer of the model, or of a second table.
+
+    Raises:
+        InputError: The ids of a token differ.
+    """
     ours, theirs = source.tokenizer.tokenizer.get_vocab(), other.tokenizer.get_vocab()
     token = min((token for token, number in ours.items() if theirs.get(token) != number), default=None, key=ours.__getitem__)
     if token is not None:
