@@ -1,1 +1,5 @@
-"""How any encoder of `transformers` has to be fed packs, tried on the model: feeding, trials, heads, weights, pooling."""
+"""Running any encoder of `transformers` on packs.
+
+How a model has to be fed packs (its masks, positions and other inputs) is determined by trials on the model itself. This
+package contains these trials, models that run on packs, pooling, and the reading of weights.
+"""

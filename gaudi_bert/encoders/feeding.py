@@ -1,15 +1,16 @@
-"""How a model is fed packs: its positions, its inputs, and which token may attend to which. `feeding_trial.py` measures it.
-Behind it, which outputs belong to which sequence, and one vector for each.
+"""How a model is fed packs (masks, positions and other inputs), and how vectors of sequences are computed from its outputs.
 
-RoBERTa and its descendants number positions from padding_idx + 1, so the positions of a pack, which begin at 0, are moved;
-at 0 they would select other embeddings than the same sequence gets alone, without an error. Layers with a window need
-a separate mask.
+`feeding_trial.py` determines the right `Feeding` for a model.
 
-Two tokens of a pack may attend to each other where their sequence numbers are equal (in a causal model: to what is not
-later; in a layer with a window: to what is not farther). Padding has the number 0 and attends to padding, so no row of a
-mask is empty and no softmax divides by zero; nothing uses what is computed there.
+RoBERTa and its descendants number positions from padding_idx + 1. The positions of a pack begin at 0, and would silently
+select the wrong embeddings in these models, so they are shifted by an offset. Layers with a window need a mask of their own.
 
-Letters: B packs, L positions, X positions or slots, S depth, P positions that are read, R rows, H hidden size.
+Two tokens of a pack may attend to each other if their sequence numbers are equal. In a causal model, a token may not attend
+to later tokens, and in a layer with a window, not to tokens that are too far away. Padding has the sequence number 0 and
+attends to padding, because a mask with an empty row would make the softmax divide by zero. Outputs of padding are never
+used.
+
+Letters in shapes: B packs, L positions, X positions or slots, S depth, P positions that are read, R rows, H hidden size.
 """
 
 from __future__ import annotations
@@ -26,20 +27,24 @@ from gaudi_bert.model.heads import LOWEST_HIDDEN, VectorHead
 
 @dataclass(frozen=True)
 class Feeding:
-    """The feeding of a model.
+    """How a model has to be fed packs.
 
     Attributes:
-        position_offset: the position of a sequence's first token.
-        positions, token_types: whether it takes `position_ids`, `token_type_ids`.
-        causal: whether a token may attend only to what is not later.
-        window: how far all layers see (1: the next token); None without a limit.
-        layers: the same for each kind of layer, by the name that the model's masks have; empty where one mask serves all.
-        longest_sequence: most tokens of a sequence that leaves the others of its batch as they are. RoPE of the kinds
-            `dynamic` and `longrope` changes the frequencies of a complete batch for a longer one. None without a limit.
-        embeds_first: whether its embeddings are computed without a mask and given to it with the mask: ESM multiplies them
-            with any mask that it is given.
-        unpacked_token: a token that changes the other sequences of its pack, so no row may hold it; None where none does.
-        labels_own_token: in a causal model, whether a label is that of the token itself (tags), not of the next one.
+        position_offset: The position id of the first token of a sequence.
+        positions: Whether the model takes `position_ids`.
+        token_types: Whether the model takes `token_type_ids`.
+        causal: Whether a token may only attend to itself and to earlier tokens.
+        window: The maximum distance between two tokens that attend to each other, if all layers use one mask. With 1, a
+            token attends to itself and its neighbours. None if there is no limit.
+        layers: The window of each kind of layer, by the name of its mask in the model. Empty if all layers use one mask.
+        longest_sequence: The maximum number of tokens in a sequence. RoPE of the kinds `dynamic` and `longrope` changes the
+            frequencies of the complete batch if a sequence is longer. None if there is no limit.
+        embeds_first: Whether the embeddings are computed without a mask, and passed to the encoder together with the mask.
+            ESM needs this, because it multiplies its embeddings by any mask that it gets.
+        unpacked_token: The id of a token that changes the other sequences of its pack, so that no pack may contain it. None
+            if there is no such token.
+        labels_own_token: Whether the label of a token in a causal model refers to the token itself, as for tags, and not to
+            the next token.
     """
 
     position_offset: int = 0
@@ -55,17 +60,20 @@ class Feeding:
 
     @property
     def has_window(self) -> bool:
-        """Whether any layer sees only part of a sequence."""
+        """Whether any layer limits attention to a window."""
         return any(window is not None for window in (self.window, *self.layers.values()))
 
 
 def fed_module(model: Any, feeding: Feeding) -> Any:
-    """Return what takes the batches of `feeding`: the model, or its encoder behind embeddings that are computed first."""
+    """Return the module that takes the batches of a feeding.
+
+    It is the model itself or, if `feeding.embeds_first`, a module that computes the embeddings first.
+    """
     return _EmbedsFirst(model.base_model) if feeding.embeds_first else model
 
 
 class _EmbedsFirst(torch.nn.Module):
-    """An encoder whose embeddings do not see the mask."""
+    """An encoder whose embeddings are computed without the mask."""
 
     def __init__(self, encoder: Any) -> None:
         super().__init__()
@@ -82,8 +90,17 @@ class _EmbedsFirst(torch.nn.Module):
 
 
 def allowed_BLL(sequence_ids_BL: Tensor, causal: bool = False, window: int | None = None) -> Tensor:  # noqa: N802
-    """Bool [B, L, L]: whether position i (second axis) may attend to j (third), where |i - j| is at most `window`."""
-    numbers_BL = sequence_ids_BL.to(torch.int16)  # compared four times as fast as int64
+    """Compute which positions of a pack may attend to each other.
+
+    Args:
+        sequence_ids_BL: The number of each token's sequence from 1, or 0 for padding.
+        causal: Whether attention to later tokens is forbidden.
+        window: The maximum distance between two tokens that attend to each other, or None.
+
+    Returns:
+        bool [B, L, L], True if the position on the second axis may attend to the position on the third.
+    """
+    numbers_BL = sequence_ids_BL.to(torch.int16)  # comparing int16 is four times as fast as comparing int64
     allowed = numbers_BL[:, :, None] == numbers_BL[:, None, :]
     if causal or window is not None:
         positions_L = torch.arange(sequence_ids_BL.shape[1], device=sequence_ids_BL.device)
@@ -96,7 +113,17 @@ def allowed_BLL(sequence_ids_BL: Tensor, causal: bool = False, window: int | Non
 
 
 def additive_masks(sequence_ids_BL: Tensor, feeding: Feeding, dtype: torch.dtype = torch.float32) -> Any:
-    """Return what is added to scores, 0 or the lowest number of `dtype`, [B, 1, L, L]; or that of each kind of layer."""
+    """Compute the masks that are added to attention scores: 0 if attention is allowed, otherwise the lowest value of
+    `dtype`.
+
+    Args:
+        sequence_ids_BL: The number of each token's sequence from 1, or 0 for padding.
+        feeding: The feeding of the model.
+        dtype: The dtype of the masks.
+
+    Returns:
+        One mask [B, 1, L, L] for all layers, or a dictionary with a mask for each kind of layer.
+    """
 
     def mask(window: int | None) -> Tensor:
         allowed = allowed_BLL(sequence_ids_BL, feeding.causal, window)
@@ -106,7 +133,18 @@ def additive_masks(sequence_ids_BL: Tensor, feeding: Feeding, dtype: torch.dtype
 
 
 def target_mask(sequence_ids_BL: Tensor, feeding: Feeding, target: str, dtype: torch.dtype = torch.float32) -> Any:
-    """The mask of a target of `PackCollator`, for all layers or for each kind of them."""
+    """Compute the attention mask for a target of `PackCollator`.
+
+    Args:
+        sequence_ids_BL: The number of each token's sequence from 1, or 0 for padding.
+        feeding: The feeding of the model.
+        target: The name of the target.
+        dtype: The dtype of an additive mask.
+
+    Returns:
+        One mask for all layers, or a dictionary with a mask for each kind of layer. It is additive for "transformers-5", a
+        `BlockMask` for "flex", and int64 [B, L, L] for all other targets.
+    """
     if target == "transformers-5":
         return additive_masks(sequence_ids_BL, feeding, dtype)
     if target != "flex":
@@ -116,13 +154,16 @@ def target_mask(sequence_ids_BL: Tensor, feeding: Feeding, target: str, dtype: t
 
 
 def fed_positions(position_ids: Any, feeding: Feeding) -> Any:
-    """Positions that begin at 0, as the model counts them; those of padding do not pass the longest sequence."""
+    """Convert positions that begin at 0 to the position ids of the model.
+
+    Positions beyond the longest sequence, which only padding has, are limited to its last position.
+    """
     longest = feeding.longest_sequence
     return (position_ids if longest is None else position_ids.clip(max=longest - 1)) + feeding.position_offset
 
 
 def _block_mask(sequence_ids_BL: Tensor, causal: bool = False, window: int | None = None) -> Any:
-    """Make a `BlockMask` of it, for flex attention."""
+    """Build the `BlockMask` for flex attention that allows the same attention as `allowed_BLL`."""
     from torch.nn.attention.flex_attention import create_block_mask
 
     packs, length = sequence_ids_BL.shape
@@ -138,22 +179,39 @@ def _block_mask(sequence_ids_BL: Tensor, causal: bool = False, window: int | Non
     return create_block_mask(may_attend, packs, None, length, length, device=str(sequence_ids_BL.device))
 
 
-# --- The sequences of packs in what a model gives
+# --- Outputs of packs, by sequence
 
 
 def widen(tensor: Tensor) -> Tensor:
-    """`tensor` in at least float32."""
+    """Convert 16-bit floating-point tensors to float32, and return other tensors unchanged."""
     return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
 
 
 def belongs(numbers_BX: Tensor, depth: int) -> Tensor:
-    """Whether X belongs to each sequence of a pack, by its number there, [B, S, X]."""
+    """Compute which positions or slots belong to each sequence of a pack.
+
+    Args:
+        numbers_BX: The number of the sequence of each position or slot, from 1, or 0 if it is unused.
+        depth: The number of sequences, S.
+
+    Returns:
+        bool [B, S, X].
+    """
     numbers_S = torch.arange(1, depth + 1, device=numbers_BX.device, dtype=numbers_BX.dtype)
     return numbers_S[:, None] == numbers_BX[:, None, :]
 
 
 def vectors_of_sequences(head: VectorHead, hidden_RH: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
-    """One vector for each sequence, [B, S, H]; those of absent ones mean nothing."""
+    """Pool the hidden states of each sequence to one vector.
+
+    Args:
+        head: The kind of pooling, and whether vectors are scaled to length 1.
+        hidden_RH: The hidden states of all tokens, or only of the token that represents each sequence.
+        batch: The features of the batch.
+
+    Returns:
+        [B, S, H]. The vectors of unused sequence slots are undefined.
+    """
     packs, depth = batch["sequence_positions"].shape
     if head.positions_feature is not None:
         vectors_BSH = hidden_RH.reshape(packs, depth, -1)
@@ -165,10 +223,10 @@ def vectors_of_sequences(head: VectorHead, hidden_RH: Tensor, batch: Mapping[str
         else:
             numbers_BLH = batch["input_mask"].long()[..., None].expand_as(hidden_BLH)
             lowest_BSH = hidden_BLH.new_full((packs, 1 + depth, hidden_BLH.shape[-1]), LOWEST_HIDDEN)
-            vectors_BSH = lowest_BSH.scatter_reduce(1, numbers_BLH, hidden_BLH, "amax")[:, 1:]  # without padding's
+            vectors_BSH = lowest_BSH.scatter_reduce(1, numbers_BLH, hidden_BLH, "amax")[:, 1:]  # index 0 is padding
     return torch.nn.functional.normalize(vectors_BSH, dim=-1, eps=1e-12) if head.normalize else vectors_BSH
 
 
 def gather(hidden_BLH: Tensor, positions_BP: Tensor) -> Tensor:
-    """The hidden states at P positions of each pack, [B, P, H]."""
+    """Return the hidden states at P positions of each pack, [B, P, H]."""
     return hidden_BLH.gather(1, positions_BP.long()[..., None].expand(-1, -1, hidden_BLH.shape[-1]))

@@ -1,10 +1,12 @@
-"""How a model has to be fed packs, measured on the model and its software: no type of model is known here.
+"""Determining by trials how a model has to be fed packs.
 
-A small copy of its config has the same kinds of layers, random weights and short windows. What it does with a sequence by
-itself shows whether it is causal, which positions it counts, which inputs it takes. Then packs are fed in every form that
-fits (one mask, or one for each kind of layer; windows that count the token itself, or not). The form whose outputs equal
-those of the sequences alone is right. Where none is, the model is refused. A model is then tried as it will be used
-(`try_model`): with its head, its weights, its software and its batches.
+There is no list of model types. Instead, a small copy of the model is built from its config, with the same kinds of layers,
+random weights and short windows. Running it on single sequences shows whether it is causal, how it numbers positions, and
+which inputs it takes. Then packs are run with every kind of mask that may be right: one mask for all layers or one per kind
+of layer, and windows that include the token itself or not. The right kind is the one with which packed sequences have the
+same outputs as single ones. If there is none, the model is rejected.
+
+Finally, `try_model` checks the model as it will be used, with its head, its weights, its software and its batches.
 """
 
 from __future__ import annotations
@@ -47,7 +49,7 @@ from gaudi_bert.encoders.trial import (
 )
 from gaudi_bert.model.config import NO_PACKS_REMEDY
 
-_HALF_BOUND = 0.05  # of the largest output, for a model in 16 bits
+_HALF_BOUND = 0.05  # allowed difference relative to the largest output, for 16-bit weights
 _EXACT = (torch.float32, torch.float64)
 _USUAL_ROWS, _FEWEST_POSITIONS, _MOST_POSITIONS = (512, 1024), 16, 1 << 22
 ONE_FOR_A_ROW = (
@@ -58,9 +60,15 @@ _STATEFUL = ("linear_attention", "conv", "hybrid", "mamba", "recurrent")
 
 
 def feeding_of(model: Any, target: str = "transformers-5", kind: Any = None) -> Feeding:
-    """Return how to feed a model for a target: the model, or its config. A `Feeding` is returned as it is.
+    """Determine how a model has to be fed packs.
 
-    `kind` is the class of `transformers` that a config is for; None for the encoder alone.
+    Args:
+        model: A model or a config of `transformers`. A `Feeding` is returned unchanged.
+        target: The target of `PackCollator` for which masks are made.
+        kind: For a config, the `transformers` class of the model. None for the encoder class.
+
+    Raises:
+        InputError: The model cannot be fed packs, or its head gives one output per row.
     """
     if isinstance(model, Feeding):
         return model
@@ -83,7 +91,10 @@ def feeding_of(model: Any, target: str = "transformers-5", kind: Any = None) -> 
 
 
 def _labels_own_token(model: Any) -> bool:
-    """Whether the label of the first token changes the loss, as it does not where labels are those of the next tokens."""
+    """Return whether the label of a token refers to the token itself.
+
+    If labels refer to the next token, the label of the first token does not change the loss, so this is measured.
+    """
     if getattr(model, "gathers", False):
         return False
     weights = next(model.parameters())
@@ -94,12 +105,12 @@ def _labels_own_token(model: Any) -> bool:
             model(input_ids=ids, labels=labels.index_fill(1, torch.tensor([0], device=weights.device), first)).loss
             for first in (0, NOT_PREDICTED)
         )
-    except MODEL_ERRORS:  # it takes no labels
+    except MODEL_ERRORS:  # the model takes no labels
         return False
     return with_first is not None and not torch.equal(with_first, without)
 
 
-# --- the model as it will be used
+# --- Trying a model as it will be used
 
 
 def try_model(
@@ -110,23 +121,36 @@ def try_model(
     *,
     training: bool,
 ) -> tuple[int, float]:
-    """Refuse a model whose packed sequences are not what each is alone, or which change with their neighbours in training.
+    """Check that a model computes the same outputs for packed sequences as for single ones.
+
+    In training mode, whose dropout would hide small differences, check instead that changing a sequence does not change the
+    other sequences of its pack.
 
     Args:
-        model: it may be a small copy; with its head, unless that gathers.
-        batch_of: what it is given for rows.
-        row_tokens: of the longest rows; as many as the model has positions when None, but 512 to 1,024.
-        training: try it in training mode too, with its dropout; an error there is not one of packs.
+        model: The model, which may be a small copy. It is tried with its head, unless the head gathers the outputs of
+            sequences itself.
+        feeding: The feeding of the model.
+        batch_of: A function that turns packs into the arguments of the model.
+        row_tokens: The number of tokens in the longest rows. By default, it is the number of positions of the model, but at
+            least 512 and at most 1,024.
+        training: Whether the model is also tried in training mode. Exceptions in training mode are ignored, because packing
+            does not cause them.
 
     Returns:
-        The tokens of the longest row that was tried, and how far packed and alone differ, of the largest output.
+        The number of tokens in the longest row that was tried, and the largest difference between packed and single
+        sequences, relative to the largest output.
+
+    Raises:
+        InputError: The outputs differ by more than rounding, or the model fails.
     """
     tried = fed_module(model.base_model if getattr(model, "gathers", False) else model, feeding)
     positions = tokens_of_packs(model.config, feeding.position_offset, _MOST_POSITIONS)
     longest = min(positions, feeding.longest_sequence or positions)
     if row_tokens is None:
         usual = int(np.clip(positions, *_USUAL_ROWS))
-        row_tokens = usual if feeding.positions else min(usual, positions)  # which else count on from row to row
+        row_tokens = (
+            usual if feeding.positions else min(usual, positions)
+        )  # without position ids, a row cannot be longer than the positions
     without = feeding.unpacked_token
     short, _ = random_packs(model.config, min(longest, 144), longest, without)
     full, changed = full_pack(model.config, row_tokens, longest, without)
@@ -160,12 +184,19 @@ def try_model(
 
 
 def alone_bound(model: Any) -> float:
-    """Return how far outputs in packs and alone may differ, of the largest output or 1, by the type of the weights."""
+    """Return the allowed difference between packed and single sequences, which depends on the dtype of the weights.
+
+    It is relative to the largest output or to 1, whichever is larger.
+    """
     return ALONE_BOUND if next(model.parameters()).dtype in _EXACT else _HALF_BOUND
 
 
 def check_head(model: Any) -> None:
-    """Refuse a model with one output for a row, unless its head gathers (`gathers`)."""
+    """Check that a model has an output for every token, or a head that gathers the outputs of sequences itself (`gathers`).
+
+    Raises:
+        InputError: The head has one output per row, which is wrong for a row with several sequences.
+    """
     if getattr(model, "gathers", False):
         return
     ids = torch.tensor(usual_tokens(model.config)[np.newaxis, :3])
@@ -175,11 +206,15 @@ def check_head(model: Any) -> None:
         raise InputError(f"{type(model).__name__}: {ONE_FOR_A_ROW}")
 
 
-# --- what is measured on the small copy
+# --- Measurements on the small copy
 
 
 def _ask(config: Any, kind: Any, target: str) -> Feeding:
-    """The feeding under which a small copy treats packed sequences as if they stood alone."""
+    """Find the feeding with which a small copy has the same outputs for packed and for single sequences.
+
+    Raises:
+        InputError: There is no such feeding, or the model cannot be tried.
+    """
     stateful = sorted(kind for kind in _kinds(config) if kind.startswith(_STATEFUL))
     if stateful:
         reason = f"its layers of {', '.join(stateful)} carry a state from one sequence of a pack into the next"
@@ -211,14 +246,19 @@ def _ask(config: Any, kind: Any, target: str) -> Feeding:
 
 
 def _refusal(config: Any, reason: str) -> str:
+    """Return the error message for a model type that cannot be fed packs."""
     name = f"model type {config.model_type!r}: "
     return f"{name}{reason.removeprefix(name)}; {NO_PACKS_REMEDY}"
 
 
 def _is_causal(model: Any) -> bool:
-    """Whether later tokens leave earlier outputs unchanged, compared with the effect of earlier tokens on later outputs.
+    """Return whether later tokens do not affect earlier outputs.
 
-    Both effects may be small: in a model with fresh weights, tokens hardly change one another's outputs.
+    In a model with random weights, tokens hardly affect each other's outputs. Therefore the effect of later tokens on
+    earlier outputs is compared with the opposite effect, and not with a fixed bound.
+
+    Raises:
+        InputError: The outputs are not finite, or attention has no measurable effect.
     """
     tokens, length = usual_tokens(model.config), tokens_of_packs(model.config, 2)
     half = length // 2
@@ -237,7 +277,11 @@ def _is_causal(model: Any) -> bool:
 
 
 def _offset(model: Any) -> int:
-    """The position that the model gives the first token of a sequence."""
+    """Return the position id that the model gives to the first token of a sequence.
+
+    Raises:
+        InputError: None of the usual position ids reproduces the outputs without position ids.
+    """
     padding = getattr(model.config, "pad_token_id", None)
     positions = positions_of(model.config) or _MOST_POSITIONS
     possible = dict.fromkeys((0, (padding or 0) + 1, 1, 2))
@@ -257,9 +301,13 @@ def _offset(model: Any) -> int:
 
 
 def _longest_sequence(model: Any, feeding: Feeding) -> int | None:
-    """Most tokens of a sequence that leaves others of its batch unchanged; None where any number does.
+    """Return the maximum number of tokens in a sequence that does not change the other sequences of its batch.
 
-    Positions that are far on stand for the sequence. None here is short: some models change for good when they meet one.
+    A long sequence is simulated by large position ids. No short sequences are used, because some models permanently change
+    their state when they process one.
+
+    Returns:
+        The number, or None if there is no limit.
     """
     length = tokens_of_packs(model.config, feeding.position_offset)
     positions = positions_of(model.config)
@@ -272,13 +320,13 @@ def _longest_sequence(model: Any, feeding: Feeding) -> int | None:
         return outputs_of(model, {"input_ids": ids, "position_ids": counted + feeding.position_offset})[:1]
 
     def moves(last: int) -> bool:
-        usual = outputs_next_to(length)  # each time: longer sequences change RoPE until the next short one
+        usual = outputs_next_to(length)  # computed each time, because a long sequence changes RoPE until the next short one
         return largest_difference([outputs_next_to(last)], [usual]) > ALONE_BOUND * scale_of([usual])
 
     try:
         if not feeding.positions or not moves(most):
             return None
-    except MODEL_ERRORS:  # a table of positions, which is its limit
+    except MODEL_ERRORS:  # the model has a table of position embeddings, whose size already limits a sequence
         return None
     longest = bisect_left(range(most), True, length, key=moves) - 1
     outputs_next_to(length)
@@ -286,9 +334,23 @@ def _longest_sequence(model: Any, feeding: Feeding) -> int | None:
 
 
 def _right_form(model: Any, config: Any, feeding: Feeding, target: str) -> tuple[Feeding | None, str]:
-    """Return `feeding` with the first form of masks that is right, as `config` has the windows; and what the last one did.
+    """Find the first form of masks with which packed and single sequences have the same outputs.
 
-    Packs go first: some models change for good when they meet a short sequence.
+    All packs are run before the single sequences, because some models permanently change their state when they process a
+    short sequence.
+
+    Args:
+        model: The small copy.
+        config: The config of the original model, from which the windows in the result are taken.
+        feeding: The feeding, without masks.
+        target: The target of `PackCollator`.
+
+    Returns:
+        The feeding with the right masks, or None if no form is right, and a description of what went wrong with the last
+        form.
+
+    Raises:
+        InputError: The window of the small copy is too large to have an effect.
     """
     length, longest = tokens_of_packs(model.config, feeding.position_offset), feeding.longest_sequence
     if (_window(model.config) or 0) >= length:
@@ -312,7 +374,10 @@ def _right_form(model: Any, config: Any, feeding: Feeding, target: str) -> tuple
 
 
 def _forms(model: Any, feeding: Feeding) -> Iterator[Callable[[Any], Feeding]]:
-    """Yield the ways to make masks of a config, then those with embeddings first, in rows without masked tokens, too."""
+    """Yield the possible forms of masks, as functions that return the feeding for a config.
+
+    The last forms compute the embeddings first, and the very last one also excludes masked tokens from packs.
+    """
 
     def masked(config: Any, by_layer: bool, itself: bool | None = None) -> Feeding:
         window = None if itself is None else _window(config)
@@ -335,10 +400,12 @@ def _forms(model: Any, feeding: Feeding) -> Iterator[Callable[[Any], Feeding]]:
 
 
 def _kinds(config: Any) -> list[str]:
+    """Return the distinct kinds of layers of a config. Empty if the config does not distinguish kinds."""
     return list(dict.fromkeys(getattr(config.get_text_config(), "layer_types", None) or ()))
 
 
 def _window(config: Any) -> int | None:
+    """Return the size of the attention window of a config, or None if it has no window."""
     text = config.get_text_config()
     for name in ("sliding_window", "window_size", "attention_chunk_size"):
         value = getattr(text, name, None)
@@ -348,7 +415,10 @@ def _window(config: Any) -> int | None:
 
 
 def packed_batch(rows: list[Row], feeding: Feeding, target: str = "transformers-5") -> dict[str, Any]:
-    """Rows as the model takes them; targets that need their own software (flash, flex) are tried with other masks."""
+    """Turn packs into the arguments of a model.
+
+    The targets "flash" and "flex" need special software, so they are tried with the masks of "transformers-5".
+    """
     target = "transformers-5" if target in ("flash", "flex") else target
     columns = {
         name: torch.tensor(np.stack([row[name] for row in rows]))

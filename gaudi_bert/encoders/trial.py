@@ -1,9 +1,10 @@
-"""What a model is tried with: packs of random tokens and their outputs, packed and alone; and a small copy of the model.
+"""Tools for trials of models: packs of random tokens, outputs of packed and single sequences, and small copies of models.
 
-A small model has the architecture of a config: all kinds of its layers, random weights, few parameters, short windows, which
-can only be seen in sequences that are longer.
+A small copy has the architecture of a config with all its kinds of layers, but random weights and few parameters. Its
+attention windows are short, because the effect of a window can only be measured in sequences that are longer than the
+window.
 
-Letters: B packs, L positions, H outputs of a token.
+Letters in shapes: B packs, L positions, T tokens, H outputs of a token.
 """
 
 from __future__ import annotations
@@ -25,14 +26,15 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.encoders.feeding import Feeding
 
 Row = Mapping[str, AnyArray]
-"""One pack: its columns by name."""
+"""A pack, as a mapping from column names to arrays."""
 TRIAL_SEED = 12345
 ALONE_BOUND = 1e-5
-"""Allowed difference between packed and alone, of the largest output or 1, whichever is larger."""
+"""The allowed difference between the outputs of packed and single sequences, relative to the largest output or to 1,
+whichever is larger."""
 _SHARES = ((0.38, 0.31, 0.24), (0.55, 0.4), (0.97,))
 _SPECIAL_TOKENS = ("bos", "cls", "sep", "eos", "mask", "unk")
-_LARGE = 10_000_000  # weights
-_LOW_IDS = 128  # among which tokenizers have their special tokens: 0 to 4, 50 to 60, 100 to 103, ...
+_LARGE = 10_000_000  # number of weights from which on a model is tried with several threads
+_LOW_IDS = 128  # most tokenizers have their special tokens among the first ids: 0 to 4, 50 to 60, 100 to 103, ...
 _CONFIG_ERROR = getattr(huggingface_hub.errors, "StrictDataclassError", ValueError)  # in newer versions
 MODEL_ERRORS = (
     InputError,
@@ -48,13 +50,21 @@ MODEL_ERRORS = (
     ZeroDivisionError,
     _CONFIG_ERROR,
 )
-"""What a model of others raises where its input or its config does not suit it."""
+"""The exceptions that a model of another library may raise if its input or its config is not suitable."""
 _KIND_OF_ERROR = re.compile(r"^(.*?\b\w+Error: )+")
-_MEANT = (ValueError, OSError)  # and errors of a library's own kinds
+_MEANT = (ValueError, OSError)  # built-in exceptions whose messages are written for the user
 
 
 def reason_of(error: BaseException, most: int = 200) -> str:
-    """Why another library refused a file or a setting: its words where it meant to say something, else ours."""
+    """Return the reason why another library rejected a file or a setting, for an error message.
+
+    The message of the error is returned if it was probably written for users. Messages of other errors, such as a TypeError,
+    would not help a user, so a general reason is returned instead.
+
+    Args:
+        error: The error that the library raised.
+        most: The maximum length of the message, in characters.
+    """
     message = _KIND_OF_ERROR.sub("", " ".join(str(error).split()))[:most]
     meant = isinstance(error, _MEANT) or type(error).__module__ != "builtins"
     return message if meant and message else "its settings do not fit together"
@@ -62,7 +72,7 @@ def reason_of(error: BaseException, most: int = 200) -> str:
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Without the progress bars, tables and warnings of `transformers` and PyTorch."""
+    """Suppress the progress bars, tables and warnings of `transformers` and PyTorch during the context."""
     library = transformers.utils.logging
     level, shows_bars = library.get_verbosity(), library.is_progress_bar_enabled()
     library.set_verbosity(library.CRITICAL)
@@ -79,8 +89,12 @@ def quiet_transformers() -> Iterator[None]:
 
 @contextmanager
 def trial_conditions(one_thread: bool = True) -> Iterator[None]:
-    """Without gradients and compilation; on one thread, unless the model is large: a few tokens take less time so."""
-    # Stances are there from PyTorch 2.6 on.
+    """Disable gradients and compilation during the context.
+
+    Args:
+        one_thread: Whether PyTorch uses only one thread, which is faster for a few tokens unless the model is large.
+    """
+    # `set_stance` exists from PyTorch 2.6 on.
     stance = torch.compiler.set_stance("force_eager") if hasattr(torch.compiler, "set_stance") else nullcontext()
     threads = torch.get_num_threads()
     torch.set_num_threads(1 if one_thread else threads)
@@ -93,7 +107,11 @@ def trial_conditions(one_thread: bool = True) -> Iterator[None]:
 
 @contextmanager
 def trial_of(model: Any) -> Iterator[None]:
-    """Run a model in evaluation mode, without gradients; what it raises becomes one line, and modes and buffers stay."""
+    """Put a model into evaluation mode without gradients during the context, and restore its modes and buffers afterwards.
+
+    Raises:
+        InputError: The model raised an error. The message is a single line.
+    """
     modes = {module: module.training for module in model.modules()}
     buffers = [
         (module, name, buffer, buffer.clone())
@@ -119,13 +137,22 @@ def trial_of(model: Any) -> Iterator[None]:
 
 
 def positions_of(config: Any) -> int | None:
-    """Count the positions of a model; None where any number is possible, which XLNet writes as -1."""
+    """Return the number of positions of a model, or None if there is no limit, which XLNet writes as -1."""
     positions = getattr(config.get_text_config(), "max_position_embeddings", None)
     return positions if type(positions) is int and positions >= 0 else None
 
 
 def tokens_of_packs(config: Any, offset: int, most_tokens: int = 144) -> int:
-    """At most `most_tokens` (more than short windows and blocks hold), and the positions from `offset` on."""
+    """Return the number of tokens in the packs with which a model is tried.
+
+    Args:
+        config: The config of the model.
+        offset: The position of the first token of a sequence.
+        most_tokens: The maximum. The default is larger than short windows and blocks of attention.
+
+    Raises:
+        InputError: The model has too few positions.
+    """
     positions = positions_of(config)
     length = most_tokens if positions is None else min(most_tokens, positions - offset)
     if length < 16:
@@ -136,9 +163,13 @@ def tokens_of_packs(config: Any, offset: int, most_tokens: int = 144) -> int:
 def random_packs(
     config: Any, length: int, longest: int | None = None, without: int | None = None
 ) -> tuple[list[Row], list[Row]]:
-    """Packs of random tokens, and the same with all tokens of the first sequence of each changed.
+    """Return packs of random tokens, and the same packs with all tokens of each pack's first sequence changed.
 
-    No sequence has more tokens than `longest`, and none has the token `without`.
+    Args:
+        config: The config of the model.
+        length: The number of positions of a pack.
+        longest: The maximum number of tokens in a sequence, or None.
+        without: A token id that no pack may contain, or None.
     """
     lengths = [[min(int(share * length), longest or length) for share in shares] for shares in _SHARES]
     return _packs(config, length, lengths, without)
@@ -147,7 +178,10 @@ def random_packs(
 def full_pack(
     config: Any, length: int, longest: int | None = None, without: int | None = None
 ) -> tuple[list[Row], list[Row]]:
-    """One pack without padding, from long sequences to one of a single token, as `random_packs` has them."""
+    """Return one pack without padding, whose sequences get shorter down to one token, and the same pack with changed tokens.
+
+    The arguments and the results are those of `random_packs`.
+    """
     lengths, remaining = [], length
     while remaining:
         lengths.append(min((remaining + 1) // 2, longest or length))
@@ -158,8 +192,9 @@ def full_pack(
 def _packs(
     config: Any, length: int, lengths_of_packs: Sequence[Sequence[int]], without: int | None
 ) -> tuple[list[Row], list[Row]]:
-    # Special tokens are as many as usual ones: models may treat [SEP] or [MASK] apart. Padding is not among them, and no
-    # other token that a config names: it stands for an image, for one.
+    # Models may treat [SEP] or [MASK] differently, so special tokens are repeated until they are about as frequent as
+    # ordinary tokens. Padding and other tokens that a config names are excluded, because such a token may stand for an
+    # image, for example.
     text, usual = config.get_text_config(), usual_tokens(config)
     given = [getattr(text, f"{name}_token_id", None) for name in _SPECIAL_TOKENS]
     ids = {one for each in given for one in (each if isinstance(each, list) else [each]) if type(one) is int}
@@ -169,7 +204,7 @@ def _packs(
     tokens = np.setdiff1d(tokens, [] if without is None else [without])
     random = np.random.default_rng(TRIAL_SEED)
     turns = 1 + length * len(lengths_of_packs) // len(tokens)
-    order = np.concatenate([random.permutation(len(tokens)) for _ in range(turns)])  # each token is there, if there is room
+    order = np.concatenate([random.permutation(len(tokens)) for _ in range(turns)])  # contains every token, if there is room
     rows: list[Row] = []
     changed: list[Row] = []
     for each in lengths_of_packs:
@@ -191,7 +226,11 @@ def _packs(
 
 
 def usual_tokens(config: Any) -> AnyArray:
-    """Ordinary token ids: not among the first, and not named in the config."""
+    """Return the ordinary token ids, which are not among the first ids and are not named in the config.
+
+    Raises:
+        InputError: The vocabulary has fewer than two such tokens.
+    """
     text = config.get_text_config()
     tokens = np.setdiff1d(np.arange(min(5, text.vocab_size // 2), text.vocab_size), [*_named_tokens(config)])
     if len(tokens) < 2:
@@ -200,12 +239,13 @@ def usual_tokens(config: Any) -> AnyArray:
 
 
 def _named_tokens(config: Any) -> set[int]:
+    """Return the token ids that a config names, such as `pad_token_id`."""
     configs = (config, config.get_text_config())
     return {value for each in configs for name, value in vars(each).items() if "token" in name and isinstance(value, int)}
 
 
 def alone_outputs(model: Any, feeding: Feeding, rows: Sequence[Row]) -> list[torch.Tensor]:
-    """The outputs of each sequence in a separate batch, without a mask or positions."""
+    """Compute the outputs of each sequence in a batch of its own, without passing a mask or positions."""
     outputs = []
     for row in rows:
         for number in range(1, len(row["seq_lens"]) + 1):
@@ -218,7 +258,11 @@ def alone_outputs(model: Any, feeding: Feeding, rows: Sequence[Row]) -> list[tor
 
 
 def outputs_of(model: Any, batch: dict[str, Any]) -> torch.Tensor:
-    """The first output, one vector for each token: float32 [B, L, H]."""
+    """Run a model on a batch, and return its output for each token, float32 [B, L, H], on the CPU.
+
+    Raises:
+        InputError: The model fails, or does not return one vector per token.
+    """
     weights = next(model.parameters())
     given = on_device(batch, weights.device, weights.dtype)
     try:
@@ -234,13 +278,16 @@ def outputs_of(model: Any, batch: dict[str, Any]) -> torch.Tensor:
 
 
 def token_outputs(output: Any) -> Any:
-    """Return what a model gives for tokens; what is first in its output may be something else (Mixtral's router loss)."""
+    """Return the logits or the hidden states of all tokens from the output of a model.
+
+    They are selected by name, because the first element of an output may be something else, such as Mixtral's router loss.
+    """
     named = (getattr(output, name, None) for name in ("logits", "last_hidden_state"))
     return next((value for value in named if value is not None), output[0])
 
 
 def on_device(value: Any, device: torch.device, dtype: torch.dtype | None = None) -> Any:
-    """A batch, or what is in it, on a device; its masks of numbers in a `dtype`."""
+    """Move a batch, or a value in a batch, to a device. Floating-point tensors are also converted to `dtype`."""
     if isinstance(value, dict):
         return {name: on_device(each, device, dtype) for name, each in value.items()}
     if isinstance(value, torch.Tensor) and value.is_floating_point():
@@ -249,7 +296,12 @@ def on_device(value: Any, device: torch.device, dtype: torch.dtype | None = None
 
 
 def sequences_of(outputs: torch.Tensor, rows: Sequence[Row]) -> list[torch.Tensor]:
-    """The outputs of each sequence, of packs [B, L, H] or of one flattened row [1, T, H]."""
+    """Split the outputs of packs into the outputs of their sequences, without padding.
+
+    Args:
+        outputs: The outputs of the packs, [B, L, H], or of all sequences in one flattened row, [1, T, H].
+        rows: The packs.
+    """
     lengths = [row["seq_lens"].tolist() for row in rows]
     if outputs.shape[0] == 1:
         return list(outputs[0].split([length for row in lengths for length in row]))
@@ -257,29 +309,29 @@ def sequences_of(outputs: torch.Tensor, rows: Sequence[Row]) -> list[torch.Tenso
 
 
 def largest_difference(actual: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> float:
-    """Over all outputs of all sequences; NaN where either has one."""
+    """Return the largest absolute difference between two lists of outputs. NaN if either contains NaN."""
     return float(torch.stack([(one - other).abs().max() for one, other in zip(actual, expected, strict=True)]).max())
 
 
 def moved_neighbours(before: Sequence[torch.Tensor], after: Sequence[torch.Tensor], rows: Sequence[Row]) -> float:
-    """The largest change of a sequence that is not the first of its pack, which was changed."""
+    """Return the largest change in the outputs of all sequences except the first of each pack, whose tokens were changed."""
     others = np.flatnonzero([number > 0 for row in rows for number in range(len(row["seq_lens"]))])
     return largest_difference([before[each] for each in others], [after[each] for each in others])
 
 
 def scale_of(outputs: Sequence[torch.Tensor]) -> float:
-    """The largest output, at least 1."""
+    """Return the largest absolute output, or 1 if that is larger."""
     return max(1.0, *(float(output.abs().max()) for output in outputs))
 
 
-# --- a small copy of a model
+# --- Small copies of models
 
 _MOST_PARAMETERS = 2e8
 _HEADS = 4
 _WINDOW_NAME = re.compile(r"^(?!.*layer).*(window|local_attention|chunk|block_size|index_\w*topk|topk_blocks)")
 _WIDTH_NAME = re.compile(r"size|dim|^d_|n_embd")
 _PERIOD = re.compile(r"every_n|pattern|interval|period|freq")
-"""Names of settings with the number of layers between two of another kind."""
+"""Matches the names of settings that tell after how many layers a kind of layer is repeated."""
 _MOST = (
     (re.compile(r"vocab_size"), 211),
     (re.compile(r"intermediate_size|ffn|ff_dim|n_inner|mlp_dim|moe_dim|expert_(hidden|dim)"), 48),
@@ -289,10 +341,13 @@ _MOST = (
     (re.compile(r"lora_rank$|lora_r$"), 16),
     (re.compile(r"kv_shared_layers$"), 0),
 )
-"""Sizes that the copy makes smaller: how it has to be fed does not depend on them."""
+"""The names of settings that a small copy limits, and their maximum values. How a model has to be fed does not depend on
+them.
+"""
 
 
 def _configs(config: Any) -> Iterator[Any]:
+    """Yield a config and all configs that are nested in it."""
     yield config
     for value in vars(config).values():
         if isinstance(value, transformers.PretrainedConfig):
@@ -300,7 +355,7 @@ def _configs(config: Any) -> Iterator[Any]:
 
 
 def _shallow(config: Any, window: int) -> Any:
-    """A copy with short windows, and no more layers than it takes to have every kind of them."""
+    """Return a copy of a config with short windows, and with just enough layers to contain every kind of layer."""
     small = copy.deepcopy(config)
     for each in _configs(small):
         for name, value in list(vars(each).items()):
@@ -319,13 +374,13 @@ def _shallow(config: Any, window: int) -> Any:
         for name, value in list(vars(each).items()):
             if isinstance(value, list | tuple) and len(value) == layers:
                 vars(each)[name] = value[:fewer]
-        with suppress(NotImplementedError):  # a type that counts its layers in blocks
+        with suppress(NotImplementedError):  # some types derive their number of layers from blocks
             each.num_hidden_layers = fewer
     return small
 
 
 def _small(config: Any, window: int) -> Any:
-    """A shallow copy whose layers are narrow too: a few heads as wide as they were."""
+    """Return a shallow copy of a config whose layers are also narrow, with only a few heads of the original size."""
     small = _shallow(config, window)
     for each in _configs(small):
         heads, hidden = (getattr(each, name, None) for name in ("num_attention_heads", "hidden_size"))
@@ -346,7 +401,7 @@ def _small(config: Any, window: int) -> Any:
 
 
 def _cap(config: Any, names: re.Pattern[str], most: int) -> None:
-    """Make every setting of such a name, a number or a list of them, at most `most`."""
+    """Limit every setting whose name matches `names` to at most `most`, whether it is a number or a list of numbers."""
     for name, value in list(vars(config).items()):
         if names.search(name) and type(value) is int and value > most:
             setattr(config, name, most)
@@ -355,7 +410,18 @@ def _cap(config: Any, names: re.Pattern[str], most: int) -> None:
 
 
 def small_copy(config: Any, kind: Any = None, window: int = 8) -> Any:
-    """A small model in evaluation mode, without its head, of the class `kind`; its layers see at most `window` far."""
+    """Build a small copy of a model, without its head, in evaluation mode.
+
+    If the layers of the model cannot be made narrow, only their number is reduced.
+
+    Args:
+        config: The config of the model.
+        kind: The class of the model. None for the encoder class of the config.
+        window: The maximum size of attention windows in the copy, in tokens.
+
+    Raises:
+        InputError: No copy can be built, or the smallest copy is too large.
+    """
     reasons = []
     for shrink in (_small, _shallow):
         try:
@@ -379,6 +445,7 @@ def small_copy(config: Any, kind: Any = None, window: int = 8) -> Any:
 
 
 def _built(config: Any, kind: Any) -> Any:
+    """Build a model of a class, or of the encoder class of the config if `kind` is None, and return it without its head."""
     if kind is None:
         mapping = (
             transformers.MODEL_MAPPING
@@ -387,14 +454,17 @@ def _built(config: Any, kind: Any) -> Any:
         )
         classes = mapping[type(config)]
         kind = classes[0] if isinstance(classes, tuple) else classes
-    return kind._from_config(config).base_model  # noqa: SLF001 - how transformers makes one of a config
+    return kind._from_config(config).base_model  # noqa: SLF001 - transformers has no public method for this
 
 
 def _spread_weights(model: Any) -> None:
-    """Random weights everywhere, wide enough for attention to matter: zeros would hide what they are multiplied with."""
+    """Set all weights to random values that are large enough for attention to have an effect.
+
+    Zeros, which are common initial values, would hide errors in what they are multiplied with.
+    """
     with torch.no_grad():
         for parameter in model.parameters():
-            if not parameter.requires_grad:  # a table of positions, not weights
+            if not parameter.requires_grad:  # a fixed table of positions
                 continue
             if parameter.ndim > 1:
                 parameter.normal_(0.0, parameter.shape[-1] ** -0.5)

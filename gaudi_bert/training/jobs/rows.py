@@ -186,7 +186,7 @@ class FineTuneJob(Job[FineTuning]):
         return given[-1] if given else min(usual, self._start.sizes.positions)
 
     def _given_lengths(self) -> tuple[int, ...]:
-        """Return the row lengths that the user set, ascending. Empty if there are none, or if they are chosen automatically."""
+        """Return the row lengths that the user set, ascending. Empty if the user set none, or "auto"."""
         given = self.section.row_lengths
         return given if isinstance(given, tuple) else ()
 
