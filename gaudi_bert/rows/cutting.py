@@ -127,7 +127,7 @@ class TextCutter:
 
 
 def _find_places(tokenizer: Tokenizer) -> re.Pattern[str] | None:
-    """Return a pattern that ends at the places where a text can be cut, or None if the tokenizer's texts cannot be cut."""
+    """Return a pattern whose matches end where a text can be cut, or None if the tokenizer's texts can never be cut."""
     content = json.loads(tokenizer.to_str())
     normalizers, pre_tokenizers = _steps(content["normalizer"]), _steps(content["pre_tokenizer"])
     added = [
@@ -178,6 +178,7 @@ def _splits(tokenizer: Tokenizer, first: str, rest: str) -> bool:
     """Return whether the pre-tokenizer splits the text between its two parts."""
 
     def pieces(text: str) -> list[str]:
+        """Return the pieces into which the pre-tokenizer splits a text."""
         return [piece for piece, _ in tokenizer.pre_tokenizer.pre_tokenize_str(_normalized(tokenizer, text))]
 
     return pieces(first + rest) == pieces(first) + pieces(rest)

@@ -294,7 +294,7 @@ class RowReader:
         return text, start
 
     def _ids_row(self, position: RowPosition, record: Record) -> IdsRow:
-        """Return a sequence that was tokenized before, after checking that its token ids are in the allowed range."""
+        """Return the token ids that a record contains, after checking that they are in the allowed range."""
         values = record[_INPUT_IDS]
         if not isinstance(values, list | tuple) or not values:
             raise _wrong(f"{_INPUT_IDS} is {short_repr(values)}", "it must be a list of token numbers, not empty")

@@ -323,6 +323,6 @@ def _listed(part: RowPart, value: Any, key: str, what: str) -> list[Any]:
 
 
 def _not_squad(part: RowPart, problem: str) -> InputError:
-    """Return the error for a file that is not SQuAD."""
+    """Return the error for a file that does not have the structure of SQuAD."""
     form = '{"data": [{"paragraphs": [{"context": "...", "qas": [...]}]}]}'
     return InputError(f"{part.name}: is not SQuAD's JSON, {problem}; it is {form}")

@@ -25,7 +25,7 @@ from gaudi_bert.rows.types import Sequences
 
 
 class BatchShape(NamedTuple):
-    """The static shape of a batch.
+    """The static shape of a batch of packs.
 
     Attributes:
         packs: The number of packs.
@@ -40,7 +40,7 @@ class BatchShape(NamedTuple):
 
 @dataclass(frozen=True)
 class Placement:
-    """The positions of some sequences in a batch of packs. All arrays are int64.
+    """Where some sequences are placed in a batch of packs. All arrays are int64.
 
     If there are fewer packs than the batch has room for, the packs at its end are empty.
 
@@ -65,7 +65,7 @@ class Placement:
     slots: IntArray = field(repr=False)
 
     def tokens(self, values: AnyArray, fill: float = 0) -> AnyArray:
-        """Return values of tokens as an array [B, L].
+        """Copy one value per token to the slots of the batch, and return them as an array [B, L].
 
         Args:
             values: [T], one value for each token of the flat arrays.
@@ -76,7 +76,7 @@ class Placement:
         return spread.reshape(self.shape.packs, self.shape.length)
 
     def each(self, values: AnyArray, fill: float = 0) -> AnyArray:
-        """Return values of sequences as an array [B, S] or [B, S, C].
+        """Copy one value per sequence to the places of the batch, and return them as an array [B, S] or [B, S, C].
 
         Args:
             values: [n] or [n, C], one value or vector for each sequence of the batch.
@@ -150,7 +150,7 @@ def lay_out_packs(sequences: Sequences, packs: SampledPacks, chosen: IntArray, s
 
 
 def _counted(sizes: IntArray) -> IntArray:
-    """Return 0 .. size - 1 for each size, concatenated."""
+    """Return the numbers from 0 to size - 1 for each size, concatenated."""
     ends = np.cumsum(sizes)
     counted: IntArray = np.arange(int(ends[-1]) if len(ends) else 0) - np.repeat(ends - sizes, sizes)
     return counted

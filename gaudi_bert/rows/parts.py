@@ -128,7 +128,10 @@ def _has_byte_lines(encoding: str) -> bool:
 
 
 def _byte_lines(part: RowPart, handle: BinaryIO) -> Iterator[Line]:
-    """Yield the lines that begin in the part, found in the undecoded bytes. Decoding errors are yielded per line."""
+    """Yield the lines that begin in the part, found in the undecoded bytes.
+
+    A line that cannot be decoded is yielded as an error.
+    """
     at = part.start
     if at:
         handle.seek(at - 1)
@@ -163,7 +166,7 @@ def _wide_lines(part: RowPart, handle: BinaryIO) -> Iterator[Line]:
 
 
 def _check_length(part: RowPart, length: int) -> None:
-    """Raise an InputError if a line was cut because it exceeds the largest length of a row."""
+    """Raise an InputError if a line exceeds the largest length of a row, so that only its beginning was read."""
     if length >= files.LONGEST_ROW_BYTES:
         raise InputError(f"{part.name}: a line is longer than {longest_row()}; break it, if this is text")
 
@@ -174,7 +177,7 @@ def longest_row() -> str:
 
 
 def complete_file(path: str | Path, settings: TaskSettings) -> RowPart:
-    """Return a complete file, or standard input, as one part.
+    """Return the part that covers a complete file, or standard input.
 
     Args:
         path: The file, or `-` for standard input.

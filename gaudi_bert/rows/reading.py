@@ -102,6 +102,12 @@ def check_first_row(path: str, task: TaskName | None, settings: TaskSettings, *,
 
     Standard input is not checked, because it can be read only once.
 
+    Args:
+        path: The file, or `-` for standard input.
+        task: The task, or None for plain texts.
+        settings: The settings of the task.
+        labelled: Whether a row without labels is rejected.
+
     Raises:
         InputError: The first row cannot be read.
     """

@@ -58,8 +58,8 @@ _APPLIED = {
     *("tokenizer_class", "model_input_names", "truncation_side", "split_special_tokens", "added_tokens_decoder"),
     *("extra_special_tokens", "additional_special_tokens", "add_prefix_space", *NAMED_TOKENS),
 }
-# Settings for padding, decoding and chats, and notes, do not change the tokens of a text. `model_max_length` is read
-# elsewhere.
+# Informational settings, and settings for padding, decoding and chat templates, do not change the tokens of a text.
+# `model_max_length` is read elsewhere.
 _WITHOUT_EFFECT = {
     *("model_max_length", "max_length", "stride", "truncation_strategy", "padding_side", "pad_token_type_id"),
     *("pad_to_multiple_of", "clean_up_tokenization_spaces", "chat_template", "name_or_path", "tokenizer_file", "vocab_file"),
@@ -293,7 +293,7 @@ def _read_bert(vocabulary: Path, settings: Mapping[str, Any]) -> Tokenizer:
 
 
 def _bert_library(numbers: Mapping[str, int], settings: Mapping[str, Any]) -> Tokenizer:
-    """Build the tokenizer that BertTokenizer would be, from a vocabulary and the settings."""
+    """Build the tokenizer that transformers' BertTokenizer would build from this vocabulary and these settings."""
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
     unknown, cls, sep = (_content(settings[name]) for name in ("unk_token", "cls_token", "sep_token"))

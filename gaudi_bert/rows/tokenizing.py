@@ -151,6 +151,9 @@ def tokenize_readable(
 
     Returns:
         The rows that were tokenized, their sequences, and the problem of every other row by its index in the window.
+
+    Raises:
+        InputError: A row cannot be tokenized, and `on_bad_row` is "stop".
     """
     problems = {index: row.problem for index, row in enumerate(window) if isinstance(row, BadRow)}
     good = {index: row for index, row in enumerate(window) if not isinstance(row, BadRow)}
@@ -357,7 +360,16 @@ class _Job:
         spans_in_words: Int32Array,
         numbers: Mapping[str, int],
     ) -> Iterator[Sequences]:
-        """Yield the windows of a row of words, given the part of the result of `_encoded_words` that belongs to the row."""
+        """Yield the windows of a row of words, given what `_encoded_words` returned for it.
+
+        Args:
+            index: The index of the row.
+            row: The row.
+            ids: The token ids of the row.
+            word_of: The word of each token, counted within the row.
+            spans_in_words: The first character and the end of each token in its word.
+            numbers: The numbers of the labels.
+        """
         first = np.flatnonzero(np.diff(word_of, prepend=NO_WORD))
         characters = spans_in_words + row.word_starts()[word_of].astype(np.int32)[:, np.newaxis]
         before, after = self._frame

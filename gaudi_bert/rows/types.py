@@ -195,7 +195,13 @@ class Sequences:
 def separate_sequences(
     input_ids: SequenceOf[Int32Array], segment_ids: SequenceOf[NDArray[np.int8]], cut_rows: int = 0
 ) -> Sequences:
-    """Return sequences from the token ids and segment ids of each, with one row per sequence."""
+    """Return sequences of which each is a row of its own.
+
+    Args:
+        input_ids: The token ids of each sequence.
+        segment_ids: The segment ids of each sequence.
+        cut_rows: The number of rows that were truncated.
+    """
     return Sequences(
         row=np.arange(len(input_ids), dtype=np.int64),
         offsets=np.concatenate([np.zeros(1, np.int64), np.cumsum([len(ids) for ids in input_ids], dtype=np.int64)]),
@@ -215,6 +221,7 @@ def join_sequences(parts: SequenceOf[Sequences], rows_of_parts: SequenceOf[int])
     rows_before = np.cumsum(rows_of_parts) - np.asarray(rows_of_parts)
 
     def joined(name: str) -> AnyArray | None:
+        """Return a column of all windows, or None if the windows do not have it."""
         columns = [getattr(part, name) for part in parts]
         return None if columns[0] is None else np.concatenate(columns)
 

@@ -39,13 +39,14 @@ _ALGORITHM = "lpfhp"  # best fit
 MOST_LENGTHS = 4
 _USUAL_LENGTHS = (64, 128, 256, 512)
 _LENGTH_STEP = 16
-# A row holds at most one sequence per this many tokens: [CLS], two word pieces and [SEP].
+# A row holds at most one sequence per this many tokens, because a short sequence consists of [CLS], two word pieces and
+# [SEP].
 _TOKENS_PER_SEQUENCE = 4
 
 
 @dataclass(frozen=True)
 class Part:
-    """Packs of one row length.
+    """The packs of a window that have the same row length.
 
     Attributes:
         length: The length of a row in tokens.
@@ -60,7 +61,7 @@ class Part:
 
 @dataclass(frozen=True)
 class WindowPlan:
-    """The packs of a window.
+    """The plan for a window: its packs for each row length, and how much they save.
 
     Attributes:
         parts: The packs of each row length.
@@ -165,6 +166,7 @@ def plan_window(
     solved = [_solve(lengths, choice) for choice in choices]
 
     def cost(mixtures: list[tuple[int, StrategyCounts]]) -> float:
+        """Return the estimated cost of packs with one or two row lengths."""
         return sum(count_packs(strategy_counts) * row_cost(length, hidden_size) for length, strategy_counts in mixtures)
 
     best = min(solved, key=cost, default=None)
@@ -264,8 +266,8 @@ def _best_row_lengths(counts: IntArray, longest: int, cost: Callable[[int], floa
     grid = np.append(np.arange(GRID, longest, GRID), longest)
     below_G = np.cumsum(np.pad(counts, (0, max(0, longest - len(counts)))))[grid - 1]
     costs_G = np.array([cost(int(length)) for length in grid])
-    # best_G[j]: the least cost of all sequences that fit into grid[j], using at most so many lengths, the longest being
-    # grid[j].
+    # best_G[j] is the least cost of all sequences that fit into grid[j], with grid[j] as the longest row length. Each
+    # iteration allows one more length.
     best_G = below_G * costs_G
     before = []
     for _ in range(MOST_LENGTHS - 1):

@@ -125,7 +125,7 @@ class GroupRows(NamedTuple):
     scalars: Any
 
     def tokens_of(self, rows: IntArray, starts: Int32Array, lengths: Int32Array) -> IntArray:
-        """Return the positions in `values` that some runs of tokens have, int64.
+        """Return the positions in `values` of all tokens in some runs, int64, one run after the other.
 
         Args:
             rows: The row of each run.
@@ -342,7 +342,14 @@ def _cut_rows(lengths: Int32Array, max_sequence_length: int, policy: TooLong) ->
 
 
 def row_figures(rows: GroupRows, sequences: RowSequences, too_long: TooLongRows, max_sequence_length: int) -> dict[str, Any]:
-    """Return what a manifest states about the rows of its group."""
+    """Return the fields of a group manifest that describe the rows of its group.
+
+    Args:
+        rows: The rows.
+        sequences: The sequences of the rows that are packed.
+        too_long: What the policy for rows that are too long did.
+        max_sequence_length: The row length.
+    """
     counts = np.bincount(sequences.lengths, minlength=max_sequence_length + 1)[1:].tolist()
     return {"format_version": 2, "rows": rows.lengths.size, "too_long": too_long, **of_counts(counts)}
 

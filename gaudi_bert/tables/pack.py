@@ -183,6 +183,7 @@ class _TableWriter:
         scalars = rows.scalars.take(packs.rows) if layout.columns.scalars else None
 
         def write_shard(shard: int, _: ByteArray) -> Shard:
+            """Write one shard of the group."""
             path = self.output.folder / shard_name(number, shard, TableMetadata.shard_ending)
             return write_table_shard(path, layout, rows, packs, scalars, (bounds[shard], bounds[shard + 1]))
 

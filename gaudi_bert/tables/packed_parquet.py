@@ -245,7 +245,7 @@ _ALONG = ("position_ids", "sequence_ids")
 
 
 class _Group(NamedTuple):
-    """A row group in memory.
+    """A row group that was read from a file.
 
     Attributes:
         first: The number of its first row in the file.

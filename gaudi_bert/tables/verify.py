@@ -79,6 +79,14 @@ def verify_table(source: str | Path, packed: Path, run: StageRun) -> _VerifiedTa
 def verify_rows(source: str | Path, packed: Path, run: StageRun) -> _VerifiedTable:
     """Verify the packed table of one row length.
 
+    Args:
+        source: The table: a file, a folder, a glob or a URL.
+        packed: The folder of the packs, or its URL.
+        run: How the stage runs: its part, its workers, and what is reported.
+
+    Returns:
+        The result of the verification, or the number of remaining groups if only a part was verified.
+
     Raises:
         FailedError: The packs differ from the table.
         InputError: Only a part is to be verified, and the table or the packs are in an object store.
@@ -330,7 +338,7 @@ def _checked(path: Path, layout: PackLayout, first: int, table: Any) -> _StoredP
 
 
 def _check_tokens(packs: _StoredPacks, layout: PackLayout, rows: GroupRows, of_rows: IntArray) -> None:
-    """Check every slot of every column that has one value per token.
+    """Check that every slot of every column with one value per token has the expected value.
 
     Args:
         packs: The packs.
@@ -382,7 +390,7 @@ def _refuse(packs: _StoredPacks, name: str, wrong: AnyArray) -> None:
 
 
 def _check_scalars(packs: _StoredPacks, layout: PackLayout, rows: GroupRows, of_rows: IntArray) -> None:
-    """Check that every scalar column has the value of the row for each sequence."""
+    """Check that every scalar column contains, for each sequence, the value of the row from which the sequence comes."""
     pyarrow = require_pyarrow()
     for name in layout.columns.scalars:
         column = packs.table.column(name).combine_chunks()

@@ -75,10 +75,15 @@ class PredictOptions:
 
 
 def check_choice(name: str, value: str | None, allowed: tuple[str, ...]) -> None:
-    """Check the value of the option `name`. None is always allowed.
+    """Check that the value of an option is allowed. None is always allowed.
+
+    Args:
+        name: The option, without dashes.
+        value: Its value.
+        allowed: The allowed values.
 
     Raises:
-        InputError: The value is not in `allowed`.
+        InputError: The value is not allowed.
     """
     if value is not None and value not in allowed:
         raise InputError(f"--{name} {value}: choose one of {', '.join(allowed)}")
@@ -180,7 +185,7 @@ WINDOW_ROWS = 8192
 
 @dataclass(frozen=True)
 class StreamResult:
-    """The result of `predict` or `embed`.
+    """What a run of `predict` or `embed` has computed, in numbers.
 
     Attributes:
         rows: The number of rows with a prediction, including those of an interrupted run.
@@ -242,9 +247,16 @@ def open_answers(
 
 @contextmanager
 def shown_progress(name: str, rows_file: str, out: str, reporter: Reporter) -> Iterator[Task | None]:
-    """Show the progress of the command `name`, starting before the model is opened.
+    """Show the progress of a command, starting before the model is opened.
 
-    Yields the display, or None if the rows come from a pipe, because their number is unknown.
+    Args:
+        name: The name of the command.
+        rows_file: The file of the rows, or `-` for standard input.
+        out: The file of the predictions, or `-` for standard output.
+        reporter: Shows the progress.
+
+    Yields:
+        The progress display, or None if the rows come from a pipe, because their number is unknown.
 
     Raises:
         StoppedError: The user stopped the command before the first window was stored.
@@ -322,7 +334,7 @@ class AnswerStream:
             raise InputError("the input holds no rows; give it at least one")
 
     def advance(self, rows: float, times: int = 1) -> None:
-        """Advance the progress display by `times` batches of `rows` rows."""
+        """Advance the progress display by `rows` * `times` rows."""
         if self._task is not None:
             self._task.advance(rows * times)
 

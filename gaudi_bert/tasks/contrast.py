@@ -140,6 +140,7 @@ def cosent(
     """
 
     def of_cosines(cosines_M: FloatArray) -> tuple[float, FloatArray]:
+        """Return the loss, and its gradient with respect to the cosines."""
         scaled_M = scale * cosines_M
         differences_MM = np.where(scores_M[:, np.newaxis] < scores_M, scaled_M[:, np.newaxis] - scaled_M, -np.inf)
         highest = max(0.0, float(differences_MM.max()))
@@ -162,6 +163,7 @@ def cosine_error(vectors_NH: FloatArray, firsts_M: IntArray, seconds_M: IntArray
     """
 
     def of_cosines(cosines_M: FloatArray) -> tuple[float, FloatArray]:
+        """Return the loss, and its gradient with respect to the cosines."""
         errors_M = cosines_M - scores_M
         return float(np.mean(errors_M**2)), 2.0 * errors_M / len(errors_M)
 

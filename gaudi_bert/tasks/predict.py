@@ -196,6 +196,11 @@ class LoadedModel:
 def load_task_model(described: TaskDescription, task: Task, options: PredictOptions) -> LoadedModel:
     """Load a fine-tuned model. `task.answers` turns its outputs into predictions.
 
+    Args:
+        described: The description of the model.
+        task: The task, with its head.
+        options: The options, such as the device.
+
     Raises:
         InputError: The task has no predictions, or the model cannot be loaded.
     """

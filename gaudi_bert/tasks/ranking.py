@@ -62,8 +62,8 @@ def _ranking_figures(
         size[last_tie_Q] += beyond[0]
         hits[last_tie_Q] += beyond[1]
         gained[last_tie_Q] += beyond[1]
-    # For a document at position p of its tie: the probability that it is relevant, and the expected number of relevant
-    # documents among the p documents before it if it is.
+    # share_R is the probability that the document at position p of its tie is relevant. others_R is the expected number of
+    # relevant documents among the p documents before it, given that it is relevant.
     share_R, in_tie_R = (hits / size)[tie_R], rank_R - rank_R[first_of_tie][tie_R]
     others_R = in_tie_R * ((hits - 1) / np.maximum(size - 1, 1))[tie_R]
     precision_R = (hits_before[tie_R] + 1 + others_R) / (rank_R + 1)
@@ -128,8 +128,8 @@ def figures_of_groups(scores: Float32Array, gains: FloatArray, queries: Sequence
 _DEEPEST = 100
 _QUERIES_AT_ONCE, _DOCUMENTS_AT_ONCE = 1024, 8192
 _LOW_BITS = np.int64(2**32 - 1)
-# Cosines are rounded to steps of this size, because a product of several hundred values has about this error in float32.
-# Cosines in the same step count as equal.
+# The number of steps per unit to which cosines are rounded, because a product of several hundred values has an error of
+# about one step in float32. Cosines in the same step count as equal.
 _STEPS = 2.0**20
 
 

@@ -51,6 +51,11 @@ _WINDOW_ROWS = 20_000
 def labels_of(path: Path, task: TaskName, settings: TaskSettings) -> tuple[str, ...]:
     """Return the label names of a file of rows, or those that `task.labels` lists. Empty for a task without labels.
 
+    Args:
+        path: The file of the rows.
+        task: The task.
+        settings: The settings of the task.
+
     Raises:
         InputError: There are fewer than two labels, or the tags mix chunk tags with other tags.
     """
@@ -269,7 +274,7 @@ def task_batches(data: TaskData, task: Task, plan: RunPlan, epochs: int, order: 
 
 @dataclass(frozen=True)
 class TaskResult:
-    """The result of an evaluation.
+    """The metrics of an evaluation, and the outputs from which they were computed.
 
     Attributes:
         figures: The metrics by name.

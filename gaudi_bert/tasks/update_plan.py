@@ -171,7 +171,7 @@ class RowStream:
         return sum(int(self.lengths[sequences].sum()) for sequences, _ in self._parts(updates))
 
     def _parts(self, updates: int) -> Iterator[tuple[IntArray, IntArray]]:
-        """Yield the distinct sequences of the first updates, for a limited number of updates at a time."""
+        """Yield the result of `distinct` for the first updates, for a limited number of updates at a time."""
         for first in range(0, updates, _UPDATES_AT_ONCE):
             yield self.distinct(first, min(first + _UPDATES_AT_ONCE, updates))
 

@@ -132,7 +132,10 @@ class TokenClassification(Task):
         return "no tag has a prefix such as B- or I-: each word counts by itself, by accuracy and f1_macro"
 
     def target_features(self, sequences: Sequences, placed: Placement, draw: Draw) -> BatchArrays:
-        """Return `targets` and `target_weights`, [B, L]. The weight is 1 for the first token of each word that has a tag."""
+        """Return `targets` and `target_weights`, [B, L]. The weight is 1 for the first token of each word that has a tag.
+
+        Without targets, the weight is 1 for the first token of every word.
+        """
         if sequences.target is None:
             words = placed.tokens(cast(IntArray, sequences.words), NO_WORD)
             return {"target_weights": (words != NO_WORD).astype(np.float32)}

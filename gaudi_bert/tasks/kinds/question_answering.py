@@ -25,8 +25,8 @@ from gaudi_bert.rows.packs import Placement
 from gaudi_bert.rows.types import QuestionRow, Row, Sequences
 from gaudi_bert.tasks.kinds.task import Draw, Task
 
-# As in BERT's own script for SQuAD, this many begins and ends of a window are candidates, and the probability of a question
-# is divided among this many answers.
+# The number of begin and end candidates in a window, and the number of answers to a question over which the softmax is
+# computed. The value is that of BERT's own script for SQuAD.
 _CANDIDATES = 20
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b", re.UNICODE)

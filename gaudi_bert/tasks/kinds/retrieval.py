@@ -78,7 +78,7 @@ class Embedding(Task):
         return {}
 
     def paired(self, sequences: Sequences, rows: Sequence[Row]) -> PairedRows:
-        """Return the rows of an update, in which every text is compared with the texts of all rows."""
+        """Return the rows with a loss that compares every text with the texts of all rows in an update."""
         table, scores = texts_of_rows(self.settings, rows), _scores(rows)
         return PairedRows(table.rows, partial(_loss, self.settings, table, scores), has_answers=scores is None)
 
@@ -234,7 +234,7 @@ class Reranking(TextTask):
         )
 
     def paired(self, sequences: Sequences, rows: Sequence[Row]) -> PairedRows | None:
-        """Return the documents of each query if the loss is `listwise`, and None otherwise."""
+        """Return the documents of each query as groups if the loss is `listwise`, and None otherwise."""
         return _lists(sequences, rows) if self.settings.loss == "listwise" else None
 
     def metrics(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> dict[str, float]:

@@ -128,7 +128,7 @@ NO_VOCABULARY = Vocabulary(0, (), 0)
 
 
 class Draw(NamedTuple):
-    """The key from which masks are drawn.
+    """The key from which masks are drawn: equal keys give equal masks.
 
     Attributes:
         seed: The seed.
@@ -197,9 +197,11 @@ class Task(ABC):
         """
 
     def paired(self, sequences: Sequences, rows: Sequence[Row]) -> PairedRows | None:
-        """Return the rows of training data if the loss is computed over all rows of an update together.
+        """Return the groups of sequences over which the loss is computed, or None if the loss is a sum over sequences.
 
-        Return None if the loss is a sum over sequences.
+        Args:
+            sequences: The sequences of the training data.
+            rows: The rows of the training data.
         """
         return None
 
@@ -219,11 +221,16 @@ class Task(ABC):
         return sign * metrics[best_metric], -metrics.get("loss", 0.0)
 
     def baseline(self, learnt: Sequences, measured: Sequences) -> dict[str, float]:
-        """Return the metrics on `measured` of always predicting the same, which is chosen to suit `learnt` best."""
+        """Return the metrics of a constant prediction on `measured`. The prediction is the one that suits `learnt` best."""
         return {}
 
     def answers(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
         """Yield the prediction for each row as a JSON object, in the order of the rows.
+
+        Args:
+            logits: [N, C] or [T, C], in the order of the sequences.
+            sequences: The sequences of the rows.
+            rows: The rows.
 
         Raises:
             InputError: The task has no predictions.
@@ -231,7 +238,13 @@ class Task(ABC):
         raise InputError(f"task {self.name}: it has no answers to predict; embed its texts, or fine-tune another task")
 
     def predictions(self, outputs: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
-        """Yield the content of `predictions.jsonl` for each labelled row: the prediction, and more for some tasks."""
+        """Yield the content of `predictions.jsonl` for each labelled row: the prediction, and more for some tasks.
+
+        Args:
+            outputs: The outputs of the model, in the order of the sequences.
+            sequences: The sequences of the rows.
+            rows: The labelled rows.
+        """
         return self.answers(outputs, sequences, rows)
 
     def config_json(self) -> dict[str, Any]:
