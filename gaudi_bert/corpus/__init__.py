@@ -1,1 +1,4 @@
-"""From plain text to BERT's pretraining examples: documents, sentences, WordPiece, next-sentence pairs, masks, records."""
+"""The stage `prepare`, which converts plain text to unpacked BERT pretraining examples.
+
+Its steps are: documents, sentences, WordPiece tokens, next-sentence pairs, masking, and TFRecords.
+"""

@@ -1,13 +1,15 @@
-"""How the work of `prepare` is divided: held-out documents, blocks, sections with their output files, worker processes.
+"""Divide the work of `prepare` into blocks and sections, run worker processes, and write the output files of a section.
 
-A *block* is a run of consecutive documents of one split (`train` or `evaluation`) with about `BLOCK_CHARACTERS` characters
-of text, across files. One worker holds it, and a "random next" document is looked for in it, as in one input file of
-Google's script. A *section* is a run of blocks whose examples are dealt to the same few output files. Sections need nothing
-from each other, so machines share them (`--shard K/N`).
+A *block* consists of consecutive documents of one split (`train` or `evaluation`), with about `BLOCK_CHARACTERS` characters
+of text. It may extend over several files. One worker processes one block, and the random second segments of next-sentence
+pairs are taken from the same block, as they are taken from the same input file in Google's script.
 
-Examples are shuffled in a buffer. It takes complete blocks until it holds `SHUFFLE_BYTES`; then its examples, in a seeded
-random order, are dealt one by one to the files of the section. So the examples of one document are spread over several
-files, and the sizes of files differ by one example at most.
+A *section* consists of consecutive blocks whose examples are distributed over the same few output files. Sections do not
+depend on each other, so several machines can share them (`--shard K/N`).
+
+Examples are shuffled in a buffer. When the buffer contains `SHUFFLE_BYTES`, its examples are distributed in a seeded random
+order over the files of the section, one after another. As a result, the examples of one document are in several files, and
+the numbers of examples in the files differ by one at most.
 """
 
 from __future__ import annotations
@@ -46,7 +48,13 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class SourceScan:
-    """A source after one pass over it: its format, and the characters of each document, int64 [documents]."""
+    """The result of reading a source for the first time.
+
+    Attributes:
+        source: The source.
+        text_format: The format of its text.
+        document_characters: int64 [documents], the number of characters of each document.
+    """
 
     source: Source
     text_format: TextFormat
@@ -55,7 +63,14 @@ class SourceScan:
 
 @dataclass(frozen=True)
 class Block:
-    """Documents `first` to `stop` (excluded), by their numbers over all sources, as far as they are of the block's split."""
+    """Consecutive documents of one split.
+
+    Attributes:
+        number: The number of the block in its split.
+        first: The number of the first document. Documents are numbered over all sources.
+        stop: One more than the number of the last document. Documents of the other split in between are not in the block.
+        characters: The number of characters in the block.
+    """
 
     number: int
     first: int
@@ -65,7 +80,14 @@ class Block:
 
 @dataclass(frozen=True)
 class Section:
-    """Consecutive blocks and the output files (by number) that their examples go to."""
+    """Consecutive blocks whose examples are written to the same output files.
+
+    Attributes:
+        split: The split of the blocks.
+        number: The number of the section in its split.
+        blocks: The blocks.
+        parts: The numbers of the output files.
+    """
 
     split: Split
     number: int
@@ -74,7 +96,11 @@ class Section:
 
 
 def scan_source(source: Source) -> SourceScan:
-    """Read `source` once: its format and the size of each of its documents."""
+    """Read a source once, and return its format and the size of each of its documents.
+
+    Raises:
+        InputError: The source cannot be read or contains no text.
+    """
     text_format = detect_format(source)
     characters = [sum(map(len, document)) for document in read_documents(source, text_format)]
     if not characters:
@@ -83,7 +109,20 @@ def scan_source(source: Source) -> SourceScan:
 
 
 def choose_evaluation(documents: int, fraction: float, seed: int) -> BoolArray:
-    """bool [documents]: which are held out: `fraction` of them, at least one and not all; none where `fraction` is 0."""
+    """Choose the documents that are held out for evaluation.
+
+    Args:
+        documents: The number of documents.
+        fraction: The fraction of documents to hold out. Unless it is 0, at least one document is held out, and at least one
+            is not.
+        seed: The seed of the random choice.
+
+    Returns:
+        bool [documents], True for the documents that are held out.
+
+    Raises:
+        InputError: There is only one document, and `fraction` is not 0.
+    """
     held_out = np.zeros(documents, dtype=bool)
     if fraction == 0:
         return held_out
@@ -96,7 +135,14 @@ def choose_evaluation(documents: int, fraction: float, seed: int) -> BoolArray:
 
 
 def form_blocks(characters: IntArray, chosen: BoolArray) -> list[Block]:
-    """The blocks of the `chosen` documents (bool [documents]), each of at least two documents where there are so many."""
+    """Divide the documents of a split into blocks of at least `BLOCK_CHARACTERS` characters. The last block may be smaller.
+
+    Every block has at least two documents, unless the split has only one.
+
+    Args:
+        characters: int64 [documents], the number of characters of each document.
+        chosen: bool [documents], True for the documents of the split.
+    """
     blocks: list[Block] = []
     first, size, count = -1, 0, 0
     numbers = np.flatnonzero(chosen)
@@ -114,7 +160,16 @@ def form_blocks(characters: IntArray, chosen: BoolArray) -> list[Block]:
 
 
 def form_sections(split: Split, blocks: Sequence[Block], parts: int) -> list[Section]:
-    """Deal consecutive blocks to sections of about `_PARTS_OF_SECTION` output files, by their share of the characters."""
+    """Divide the blocks of a split into sections, each with at most `_PARTS_OF_SECTION` output files.
+
+    Each section gets about as large a share of the characters as its share of the files, so that the files have similar
+    sizes.
+
+    Args:
+        split: The split.
+        blocks: All blocks of the split.
+        parts: The number of output files of the split.
+    """
     count = min(-(-parts // _PARTS_OF_SECTION), len(blocks))
     borders = [section * parts // count for section in range(count + 1)]
     reached = np.cumsum([block.characters for block in blocks])
@@ -136,7 +191,16 @@ def form_sections(split: Split, blocks: Sequence[Block], parts: int) -> list[Sec
 def read_blocks(
     scans: Sequence[SourceScan], chosen: BoolArray, blocks: Sequence[Block]
 ) -> Iterator[tuple[Block, list[list[str]]]]:
-    """The documents of consecutive `blocks`, reading only the sources that hold some of them."""
+    """Yield each block with its documents, which are lists of sentences. Only the sources that contain them are read.
+
+    Args:
+        scans: All sources.
+        chosen: bool [documents], True for the documents of the split.
+        blocks: Blocks of the split in ascending order.
+
+    Raises:
+        FailedError: A source was changed since it was read for the first time.
+    """
     waiting = iter(blocks)
     block = next(waiting, None)
     gathered: list[list[str]] = []
@@ -170,7 +234,21 @@ def read_blocks(
 def write_section(
     section: Section, examples: Iterable[BlockExamples], folder: Path, parts: int, seed: int
 ) -> PreparedSection:
-    """Write the files of `section` into `folder`, that of its split, which has `parts` files; each appears atomically."""
+    """Write the output files of a section. They appear complete or not at all.
+
+    Args:
+        section: The section.
+        examples: The examples of each of its blocks, in order.
+        folder: The folder of the split.
+        parts: The number of files of the split, which is part of the file names.
+        seed: The seed of the random order.
+
+    Returns:
+        The counts of the section, and the number of sequences and bytes of each file.
+
+    Raises:
+        InputError: The text gives no examples, or too few for the number of files.
+    """
     counts: Counter[str] = Counter()
     names = [f"part-{part:05d}-of-{parts:05d}.tfrecord" for part in section.parts]
     dealt = np.zeros((len(names), 2), dtype=np.int64)
@@ -199,7 +277,16 @@ def write_section(
 def _deal(
     buffer: Sequence[BlockExamples], handles: Sequence[BinaryIO], dealt: IntArray, seed: int, section: Section, flush: int
 ) -> None:
-    """Deal the examples of `buffer`; `dealt` [files, 2] counts the examples and bytes that each file has."""
+    """Distribute the examples in the buffer over the files, in a random order.
+
+    Args:
+        buffer: The examples of several blocks.
+        handles: The open files.
+        dealt: int64 [files, 2], the number of examples and of bytes in each file. It is updated.
+        seed: The seed of the random order.
+        section: The section, which is part of the seed.
+        flush: How often the buffer of this section was emptied before, which is part of the seed.
+    """
     if not buffer:
         return
     views = [memoryview(held.frames) for held in buffer]
@@ -219,13 +306,17 @@ def _deal(
 
 
 def _start_worker() -> None:
-    """Keep one thread of the tokenizer, and end when the parent does, however that ends; Ctrl-C is for the parent."""
+    """Set up a worker process: one tokenizer thread, no reaction to Ctrl-C, and a thread that ends it with its parent.
+
+    The parent handles Ctrl-C for all processes.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
 def _end_with_parent() -> None:
+    """Wait until the parent process ends for any reason, and then end this process."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()
@@ -233,14 +324,22 @@ def _end_with_parent() -> None:
 
 
 def ordered_map(function: Callable[[Item], Result], items: Iterable[Item], workers: int) -> Iterator[Result]:
-    """`function` of each item, in the order of the items; with one worker, in this process.
+    """Apply a function to each item in worker processes, and yield the results in the order of the items.
 
-    At most `workers` + 1 items and results are held at a time. Processes are spawned, not forked, because the tokenizer
-    keeps threads.
+    At most `workers` + 1 items and results are in memory at a time. With one worker, the function runs in this process.
+
+    Args:
+        function: The function. It must be importable in another process.
+        items: The items.
+        workers: The number of processes.
+
+    Raises:
+        FailedError: A worker process was killed, for example because the memory was used up.
     """
     if workers <= 1:
         yield from map(function, items)
         return
+    # The tokenizer has threads, which a forked process would not inherit, so spawn the processes.
     with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _start_worker) as pool:
         in_flight: deque[Future[Result]] = deque()
         try:

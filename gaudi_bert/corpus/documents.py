@@ -1,8 +1,12 @@
-"""Sources of text, and their documents one at a time: plain text, WikiExtractor's `<doc ...>` blocks, JSON lines, or the
-documentation that Python carries.
+"""Find the sources of text, detect their formats, and read their documents one at a time.
 
-A source is known by its relative name, its size and the CRC-32 of its bytes; its format is detected from its first bytes. A
-document is a list of non-empty, stripped lines; one of more than `DOCUMENT_CHARACTERS` is cut between lines into several.
+A source is a text file or the documentation that ships with Python. Supported formats are plain text with blank lines
+between documents, WikiExtractor's `<doc ...>` blocks, and JSON lines, each of them optionally compressed with gzip. The
+format is detected from the beginning of the file. A source is identified by its relative name, its size and the CRC-32 of
+its bytes.
+
+A document is read as a list of sentences. A document with more than `DOCUMENT_CHARACTERS` characters is cut between lines
+into several documents, so that memory does not depend on its size.
 """
 
 from __future__ import annotations
@@ -47,9 +51,12 @@ _TITLE = re.compile(r'\btitle="([^"]*)"')
 
 @dataclass(frozen=True)
 class Source:
-    """One input: a text file, or a text that Python carries (`path` is None, its size 0).
+    """A text file, or a text that ships with Python.
 
-    Its name is relative, the same on every machine, or a key of `BUILT_IN_TEXTS`; the size is that on the disk.
+    Attributes:
+        name: The relative path of the file, which is the same on every machine, or a key of `BUILT_IN_TEXTS`.
+        path: The path of the file, or None for a text that ships with Python.
+        size_bytes: The size of the file, or 0 for a text that ships with Python.
     """
 
     name: str
@@ -58,12 +65,20 @@ class Source:
 
     @property
     def shown(self) -> str:
-        """Name of the document in messages."""
+        """The name of the source in messages."""
         return str(self.path) if self.path is not None else self.name
 
 
 def find_sources(texts: Sequence[str], folder: Path) -> list[Source]:
-    """All sources of `texts` in a fixed order; relative paths start at `folder`."""
+    """Return all sources that the setting `prepare.text` names, in a fixed order and without duplicates.
+
+    Args:
+        texts: Files, folders, globs, or keys of `BUILT_IN_TEXTS`.
+        folder: The folder that relative paths start from.
+
+    Raises:
+        InputError: A text does not exist, or a folder or glob contains no files.
+    """
     if not texts:
         raise InputError(f"prepare.text: no text was given; name files, folders or globs, or {' or '.join(BUILT_IN_TEXTS)}")
     sources: list[Source] = []
@@ -80,6 +95,11 @@ def find_sources(texts: Sequence[str], folder: Path) -> list[Source]:
 
 
 def _named_files(text: str, folder: Path) -> list[tuple[str, Path]]:
+    """Return the files of one path or glob, each as (relative name, path), sorted by name. Hidden files are left out.
+
+    Raises:
+        InputError: There are none.
+    """
     path = folder / Path(text).expanduser()
     if path.is_file():
         return [(path.name, path)]
@@ -99,7 +119,7 @@ def _named_files(text: str, folder: Path) -> list[tuple[str, Path]]:
 
 
 def source_identity(source: Source) -> dict[str, Any]:
-    """Name, size and CRC-32 of a source, for the settings stored next to the examples."""
+    """Return the name, the size and the CRC-32 of a source, for the settings that are stored next to the examples."""
     checksum, size = 0, 0
     if source.path is None:
         content = json.dumps(python_texts(source.name), sort_keys=True, ensure_ascii=True).encode("utf-8")
@@ -115,12 +135,20 @@ def source_identity(source: Source) -> dict[str, Any]:
 
 
 _LINES_WITHOUT_END = 50
-"""Lines a sentence, on average, from which on a text has no ends of sentences."""
+"""If the sentences of a text have more lines than this on average, the text has no punctuation at the ends of sentences."""
 
 
 @dataclass(frozen=True)
 class TextFormat:
-    """The format of a source; `ends_no_sentence` where the sample joins so many lines that full stops must be missing."""
+    """The format of a source.
+
+    Attributes:
+        name: The name of the format.
+        gzipped: Whether the file is compressed with gzip.
+        layout: How sentences are divided into lines.
+        ends_no_sentence: Whether the text seems to lack punctuation at the ends of sentences, because the sentences in its
+            beginning have too many lines.
+    """
 
     name: _FormatName
     gzipped: bool
@@ -137,11 +165,15 @@ class TextFormat:
 
 
 _Line = tuple[int, str]
-"""The number and the stripped text of a line."""
+"""(number of the line in its file, stripped text of the line)"""
 
 
 def detect_format(source: Source) -> TextFormat:
-    """The format of `source`, from its beginning."""
+    """Detect the format of a source from its beginning.
+
+    Raises:
+        InputError: The file cannot be read, or is compressed with something else than gzip.
+    """
     if source.path is None:
         return TextFormat("Python documentation", False, "sentences")
     with explain_os_errors(source.path, "read"), open_file(source.path) as handle:
@@ -167,7 +199,15 @@ def detect_format(source: Source) -> TextFormat:
 
 
 def is_json_line(line: bytes, path: Path) -> bool:
-    """Whether a line, the first of its file that is not blank, is an object of JSON, or by the file's name."""
+    """Return whether the first non-blank line of a file shows that the file contains JSON lines.
+
+    The line must begin with a brace. If it is not valid JSON, the file counts as JSON lines only if its name contains
+    `.json`, so that the error is reported later.
+
+    Args:
+        line: The line.
+        path: The path of the file.
+    """
     if not line.startswith(b"{"):
         return False
     try:
@@ -178,7 +218,11 @@ def is_json_line(line: bytes, path: Path) -> bool:
 
 
 def read_documents(source: Source, text_format: TextFormat) -> Iterator[list[str]]:
-    """The documents of `source`, each a non-empty list of sentences."""
+    """Yield the documents of a source, each as a non-empty list of sentences.
+
+    Raises:
+        InputError: The file is damaged, is not UTF-8, or does not follow its format.
+    """
     if source.path is None:
         yield from documentation_documents(python_texts(source.name)).values()
         return
@@ -191,6 +235,7 @@ def read_documents(source: Source, text_format: TextFormat) -> Iterator[list[str
 
 
 def _cut(lines: Iterable[str]) -> Iterator[list[str]]:
+    """Cut the lines of a document into pieces of at most `DOCUMENT_CHARACTERS` characters. A longer line is not cut."""
     piece: list[str] = []
     characters = 0
     for line in lines:
@@ -203,15 +248,19 @@ def _cut(lines: Iterable[str]) -> Iterator[list[str]]:
 
 
 _DocumentLine = tuple[int, str]
-"""Which document of its file a line that is not blank is of, and the line; a document may be longer than the memory."""
+"""(number of the document in its file, text of a non-blank line). Documents are not lists of lines, because a document may
+be larger than the memory.
+"""
 
 
 def _lines_of_documents(path: Path, name: _FormatName, gzipped: bool) -> Iterator[_DocumentLine]:
+    """Yield the non-blank lines of a text file with the numbers of their documents."""
     split = {"plain text": _plain_text, "WikiExtractor": _wikiextractor, "JSON lines": _json_lines}[name]
     return split(path, _read_lines(path, gzipped))
 
 
 def _plain_text(path: Path, lines: Iterator[_Line]) -> Iterator[_DocumentLine]:
+    """Yield the lines of documents that are separated by blank lines."""
     document = 0
     for _, text in lines:
         if text:
@@ -221,7 +270,12 @@ def _plain_text(path: Path, lines: Iterator[_Line]) -> Iterator[_DocumentLine]:
 
 
 def _wikiextractor(path: Path, lines: Iterator[_Line]) -> Iterator[_DocumentLine]:
-    title: str | None = None  # until the first other line of a document
+    """Yield the lines inside `<doc ...>` and `</doc>`. The title, which the first line repeats, is left out.
+
+    Raises:
+        InputError: A block begins inside another block, or text is outside all blocks.
+    """
+    title: str | None = None  # None after the first line that does not repeat the title
     is_inside = False
     document = 0
     for number, text in lines:
@@ -241,6 +295,11 @@ def _wikiextractor(path: Path, lines: Iterator[_Line]) -> Iterator[_DocumentLine
 
 
 def _json_lines(path: Path, lines: Iterator[_Line]) -> Iterator[_DocumentLine]:
+    """Yield the lines of the field `text` of each JSON object. Each object is one document.
+
+    Raises:
+        InputError: A line is not JSON, or has no field `text` that contains a string.
+    """
     for number, line in lines:
         if not line:
             continue
@@ -256,7 +315,11 @@ def _json_lines(path: Path, lines: Iterator[_Line]) -> Iterator[_DocumentLine]:
 
 @contextmanager
 def opened_text(path: Path, compression: Compression | None) -> Iterator[BinaryIO]:
-    """The file as its text is stored."""
+    """Open a text file for reading in binary mode, and decompress it if necessary.
+
+    Raises:
+        InputError: The file cannot be read, is damaged or incomplete.
+    """
     with explain_os_errors(path, "read"), open_file(path) as raw:
         try:
             if compression == "gzip":
@@ -275,7 +338,11 @@ def opened_text(path: Path, compression: Compression | None) -> Iterator[BinaryI
 
 
 def _read_lines(path: Path, gzipped: bool) -> Iterator[_Line]:
-    """The stripped lines of a UTF-8 file; a byte order mark is skipped."""
+    """Yield the numbers and the stripped text of the lines of a UTF-8 file. A byte order mark is skipped.
+
+    Raises:
+        InputError: The file is damaged or not UTF-8, or a line is too long.
+    """
     offset = 0
     with opened_text(path, "gzip" if gzipped else None) as handle:
         for number in itertools.count(1):

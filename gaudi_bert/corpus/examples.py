@@ -1,13 +1,15 @@
-"""Unpacked pretraining examples of one block of documents: [CLS] A [SEP] B [SEP], masked, as framed tf.train.Examples.
+"""Make the unpacked pretraining examples of one block of documents.
 
-A block is the unit of work and of randomness: all that is random in it is a function of (seed, split, block, duplicate), so
-neither the number of workers nor the machine that makes a block changes a byte.
+An example is [CLS] A [SEP] B [SEP] with masked tokens, encoded as a framed `tf.train.Example`. All random choices in a block
+depend only on the seed, the split, the number of the block and the number of the duplicate. The number of workers and the
+machine that processes a block therefore do not change a byte.
 
-Masked-LM targets are chosen as in BERT's `create_pretraining_data.py`. Of a sequence of n tokens,
-min(P, max(1, round(0.15 n))) are predicted, chosen among all but [CLS] and [SEP]. A chosen token is replaced by [MASK]
-(80 %) or by a random token of the vocabulary (10 %), or does not change (10 %). With masking by words, words (a token
-and the `##` continuations behind it) are taken in random order as long as they fit. Every position gets a random
-64-bit key, and the smallest keys are chosen.
+Masked-LM targets are chosen as in BERT's `create_pretraining_data.py`. In a sequence of n tokens,
+min(P, max(1, round(0.15 n))) tokens are predicted, which are chosen among all tokens except [CLS] and [SEP]. A chosen token
+is replaced by [MASK] (80 %) or by a random token of the vocabulary (10 %), or it does not change (10 %). Tokens are chosen
+by a random 64-bit key for every position: the positions with the smallest keys are masked. With whole-word masking, words
+(a token and the `##` continuations after it) are taken in random order, and a word that exceeds the number of tokens is
+skipped.
 
 Letters of shapes: N sequences, L slots, P masked positions.
 """
@@ -35,9 +37,12 @@ _MASK_SHARE, _KEEP_SHARE = 0.8, 0.1
 
 @dataclass(frozen=True)
 class BlockExamples:
-    """The records of one block, framed, one after the other, and the bytes of each, int64 [records].
+    """The examples of one block.
 
-    `counts` are those of `PreparedSection`, by name.
+    Attributes:
+        frames: The framed records, one after another.
+        lengths: int64 [records], the number of bytes of each framed record.
+        counts: The counts of the block. The names are those of the fields of `PreparedSection`.
     """
 
     frames: bytes
@@ -47,7 +52,15 @@ class BlockExamples:
 
 @dataclass(frozen=True)
 class BlockJob:
-    """The work of one block: its documents (lists of sentences) and what makes its random numbers its own."""
+    """The input of `make_examples` for one block.
+
+    Attributes:
+        documents: The documents of the block, each a list of sentences.
+        split: The name of the split.
+        block_number: The number of the block, which determines its random choices together with the split and the seed.
+        vocabulary: The vocabulary.
+        settings: The settings of `prepare`.
+    """
 
     documents: Sequence[Sequence[str]]
     split: str
@@ -57,7 +70,7 @@ class BlockJob:
 
 
 def make_examples(job: BlockJob) -> BlockExamples:
-    """All examples, every duplicate, of one block."""
+    """Return all examples of one block, for every duplicate."""
     settings = job.settings
     block = tokenize_documents(job.documents, job.vocabulary, settings.lower_case)
     unknown = int(np.count_nonzero(block.tokens == job.vocabulary.number("[UNK]")))
@@ -81,6 +94,11 @@ def make_examples(job: BlockJob) -> BlockExamples:
 def _examples_of_duplicate(
     block: TokenBlock, job: BlockJob, duplicate: int
 ) -> tuple[NDArray[np.uint8], IntArray, dict[str, int]]:
+    """Return the examples of one pass over a block.
+
+    Returns:
+        The bytes of all framed records, the number of bytes of each (int64 [N]), and counts by name.
+    """
     settings, indices = job.settings, (job.block_number, duplicate)
     random = _RandomStream(settings.seed, f"pairs of {job.split}", *indices)
     pairs = _choose_pairs(block, settings.max_sequence_length, settings.short_sequence_probability, random)
@@ -106,6 +124,15 @@ def _examples_of_duplicate(
 
 
 def _mask_pairs(block: TokenBlock, pairs: _Pairs, lengths: IntArray, job: BlockJob, generator: np.random.Philox) -> _Masked:
+    """Build the sequences of N pairs with their special tokens, and mask them.
+
+    Args:
+        block: The tokens of the block.
+        pairs: The pairs.
+        lengths: int64 [N], the length of each sequence, including three special tokens.
+        job: The settings and the vocabulary.
+        generator: The source of random bits.
+    """
     vocabulary, settings = job.vocabulary, job.settings
     first_start, first_stop, second_start, second_stop, _ = pairs
     first_lengths, second_lengths = first_stop - first_start, second_stop - second_start
@@ -120,7 +147,7 @@ def _mask_pairs(block: TokenBlock, pairs: _Pairs, lengths: IntArray, job: BlockJ
     if settings.whole_word_masking:
         word_starts_NL = ~vocabulary.continuations()[input_ids_NL]
         word_starts_NL[rows, 1] = word_starts_NL[rows, first_lengths + 2] = True
-    # Halves are rounded to even, as in Python.
+    # The number of masked tokens is rounded half to even, as Python's `round` does in BERT's script.
     expected = np.rint(lengths * settings.masked_lm_probability).astype(np.int64)
     return _mask_sequences(
         input_ids_NL,
@@ -142,7 +169,10 @@ def _copy_runs(
     candidates_NL: BoolArray,
     columns: IntArray,
 ) -> None:
-    """Copy `tokens[starts[n] : starts[n] + lengths[n]]` into row n from `columns[n]` on."""
+    """Copy one segment into each row, and mark its slots as candidates for masking.
+
+    Row n gets `tokens[starts[n] : starts[n] + lengths[n]]`, beginning at column `columns[n]`.
+    """
     rows = np.repeat(np.arange(len(lengths)), lengths)
     within = np.arange(len(rows)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
     slots = columns[rows] + within
@@ -150,17 +180,18 @@ def _copy_runs(
     candidates_NL[rows, slots] = True
 
 
-# --- pairs of segments for the next-sentence task, as BERT's `create_pretraining_data.py` chooses them (Devlin et al., 2019)
+# --- pairs of segments for the next-sentence task, chosen as in BERT's `create_pretraining_data.py` (Devlin et al., 2019)
 #
-# A document is walked from its first sentence. Sentences are gathered until they hold the target length: the longest pair,
-# L - 3 tokens, or for one document in ten a random shorter one. A random cut makes the first of them segment A. With
-# probability 1/2 (and always where one sentence was gathered) segment B comes from a random position in another document,
-# label 1, and the sentences behind the cut are put back to be gathered again; otherwise they are segment B, label 0. A pair
-# that is too long loses tokens from its longer segment (B where they are equal), each from the front or the back at random.
+# Sentences of a document are collected from its beginning until they reach the target length. The target is L - 3 tokens, or
+# for one document in ten a random shorter length. The collected sentences are cut at a random position, and those before the
+# cut are segment A. With probability 1/2, or always if only one sentence was collected, segment B is taken from a random
+# position in another document (label 1), and collecting continues with the sentences after the cut. Otherwise, the sentences
+# after the cut are segment B (label 0). If a pair is too long, tokens are removed one by one from its longer segment, or
+# from B if both are equally long, each time from the front or the back at random.
 #
-# A segment is a run of tokens of the block, so a pair is four numbers. Which tokens the one-by-one truncation keeps needs
-# no loop: with m = L - 3 tokens to keep, B keeps min(|B|, max(floor(m/2), m - |A|)) and A the rest, and how many of the
-# lost ones were in front is a sum of fair coins.
+# A segment is a range of tokens in the block, so a pair consists of four numbers. The result of the truncation is computed
+# without a loop: if m = L - 3 tokens are kept, B keeps min(|B|, max(floor(m/2), m - |A|)) tokens and A keeps the rest. The
+# number of tokens that are removed from the front is the number of heads in as many coin tosses as tokens are removed.
 
 _SPECIAL_TOKENS_IN_PAIR = 3
 _SHORTEST_PAIR = 2
@@ -169,11 +200,11 @@ _WORDS_AT_ONCE = 1024
 
 
 class _RandomStream:
-    """Random numbers for loops that draw one at a time, fixed for ever by `seed`, `purpose` and `indices`.
+    """A random number generator that is determined by a seed, a purpose and indices, and draws one number at a time.
 
-    The words are the raw 64-bit outputs of Philox (see `gaudi_bert.common.arrays`). From a word w, an integer below n
-    is floor(w n / 2^64) (biased by less than n / 2^64) and a real number in [0, 1) is its upper 53 bits. Nothing here
-    depends on the version of Python or numpy.
+    Its source are the raw 64-bit outputs of Philox (see `gaudi_bert.common.arrays`), so the numbers do not depend on the
+    versions of Python and numpy. From an output w, an integer below n is floor(w n / 2^64), with a bias of less than
+    n / 2^64. A real number in [0, 1) consists of the upper 53 bits of w.
     """
 
     def __init__(self, seed: int, purpose: str, *indices: int) -> None:
@@ -181,26 +212,26 @@ class _RandomStream:
         self._words: list[int] = []
 
     def word(self) -> int:
-        """The next 64 random bits."""
+        """Return the next 64 random bits."""
         if not self._words:
             self._words = self._generator.random_raw(_WORDS_AT_ONCE).tolist()
             self._words.reverse()
         return self._words.pop()
 
     def below(self, bound: int) -> int:
-        """An integer in [0, bound)."""
+        """Return a random integer in [0, bound)."""
         return (self.word() * bound) >> 64
 
     def between(self, lowest: int, highest: int) -> int:
-        """An integer in [lowest, highest], both included."""
+        """Return a random integer in [lowest, highest]."""
         return lowest + self.below(highest - lowest + 1)
 
     def chance(self, probability: float) -> bool:
-        """True with `probability`."""
+        """Return True with this probability."""
         return (self.word() >> 11) * 2.0**-53 < probability
 
     def heads(self, tosses: int) -> int:
-        """Draw how many of `tosses` fair coins show heads."""
+        """Toss a fair coin several times, and return the number of heads."""
         count = 0
         while tosses > 0:
             used = min(tosses, 64)
@@ -210,16 +241,16 @@ class _RandomStream:
 
 
 _Pairs = tuple[IntArray, IntArray, IntArray, IntArray, IntArray]
-"""n pairs, int64 [n] each: where segment A starts and stops in the tokens of the block, and segment B; and the labels.
+"""N pairs, as (starts of A, ends of A, starts of B, ends of B, labels), each int64 [N].
 
-A label is 0 where B really follows A, 1 where B is from another document.
+Starts and ends are indices into the tokens of the block. A label is 0 if B follows A in the text, and 1 if B is random.
 """
 
 
 def _choose_pairs(
     block: TokenBlock, max_sequence_length: int, short_sequence_probability: float, random: _RandomStream
 ) -> _Pairs:
-    """The pairs of one pass over all documents of `block`."""
+    """Return the pairs of one pass over all documents of a block."""
     most_tokens = max_sequence_length - _SPECIAL_TOKENS_IN_PAIR
     starts = block.sentence_starts.tolist()
     documents = block.document_starts.tolist()
@@ -242,17 +273,28 @@ def _pairs_of_document(
     most_tokens: int,
     random: _RandomStream,
 ) -> None:
+    """Append the pairs of one document to `rows`.
+
+    Args:
+        rows: Receives (start of A, end of A, start of B, end of B, label) for each pair.
+        starts: The index of the first token of each sentence.
+        documents: The index of the first sentence of each document.
+        document: The number of the document.
+        target: The number of tokens to collect for a pair.
+        most_tokens: The maximum number of tokens of a pair.
+        random: The source of random numbers.
+    """
     first, end = documents[document], documents[document + 1]
     while first < end:
         stop = first + 1
         while stop < end and starts[stop] - starts[first] < target:
             stop += 1
         cut = first + random.between(1, stop - first - 1) if stop - first >= 2 else stop
-        # Is there a sentence outside the segment `first` .. `cut` - 1 that is not its own next one?
+        # Is there any sentence outside segment A (`first` to `cut` - 1) other than the one that follows it?
         has_random_next = len(documents) > 2 or first > documents[document] or cut + 1 < documents[document + 1]
         if not has_random_next:
             if stop - first == 1:
-                first = stop  # a pair needs two
+                first = stop  # a pair needs two sentences
                 continue
             label, following, second = 0, stop, (starts[cut], starts[stop])
         elif stop - first == 1 or random.chance(_RANDOM_NEXT_PROBABILITY):
@@ -282,10 +324,13 @@ def _random_segment(
     least_tokens: int,
     random: _RandomStream,
 ) -> tuple[int, int]:
-    """From a random sentence of another document: at least one sentence, and at least `least_tokens` tokens if it has them.
+    """Return a random segment of another document, as (first token, one more than the last token).
 
-    In a block of one document it is taken from that document, from before the sentences `first` .. `cut` - 1 of segment A or
-    from behind the one that follows them: never what would make the pair a real one.
+    The segment begins at a random sentence. It has at least one sentence, and at least `least_tokens` tokens if its document
+    has so many after that sentence.
+
+    If the block has only one document, the segment is taken from this document. It then begins before segment A (the
+    sentences `first` to `cut` - 1) or after the sentence that follows A, so that it cannot be the real next segment.
     """
     others = len(documents) - 2
     if others > 0:
@@ -308,8 +353,10 @@ def _random_segment(
 
 
 _Masked = tuple[Int32Array, Int32Array, Int32Array, IntArray]
-"""N masked sequences: their ids, int32 [N, L]; the masked positions, ascending, and the original tokens there, int32 [N, P],
-0 where unused; and how many positions are used, int64 [N].
+"""N masked sequences, as (token ids int32 [N, L], masked positions int32 [N, P], original tokens int32 [N, P], number of
+masked positions int64 [N]).
+
+The masked positions are in ascending order. Unused positions and their tokens are 0.
 """
 
 
@@ -323,9 +370,18 @@ def _mask_sequences(
     generator: np.random.Philox,
     word_starts_NL: BoolArray | None = None,
 ) -> _Masked:
-    """Choose and replace tokens: `counts` (int64 [N]) of each sequence, among the candidates (bool [N, L]).
+    """Choose tokens at random and mask them.
 
-    Random replacements are uniform below `vocabulary_size`. Where words start is given for masking by words.
+    Args:
+        input_ids_NL: int32 [N, L], the sequences.
+        candidates_NL: bool [N, L], True for the positions that may be masked.
+        counts: int64 [N], the number of tokens to mask in each sequence.
+        max_predictions: P, the maximum number of masked tokens.
+        mask_id: The id of [MASK].
+        vocabulary_size: Random tokens are drawn uniformly from all ids below this number.
+        generator: The source of random bits.
+        word_starts_NL: bool [N, L], True for the first token of each word, for whole-word masking. If it is None, tokens are
+            masked independently.
     """
     keys_NL = generator.random_raw(input_ids_NL.size).reshape(input_ids_NL.shape) >> np.uint64(1)
     keys_NL[~candidates_NL] = _NEVER
@@ -353,11 +409,21 @@ def _mask_sequences(
 
 
 def _whole_words(keys_NL: Keys, starts_NL: BoolArray, candidates_NL: BoolArray, counts: IntArray) -> BoolArray:
-    """bool [N, L]: words in the order of the keys of their first tokens; one that does not fit is passed over."""
+    """Choose whole words in the order of the keys of their first tokens. A word that exceeds the count is skipped.
+
+    Args:
+        keys_NL: uint64 [N, L], a random key for each position.
+        starts_NL: bool [N, L], True for the first token of each word.
+        candidates_NL: bool [N, L], True for the positions that may be masked.
+        counts: int64 [N], the maximum number of tokens to choose in each sequence.
+
+    Returns:
+        bool [N, L], True for the chosen tokens.
+    """
     chosen_NL = np.zeros(keys_NL.shape, dtype=bool)
     for row in range(len(counts)):
         starts = np.flatnonzero(starts_NL[row])
-        # A word ends where the next one starts, or where candidates end ([SEP], padding).
+        # A word ends before the next word, or before a position that is not a candidate ([SEP] or padding).
         barriers = np.flatnonzero(starts_NL[row] | ~candidates_NL[row])
         behind = np.append(barriers, keys_NL.shape[1])[np.searchsorted(barriers, starts, side="right")]
         remaining = int(counts[row])

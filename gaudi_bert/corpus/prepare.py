@@ -1,13 +1,14 @@
-"""The stage `prepare`: plain text to unpacked pretraining examples, one split for training and one held out.
+"""Run the stage `prepare`, which converts plain text to unpacked pretraining examples, for training and for evaluation.
 
     out/train/part-00000-of-00008.tfrecord ...   out/evaluation/part-...
-    out/vocab.txt                                 given, or trained from the training documents
-    out/settings.json                             settings and inputs, written first
+    out/vocab.txt                                 given by the user, or trained from the training documents
+    out/settings.json                             the settings and inputs, written first
     out/examples.json                             the summary, written last
 
-Text is read twice: once to find formats and documents, once to make examples, block by block (`gaudi_bert.corpus.blocks`),
-in memory that does not grow with the text (`benchmarks/prepare.py`). Every byte is a function of text and settings alone:
-shard K of N writes sections K, K + N, ..., and the last to end writes examples.json.
+The text is read twice: first to detect formats and count documents, and then to make the examples block by block (see
+`gaudi_bert.corpus.blocks`). The memory does not grow with the size of the text (see `benchmarks/prepare.py`). The written
+bytes depend only on the text and the settings. Shard K of N writes the sections K, K + N, and so on, and the shard that
+finishes last writes examples.json.
 """
 
 from __future__ import annotations
@@ -47,12 +48,22 @@ from gaudi_bert.corpus.documents import Source, find_sources, source_identity
 from gaudi_bert.corpus.examples import BlockExamples, BlockJob, make_examples
 from gaudi_bert.corpus.vocabulary import Vocabulary, read_vocabulary, train_vocabulary
 
-# A vocabulary is trained on about this much of the training text, taken evenly over all of it.
+# A vocabulary is trained on about this many characters of the training text, in blocks that are evenly spaced in it.
 _VOCABULARY_CHARACTERS = 256 << 20
 
 
 @dataclass(frozen=True)
 class _Corpus:
+    """The text and how it is divided.
+
+    Attributes:
+        scans: The sources, with their formats and document sizes.
+        held_out: bool [documents], True for the documents of the split `evaluation`.
+        blocks: The blocks of each split.
+        parts: The number of output files of each split.
+        sections: The sections of all splits.
+    """
+
     scans: Sequence[SourceScan]
     held_out: BoolArray
     blocks: dict[Split, list[Block]]
@@ -60,7 +71,7 @@ class _Corpus:
     sections: list[Section]
 
     def chosen(self, split: str) -> BoolArray:
-        """bool [documents]: those of `split`."""
+        """Return bool [documents], True for the documents of a split."""
         return self.held_out if split == "evaluation" else ~self.held_out
 
 
@@ -71,9 +82,22 @@ def prepare(
     *,
     pipeline_folder: Path,
 ) -> StageOutput[PreparedExamples] | PlainResult:
-    """Make the examples; relative paths in `settings` start at `pipeline_folder`.
+    """Make the examples.
 
-    The result is the content of examples.json and whether there was nothing to do; or the sections of other shards.
+    Args:
+        settings: The settings of the stage.
+        out: The folder for the examples, or its URL.
+        run: The options of the run, such as the shard and the number of workers.
+        pipeline_folder: The folder that relative paths in `settings` start from.
+
+    Returns:
+        The content of examples.json, and whether there was nothing to do. If other shards still have to write sections, a
+        list of these sections is returned instead.
+
+    Raises:
+        InputError: The text or the vocabulary cannot be read, is not valid or is too short, or the folder contains examples
+            that were made with other settings.
+        FailedError: A worker process was killed, or the text was changed during the run.
     """
     texts = [settings.text] if isinstance(settings.text, str) else list(settings.text or ())
     with local_copies([*texts, settings.vocab], run.store) as (*sources, vocab), mirrored(out, run.store) as folder:
@@ -85,6 +109,7 @@ def prepare(
 def _prepare(
     settings: PrepareSettings, out: Path, run: StageRun, pipeline_folder: Path
 ) -> StageOutput[PreparedExamples] | PlainResult:
+    """Make the examples from local files in a local folder. See `prepare`."""
     sources = find_sources(list(settings.text or ()), pipeline_folder)
     vocab = settings.vocab
     given = None if vocab is None else read_vocabulary(pipeline_folder / Path(vocab).expanduser())
@@ -104,7 +129,7 @@ def _prepare(
         corpus = _scan(settings, sources, run)
         vocabulary = _vocabulary(settings, given, corpus, out, run.reporter)
     except InputError:
-        # Nothing was written yet: stored settings would only refuse the corrected text.
+        # No examples were written yet. If the settings stayed, they would reject the corrected text in the next run.
         if is_new:
             remove(settings_path(out))
         raise
@@ -121,6 +146,7 @@ def _prepare(
 
 
 def _signature(settings: PrepareSettings, sources: Sequence[Source], given: Vocabulary | None) -> Signature:
+    """Return the settings and the identities of all inputs, which are stored as settings.json."""
     stored = settings.model_dump(mode="json", exclude={"text", "vocab", "records", "evaluation_records"})
     if given is not None:
         del stored["train_vocab"]
@@ -129,6 +155,7 @@ def _signature(settings: PrepareSettings, sources: Sequence[Source], given: Voca
 
 
 def _scan(settings: PrepareSettings, sources: Sequence[Source], run: StageRun) -> _Corpus:
+    """Read all sources once, choose the held-out documents, and divide the text into blocks and sections."""
     scans = []
     with run.reporter.task("reading the text", len(sources), "files") as task:
         for scan in ordered_map(scan_source, sources, choose_worker_count(run.workers, len(sources))):
@@ -145,7 +172,8 @@ def _scan(settings: PrepareSettings, sources: Sequence[Source], run: StageRun) -
     }
     requested = {"train": settings.shards, "evaluation": max(1, round(settings.shards * settings.evaluation_fraction))}
     documents = {"train": int((~held_out).sum()), "evaluation": int(held_out.sum())}
-    # Every document gives at least one example for each duplicate, so that no file stays empty.
+    # A document usually gives at least one example for each duplicate, so with no more files than documents no file is
+    # empty.
     parts = {split: min(requested[split], documents[split]) for split in blocks}
     sections = [
         section for split in blocks if blocks[split] for section in form_sections(split, blocks[split], parts[split])
@@ -159,7 +187,10 @@ def _scan(settings: PrepareSettings, sources: Sequence[Source], run: StageRun) -
 def _vocabulary(
     settings: PrepareSettings, given: Vocabulary | None, corpus: _Corpus, out: Path, reporter: Reporter
 ) -> Vocabulary:
-    """The vocabulary, and vocab.txt next to the examples; one trained by an earlier run stays."""
+    """Return the vocabulary, and write it as vocab.txt next to the examples.
+
+    The vocabulary is the given one, or the one that an earlier run has trained, or a new one that is trained here.
+    """
     path = out / "vocab.txt"
     fetch(path)
     vocabulary = given
@@ -170,6 +201,7 @@ def _vocabulary(
         every = max(1, round(sum(block.characters for block in blocks) / _VOCABULARY_CHARACTERS))
 
         def documents() -> Iterator[list[str]]:
+            """Yield the documents of evenly spaced training blocks."""
             for _, held in read_blocks(corpus.scans, corpus.chosen("train"), blocks[::every]):
                 yield from held
 
@@ -188,12 +220,23 @@ def _make_section(
     task: Task,
     workers: int | None,
 ) -> None:
-    """Make the files of `section`; its summary is written last."""
+    """Write the files of a section, and then its summary.
+
+    Args:
+        section: The section.
+        corpus: The text and its blocks.
+        vocabulary: The vocabulary.
+        settings: The settings of the stage.
+        output: The output folder.
+        task: The progress, which is advanced by the characters of each block.
+        workers: The number of worker processes, or None for one per core.
+    """
     folder, name = output.folder / section.split, f"{section.split} section {section.number}"
     blocks = read_blocks(corpus.scans, corpus.chosen(section.split), section.blocks)
     jobs = (BlockJob(documents, section.split, block.number, vocabulary, settings) for block, documents in blocks)
 
     def make() -> Iterator[BlockExamples]:
+        """Yield the examples of each block, and advance the progress."""
         results = ordered_map(make_examples, jobs, choose_worker_count(workers, len(section.blocks)))
         for block, examples in zip(section.blocks, results, strict=True):
             task.advance(block.characters)
@@ -208,7 +251,7 @@ def _make_section(
 def _finish(
     corpus: _Corpus, vocabulary: Vocabulary, trained: bool, output: GroupedOutput[Section, PreparedSection]
 ) -> StageOutput[PreparedExamples] | PlainResult:
-    """Write examples.json when all sections are there."""
+    """Write examples.json if all sections are written, and return its content. Otherwise return the missing sections."""
     completed = dict(output.completed(corpus.sections))
     missing = [section for section in corpus.sections if section not in completed]
     if missing:

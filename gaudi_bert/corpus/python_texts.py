@@ -1,9 +1,11 @@
-"""The documentation that every CPython carries, as small corpora that need no download: documents, and labelled rows.
+"""Provide the documentation that ships with CPython as small corpora that need no download.
 
-`python-docs` are the topics of its manual (`pydoc_data.topics`): some 80 long texts. `python-docstrings` are the docstrings
-of its standard library: some 6,000 texts, most of them shorter than a row. Both differ a little from one version of Python
-to the next. A paragraph that several texts have stays in the shortest of them alone, so that no held-out document is also
-part of a training document.
+`python-docs` contains the topics of the manual (`pydoc_data.topics`), about 80 long texts. `python-docstrings` contains the
+docstrings of the standard library, about 6,000 texts, most of which are shorter than a row. Both differ a little between
+versions of Python. The docstrings are also provided as labelled rows for tasks.
+
+If a paragraph occurs in several texts, only the shortest of these texts keeps it. Otherwise a held-out document could also
+be part of a training document.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ from pathlib import Path
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.corpus.sentences import split_sentences
 
-# Omitted: modules that some distributions ship separately, tests, and modules that are jokes.
+# These modules are left out, because some distributions ship them separately, because they are tests, or because they are
+# jokes.
 _NOT_EVERYWHERE = {"distutils", "ensurepip", "idlelib", "lib2to3", "pydoc_data", "test", "tkinter", "turtledemo"}
 _NOT_READ = {"antigravity", "this"}
 _TEST_FOLDERS = {"test", "tests"}
@@ -31,15 +34,15 @@ _Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 _RULER = re.compile(r"\s*([*=~^+|\-])[*=~^+|\-\s]*")
 _MARKER = re.compile(r"(?:[*\-•]|\d+\.|\[\d+\])\s+")
-# Shorter paragraphs ("For example:", "Note:") occur in many texts anyway.
+# Shorter paragraphs, such as "For example:" and "Note:", may be repeated in several texts.
 _SHORTEST_REPEATED_PARAGRAPH = 40
-# Of what follows the first line of a docstring.
+# The minimum number of words after the first line of a docstring that is used as a pair.
 _LEAST_WORDS = 3
 
 LABELS = 12
-"""Packages that are labels: those with the most docstrings."""
+"""The number of labels. The labels are the packages with the most docstrings."""
 HELD_OUT_OF = 5
-"""One row in so many is held out."""
+"""One row in this many is held out, on average."""
 
 
 # --- texts
@@ -47,7 +50,17 @@ HELD_OUT_OF = 5
 
 @lru_cache(maxsize=2)
 def python_texts(name: str) -> dict[str, str]:
-    """The texts that `name`, a key of `BUILT_IN_TEXTS`, stands for, by the name of the topic or of what is documented."""
+    """Return the texts of a built-in corpus.
+
+    Args:
+        name: A key of `BUILT_IN_TEXTS`.
+
+    Returns:
+        Each text by the name of its topic, or by the qualified name of the module, class or function that it documents.
+
+    Raises:
+        InputError: This Python ships without the source files of its standard library.
+    """
     if name == "python-docs":
         from pydoc_data import topics
 
@@ -59,9 +72,10 @@ def python_texts(name: str) -> dict[str, str]:
 
 
 def _standard_docstrings(library: Path) -> dict[str, str]:
-    """Docstrings of the modules that are written in Python, in the order of their names and files."""
+    """Return the docstrings of all modules that are written in Python, in the order of their names and files."""
     texts: dict[str, str] = {}
-    # Millions of short-lived nodes: the collector would look through them again and again, in vain.
+    # Parsing creates millions of nodes, which the garbage collector would search again and again without freeing any, so
+    # disable it.
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -79,7 +93,7 @@ def _standard_docstrings(library: Path) -> dict[str, str]:
 
 
 def _docstrings(node: ast.AST, name: str) -> Iterator[tuple[str, str]]:
-    """Qualified name and docstring (dedented) of a module and of the classes and functions in it, in their order."""
+    """Yield the docstrings in a module as (qualified name, dedented docstring), in the order of the source."""
     if isinstance(node, _Documented):
         text = ast.get_docstring(node)
         if text:
@@ -94,7 +108,7 @@ def _docstrings(node: ast.AST, name: str) -> Iterator[tuple[str, str]]:
 
 
 def documentation_documents(texts: Mapping[str, str]) -> dict[str, list[str]]:
-    """One document (a list of sentences) per text, in the order of their names; a text without a sentence gives none."""
+    """Convert texts to documents, which are lists of sentences, sorted by name. Texts without a sentence are left out."""
     seen: set[str] = set()
     documents: dict[str, list[str]] = {}
     for name in sorted(texts, key=lambda name: (len(texts[name]), name)):
@@ -105,6 +119,13 @@ def documentation_documents(texts: Mapping[str, str]) -> dict[str, list[str]]:
 
 
 def _sentences_of_text(text: str, seen: set[str]) -> list[str]:
+    """Return the sentences of a text. Each line of a code example or a table counts as one sentence.
+
+    Args:
+        text: The text.
+        seen: The paragraphs of earlier texts, which are left out. The paragraphs of this text are added, unless they are
+            short.
+    """
     sentences: list[str] = []
     after_colon = False
     outer_indent = 0
@@ -131,15 +152,25 @@ def _sentences_of_text(text: str, seen: set[str]) -> list[str]:
     return sentences
 
 
-# --- rows of a task, as its files have them, and whether each is held out, which depends on the name of the text alone
+# --- rows of a task
+#
+# Whether a row is held out depends only on the name of its text.
 
+# (row by column name, whether it is held out)
 HeldOutRows = list[tuple[dict[str, str], bool]]
 
 
 def labelled_docstrings(texts: Mapping[str, str]) -> HeldOutRows:
-    """Docstrings (by qualified name, from `python_texts`) of the `LABELS` packages with the most, in the order of the names.
+    """Return docstrings as rows for classification, with the package as the label.
 
-    The label is the package. A text appears once, so no held-out row is also among the others.
+    Only the `LABELS` packages with the most docstrings are used. Each text occurs only once, so that no held-out row is also
+    a training row.
+
+    Args:
+        texts: The docstrings by qualified name, from `python_texts`.
+
+    Returns:
+        Rows with the columns `text` and `label`, each with whether it is held out, sorted by name.
     """
     by_text: dict[str, str] = {}
     for name, sentences in documentation_documents(texts).items():
@@ -154,9 +185,15 @@ def labelled_docstrings(texts: Mapping[str, str]) -> HeldOutRows:
 
 
 def titled_docstrings(texts: Mapping[str, str]) -> HeldOutRows:
-    """Docstrings (by qualified name, from `python_texts`) that have a first line and more, in the order of the names.
+    """Return docstrings as pairs for search: the first line is the anchor, and the rest is the positive.
 
-    The anchor is the first line, the positive the rest; each appears once.
+    Docstrings with too few words after the first line are left out. Each anchor and each positive occurs only once.
+
+    Args:
+        texts: The docstrings by qualified name, from `python_texts`.
+
+    Returns:
+        Rows with the columns `anchor` and `positive`, each with whether it is held out, sorted by name.
     """
     titles: set[str] = set()
     bodies: set[str] = set()
@@ -172,9 +209,10 @@ def titled_docstrings(texts: Mapping[str, str]) -> HeldOutRows:
 
 
 def _package(name: str) -> str:
-    """`xml` of `xml.dom.minidom.Node`, `pydecimal` of `_pydecimal.Decimal`."""
+    """Return the package of a qualified name without leading underscores, such as `xml` for `xml.dom.minidom.Node`."""
     return name.split(".")[0].lstrip("_")
 
 
 def _is_held_out(name: str) -> bool:
+    """Return whether the row with this name is held out. The hash of the name decides it."""
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") % HELD_OUT_OF == 0

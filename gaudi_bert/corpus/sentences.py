@@ -1,20 +1,20 @@
-"""Sentences of running text, by a few rules.
+"""Split text into sentences by a few rules, and detect how the sentences of a file are divided into lines.
 
-A sentence ends at `.`, `!`, `?` or `…`, with the closing quotes and brackets behind it, where white space follows and the
-next character (behind opening quotes and brackets) is not a lower-case letter. A full stop ends no sentence
+A sentence ends after `.`, `!`, `?` or `…` and the closing quotes and brackets that follow, if white space comes next and the
+sentence after it does not begin with a lower-case letter. A full stop does not end a sentence in these cases:
 
-- after an abbreviation that needs a following word (`Dr.`, `e.g.`: `_ABBREVIATIONS`) or a following number (`No. 5`,
-  `p. 17`: `_NUMBERED_ABBREVIATIONS`),
-- after a single capital, which is an initial (`J. Smith`), or after letters with dots (`U.S. Army`),
-- inside a number (`3.14`) or a name (`example.org`), because no white space follows there.
+- It follows an abbreviation that needs a following word (`Dr.`, `e.g.`: `_ABBREVIATIONS`) or a following number (`No. 5`,
+  `p. 17`: `_NUMBERED_ABBREVIATIONS`).
+- It follows a single capital letter, which is an initial (`J. Smith`), or letters with dots (`U.S. Army`).
+- It is inside a number (`3.14`) or a name (`example.org`), because no white space follows it.
 
-A Chinese or Japanese full stop (`。`, `！`, `？`) ends a sentence wherever it stands.
+A Chinese or Japanese full stop (`。`, `！`, `？`) always ends a sentence.
 
-How the lines of a file are to be read is its *layout*, detected from its first lines:
+The *layout* of a file says how its lines are read. It is detected from the first lines:
 
-- `sentences`: one sentence per line; every line stays as it is;
-- `paragraphs`: one paragraph per line; every line is split by the rules above;
-- `wrapped`: lines broken at a fixed width; the lines of a document are joined, then split.
+- `sentences`: Each line is one sentence, and is not changed.
+- `paragraphs`: Each line is one paragraph, and is split by the rules above.
+- `wrapped`: The lines are broken at a fixed width. The lines of a document are joined and then split.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _NUMBERED = """
     art c ch col fig figs no nos nr op p para pl pp sec v vol vols
     jan feb mar apr jun jul aug sep sept oct nov dec
 """
-# Written as here, they never end a sentence.
+# In exactly this spelling, these abbreviations never end a sentence.
 _ABBREVIATIONS = frozenset(_UNFINISHED.split())
-# Whatever their case, they end no sentence where a number follows.
+# If a number follows, these abbreviations do not end a sentence, in upper or lower case.
 _NUMBERED_ABBREVIATIONS = frozenset(_NUMBERED.split())
 
 _CLOSING = "\"'”’»)\\]"
@@ -45,7 +45,7 @@ _LAST_WORD = re.compile(r"[^\s\"'“‘«(\[]+$")
 _INITIAL_OR_DOTTED = re.compile(r"(?:[^\W\d_]\.)+[^\W\d_]|[A-ZÀ-ÖØ-Þ]")
 _FINISHED_LINE = re.compile(rf"[.!?…。！？:;][{_CLOSING}」』]*$")
 
-# A file whose lines are finished sentences, with at most this many further sentences per line, has one sentence per line.
+# A file has the layout `sentences` if its lines contain at most this many further sentences per line on average.
 _MOST_INNER_BOUNDARIES = 0.3
 _LEAST_LOWER_CASE_STARTS = 0.2
 _LEAST_FILL_OF_WRAPPED_LINES = 0.8
@@ -53,7 +53,7 @@ _WIDEST_WRAPPED_LINE = 200
 
 
 def split_sentences(text: str) -> list[str]:
-    """The sentences of `text`, stripped of surrounding white space; none of them is empty."""
+    """Return the sentences of a text without surrounding white space. Empty sentences are left out."""
     sentences: list[str] = []
     start = 0
     for boundary in _BOUNDARY.finditer(text):
@@ -70,7 +70,13 @@ def split_sentences(text: str) -> list[str]:
 
 
 def _continues(text: str, start: int, boundary: re.Match[str]) -> bool:
-    """Whether the sentence continues after `boundary`."""
+    """Return whether a sentence continues after punctuation that could end it.
+
+    Args:
+        text: The text.
+        start: Where the sentence begins.
+        boundary: The match of the punctuation and the white space after it.
+    """
     if boundary[0][0] in "。！？":
         return False
     following = text[boundary.end() : boundary.end() + 4].lstrip(_OPENING)
@@ -88,7 +94,11 @@ def _continues(text: str, start: int, boundary: re.Match[str]) -> bool:
 
 
 def detect_layout(documents: Sequence[Sequence[str]]) -> Layout:
-    """Find out how to read lines, from a sample of documents (lists of stripped, non-empty lines)."""
+    """Detect the layout of a file.
+
+    Args:
+        documents: A sample of its documents, each a list of stripped, non-empty lines.
+    """
     lines = [line for document in documents for line in document]
     if not lines:
         return "sentences"
@@ -100,7 +110,10 @@ def detect_layout(documents: Sequence[Sequence[str]]) -> Layout:
 
 
 def _looks_wrapped(documents: Sequence[Sequence[str]]) -> bool:
-    """Whether lines other than a document's last fill one width and are often continued in lower case."""
+    """Return whether lines seem to be broken at a fixed width.
+
+    All lines except the last line of a document must have nearly the same width, and lines must often begin in lower case.
+    """
     widths = sorted(len(line) for document in documents for line in document[:-1])
     starts = [line[:1] for document in documents for line in document[1:]]
     if not widths:
@@ -115,7 +128,12 @@ def _looks_wrapped(documents: Sequence[Sequence[str]]) -> bool:
 
 
 def sentences_of_lines(lines: Sequence[str], layout: Layout) -> list[str]:
-    """The sentences of one document, given its non-empty lines."""
+    """Return the sentences of a document.
+
+    Args:
+        lines: The non-empty lines of the document.
+        layout: The layout of the file.
+    """
     if layout == "sentences":
         return list(lines)
     if layout == "wrapped":

@@ -1,10 +1,12 @@
-"""The WordPiece vocabulary (a given vocab.txt, or one trained from the text), and documents as its token numbers.
+"""Read or train a WordPiece vocabulary, and convert documents to token ids.
 
-The same text gives the same vocabulary: the trainer of the `tokenizers` library meets characters in the order of a
-randomised hash table, so it is given the alphabet, alone and as `##` continuations, as reserved tokens in a fixed order.
+The same text always gives the same vocabulary. The trainer of the `tokenizers` library visits characters in the order of a
+randomised hash table, so the order of their tokens would vary. Therefore all characters, alone and as `##` continuations,
+are passed to it as reserved tokens in a fixed order.
 
-The tokens of a sentence are those of its words between spaces: BERT's clean-up looks at one character at a time, and
-WordPiece at one word. As few words make up most of a text, each is given to the tokenizer once.
+A sentence is split at spaces, and each word is tokenized separately. This gives the tokens of the sentence, because BERT's
+normalization handles one character at a time and WordPiece one word at a time. Most of a text consists of few different
+words, so the tokens of each word are computed once and kept.
 """
 
 from __future__ import annotations
@@ -29,9 +31,9 @@ if TYPE_CHECKING:
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 _LARGEST_ALPHABET = 1000
-# Google's limit; a longer word becomes [UNK].
+# The limit of Google's tokenizer. A longer word becomes [UNK].
 _LONGEST_WORD_CHARACTERS = 200
-# Some 200 MB at most; then all words are forgotten, and learnt again as they come.
+# The tokens of this many words need about 200 MB. If there are more words, the cache is emptied and filled again.
 MOST_KNOWN_WORDS = 1_000_000
 
 
@@ -40,15 +42,20 @@ MOST_KNOWN_WORDS = 1_000_000
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The tokens by number, as vocab.txt lists them."""
+    """A WordPiece vocabulary.
+
+    Attributes:
+        tokens: The tokens in the order of vocab.txt. The index of a token is its id.
+    """
 
     tokens: tuple[str, ...]
 
     def __len__(self) -> int:
+        """Return the number of tokens."""
         return len(self.tokens)
 
     def number(self, token: str) -> int:
-        """The number of `token`."""
+        """Return the id of a token. Raises a `ValueError` if the vocabulary does not contain the token."""
         return self.tokens.index(token)
 
     @property
@@ -62,12 +69,16 @@ class Vocabulary:
         return hashlib.sha256(self.text.encode("utf-8")).hexdigest()
 
     def continuations(self) -> BoolArray:
-        """bool [vocabulary]: which tokens continue a word (`##...`)."""
+        """Return bool [vocabulary], True for the tokens that continue a word (`##...`)."""
         return np.array([token.startswith("##") for token in self.tokens], dtype=bool)
 
 
 def read_vocabulary(path: Path) -> Vocabulary:
-    """Read a vocab.txt, one token a line."""
+    """Read a vocab.txt, which has one token per line.
+
+    Raises:
+        InputError: The file cannot be read, lacks a special token, or contains a token twice.
+    """
     try:
         lines = read_file(path).decode("utf-8").split("\n")
     except UnicodeDecodeError as error:
@@ -91,7 +102,12 @@ def read_vocabulary(path: Path) -> Vocabulary:
 
 
 def _wordpiece_tokenizer(tokens: Iterable[str], lower_case: bool) -> Tokenizer:
-    """A BERT tokenizer: clean-up, accents and case as Google's, punctuation and CJK characters apart, then WordPiece."""
+    """Return a BERT tokenizer: Google's text normalization, splitting at spaces, punctuation and CJK characters, WordPiece.
+
+    Args:
+        tokens: The tokens in the order of their ids.
+        lower_case: Whether to convert text to lower case and remove accents.
+    """
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
     numbers = {token: number for number, token in enumerate(tokens)}
@@ -103,9 +119,15 @@ def _wordpiece_tokenizer(tokens: Iterable[str], lower_case: bool) -> Tokenizer:
 
 
 def train_vocabulary(documents: Callable[[], Iterable[list[str]]], size: int, lower_case: bool) -> Vocabulary:
-    """Train a vocabulary of at most `size` tokens; memory grows with the number of different words, not with the text.
+    """Train a WordPiece vocabulary. The memory grows with the number of different words, and not with the size of the text.
 
-    `documents` gives the documents (lists of sentences) from the start each time it is called; it is called twice.
+    Args:
+        documents: Called twice. Each time it must return all documents, each a list of sentences.
+        size: The maximum number of tokens.
+        lower_case: Whether to convert text to lower case and remove accents.
+
+    Raises:
+        InputError: `size` is too small for the characters of the text.
     """
     from tokenizers import trainers
 
@@ -129,7 +151,7 @@ def train_vocabulary(documents: Callable[[], Iterable[list[str]]], size: int, lo
 
 
 def _alphabet(documents: Iterable[list[str]], tokenizer: Tokenizer) -> list[str]:
-    """The most frequent characters after normalisation, ties by code point, in the order of their code points."""
+    """Return the 1000 most frequent characters of normalized text, sorted by code point."""
     raw: Counter[str] = Counter()
     for sentences in documents:
         for sentence in sentences:
@@ -148,36 +170,46 @@ def _alphabet(documents: Iterable[list[str]], tokenizer: Tokenizer) -> list[str]
 
 @dataclass(frozen=True)
 class TokenBlock:
-    """Token numbers of some documents, one after the other."""
+    """The token ids of several documents, one after another.
 
-    tokens: Int32Array  # int32 [tokens]
-    sentence_starts: IntArray  # int64 [sentences + 1], where each sentence starts in `tokens`
-    document_starts: IntArray  # int64 [documents + 1], where each document starts in `sentence_starts`
+    Attributes:
+        tokens: int32 [tokens], the token ids.
+        sentence_starts: int64 [sentences + 1], the index in `tokens` at which each sentence starts, and at last the number
+            of tokens.
+        document_starts: int64 [documents + 1], the index in `sentence_starts` at which each document starts, and at last the
+            number of sentences.
+    """
+
+    tokens: Int32Array
+    sentence_starts: IntArray
+    document_starts: IntArray
 
     @property
     def documents(self) -> int:
-        """Number of documents."""
+        """The number of documents."""
         return len(self.document_starts) - 1
 
     @property
     def sentences(self) -> int:
-        """Number of sentences."""
+        """The number of sentences."""
         return len(self.sentence_starts) - 1
 
 
 class _KnownWords:
-    """The tokens of every word met so far, each tokenised once."""
+    """A cache with the token ids of all words so far, so that every word is tokenized only once."""
 
     def __init__(self, vocabulary: Vocabulary, lower_case: bool) -> None:
         self._tokenizer = _wordpiece_tokenizer(vocabulary.tokens, lower_case)
         self._forget()
 
     def _forget(self) -> None:
+        """Empty the cache."""
         self._numbers: dict[str, int] = {}
         self._tokens: Int32Array = np.zeros(0, dtype=np.int32)
         self._starts: IntArray = np.zeros(1, dtype=np.int64)
 
     def _learn(self, words: Sequence[str]) -> None:
+        """Tokenize the words that are not in the cache, and add them. If the cache would be too large, empty it first."""
         if len(self._numbers) + len(words) > MOST_KNOWN_WORDS:
             self._forget()
         new = [word for word in dict.fromkeys(words) if word not in self._numbers]
@@ -188,7 +220,11 @@ class _KnownWords:
         self._starts = np.concatenate((self._starts, ends))
 
     def tokens_of(self, words: Sequence[str]) -> tuple[Int32Array, IntArray]:
-        """The tokens of `words`, one word after the other, and how many each word has."""
+        """Return the token ids of words, and the number of tokens of each word.
+
+        Returns:
+            int32 [tokens], the ids of all words one after another, and int64 [words].
+        """
         self._learn(words)
         numbers = np.fromiter(map(self._numbers.__getitem__, words), dtype=np.int64, count=len(words))
         starts, lengths = self._starts[numbers], np.diff(self._starts)[numbers]
@@ -200,7 +236,13 @@ _known_words = lru_cache(maxsize=2)(_KnownWords)
 
 
 def tokenize_documents(documents: Sequence[Sequence[str]], vocabulary: Vocabulary, lower_case: bool) -> TokenBlock:
-    """Tokenise the sentences of `documents`; sentences without a token and documents without a sentence are omitted."""
+    """Tokenize documents. Sentences without tokens and documents without sentences are left out.
+
+    Args:
+        documents: The documents, each a list of sentences.
+        vocabulary: The vocabulary.
+        lower_case: Whether to convert text to lower case and remove accents.
+    """
     sentences = [sentence for document in documents for sentence in document]
     if not sentences:
         return TokenBlock(np.zeros(0, dtype=np.int32), np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64))
