@@ -1,1 +1,1 @@
-"""TFRecords: wire format, scan, histogram, plan, write, verify, inspect."""
+"""The stages and the storage format of TFRecords: reading, counting, packing, verifying, converting and inspecting them."""

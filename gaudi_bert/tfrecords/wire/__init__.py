@@ -1,1 +1,1 @@
-"""The bytes of TFRecords and of tf.train.Example."""
+"""The wire formats: TFRecord frames, tf.train.Example messages, and HDF5 files that are read as such."""

@@ -1,10 +1,12 @@
-"""tf.train.Example on the wire: a general encoder and decoder in plain Python, and kernels that write framed records.
+"""The wire format of tf.train.Example: a general encoder and decoder in Python, and kernels that write framed records.
 
-The message is `Example{Features features=1}`, `Features{map<string, Feature> feature=1}`, `Feature{oneof
-BytesList=1, FloatList=2, Int64List=3}`, each list `{repeated value=1}`. The encoder writes keys in sorted
-order and lists packed, which is what `SerializeToString(deterministic=True)` gives. The decoder takes and refuses
-what protobuf's pure-Python parser does: any order, packed and unpacked values, repeated keys (the last wins), split
-messages (they are merged), unknown fields and groups (skipped, but they must be well-formed).
+The message types are `Example{Features features=1}`, `Features{map<string, Feature> feature=1}` and `Feature{oneof
+BytesList=1, FloatList=2, Int64List=3}`, and each list is `{repeated value=1}`. The encoder writes sorted keys and packed
+lists, so that its output is equal to that of `SerializeToString(deterministic=True)`.
+
+The decoder accepts and rejects the same bytes as protobuf's pure-Python parser. It accepts keys in any order, and both
+packed and unpacked values. If a key is repeated, the last entry counts. Split messages are merged. Unknown fields and groups
+are skipped, but must be well-formed.
 """
 
 from __future__ import annotations
@@ -30,18 +32,19 @@ from gaudi_bert.tfrecords.wire.schema import (
 )
 
 _VARINT, _FIXED64, _BYTES, _START_GROUP, _END_GROUP, _FIXED32 = range(6)
-_MOST_GROUPS = 100  # one inside the other, as in protobuf
+_MOST_GROUPS = 100  # nested groups, at which the decoder gives up, as in protobuf
 _BYTES_LIST, _FLOAT_LIST, _INT64_LIST = 1, 2, 3
 
 
 def encode_example(features: Mapping[str, Sequence[int] | Sequence[float] | AnyArray]) -> bytes:
-    """Serialise an Example, keys sorted and lists packed.
+    """Return a serialised Example with sorted keys and packed lists.
 
     Args:
-        features: integers (or booleans) become an Int64List, floating-point numbers a FloatList of float32.
+        features: The features by name. Integers and booleans become an Int64List, and floating-point numbers become a
+            FloatList of float32.
 
     Raises:
-        TypeError: a feature is neither.
+        TypeError: A feature has values of another type.
     """
     entries = []
     for name in sorted(features, key=lambda key: key.encode("utf-8")):
@@ -60,10 +63,13 @@ def encode_example(features: Mapping[str, Sequence[int] | Sequence[float] | AnyA
 
 
 def decode_example(payload: bytes | memoryview) -> dict[str, AnyArray]:
-    """Parse an Example: each feature as an int64, float32 or (bytes) object array; an empty feature is an empty int64 array.
+    """Parse a serialised Example, and return its features by name.
+
+    Integers become an int64 array, floating-point numbers a float32 array, and byte strings an object array. A feature
+    without a list becomes an empty int64 array.
 
     Raises:
-        RecordError: the bytes are not an Example.
+        RecordError: The bytes are not an Example.
     """
     features: dict[str, AnyArray] = {}
     for number, wire, value in _fields(memoryview(payload)):
@@ -77,6 +83,7 @@ def decode_example(payload: bytes | memoryview) -> dict[str, AnyArray]:
 
 @borrowing_kernel
 def _write_varints(values: IntArray, out: ByteArray) -> int:
+    """Write values as varints to the front of `out`, and return the number of bytes written."""
     at = 0
     for value in values:
         rest = np.uint64(value)
@@ -90,7 +97,7 @@ def _write_varints(values: IntArray, out: ByteArray) -> int:
 
 
 def encode_varint(value: int) -> bytes:
-    """A number of 0 or more as a varint."""
+    """Return a non-negative number as a varint."""
     encoded = bytearray()
     while value > 127:
         encoded.append((value & 127) | 128)
@@ -100,10 +107,16 @@ def encode_varint(value: int) -> bytes:
 
 
 def _field(number: int, data: bytes) -> bytes:
+    """Return a length-delimited field with the given field number."""
     return bytes([number << 3 | _BYTES]) + encode_varint(len(data)) + data
 
 
 def _read_varint(data: memoryview, at: int) -> tuple[int, int]:
+    """Read a varint, and return (value, next position). The value is reduced to 64 bits.
+
+    Raises:
+        RecordError: The varint is truncated or has more than ten bytes.
+    """
     value = 0
     for count in range(10):
         if at >= len(data):
@@ -117,10 +130,13 @@ def _read_varint(data: memoryview, at: int) -> tuple[int, int]:
 
 
 def _fields(data: memoryview) -> Iterator[tuple[int, int, memoryview]]:
-    """The fields of a message: number, wire type and value (a varint as its own bytes).
+    """Yield the fields of a message as (field number, wire type, bytes of the value).
 
-    The number is -1 where the tag takes more than a byte. All fields of these messages have tags of one byte, and
-    protobuf's parser looks tags up by their bytes, so a longer one is an unknown field even if its number is known.
+    The number is -1 if the tag has more than one byte. All known fields have tags of one byte. Protobuf's parser compares
+    the bytes of a tag, so that a longer tag is an unknown field even if it encodes a known number.
+
+    Raises:
+        RecordError: The message is not well-formed.
     """
     at = 0
     while at < len(data):
@@ -134,6 +150,11 @@ def _fields(data: memoryview) -> Iterator[tuple[int, int, memoryview]]:
 
 
 def _value_span(data: memoryview, at: int, wire: int) -> tuple[int, int]:
+    """Return where a field's value begins and ends. `at` is the position after its tag.
+
+    Raises:
+        RecordError: The wire type is invalid, or the value does not end within `data`.
+    """
     start = at
     if wire == _VARINT:
         _, end = _read_varint(data, at)
@@ -150,7 +171,11 @@ def _value_span(data: memoryview, at: int, wire: int) -> tuple[int, int]:
 
 
 def _end_of_group(data: memoryview, at: int) -> int:
-    """Return where the group ends whose start tag is before `at`: behind its end tag, with all groups inside it."""
+    """Return the position after the end tag of a group. `at` is the position after its start tag.
+
+    Raises:
+        RecordError: The group is not well-formed, or 100 groups are nested in each other.
+    """
     depth = 1
     while depth:
         tag, at = _read_varint(data, at)
@@ -167,6 +192,11 @@ def _end_of_group(data: memoryview, at: int) -> int:
 
 
 def _decode_entry(entry: memoryview) -> tuple[str, AnyArray]:
+    """Decode a map entry, and return (feature name, values).
+
+    Raises:
+        RecordError: The entry is not well-formed, or the name is not UTF-8.
+    """
     name, parts = "", []
     for number, wire, value in _fields(entry):
         if number == 1 and wire == _BYTES:
@@ -180,7 +210,14 @@ def _decode_entry(entry: memoryview) -> tuple[str, AnyArray]:
 
 
 def _decode_feature(feature: memoryview) -> AnyArray:
-    """The value of the oneof: a later list of another kind replaces the earlier, one of the same kind is appended to it."""
+    """Decode a `Feature` message.
+
+    If the message contains several lists, a list of the same kind as the previous list is appended to it, and a list of
+    another kind replaces it. These are protobuf's rules for a oneof.
+
+    Raises:
+        RecordError: The message is not well-formed.
+    """
     kind = 0
     lists: list[bytes] = []
     for number, wire, value in _fields(feature):
@@ -208,9 +245,12 @@ def _decode_feature(feature: memoryview) -> AnyArray:
 
 # --- writing framed records into a buffer (numba kernels)
 #
-# A map entry is `0A n (0A n key) (12 n (kind n (0A n values)))`: with the size of the values known, all lengths
-# are, so each byte is written once and in order. Words are stored completely, so up to 24 bytes after a key are touched
-# before they get their value: an output buffer needs `SLACK_BYTES` more than its records.
+# A map entry has the form `0A n (0A n key) (12 n (kind n (0A n values)))`. If the size of the values is known, all lengths n
+# can be computed first, and the bytes are written in order. A key is always stored as three complete words, which
+# temporarily overwrites up to 24 bytes after the key. An output buffer must therefore be `SLACK_BYTES` larger than its
+# records.
+#
+# Parameters named `at` are addresses at which bytes are written.
 
 SLACK_BYTES = 64
 
@@ -218,7 +258,7 @@ _KEY_ROW = np.dtype([(name, np.int64) for name in ("key_bytes", "word_0", "word_
 
 
 def position_table() -> ByteArray:
-    """The varints 0 .. 8191, one after the other."""
+    """Return the varints 0, 1, ..., 8191 one after the other, uint8."""
     values = np.arange(MAX_SEQUENCE_LENGTH)
     long = values[128:]
     pairs = np.stack([(long & 127) | 128, long >> 7], axis=1)
@@ -227,7 +267,14 @@ def position_table() -> ByteArray:
 
 
 def key_rows(features: Sequence[FeatureSpec]) -> RowArray:
-    """[features] rows: length of the key, the key as three words, the tag of its list."""
+    """Return the keys of features in the form that `store_entry_head` expects.
+
+    Returns:
+        A structured array [features] with the size of the key, its bytes as three words, and the tag of its list.
+
+    Raises:
+        ValueError: A key has more than 24 bytes, which is an error of the caller.
+    """
     rows = []
     for spec in features:
         if len(spec.key_bytes) > 24:
@@ -239,19 +286,19 @@ def key_rows(features: Sequence[FeatureSpec]) -> RowArray:
 
 @inlined_kernel
 def position_bytes(length: int) -> int:
-    """Size of the varints 0 .. length - 1."""
+    """Return the total size of the varints 0, 1, ..., `length` - 1, in bytes."""
     return length if length <= 128 else 2 * length - 128
 
 
 @inlined_kernel
 def varint_size(value: int) -> int:
-    """Bytes of a varint below 2**21."""
+    """Return the size of a varint in bytes. The value must be less than 2**21."""
     return 1 if value < 128 else (2 if value < 16384 else 3)
 
 
 @inlined_kernel
 def store_varint(at: int, value: int) -> int:
-    """Write a varint; the address after it."""
+    """Write a varint at address `at`, and return the address after it."""
     while value > 127:
         store_u8(at, (value & 127) | 128)
         at += 1
@@ -262,19 +309,24 @@ def store_varint(at: int, value: int) -> int:
 
 @inlined_kernel
 def message_size(content: int) -> int:
-    """Size of a length-delimited field with so many bytes of content."""
+    """Return the size of a length-delimited field with `content` bytes of content, including its tag and length."""
     return 1 + varint_size(content) + content
 
 
 @inlined_kernel
 def _entry_size(key_size: int, values_size: int) -> int:
-    """Size of a map entry without its tag and length, for packed values of `values_size` bytes."""
+    """Return the size of a map entry without its tag and length, for packed values of `values_size` bytes."""
     return 2 + key_size + message_size(message_size(message_size(values_size)))
 
 
 @borrowing_kernel
 def content_size(keys: RowArray, sizes: IntArray) -> int:
-    """Bytes of all map entries, for values of `sizes` bytes, int64 [features]."""
+    """Return the total size of all map entries of an example, in bytes.
+
+    Args:
+        keys: The keys from `key_rows`.
+        sizes: int64 [features], the size of each feature's values in bytes.
+    """
     content = 0
     for feature in range(keys.size):
         content += message_size(_entry_size(keys[feature].key_bytes, sizes[feature]))
@@ -283,7 +335,12 @@ def content_size(keys: RowArray, sizes: IntArray) -> int:
 
 @borrowing_kernel
 def start_record(at: int, content: int) -> int:
-    """Write the frame's length and the head of the Example around `content` bytes; the address of the first map entry."""
+    """Write the length of a frame and the head of its Example, and return the address of the first map entry.
+
+    Args:
+        at: The address of the frame.
+        content: The total size of the map entries (`content_size`).
+    """
     size = message_size(content)
     store_word(at, size)
     store_u32(at + 8, mask_crc(crc_of_word(size)))
@@ -293,14 +350,26 @@ def start_record(at: int, content: int) -> int:
 
 @borrowing_kernel
 def finish_record(at: int, end: int) -> int:
-    """Write the CRC of the record whose frame begins at `at` and whose payload ends at `end`; the address after it."""
+    """Write the CRC of a record, and return the address after it.
+
+    Args:
+        at: The address of the frame.
+        end: The address after the payload.
+    """
     store_u32(end, mask_crc(crc32c_at(at + 12, end - at - 12, 0)))
     return end + 4
 
 
 @borrowing_kernel
 def store_entry_head(at: int, keys: RowArray, feature: int, values_size: int) -> int:
-    """Write the head of a map entry, up to its values; the address of the first value."""
+    """Write the head of a map entry, and return the address of its first value.
+
+    Args:
+        at: The address of the map entry.
+        keys: The keys from `key_rows`.
+        feature: The number of the feature.
+        values_size: The size of its values in bytes.
+    """
     key = keys[feature]
     packed = message_size(values_size)
     message = message_size(packed)
@@ -320,28 +389,41 @@ def store_entry_head(at: int, keys: RowArray, feature: int, values_size: int) ->
     return store_varint(at + 1, values_size)
 
 
-# --- rows of arrays as unpacked records (a numba kernel): byte-equal to `encode_example` of the same features, framed
+# --- encoding rows of arrays as unpacked records (numba kernels). The payloads are equal to the output of `encode_example`.
 
 _ONE_FLOAT = as_word(0x3F800000)
 
 
 class UnpackedRows(NamedTuple):
-    """Unpacked examples, whose values are in their ranges; all int64."""
+    """N unpacked examples with valid values, as int64 arrays. Values in the padding are not read.
 
-    lengths: IntArray  # [N], tokens; what is behind them in a row is not read
-    masked: IntArray  # [N], masked positions, likewise
-    input_ids: IntArray  # [N, L]
-    segment_ids: IntArray  # [N, L]
-    masked_lm_positions: IntArray  # [N, P]
-    masked_lm_ids: IntArray  # [N, P]
-    next_sentence_labels: IntArray  # [N]
+    Attributes:
+        lengths: [N], the number of tokens of each example.
+        masked: [N], the number of masked positions of each example.
+        input_ids: [N, L].
+        segment_ids: [N, L].
+        masked_lm_positions: [N, P].
+        masked_lm_ids: [N, P].
+        next_sentence_labels: [N].
+    """
+
+    lengths: IntArray
+    masked: IntArray
+    input_ids: IntArray
+    segment_ids: IntArray
+    masked_lm_positions: IntArray
+    masked_lm_ids: IntArray
+    next_sentence_labels: IntArray
 
 
 def encode_rows(rows: UnpackedRows) -> tuple[ByteArray, IntArray]:
-    """Framed records of N sequences, one after the other (uint8), and the bytes of each (int64 [N]).
+    """Encode N examples as framed records.
+
+    Returns:
+        (the records one after the other, uint8, and the size of each record in bytes, int64 [N]).
 
     Raises:
-        ValueError: a token id is out of range.
+        ValueError: A token id or masked id is not from 0 to `MAX_TOKEN_ID`.
     """
     for name, ids in (("input_ids", rows.input_ids), ("masked_lm_ids", rows.masked_lm_ids)):
         if ids.size and not 0 <= ids.min() <= ids.max() <= MAX_TOKEN_ID:
@@ -355,13 +437,14 @@ def encode_rows(rows: UnpackedRows) -> tuple[ByteArray, IntArray]:
 
 
 def largest_record(schema: UnpackedSchema) -> int:
-    """A bound on the bytes of a record, and of what is touched behind it."""
+    """Return an upper bound on the size of an unpacked record in bytes, including its frame and `SLACK_BYTES`."""
     heads = 64 * len(UnpackedFeature)
     return 5 * schema.max_sequence_length + 9 * schema.max_predictions + heads + FRAME_BYTES + SLACK_BYTES
 
 
 @borrowing_kernel
 def _varint_sizes(values: IntArray) -> int:
+    """Return the total size of values as varints, in bytes."""
     size = as_word(0)
     for value in values:
         size += varint_size(value)
@@ -370,6 +453,7 @@ def _varint_sizes(values: IntArray) -> int:
 
 @borrowing_kernel
 def _store_values(at: int, values: IntArray, padding: int) -> int:
+    """Write values as varints, followed by `padding` zero bytes, and return the address after them."""
     for value in values:
         at = store_varint(at, value)
     fill_bytes(at, 0, padding)
@@ -378,7 +462,15 @@ def _store_values(at: int, values: IntArray, padding: int) -> int:
 
 @borrowing_kernel
 def _store_features(at: int, rows: UnpackedRows, row: int, keys: RowArray, sizes: IntArray) -> int:
-    """Write the seven map entries in sorted order; the address after the last."""
+    """Write the seven map entries of an unpacked example in sorted order, and return the address after the last.
+
+    Args:
+        at: The address of the first map entry.
+        rows: The examples.
+        row: The number of the example.
+        keys: The keys from `key_rows`.
+        sizes: int64 [features], the size of each feature's values in bytes.
+    """
     tokens, masked = rows.lengths[row], rows.masked[row]
     length, predictions = as_word(rows.input_ids.shape[1]), as_word(rows.masked_lm_ids.shape[1])
     padding, unused = length - tokens, predictions - masked
@@ -404,7 +496,15 @@ def _store_features(at: int, rows: UnpackedRows, row: int, keys: RowArray, sizes
 
 @borrowing_kernel
 def _encode(rows: UnpackedRows, keys: RowArray, sizes: IntArray, record_bytes: IntArray, out: ByteArray) -> int:
-    """Write all rows, and note the bytes of each; the bytes of all."""
+    """Write all examples to `out` as framed records, and return the total size in bytes.
+
+    Args:
+        rows: The examples.
+        keys: The keys from `key_rows`.
+        sizes: int64 [features], scratch space.
+        record_bytes: int64 [N], set to the size of each record in bytes.
+        out: uint8, the output.
+    """
     begin = address_of(out)
     at = begin
     sizes[UnpackedFeature.INPUT_MASK] = rows.input_ids.shape[1]

@@ -1,10 +1,15 @@
 """Finding the features of a serialised tf.train.Example without decoding it (numba kernels).
 
-A record is `0A n (0A n (0A n key) (12 n (kind n (0A n values))))*`: each length must end exactly where its parent ends.
-Entries with unknown keys are skipped if they are as writers write them: an ASCII key, and one well-formed list. Anything
-else that protobuf allows is for the general reader: the kernels report "unusual", and never guess. A key is compared by its
-length and three words of eight bytes, which together cover keys of 8 to 24 bytes and read nothing outside the key. What
-takes arrays and runs for every entry is inlined: to pass an array takes as long as to compare a key.
+A record has the form `0A n (0A n (0A n key) (12 n (kind n (0A n values))))*`, in which every n is the length of the
+following message. Each message must end exactly at the end of its parent. An entry with an unknown key is skipped if its key
+is ASCII and its value is one well-formed list. The kernels do not support anything else that protobuf permits. They report
+such a record as unusual, and the general reader (`scan`) then decides whether it is valid.
+
+A key is compared by its length and by three words of eight bytes. Together the words cover a key of 8 to 24 bytes, and they
+read nothing outside the key. Functions that take arrays and run for every entry are inlined, because passing an array takes
+as long as comparing a key.
+
+Parameters named `at`, `start` and `end` are addresses, and `end` is exclusive.
 """
 
 from __future__ import annotations
@@ -33,15 +38,19 @@ _SPAN_ROW = np.dtype([("start", np.int64), ("bytes", np.int64)])
 
 
 class FeatureTable(NamedTuple):
-    """Features as `locate_features` knows them, and where each is. One per thread.
+    """The features that `locate_features` searches for, and their places in the last record. Each thread needs its own
+    table.
 
     Attributes:
-        keys: [features] rows: the key by its length and three words, the tag of the list that the feature must hold; and,
-            where the values of a feature always (or nearly always) take the same number of bytes, so that the head of its
-            map entry is always the same: the bytes of that head (0 if it varies), those of the values, and the head's words
-            at 0, 8, 16, 24 (or as near as there are bytes) and at its end.
-        spans: [features] rows: address (`start`) and size (`bytes`) of the values in the last record.
-        order: int64 [features]: the features in the order of the last record, which speeds the next one up.
+        keys: A structured array [features] of constants. `key_bytes`, `key_first`, `key_second` and `key_last` are the
+            length and the three words of the key, and `list_tag` is the tag of the list that the feature must contain. If
+            the values of a feature (nearly) always have the same size, the head of its map entry is always the same. Then
+            `head_bytes` is the size of the head, `values_bytes` the size of the values, and `head_0` to `head_last` are the
+            words of the head. Otherwise these fields are 0.
+        spans: A structured array [features] with the address (`start`) and the size in bytes (`bytes`) of the values in the
+            last record.
+        order: int64 [features], the features in the order of the last record. The next record probably has the same order,
+            so that its keys are found at the first comparison.
     """
 
     keys: RowArray
@@ -50,7 +59,7 @@ class FeatureTable(NamedTuple):
 
 
 def feature_table(features: Sequence[FeatureSpec]) -> FeatureTable:
-    """The table for records of these features."""
+    """Return a new table for records with the given features."""
     count = len(features)
     keys = np.array([_key_row(spec) for spec in features], _KEY_ROW)
     return FeatureTable(keys, np.zeros(count, _SPAN_ROW), np.zeros(count, np.int64))
@@ -58,6 +67,11 @@ def feature_table(features: Sequence[FeatureSpec]) -> FeatureTable:
 
 @functools.cache
 def _key_row(spec: FeatureSpec) -> tuple[int, ...]:
+    """Return the row of `FeatureTable.keys` for a feature.
+
+    Raises:
+        ValueError: The key does not have 8 to 24 bytes, which is an error of the caller.
+    """
     key = spec.key_bytes
     if not 8 <= len(key) <= 24:
         raise ValueError(f"the kernels compare keys of 8 to 24 bytes, `{spec.name}` has {len(key)}")
@@ -68,7 +82,10 @@ def _key_row(spec: FeatureSpec) -> tuple[int, ...]:
 
 
 def _usual_head(spec: FeatureSpec, tag: int) -> list[int]:
-    """Size of the head, size of the values, and the words of the head; zeros if it varies."""
+    """Return the fields of a key row that describe the usual head of a map entry, or zeros if the size of the values varies.
+
+    The fields are the size of the head, the size of the values, and the five words of the head.
+    """
     if spec.kind != "float32" and spec.name not in _SMALL_VALUES:
         return [0] * (2 + len(_HEAD_WORDS))
     key, size = spec.key_bytes, spec.length * (4 if spec.kind == "float32" else 1)
@@ -82,8 +99,11 @@ def _usual_head(spec: FeatureSpec, tag: int) -> list[int]:
 
 @inlined_kernel
 def read_varint(at: int, end: int) -> tuple[int, int]:
-    """A length of at most five bytes inside [at, end): (value, next address), or (-1, at) where it is cut
-    short or longer."""
+    """Read a varint of at most five bytes from [at, end).
+
+    Returns:
+        (value, next address). The value is -1 if the varint is truncated or longer.
+    """
     value = 0
     shift = 0
     while at < end and shift < 35:
@@ -98,7 +118,7 @@ def read_varint(at: int, end: int) -> tuple[int, int]:
 
 @inlined_kernel
 def _enter_field(at: int, end: int, tag: int) -> int:
-    """The address of the content of a field with `tag` that spans exactly [at, end); -1 otherwise."""
+    """Return the address of the content of a field, or -1 unless [at, end) is exactly one field with the tag `tag`."""
     if at >= end or load_u8(at) != tag:
         return -1
     size, at = read_varint(at + 1, end)
@@ -107,13 +127,17 @@ def _enter_field(at: int, end: int, tag: int) -> int:
 
 @inlined_kernel
 def _has_key(keys: RowArray, feature: int, size: int, first: int, second: int, last: int) -> bool:
+    """Return whether the key of a feature has this size and these words."""
     key = keys[feature]
     return key.key_bytes == size and key.key_first == first and key.key_last == last and key.key_second == second  # type: ignore[no-any-return]
 
 
 @inlined_kernel
 def _feature_of_key(at: int, size: int, keys: RowArray, guess: int) -> int:
-    """Which feature the key of `size` bytes at `at` names, trying `guess` first; -1 for an unknown one."""
+    """Return the number of the feature that the key at `at` names, or -1 if the key is unknown.
+
+    The feature `guess` is compared first.
+    """
     if size < 8 or size > 24:
         return -1
     first, last = load_word(at), load_word(at + size - 8)
@@ -128,7 +152,7 @@ def _feature_of_key(at: int, size: int, keys: RowArray, guess: int) -> int:
 
 @inlined_kernel
 def _has_usual_head(at: int, end: int, keys: RowArray, feature: int) -> bool:
-    """Whether the map entry at `at` has the usual head of `feature`, and is completely before `end`."""
+    """Return whether the map entry at `at` has the usual head of `feature`, and its values end before or at `end`."""
     usual = keys[feature]
     size = usual.head_bytes
     if size == 0 or size + usual.values_bytes > end - at:
@@ -143,6 +167,7 @@ def _has_usual_head(at: int, end: int, keys: RowArray, feature: int) -> bool:
 
 @borrowing_kernel
 def _is_ascii(at: int, size: int) -> bool:
+    """Return whether all `size` bytes from `at` on are ASCII."""
     seen = 0
     for number in range(size):
         seen |= load_u8(at + number)
@@ -151,7 +176,7 @@ def _is_ascii(at: int, size: int) -> bool:
 
 @borrowing_kernel
 def _are_varints(at: int, end: int) -> bool:
-    """Whether [at, end) is a sequence of complete varints of 64 bits."""
+    """Return whether [at, end) is a sequence of complete varints of at most ten bytes."""
     size = 0
     while at < end:
         size = size + 1 if load_u8(at) >= 128 else 0
@@ -163,7 +188,7 @@ def _are_varints(at: int, end: int) -> bool:
 
 @borrowing_kernel
 def _are_strings(at: int, end: int) -> bool:
-    """Whether [at, end) is a sequence of the values of a BytesList."""
+    """Return whether [at, end) is a sequence of the values of a BytesList."""
     while at < end:
         if load_u8(at) != _MESSAGE:
             return False
@@ -176,7 +201,7 @@ def _are_strings(at: int, end: int) -> bool:
 
 @borrowing_kernel
 def _is_usual_value(at: int, end: int) -> bool:
-    """Whether [at, end) is the value of a map entry as writers write it: one list of any kind, numbers packed."""
+    """Return whether [at, end) is the value of a map entry that contains one list of any kind, with packed numbers."""
     at = _enter_field(at, end, _VALUE)
     if at < 0 or at == end:
         return at == end
@@ -194,7 +219,18 @@ def _is_usual_value(at: int, end: int) -> bool:
 
 @inlined_kernel
 def _locate_entry(at: int, end: int, table: FeatureTable, guess: int) -> tuple[int, int]:
-    """Read one map entry: (its feature, or -1 for an unknown key; the address after it, or -1 where it is unusual)."""
+    """Read one map entry, and set the span of its feature.
+
+    Args:
+        at: The address of the entry.
+        end: The address after the last entry.
+        table: The feature table.
+        guess: The feature that is compared first.
+
+    Returns:
+        (feature, next address). The feature is -1 if the key is unknown. The address is -1 if the entry has an encoding that
+        the kernel does not support.
+    """
     if load_u8(at) != _MESSAGE:
         return -1, -1
     size, at = read_varint(at + 1, end)
@@ -225,9 +261,10 @@ def _locate_entry(at: int, end: int, table: FeatureTable, guess: int) -> tuple[i
 
 @borrowing_kernel
 def locate_features(start: int, end: int, table: FeatureTable) -> bool:
-    """Find the packed values of all features in the record [start, end), and set `table.spans` to where they are.
+    """Find the values of all features in the payload [start, end), and store their addresses and sizes in `table.spans`.
 
-    False unless all are there, each once, each in the usual encoding.
+    Returns:
+        True if the payload contains every feature of the table exactly once, in an encoding that the kernel supports.
     """
     keys, spans, order = table
     seen, entry, last = 0, 0, keys.size - 1

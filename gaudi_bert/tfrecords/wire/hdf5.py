@@ -1,12 +1,15 @@
-"""Rows of HDF5 files, the unpacked pretraining data of NVIDIA's and Habana's PyTorch BERT, as the bytes of TFRecords.
+"""Reading HDF5 files of unpacked pretraining data, from NVIDIA's and Habana's PyTorch BERT, as the bytes of TFRecords.
 
-A file holds a dataset for each feature, one row for each sequence, and no weights: a masked slot is used where its id is not
-0. Rows become the TFRecords of the same examples as `encode_rows` writes them, so all that reads records reads them. A
-row whose values break the contract is encoded as it is, for the reader to refuse with its reason.
+A file contains a dataset for each feature and a row for each sequence, but no weights. A masked slot is used if its id is
+not
+0. The rows are encoded as TFRecords (`encode_rows`), so that all code that reads TFRecords can also read HDF5 files. A row
+whose values violate the contract is encoded unchanged, so that the reader rejects it with a reason.
 
-HDF5 decompresses one chunk at a time in a process, so chunks that are compressed by gzip alone, or shuffled before, are read
-as they are stored and decompressed here, outside Python's lock. A file is believed as far as its own bytes go: values in
-other files are refused, each chunk is inflated to its size at most, and more values than gzip could hold are refused.
+The HDF5 library decompresses only one chunk at a time in a process. Therefore chunks that are compressed by gzip, with or
+without the shuffle filter, are read in their stored form and decompressed here, without Python's global lock.
+
+A damaged or malicious file must not use unlimited memory. Values in other files are rejected, no chunk is decompressed
+beyond its size, and a file that claims more values than gzip could store in it is rejected.
 """
 
 from __future__ import annotations
@@ -36,17 +39,22 @@ _OF_PACKS = "next_sentence_positions"
 _BLOCK_BYTES = 1 << 20
 _MOST_BLOCK_BYTES = 1 << 28
 _MOST_TIMES = 1032
-"""How many bytes a byte of gzip can stand for, at most."""
+"""The maximum compression ratio of gzip."""
 _PIECE_BYTES = 1 << 20
-# Filters by the numbers that HDF5 has for them.
+# The numbers of HDF5 filters.
 _DEFLATE, _SHUFFLE, _FLETCHER32 = 1, 2, 3
 _CHECKSUM_BYTES = 4
 
 
 def is_hdf5(path: Path, head: bytes) -> bool:
-    """Whether a file that begins with `head` is HDF5.
+    """Return whether a file is HDF5.
 
-    Its signature may follow a block of the user's, of 512, 1,024, 2,048, ... bytes; a file with another ending has none.
+    An HDF5 file may begin with a user block of 512, 1,024, 2,048, ... bytes, followed by the signature. A user block is
+    considered only if the suffix of the file is that of HDF5.
+
+    Args:
+        path: The file.
+        head: Its first bytes.
     """
     if head.startswith(_SIGNATURE) or path.suffix not in HDF5_ENDINGS:
         return head.startswith(_SIGNATURE)
@@ -60,7 +68,11 @@ def is_hdf5(path: Path, head: bytes) -> bool:
 
 
 def require_h5py() -> Any:
-    """The module h5py."""
+    """Import and return h5py.
+
+    Raises:
+        InputError: It is not installed. The message contains the command that installs it.
+    """
     try:
         import h5py
     except ImportError as error:
@@ -71,7 +83,7 @@ def require_h5py() -> Any:
 
 @contextmanager
 def _explained_hdf5_errors(path: Path) -> Iterator[None]:
-    """Turn the errors of h5py for a file that it cannot read into one line."""
+    """Convert the exceptions that h5py raises for an unreadable file to an InputError of one line."""
     try:
         yield
     except (OSError, RuntimeError, ValueError, KeyError, TypeError, MemoryError, zlib.error) as error:
@@ -80,7 +92,16 @@ def _explained_hdf5_errors(path: Path) -> Iterator[None]:
 
 
 class _Rows(NamedTuple):
-    """Some rows by the names of the datasets, int64: [N, L], [N, P] and, of the labels, [N] or [N, 1]."""
+    """N rows of a file, with a field for each dataset. All arrays are int64.
+
+    Attributes:
+        input_ids: [N, L].
+        input_mask: [N, L].
+        segment_ids: [N, L].
+        masked_lm_positions: [N, P].
+        masked_lm_ids: [N, P].
+        next_sentence_labels: [N] or [N, 1].
+    """
 
     input_ids: IntArray
     input_mask: IntArray
@@ -91,7 +112,17 @@ class _Rows(NamedTuple):
 
 
 class Hdf5Rows:
-    """The rows of one file, from the first to the last: L and P, how many there are, and how many were returned."""
+    """The rows of one file, which are read in order.
+
+    Attributes:
+        path: The file.
+        schema: The sizes L and P of the rows.
+        count: The number of rows.
+        done: The number of rows that were returned so far.
+
+    Raises:
+        InputError: The file cannot be read as HDF5, or does not contain unpacked pretraining data.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path, self.done = path, 0
@@ -109,11 +140,19 @@ class Hdf5Rows:
 
     @property
     def most_bytes(self) -> int:
-        """A bound on the bytes of all rows as TFRecords."""
+        """An upper bound on the size of all rows as TFRecords, in bytes."""
         return self.count * largest_record(self.schema)
 
     def next_records(self) -> tuple[memoryview, bytes]:
-        """The next rows: TFRecords up to a row that breaks the contract, and the payload of that row (b"" without one)."""
+        """Read some rows, and return them as TFRecords.
+
+        Returns:
+            (records, payload). If a row violates the contract, the framed records end before this row, and `payload` is the
+            row as an unframed example. Otherwise `payload` is b"".
+
+        Raises:
+            InputError: The file is damaged.
+        """
         with _explained_hdf5_errors(self.path):
             parts = [column.rows_from(self.done) for column in self._columns]
         count = min(self._most_rows, *map(len, parts))
@@ -131,7 +170,11 @@ class Hdf5Rows:
         return records.data, payload
 
     def _dataset(self, name: str) -> Any:
-        """A dataset of integers that this file itself holds."""
+        """Return a dataset.
+
+        Raises:
+            InputError: There is no such dataset, its values are in another file, or they are not rows of integers.
+        """
         h5py = require_h5py()
         link = self._file.get(name, getlink=True)  # without following it
         if link is not None and not isinstance(link, h5py.HardLink):
@@ -149,7 +192,13 @@ class Hdf5Rows:
         return dataset
 
     def _check_size(self) -> None:
-        """Refuse rows that are only claimed: values that were never written take no room in a file."""
+        """Check that the file is large enough for its rows.
+
+        Values that were never written use no space in a file, so that a small file could claim any number of rows.
+
+        Raises:
+            InputError: The file claims more values than gzip could store in its size.
+        """
         claimed, held = sum(column.dataset.nbytes for column in self._columns), self.path.stat().st_size
         if claimed > _MOST_TIMES * held:
             rows = self._columns[0].dataset.shape[0]
@@ -158,7 +207,11 @@ class Hdf5Rows:
             )
 
     def _checked_schema(self) -> UnpackedSchema:
-        """L and P, to which all datasets must agree."""
+        """Return the sizes of the rows, after checking that the shapes of all datasets agree.
+
+        Raises:
+            InputError: The file contains packs, the shapes do not agree, or a size is out of range.
+        """
         if _OF_PACKS in self._file:
             raise InputError(f"{self.path}: holds packs; give the unpacked records")
         shapes = {name: column.dataset.shape for name, column in zip(_Rows._fields, self._columns, strict=True)}
@@ -180,7 +233,14 @@ class Hdf5Rows:
 
 
 class _Column:
-    """A dataset that is read from its first row to its last, in blocks of complete chunks, each of them once."""
+    """A dataset whose rows are read in order, in blocks of complete chunks, so that each chunk is read only once.
+
+    Attributes:
+        dataset: The h5py dataset.
+
+    Raises:
+        ValueError: The chunks are so large that a block would exceed 256 MiB.
+    """
 
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
@@ -198,7 +258,13 @@ class _Column:
         self._filters = [pipeline.get_filter(number)[0] for number in range(pipeline.get_nfilters())]
 
     def rows_from(self, row: int) -> AnyArray:
-        """The rows in memory from `row` on, until the next call: at least one, unless the dataset ends there."""
+        """Return the rows from `row` on that are in memory. If there are none, read the next block first.
+
+        At least one row is returned, unless the dataset ends before `row`. The array is valid until the next call.
+
+        Raises:
+            ValueError: A chunk is damaged.
+        """
         if row >= self._last:
             self._first, self._last = row, min(row + len(self._memory), self.dataset.shape[0])
             if self._first < self._last and not (self._filters and self._read_chunks()):
@@ -206,11 +272,18 @@ class _Column:
         return self._memory[row - self._first : self._last - self._first]
 
     def _read_chunks(self) -> bool:
-        """Fill the memory from complete chunks; False where one of them is for the library to read."""
+        """Read the chunks of the current block in their stored form, and decompress them into memory.
+
+        Returns:
+            False if the block contains a chunk that the HDF5 library must read, otherwise True.
+
+        Raises:
+            ValueError: A chunk is damaged.
+        """
         others = (range(0, width, step) for width, step in zip(self.dataset.shape[1:], self._chunk[1:], strict=True))
         all_read = True
         for corner in itertools.product(range(self._first, self._last, self._chunk[0]), *others):
-            # Of a chunk that was never written, h5py reads as many bytes as happen to be in its memory.
+            # For a chunk that was never written, h5py would return uninitialized memory, so it must not be read here.
             if self.dataset.id.get_chunk_info_by_coord(corner).byte_offset is None:
                 all_read = False
                 continue
@@ -226,7 +299,21 @@ class _Column:
         return all_read
 
     def _unfiltered(self, stored: bytes, applied: list[int]) -> AnyArray | None:
-        """The values of a chunk; None where the library has to read it, which then does not take more memory than they."""
+        """Decompress a chunk.
+
+        Even if the HDF5 library must read the chunk, its size is checked here, so that the library does not use more memory
+        than the values need.
+
+        Args:
+            stored: The bytes of the chunk as they are stored.
+            applied: The numbers of the filters that were applied to it, in order.
+
+        Returns:
+            The values, or None if the chunk has filters that only the HDF5 library supports.
+
+        Raises:
+            ValueError: The chunk has more or fewer bytes than its values need.
+        """
         if len(stored) > 1.01 * self._chunk_bytes + 100:
             raise ValueError(f"a chunk is stored in {len(stored):,} bytes, its values have {self._chunk_bytes:,}")
         if _DEFLATE not in applied:
@@ -241,14 +328,23 @@ class _Column:
         if after or before not in ([], [_SHUFFLE]):
             return None
         kind = self._memory.dtype
-        if before:  # the first bytes of all values, then the second ones
+        if before:  # the shuffle filter stores the first bytes of all values, then the second bytes, and so on
             data = np.frombuffer(data, np.uint8).reshape(kind.itemsize, -1).T.tobytes()
         return np.frombuffer(data, kind)
 
 
 @borrowing_kernel
 def _measure_rows(rows: _Rows, lengths: IntArray, masked: IntArray) -> int:
-    """Set `lengths` and `masked` of each row, int64 [N], as far as rows keep the contract; how many do from the first on."""
+    """Compute the number of tokens and masked positions of each row, up to the first row that violates the contract.
+
+    Args:
+        rows: N rows.
+        lengths: int64 [N], set to the number of tokens of each row.
+        masked: int64 [N], set to the number of masked positions of each row.
+
+    Returns:
+        The number of valid rows before the first invalid row.
+    """
     labels = rows.next_sentence_labels.reshape(-1)
     for row in range(lengths.size):
         ids, mask, segments = rows.input_ids[row], rows.input_mask[row], rows.segment_ids[row]
@@ -259,7 +355,7 @@ def _measure_rows(rows: _Rows, lengths: IntArray, masked: IntArray) -> int:
         used = 0
         while used < masked_ids.size and masked_ids[used] != 0:
             used += 1
-        # What is out of its range has a bit that the largest value lacks; behind the real values, that is any bit.
+        # A value that is out of range has a bit that is not set in the maximum. In the padding, every bit is such a bit.
         wrong = labels[row] & ~1
         for slot in range(tokens):
             wrong |= (ids[slot] & ~MAX_TOKEN_ID) | (segments[slot] & ~MAX_SEGMENT_ID)

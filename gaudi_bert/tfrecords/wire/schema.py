@@ -1,8 +1,8 @@
-"""What an unpacked and a packed example hold: the lengths of their features and their values, and why a record is refused.
+"""The contract of unpacked and packed examples: their features, the lengths of these, and the permitted values.
 
-L = max_sequence_length, P = max_predictions (masked positions of one sequence), S = depth (sequences per pack),
-Q = masked_slots (masked positions per pack). Integers are int64 and weights float32, as in the records of
-Google, MLPerf, NVIDIA and Habana.
+L is max_sequence_length, P is max_predictions (masked positions of a sequence), S is depth (sequences of a pack), and Q is
+masked_slots (masked positions of a pack). Integers are int64 and weights are float32, as in the records of Google, MLPerf,
+NVIDIA and Habana. The functions check decoded examples, and their errors name the first violation.
 """
 
 from __future__ import annotations
@@ -21,19 +21,25 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.features import Axis, PackedFeature, UnpackedFeature
 
 MAX_SEQUENCE_LENGTH = 8192
-MAX_TOKEN_ID = 2**21 - 1  # a token id is at most three bytes as a varint
+MAX_TOKEN_ID = 2**21 - 1  # the largest number whose varint has three bytes
 MAX_SEGMENT_ID = 127
 FRAME_BYTES = 16
-MAX_RECORD_BYTES = 4 * 2**20  # no legal record is longer; a longer one is damaged, or not ours
+MAX_RECORD_BYTES = 4 * 2**20  # valid records are shorter, so a longer record is damaged or was written by another program
 
 
 class RecordError(ValueError):
-    """Why one record is refused; the caller adds the file and the record's number."""
+    """Raised if a record is not a valid example. The caller adds the file and the number of the record to the message."""
 
 
 @dataclass(frozen=True)
 class FeatureSpec:
-    """A feature of fixed length: `kind` is int64 or float32."""
+    """A feature of fixed length.
+
+    Attributes:
+        name: The key of the feature.
+        length: The number of its values.
+        kind: The type of its values.
+    """
 
     name: str
     length: int
@@ -41,13 +47,21 @@ class FeatureSpec:
 
     @property
     def key_bytes(self) -> bytes:
-        """The name as a record holds it."""
+        """The name as the bytes that a record contains."""
         return self.name.encode("ascii")
 
 
 @dataclass(frozen=True)
 class UnpackedSchema:
-    """One sequence, padded to L."""
+    """The sizes of an unpacked example, which contains one sequence, padded to L tokens.
+
+    Attributes:
+        max_sequence_length: L, the number of tokens in a row, including padding.
+        max_predictions: P, the number of masked slots.
+
+    Raises:
+        InputError: A size is out of range.
+    """
 
     max_sequence_length: int
     max_predictions: int
@@ -58,14 +72,24 @@ class UnpackedSchema:
 
     @functools.cached_property
     def features(self) -> tuple[FeatureSpec, ...]:
-        """The features in the order of `UnpackedFeature`."""
+        """The features of an unpacked example, in the order of `UnpackedFeature`."""
         sizes: dict[Axis, int] = {"tokens": self.max_sequence_length, "masked": self.max_predictions, "sequences": 1}
         return tuple(FeatureSpec(feature.key, sizes[feature.axis], feature.kind) for feature in UnpackedFeature)
 
 
 @dataclass(frozen=True)
 class PackedSchema:
-    """One to S sequences in a row of L slots."""
+    """The sizes of a packed example, which contains one to S sequences in a row of L tokens.
+
+    Attributes:
+        max_sequence_length: L, the number of tokens in a row, including padding.
+        masked_slots: Q, the number of masked slots.
+        depth: S, the maximum number of sequences.
+        max_predictions: P, the maximum number of masked positions in each sequence.
+
+    Raises:
+        InputError: A size is out of range.
+    """
 
     max_sequence_length: int
     masked_slots: int
@@ -74,7 +98,7 @@ class PackedSchema:
 
     @classmethod
     def of(cls, sizes: WritablePlan | Metadata) -> PackedSchema:
-        """The schema of the packed records that a plan or the metadata of a packed folder describes."""
+        """Return the schema of the packed records that a plan or the metadata of a packed folder describes."""
         return cls(sizes.max_sequence_length, sizes.masked_slots, sizes.depth, sizes.max_predictions)
 
     @property
@@ -90,27 +114,41 @@ class PackedSchema:
 
     @functools.cached_property
     def features(self) -> tuple[FeatureSpec, ...]:
-        """The features in the order of `PackedFeature`."""
+        """The features of a packed example, in the order of `PackedFeature`."""
         sizes: dict[Axis, int] = {"tokens": self.max_sequence_length, "masked": self.masked_slots, "sequences": self.depth}
         return tuple(FeatureSpec(feature.key, sizes[feature.axis], feature.kind) for feature in PackedFeature)
 
 
 def unpacked_schema_of(features: Mapping[str, AnyArray]) -> UnpackedSchema:
-    """The schema that a decoded unpacked example has; a `RecordError` where it is not one."""
+    """Return the sizes of a decoded unpacked example.
+
+    Raises:
+        RecordError: The example is packed, or lacks a feature that determines a size, or a size is out of range.
+    """
     if "positions" in features and "next_sentence_positions" in features:
         raise RecordError("this is a packed example; give the unpacked records")
     return UnpackedSchema(_length_of(features, "input_ids"), _length_of(features, "masked_lm_positions"))
 
 
 def packed_schema_of(features: Mapping[str, AnyArray]) -> PackedSchema:
-    """The schema that a decoded packed example has; max_predictions is taken as Q - S, as the predecessor wrote it."""
+    """Return the sizes of a decoded packed example.
+
+    A packed example does not contain max_predictions. It is assumed to be Q - S, but at least 1.
+
+    Raises:
+        RecordError: The example lacks a feature that determines a size, or a size is out of range.
+    """
     length = _length_of(features, "input_ids")
     slots, depth = _length_of(features, "masked_lm_positions"), _length_of(features, "next_sentence_positions")
     return PackedSchema(length, slots, depth, max(1, slots - depth))
 
 
 def check_features(features: Mapping[str, AnyArray], schema: UnpackedSchema | PackedSchema) -> None:
-    """Check that every feature of `schema` is there with its type and length; a `RecordError` names one that is not."""
+    """Check that a decoded example has every feature of `schema`, with the correct type and length.
+
+    Raises:
+        RecordError: A feature is missing, or has another type or length. The message names the first such feature.
+    """
     for spec in schema.features:
         if spec.name not in features:
             raise RecordError(f"feature `{spec.name}` is missing")
@@ -123,6 +161,11 @@ def check_features(features: Mapping[str, AnyArray], schema: UnpackedSchema | Pa
 
 
 def _length_of(features: Mapping[str, AnyArray], name: str) -> int:
+    """Return the number of values of a feature.
+
+    Raises:
+        RecordError: The feature is missing, empty, or has more than `MAX_SEQUENCE_LENGTH` values.
+    """
     if name not in features:
         raise RecordError(f"feature `{name}` is missing")
     size = int(features[name].size)
@@ -132,18 +175,28 @@ def _length_of(features: Mapping[str, AnyArray], name: str) -> int:
 
 
 def _check_range(name: str, value: int, most: int) -> None:
+    """Check that a size is from 1 to `most`.
+
+    Raises:
+        InputError: It is not.
+    """
     if not 1 <= value <= most:
         raise InputError(f"{name} = {value}: 1 to {most} is allowed")
 
 
-# --- the contract, value by value
+# --- checking the values
 #
-# What is ambiguous is refused with its reason, never guessed: a mask with holes or other values than 0 and 1, padding that
-# is not 0, weights that are not 0 or 1, a masked position outside its sequence, lists of unequal length.
+# An ambiguous example is rejected with a reason, because a guess could silently change the training data. Examples are a
+# mask with holes or with values other than 0 and 1, padding that is not 0, weights other than 0 and 1, and a masked position
+# outside its sequence.
 
 
 def check_values(features: Mapping[str, AnyArray], schema: UnpackedSchema | PackedSchema) -> None:
-    """Check the values of an example that has the features of `schema`; a `RecordError` names the first wrong one."""
+    """Check the values of an example that has passed `check_features`.
+
+    Raises:
+        RecordError: A value violates the contract. The message names the first such value.
+    """
     if isinstance(schema, PackedSchema):
         _check_packed(features, schema)
     else:
@@ -151,6 +204,11 @@ def check_values(features: Mapping[str, AnyArray], schema: UnpackedSchema | Pack
 
 
 def _check_unpacked(features: Mapping[str, AnyArray]) -> None:
+    """Check the values of an unpacked example.
+
+    Raises:
+        RecordError: A value violates the contract.
+    """
     length = _prefix(features["input_mask"], "input_mask")
     if length == 0:
         raise RecordError("`input_mask` is all 0, so the sequence is empty; leave it out")
@@ -165,7 +223,11 @@ def _check_unpacked(features: Mapping[str, AnyArray]) -> None:
 
 
 def _prefix(values: AnyArray, name: str) -> int:
-    """n of n ones followed by zeros."""
+    """Return the number of ones in a list of ones followed by zeros.
+
+    Raises:
+        RecordError: The list contains another value, or a one after a zero.
+    """
     ones = int(np.count_nonzero(values == 1))
     odd = np.flatnonzero((values != 0) & (values != 1))
     if odd.size:
@@ -177,6 +239,11 @@ def _prefix(values: AnyArray, name: str) -> int:
 
 
 def _check_packed(features: Mapping[str, AnyArray], schema: PackedSchema) -> None:
+    """Check the values of a packed example.
+
+    Raises:
+        RecordError: A value violates the contract.
+    """
     tokens = int(np.count_nonzero(features["input_mask"]))
     count = int(np.count_nonzero(features["next_sentence_weights"]))
     if tokens == 0 or count == 0:
@@ -207,6 +274,17 @@ def _check_packed(features: Mapping[str, AnyArray], schema: PackedSchema) -> Non
 
 
 def _check_masked(features: Mapping[str, AnyArray], starts: AnyArray, ends: AnyArray, schema: PackedSchema) -> None:
+    """Check the masked positions, ids and weights of a packed example.
+
+    Args:
+        features: The decoded features.
+        starts: int [sequences], the position of each sequence's first token.
+        ends: int [sequences], the position after each sequence's last token.
+        schema: The sizes of the example.
+
+    Raises:
+        RecordError: A value violates the contract.
+    """
     weights, positions = features["masked_lm_weights"], features["masked_lm_positions"]
     used = int(np.count_nonzero(weights))
     owners = weights[:used].astype(np.int64)
@@ -227,7 +305,11 @@ def _check_masked(features: Mapping[str, AnyArray], starts: AnyArray, ends: AnyA
 
 
 def _check_values(name: str, values: AnyArray, used: int, most: int) -> None:
-    """The first `used` values lie in 0 .. most, and the rest is 0."""
+    """Check that the first `used` values are from 0 to `most`, and all others are 0.
+
+    Raises:
+        RecordError: A value is out of range. The message names the first such value.
+    """
     allowed = np.where(np.arange(values.size) < used, most, 0)
     wrong = np.flatnonzero((values < 0) | (values > allowed))
     if wrong.size:
