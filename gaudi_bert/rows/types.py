@@ -164,7 +164,7 @@ class Sequences:
         input_ids: int32 [T], the token ids, with special tokens such as [CLS] and [SEP].
         segment_ids: int8 [T], 1 for the second text of a pair.
         characters: int32 [T, 2], the first character and the end of each token in the text of the row, or in the context of
-            a question. -1 for tokens outside this text. None for tasks with one prediction per text.
+            a question. -1 for tokens outside this text. None unless the task is token classification or question answering.
         words: int32 [T], the word of the row that a token represents, or -1. Each word is represented by its first token,
             and only in the window that shows the most context around it. None unless the task is token classification.
         target: The targets, or None without labels. int32 [N] for classification. float32 [N, labels] for multi-label tasks.

@@ -85,7 +85,7 @@ def verify_rows(source: str | Path, packed: Path, run: StageRun) -> _VerifiedTab
         run: How the stage runs: its part, its workers, and what is reported.
 
     Returns:
-        The result of the verification, or the number of remaining groups if only a part was verified.
+        The result of the verification, or the totals if only a part was verified.
 
     Raises:
         FailedError: The packs differ from the table.
