@@ -122,7 +122,11 @@ class RowReader:
         return TextRow(position, text, pair, label)
 
     def _tuple_row(self, position: RowPosition, record: Record) -> TupleRow:
-        """Return an anchor, a positive and any negatives, or two texts and their score if the record has no anchor."""
+        """Return the texts whose embeddings are compared.
+
+        These are an anchor, a positive and any negatives. If the record has no anchor, they are two texts, which have a
+        score.
+        """
         settings = self.settings
         names_pairs = settings.named & {"text", "text_pair", "label"}
         names_tuples = settings.named & {"anchor", "positive", "negative"}
@@ -317,7 +321,7 @@ def words_of_text(position: RowPosition, text: str) -> TaggedRow:
 
 
 def _wrong(problem: str, remedy: str) -> InputError:
-    """Return an InputError with a shortened description of the problem, and its remedy."""
+    """Return an InputError that states a problem, shortened if it is long, and the remedy."""
     return InputError(f"{shorten(problem, 240)}; {remedy}")
 
 

@@ -172,7 +172,7 @@ def _check_length(part: RowPart, length: int) -> None:
 
 
 def longest_row() -> str:
-    """Return the largest length of a line, a row or a sentence, for messages."""
+    """Return the largest length of a line, row or sentence as text for messages, in MiB."""
     return f"{files.LONGEST_ROW_BYTES / 2**20:g} MiB"
 
 

@@ -296,9 +296,7 @@ class _Job:
         return dict(zip(listed, encoded, strict=True))
 
     def _bounds(self, position: RowPosition, tokens: int, room: int, stride: int | None, always: bool = False) -> IntArray:
-        """Return the first token and the end of each window of a row, int64 [windows, 2].
-
-        A row that is truncated has one window.
+        """Return where each window of a row begins and ends, int64 [windows, 2]. A row that is truncated has one window.
 
         Args:
             position: The position of the row, for messages.
@@ -504,7 +502,7 @@ def _label_number(numbers: Mapping[str, int], name: str, position: RowPosition, 
 def _window_bounds(
     tokens: int, room: int, stride: int | None, row: str, length_key: str = "--max-sequence-length"
 ) -> IntArray:
-    """Return the first token and the end of each window, int64 [windows, 2]. If all tokens fit, there is one window.
+    """Return where each window begins and ends, int64 [windows, 2]. If all tokens fit, there is one window.
 
     Args:
         tokens: The number of tokens in the row.

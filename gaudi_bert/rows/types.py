@@ -72,7 +72,7 @@ class TextRow(NamedTuple):
 
     @property
     def input(self) -> str | tuple[str, str]:
-        """The text or the pair, as the library `tokenizers` takes it."""
+        """The text or the pair, as an input for the library `tokenizers`."""
         return self.text if self.text_pair is None else (self.text, self.text_pair)
 
 
@@ -134,7 +134,7 @@ class QuestionRow(NamedTuple):
 
 
 class IdsRow(NamedTuple):
-    """A sequence of token ids that was tokenized before."""
+    """A row of token ids, for data that is already tokenized."""
 
     position: RowPosition
     input_ids: tuple[int, ...]
@@ -195,7 +195,7 @@ class Sequences:
 def separate_sequences(
     input_ids: SequenceOf[Int32Array], segment_ids: SequenceOf[NDArray[np.int8]], cut_rows: int = 0
 ) -> Sequences:
-    """Return sequences of which each is a row of its own.
+    """Return sequences that each belong to a row of their own.
 
     Args:
         input_ids: The token ids of each sequence.

@@ -146,7 +146,10 @@ class _TableWriter:
         return len(self.table.groups)
 
     def check_groups(self, numbers: Sequence[int]) -> tuple[Sequence[Sequence[Path]], float]:
-        """Return no files, because those of a table are already on this machine, and the number of rows in these groups."""
+        """Return an empty list of files for each group, and the total number of rows.
+
+        No file has to be fetched, because the files of a table are already on this machine.
+        """
         return [()] * len(numbers), sum(part.rows for number in numbers for part in self.table.groups[number])
 
     def write_group(self, number: int, task: Task) -> GroupManifest:
@@ -236,7 +239,7 @@ def _deal(sequences: RowSequences, settings: TableSettings, group: int) -> tuple
 
 @contextmanager
 def _opened(source: str | Path, out: Path, store: StoreSettings | None) -> Iterator[tuple[str | Path, Path]]:
-    """Provide the table as local files, and the local folder in which its packs are written."""
+    """Provide a local copy of the table, and a local folder for its packs."""
     require_pyarrow()
     check_file_name(out)
     with local_copy(source, store) as table, mirrored(out, store) as folder:

@@ -242,7 +242,7 @@ def _ahead(
 
 
 class _Encoder:
-    """A tokenizer that truncates at the longest row, with or without special tokens.
+    """A tokenizer that truncates texts at the row length, with or without special tokens.
 
     Args:
         tokenizer: The tokenizer, whose truncation is turned on.
@@ -322,7 +322,11 @@ class _Encoder:
         return [*before, *[of_text] * (len(encoding) - len(before) - len(after)), *after]
 
     def _pieces(self, text: TextRow, encoding: Encoding, part: RowPart, counts: Counter[str]) -> list[Encoding]:
-        """Return the rows that a text gives which is too long, according to the policy, and count it."""
+        """Apply the policy to a text that is too long, count it, and return the rows that remain of it.
+
+        Raises:
+            InputError: The policy is "error", or it is "split" and the text is a pair.
+        """
         rest, is_pair, policy = encoding.overflowing, text.text_pair is not None, self.settings.too_long
         added = self._added[is_pair]
         if is_pair:

@@ -337,9 +337,13 @@ class TaskEvaluation(EvaluationSet[TaskResult]):
         return np.zeros(0 if isinstance(self.task.head, TaskHead) else 3)
 
     def batches(self, rank: int, size: int) -> Iterator[EvaluationBatch]:
-        """Yield batches that contain every pack of this process once, one row length after the other.
+        """Yield the batches of one process, one row length after the other. Together, all processes yield every pack once.
 
         The last batch of each length is filled up with empty packs.
+
+        Args:
+            rank: The number of the process.
+            size: The number of processes.
 
         Yields:
             The features with targets, and the function that copies the outputs to their places among all outputs.

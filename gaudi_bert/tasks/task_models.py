@@ -281,7 +281,7 @@ class TaskDescription:
     texts: SentenceFolder = field(default_factory=SentenceFolder)
 
     def make_task(self, settings: TaskSettings | None = None) -> Task:
-        """Return the task, with `settings` if they are given, and otherwise with those with which the model was trained."""
+        """Return the task. Its settings are those of the training unless `settings` is given."""
         task = task_named(self.task)(settings or self.settings, self.labels)
         task.activation = self.texts.activation or task.activation
         return task

@@ -142,7 +142,7 @@ def _normal(text: str) -> str:
 
 
 def _f1(answer: str, text: str) -> float:
-    """Return the F1 of the words that two normalized texts have in common, from 0 to 1."""
+    """Return the word-level F1 of a predicted and a correct text, from 0 to 1. Both texts must be normalized."""
     given, right = answer.split(), text.split()
     if not given or not right:
         return float(given == right)

@@ -122,7 +122,7 @@ class Embedding(Task):
 
 
 def _search_of(table: TextTable) -> tuple[IntArray, IntArray, IntArray, IntArray]:
-    """Return the search that the metrics evaluate.
+    """Return the queries and documents of the search that the metrics evaluate.
 
     Returns:
         The distinct anchors, the distinct other texts, and for each row the index of its anchor and of its positive in these

@@ -307,7 +307,7 @@ class TaskFigures:
 
 @dataclass(frozen=True)
 class TaskObjective(Objective):
-    """The loss of a task.
+    """The training objective of a task.
 
     Its sums are those of `model.heads.TaskHead`: the loss, its weight, and the number of correct predictions.
 
