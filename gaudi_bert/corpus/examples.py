@@ -409,7 +409,9 @@ def _mask_sequences(
 
 
 def _whole_words(keys_NL: Keys, starts_NL: BoolArray, candidates_NL: BoolArray, counts: IntArray) -> BoolArray:
-    """Choose whole words in the order of the keys of their first tokens. A word that exceeds the count is skipped.
+    """Choose whole words in the order of the keys of their first tokens.
+
+    A word is skipped if with it more tokens than the count would be chosen.
 
     Args:
         keys_NL: uint64 [N, L], a random key for each position.

@@ -129,7 +129,8 @@ def _prepare(
         corpus = _scan(settings, sources, run)
         vocabulary = _vocabulary(settings, given, corpus, out, run.reporter)
     except InputError:
-        # No examples were written yet. If the settings stayed, they would reject the corrected text in the next run.
+        # No examples were written yet. The stored settings describe the faulty text, so the next run would reject the
+        # corrected text because of them. Remove them.
         if is_new:
             remove(settings_path(out))
         raise

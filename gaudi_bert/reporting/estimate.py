@@ -166,7 +166,7 @@ def _compare(
     """
 
     def number(depth: str | int) -> int:
-        """Return a depth as a number. The number for "max" is the length of a pack."""
+        """Return a depth as a number. For "max", return the maximum number of sequences in a pack."""
         return resolve_depth(depth, histogram.max_sequence_length)
 
     jobs = [(name, depth) for name in algorithms for depth in ([WITHOUT_DEPTH[name]] if name in WITHOUT_DEPTH else depths)]
@@ -183,7 +183,8 @@ def _compare(
         for name in algorithms:  # compile all kernels first, because otherwise the times would include the compilation
             estimate_packing(tiny, name, 3, None)
         for index, (name, depth) in enumerate(jobs):
-            # Each packing may use an equal part of the rest, so what earlier packings did not use is left for later ones.
+            # Divide the remaining budget by the number of remaining packings, so that later packings can use what earlier
+            # packings did not need.
             share = work and work.take_fraction(1 / (len(jobs) - index))
             rows.append(estimate_packing(histogram, name, depth, bounds[number(depth)], work=share))
             bounds[number(depth)] = max(bounds[number(depth)], rows[-1].lower_bound or 0)

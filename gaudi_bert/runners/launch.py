@@ -353,6 +353,7 @@ def _forwarded_signals(processes: list[subprocess.Popen[bytes]]) -> Iterator[Non
     """
 
     def forward(number: int, frame: FrameType | None) -> None:
+        """Send SIGTERM to all processes that still run."""
         # `print` is not safe here, because the next signal may interrupt it. `os.write` is.
         os.write(2, b"stopping: the training processes save and end\n")
         for process in processes:

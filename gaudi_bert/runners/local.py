@@ -251,7 +251,10 @@ class RunRequest:
 
 
 def _starts_processes(settings: PipelineSettings) -> bool:
-    """Return whether this process has to start the training processes, because there are several and no launcher did."""
+    """Return whether this process must start the training processes itself.
+
+    This is so if there are several processes and this process was not started by a launcher.
+    """
     return settings.resources.workers * settings.resources.processes_per_worker > 1 and find_launch() is None
 
 

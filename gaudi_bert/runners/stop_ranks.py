@@ -184,6 +184,7 @@ def _run_ranks(command: Sequence[str]) -> int:
 
 
 def _say(line: str) -> None:
+    """Write a line to standard error at once."""
     sys.stderr.write(f"{line}\n")
     sys.stderr.flush()
 

@@ -430,7 +430,7 @@ class Cluster:
             return None
 
     def _call(self, action: str, verb: str, kind: str, **arguments: Any) -> Json:
-        """Send a request about a kind, and return the JSON answer.
+        """Send a request for objects of one kind, and return the JSON answer.
 
         Args:
             action: What is being done, for error messages.

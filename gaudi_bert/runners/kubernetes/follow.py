@@ -295,6 +295,7 @@ class _LogFollower:
         since = int(time.monotonic() - log.started) + _OVERLAP_SECONDS if shown_until else None
 
         def show() -> None:
+            """Show all lines after the last line that was shown, until the log ends or the connection breaks."""
             try:
                 for line in self._cluster.log_lines(pod, container, since):
                     moment, _, text = line.partition(" ")

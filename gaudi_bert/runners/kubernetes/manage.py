@@ -198,6 +198,7 @@ def _check_claim_can_go(settings: PipelineSettings, cluster: Cluster) -> None:
         )
 
     def mounts(pod: Json) -> bool:
+        """Return whether a pod or a pod template mounts the claim. A pod that has ended does not count."""
         is_over = pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
         volumes = pod["spec"].get("volumes") or ()
         return not is_over and any(each.get("persistentVolumeClaim", {}).get("claimName") == name for each in volumes)

@@ -35,7 +35,7 @@ from gaudi_bert.runners.stage_table import STEPS, named_paths, quantity_value, s
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 # The first version of Kubernetes in which podFailurePolicy and backoffLimitPerIndex are on by default.
 _FAILURE_POLICY_SINCE = (1, 29)
-# The kinds of objects that a step may be, and for each kind the label that selects its pods.
+# The kinds of objects that can run a step, and for each kind the label that selects its pods.
 POD_LABELS = {
     "Job": "job-name",
     "MPIJob": "training.kubeflow.org/job-name",

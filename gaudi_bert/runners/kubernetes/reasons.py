@@ -131,6 +131,7 @@ def _occurrence(pod: Json) -> str:
 
 
 def _name(item: Json) -> str:
+    """Return the name of an object."""
     return str(item["metadata"]["name"])
 
 
@@ -145,7 +146,7 @@ def _words_of(status: Mapping[str, str]) -> str:
 
 
 def _in_words(where: str, words: str) -> Problem:
-    """Return a problem for a message of the cluster, with all remedies that suit the message.
+    """Build a `Problem` from a message of the cluster, with all remedies that suit the message.
 
     Args:
         where: The object that the message is about.

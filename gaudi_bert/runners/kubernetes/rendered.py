@@ -102,7 +102,7 @@ def _files(settings: PipelineSettings, stages: Sequence[str]) -> tuple[dict[str,
 
 
 def _named_by_content(manifests: Manifests) -> Manifests:
-    """Return the manifests with a digest of its content in the name of the ConfigMap, also in the pods that mount it.
+    """Return a copy of the manifests in which the name of the ConfigMap contains a digest of its content.
 
     If the pipeline file has changed, the pod template of a Job changes with the digest. `kubectl apply` then rejects the Job
     because it is immutable. Without the digest, it would keep an existing Job of the old pipeline without any message.

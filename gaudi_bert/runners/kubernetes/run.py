@@ -274,9 +274,10 @@ def _has_several_workers(settings: PipelineSettings) -> bool:
 
 
 def check_access_mode(settings: PipelineSettings) -> None:
-    """Check that several workers do not share a volume that only one node can mount, without a connection to a cluster.
+    """Check that several workers do not share a volume that only one node can mount.
 
-    If `kubernetes.work_claim` names an existing claim, nothing is checked, because its access modes are not known here.
+    Only the settings are checked. If `kubernetes.work_claim` names an existing claim, nothing is checked, because its access
+    modes are known only to the cluster.
 
     Raises:
         InputError: There are several workers, and `kubernetes.access_mode` is `ReadWriteOnce`.
@@ -358,7 +359,7 @@ def _make_shared(cluster: Cluster, settings: PipelineSettings, manifests: Manife
 
 
 def _replace(cluster: Cluster, item: Manifest, existing: Json, *, dry_run: bool = False) -> None:
-    """Replace an existing object by `item`, or only check whether this is possible."""
+    """Replace an existing object with `item`, or only check whether this is possible."""
     # Custom resources, such as a TrainingRuntime, can be replaced only if the version of the existing object is given.
     version = {"resourceVersion": existing["metadata"].get("resourceVersion")}
     cluster.replace({**item, "metadata": {**item["metadata"], **version}}, dry_run=dry_run)
