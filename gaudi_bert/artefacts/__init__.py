@@ -1,1 +1,1 @@
-"""Every file that outlives a stage: its path, its name, its type, and when it is finished."""
+"""The files that stages leave behind: their paths, names and types, and how a stage decides that an artefact is finished."""

@@ -1,8 +1,8 @@
-"""What all stored JSON files have in common: a frozen, strictly typed model that reads and writes itself; and what several
-of them refer to: files by their names, input files, rows that are too long, the vocabulary.
+"""The base classes of all stored JSON files, and the types and file names that several of them share.
 
-Files that others build on (plan.json, metadata.json, the manifests) refuse unknown keys; files that hold figures to look at
-(`Figures`) ignore them, so that later versions may add some.
+An `Artefact` is a frozen, strictly typed pydantic model that reads and writes its own file. Files on which other stages
+build (plan.json, metadata.json, the manifests) reject unknown keys. Files of metrics (`Figures`) ignore unknown keys, so
+that later versions can add some.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from gaudi_bert.common.progress import format_count
 from gaudi_bert.config.values import matching, plain_message
 
 LARGEST_COUNT = 2**62
-"""Of anything that is counted: sums of two fit int64."""
+"""The maximum of every count. The sum of two counts fits into an int64."""
 
 Count = Annotated[int, Field(ge=0, le=LARGEST_COUNT)]
 Positive = Annotated[int, Field(ge=1, le=LARGEST_COUNT)]
@@ -35,14 +35,15 @@ Sha256 = Annotated[str, matching("[0-9a-f]{64}", "64 digits from 0 to f")]
 
 
 class Artefact(BaseModel):
-    """Base of the content of every stored file: frozen; numbers, texts and booleans are not converted; no unknown keys.
+    """The base class of stored files. It is frozen, does not convert types, and rejects unknown keys.
 
     Attributes:
-        file_name: the file's name in its folder; "" where it has no fixed one.
-        remedy: what to do about a damaged file.
-        line_per_entry: keys whose lists have one line per entry; a file without any is indented JSON.
-        omits_defaults: leave out what keeps its default.
-        rare: keys that are omitted where they are empty.
+        file_name: The name of the file in its folder, or "" if it has no fixed name.
+        remedy: What the user can do about a damaged file, for error messages.
+        line_per_entry: Keys whose lists are written with one line for each entry. If there are none, the file is indented
+            JSON.
+        omits_defaults: Omit keys that have their default value from the file.
+        rare: Keys that are omitted from the file if their value is empty.
     """
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False, defer_build=True)
@@ -55,18 +56,29 @@ class Artefact(BaseModel):
 
     @classmethod
     def read(cls, path: Path | str) -> Self:
-        """Read and check a file, or the file of this name in a folder. Errors are one line that names the wrong key."""
+        """Read and check a file.
+
+        Args:
+            path: The file, or the folder that contains it.
+
+        Raises:
+            InputError: The file cannot be read or is invalid. The message names the invalid key.
+        """
         path = cls.path_in(path)
         return cls.parse(read_file(path), str(path), cls.remedy)
 
     @classmethod
     def read_if_present(cls, path: Path) -> Self | None:
-        """The content of a file; None where there is nothing of its name."""
+        """Read and check a file, as `read` does, or return None if there is no such file."""
         return cls.read(path) if os.path.lexists(cls.path_in(path)) else None
 
     @classmethod
     def read_lines(cls, path: Path) -> tuple[Self, ...]:
-        """Read and check a file with one object per line; a last line that a killed run cut short is omitted."""
+        """Read and check a file with one object per line. If a killed run truncated the last line, the line is ignored.
+
+        Raises:
+            InputError: The file cannot be read, or a line is invalid.
+        """
         return tuple(
             cls.parse(line, f"{path}: line {number}", f"remove it, or {cls.remedy} with --overwrite")
             for number, line in enumerate(whole_lines(path), start=1)
@@ -74,19 +86,28 @@ class Artefact(BaseModel):
 
     @classmethod
     def parse(cls, content: bytes | Mapping[str, Any], source: str, remedy: str) -> Self:
-        """Check JSON that was read already, or its values; `source` names it in errors."""
+        """Check the content of a file, and return it as an object.
+
+        Args:
+            content: The bytes of a JSON file, or its values.
+            source: The name of the content for the error message.
+            remedy: What the user can do, for the error message.
+
+        Raises:
+            InputError: The content is invalid.
+        """
         try:
             return cls.model_validate_json(content) if isinstance(content, bytes) else cls.model_validate(content)
         except ValidationError as error:
             raise InputError(f"{source}: {_first_problem(error)}; {remedy}") from error
 
     def write(self, path: Path) -> None:
-        """Write the file, or the file of this name in a folder, atomically."""
+        """Write the file atomically. `path` is the file, or the folder that contains it."""
         path = self.path_in(path)
         if not self.line_per_entry:
             write_json(path, self.as_json())
             return
-        lines = []  # one per key, and per entry of long lists: short, and comparable line by line
+        lines = []  # one for each key and for each entry of a long list, so that two files can be compared by line
         for key, value in self.as_json().items():
             text = json.dumps(value, ensure_ascii=False, allow_nan=False)
             if key in self.line_per_entry and value:
@@ -96,28 +117,28 @@ class Artefact(BaseModel):
 
     @classmethod
     def path_in(cls, path: Path | str) -> Path:
-        """`path` itself where it is a JSON file, or the file of this name in the folder `path`."""
+        """Return `path` if it ends in `.json` or the file has no fixed name, otherwise the file in the folder `path`."""
         path = Path(path)
         return path if path.suffix == ".json" or not cls.file_name else path / cls.file_name
 
     def as_json(self) -> dict[str, Any]:
-        """The content as JSON holds it, in the order of the file."""
+        """Return the content as JSON values, with the keys and the order of the file."""
         empty = {key for key in self.rare if not getattr(self, key)}
         return self.model_dump(mode="json", exclude_defaults=self.omits_defaults, exclude=empty)
 
     def summary(self) -> dict[str, Any]:
-        """Return what is printed: all, unless a subclass leaves long lists out."""
+        """Return the content that `--json` prints. Subclasses omit long lists."""
         return self.as_json()
 
 
 class Figures(Artefact):
-    """Base of files that people look at and nothing builds upon: keys of a later version are ignored."""
+    """The base class of files that contain metrics, on which no other stage builds. Unknown keys are ignored."""
 
     model_config = ConfigDict(extra="ignore")
 
 
 def whole_lines(path: Path) -> list[bytes]:
-    """The lines of a file with one object per line; a last one that a killed run cut short is omitted."""
+    """Return the lines of a file with one object per line. If a killed run truncated the last line, the line is omitted."""
     lines = read_file(path).splitlines()
     if lines and not lines[-1].endswith(b"}"):
         lines.pop()
@@ -125,6 +146,7 @@ def whole_lines(path: Path) -> list[bytes]:
 
 
 def _first_problem(error: ValidationError) -> str:
+    """Return the first problem of a pydantic error as text of one line that names the key."""
     problem = error.errors(include_url=False)[0]
     key = shorten(".".join(str(part) for part in problem["loc"]))
     if problem["type"] == "json_invalid":
@@ -141,27 +163,39 @@ def _first_problem(error: ValidationError) -> str:
     return f"is not as this version writes it: `{key or 'its content'}` = {short_repr(problem['input'])}: {message}"
 
 
-# --- what several files refer to
+# --- names and types that several files share
 
 METADATA_NAME = "metadata.json"
 VERIFICATION_NAME = "verification.json"
 NOTES_NAME = "__gaudi_bert__"
-"""The folder for all that is not Parquet in a folder of tables: pyarrow and Spark pass over names that begin with `_`,
-`datasets` over folders that begin with two."""
+"""The folder, in a folder of tables, for all files that are not Parquet.
+
+pyarrow and Spark ignore names that begin with `_`, and `datasets` ignores folders that begin with `__`.
+"""
 
 
 def manifest_path(folder: Path, group: int) -> Path:
-    """The path of the manifest of `group` in a packed folder."""
+    """Return the path of a group's manifest. `folder` is the folder of the manifests."""
     return folder / f"group-{group:05d}.json"
 
 
 def part_path(file: Path, part: tuple[int, int]) -> Path:
-    """Return the path of part K of N of a file that is written in parts: of a histogram, or of a verification."""
+    """Return the path of one part of a histogram or verification that is written in parts.
+
+    Args:
+        file: The path of the complete file.
+        part: (K, N) for part K of N.
+    """
     return file.with_name(f"{file.stem}-{part[0]:05d}-of-{part[1]:05d}{file.suffix}")
 
 
 def complete_parts(file: Path, names: Iterable[str]) -> list[Path]:
-    """Return all parts of a file, where `names` has them all; else none."""
+    """Return the paths of all parts of a file, or an empty list if a part is missing.
+
+    Args:
+        file: The path of the complete file.
+        names: The names of the files in its folder.
+    """
     parts_by_count: dict[int, list[Path]] = {}
     for name in sorted(names):
         match = re.fullmatch(re.escape(file.stem) + r"-(\d{5})-of-(\d{5})\.json", name)
@@ -172,9 +206,13 @@ def complete_parts(file: Path, names: Iterable[str]) -> list[Path]:
 
 
 class InputFile(Artefact):
-    """An input file, as histogram, plan, manifests and metadata know it: by its name, its bytes and CRC-32C on disk.
+    """An input file as the histogram, the plan, the manifests and the metadata list it.
 
-    `sequences` is as the histogram counted them; 0, and omitted, in manifests and metadata.
+    Attributes:
+        name: The name of the file without its folder.
+        bytes: Its size on the disk.
+        crc32c: The CRC-32C of its bytes on the disk.
+        sequences: The number of its sequences. Manifests and metadata omit it, and it is 0 there.
     """
 
     name: str
@@ -184,12 +222,16 @@ class InputFile(Artefact):
 
     @property
     def identity(self) -> dict[str, int]:
-        """Return size and checksum, which identify it in any folder."""
+        """The size and the checksum, which identify the file independently of its name and folder."""
         return self.model_dump(include={"bytes", "crc32c"})
 
 
 class InputTable(InputFile):
-    """A table file and its number of rows; rows are numbered through all files in the order of their names."""
+    """An input file that is a table.
+
+    Attributes:
+        rows: The number of its rows. Rows are numbered over all files, in the order of their names.
+    """
 
     rows: Count
 
@@ -198,10 +240,15 @@ TooLong = Literal["error", "truncate", "split", "drop"]
 
 
 class TooLongRows(Artefact):
-    """Account of rows longer than a pack.
+    """A summary of the rows that were longer than a pack, and what was done with them.
 
-    By the policy they are refused, cut to their first tokens, cut into pieces (`added_sequences` are those beyond one per
-    row), or dropped; what is dropped is in no pack.
+    Attributes:
+        policy: "error" rejects such rows, "truncate" keeps their first tokens, "split" cuts them into several sequences, and
+            "drop" omits them.
+        rows: The number of rows that were too long.
+        dropped_rows: The number of rows that are in no pack.
+        dropped_tokens: The number of tokens that are in no pack.
+        added_sequences: The number of sequences, in addition to one per row, that splitting produced.
     """
 
     policy: TooLong
@@ -211,7 +258,7 @@ class TooLongRows(Artefact):
     added_sequences: Count
 
     def line(self) -> str:
-        """Return the line for people."""
+        """Return the summary as one line of text."""
         if not self.rows:
             return "no row was too long: none is cut, split or dropped"
         were = "row was" if self.rows == 1 else "rows were"
@@ -225,14 +272,23 @@ class TooLongRows(Artefact):
 
 
 class VocabularyInfo(Artefact):
-    """The vocabulary: its number of tokens, and the SHA-256 of the file in hexadecimal."""
+    """The identity of a vocabulary.
+
+    Attributes:
+        size: The number of its tokens.
+        sha256: The SHA-256 of its file, in hexadecimal.
+    """
 
     size: Positive
     sha256: str
 
     @classmethod
     def of(cls, path: Path) -> VocabularyInfo:
-        """Read a vocab.txt: one token per line, and only a newline ends it."""
+        """Return the identity of a `vocab.txt`, which has one token per line.
+
+        Raises:
+            InputError: The file cannot be read.
+        """
         data = read_file(path)
-        # Tokens may hold other characters that Unicode counts as line breaks.
+        # A token may contain other characters that Unicode defines as line breaks, so only newlines separate tokens.
         return cls(size=len(data.removesuffix(b"\n").split(b"\n")), sha256=hashlib.sha256(data).hexdigest())

@@ -1,7 +1,7 @@
-"""What a folder of `prepare` or `tokenize` holds: examples.json of `prepare`, tokens.json of `tokenize`.
+"""The summaries that `prepare` (examples.json) and `tokenize` (tokens.json) write.
 
-It is written last, so a folder that has it is complete. Until then, each finished part of the work has a small file:
-`sections/<split>-NNNNN.json` of `prepare`, `tokens-KKKKK-of-NNNNN.json` of `tokenize`.
+The summary is written last, so that a folder that contains it is complete. Before that, each finished part of the work has a
+small file of its own: `sections/<split>-NNNNN.json` for `prepare`, and `tokens-KKKKK-of-NNNNN.json` for `tokenize`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _TOKENISE_REMEDY = "tokenise the texts again with --overwrite"
 
 
 class PreparedFile(Artefact):
-    """A file of examples."""
+    """A file of examples with the number of its sequences and its size in bytes."""
 
     name: str
     sequences: Count
@@ -26,9 +26,18 @@ class PreparedFile(Artefact):
 
 
 class PreparedSection(Figures):
-    """Counts of the examples from some text: one section, or a complete split.
+    """Counts of the text and the examples of one section or one complete split.
 
-    The vocabulary lacks `unknown_tokens` of it; `random_next` sequences have a second part that does not follow the first.
+    Attributes:
+        text_documents: The number of documents.
+        text_sentences: The number of sentences.
+        text_tokens: The number of tokens in the text.
+        unknown_tokens: The number of these tokens that are not in the vocabulary.
+        sequences: The number of examples.
+        tokens: The number of non-padding tokens in the examples.
+        random_next: The number of examples whose second part does not follow the first in the text.
+        masked: The number of masked positions.
+        files: The files of the examples.
     """
 
     remedy = _REMEDY
@@ -45,13 +54,17 @@ class PreparedSection(Figures):
 
 
 class PreparedVocabulary(VocabularyInfo):
-    """The vocabulary of the examples, and whether it was trained from their text."""
+    """The vocabulary of the examples.
+
+    Attributes:
+        trained: Whether `prepare` trained the vocabulary from the text.
+    """
 
     trained: bool
 
 
 class TextSource(Artefact):
-    """A source of text: a file, or what this program brings."""
+    """A source of text: a file, or text that is bundled with this package."""
 
     name: str
     format: str
@@ -59,7 +72,13 @@ class TextSource(Artefact):
 
 
 class PreparedExamples(Figures):
-    """examples.json of `prepare`."""
+    """The content of examples.json, the summary of `prepare`.
+
+    Attributes:
+        vocabulary: The vocabulary of the examples.
+        sources: The sources of the text.
+        splits: The counts of each split.
+    """
 
     file_name = EXAMPLES_NAME
     remedy = _REMEDY
@@ -70,7 +89,7 @@ class PreparedExamples(Figures):
     splits: dict[Literal["train", "evaluation"], PreparedSection]
 
     def lines(self) -> list[str]:
-        """Return each split and the vocabulary for people."""
+        """Return the summary as lines of text: one for each split, and one for the vocabulary."""
         lines = [
             f"{split}: {format_count(section.sequences, 'sequence')} ({format_count(section.tokens, 'token')}) "
             f"from {format_count(section.text_documents, 'document')}"
@@ -84,16 +103,21 @@ class PreparedExamples(Figures):
 
 
 def tokens_path(folder: Path, part: int, parts: int) -> Path:
-    """The table of a part."""
+    """Return the path of the table that contains the rows of one part."""
     return folder / f"tokens-{part:05d}-of-{parts:05d}.parquet"
 
 
 class TokenisedPart(Artefact):
-    """Counts of the rows from one part of the texts.
+    """The table of one part of the texts, and the counts of its rows.
 
     Attributes:
-        texts: that were read; `empty_texts` of them give no row, because they hold nothing but space.
-        too_long: the texts that give more tokens than a row may have; `dropped_tokens` are those of the texts alone.
+        name: The name of the table file.
+        bytes: The size of the table file.
+        texts: The number of texts that were read.
+        empty_texts: The number of these texts that contain only white space. They produce no row.
+        rows: The number of rows.
+        tokens: The number of tokens in all rows.
+        too_long: The texts that have more tokens than a row may have. Special tokens do not count as dropped tokens.
     """
 
     remedy = _TOKENISE_REMEDY
@@ -108,7 +132,7 @@ class TokenisedPart(Artefact):
 
 
 class TextInput(Artefact):
-    """A source of text, by its name, its size and the CRC-32 of its bytes."""
+    """A text file, identified by its name, its size and the CRC-32 of its bytes."""
 
     name: str
     bytes: Count
@@ -116,7 +140,23 @@ class TextInput(Artefact):
 
 
 class TokenisedTexts(Figures):
-    """tokens.json."""
+    """The content of tokens.json, the summary of `tokenize`.
+
+    Attributes:
+        tool_version: The version of this package.
+        tokenizer: The identity of the tokenizer.
+        max_sequence_length: The maximum number of tokens in a row.
+        special_tokens: Whether special tokens were added to each row.
+        text_column: The column of the input that contains the text.
+        columns: The columns of the tables.
+        texts: The number of texts that were read.
+        empty_texts: The number of these texts that contain only white space. They produce no row.
+        rows: The number of rows.
+        tokens: The number of tokens in all rows.
+        too_long: The texts that have more tokens than a row may have.
+        inputs: The files of the texts.
+        files: The tables that were written.
+    """
 
     file_name = f"{NOTES_NAME}/tokens.json"
     remedy = _TOKENISE_REMEDY
@@ -138,11 +178,11 @@ class TokenisedTexts(Figures):
     files: tuple[TokenisedPart, ...]
 
     def summary(self) -> dict[str, object]:
-        """Without the lists of files."""
+        """Return the content without the lists of files."""
         return {name: value for name, value in self.as_json().items() if name not in self.line_per_entry}
 
     def lines(self) -> list[str]:
-        """Return for people how many rows there are, and what became of texts that were too long."""
+        """Return the summary as lines of text: the number of rows, and what was done with texts that were too long."""
         counted = f"{format_count(self.texts, 'text')} became {format_count(self.rows, 'row')}"
         lines, too_long = [f"{counted} with {format_count(self.tokens, 'token')}"], self.too_long
         if self.empty_texts:

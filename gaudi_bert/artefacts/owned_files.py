@@ -1,8 +1,8 @@
-"""The files that each artefact can consist of, so that nothing else is ever removed.
+"""The files of which each artefact can consist, so that `--overwrite` never removes any other file.
 
-`OWNED` declares them for each stage, and `tests/test_overwrite.py` runs every command that takes `--overwrite` against
-this declaration. A file is ours if its name matches a pattern, if it is a regular file, and if a settings file of the same
-command is in its place. A symbolic link is never ours, and never followed.
+`OWNED` lists them for each stage, and `tests/test_overwrite.py` checks every command that has `--overwrite` against this
+list. A file belongs to an artefact if its name matches a pattern, it is a regular file, and there is a settings file of the
+same command in its place. A symbolic link never belongs to an artefact, and is never followed.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class OwnedFiles:
     """The files that one command can write in its folder.
 
     Attributes:
-        command: what users type to write the artefact.
-        stages: the stages that may replace each other's output, as settings files name them.
-        names: patterns of paths in the folder. `#` stands for digits and `*` for any characters but a slash. An artefact
-            that is a single file has none.
-        names_beside: patterns of the files in a second folder, for an artefact whose settings are not in its own folder.
+        command: The command that users run to write the artefact.
+        stages: The stages that may replace each other's output, by their names in settings files.
+        names: Patterns of paths in the folder. `#` stands for digits, and `*` for any characters except a slash. An artefact
+            that is a single file has no patterns.
+        names_beside: Patterns of the files in a second folder, for an artefact whose settings are not in its own folder.
     """
 
     command: str
@@ -45,7 +45,14 @@ class OwnedFiles:
 
 
 def is_owned(name: str, patterns: tuple[str, ...]) -> bool:
-    """Return whether `name`, a path with slashes, matches a pattern, or is a lock or a temporary file of one that does."""
+    """Return whether a file can belong to an artefact.
+
+    The lock file and the temporary files of a file that matches a pattern also belong to the artefact.
+
+    Args:
+        name: The path of the file in its folder, with slashes.
+        patterns: The patterns of `OwnedFiles`.
+    """
     parent, slash, last = name.rpartition("/")
     if last.startswith("."):
         last = re.sub(r"^\.(.+)\.(lock|[0-9a-f]{8}\.tmp)$", r"\1", last)
@@ -54,6 +61,7 @@ def is_owned(name: str, patterns: tuple[str, ...]) -> bool:
 
 @cache
 def _expression(patterns: tuple[str, ...]) -> re.Pattern[str]:
+    """Return a regular expression that matches any of the patterns."""
     return re.compile("|".join(re.escape(name).replace(r"\#", "[0-9]+").replace(r"\*", "[^/]*") for name in patterns))
 
 
@@ -120,9 +128,9 @@ OWNED = {stage: owned for owned in _ALL for stage in owned.stages}
 
 
 def list_files_below(folder: Path) -> Iterator[tuple[str, bool]]:
-    """Yield the path in `folder` of everything but folders, and whether it is a regular file; links are not followed.
+    """Yield (path relative to `folder`, whether it is a regular file) for everything below a folder, except folders.
 
-    Folders that may not be listed are passed over, because nothing in them can be removed either.
+    Symbolic links are not followed. Folders without read permission are skipped, because nothing in them can be removed.
     """
     if is_mirrored(folder):
         yield from ((name, True) for name in names_in(folder))

@@ -1,4 +1,7 @@
-"""Paths: the names of files in the folders that stages make, and the folders below `work/<pipeline>/`."""
+"""The layout of a pipeline's work folder, `work/<pipeline name>`: the folders and files that the stages write in it.
+
+This module only computes paths. It neither reads nor creates files.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,14 @@ FINETUNING_NAME = "metrics.json"
 
 @dataclass(frozen=True)
 class SplitPaths:
-    """The artefacts of one split (`train` or `evaluation`), in the order in which they are written."""
+    """The paths of one split (`train` or `evaluation`), in the order in which they are written.
+
+    Attributes:
+        records: The folder of the unpacked examples.
+        histogram: The histogram file.
+        plan: The plan file.
+        packed: The packed folder.
+    """
 
     records: Path
     histogram: Path
@@ -28,16 +38,16 @@ class SplitPaths:
 
     @property
     def metadata(self) -> Path:
-        """The last file of the packed folder."""
+        """The metadata of the packed folder, which is written last."""
         return self.packed / METADATA_NAME
 
     @property
     def verification(self) -> Path:
-        """The last file of `verify`."""
+        """The result of `verify`, which is written last."""
         return self.packed / VERIFICATION_NAME
 
     def manifest(self, group: int) -> Path:
-        """The last file of a group of the packed folder."""
+        """Return the path of a group's manifest, which is written after the shards of the group."""
         return manifest_path(self.packed, group)
 
 
@@ -45,7 +55,15 @@ class SplitPaths:
 class WorkFolder:
     """The work folder of one pipeline, `work/<pipeline name>`.
 
-    `records` are unpacked examples that exist already, one folder a split; None where `prepare` makes them.
+    Attributes:
+        root: The work folder.
+        records: The folder of existing training examples, or None if `prepare` creates them.
+        evaluation_records: The folder of existing evaluation examples, or None if there is none.
+        has_evaluation: Whether the pipeline has an evaluation split.
+        pretrains: Whether the pipeline pretrains a model.
+        finetunes: Whether the pipeline fine-tunes a model.
+        predicts: Whether the pipeline predicts with a model.
+        store: The settings of the object store, or None for the defaults.
     """
 
     root: Path
@@ -59,7 +77,13 @@ class WorkFolder:
 
     @classmethod
     def of(cls, settings: PipelineSettings, work: Path, pipeline_folder: Path) -> WorkFolder:
-        """The work folder below `work`; relative paths in the pipeline file are taken from `pipeline_folder`."""
+        """Return the work folder of a pipeline.
+
+        Args:
+            settings: The settings of the pipeline.
+            work: The parent of all work folders.
+            pipeline_folder: The folder to which relative paths in the pipeline file refer.
+        """
         prepare = settings.prepare
         records = resolve_location(pipeline_folder, prepare.records) if prepare.records else None
         evaluation_records = None
@@ -79,65 +103,65 @@ class WorkFolder:
 
     @classmethod
     def existing(cls, root: Path) -> WorkFolder:
-        """An existing work folder, whatever its pipeline file states."""
+        """Return an existing work folder without reading its pipeline file. An evaluation split is assumed."""
         return cls(root, records=None, evaluation_records=None, has_evaluation=True)
 
     @property
     def examples(self) -> Path:
-        """The folder that `prepare` makes."""
+        """The folder that `prepare` writes."""
         return self.root / "examples"
 
     @property
     def examples_summary(self) -> Path:
-        """The last file of the folder that `prepare` makes."""
+        """The summary of `prepare`, which is written last."""
         return self.examples / EXAMPLES_NAME
 
     @property
     def train(self) -> Path:
-        """The folder that `train` makes."""
+        """The folder that `train` writes."""
         return self.root / "train"
 
     @property
     def training_result(self) -> Path:
-        """The last file that `train` writes: how the run ended."""
+        """The result of `train`, which is written last."""
         return self.train / TRAINING_NAME
 
     @property
     def evaluation_result(self) -> Path:
-        """Return the path of what `evaluate` measured."""
+        """The result of `evaluate`."""
         return self.train / "evaluation.json"
 
     def rows(self, split: str) -> Path:
-        """The labelled rows of a split, where they are built in."""
+        """Return the path of the labelled rows of a split, for a pipeline with built-in data."""
         return self.root / "rows" / f"{split}.jsonl"
 
     @property
     def finetune(self) -> Path:
-        """The folder that `finetune` makes: a model, as transformers opens it."""
+        """The folder that `finetune` writes. It contains a model that `transformers` can load."""
         return self.root / "finetune"
 
     @property
     def finetuning_result(self) -> Path:
-        """The last file that `finetune` writes: how good the model is."""
+        """The metrics of `finetune`, which are written last."""
         return self.finetune / FINETUNING_NAME
 
     @property
     def predictions(self) -> Path:
-        """The file that `predict` makes."""
+        """The file that `predict` writes."""
         return self.root / "predict" / "predictions.jsonl"
 
     @property
     def report(self) -> Path:
-        """The page that `report` makes."""
+        """The HTML page that `report` writes."""
         return self.root / "report.html"
 
     @property
     def splits(self) -> tuple[str, ...]:
-        """The splits of this pipeline."""
+        """The names of this pipeline's splits."""
         return _SPLITS if self.has_evaluation else _SPLITS[:1]
 
     def split(self, name: str) -> SplitPaths:
-        """The paths of one split."""
+        """Return the paths of one split."""
         given = self.records if name == "train" else self.evaluation_records
         suffix = "" if name == "train" else f"-{name}"
         return SplitPaths(

@@ -87,7 +87,7 @@ class _Layout(NamedTuple):
 
 
 class _Measured(NamedTuple):
-    """What is computed about a pack before its first byte is written. Each thread needs its own.
+    """Data about a pack that are computed before its first byte is written. Each thread needs its own instance.
 
     Attributes:
         sizes: int64 [features], the encoded size of each feature's values, in bytes.

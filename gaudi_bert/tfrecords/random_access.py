@@ -58,7 +58,7 @@ _Pages = mmap.mmap | bytes
 
 @dataclass(frozen=True)
 class _Prepared:
-    """What `RecordFiles.prepare` finds out about a file before the file is opened.
+    """The result of `RecordFiles.prepare`, from which a file is opened.
 
     Attributes:
         starts: int64 [records + 1], the position of each record's frame. The last entry is the end of the file.

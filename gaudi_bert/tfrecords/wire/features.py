@@ -82,9 +82,10 @@ def _key_row(spec: FeatureSpec) -> tuple[int, ...]:
 
 
 def _usual_head(spec: FeatureSpec, tag: int) -> list[int]:
-    """Return the fields of a key row that describe the usual head of a map entry, or zeros if the size of the values varies.
+    """Return the fields of a key row that describe the head of a map entry if the values have their usual size.
 
-    The fields are the size of the head, the size of the values, and the five words of the head.
+    The fields are the size of the head, the size of the values, and the five words of the head. If the size of the values
+    varies, all of them are 0.
     """
     if spec.kind != "float32" and spec.name not in _SMALL_VALUES:
         return [0] * (2 + len(_HEAD_WORDS))

@@ -355,7 +355,8 @@ def _measure_rows(rows: _Rows, lengths: IntArray, masked: IntArray) -> int:
         used = 0
         while used < masked_ids.size and masked_ids[used] != 0:
             used += 1
-        # A value that is out of range has a bit that is not set in the maximum. In the padding, every bit is such a bit.
+        # Each maximum is 2**n - 1, so that `value & ~maximum` is not zero if the value is out of range. Padding must be
+        # zero.
         wrong = labels[row] & ~1
         for slot in range(tokens):
             wrong |= (ids[slot] & ~MAX_TOKEN_ID) | (segments[slot] & ~MAX_SEGMENT_ID)

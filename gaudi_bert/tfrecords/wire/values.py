@@ -268,8 +268,8 @@ def _decode_varints(at: int, end: int, values: Int32Array) -> bool:
         else:
             first = second = _bits_below(ends)
             if first <= _LONGEST_QUICK:
-                # The shifts fill the top bits with copies of bit 63. At least five bytes remain below them, and the second
-                # number uses only three of these.
+                # The shifts are arithmetic and copy bit 63 into the top bits. This does no harm, because at least five valid
+                # bytes remain in the word, and the second number uses only three of them.
                 rest, rest_ends = word >> (first + 1), ends >> (first + 1)
                 second = _bits_below(rest_ends)
                 if second <= _LONGEST_QUICK:
