@@ -1,4 +1,8 @@
-"""Encoders of `transformers` as models of a task: their configs, their classes, and the weights of their folders."""
+"""Configs, classes and weights of `transformers` models that are trained for a task.
+
+Only local files are read, and no code from a model folder is run. `transformers` fills in missing weights at random and
+ignores superfluous ones, whereas this module reports both as errors.
+"""
 
 from __future__ import annotations
 
@@ -34,11 +38,15 @@ _AUTO: Mapping[TaskKind, Any] = {
 _OF_THE_HEAD = ("architectures", "id2label", "label2id", "num_labels", "problem_type", "finetuning_task")
 _OF_THE_FILE = ("transformers_version", "torch_dtype", "dtype", "_name_or_path", "gaudi_bert")
 _ENCODER = VectorHead("cls", normalize=False)
-_ANY_NUMBER = 1 << 20  # of positions and segments, where a model has no limit
+_ANY_NUMBER = 1 << 20  # the number of positions or segments that is assumed for a model without a limit
 
 
 def config_of(config: EncoderConfig, head: Head) -> Any:
-    """The config of `transformers` for a model with this head."""
+    """Return the `transformers` config of a model with a head.
+
+    Raises:
+        InputError: `transformers` does not have the model type, or its config cannot be used.
+    """
     values = dict(config.values)
     kind = values.get("model_type")
     if kind not in transformers.CONFIG_MAPPING:
@@ -57,7 +65,13 @@ def config_of(config: EncoderConfig, head: Head) -> Any:
 
 
 def word_task_of(config: EncoderConfig) -> TaskKind:
-    """Return what a model is trained for on texts alone: masked words where it sees both sides, else the next one."""
+    """Return the language modelling task of a model: causal if it is a decoder, otherwise masked.
+
+    If `transformers` has no class for this task, return the other one.
+
+    Raises:
+        InputError: `transformers` has a class for neither of the tasks.
+    """
     loaded = config_of(config, _ENCODER)
     tasks: tuple[TaskKind, ...] = ("masked-language-modelling", "causal-language-modelling")
     for task in tasks[::-1] if getattr(loaded, "is_decoder", False) else tasks:
@@ -67,12 +81,16 @@ def word_task_of(config: EncoderConfig) -> TaskKind:
 
 
 def known_types() -> tuple[str, ...]:
-    """The types of models that `transformers` has."""
+    """Return the model types that `transformers` supports."""
     return tuple(transformers.CONFIG_MAPPING)
 
 
 def class_of(config: Any, head: Head) -> Any:
-    """The class of `transformers` for a config and a head."""
+    """Return the `transformers` class for a config and a head.
+
+    Raises:
+        InputError: `transformers` has no such class.
+    """
     if isinstance(head, PretrainingHead):
         raise InputError(f"model type {config.model_type!r}: next-sentence prediction is BERT's; pack a table of texts")
     auto = transformers.AutoModel if isinstance(head, VectorHead) else _AUTO[head.kind]
@@ -83,11 +101,17 @@ def class_of(config: Any, head: Head) -> Any:
     return classes[0] if isinstance(classes, tuple) else classes
 
 
-# --- configs and weights of folders
+# --- Configs and weights in folders
 
 
 def read_encoder_config(file: Path) -> EncoderConfig:
-    """Return what a config.json holds on the encoder, without what it holds on a head and on the file."""
+    """Read a config.json, and return only the keys that describe the encoder.
+
+    Keys that describe the head or the file are omitted.
+
+    Raises:
+        InputError: The file cannot be read, does not contain a model type, or contains an impossible number.
+    """
     content = read_json(file)
     if not isinstance(content, dict) or not isinstance(content.get("model_type"), str):
         raise InputError(f"{file}: names no model_type; give the config.json of a model of transformers")
@@ -98,15 +122,21 @@ def read_encoder_config(file: Path) -> EncoderConfig:
 def fresh_config(
     values: Mapping[str, Any], vocab_size: int, token_ids: Mapping[str, int | None], positions: int
 ) -> EncoderConfig:
-    """A config with what it leaves open taken from the data: how many tokens there are, which are special, the positions.
+    """Return the config of a model with random weights, in which missing values are taken from the data.
 
-    A type alone (`model_type`) has as many positions as usual, or more where the data needs them.
+    If only a `model_type` is given, the model has its usual number of positions, or more if the data needs more.
+
+    Args:
+        values: The given keys of the config.
+        vocab_size: The number of tokens in the vocabulary of the data.
+        token_ids: The ids of the special tokens, by names such as "pad" and "cls". None for missing tokens.
+        positions: The number of positions that the data needs.
     """
     known = config_of(EncoderConfig(values), _ENCODER)
     named = {
         f"{name}_token_id": number
         for name, number in token_ids.items()
-        # The position after that of padding is the first one of some types, which therefore need one.
+        # Some types number positions from the id of the padding token on, so their padding id must not be removed.
         if hasattr(known, f"{name}_token_id") and (number is not None or name != "pad")
     }
     config = EncoderConfig({"vocab_size": vocab_size, **named, **values})
@@ -118,13 +148,22 @@ def fresh_config(
 
 
 def sizes_of(config: EncoderConfig, head: Head) -> ModelSizes:
-    """The sizes of a model; one that packs cannot be fed to is refused."""
+    """Return the sizes of a model with a head.
+
+    Raises:
+        InputError: The model cannot be fed packs.
+    """
     library = config_of(config, head)
     return sizes_by(library, feeding_of(library, kind=class_of(library, head)))
 
 
 def sizes_by(library: Any, feeding: Feeding) -> ModelSizes:
-    """The sizes of a model with a config of `transformers`, which is fed so."""
+    """Return the sizes of a model.
+
+    Args:
+        library: The `transformers` config of the model.
+        feeding: How the model is fed packs. It may limit the number of positions.
+    """
     text, most = library.get_text_config(), positions_of(library)
     positions = (_ANY_NUMBER if most is None else most) - feeding.position_offset
     segments = getattr(text, "type_vocab_size", None) if feeding.token_types else None
@@ -140,11 +179,20 @@ def sizes_by(library: Any, feeding: Feeding) -> ModelSizes:
 def read_encoder_weights(
     folder: Path, head: Head, *, lacks_head: bool
 ) -> tuple[EncoderConfig, str, dict[str, AnyArray], tuple[str, ...]]:
-    """Read the weights of a folder for a model with this head; with `lacks_head`, those of the head may be missing.
+    """Read the weights in a folder for a model with a head.
+
+    Args:
+        folder: The folder of a `transformers` model.
+        head: The head of the model.
+        lacks_head: Whether the weights of the head may be missing.
 
     Returns:
-        The config; the class of `transformers`; its variables by name, float32 (counters are integers), tied ones once; and
-        the names of those that the folder lacks, which keep their initial values.
+        A tuple of four values: the config, the name of the `transformers` class, the variables by name, and the names of the
+        variables that are missing in the folder and keep their initial values. Variables are float32, except that counters
+        are integers. Tied variables occur once.
+
+    Raises:
+        InputError: The weights cannot be read, or do not match the config.
     """
     config = read_encoder_config(folder / "config.json")
     library = config_of(config, head)
@@ -157,15 +205,15 @@ def read_encoder_weights(
 
 
 def stored_buffers(module: Any) -> dict[str, torch.Tensor]:
-    """Return what `save_pretrained` writes in addition to the parameters, by name: buffers that are part of the model."""
+    """Return the buffers that `save_pretrained` writes in addition to the parameters, by name."""
     stored = module.state_dict().keys() - set(getattr(module, "_keys_to_ignore_on_save", None) or ())
     return {name: buffer for name, buffer in module.named_buffers() if name in stored}
 
 
-# --- a model from its folder, as `save_pretrained` writes it: with all of its weights, or refused; nothing is downloaded
+# --- Reading a model from a folder that `save_pretrained` wrote
 #
-# `transformers` draws weights that a folder lacks at random and passes over those that the model has no use for. Here both
-# are errors.
+# Nothing is downloaded. `transformers` sets missing weights to random values and ignores superfluous weights. Here, both are
+# errors.
 
 _COPY = "copy the folder again, or save it again with save_pretrained"
 _LOADING_ERRORS = (*MODEL_ERRORS, SafetensorError, OSError, EOFError, MemoryError, OverflowError, pickle.UnpicklingError)
@@ -174,7 +222,7 @@ _WEIGHTS = ("*.safetensors", "*.bin")
 
 
 def architecture_of(folder: Path) -> str:
-    """The class that config.json names, or an empty string."""
+    """Return the first class name under `architectures` in config.json. Empty if there is none."""
     file = folder / "config.json"
     content = read_json(file)
     if not isinstance(content, dict):
@@ -184,21 +232,35 @@ def architecture_of(folder: Path) -> str:
 
 
 def read_model(folder: Path, kind: Any, **options: Any) -> Any:
-    """The model of a folder, in evaluation mode; weights that are missing, superfluous or not finite are refused.
+    """Read a model from a folder, and return it in evaluation mode.
 
-    `kind` is a class of `transformers`, or one of its `AutoModel...`; `options` are those of `from_pretrained`.
+    Args:
+        folder: The folder of the model.
+        kind: A `transformers` class, or one of its `AutoModel...` classes.
+        **options: Options for `from_pretrained`.
+
+    Raises:
+        InputError: The model cannot be read, or its weights are incomplete, superfluous or not finite.
     """
     return _read_parts(folder, kind, None, lacks_head=False, **options)[0]
 
 
 def _read_parts(folder: Path, kind: Any, config: Any, *, lacks_head: bool, **options: Any) -> tuple[Any, frozenset[str]]:
-    """The model of a folder, and the names of the weights that are missing there, which keep their initial values.
+    """Read a model from a folder.
 
-    `config` is that of the folder when None. With `lacks_head`, weights of the head may be missing, or have other shapes.
+    Args:
+        folder: The folder of the model.
+        kind: A `transformers` class, or one of its `AutoModel...` classes.
+        config: The config of the model. None for the config in the folder.
+        lacks_head: Whether the weights of the head may be missing or have other shapes.
+        **options: Options for `from_pretrained`.
+
+    Returns:
+        The model in evaluation mode, and the names of the missing weights, which keep their initial values.
     """
     architecture = architecture_of(folder)
     _check_numbers(folder / "config.json", read_json(folder / "config.json"))
-    local = {"local_files_only": True, "trust_remote_code": False}  # without the second it would ask on a terminal
+    local = {"local_files_only": True, "trust_remote_code": False}  # otherwise transformers may prompt the user
     try:
         with quiet_transformers():
             config = config or transformers.AutoConfig.from_pretrained(folder, **local)
@@ -215,11 +277,20 @@ def _read_parts(folder: Path, kind: Any, config: Any, *, lacks_head: bool, **opt
     return model.eval(), missing
 
 
-# --- what is checked before the weights are read, and after
+# --- Checks before and after the weights are read
 
 
 def _check_numbers(file: Path, value: Any, name: str = "") -> None:
-    """Refuse numbers that no model has: a config would make a list of as many layers."""
+    """Check that a config contains no impossibly large numbers, because `transformers` would build lists of such lengths.
+
+    Args:
+        file: The file of the config, for the error message.
+        value: The config, or a value in it.
+        name: The key of the value.
+
+    Raises:
+        InputError: A number is too large.
+    """
     if isinstance(value, dict | list):
         for key, each in value.items() if isinstance(value, dict) else ((name, each) for each in value):
             _check_numbers(file, each, key)
@@ -230,7 +301,13 @@ def _check_numbers(file: Path, value: Any, name: str = "") -> None:
 
 
 def _check_size(folder: Path, kind: Any, config: Any) -> None:
-    """Refuse a config of a model that is larger than its files: `transformers` would reserve the memory first."""
+    """Check that the model of a config is not larger than its weight files.
+
+    `transformers` would allocate the memory of the complete model before it notices that weights are missing.
+
+    Raises:
+        InputError: The config describes more weights than the files can contain.
+    """
     files = [file for pattern in _WEIGHTS for file in folder.glob(pattern)]
     stored_bytes = sum(file.stat().st_size for file in files)
     with torch.device("meta"):
@@ -244,7 +321,13 @@ def _check_size(folder: Path, kind: Any, config: Any) -> None:
 
 
 def _check_names(folder: Path) -> None:
-    """Refuse two tensors for one parameter: `transformers` takes the one with the name of the first releases."""
+    """Check that no parameter is stored twice, under its current name and under its name in the first releases.
+
+    `transformers` would silently use one of the two.
+
+    Raises:
+        InputError: A parameter is stored under both names.
+    """
     names: set[str] = set()
     for file in folder.glob("*.safetensors"):
         with safe_open(file, "pt") as tensors:
@@ -257,10 +340,20 @@ def _check_names(folder: Path) -> None:
 
 
 def _check_weights(folder: Path, model: Any, loaded: dict[str, Any], architecture: str, lacks_head: bool) -> None:
-    """Refuse a model whose weights are not those of the folder, all of them; with `lacks_head`, those of the encoder.
+    """Check that the weights in a folder are exactly those of a model, and that they are finite.
 
-    A pooler may be missing from an encoder, and superfluous anywhere: nothing here reads it. Of another class than
-    config.json names, the head is superfluous.
+    The pooler of an encoder may be missing, and a pooler may always be superfluous, because nothing reads it. If config.json
+    names another class than that of the model, the head of that class may be superfluous as well.
+
+    Args:
+        folder: The folder of the model.
+        model: The model, after its weights were loaded.
+        loaded: The loading information of `transformers`.
+        architecture: The class that config.json names.
+        lacks_head: Whether only the weights of the encoder are checked.
+
+    Raises:
+        InputError: A weight is missing, superfluous, not finite, or has the wrong shape.
     """
     prefix = f"{model.base_model_prefix}."
     is_encoder = model.base_model is model

@@ -1,10 +1,12 @@
-"""A model of `transformers` over packs: hidden states of all tokens, then vectors of texts, or what its own head gives.
+"""Running any `transformers` model on packs: vectors of texts, or the outputs of the model's own head.
 
-How the encoder has to be fed is measured (`feeding_trial.py`), and so is what a head of texts reads: of each sequence the
-first token, the last one, or all of them. The head runs on that alone, through a stand-in for the encoder that returns
-known hidden states. A model is refused where packs give other outputs than the class of `transformers` for each sequence.
+The encoder computes the hidden states of all tokens in a pack. Trials determine how it has to be fed (`feeding_trial.py`),
+and which tokens of a sequence a head for texts reads: the first one, the last one or all of them. The head is then run only
+on these tokens. For this purpose, the encoder in the model class is replaced by a stand-in that returns given hidden states.
+A model is rejected if its outputs for packs differ from those of the original class for single sequences.
 
-Letters: B packs, L positions, S depth, R rows, K tokens of a row, H hidden size, C values of a head.
+Letters in shapes: B packs, L positions, S depth, R rows, K tokens of a row, H hidden size, C values of a head, Q masked
+slots, V vocabulary.
 """
 
 from __future__ import annotations
@@ -59,20 +61,25 @@ from gaudi_bert.model.heads import TASK_BY_PROBLEM_TYPE, TaskHead, TaskKind, Vec
 Tensors = Mapping[str, Tensor]
 _Reads = Literal["first", "last", "all"]
 _TRIED_TOKENS = 40
-_TRIED_ROW_TOKENS = 512  # of the longest rows that are tried before it is known how long rows are
-_GRADIENT_BOUND = 1e-3  # of its norm
-_SMALL_ANSWERS_BOUND = 1e-3  # of the largest answer
+_TRIED_ROW_TOKENS = 512  # tokens in the longest rows of the first trial, when the length of later rows is unknown
+_GRADIENT_BOUND = 1e-3  # allowed difference, relative to the norm of the gradient
+_SMALL_ANSWERS_BOUND = 1e-3  # allowed difference, relative to the largest output of the head
 
 
 class PackedModel:
-    """A module of `transformers` on packs.
+    """A `transformers` module that runs on packs.
 
     Args:
-        module: an encoder, or a class with a head.
-        head: what its head gives; None where the head is not used.
+        module: An encoder, or a model with a head.
+        feeding: How the encoder is fed packs.
+        head: A description of the head's outputs. None if the head is not used.
 
     Attributes:
-        tried_tokens: the tokens of the longest row that was tried with the weights of the module.
+        tried_tokens: The number of tokens in the longest row that was tried with the current weights. 0 before the first
+            trial.
+
+    Raises:
+        InputError: The head cannot be separated from the encoder, or the model cannot be trained on masked tokens in packs.
     """
 
     def __init__(self, module: Any, feeding: Feeding, head: TaskHead | None) -> None:
@@ -84,27 +91,36 @@ class PackedModel:
         self._reads: _Reads = self._what_it_reads() if head is not None and head.predicts_per_text else "first"
 
     def train(self, training: bool) -> None:
-        """Turn dropout on or off."""
+        """Set the training mode, which turns dropout on or off."""
         for module in (self.module, self._stand_in):
             if module is not None and module.training != training:
                 module.train(training)
 
     def check_tokens(self, batch: BatchArrays) -> None:
-        """Refuse a batch with a token that changes the other sequences of its pack."""
+        """Check that a batch does not contain the token that changes the other sequences of its pack.
+
+        Raises:
+            InputError: It contains the token.
+        """
         token = self.feeding.unpacked_token
         if token is not None and token in batch["input_ids"]:
             raise InputError(_masked_tokens_mix(self.module))
 
-    # --- packs through the encoder, and what the head reads through the head
+    # --- Running packs through the encoder and the head
 
     def vectors(self, batch: Tensors, head: VectorHead) -> Tensor:
-        """A vector for each text, wide, [B, S, H]."""
+        """Compute a vector for each text in at least float32, [B, S, H]."""
         hidden_BLH = self._hidden(batch)
         picked = hidden_BLH if head.positions_feature is None else gather(hidden_BLH, batch[head.positions_feature])
         return vectors_of_sequences(head, widen(picked.flatten(0, 1)), batch)
 
     def answers(self, batch: Tensors) -> Tensor:
-        """Return what the head gives, wide: [B, S, C], [B, L, C], or scores of words [B, Q, V]."""
+        """Compute the outputs of the head in at least float32.
+
+        Returns:
+            [B, S, C] if the head predicts per text, [B, L, C] if it predicts per token, or the logits of the vocabulary
+            [B, Q, V] at masked slots or [B, L, V] at all tokens.
+        """
         head = cast(TaskHead, self._head)
         hidden_BLH = self._hidden(batch)
         if head.positions_feature == "masked_positions":
@@ -117,12 +133,12 @@ class PackedModel:
             return widen(self._answers_of_texts(hidden_BLH.to(self._dtype), batch))
 
     def stored_buffers(self) -> dict[str, Tensor]:
-        """Return what the module stores in addition to its parameters: statistics of its layers, for one."""
+        """Return the buffers that are stored in addition to the parameters, such as statistics of layers, by name."""
         return stored_buffers(self.module)
 
     @property
     def device(self) -> torch.device:
-        """The device of its weights."""
+        """The device of the weights."""
         return next(self.module.parameters()).device
 
     @property
@@ -130,8 +146,9 @@ class PackedModel:
         return next(self.module.parameters()).dtype
 
     def _hidden(self, batch: Tensors) -> Tensor:
+        """Compute the hidden states of all tokens, [B, L, H]."""
         feeding, numbers_BL = self.feeding, batch["input_mask"]
-        # The lowest number of bfloat16 in float32: autocast would make an infinity of the lowest one of float32.
+        # Autocast would turn the lowest float32 value into an infinity, so masks use the lowest bfloat16 value.
         lowest = torch.float16 if self._dtype == torch.float16 else torch.bfloat16
         masks = on_device(additive_masks(numbers_BL, feeding, lowest), numbers_BL.device, self._dtype)
         inputs: dict[str, Any] = {"input_ids": batch["input_ids"].long(), "attention_mask": masks}
@@ -140,14 +157,14 @@ class PackedModel:
         if feeding.token_types:
             inputs["token_type_ids"] = batch["segment_ids"].long()
         patches = not torch.compiler.is_compiling()  # a compiler cannot trace the patch
-        if patches and self.module.training:  # layers that are computed twice have to be so in the same way
-            names = ("is_activation_checkpointing", "is_gradient_checkpointing")  # of transformers of today, and before
+        if patches and self.module.training:  # recomputed layers must not be patched in only one of the two passes
+            names = ("is_activation_checkpointing", "is_gradient_checkpointing")  # in current and older transformers
             patches = not next((getattr(self.module, name) for name in names if hasattr(self.module, name)), False)
         with patch_linear() if patches else nullcontext():
             return cast(Tensor, token_outputs(self._encoder(**inputs)))
 
     def _answers_of_texts(self, hidden_BLH: Tensor, batch: Tensors) -> Tensor:
-        """The head on what it reads of each text, [B, S, C]."""
+        """Run the head on the tokens that it reads of each text, and return its outputs, [B, S, C]."""
         starts_BS, depth = batch["sequence_positions"].long(), batch["sequence_positions"].shape[1]
         if self._reads == "first":
             return self._scores(gather(hidden_BLH, starts_BS).flatten(0, 1)[:, None]).unflatten(0, starts_BS.shape)
@@ -157,20 +174,21 @@ class PackedModel:
             return self._scores(last_BSH.flatten(0, 1)[:, None]).unflatten(0, starts_BS.shape)
         length = hidden_BLH.shape[1]
         if hidden_BLH.device.type == "cpu" and not torch.compiler.is_compiling():
-            length = int(tokens_BS.max())  # another device has one shape
+            length = int(tokens_BS.max())  # other devices and compilers need static shapes
         within_K = torch.arange(length, device=starts_BS.device)
         positions_BSK = (starts_BS[..., None] + within_K).clamp(max=hidden_BLH.shape[1] - 1)
         rows_RKH = gather(hidden_BLH, positions_BSK.flatten(1)).reshape(starts_BS.numel(), length, -1)
         return self._scores(rows_RKH, (within_K < tokens_BS.reshape(-1, 1)).long()).unflatten(0, starts_BS.shape)
 
     def _scores(self, hidden: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Run the head on given hidden states. Without a mask, all tokens are valid."""
         mask = torch.ones(hidden.shape[:2], dtype=torch.int64, device=hidden.device) if mask is None else mask
         return _logits_of(cast(torch.nn.Module, self._stand_in)(inputs_embeds=hidden, attention_mask=mask))
 
-    # --- what is measured before a model is used
+    # --- Trials before a model is used
 
     def _what_it_reads(self) -> _Reads:
-        """Find the token of a text whose hidden states alone give the head's answer; else it reads all of them."""
+        """Return "first" or "last" if the head's output depends only on this token of a text, otherwise "all"."""
         size = self.module.config.get_text_config().hidden_size
         with trial_of(self.module), quiet_transformers():
             random_RKH = torch.randn((2, 7, size), generator=torch.Generator().manual_seed(TRIAL_SEED))
@@ -184,9 +202,12 @@ class PackedModel:
         return "all"
 
     def try_rows(self, tokens: int = 0) -> None:
-        """Refuse weights for which packs in rows of so many tokens are wrong, unless longer rows were tried before.
+        """Try the current weights on packs in rows of at least `tokens` tokens, unless such rows were already tried.
 
-        The first rows have at least 512 tokens, if the model has as many positions, and the head is tried with them.
+        In the first trial, the head is tried too, and the rows have at least 512 tokens if the model has so many positions.
+
+        Raises:
+            InputError: Packed and single sequences have different outputs.
         """
         if self.tried_tokens and tokens <= self.tried_tokens:
             return
@@ -197,11 +218,23 @@ class PackedModel:
         self.tried_tokens, _ = self.try_packs(min(positions, length), training=False)
 
     def try_packs(self, row_tokens: int | None = None, *, training: bool) -> tuple[int, float]:
-        """Refuse an encoder that packs are not right for, in rows of so many tokens; as `try_model`."""
+        """Try the encoder on packs, as described for `try_model`.
+
+        Args:
+            row_tokens: The number of tokens in the longest rows, or None for a default.
+            training: Whether the encoder is also tried in training mode.
+
+        Returns:
+            The number of tokens in the longest row, and the largest difference relative to the largest output.
+
+        Raises:
+            InputError: Packed and single sequences have different outputs.
+        """
         encoder, feeding = self.module.base_model, self.feeding
         return try_model(encoder, feeding, lambda rows: packed_batch(rows, feeding), row_tokens, training=training)
 
     def _trial_row(self) -> Row:
+        """Return a short pack without padding."""
         length = min(_TRIED_TOKENS, tokens_of_packs(self.module.config, self.feeding.position_offset))
         return full_pack(self.module.config, length, self.feeding.longest_sequence, self.feeding.unpacked_token)[0][0]
 
@@ -214,13 +247,20 @@ class PackedModel:
             "segment_ids": row["token_type_ids"],
             "positions": row["position_ids"],
             "sequence_positions": np.cumsum(row["seq_lens"]) - row["seq_lens"],
-            "masked_positions": np.arange(len(row["input_ids"])),  # a head of words reads every token
+            "masked_positions": np.arange(len(row["input_ids"])),  # a language modelling head is tried on every token
         }
         batch = {name: torch.from_numpy(values[None].astype(np.int32)) for name, values in features.items()}
         return cast(dict[str, Tensor], on_device(batch, self.device))
 
     def try_head(self) -> float:
-        """Refuse a head whose answers for packed sequences are not those for each alone; return how far they differ."""
+        """Check that the head has the same outputs for packed and for single sequences.
+
+        Returns:
+            The largest difference, relative to the largest output or to 1, whichever is larger.
+
+        Raises:
+            InputError: The outputs differ by more than rounding.
+        """
         module, feeding = self.module, self.feeding
         row, alone = self._trial_row(), []
         batch = self.trial_batch()
@@ -235,7 +275,8 @@ class PackedModel:
             raise InputError(f"{type(module).__name__}: its head gives {expected.shape}, not {packed.shape}")
         scale, largest = scale_of([expected]), float(expected.abs().max())
         difference = float((packed - expected).abs().max()) / scale
-        # The scale is at least 1, so answers that are all small are also compared with the largest of them.
+        # The scale is at least 1, which would hide errors if all outputs are small. Therefore the bound also depends on the
+        # largest output.
         bound = min(alone_bound(module), max(alone_bound(module), _SMALL_ANSWERS_BOUND) * largest / scale)
         if not difference <= bound:
             raise InputError(
@@ -246,23 +287,23 @@ class PackedModel:
 
 
 def _masked_tokens_mix(model: Any) -> str:
-    """Why a row with masked tokens is refused, of a model in whose packs they change the other sequences."""
+    """Return the error message for a model in whose packs a masked token changes the other sequences."""
     setting = "token_dropout: it scales a row by its share of masked tokens; set token_dropout: false in config.json"
     remedy = setting if getattr(model.config, "token_dropout", False) else NO_PACKS_REMEDY
     return f"{type(model).__name__}: a masked token changes the other sequences of its pack ({remedy})"
 
 
 class _StandIn(torch.nn.Module):
-    """Stands for an encoder: the hidden states that it gives are those that it is given, in an output of that kind."""
+    """A module that replaces an encoder. It returns the hidden states that it is given, in the encoder's output type."""
 
     def __init__(self, encoder: Any, output: Any) -> None:
         super().__init__()
         self._kind: Any = BaseModelOutputWithPooling if isinstance(output, tuple) else type(output)
         self._has_pooled = any(field.name == "pooler_output" for field in dataclasses.fields(self._kind))
         self.pooler = getattr(encoder, "pooler", None)
-        self._activation = getattr(encoder, "pooler_activation", None)  # of a pooler that is a mere dense layer
+        self._activation = getattr(encoder, "pooler_activation", None)  # set if the pooler is only a dense layer
         for name, _ in encoder.named_children():
-            if name != "pooler":  # a head may call a part of the encoder instead (OPT's decoder)
+            if name != "pooler":  # a head may call a part of the encoder directly, such as the decoder of OPT
                 self.__dict__[name] = self
 
     def forward(self, *_: Any, inputs_embeds: Tensor, **__: Any) -> Any:
@@ -275,7 +316,11 @@ class _StandIn(torch.nn.Module):
 
 
 def _with_stand_in(module: Any) -> torch.nn.Module:
-    """Return the same module with the same weights, but for its encoder."""
+    """Return a copy of a module that shares its weights, but whose encoder is replaced by a stand-in.
+
+    Raises:
+        InputError: The encoder is not a direct child of the module.
+    """
     encoder = module.base_model
     name = next((name for name, child in module.named_children() if child is encoder), None)
     if name is None:
@@ -284,22 +329,32 @@ def _with_stand_in(module: Any) -> torch.nn.Module:
         tokens = torch.tensor(usual_tokens(module.config)[None, :3], device=next(module.parameters()).device)
         output = encoder(input_ids=tokens)
     head: Any = copy.copy(module)
-    head._modules = {**module._modules, name: _StandIn(encoder, output)}  # noqa: SLF001 - of the copy
+    head._modules = {**module._modules, name: _StandIn(encoder, output)}  # noqa: SLF001 - only the copy is changed
     head.config = copy.copy(module.config)
     if getattr(head.config, "pad_token_id", None) is None:
-        head.config.pad_token_id = 0  # some heads take no batch without one; rows hold no padding here
+        head.config.pad_token_id = (
+            0  # some heads reject batches without a padding id, although these rows contain no padding
+        )
     return cast(torch.nn.Module, head)
 
 
 def _logits_of(output: Any) -> Tensor:
-    """The outputs of a head; of one for spans both, side by side."""
+    """Return the logits of a head. For a span head, stack the start and end logits along the last axis."""
     if "start_logits" in output:
         return torch.stack([output.start_logits, output.end_logits], dim=-1)
     return cast(Tensor, output.logits)
 
 
 def head_of(model: Any) -> tuple[TaskHead | None, tuple[str, ...]]:
-    """Return what the head of a model gives, None where that is not known here, and the names of its labels."""
+    """Return a description of a model's head, and the names of its labels.
+
+    Returns:
+        The head, or None if it is not a classification or regression head, and the labels. The labels are empty if the head
+        is None.
+
+    Raises:
+        InputError: The labels are incomplete or not valid.
+    """
     config, name = model.config, type(model).__name__
     if not name.endswith(("ForTokenClassification", "ForSequenceClassification")):
         return None, ()
@@ -314,16 +369,25 @@ def head_of(model: Any) -> tuple[TaskHead | None, tuple[str, ...]]:
     return TaskHead(kind, len(labels)), labels
 
 
-# --- `verify-model` for any model of `transformers`: what `finetune` tries before it trains, with the model's own weights
+# --- `verify-model` for any `transformers` model
 #
-# Outputs, the gradients of all weights, and the answers of its head must agree.
+# With the model's own weights, the trials of `finetune` are run, and the gradients of all weights are compared as well.
 
 
 def verify_folder(folder: Path, say: Callable[[str], None]) -> tuple[dict[str, float], int, int]:
-    """Try the model of a folder with its own weights and its head; packed sequences that are not alike end in FailedError.
+    """Check the model in a folder, with its own weights and its head.
+
+    Args:
+        folder: The folder of the model.
+        say: A function that shows a line to the user.
 
     Returns:
-        The largest differences as shares of the largest output, or of the gradient's norm; packs; their sequences.
+        A tuple of three values: the largest differences by name, the number of packs, and the number of sequences in them.
+        Differences are relative to the largest output or, for "gradient", to the norm of the gradient.
+
+    Raises:
+        InputError: The model cannot be read.
+        FailedError: Packed and single sequences have different outputs or gradients.
     """
     kind = getattr(transformers, architecture_of(folder), transformers.AutoModel)
     model = read_model(folder, kind)
@@ -348,9 +412,12 @@ def verify_folder(folder: Path, say: Callable[[str], None]) -> tuple[dict[str, f
 
 
 def _gradient_difference(encoder: Any, feeding: Feeding, rows: list[Row]) -> float:
-    """Measure how far the gradients of packs and of their sequences alone differ, as a share of their norm.
+    """Return the difference between the gradients for packed and for single sequences, relative to their norm.
 
-    The loss is a sum of all outputs of the sequences, each times a random number.
+    The loss is the sum of all outputs, each multiplied by a random number.
+
+    Raises:
+        InputError: The difference is larger than allowed.
     """
     model = fed_module(encoder, feeding)
     weights = [weight for weight in encoder.parameters() if weight.requires_grad]

@@ -1,6 +1,6 @@
-"""Frameworks that compute a run: what a run asks of one (`protocol.py`), TensorFlow, and PyTorch.
+"""The frameworks that compute a run: their common interface (`protocol.py`), TensorFlow and PyTorch.
 
-Here is which one computes a run, and why: the only module that imports one, and never both.
+This module chooses the engine of a run and imports its framework. No other framework is imported.
 """
 
 from __future__ import annotations
@@ -19,30 +19,34 @@ from gaudi_bert.engines.protocol import Engine
 
 
 class ChosenEngine(NamedTuple):
-    """An engine's name, and why it was chosen."""
+    """The name of an engine, and the reason why it was chosen."""
 
     name: EngineName
     reason: str
 
     def line(self) -> str:
-        """For people."""
+        """Format the choice as a line for the user."""
         return f"engine {self.name}: {self.reason}"
 
 
 def is_installed(name: EngineName) -> bool:
-    """Whether the framework of an engine can be imported, without importing it."""
+    """Return whether the framework of an engine is installed, without importing it."""
     return importlib.util.find_spec("torch" if name == "pytorch" else name) is not None
 
 
 def choose_engine(
     requested: Choice, *, is_bert: bool = True, key: str = "training.engine", stored: EngineName | None = None
 ) -> ChosenEngine:
-    """The engine of a run.
+    """Choose the engine of a run.
 
-    `stored` is that of the run that is resumed; `key` is the setting that `requested` comes from.
+    Args:
+        requested: The name of an engine, or "auto".
+        is_bert: Whether the model is a BERT. TensorFlow only runs BERT.
+        key: The setting that `requested` comes from, for error messages.
+        stored: The engine with which a resumed run began, or None.
 
     Raises:
-        InputError: it is not installed, or cannot run the model.
+        InputError: The engine is not installed, or cannot run the model.
     """
     has_vendor = importlib.util.find_spec("habana_frameworks") is not None
     if requested != "auto":
@@ -67,7 +71,7 @@ def choose_engine(
 
 
 def load_engine(name: EngineName) -> Engine:
-    """The engine's module; its framework is imported now."""
+    """Import the module of an engine, which also imports its framework."""
     if name == "tensorflow":
         with _without_keras():
             return cast(Engine, importlib.import_module("gaudi_bert.engines.tensorflow.engine"))
@@ -76,15 +80,15 @@ def load_engine(name: EngineName) -> Engine:
 
 @contextmanager
 def _without_keras() -> Iterator[None]:
-    """Inside the block, TensorFlow is imported without Keras, which it would load for others to use, and pandas with it.
+    """Prevent TensorFlow from importing Keras during the context.
 
-    Nothing of ours uses Keras, and it takes more than a third of the time. TensorFlow does without where there is
-    none, and afterwards Keras can be imported as ever.
+    Importing Keras, and pandas with it, takes more than a third of the import time, and we do not use Keras. TensorFlow also
+    works without Keras. After the context, Keras can be imported as usual.
     """
     if "tensorflow" in sys.modules or "keras" in sys.modules:
         yield
         return
-    sys.modules["keras"] = None  # type: ignore[assignment]  # what Python takes for "there is none"
+    sys.modules["keras"] = None  # type: ignore[assignment]  # makes Python report that the module does not exist
     try:
         yield
     finally:

@@ -1,13 +1,15 @@
-"""What a framework does for a run: the list that `engines/tensorflow` and `engines/pytorch` fulfil, and nothing else.
+"""The interface between a run and the framework that computes it, which `engines/tensorflow` and `engines/pytorch`
+implement.
 
-Everything else (the plan of a run, its loop, data, denominators, figures, checkpoints) is written once, in `training/`.
-Arrays go in and out as numpy; how they are computed is the engine's.
+Everything that does not depend on a framework (the plan of a run, the loop, data, denominators, metrics and checkpoints) is
+implemented once, in `training/`. Inputs and outputs of an engine are numpy arrays.
 
-The processes that train together are a `Communicator`, by Horovod or torch.distributed. Gradients are summed, not averaged:
-the loss of every process is already divided by the denominators of the complete update (`training/objective.py`), so the sum
-is exact.
+A `Communicator` connects the processes that train together, by Horovod or torch.distributed. Gradients are summed over the
+processes and not averaged, because the loss of every process is already divided by the denominators of the complete update
+(`training/objective.py`).
 
-Letters: B packs, M micro-batches of an update on one process, K sums of a head.
+Letters in shapes: B packs, L positions, Q masked slots, S depth, H hidden size, V vocabulary, M micro-batches of an update
+on one process, K sums of a head.
 """
 
 from __future__ import annotations
@@ -34,9 +36,13 @@ DeviceKind = Literal["cpu", "cuda", "hpu"]
 
 @dataclass(frozen=True)
 class Communicator:
-    """One process on its own: rank 0 of 1, whose sums do not travel.
+    """The processes of a run, as one of them sees it. This base class is for a run with a single process.
 
-    `local_size` is the number of processes on this host; `errors` are what a sum raises that another process misses.
+    Attributes:
+        rank: The number of this process, from 0.
+        size: The number of processes.
+        local_size: The number of processes on this host.
+        errors: The exceptions that a sum may raise if another process does not take part in it.
     """
 
     rank: int = 0
@@ -46,47 +52,56 @@ class Communicator:
 
     @property
     def is_first(self) -> bool:
-        """Whether this process writes files and speaks: rank 0."""
+        """Whether this process has rank 0. Only this process writes files and shows messages."""
         return self.rank == 0
 
     def sum_array(self, values: NDArray[Any]) -> FloatArray:
-        """The sum over all processes of a small host array (float64)."""
+        """Return the sum of a small array on the host over all processes, float64. All processes call this together."""
         return np.asarray(values, np.float64)
 
     def sum_tensors(self, tensors: list[Any]) -> list[Any]:
-        """The sums over all processes, inside a graph of TensorFlow."""
+        """Return the sums of tensors over all processes. This is called inside a TensorFlow graph."""
         return tensors
 
     def any_true(self, value: bool) -> bool:
-        """Whether `value` is true in at least one process; the same answer in all."""
+        """Return whether `value` is true in at least one process. All processes call this together."""
         return bool(self.sum_array(np.array([float(value)]))[0] > 0)
 
     def from_first(self, make: Callable[[], T]) -> T:
-        """Return what `make` returns in the first process, which alone calls it; every process gets it."""
+        """Call `make` in the first process, and return its result in every process. All processes call this together."""
         return make()
 
     def broadcast(self, arrays: WeightArrays) -> WeightArrays:
-        """The arrays of rank 0, in every process; names and shapes are the same in all."""
+        """Return the arrays of rank 0 in every process. All processes pass arrays with the same names and shapes."""
         return arrays
 
     def barrier(self) -> None:
-        """Wait until every process is here."""
+        """Wait until every process has called this method."""
         self.sum_array(np.zeros(1))
 
     def note(self, activity: str, *, slow: bool = False) -> None:
-        """Report what this process is doing: a sign of work for the watchdog. `slow`: it may take longer than usual."""
+        """Tell the watchdog what this process is doing, which also shows that it makes progress.
+
+        Args:
+            activity: A description for error messages.
+            slow: Whether the activity may take longer than usual.
+        """
 
     def note_saved(self, update: int) -> None:
-        """Report the last update of which a checkpoint is complete."""
+        """Tell the watchdog the number of the last update whose checkpoint is complete."""
 
     def arrive(self) -> None:
-        """Report that this process's share is done, and that it is about to wait for the others."""
+        """Tell the watchdog that this process has done its part and is about to wait for the others."""
 
     @contextmanager
     def watched(self, settings: LoopSettings) -> Iterator[Communicator]:
-        """End this process when another one is lost or asleep, while the context lasts (`watchdog.py`).
+        """Watch the other processes during the context, and end this process if another one is lost or hangs
+        (`watchdog.py`).
 
-        The communicator of the context is the one to work with. The device must be open.
+        The device must already be open.
+
+        Yields:
+            The communicator to use during the context.
         """
         del settings
         yield self
@@ -94,11 +109,17 @@ class Communicator:
 
 @dataclass(frozen=True)
 class Device:
-    """An opened device; `name` is the framework's, `notes` are lines for the user.
+    """A device that has been opened.
 
-    `compute_dtype` is that of the matrix products, float32 where the device's own software converts; `compiles`: whether a
-    model's step is compiled here, unless a run began otherwise; `recomputes`: whether layers are computed once more for the
-    backward pass; `fuses_attention`: whether the kernel of Gaudi's vendor computes attention.
+    Attributes:
+        kind: The kind of device.
+        name: The name that the framework gives to the device.
+        compute_dtype: The dtype of the matrix products. It is float32 if the device's own software converts them.
+        description: A description of the device for the user.
+        compiles: Whether the training step of a new run is compiled.
+        notes: Lines for the user.
+        recomputes: Whether layers are computed again in the backward pass, which saves memory.
+        fuses_attention: Whether attention is computed by the fused kernel of the Gaudi software.
     """
 
     kind: DeviceKind
@@ -113,17 +134,19 @@ class Device:
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """A model: the encoder and its head."""
+    """A description of a model: the config of its encoder, and its head."""
 
     config: BertConfig | EncoderConfig
     head: Head
 
 
 class Trial(NamedTuple):
-    """One forward and backward pass without dropout.
+    """The results of one forward and backward pass of a pretraining model without dropout.
 
-    `outputs`: `hidden_states` [B, L, H], `masked_lm_logits` [B, Q, V], `next_sentence_logits` [B, S, 2]. `gradients`, by
-    variable, are those of masked-LM plus next-sentence loss, each divided by its weight.
+    Attributes:
+        outputs: `hidden_states` [B, L, H], `masked_lm_logits` [B, Q, V] and `next_sentence_logits` [B, S, 2].
+        losses: `masked_lm_loss` and `next_sentence_loss`, each divided by its weight.
+        gradients: The gradients of the sum of both losses, by variable name.
     """
 
     outputs: dict[str, Float32Array]
@@ -132,25 +155,29 @@ class Trial(NamedTuple):
 
 
 class Model(Protocol):
-    """A model on a device. A batch maps names of features to arrays [B, ...], integers int32, weights float32.
+    """A model on a device.
 
-    Shapes are static: an engine may build a graph for each set of shapes it meets, and a run meets one for each length of
-    rows.
+    A batch maps feature names to arrays [B, ...]. Integers are int32, and weights are float32. Shapes are static, because an
+    engine may build a graph for each set of shapes. A run has one set of shapes per row length.
     """
 
     spec: ModelSpec
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The variables' shapes by name, in the order in which the forward pass meets them."""
+        """Return the shapes of the variables by name, in the order in which the forward pass uses them."""
 
     def buffers(self) -> Collection[str]:
-        """The names of the variables that no gradient reaches, so the optimizer has no moments of them."""
+        """Return the names of the variables that have no gradient and therefore no moments."""
 
     def values(self) -> dict[str, Float32Array]:
-        """A copy of the variables by name."""
+        """Return a copy of the variables by name."""
 
     def load_values(self, values: WeightArrays) -> None:
-        """Set variables by name; those that `values` does not name keep what they hold."""
+        """Set variables by name. Variables that are missing in `values` keep their values.
+
+        Raises:
+            InputError: A name or a shape does not match the model.
+        """
 
     def freeze(self) -> None:
         """Give up training and the loading of weights, so that an engine may arrange them for inference.
@@ -159,27 +186,45 @@ class Model(Protocol):
         """
 
     def outputs(self, batch: BatchArrays) -> Float32Array:
-        """Return what the head gives, without dropout (heads that keep outputs)."""
+        """Return the outputs of the head for a batch, without dropout. The head must be one that keeps outputs."""
 
     def evaluate(self, batch: BatchArrays) -> tuple[Float32Array | None, Float32Array]:
-        """The outputs, of heads that keep them, and the K sums; without dropout."""
+        """Run the model on a batch without dropout.
+
+        Returns:
+            The outputs of the head, or None if the head does not keep outputs, and the K sums.
+        """
 
     def trial(self, batch: BatchArrays, loss: Loss) -> Trial:
-        """Outputs, losses and gradients of a model of pretraining."""
+        """Compute outputs, losses and gradients of a pretraining model, without dropout."""
 
     def work(self, batch: BatchArrays) -> float:
-        """One forward and backward pass with dropout; a number that needs all gradients. For timing."""
+        """Do a forward and backward pass with dropout, for timing.
+
+        Returns:
+            A number that depends on all gradients, so that none of them can be skipped.
+        """
 
 
 def check_weights(shapes: Mapping[str, tuple[int, ...]], values: WeightArrays) -> None:
-    """Refuse values by name that are not of variables of a model, which have these shapes."""
+    """Check that values have the names and shapes of a model's variables. Some variables may be missing.
+
+    Raises:
+        InputError: A name is unknown or a shape is wrong.
+    """
     problem = find_shape_mismatch(shapes, values, optional_prefixes="")
     if problem is not None:
         raise InputError(f"model: {problem}; load the weights of a model of the same config")
 
 
 class UpdateScalars(NamedTuple):
-    """The numbers of an update: the learning rate, and 1 / (1 - beta^t) for both moments."""
+    """The scalars of an update.
+
+    Attributes:
+        learning_rate: The learning rate.
+        first_correction: The bias correction of the first moment, 1 / (1 - beta_1^t) in update t.
+        second_correction: The bias correction of the second moment, 1 / (1 - beta_2^t) in update t.
+    """
 
     learning_rate: float
     first_correction: float
@@ -187,19 +232,19 @@ class UpdateScalars(NamedTuple):
 
 
 UpdateLoss = Callable[[Sequence[NDArray[Any]]], tuple[FloatArray, Sequence[FloatArray]]]
-"""A loss of all micro-batches of an update together, those of other processes too.
+"""A loss over all micro-batches of an update, including those of other processes.
 
-From what the head gives for each micro-batch of this process, [M] arrays [B, ...], to the K sums and the loss's gradients by
-these arrays. Every process calls it at the same time.
+The argument contains the outputs of the head for each micro-batch of this process, M arrays [B, ...]. The function returns
+the K sums, and the gradients of the loss with respect to these M arrays. Every process calls it at the same time.
 """
 
 
 Sums = Callable[[], NDArray[Any]]
-"""Numbers that the device may not have finished: call it to wait for them, float32 [K + 1]."""
+"""A function that waits until the device has finished an update, and returns its sums, float32 [K + 1]."""
 
 
 class Updates(Protocol):
-    """Runs updates of one model by one optimizer; every process calls `run` at the same time."""
+    """Runs the updates of one model with one optimizer. Every process calls `run` at the same time."""
 
     def run(
         self,
@@ -210,36 +255,61 @@ class Updates(Protocol):
         update: int,
         update_loss: UpdateLoss | None = None,
     ) -> Sums:
-        """Gradients of M micro-batches, summed over them and over processes, clipped once, and applied.
+        """Do one update: add the gradients of all micro-batches and processes, clip the sum, and apply it.
 
-        The two losses of a micro-batch are multiplied by its `factors`; `seeds` are those of dropout. The result: the K sums
-        over this process's micro-batches, and the gradient's norm over all processes before clipping.
+        With an `update_loss`, all micro-batches are first computed without gradients, except for the last one. After the
+        loss is known, all but the last one are computed again with gradients and the same dropout (GradCache, Gao et al.,
+        2021).
 
-        With an `update_loss`, loss and sums are its own, and `factors` are not used: all micro-batches are
-        computed once, and all but the last once more, with gradients and the same dropout (GradCache, Gao et al., 2021).
+        Args:
+            micro_batches: The M micro-batches of this process.
+            seeds_M2: The dropout seed of each micro-batch, int32 [M, 2].
+            factors_M2: The factors by which the two losses of each micro-batch are multiplied, float64 [M, 2]. They are not
+                used with an `update_loss`.
+            scalars: The learning rate and the bias corrections.
+            update: The number of the update, from 1.
+            update_loss: The loss over all micro-batches, if it is not a sum of their losses.
+
+        Returns:
+            A function that waits for the device and returns float32 [K + 1]: the K sums over the micro-batches of this
+            process, and the gradient norm over all processes before clipping.
         """
 
     def moments(self) -> tuple[dict[str, Float32Array], dict[str, Float32Array]]:
-        """A copy of the first and second moments, by variable."""
+        """Return a copy of the first and of the second moments, by variable name."""
 
     def load_moments(self, first: WeightArrays, second: WeightArrays) -> None:
         """Set all moments."""
 
 
 class Engine(Protocol):
-    """A framework. Each is a module, `engines/<name>/engine.py`, with these functions."""
+    """A framework that computes a run. Each engine is a module, `engines/<name>/engine.py`, with these functions."""
 
     NAME: EngineName
 
     def connect(self, settings: LoopSettings, facts: Mapping[str, Any]) -> Communicator:
-        """The communicator of all processes of this launch; without a launcher, that of this process alone.
+        """Connect the processes that a launcher started. Without a launcher, there is only this process.
 
-        `facts` are what else has to be the same in all, the model and the identity of the data: one that differs is refused
-        as soon as they are watched.
+        Args:
+            settings: The settings of the training loop.
+            facts: Values that must be equal in all processes, such as the model and the identity of the data. They are
+                compared when the processes begin to be watched.
+
+        Raises:
+            InputError: The software for several processes is missing, or the launcher was used wrongly.
+            FailedError: The processes cannot connect.
         """
 
     def open_device(self, settings: LoopSettings, threads: int | None = None) -> Device:
-        """Open the device of `settings`; after `connect`, and before any model is built."""
+        """Open the device that the settings specify. Call this after `connect` and before any model is built.
+
+        Args:
+            settings: The settings of the training loop.
+            threads: The number of CPU threads of an operation. None for the default.
+
+        Raises:
+            InputError: The device is not available, or does not support the settings.
+        """
 
     def build(
         self,
@@ -250,13 +320,24 @@ class Engine(Protocol):
         compute_dtype: ComputeDtype | None = None,
         compiled: bool = False,
     ) -> Model:
-        """A model on a device; on the CPU in float32 where none is given. `compute_dtype`: None for the device's.
+        """Build a model on a device.
 
-        Initial values are a function of seed and variable, the same in every engine. Seed None: all are zeros, to be loaded.
+        For a BERT, the initial value of a variable depends only on its name and the seed, and is the same in every engine.
+
+        Args:
+            spec: The model.
+            device: The device. None for the CPU in float32.
+            seed: The seed of the initial values. None if weights will be loaded.
+            compute_dtype: The dtype of the matrix products. None for that of the device.
+            compiled: Whether the model is compiled.
         """
 
     def updates(self, model: Any, settings: LoopSettings, communicator: Communicator, accumulation_steps: int) -> Updates:
-        """Updates of a model by the optimizer of `settings`, whose moments start at zero.
+        """Return the updates of a model with the optimizer of the settings, whose moments start at zero.
 
-        `accumulation_steps`: the most micro-batches of an update on one process.
+        Args:
+            model: A model of this engine.
+            settings: The settings of the training loop.
+            communicator: The processes of the run.
+            accumulation_steps: The maximum number of micro-batches in an update on one process.
         """

@@ -1,10 +1,12 @@
-"""Which process of a run is lost or silent, by name.
+"""Finding out which process of a run is lost or does not respond.
 
-When a process is killed, the others are told only the address of a socket. When it is stopped or its node is lost, they are
-told nothing. So every process listens on a port of its own, where a thread answers. If a sum fails or does not come, a
-process calls all the others: one that has ended refuses the connection, one that is stopped does not answer, and the
-others answer with what they are doing. Whoever finds the reason first tells it to all, because a process that asks later
-would also miss those that have ended meanwhile.
+When a process is killed, the other processes only get an error with the address of a socket. When a process is suspended or
+its node fails, the others get no error at all. Therefore a thread of every process listens on a port and answers requests.
+If a sum over all processes fails or takes too long, a process calls all others. A process that has ended refuses the
+connection, a suspended process does not answer, and all others answer with what they are doing.
+
+The first process that finds the reason sends it to all others. Otherwise, a process that calls later would also report those
+processes as lost that have ended in the meantime because of the first failure.
 """
 
 from __future__ import annotations
@@ -32,19 +34,27 @@ Message = dict[str, Any]
 
 _CONNECT_SECONDS = 3.0
 _ANSWER_SECONDS = 5.0
-# How long a stranger that connects and says nothing may keep others waiting.
+# A client that connects and sends nothing blocks other callers for at most this time.
 _REQUEST_SECONDS = 1.0
 _MOST_CALLS = 64
 _MOST_BYTES = 4096
 _MOST_NAMES = 8
-# No packet is sent there: the routes to these documentation networks tell this host's own address.
+# Addresses in networks that are reserved for documentation. No packet is sent there. The route to them determines the
+# address of this host.
 _ELSEWHERE = ("192.0.2.1", "2001:db8::1")
 _ENDED, _SILENT = "ended", "silent"
 
 
 @dataclass(frozen=True)
 class Member:
-    """A process of the run: its host, which is its pod's name in a cluster, and where it listens."""
+    """A process of the run, and the port on which it listens.
+
+    Attributes:
+        rank: The rank of the process.
+        host: The host name, which in a cluster is the name of the pod.
+        addresses: The addresses at which the process may be reached.
+        port: The port.
+    """
 
     rank: int
     host: str
@@ -57,9 +67,16 @@ class Member:
 
 @dataclass
 class RollCall:
-    """The port of one process, and the members that it can call.
+    """The listening port of this process, and the other processes that it can call.
 
-    `members` are those that were reached when the run began; what could not be reached then is never said to be lost.
+    Attributes:
+        token: A random string that all processes of the run share. Requests without it are ignored.
+        rank: The rank of this process.
+        describe: Returns what this process is doing.
+        listener: The listening socket.
+        members: The other processes that were reachable when the run began. Processes that were not reachable then are never
+            reported as lost.
+        reason: The reason why the run fails, once it is known.
     """
 
     token: str
@@ -70,22 +87,25 @@ class RollCall:
     reason: str = field(default="", init=False)
 
     def begin(self) -> None:
-        """Start the thread that answers."""
+        """Start the thread that answers requests."""
         threading.Thread(target=self._answer_calls, name="roll call", daemon=True).start()
 
     def close(self) -> None:
-        """Stop listening."""
+        """Stop listening, which also ends the thread."""
         with suppress(OSError):
-            self.listener.shutdown(socket.SHUT_RDWR)  # or the thread that waits for a call would keep the port open
+            self.listener.shutdown(socket.SHUT_RDWR)  # otherwise, the waiting thread would keep the port open
         self.listener.close()
 
     def find_reason(self, busy_seconds: float = math.inf) -> str:
-        """Return which processes are lost, silent or busy, and tell the others; empty if nobody is found.
+        """Call all other processes, find out which are lost, silent or busy, and send the result to all of them.
 
-        It takes `_CONNECT_SECONDS` and `_ANSWER_SECONDS` at most, for every `_MOST_CALLS` members.
+        For every `_MOST_CALLS` members, this takes at most `_CONNECT_SECONDS` plus `_ANSWER_SECONDS`.
 
         Args:
-            busy_seconds: A process that has been at work for so long keeps the others waiting.
+            busy_seconds: A process is reported as busy if it has worked on the same activity for at least this time.
+
+        Returns:
+            A description of these processes. Empty if all others are fine.
         """
         if not self.members:
             return ""
@@ -97,7 +117,16 @@ class RollCall:
         return self.reason
 
     def call(self, member: Member, message: Message) -> Message | str:
-        """Send a message to a member, and return its answer, `_ENDED` or `_SILENT`."""
+        """Send a message to a process.
+
+        Args:
+            member: The process.
+            message: The message. An empty message requests a description of what the process is doing.
+
+        Returns:
+            The answer, which is empty unless the message is empty. `_ENDED` if the process refuses the connection, `_SILENT`
+            if it does not answer.
+        """
         try:
             with socket.create_connection((member.addresses[0], member.port), _CONNECT_SECONDS) as connection:
                 connection.settimeout(_ANSWER_SECONDS)
@@ -112,10 +141,11 @@ class RollCall:
             return _SILENT
 
     def _answer_calls(self) -> None:
+        """Answer requests until the listener is closed. A request may also contain the reason why the run fails."""
         while True:
             try:
                 connection, _ = self.listener.accept()
-            except OSError:  # closed
+            except OSError:  # the listener was closed
                 return
             with connection, suppress(OSError, ValueError, AttributeError):
                 connection.settimeout(_REQUEST_SECONDS)
@@ -127,11 +157,12 @@ class RollCall:
 
 
 def open_roll_call(communicator: Communicator, describe: Callable[[], Message]) -> RollCall:
-    """Let all processes of a run know one another, at the same time in all of them.
+    """Start listening, and exchange the addresses of all processes. Every process calls this at the same time.
 
     Args:
-        communicator: A process of several.
-        describe: Returns what this process is doing: `waits`, `activity` and `seconds` since its last sign of work.
+        communicator: The processes of the run.
+        describe: Returns what this process is doing: whether it `waits` for others, its `activity`, and the `seconds` since
+            it last made progress.
     """
     is_one_host = communicator.local_size == communicator.size
     listener = _listen(only_here=is_one_host)
@@ -146,7 +177,8 @@ def open_roll_call(communicator: Communicator, describe: Callable[[], Message]) 
     for rank, entry in enumerate(entries):
         host, known, port = json.loads(entry.astype(np.uint8).tobytes().rstrip(b"\0"))
         members.append(Member(rank, host, tuple(known), port))
-    # Each process calls one on the next host. Where a network lets nobody through, nobody is blamed later.
+    # In some networks, hosts cannot connect to each other. To find out, each process calls a process on the next host.
+    # Processes that cannot be reached are not called later, so that they are not reported as lost.
     called = members[(communicator.rank + (1 if is_one_host else communicator.local_size)) % communicator.size]
     choices = [Member(called.rank, called.host, (address,), called.port) for address in called.addresses]
     answered = [isinstance(roll_call.call(choice, {}), dict) for choice in choices]
@@ -162,7 +194,7 @@ def open_roll_call(communicator: Communicator, describe: Callable[[], Message]) 
 
 
 def _listen(*, only_here: bool) -> socket.socket:
-    """Listen on a free port, for this machine alone or for all networks, of IPv6 too where this machine has it."""
+    """Listen on a free port of the loopback interface, or of all interfaces and with IPv6 if this machine supports it."""
     if not only_here and socket.has_dualstack_ipv6():
         with suppress(OSError):
             return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True, backlog=1024)
@@ -170,7 +202,7 @@ def _listen(*, only_here: bool) -> socket.socket:
 
 
 def _own_addresses() -> list[str]:
-    """Return the addresses by which other hosts may reach this one, those on the way to rank 0 first."""
+    """Return the addresses at which other hosts may reach this one. The address on the route to rank 0 comes first."""
     found = []
     for target in (os.environ.get(MASTER_ADDRESS), *_ELSEWHERE):
         with suppress(OSError):
@@ -183,7 +215,11 @@ def _own_addresses() -> list[str]:
 
 
 def _describe_answers(answers: Mapping[Member, Message | str], busy_seconds: float) -> str:
-    """Return who is lost and who is silent; if all answer, who has been busy for longest, and at least `busy_seconds`."""
+    """Describe the processes that are lost or silent.
+
+    If all processes answer, describe the one that has been busy for the longest time, but at least `busy_seconds`. The
+    result is empty if there is none.
+    """
     ended, silent = ([member for member, answer in answers.items() if answer == kind] for kind in (_ENDED, _SILENT))
     found = [
         *([f"{_names(ended)} {_are(ended)} lost: the process has ended"] if ended else []),
@@ -198,6 +234,7 @@ def _describe_answers(answers: Mapping[Member, Message | str], busy_seconds: flo
 
 
 def _names(members: Sequence[Member]) -> str:
+    """Return the names of the first few processes, and the number of further ones."""
     return ", ".join(map(str, members[:_MOST_NAMES])) + (
         f" and {len(members) - _MOST_NAMES} more" * (len(members) > _MOST_NAMES)
     )
@@ -207,14 +244,14 @@ def _are(members: Sequence[Member]) -> str:
     return "is" if len(members) == 1 else "are"
 
 
-# --- what torch.distributed's Gloo says of a connection that broke
+# --- Error messages of Gloo, the CPU backend of torch.distributed, about broken connections
 
 _BROKEN = re.compile(r"closed by peer|reset by peer|read error|write error|broken pipe|timed out|timeout", re.IGNORECASE)
 _ADDRESS = re.compile(r"\[([0-9a-fA-F.:]+)\]:\d+")
 
 
 def describe_error(error: Exception) -> str:
-    """Return what an error of a sum means, in one line, for runs in which nobody could be called."""
+    """Summarize an error of a sum over processes in one line, for runs whose processes could not call each other."""
     text = " ".join(str(error).split())
     if not _BROKEN.search(text):
         return text[:300]

@@ -1,12 +1,14 @@
-"""What ends a process of several when another one is lost, stopped or asleep; and what all of them must have alike.
+"""Ending a process when another process of the run is lost or hangs, and comparing the settings of all processes.
 
-A process that is killed breaks its connections, and the sum that the others wait in raises an error. One that is stopped
-(SIGSTOP), sleeps, or is cut off from the network breaks nothing. So each process has a thread that looks at its own signs of
-work: if there was none for `stall_seconds`, the thread ends the process with exit code 1 and one line, which names the
-process that is lost or silent (`roll_call.py`). The time-outs of Horovod and of torch.distributed, which are for
-connections, are three times as long, as for slow work.
+When a process is killed, its connections break, and the sum for which the other processes wait raises an error. When a
+process is suspended (SIGSTOP), hangs or is cut off from the network, there is no error. Therefore a thread in each process
+checks whether the process itself makes progress. If there is none for `stall_seconds`, the thread ends the process with exit
+code 1 and prints one line that names the process that is lost or silent (`roll_call.py`). Slow work may take three times as
+long. The connection time-outs of Horovod and torch.distributed are also three times as long, so that they do not expire
+first.
 
-A process whose launcher has ended asks itself to stop, which saves a checkpoint, and ends anyway soon after.
+If the launcher of a process has ended, the process requests a stop, which saves a checkpoint. If it has not ended soon
+after, it is ended.
 """
 
 from __future__ import annotations
@@ -32,26 +34,35 @@ from gaudi_bert.config.sections import LoopSettings
 from gaudi_bert.engines.protocol import Communicator, T
 from gaudi_bert.engines.roll_call import RollCall, describe_error, open_roll_call
 
-# Slow work (building a graph, writing a checkpoint) may take so many times as long.
+# Slow work, such as building a graph or writing a checkpoint, may take longer than `stall_seconds` by this factor.
 SLOW_WORK_FACTOR = 3
 _LOOK_SECONDS = 0.25
-# A launcher ends all processes once one has ended: none ends before the others have had time to report why.
+# A launcher ends all processes as soon as one has ended. Therefore a process waits before it ends, so that the others have
+# time to report the reason.
 _LAST_WORDS_SECONDS = 1.5
-# How long a process may take to save and end once its launcher has ended.
+# The time that a process has to save a checkpoint and end, after its launcher has ended.
 ORPHAN_SECONDS = 10.0
 
 
 class Watchdog:
-    """A thread that ends this process, `who`, when that shows no sign of work for too long; as long as the context lasts."""
+    """A context manager with a thread that ends this process if it makes no progress for too long.
+
+    Args:
+        who: The name of this process, for error messages.
+        stall_seconds: The maximum time without progress.
+
+    Attributes:
+        roll_call: Calls the other processes. None until the processes have exchanged their addresses.
+    """
 
     def __init__(self, who: str, stall_seconds: float) -> None:
         self._who, self._stall_seconds = who, stall_seconds
         self._activity, self._limit = "the beginning", stall_seconds * SLOW_WORK_FACTOR
         self._moved = time.monotonic()
         self._saved, self._waits = 0, False
-        # Calls the other processes, from when all of them know one another.
         self.roll_call: RollCall | None = None
-        # Whoever takes it reports why this process ends; the other thread waits for the end.
+        # Two threads must not both report why this process ends. The thread that acquires the lock reports the reason, and
+        # the other one waits for the end of the process.
         self._last_word = threading.Lock()
         self._launcher, self._orphaned = os.getppid(), False
         self._done = threading.Event()
@@ -67,41 +78,53 @@ class Watchdog:
             self.roll_call.close()
 
     def moved(self) -> None:
-        """Take a sign of work."""
+        """Note that this process has made progress."""
         self._moved, self._waits = time.monotonic(), False
 
     def arrived(self) -> None:
-        """Take a sign of work: this process's share is done, and it waits for the others."""
+        """Note that this process has done its part and waits for the others."""
         self._moved, self._waits = time.monotonic(), True
 
     def note(self, activity: str, slow: bool) -> None:
-        """Take a sign of work, what it is on, and whether that may take longer than usual."""
+        """Note that this process begins an activity.
+
+        Args:
+            activity: A description for error messages.
+            slow: Whether the activity may take longer than usual.
+        """
         self._activity = activity
         self._limit = self._stall_seconds * (SLOW_WORK_FACTOR if slow else 1)
         self.moved()
 
     def note_saved(self, update: int) -> None:
-        """Take the last update of which a checkpoint is complete."""
+        """Note the number of the last update whose checkpoint is complete."""
         self._saved = update
 
     def describe(self) -> dict[str, Any]:
-        """Return what this process is doing, for those that call it."""
+        """Return what this process is doing, as the answer to other processes."""
         return {"waits": self._waits, "activity": self._activity, "seconds": time.monotonic() - self._moved}
 
     def find_reason(self, busy_seconds: float = math.inf) -> str:
-        """Return which processes are lost, silent or busy; empty if they cannot be called, or all of them work."""
+        """Return which other processes are lost, silent or busy. See `RollCall.find_reason`.
+
+        The result is empty if all of them make progress, or if they cannot be called.
+        """
         return "" if self.roll_call is None else self.roll_call.find_reason(busy_seconds)
 
     def take_last_word(self) -> None:
-        """Keep the thread from ending this process, which reports the reason itself; wait if the thread already does so."""
+        """Prevent the thread from ending this process, because the caller reports the reason itself.
+
+        If the thread is already ending the process, this call does not return.
+        """
         self._last_word.acquire()
 
     def error(self, reason: str) -> FailedError:
-        """Return the error of a process that ends because of another one."""
+        """Return the error with which this process ends because of another process."""
         saved = f"the last saved update is {self._saved}, and " if self._saved else ""
         return FailedError(f"{self._who} aborts: {reason}, in {self._activity}; {saved}the same command goes on")
 
     def _watch(self) -> None:
+        """Check for progress, for a reason that another process sent, and for the launcher, until the context ends."""
         while not self._done.wait(_LOOK_SECONDS):
             waited = time.monotonic() - self._moved
             if waited > self._limit:
@@ -115,19 +138,22 @@ class Watchdog:
                 threading.Timer(ORPHAN_SECONDS, self._end, ["its launcher has ended"]).start()
 
     def _end(self, reason: str) -> None:
+        """Print the reason and end this process with exit code 1, unless the context has already ended."""
         self._last_word.acquire()
         if self._done.is_set():
             return
-        print(f"error: {self.error(reason)}", file=sys.stderr, flush=True)  # noqa: T201 - the last word of this process
+        print(f"error: {self.error(reason)}", file=sys.stderr, flush=True)  # noqa: T201 - nothing else can report it before the process exits
         time.sleep(_LAST_WORDS_SECONDS)
         os._exit(FailedError.exit_code)
 
 
 @dataclass(frozen=True)
 class ConnectedProcess(Communicator):
-    """One of several processes; nothing is watched until they train. An engine adds how arrays travel.
+    """The communicator of a run with several processes. The subclasses in the engines exchange arrays.
 
-    `facts` have to be the same in all: they are compared before the processes train.
+    Attributes:
+        watchdog: Watches this process. Until `watched` is entered, it does nothing.
+        facts: Values that must be equal in all processes. They are compared before the training begins.
     """
 
     watchdog: Watchdog = field(default_factory=lambda: Watchdog("a process", math.inf), repr=False, compare=False)
@@ -137,10 +163,11 @@ class ConnectedProcess(Communicator):
         return f"rank {self.rank} of {self.size}"
 
     def from_first(self, make: Callable[[], T]) -> T:
-        """Return what `make` returns in the first process, which alone calls it."""
+        """Call `make` in the first process only, and return its result in every process."""
         return self._from_rank(0, make)
 
     def _from_rank(self, rank: int, make: Callable[[], T]) -> T:
+        """Call `make` in one process only, and return its result in every process."""
         content = np.frombuffer(pickle.dumps(make()) if self.rank == rank else b"", np.uint8)
         size = int(self.sum_array(np.array([len(content)]))[0])
         shared = self.sum_array(content if self.rank == rank else np.zeros(size))
@@ -148,7 +175,11 @@ class ConnectedProcess(Communicator):
         return value
 
     def compare(self) -> None:
-        """Refuse `facts` that are not those of rank 0; all processes raise the same error, about the first that differs."""
+        """Check that the `facts` of all processes are equal to those of rank 0.
+
+        Raises:
+            InputError: A value differs. All processes raise the same error, about the first process that differs.
+        """
         host = socket.gethostname()
         first_host, first = self.from_first(lambda: (host, dict(self.facts)))
         names = [name for name, value in first.items() if self.facts.get(name) != value]
@@ -157,6 +188,7 @@ class ConnectedProcess(Communicator):
         differs = self.sum_array(differs)
 
         def difference() -> str:
+            """Describe the first value of this process that differs from that of rank 0."""
             own, right = (shorten(str(each.get(names[0]))) for each in (self.facts, first))
             return f"rank {self.rank} ({host}) has {names[0]} = {own}, rank 0 ({first_host}) has {right}"
 
@@ -169,7 +201,7 @@ class ConnectedProcess(Communicator):
         self.watchdog.note(activity, slow)
 
     def note_saved(self, update: int) -> None:
-        """Tell the watchdog which update a checkpoint holds."""
+        """Tell the watchdog the number of the last update whose checkpoint is complete."""
         self.watchdog.note_saved(update)
 
     def arrive(self) -> None:
@@ -178,7 +210,15 @@ class ConnectedProcess(Communicator):
 
     @contextmanager
     def watched(self, settings: LoopSettings) -> Iterator[Communicator]:
-        """Watch this process while the context lasts, which begins and ends at the same time in all processes."""
+        """Watch this process during the context, which all processes enter and leave at the same time.
+
+        Yields:
+            The communicator to use during the context.
+
+        Raises:
+            InputError: The settings, the versions or the data of the processes differ.
+            FailedError: Another process was lost or hangs.
+        """
         with Watchdog(str(self), settings.stall_seconds) as watchdog:
             own = replace(self, watchdog=watchdog)
             try:
@@ -186,7 +226,7 @@ class ConnectedProcess(Communicator):
                 watchdog.roll_call = open_roll_call(own, watchdog.describe)
                 yield own
                 own.barrier()
-            except StoppedError:  # in all processes, at the same update
+            except StoppedError:  # raised by all processes after the same update
                 _outlive_the_launcher()
                 with suppress(*self.errors):
                     own.barrier()
@@ -194,20 +234,28 @@ class ConnectedProcess(Communicator):
             except (GaudiBertError, KeyboardInterrupt):
                 _outlive_the_launcher()
                 raise
-            except self.errors as error:  # a sum that another process did not come to
+            except self.errors as error:  # another process did not take part in a sum
                 watchdog.take_last_word()
                 _outlive_the_launcher()
                 raise watchdog.error(watchdog.find_reason() or describe_error(error)) from error
 
 
 def _outlive_the_launcher() -> None:
-    """Launchers terminate the other processes as soon as one has ended: let this one say why it ends, which it does soon."""
+    """Ignore SIGTERM, so that this process can still report why it ends.
+
+    Launchers terminate all other processes as soon as one process has ended.
+    """
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 def shared_facts(settings: LoopSettings, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what has to be the same in all processes of a run, by its name."""
+    """Return the values that must be equal in all processes of a run, by name.
+
+    Args:
+        settings: The settings of the training loop. The device and the number of threads may differ.
+        facts: Further values.
+    """
     own = settings.model_dump(mode="json", exclude={"device", "threads"})
     keys = {f"{settings.section_name}.{name}": value for name, value in own.items()}
     return {"gaudi-bert": __version__, **keys, **facts}

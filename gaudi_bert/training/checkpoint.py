@@ -37,7 +37,7 @@ _CHECKSUM_DIGITS = 8
 # `is_checkpoint` reads only this many bytes. It is enough, because the header of a safetensors file begins with the
 # metadata.
 _FIRST_BYTES = 4096
-# The first part of a tensor's name, and the attribute of `Checkpoint` that contains these tensors.
+# The name of a tensor begins with one of these keys. The value is the attribute of `Checkpoint` that contains such tensors.
 _GROUPS = {"model": "variables", "first_moment": "first_moments", "second_moment": "second_moments"}
 
 Tensors = Mapping[str, NDArray[Any]]

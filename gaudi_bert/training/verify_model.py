@@ -36,8 +36,8 @@ _ZERO_GRADIENT_BOUND = 1e-9
 _LENGTH, _VOCABULARY, _PACKS, _DEPTH = 128, 997, 5, 8
 _SEED = 12345
 _Dtype = Literal["float32", "float64"]
-# By name: the largest absolute difference and the largest absolute value. For gradients: the norm of the difference and the
-# norm of the gradient.
+# Maps the name of an output to its largest absolute difference and its largest absolute value, and the name of a gradient to
+# the norm of its difference and the norm of the gradient.
 _Differences = dict[str, tuple[float, float]]
 
 
