@@ -1,1 +1,1 @@
-"""Packed requests over HTTP: what waits is packed into one of a few static shapes, whatever its lengths."""
+"""The HTTP server of `gaudi-bert serve`, which packs the waiting texts of all requests into a few static batch shapes."""

@@ -1,4 +1,9 @@
-"""The routes: what text-embeddings-inference, OpenAI, Jina and Cohere have, each over the same service."""
+"""The HTTP routes of the server, with the interfaces of text-embeddings-inference, OpenAI, Jina and Cohere.
+
+`make_app` returns the application. For each POST route, the table `_ROUTES` contains the type of its requests and a function
+that computes the answer with the `Service`. Bodies and answers of large requests are read and written on other threads, so
+that the event loop stays responsive.
+"""
 
 from __future__ import annotations
 
@@ -43,17 +48,26 @@ from gaudi_bert.serving.service import Service, Ticket
 _OPEN = ("/health", "/ping", "/metrics")
 _Write = Callable[[], bytes]
 _Answer = Callable[[Service, ServedModel, Ticket, Any], Awaitable[_Write]]
-"""Computes what a request asks for, and returns what writes the answer as JSON, perhaps on another thread."""
+"""Computes the answer to a request, and returns a function that writes the answer as JSON. This function may be called on
+another thread.
+"""
 _LARGEST_TOKENIZED = 1 << 17
-"""For /tokenize, most characters of a text and most tokens of an answer, each of which takes about 70 bytes."""
+"""The maximum number of characters of a text, and of tokens in an answer, for /tokenize. A token in the answer takes about
+70 bytes.
+"""
 
-_FEW_CHARACTERS = 1 << 10  # whose tokens are written on the event loop
+_FEW_CHARACTERS = 1 << 10  # the tokens of a text with at most this many characters are written on the event loop
 _LARGEST_TAGGED = 1 << 19
-"""Most characters of a tagger's request, because its words take up to 50 bytes per character."""
+"""The maximum number of characters of a request to a tagger, because its words take up to 50 bytes per character."""
 
 
 def make_app(service: Service, api_key: str | None) -> FastAPI:
-    """Return the application; with a key, all routes but those of probes and metrics require it."""
+    """Return the application.
+
+    Args:
+        service: Computes the answers.
+        api_key: The key that all routes require, except those for probes and metrics. If it is None, no key is required.
+    """
     app = FastAPI(title="gaudi-bert", version=__version__, description="Encoders over packed requests.")
     for path in ("/", *_ROUTES):
         _add_post(app, service, path)
@@ -76,6 +90,7 @@ def make_app(service: Service, api_key: str | None) -> FastAPI:
         app.add_api_route(path, route, methods=["GET"], response_class=Response, response_model=None)
 
     async def refused(http: Request, error: Exception) -> Response:
+        """Return the response for an error that a route raised."""
         if isinstance(error, HTTPException):
             error = RefusedError(error.status_code, "validation", error.detail)
         return _refusal(http.url.path, error) if isinstance(error, RefusedError) else Response(status_code=500)
@@ -87,10 +102,9 @@ def make_app(service: Service, api_key: str | None) -> FastAPI:
 
 
 class _Gate:
-    """Refuses requests without the key, and those that find no room, before anything of them is read.
+    """Middleware that rejects requests without the key, and requests for which the queue has no room, before it reads them.
 
-    The comparison of the key takes the same time whatever is sent. While the server stops, every answer closes its
-    connection.
+    The key is compared in constant time. While the server stops, every response closes its connection.
     """
 
     def __init__(self, app: ASGIApp, service: Service, key: str | None) -> None:
@@ -98,7 +112,10 @@ class _Gate:
         self._digest = None if key is None else hashlib.sha256(key.encode()).digest()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request, as ASGI defines it."""
+
         async def send_closing(message: Message) -> None:
+            """Send a message. While the server stops, tell the client that the connection will be closed."""
             if message["type"] == "http.response.start" and self._service.stopping:
                 message["headers"] = [*message["headers"], (b"connection", b"close")]
             await send(message)
@@ -114,6 +131,11 @@ class _Gate:
             self._service.requests -= 1
 
     def _check(self, scope: Scope) -> None:
+        """Check the key, count the request, and check that the service accepts requests.
+
+        Raises:
+            RefusedError: The key is missing or wrong, or the service does not accept requests now.
+        """
         sent = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
         scheme, _, key = sent.partition(b" ")
         is_right = self._digest is None or hmac.compare_digest(hashlib.sha256(key.strip()).digest(), self._digest)
@@ -129,10 +151,14 @@ class _Gate:
 
 
 def _add_post(app: FastAPI, service: Service, path: str) -> None:
-    """Add a route that reads a body; `/docs` describes it. That of `/` is the one for the kind of the model."""
+    """Add a POST route to the application, with a description for `/docs`.
+
+    The path `/` behaves like the main route for the kind of the model.
+    """
     counted = _counted(path)
 
     async def answered(ticket: Ticket, body: bytes) -> bytes:
+        """Read the request in a body, compute the answer, and return it as JSON."""
         model = service.require_open()
         kind, answer = _ROUTES[_BY_KIND[model.kind] if path == "/" else path]
         read = partial(read_request, kind, body, service.settings.request_texts)
@@ -167,24 +193,26 @@ def _add_post(app: FastAPI, service: Service, path: str) -> None:
 
 
 def _counted(path: str) -> str:
-    """The name of a path in the metrics."""
+    """Return the name of a path in the metrics."""
     return path.strip("/").replace("/", "_") or "root"
 
 
 def _json(content: object) -> Response:
+    """Return a response with JSON content."""
     return Response(to_json(content), media_type="application/json")
 
 
 def _refusal(path: str, refusal: RefusedError) -> Response:
+    """Return the response for a rejected request, in the format of the interface that the path belongs to."""
     headers = {} if refusal.retry_after is None else {"retry-after": str(refusal.retry_after)}
     if refusal.status in (408, 413):
-        headers["connection"] = "close"  # the rest of the body is not read
+        headers["connection"] = "close"  # because the rest of the body will not be read
     content = to_json(refusal.content(path))
     return Response(content, refusal.status, headers, media_type="application/json")
 
 
 def _write_vectors(make: Callable[[], Float32Array]) -> bytes:
-    """Return vectors as JSON, one at a time, so that other threads get their turn."""
+    """Return vectors as JSON. They are converted one at a time, so that other threads can run in between."""
     return b"[" + b",".join(to_json(vector.tolist()) for vector in make()) + b"]"
 
 
@@ -192,16 +220,18 @@ def _write_vectors(make: Callable[[], Float32Array]) -> bytes:
 
 
 def _no_answer(model: ServedModel, path: str) -> RefusedError:
+    """Return the error for a route that does not suit the kind of the model."""
     kind = "an embedding model" if model.kind == "embedding" else f"a {model.kind}"
     return RefusedError(424, "backend", f"this model is {kind}: it has no answer to `{path}`")
 
 
 def _listed(inputs: Any) -> list[Any]:
-    """Return one text, or the token ids of one, as a list of one."""
+    """Return inputs as a list. A single text, or the token ids of a single text, become a list with one element."""
     return inputs if isinstance(inputs, list) else [inputs]
 
 
 def _prompt(model: ServedModel, name: str | None) -> str:
+    """Return the prompt with a name, or the default prompt if the name is None. Unknown names are rejected."""
     try:
         return model.prompt(name)
     except InputError as error:
@@ -217,7 +247,20 @@ async def _pooled(
     cut: Cut,
     prompt_name: str | None = None,
 ) -> tuple[Float32Array, int]:
-    """Compute what is pooled of texts, of which some may be token ids; and count their tokens."""
+    """Compute the pooled outputs of texts.
+
+    Args:
+        service: Computes the outputs.
+        model: The model.
+        ticket: The request.
+        inputs: One text or several texts. A text may be given as token ids.
+        dimensions: The requested number of values per vector, which is only checked here.
+        cut: How to handle texts that are too long.
+        prompt_name: The name of the prompt that precedes each text. It does not apply to token ids.
+
+    Returns:
+        float32 [N, C], the pooled outputs of N texts before normalization, and the number of tokens of all texts.
+    """
     if model.kind != "embedding":
         raise _no_answer(model, "embed")
     if dimensions is not None and dimensions > model.width:
@@ -226,6 +269,7 @@ async def _pooled(
     prompt = _prompt(model, prompt_name) if any(isinstance(text, str) for text in texts) else ""
 
     def tokenize(texts: Sequence[tuple[int, str | array[int]]]) -> Sequences:
+        """Return the sequences of numbered texts, some of which may be token ids."""
         parts, counts = [], []
         for is_text, group in groupby(texts, lambda each: isinstance(each[1], str)):
             some: list[Any] = list(group)
@@ -244,15 +288,18 @@ async def _pooled(
 
 
 async def _embed(service: Service, model: ServedModel, ticket: Ticket, request: EmbedRequest) -> _Write:
+    """Answer POST /embed."""
     outputs, _ = await _pooled(service, model, ticket, request.inputs, request.dimensions, request, request.prompt_name)
     return partial(_write_vectors, partial(model.vectors, outputs, request.normalize, request.dimensions))
 
 
 async def _openai(service: Service, model: ServedModel, ticket: Ticket, request: OpenAIEmbeddings) -> _Write:
+    """Answer POST /v1/embeddings."""
     outputs, tokens = await _pooled(service, model, ticket, request.input, request.dimensions, request)
     is_base64 = request.encoding_format == "base64"
 
     def write() -> bytes:
+        """Return the answer as JSON."""
         data = []
         for index, vector in enumerate(model.vectors(outputs, None, request.dimensions)):
             value = base64.b64encode(vector.astype("<f4").tobytes()).decode() if is_base64 else vector.tolist()
@@ -264,13 +311,17 @@ async def _openai(service: Service, model: ServedModel, ticket: Ticket, request:
     return write
 
 
-# --- the answers of heads
+# --- the outputs of heads: scores and labels
 
 
 async def _outputs(
     service: Service, model: ServedModel, ticket: Ticket, rows: Sequence[Row], cut: Cut
 ) -> tuple[Float32Array, Sequences]:
-    """Compute the outputs of a head for texts, and return them with the sequences of the texts."""
+    """Compute the outputs of the model's head for rows.
+
+    Returns:
+        float32 [N, C] for N texts, or [T, C] for T tokens if the model is a tagger, and the sequences of the texts.
+    """
     lengths = [min(_characters(row), model.most_characters) for row in rows]
     tokenize = partial(model.tokenized, cuts_left=model.cuts_left(cut.truncation_direction))
     sequences = await service.tokenized(ticket, rows, tokenize, lengths, cut.truncate)
@@ -278,6 +329,7 @@ async def _outputs(
 
 
 def _characters(row: Row) -> int:
+    """Return the number of characters of a row."""
     if isinstance(row, TaggedRow):
         return sum(map(len, row.tokens))
     return len(row.text) + len(row.text_pair or "") if isinstance(row, TextRow) else 0
@@ -293,7 +345,19 @@ async def _scores(
     cut: Cut,
     raw: bool = False,
 ) -> list[tuple[int, float]]:
-    """Return the number and the score of each document, the best one first: by the logit, because scores are rounded."""
+    """Return the index and the score of each document, with the best document first.
+
+    Documents are sorted by their logits, because two different logits may have the same rounded score.
+
+    Args:
+        service: Computes the logits.
+        model: The model, which must have one output per text.
+        ticket: The request.
+        query: The query.
+        documents: The documents.
+        cut: How to handle texts that are too long.
+        raw: Whether to return logits instead of scores.
+    """
     if model.kind == "embedding" or model.width != 1 or model.is_per_token:
         raise _no_answer(model, "rerank")
     rows = [TextRow(RowPosition(number), query, document) for number, document in enumerate(documents)]
@@ -304,6 +368,7 @@ async def _scores(
 
 
 async def _rerank(service: Service, model: ServedModel, ticket: Ticket, request: RerankRequest) -> _Write:
+    """Answer POST /rerank."""
     ranked = await _scores(service, model, ticket, request.query, request.texts, cut=request, raw=request.raw_scores)
     if request.return_text:
         return lambda: to_json([{"index": index, "text": request.texts[index], "score": score} for index, score in ranked])
@@ -311,6 +376,7 @@ async def _rerank(service: Service, model: ServedModel, ticket: Ticket, request:
 
 
 async def _rerank_documents(service: Service, model: ServedModel, ticket: Ticket, request: RerankDocuments) -> _Write:
+    """Answer POST /v1/rerank and POST /v2/rerank."""
     documents: Any = request.documents
     ranked = await _scores(service, model, ticket, request.query, documents, cut=request)
     results: list[dict[str, Any]] = [{"index": index, "relevance_score": score} for index, score in ranked[: request.top_n]]
@@ -320,6 +386,7 @@ async def _rerank_documents(service: Service, model: ServedModel, ticket: Ticket
 
 
 async def _predict(service: Service, model: ServedModel, ticket: Ticket, request: PredictRequest) -> _Write:
+    """Answer POST /predict."""
     if model.kind == "embedding":
         raise _no_answer(model, "predict")
     inputs: Any = request.inputs
@@ -332,12 +399,14 @@ async def _predict(service: Service, model: ServedModel, ticket: Ticket, request
         raise RefusedError(413, "validation", f"`inputs` have more than {_LARGEST_TAGGED:,} characters; send fewer")
 
     def make_rows() -> list[Row]:
+        """Return all inputs as rows."""
         return [_row(model, number, [texts] if isinstance(texts, str) else texts) for number, texts in enumerate(listed)]
 
     rows = make_rows() if ticket.is_small else await asyncio.to_thread(make_rows)
     outputs, sequences = await _outputs(service, model, ticket, rows, request)
 
     def write() -> bytes:
+        """Return the answer as JSON."""
         answers = model.answers(outputs, sequences, rows)
         if model.kind != "tagger":
             chosen = zip(outputs.tolist(), answers, strict=True)
@@ -348,7 +417,7 @@ async def _predict(service: Service, model: ServedModel, ticket: Ticket, request
 
 
 def _row(model: ServedModel, number: int, texts: Sequence[str]) -> Row:
-    """Return a text or a pair as a row; a text for tags is split into words."""
+    """Return a text or a pair of texts as a row. For a tagger, the text is split into words."""
     most = 1 if model.kind == "tagger" else 2
     if not 1 <= len(texts) <= most:
         raise RefusedError(422, "validation", f"`inputs`: {len(texts)} texts belong together, 1 to {most} can")
@@ -358,7 +427,14 @@ def _row(model: ServedModel, number: int, texts: Sequence[str]) -> Row:
 
 
 def _labelled(model: ServedModel, logits: list[float], answer: dict[str, Any], *, raw: bool) -> Any:
-    """Return an answer as labels with their scores, those with the highest logits first."""
+    """Return all labels with their scores, sorted by descending logits.
+
+    Args:
+        model: The model.
+        logits: The logit of each label.
+        answer: The answer of the task, which contains the probabilities.
+        raw: Whether to return logits instead of probabilities.
+    """
     labels = model.task.labels if model.task is not None and model.task.labels else ("LABEL_0",)
     scores = logits if raw else [*answer.get("probabilities", answer).values()]
     order = sorted(range(len(labels)), key=lambda number: -logits[number])
@@ -369,6 +445,7 @@ def _labelled(model: ServedModel, logits: list[float], answer: dict[str, Any], *
 
 
 async def _tokenize(service: Service, model: ServedModel, ticket: Ticket, request: TokenizeRequest) -> _Write:
+    """Answer POST /tokenize."""
     prompt = _prompt(model, request.prompt_name) if model.kind == "embedding" and request.prompt_name else ""
     written, tokens = list[bytes](), 0
     for number, text in enumerate(_listed(request.inputs)):
@@ -385,7 +462,10 @@ async def _tokenize(service: Service, model: ServedModel, ticket: Ticket, reques
 
 
 def _write_tokens(encoding: Any) -> bytes:
-    """Return the tokens of a text with their positions as JSON, one at a time, so that other threads get their turn."""
+    """Return the tokens of a text with their positions as JSON.
+
+    They are converted one at a time, so that other threads can run in between.
+    """
     parts = []
     columns = (encoding.ids, encoding.tokens, encoding.special_tokens_mask, encoding.offsets)
     for number, text, is_special, (start, stop) in zip(*columns, strict=True):
@@ -406,10 +486,11 @@ _ROUTES: dict[str, tuple[type[Asked], _Answer]] = {
 
 
 _BY_KIND = {"embedding": "/embed", "reranker": "/rerank", "classifier": "/predict", "tagger": "/predict"}
-"""What `POST /` is, by the kind of model."""
+"""The route that `POST /` behaves like, for each kind of model."""
 
 
 def _info(service: Service, model: ServedModel) -> dict[str, Any]:
+    """Return the content of the answer to GET /info, with the keys of text-embeddings-inference."""
     labels = dict(enumerate(model.task.labels)) if model.task is not None else {}
     named = {"id2label": labels, "label2id": {name: number for number, name in labels.items()}}
     kinds = {"embedding": {"embedding": {"pooling": model.folder.pooling}}, "reranker": {"reranker": named}}

@@ -1,4 +1,4 @@
-"""Settings of `gaudi-bert serve`. Only the command line sets them; no pipeline file has them."""
+"""The settings of `gaudi-bert serve`. They are set on the command line only, and are not part of a pipeline file."""
 
 from __future__ import annotations
 
