@@ -153,10 +153,10 @@ def remove_artefact(artefact: Path, final: Path, stage: str) -> None:
     """Remove the files of an artefact and its empty folders, and nothing else.
 
     The final file is removed first and the settings file last, so that what a kill leaves behind is rejected or resumed.
-    Locks stay, because they may be held.
+    The locks of the artefact itself stay, because they may be held. Locks in deeper folders are those of complete parts.
     """
     own, _ = _split_own_and_foreign_files(artefact, final, stage)
-    files = [path for path in own if path.suffix != ".lock"]
+    files = [path for path in own if path.suffix != ".lock" or path.parent not in (artefact, final.parent)]
     with explain_os_errors(artefact, "remove"):
         remove(*sorted(files, key=lambda path: path != final))
         _remove_empty_folders({path.parent for path in files} - {artefact, artefact.parent, final.parent})

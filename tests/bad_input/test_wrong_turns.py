@@ -48,8 +48,8 @@ NOTHING = "no such folder or file, and no file matches it as a pattern; check th
 TUNE = "finetune --task classification --data"
 WRONG_TURNS = {
     "pack nowhere/ --out packed/": f"nowhere/: {NOTHING}",
-    "pack ids.jsonl --out packed/": "ids.jsonl: is a table: say how many slots a pack has at most, such as",
-    "pack ids.jsonl --out packed/ --row-lengths 512,128": "--row-lengths 512,128: must be auto, or 1 to 3 lengths from 8,",
+    "pack ids.jsonl --out packed/": "ids.jsonl: for a table, pass the number of slots in a pack, for example",
+    "pack ids.jsonl --out packed/ --row-lengths 512,128": "--row-lengths 512,128: must be auto, or 1 to 3 ",
     "pack rows.jsonl --out packed/ --max-sequence-length 8": "rows.jsonl: has no column input_ids (it has comment, mood)",
     "train --data my-tfrecords --out run --model my-model": FOLDER_MODEL,
     "train --data half-records --out run": "half-records: packing has not finished; run the `gaudi-bert write` or `pack`",
