@@ -1,6 +1,7 @@
-"""TensorFlow: BERT, its heads and losses, updates, Horovod, the Gaudi of release 1.14.
+"""The TensorFlow engine: BERT with its heads and losses, updates, Horovod, and Gaudi cards with software release 1.14.
 
-What it reads from the environment while it is loaded is set when this package is imported, before anything imports it.
+TensorFlow reads environment variables while it is imported. Importing this package sets them, and does not import
+TensorFlow.
 """
 
 from __future__ import annotations
@@ -11,22 +12,24 @@ from collections.abc import MutableMapping
 
 from gaudi_bert.common.threads import limited_cores
 
-# It reports every step of its graph optimisers, and quotes damaged records; our own errors say it in one line.
+# By default, TensorFlow logs every step of its graph optimizers, and prints the contents of damaged records. Our own errors
+# report the same in one line.
 _QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3"}
 
-# TensorFlow's own default is to use oneDNN only where the processor has AVX512_VNNI or better. Its own products are compiled
-# for AVX without FMA: where there is AVX2, oneDNN's are one and a half times as fast, and batched ones nearly three times.
+# By default, TensorFlow uses oneDNN only if the processor supports AVX512_VNNI or better. Its own matrix products are
+# compiled for AVX without FMA. With AVX2, the products of oneDNN are one and a half times as fast, and batched products
+# nearly three times.
 _ONEDNN = {"TF_ENABLE_ONEDNN_OPTS": "1"}
 
-# TensorFlow counts the cores that it may run on, and knows nothing of a container's share of their time.
+# TensorFlow starts a thread for every core on which it may run, and ignores the CPU limit of a container.
 INTRA_OP_THREADS = "TF_NUM_INTRAOP_THREADS"
 
 
 def prepare_tensorflow(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Set what no user, image or launcher has set; call it before TensorFlow is imported, it has no effect later.
+    """Set the environment variables that TensorFlow reads, unless the user, the image or the launcher has set them.
 
-    On a host with the Gaudi software the choice of kernels belongs to the vendor's TensorFlow: what oneDNN rewrites in a
-    graph is not for the card.
+    This has no effect after TensorFlow was imported. On a host with the Gaudi software, oneDNN is not turned on, because its
+    graph rewrites are not meant for the card, and the vendor's TensorFlow chooses the kernels.
     """
     has_gaudi = importlib.util.find_spec("habana_frameworks") is not None
     cores = limited_cores()

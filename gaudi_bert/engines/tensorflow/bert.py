@@ -1,16 +1,17 @@
-"""BERT for packed sequences in TensorFlow: embeddings, self-attention, encoder, pooler, and the scores of pretraining.
+"""BERT for packed sequences in TensorFlow: embeddings, self-attention, encoder, pooler, and the logits of pretraining.
 
-Positions restart in every sequence of a pack (Krell et al., 2021, section 3.2.1). Self-attention keeps the sequences of a
-pack apart (3.2.2): its mask compares the numbers of sequences in `input_mask`; padding has the number 0 and so attends to
-padding, which keeps its rows finite. "Causal" allows only positions up to the own one.
+Positions restart in every sequence of a pack (Krell et al., 2021, section 3.2.1). A token attends only to tokens of the same
+sequence (section 3.2.2), because the attention mask compares the sequence numbers in `input_mask`. Padding has the number 0
+and attends to padding, so that its outputs are finite. In a causal model, a token attends only to itself and to earlier
+tokens.
 
-Heads are computed only where they are read (3.2.3). Where only some positions of a pack are read, as pretraining reads
-masked tokens and [CLS], so is the last layer: its keys and values come from all tokens, its queries and all that follows
-from those that are read.
+Heads are computed only at the positions that they need (section 3.2.3). If a head needs only some positions of a pack, as
+pretraining needs the masked tokens and [CLS], then the last layer also computes only these positions. Its keys and values
+come from all tokens, but its queries and everything after them only from the needed positions.
 
-Letters: B packs, L positions, T = B * L tokens, P positions of a pack that are read (L, or fewer), R = B * P, H hidden size,
-N heads, D head size (H = N * D), O = H for each of query, key and value that a product makes, Q masked slots, S depth,
-V vocabulary.
+Letters in shapes: B packs, L positions, T = B * L tokens, P needed positions of a pack (at most L), R = B * P, H hidden
+size, I intermediate size, N heads, D head size (H = N * D), O = H times the number of parts that a product computes together
+(query, key, value), Q masked slots, S depth, V vocabulary.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from gaudi_bert.engines.tensorflow.operations import (
 from gaudi_bert.model.config import BertConfig, layer_name_prefix
 from gaudi_bert.model.heads import FORBIDDEN_SCORE, check_logit_count
 
-# Every dropout of the model has a number.
+# Every dropout in the model has a number, from which its random numbers are derived.
 _EMBEDDINGS_DROPOUT_SITE = 0
 _DROPOUT_SITES_PER_LAYER = 3
 
@@ -49,7 +50,14 @@ Batch = Mapping[str, tf.Tensor]
 
 @dataclass(frozen=True)
 class Network:
-    """Inputs of every layer: the sizes, the variables, the type of the matrix products, and how the pass is run."""
+    """What all layers need for a forward pass.
+
+    Attributes:
+        config: The sizes of the model.
+        parameters: The variables by name.
+        compute_dtype: The dtype of the matrix products.
+        forward_pass: The dropout seed, and whether kernels are compiled.
+    """
 
     config: BertConfig
     parameters: Mapping[str, tf.Tensor]
@@ -57,21 +65,30 @@ class Network:
     forward_pass: ForwardPass
 
     def kernel_and_bias(self, scope: str) -> tuple[tf.Tensor, tf.Tensor]:
-        """The variables of a dense layer."""
+        """Return the kernel and the bias of a dense layer."""
         return self.parameters[f"{scope}/kernel"], self.parameters[f"{scope}/bias"]
 
     def gamma_and_beta(self, scope: str) -> tuple[tf.Tensor, tf.Tensor]:
-        """The variables of a layer norm."""
+        """Return gamma and beta of a layer normalization."""
         return self.parameters[f"{scope}/LayerNorm/gamma"], self.parameters[f"{scope}/LayerNorm/beta"]
 
     def drop(self, inputs: tf.Tensor, site: int) -> tf.Tensor:
-        """Dropout of hidden states."""
+        """Apply the hidden-state dropout with the number `site`."""
         rate = self.config.hidden_dropout_prob
         return dropout(inputs, self.forward_pass.draw(inputs.shape, rate, site), rate, self.forward_pass.compiled)
 
 
 def encode_packs(network: Network, batch: Batch, positions_BP: tf.Tensor | None = None) -> tf.Tensor:
-    """Hidden states, [B * P, H], or of every token [B * L, H] where `positions_BP` is None."""
+    """Compute the hidden states of the last layer.
+
+    Args:
+        network: The model.
+        batch: The features of the batch.
+        positions_BP: The needed positions of each pack. None for all positions.
+
+    Returns:
+        [B * P, H], or [B * L, H] for all positions.
+    """
     config, (packs, length) = network.config, batch["input_ids"].shape
     wide_dtype = tf.float64 if network.compute_dtype == tf.float64 else tf.float32
     bias_B1LL = _attention_bias(batch["input_mask"], config.attention == "causal", wide_dtype)
@@ -90,7 +107,7 @@ def encode_packs(network: Network, batch: Batch, positions_BP: tf.Tensor | None 
 
 
 def _attention_bias(input_mask_BL: tf.Tensor, causal: bool, dtype: tf.DType = tf.float32) -> tf.Tensor:
-    """Return what is added to the scores, [B, 1, L, L]: 0 where a position may attend, -10,000 where not."""
+    """Return the mask that is added to attention scores, [B, 1, L, L]: 0 if attention is allowed, otherwise -10,000."""
     same_BLL = tf.cast(tf.equal(input_mask_BL[:, :, tf.newaxis], input_mask_BL[:, tf.newaxis, :]), dtype)
     if causal:
         order_L = tf.range(input_mask_BL.shape[1], dtype=tf.int32)
@@ -99,11 +116,11 @@ def _attention_bias(input_mask_BL: tf.Tensor, causal: bool, dtype: tf.DType = tf
 
 
 def _embed(network: Network, batch: Batch) -> tf.Tensor:
-    """The input of the encoder (Devlin et al., 2019, section 3), [T, H] in the type of the matrix products."""
+    """Compute the input of the encoder (Devlin et al., 2019, section 3), [T, H], in the dtype of the matrix products."""
     scope, parameters, config = "bert/embeddings", network.parameters, network.config
     words_TH = gather_rows(parameters[f"{scope}/word_embeddings"], tf.reshape(batch["input_ids"], [-1]))
     positions_TH = gather_rows(parameters[f"{scope}/position_embeddings"], tf.reshape(batch["positions"], [-1]))
-    # Two rows are picked faster, and their gradient summed faster, by a product with 0 and 1 than by a gather.
+    # The table has only two rows. A product with a one-hot matrix is faster than a gather, and so is its gradient.
     types_YH = parameters[f"{scope}/token_type_embeddings"]
     segments_TY = tf.one_hot(tf.reshape(batch["segment_ids"], [-1]), config.type_vocab_size, dtype=types_YH.dtype)
     total_TH = words_TH + positions_TH + tf.matmul(segments_TY, types_YH)
@@ -115,7 +132,18 @@ def _embed(network: Network, batch: Batch) -> tf.Tensor:
 def _encoder_layer(
     network: Network, layer: int, query_RH: tf.Tensor, hidden_TH: tf.Tensor, bias_B1PL: tf.Tensor
 ) -> tf.Tensor:
-    """A layer with layer norm after each residual sum (Vaswani et al., 2017; Devlin et al., 2019), for the rows of R."""
+    """Compute a layer, with layer normalization after each residual sum (Vaswani et al., 2017; Devlin et al., 2019).
+
+    Args:
+        network: The model.
+        layer: The number of the layer, from 0.
+        query_RH: The input at the positions to compute.
+        hidden_TH: The input at all positions.
+        bias_B1PL: The attention mask, in which P are the positions to compute.
+
+    Returns:
+        [R, H].
+    """
     config, forward_pass = network.config, network.forward_pass
     scope, first_site = layer_name_prefix(layer), 1 + _DROPOUT_SITES_PER_LAYER * layer
 
@@ -138,12 +166,12 @@ def _encoder_layer(
 def _self_attention(
     network: Network, scope: str, dropout_site: int, query_RH: tf.Tensor, hidden_TH: tf.Tensor, bias_B1PL: tf.Tensor
 ) -> tf.Tensor:
-    """The context of every query, [R, H], before the output projection."""
+    """Compute the context of every query, [R, H], before the output projection."""
     config, forward_pass, (packs, _, queries, length) = network.config, network.forward_pass, bias_B1PL.shape
     heads, size = config.num_attention_heads, config.head_size
 
     def project(inputs: tf.Tensor, positions: int, *parts: str) -> list[tf.Tensor]:
-        """Return for each of `parts` what the heads see of `inputs`, [B, N, positions, D]: one product for all parts."""
+        """Project the inputs to query, key or value, [B, N, positions, D], with one matrix product for all `parts`."""
         fused = dense(inputs, *_fused_projection(network, scope, parts), forward_pass.compiled)
         return tf.unstack(tf.transpose(tf.reshape(fused, [packs, positions, len(parts), heads, size]), [2, 0, 3, 1, 4]))
 
@@ -159,10 +187,11 @@ def _self_attention(
 
 
 def _fused_projection(network: Network, scope: str, parts: Sequence[str]) -> tuple[tf.Tensor, tf.Tensor]:
-    """Kernel [H, O] and bias [O] of some of query, key and value side by side.
+    """Concatenate the kernels and biases of some of query, key and value: [H, O] and [O].
 
-    The queries' part carries the division by the square root of the head size, which saves a pass over the scores. Softmax
-    is blind to the keys' bias: its true gradient is zero, and zero it is given, not rounding noise.
+    The query part is divided by the square root of the head size here, which saves a pass over the scores. The key bias does
+    not affect the softmax, so its true gradient is zero. Its computed gradient would be rounding noise, so it is set to
+    zero.
     """
     scale = 1.0 / math.sqrt(network.config.head_size)
     kernels, biases = [], []
@@ -186,11 +215,23 @@ def attend(
     rate: float,
     compiled: bool,
 ) -> tf.Tensor:
-    """softmax(query key^T + bias) value, with dropout of the shares: [B, N, P, D].
+    """Compute attention, softmax(query key^T + bias) value, with dropout of the attention probabilities.
 
-    The backward pass is written out to go over [B, N, P, L] as seldom as possible: the dropout's scale is applied to the
-    context, which is smaller by L / D, and what is elementwise is one kernel. `query_BNPD` is divided by the square root of
-    D already; `drawn` is from `ForwardPass.draw`.
+    TensorFlow's gradient would make many passes over tensors of the shape [B, N, P, L], so the backward pass is implemented
+    here. The scale of the dropout is applied to the context, which is smaller by the factor L / D, and elementwise
+    operations are combined in one kernel.
+
+    Args:
+        query_BNPD: The queries, already divided by the square root of D.
+        key_BNLD: The keys.
+        value_BNLD: The values.
+        bias_B1PL: The attention mask.
+        drawn: The random numbers from `ForwardPass.draw`, or None for no dropout.
+        rate: The dropout rate.
+        compiled: Whether XLA compiles the elementwise kernels.
+
+    Returns:
+        The context of every query, [B, N, P, D].
     """
     scale = keep_scale(drawn, rate)
 
@@ -217,13 +258,17 @@ def attend(
 
 
 def _drop_shares(shares_BNPL: tf.Tensor, drawn: tf.Tensor, rate: float) -> tf.Tensor:
+    """Set the dropped attention probabilities to zero, without scaling the others."""
     return shares_BNPL * keep_mask(drawn, shares_BNPL.shape, rate, shares_BNPL.dtype)
 
 
 def _scores_gradient(
     used_gradient_BNPL: tf.Tensor, shares_BNPL: tf.Tensor, drawn: tf.Tensor | None, rate: float
 ) -> tf.Tensor:
-    """Softmax's gradient, behind dropout's. Where one share is 1 it is exactly 0, as it should be."""
+    """Compute the gradient of the attention scores through dropout and softmax.
+
+    If one probability of a row is 1, the gradient of the row is exactly 0.
+    """
     if drawn is not None:
         used_gradient_BNPL = _drop_shares(used_gradient_BNPL, drawn, rate)
     weighted_BNPL = widen(shares_BNPL) * widen(used_gradient_BNPL)
@@ -231,16 +276,19 @@ def _scores_gradient(
     return tf.cast(weighted_BNPL - widen(shares_BNPL) * sums_BNP1, shares_BNPL.dtype)
 
 
-# --- what reads the encoder's outputs
+# --- Layers after the encoder
 
 
 def pool(network: Network, first_PH: tf.Tensor) -> tf.Tensor:
-    """BERT's pooler, [P, H]: a dense layer and tanh on the hidden state of every [CLS]."""
+    """Apply BERT's pooler, a dense layer and tanh, to the hidden states of [CLS] tokens, [sequences, H]."""
     return tf.tanh(dense(first_PH, *network.kernel_and_bias("bert/pooler/dense")))
 
 
 def word_scores(network: Network, picked_PH: tf.Tensor) -> tf.Tensor:
-    """Wide scores [P, V] of every word at the masked slots; the output matrix is the word embeddings."""
+    """Compute the masked-LM logits of hidden states, [P, V] in at least float32.
+
+    The output matrix is tied to the word embeddings.
+    """
     scope, config, compiled = "cls/predictions/transform", network.config, network.forward_pass.compiled
     changed_PH = dense(picked_PH, *network.kernel_and_bias(f"{scope}/dense"))
     changed_PH = activation(config.hidden_act, compiled)(changed_PH)
@@ -251,7 +299,7 @@ def word_scores(network: Network, picked_PH: tf.Tensor) -> tf.Tensor:
 
 
 def pretraining_outputs(network: Network, batch: Batch) -> tuple[tf.Tensor, tf.Tensor]:
-    """Wide scores of the words at the masked slots, [B, Q, V], and of the next sentences, [B, S, 2]."""
+    """Compute the masked-LM logits, [B, Q, V], and the next-sentence logits, [B, S, 2], in at least float32."""
     (packs, depth), slots = batch["next_sentence_positions"].shape, batch["masked_lm_positions"].shape[1]
     check_logit_count(packs, slots, network.config.vocab_size)
     hidden, parameters = network.config.hidden_size, network.parameters
@@ -260,11 +308,11 @@ def pretraining_outputs(network: Network, batch: Batch) -> tuple[tf.Tensor, tf.T
     first_BSH, masked_BQH = tf.split(read_BPH, [depth, slots], axis=1)
     pooled_PH = widen(pool(network, tf.reshape(first_BSH, [packs * depth, hidden])))
     words_PV = word_scores(network, tf.reshape(masked_BQH, [packs * slots, hidden]))
-    # Next sentences: 0 = the second text really follows the first, 1 = it is a random one.
+    # Next-sentence class 0 means that the second text follows the first, and class 1 that it was chosen at random.
     weights_2H, bias_2 = (
         tf.cast(parameters[f"cls/seq_relationship/output_{name}"], pooled_PH.dtype) for name in ("weights", "bias")
     )
-    # Gaudi's conversion to bfloat16 goes by names; those of gradients contain the name of what they are of.
+    # Gaudi's conversion to bfloat16 excludes operations by name. The names of gradient operations contain this name as well.
     with tf.name_scope("KEEP_FP32_PRECISION"):
         sentences_P2 = tf.matmul(pooled_PH, weights_2H, transpose_b=True)
     sentences_BS2 = tf.reshape(tf.nn.bias_add(sentences_P2, bias_2), [packs, depth, 2])

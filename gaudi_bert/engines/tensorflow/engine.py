@@ -1,9 +1,11 @@
-"""TensorFlow as `engines/protocol.Engine`: the device that a graph is built for, and several processes by Horovod.
+"""The TensorFlow implementation of `engines/protocol.Engine`: opening the device, and connecting processes with Horovod.
 
-On Gaudi the order of calls is fixed by its documentation: first the processes are connected (`connect`), then
-`habana_frameworks.tensorflow.load_habana_module()` registers the device, and only then may a graph or a variable be created.
-Each process sees one card, always as `/device:HPU:0`, which the runtime prefers for all that it can run. bfloat16 is
-switched by the runtime on Gaudi, never together with a compute type of our own, and by the model's on a CPU.
+The Gaudi documentation prescribes the order of calls. First, the processes are connected (`connect`). Then
+`habana_frameworks.tensorflow.load_habana_module()` registers the device. Only then may a graph or a variable be created.
+Each process sees a single card as `/device:HPU:0`, and the runtime places all operations there that it can run.
+
+On Gaudi, the runtime converts operations to bfloat16, so the model itself computes in float32. On a CPU, the model computes
+in bfloat16.
 """
 
 from __future__ import annotations
@@ -45,16 +47,23 @@ def build(
     compute_dtype: ComputeDtype | None = None,
     compiled: bool = False,
 ) -> TensorFlowModel:
-    """A model on a device; on the CPU where none is given."""
+    """Build a model on a device, or on the CPU if no device is given. See `Engine.build`."""
     name = device.name if device is not None else "/device:CPU:0"
     dtype = compute_dtype or (device.compute_dtype if device is not None else "float32")
     return TensorFlowModel(spec, name, seed=seed, compute_dtype=dtype, compiled=compiled)
 
 
 def open_device(settings: LoopSettings, threads: int | None = None) -> Device:
-    """Open the device of `settings`; call it after `connect` and before any variable is created.
+    """Open the device that the settings specify. Call this after `connect` and before any variable is created.
 
-    "auto" takes a Gaudi card if its software and a card are there, else the CPU; `threads` are those of one operation.
+    For "auto", open a Gaudi card if its software and a card are available, otherwise the CPU.
+
+    Args:
+        settings: The settings of the training loop.
+        threads: The number of CPU threads of an operation. None for the default.
+
+    Raises:
+        InputError: The device is not available, or does not support the settings.
     """
     section, kind = settings.section_name, settings.device
     if settings.recompute:
@@ -64,7 +73,8 @@ def open_device(settings: LoopSettings, threads: int | None = None) -> Device:
     if kind != "cpu":
         missing, notes = _load_gaudi(settings.precision)
         if missing is None:
-            # Gaudi's own compiler fuses chains of elementwise operations, and its software converts to bfloat16.
+            # The Gaudi software fuses chains of elementwise operations and converts to bfloat16 by itself, so neither is
+            # done here.
             return Device("hpu", "/device:HPU:0", "float32", "Gaudi card HPU:0", compiles=False, notes=notes)
         if kind == "hpu":
             raise InputError(f"{section}.device = hpu: {missing}; or set {section}.device = cpu")
@@ -83,27 +93,27 @@ def open_device(settings: LoopSettings, threads: int | None = None) -> Device:
     return Device("cpu", "/device:CPU:0", settings.precision, f"CPU, {used} threads", compiles=settings.compile is not False)
 
 
-# --- The Gaudi runtime: its variables, and loading its module
+# --- The Gaudi runtime: its environment variables, and loading its module
 #
-# The module reads its variables while it is loaded, so they are set between its import and `load_habana_module()`. What is
-# already set belongs to the user (or the image, or the launcher) and stays.
+# The runtime reads the variables in `load_habana_module()`, so they are set before. Variables that the user, the image or
+# the launcher has already set are not changed.
 #
-# The runtime does bfloat16: it rewrites the float32 graph by the lists in `bfloat16.json`. Operations of the
-# allowlist are converted; those of the strict conditional list, which only move numbers, where all their inputs are; the
-# conditional list is empty, and whatever is not listed stays float32: sums, softmax, layer norm, losses and the
-# optimizer. The small product of the next-sentence head is excluded by its name.
+# The runtime rewrites the float32 graph to bfloat16 according to the lists in `bfloat16.json`. Operations in the allowlist
+# are always converted. Operations in the strict conditional list, which only move values, are converted if all their inputs
+# are. The conditional list is empty. All other operations stay in float32: sums, softmax, layer normalization, losses and
+# the optimizer. The small matrix product of the next-sentence head is excluded by its name.
 
 BFLOAT16_LIST = Path(__file__).with_name("bfloat16.json")
-# Device memory that is reserved for communication between cards.
+# The device memory that is reserved for communication between cards, in MB.
 _HCCL_MEMORY_MB = 1536
 
 
 def _load_gaudi(precision: Precision) -> tuple[str | None, tuple[str, ...]]:
-    """Set the runtime's variables and register the device.
+    """Set the environment variables of the Gaudi runtime, and register the device.
 
     Returns:
-        What is missing, the software, the driver or the card, with the remedy; and a note for each variable that the
-        environment has with another value.
+        A tuple of two values. The first describes what is missing (the software, the driver or the card) and what to do, or
+        is None if the device is ready. The second contains a note for each variable that was already set to another value.
     """
     try:
         habana = importlib.import_module("habana_frameworks.tensorflow")
@@ -130,16 +140,16 @@ def _load_gaudi(precision: Precision) -> tuple[str | None, tuple[str, ...]]:
     )
 
 
-# --- Several processes by Horovod: the upstream one on CPUs (Gloo or MPI), or habana-horovod on Gaudi, of the same name
+# --- Several processes with Horovod: the original package on CPUs (Gloo or MPI), or habana-horovod on Gaudi
 #
-# The first call is `hvd.init()`: on Gaudi, the device may be loaded only after it, and TensorFlow used only then. Tensors
-# are reduced one by one under fixed names; Horovod merges what is ready at the same time into buffers of
-# `training.fusion_bytes`. Small host arrays travel as float64 through the CPU, whatever the device is.
+# `hvd.init()` must be called first, because on Gaudi the device may only be loaded after it. Each tensor is reduced under a
+# fixed name, and Horovod merges the tensors that are ready at the same time into buffers of `training.fusion_bytes`. Small
+# arrays on the host are summed as float64 on the CPU, on every device.
 
 
 @dataclass(frozen=True)
 class _HorovodProcess(ConnectedProcess):
-    """One of several processes."""
+    """The communicator of a process that Horovod connects to others."""
 
     horovod: Any = None
     errors: ClassVar[tuple[type[Exception], ...]] = (tf.errors.OpError, RuntimeError)
@@ -164,7 +174,7 @@ class _HorovodProcess(ConnectedProcess):
 
 
 def connect(settings: LoopSettings, facts: Mapping[str, Any]) -> Communicator:
-    """The communicator of all processes of this launch; without a launcher, of this one alone."""
+    """Connect the processes that a launcher started, with Horovod. See `Engine.connect`."""
     launch = find_launch()
     if launch is None or launch.size == 1:
         return Communicator()
@@ -195,6 +205,6 @@ def connect(settings: LoopSettings, facts: Mapping[str, Any]) -> Communicator:
             f"{who}: Horovod reports rank {rank} of {size}; it was probably built without MPI: "
             "start the processes by `horovodrun --gloo`, or build Horovod with MPI"
         )
-    # Compared later: sums need the device, which is opened after this.
+    # The facts are compared later, because sums need the device, which is opened after this.
     facts = {"tensorflow": tf.__version__, **shared_facts(settings, facts)}
     return _HorovodProcess(rank, size, local_size, facts=facts, horovod=hvd)

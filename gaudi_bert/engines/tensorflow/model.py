@@ -1,9 +1,10 @@
-"""A BERT with any head on a device, as `engines/protocol.Model`: arrays in and out, one graph for each set of shapes.
+"""A BERT with any head in TensorFlow, as `engines/protocol.Model`, and reading Google's TF1 checkpoints.
 
-A head treats each sequence of a pack as if it stood alone: what it computes for a sequence depends on that sequence only.
+Inputs and outputs are numpy arrays. There is one graph for each set of shapes. The outputs of a head for a sequence in a
+pack depend only on this sequence.
 
-Letters: B packs, L positions, Q masked slots, S depth, P = B * S sequences (or B * L tokens), H hidden size, C values of a
-head, K sums of a head, V vocabulary; R rows and C classes of any logits.
+Letters in shapes: B packs, L positions, Q masked slots, S depth, P = B * S sequences (or B * L tokens), H hidden size,
+C outputs of a head, K sums of a head, V vocabulary. For logits of any kind: R rows, C classes.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from gaudi_bert.model.heads import (
     parameter_specs_with_head,
 )
 
-# Larger than the number of any dropout in an encoder.
+# Every dropout in a model has a number. That of the head must be larger than all numbers in an encoder.
 _HEAD_DROPOUT_SITE = 1 << 20
 
 Batch = Mapping[str, tf.Tensor]
@@ -48,9 +49,15 @@ Batch = Mapping[str, tf.Tensor]
 class TensorFlowModel:
     """A BERT and its head on a device.
 
-    With a `compute_dtype` of bfloat16, variables, layer norm, softmax and logits stay float32; float64 is for proofs.
-    `compiled` compiles chains of elementwise operations by XLA: a tenth faster on a CPU, once a few seconds of compiling are
-    over. Dropout then draws other masks. On Gaudi leave it off: its graph compiler fuses by itself.
+    Args:
+        spec: The config of the BERT, and its head.
+        device: The TensorFlow name of the device.
+        seed: The seed of the initial values. None if weights will be loaded.
+        compute_dtype: The dtype of the matrix products. Even with bfloat16, variables, layer normalization, softmax and
+            logits are float32. float64 is for checks of correctness.
+        compiled: Whether XLA compiles chains of elementwise operations. This takes a few seconds, and makes updates on a CPU
+            a tenth faster. Compiled dropout draws other masks. On Gaudi, leave this off, because its graph compiler already
+            fuses such chains.
     """
 
     def __init__(
@@ -75,28 +82,28 @@ class TensorFlowModel:
         self._evaluate = as_graph(self._trace_evaluation)
         self._work = as_graph(self._trace_work)
 
-    # --- the protocol
+    # --- The methods of `engines/protocol.Model`
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The variables' shapes by name."""
+        """Return the shapes of the variables by name."""
         return {name: tuple(variable.shape) for name, variable in self.variables.items()}
 
     def buffers(self) -> tuple[str, ...]:
-        """The names of variables without a gradient: a BERT has none."""
+        """Return the names of variables without a gradient. A BERT has none."""
         return ()
 
     def values(self) -> dict[str, Float32Array]:
-        """A copy of the variables by name."""
+        """Return a copy of the variables by name."""
         return {name: variable.numpy() for name, variable in self.variables.items()}
 
     def load_values(self, values: WeightArrays) -> None:
-        """Set variables by name; those that `values` does not name keep what they hold."""
+        """Set variables by name. Variables that are missing in `values` keep their values."""
         check_weights(self.shapes(), values)
         for name, value in values.items():
             self.variables[name].assign(np.asarray(value, dtype=np.float32))
 
     def freeze(self) -> None:
-        """Do nothing: a graph of TensorFlow arranges weights by itself."""
+        """Do nothing, because TensorFlow graphs choose the layout of weights themselves."""
 
     def outputs(self, batch: BatchArrays) -> Float32Array:
         """Return what the head gives, without dropout."""
@@ -104,12 +111,12 @@ class TensorFlowModel:
         return values
 
     def evaluate(self, batch: BatchArrays) -> tuple[Float32Array | None, Float32Array]:
-        """The outputs, of heads that keep them, and the sums; without dropout."""
+        """Run the model without dropout, and return the outputs of the head (or None if it keeps none) and the K sums."""
         outputs, sums = self._evaluate(self._tensors(batch))
         return outputs.numpy() if self.spec.head.needs_outputs else None, sums.numpy()
 
     def trial(self, batch: BatchArrays, loss: Loss) -> Trial:
-        """Outputs, losses and gradients of a model of pretraining."""
+        """Compute outputs, losses and gradients of a pretraining model, without dropout."""
         tensors = self._tensors(batch)
         hidden_TH = encode_packs(self.network(), tensors)
         with tf.GradientTape() as tape:
@@ -129,27 +136,30 @@ class TensorFlowModel:
         )
 
     def work(self, batch: BatchArrays) -> float:
-        """One forward and backward pass with dropout; a number that needs all gradients. For timing."""
+        """Do a forward and backward pass with dropout, and return a number that depends on all gradients. For timing."""
         return float(self._work(self._tensors(batch)))
 
-    # --- what is traced: from features, whose shapes are static, to outputs, sums and the loss
+    # --- Functions that are traced into graphs, from features with static shapes to outputs, sums and the loss
 
     def network(self, dropout_seed: tf.Tensor | None = None) -> Network:
-        """The variables as a pass reads them; the seed is int32 [2], None for no dropout."""
+        """Return what the layers need for a pass. The dropout seed is int32 [2], or None for no dropout."""
         parameters = {name: tf.convert_to_tensor(variable) for name, variable in self.variables.items()}
         if self.compute_dtype == tf.float64:
             parameters = {name: tf.cast(value, tf.float64) for name, value in parameters.items()}
         return Network(self.config, parameters, self.compute_dtype, ForwardPass(dropout_seed, self.compiled))
 
     def forward(self, batch: Batch, dropout_seed: tf.Tensor | None = None) -> Any:
-        """Return what the head gives, wide; of pretraining both scores, of language modelling [P, words]."""
+        """Compute the outputs of the head in at least float32.
+
+        For pretraining, return the logits of both tasks. For language modelling, return logits [P, V].
+        """
         network, head = self.network(dropout_seed), self.spec.head
         if isinstance(head, PretrainingHead):
             return pretraining_outputs(network, batch)
         return _vectors(network, head, batch) if isinstance(head, VectorHead) else _task_outputs(network, head, batch)
 
     def sums(self, outputs: Any, batch: Batch) -> Sequence[tf.Tensor]:
-        """The K sums of the head, scalars."""
+        """Compute the K sums of the head, which are scalars."""
         head = self.spec.head
         if isinstance(head, PretrainingHead):
             return _pretraining_sums(outputs, batch, head.loss)
@@ -158,13 +168,14 @@ class TensorFlowModel:
     def loss(
         self, batch: Batch, dropout_seed: tf.Tensor | None, factors: tf.Tensor
     ) -> tuple[tf.Tensor, Sequence[tf.Tensor]]:
-        """The loss that is minimised, its sums multiplied by `factors` [2]; and the K sums."""
+        """Compute the loss of a batch, whose two sums are multiplied by `factors` [2], and the K sums."""
         sums = self.sums(self.forward(batch, dropout_seed), batch)
         if isinstance(self.spec.head, PretrainingHead):
             return sums[0] * factors[0] + sums[2] * factors[1], sums
         return sums[0] * factors[0], sums
 
     def _tensors(self, batch: BatchArrays) -> dict[str, tf.Tensor]:
+        """Copy a batch to the device."""
         with tf.device(self._device):
             return {name: tf.constant(values) for name, values in batch.items()}
 
@@ -182,11 +193,11 @@ class TensorFlowModel:
         return tf.reduce_sum(tf.stack([tf.reduce_sum(tf.convert_to_tensor(gradient)) for gradient in gradients]))
 
 
-# --- heads of tasks, and one vector for each text
+# --- Heads of tasks, and vectors of texts
 
 
 def _task_outputs(network: Network, head: TaskHead, batch: Batch) -> tf.Tensor:
-    """The outputs of a task's head, wide; of language modelling the scores of all words, [P, words]."""
+    """Compute the outputs of a task's head in at least float32. For language modelling, these are logits [P, V]."""
     packs, length = batch["input_ids"].shape
     if not head.needs_outputs:
         check_logit_count(packs, length, network.config.vocab_size)
@@ -196,14 +207,14 @@ def _task_outputs(network: Network, head: TaskHead, batch: Batch) -> tf.Tensor:
     shape = [packs, length, head.width]
     if head.predicts_per_text:
         hidden_PH, shape = pool(network, hidden_PH), [*batch["sequence_positions"].shape, head.width]
-    if head.kind != "question-answering":  # as BERT's heads have it
+    if head.kind != "question-answering":  # BERT's span head has no dropout
         hidden_PH = network.drop(hidden_PH, _HEAD_DROPOUT_SITE)
     with tf.name_scope("KEEP_FP32_PRECISION"):
         return tf.reshape(dense(widen(hidden_PH), *network.kernel_and_bias(head.dense_name_prefix)), shape)
 
 
 def _vectors(network: Network, head: VectorHead, batch: Batch) -> tf.Tensor:
-    """Vectors of the sequences of a batch, float32 [B, S, H]; those of absent ones mean nothing."""
+    """Compute the vectors of the sequences in a batch, float32 [B, S, H]. Vectors of unused sequence slots are undefined."""
     hidden = encode_packs(network, batch, None if head.positions_feature is None else batch[head.positions_feature])
     (packs, depth), size = batch["sequence_positions"].shape, network.config.hidden_size
     if head.positions_feature is not None:
@@ -215,7 +226,10 @@ def _vectors(network: Network, head: VectorHead, batch: Batch) -> tf.Tensor:
 
 
 def _pooled(hidden_BLH: tf.Tensor, input_mask_BL: tf.Tensor, depth: int, pooling: Pooling) -> tf.Tensor:
-    """Mean or maximum over the tokens of each sequence ([CLS] and [SEP] too, as in sentence-transformers), [B, S, H]."""
+    """Return the mean or the maximum over the tokens of each sequence, [B, S, H].
+
+    As in sentence-transformers, the tokens include [CLS] and [SEP].
+    """
     packs, length, hidden = hidden_BLH.shape
     if pooling == "mean":
         belongs_BSL = tf.one_hot(input_mask_BL - 1, depth, axis=1, dtype=hidden_BLH.dtype)
@@ -228,15 +242,20 @@ def _pooled(hidden_BLH: tf.Tensor, input_mask_BL: tf.Tensor, depth: int, pooling
     return tf.maximum(tf.reshape(most, [packs, depth + 1, hidden])[:, 1:], LOWEST_HIDDEN)
 
 
-# --- The sums of the heads, as `model/heads.py` lists them, so that micro-batches and ranks add up exactly
+# --- The sums of the heads, as listed in `model/heads.py`, which can be added over micro-batches and processes
 #
-# Token-weighted (the default): every masked position counts the same. Per sequence (Krell et al., 2021, section 3.2.3):
-# every sequence does, by the mean over its own masked positions. `masked_lm_weights` holds the number of the sequence that a
-# masked slot belongs to, 0 where it is unused.
+# With the masked-LM loss per token (the default), every masked token has the same weight. With the loss per sequence (Krell
+# et al., 2021, section 3.2.3), every sequence has the same weight, and its loss is the mean over its masked tokens.
+# `masked_lm_weights` contains the number of the sequence to which a masked slot belongs, or 0 for an unused slot.
 
 
 def _pretraining_sums(outputs: tuple[tf.Tensor, tf.Tensor], batch: Batch, loss: Loss) -> tuple[tf.Tensor, ...]:
-    """Masked-LM loss and weight, next-sentence loss and weight, then correct and count of both: 8 scalars, wide."""
+    """Compute the 8 sums of pretraining, scalars in at least float32.
+
+    Returns:
+        The masked-LM loss and its weight, the next-sentence loss and its weight, and the numbers of correct predictions and
+        of predictions for both tasks.
+    """
     words_BQV, sentences_BS2 = outputs
     weights_BQ, masked_weight = _masked_slot_weights(batch, loss, words_BQV.dtype)
     masked_sum, masked_correct = _weighted(words_BQV, batch["masked_lm_ids"], weights_BQ)
@@ -248,7 +267,10 @@ def _pretraining_sums(outputs: tuple[tf.Tensor, tf.Tensor], batch: Batch, loss: 
 
 
 def _masked_slot_weights(batch: Batch, loss: Loss, dtype: tf.DType) -> tuple[tf.Tensor, tf.Tensor]:
-    """The weight of every masked slot, [B, Q], 1 or 1 / (masked slots of its sequence), and what the weights add up to."""
+    """Compute the weight of every masked slot, [B, Q], and the sum of these weights.
+
+    A used slot has the weight 1 or, for the loss per sequence, 1 / (number of masked slots of its sequence).
+    """
     numbers_BQ = batch["masked_lm_weights"]
     used_BQ = tf.cast(numbers_BQ > 0, dtype)
     if loss == "token":
@@ -261,20 +283,26 @@ def _masked_slot_weights(batch: Batch, loss: Loss, dtype: tf.DType) -> tuple[tf.
 
 
 def _belongs(numbers_BX: tf.Tensor, depth: int, dtype: tf.DType) -> tf.Tensor:
-    """1 where X belongs to a sequence of the pack by its number, else 0, [B, S, X]."""
+    """Return 1 if a position or slot X belongs to a sequence of the pack, otherwise 0, [B, S, X]."""
     numbers_S = tf.cast(tf.range(1, depth + 1), numbers_BX.dtype)
     return tf.cast(tf.equal(numbers_S[:, tf.newaxis], numbers_BX[:, tf.newaxis, :]), dtype)
 
 
 def _weighted(logits: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Weighted sums of the negative log likelihood and of right answers; logits [..., C], the others [...]."""
+    """Compute the weighted sums of the negative log-likelihoods and of the correct predictions.
+
+    Logits have the shape [..., C], labels and weights the shape [...].
+    """
     losses_R, right_R = _likelihoods(logits, labels)
     weights_R = tf.reshape(weights, [-1])
     return tf.reduce_sum(losses_R * weights_R), tf.reduce_sum(right_R * weights_R)
 
 
 def _likelihoods(logits: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """The negative log likelihood of each label, and 1 where it is the likeliest class, flat [R]; logits [..., C]."""
+    """Compute the negative log-likelihood of each label, and 1 if the label has the largest logit, otherwise 0.
+
+    Logits have the shape [..., C]. Both results are flattened, [R].
+    """
     labels_R = tf.reshape(labels, [-1])
     losses_R, guesses_R = cross_entropy(tf.reshape(logits, [-1, logits.shape[-1]]), labels_R)
     return losses_R, tf.cast(tf.equal(guesses_R, labels_R), logits.dtype)
@@ -282,11 +310,11 @@ def _likelihoods(logits: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf.Te
 
 @tf.custom_gradient
 def cross_entropy(logits_RC: tf.Tensor, labels_R: tf.Tensor) -> tuple[tuple[tf.Tensor, tf.Tensor], Callable[..., Any]]:
-    """The negative log likelihood of each label, and the likeliest class (int32), for rows of logits.
+    """Compute the negative log-likelihood of each label, and the class with the largest logit (int32), for rows of logits.
 
-    TensorFlow's own operation takes six times as long on a CPU. Here one softmax serves loss and gradient: with m the
-    largest logit of a row and p_m its share, the logarithm of the sum of exponentials is m - log p_m, where p_m is at least
-    1 / C, so no logarithm of a vanishing number is ever taken.
+    TensorFlow's own operation takes six times as long on a CPU. Here, the same softmax is used for the loss and for the
+    gradient. If m is the largest logit of a row and p_m its probability, then the logarithm of the sum of the exponentials
+    is m - log p_m. As p_m is at least 1 / C, the logarithm is always finite.
     """
     rows, classes = logits_RC.shape
     shares_RC = tf.nn.softmax(logits_RC)
@@ -306,7 +334,7 @@ def cross_entropy(logits_RC: tf.Tensor, labels_R: tf.Tensor) -> tuple[tuple[tf.T
 
 
 def _task_sums(head: TaskHead, logits: tf.Tensor, batch: Batch) -> tuple[tf.Tensor, ...]:
-    """The sum of losses of a task, what it is divided by, and right answers: 3 scalars, as `TaskHead` describes them."""
+    """Compute the 3 sums of a task: the losses, their weights, and the correct predictions, as described in `TaskHead`."""
     if head.kind in ("multi-label", "reranking"):
         targets_BSC = tf.reshape(tf.cast(batch["targets"], logits.dtype), logits.shape)
         losses_BSC = tf.nn.sigmoid_cross_entropy_with_logits(labels=targets_BSC, logits=logits)
@@ -324,9 +352,10 @@ def _task_sums(head: TaskHead, logits: tf.Tensor, batch: Batch) -> tuple[tf.Tens
 
 
 def _span_losses(logits_BL2: tf.Tensor, batch: Batch) -> tuple[tf.Tensor, tf.Tensor]:
-    """Half the sum of both negative log likelihoods, and whether both are right, flat [B * S].
+    """Compute the loss of each span, and whether its start and end are both predicted correctly, flattened, [B * S].
 
-    The scores of tokens of other sequences are lowered: scores of 0 instead would be a different loss.
+    The loss is the mean of the negative log-likelihoods of start and end. The logits of tokens in other sequences are
+    lowered, so that they do not contribute to the softmax.
     """
     own_BSL = _belongs(batch["input_mask"], batch["target_weights"].shape[1], logits_BL2.dtype)
     forbidden_BS1L = ((1.0 - own_BSL) * OTHER_SEQUENCE)[:, :, tf.newaxis, :]
@@ -337,16 +366,20 @@ def _span_losses(logits_BL2: tf.Tensor, batch: Batch) -> tuple[tf.Tensor, tf.Ten
 
 # --- Google's TF1 checkpoints: `bert_model.ckpt.index` and `.data-00000-of-00001`
 #
-# Our variables carry the names and the layout of `google-research/bert`, so a checkpoint is a table of them. One written
-# while training holds more (Adam's moments as `<variable>/adam_m`, counters), which is ignored.
+# Our variables have the names and the layouts of `google-research/bert`, so no conversion is needed. A checkpoint that was
+# written during training also contains counters and Adam's moments (`<variable>/adam_m`), which are ignored.
 
 
 def read_google_checkpoint(prefix: Path) -> dict[str, Float32Array]:
-    """The variables of BERT in a TF1 checkpoint, by name."""
+    """Read the variables of a BERT from a TF1 checkpoint, by name.
+
+    Raises:
+        InputError: The checkpoint is incomplete, or is not that of a BERT.
+    """
     try:
         reader = tf.train.load_checkpoint(str(prefix))
         names = reader.get_variable_to_shape_map()
-        # What an optimizer keeps of a variable is stored below its name.
+        # The moments of a variable are stored under names that begin with the name of the variable.
         weights = [name for name in names if name.startswith(("bert/", "cls/")) and name.rpartition("/")[0] not in names]
         values = {name: reader.get_tensor(name) for name in weights}
     except (tf.errors.OpError, RuntimeError, ValueError) as error:

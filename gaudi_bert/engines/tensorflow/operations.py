@@ -1,13 +1,13 @@
-"""The few operations that BERT consists of, each with the cheapest backward pass that we know.
+"""The operations of BERT in TensorFlow, each with an efficient backward pass.
 
-Where TensorFlow's own gradient would make many passes over a large tensor, or a sparse result of unknown size, the gradient
-is written out here. No operation has a shape that depends on data, and integers are int32: Gaudi compiles the graph once for
-one set of shapes. What goes over the elements of a tensor several times is a kernel: on a CPU, `compiled` kernels (XLA) make
-one pass of it; Gaudi's graph compiler does the like by itself, so there they stay plain.
+If TensorFlow's own gradient makes many passes over a large tensor, or returns a sparse result of unknown size, the gradient
+is implemented here. Shapes never depend on data, and integers are int32, because Gaudi compiles a graph once for one set of
+shapes. Chains of elementwise operations are *kernels*. On a CPU, XLA compiles a kernel to a single pass over memory. On
+Gaudi, kernels are not compiled here, because its graph compiler fuses such chains by itself.
 
-Letters: R rows of a table, B packs, P positions of a pack, T tokens (packs x positions), H features of the last axis, I
-inputs and O outputs of a dense layer. "wide" is the type of what must not be rounded (layer norm, softmax, losses): float32,
-also where the matrices are bfloat16.
+Letters in shapes: R rows of a table, B packs, P positions of a pack, T tokens (packs x positions), H features of the last
+axis, I inputs and O outputs of a dense layer. "Wide" means at least float32, in which layer normalization, softmax and
+losses are computed even if the matrix products are in bfloat16.
 """
 
 from __future__ import annotations
@@ -22,34 +22,39 @@ import tensorflow as tf
 
 Kernel = Callable[..., Any]
 
-# Numbers so far apart share a set of the first cache: 64 sets of 64 bytes on every x86 processor of today.
+# Addresses that differ by a multiple of this map to the same set of the L1 cache, which has 64 sets of 64-byte lines on all
+# current x86 processors.
 _CACHE_SETS_BYTES = 4096
-# Rows are longer by so much, so that each begins in the next set.
+# Rows are padded by this size, so that each row begins in the next set.
 _CACHE_LINE_BYTES = 64
 
 
 def as_graph(function: Kernel) -> tf.types.experimental.PolymorphicFunction:
-    """`function` as a graph. No Python control flow on tensors has to be rewritten, which saves time while tracing."""
+    """Return a function that runs as a graph. AutoGraph is off, because no Python control flow depends on tensors."""
     return tf.function(function, autograph=False, reduce_retracing=False)
 
 
 @functools.cache
 def _compile(function: Kernel) -> Kernel:
+    """Return a function that XLA compiles."""
     return tf.function(function, jit_compile=True, autograph=False)
 
 
 def kernel(function: Kernel, compiled: bool) -> Kernel:
-    """`function`, or what XLA makes of it; compiled once for each set of shapes."""
+    """Return `function` itself or, if `compiled`, a version that XLA compiles once for each set of shapes."""
     return _compile(function) if compiled else function
 
 
 def widen(tensor: tf.Tensor) -> tf.Tensor:
-    """`tensor` in at least float32."""
+    """Convert a bfloat16 tensor to float32, and return other tensors unchanged."""
     return tf.cast(tensor, tf.float32) if tensor.dtype == tf.bfloat16 else tensor
 
 
 def dense(inputs_TI: tf.Tensor, kernel_IO: tf.Tensor, bias_O: tf.Tensor, compiled: bool = False) -> tf.Tensor:
-    """`inputs @ kernel + bias`, in the type of `inputs`; `compiled` means that a CPU computes it."""
+    """Compute `inputs @ kernel + bias`, [T, O], in the dtype of the inputs.
+
+    `compiled` is only True on CPUs. There, the kernel gradient is computed in a way that avoids cache collisions.
+    """
     kernel_IO, bias_O = tf.cast(kernel_IO, inputs_TI.dtype), tf.cast(bias_O, inputs_TI.dtype)
     if compiled and any(_collides(width, kernel_IO.dtype) for width in kernel_IO.shape):
         return _spread_dense(inputs_TI, kernel_IO, bias_O)
@@ -57,16 +62,16 @@ def dense(inputs_TI: tf.Tensor, kernel_IO: tf.Tensor, bias_O: tf.Tensor, compile
 
 
 def _collides(width: int, dtype: tf.DType) -> bool:
-    """Whether rows of so many numbers begin at the same lines of the cache."""
+    """Return whether rows with `width` elements all begin in the same set of the L1 cache."""
     return width * dtype.size % _CACHE_SETS_BYTES == 0
 
 
 @tf.custom_gradient
 def _spread_dense(inputs_TI: tf.Tensor, kernel_IO: tf.Tensor, bias_O: tf.Tensor) -> tuple[tf.Tensor, Callable[..., Any]]:
-    """`dense` for widths that collide, such as 1,024 float32.
+    """Compute `dense` for widths whose rows collide in the cache, such as 1,024 float32.
 
-    The kernel's gradient is a sum over rows, so it reads down the columns of both operands, whose numbers then push each
-    other out of the cache: half the speed on AVX2. Rows that are a little longer than their numbers do not.
+    The gradient of the kernel is a sum over rows, so it reads both operands column by column. The elements of a column would
+    evict each other from the cache, which halves the speed on AVX2. Padding the rows a little prevents this.
     """
     inputs, outputs = kernel_IO.shape
 
@@ -79,7 +84,7 @@ def _spread_dense(inputs_TI: tf.Tensor, kernel_IO: tf.Tensor, bias_O: tf.Tensor)
 
 
 def _spread(values_TX: tf.Tensor) -> tf.Tensor:
-    """With zeros behind each row where rows would collide."""
+    """Pad each row with zeros if the rows would collide in the cache."""
     width, dtype = values_TX.shape[1], values_TX.dtype
     extra = _CACHE_LINE_BYTES // dtype.size if _collides(width, dtype) else 0
     return tf.pad(values_TX, [[0, 0], [0, extra]]) if extra else values_TX
@@ -87,7 +92,10 @@ def _spread(values_TX: tf.Tensor) -> tf.Tensor:
 
 @tf.custom_gradient
 def gather_rows(table_RH: tf.Tensor, indices_T: tf.Tensor) -> tuple[tf.Tensor, Callable[..., Any]]:
-    """Rows of `table_RH`; its gradient is dense at once, to be added to that of the tied output matrix."""
+    """Look up rows of a table, [T, H].
+
+    The gradient is dense, because it is added to the dense gradient of the tied output matrix anyway.
+    """
     rows = table_RH.shape[0]
 
     def backward(gradient_TH: tf.Tensor) -> tuple[tf.Tensor, None]:
@@ -97,7 +105,13 @@ def gather_rows(table_RH: tf.Tensor, indices_T: tf.Tensor) -> tuple[tf.Tensor, C
 
 
 def pick_tokens(hidden_TH: tf.Tensor, positions_BP: tf.Tensor, length: int) -> tf.Tensor:
-    """The rows at `positions_BP` (int32, each within its pack of `length` positions), flat: [B * P, H]."""
+    """Select the hidden states at P positions of each pack, flattened, [B * P, H].
+
+    Args:
+        hidden_TH: The hidden states of all tokens.
+        positions_BP: int32, positions within the packs.
+        length: The number of positions of a pack.
+    """
     packs = positions_BP.shape[0]
     starts_B1 = tf.range(0, packs * length, length, dtype=tf.int32)[:, tf.newaxis]
     return gather_rows(hidden_TH, tf.reshape(positions_BP + starts_B1, [-1]))
@@ -105,12 +119,12 @@ def pick_tokens(hidden_TH: tf.Tensor, positions_BP: tf.Tensor, length: int) -> t
 
 @tf.custom_gradient
 def without_gradient(variable: tf.Tensor) -> tuple[tf.Tensor, Callable[..., Any]]:
-    """`variable` with a gradient of exact zeros (unlike `tf.stop_gradient`, whose gradient is None)."""
+    """Return a variable with a gradient of exact zeros. The gradient through `tf.stop_gradient` would be None."""
     return tf.identity(variable), tf.zeros_like
 
 
 def layer_norm(inputs_TH: tf.Tensor, gamma_H: tf.Tensor, beta_H: tf.Tensor, epsilon: float, compiled: bool) -> tf.Tensor:
-    """Layer norm over the last axis (Ba et al., 2016), computed wide, returned in the type of `inputs_TH`."""
+    """Apply layer normalization over the last axis (Ba et al., 2016), computed wide, in the dtype of the inputs."""
 
     @tf.custom_gradient
     def core(inputs_TH: tf.Tensor, gamma_H: tf.Tensor, beta_H: tf.Tensor) -> tuple[tf.Tensor, Callable[..., Any]]:
@@ -134,7 +148,10 @@ def residual_layer_norm(
     epsilon: float,
     compiled: bool,
 ) -> tf.Tensor:
-    """Layer norm of dropout(new) + old, in the type of `new_TH`; `drawn` is from `ForwardPass.draw`."""
+    """Apply layer normalization to dropout(new) + old, in the dtype of `new_TH`.
+
+    `drawn` contains the random numbers from `ForwardPass.draw`, or None for no dropout.
+    """
 
     @tf.custom_gradient
     def core(
@@ -152,13 +169,13 @@ def residual_layer_norm(
 
 
 def activation(name: str, compiled: bool) -> Callable[[tf.Tensor], tf.Tensor]:
-    """The function called `name` in `config.json`: gelu (exact), gelu_new (by tanh) or relu."""
+    """Return the activation with a name from `config.json`: gelu (exact), gelu_new (tanh approximation) or relu."""
     if name != "gelu":
         return tf.nn.relu if name == "relu" else functools.partial(tf.nn.gelu, approximate=True)
 
     @tf.custom_gradient
     def gelu(inputs: tf.Tensor) -> tuple[tf.Tensor, Callable[..., Any]]:
-        """x * Phi(x) with the exact normal distribution function (Hendrycks and Gimpel, 2016)."""
+        """Compute x * Phi(x) with the exact normal distribution function (Hendrycks and Gimpel, 2016)."""
 
         def backward(gradient: tf.Tensor) -> tf.Tensor:
             return kernel(_gelu_backward, compiled)(gradient, inputs)
@@ -169,7 +186,10 @@ def activation(name: str, compiled: bool) -> Callable[[tf.Tensor], tf.Tensor]:
 
 
 def dropout(inputs: tf.Tensor, drawn: tf.Tensor | None, rate: float, compiled: bool) -> tf.Tensor:
-    """Zero a share `rate` of `inputs` and scale the rest up; `drawn` is from `ForwardPass.draw`, None for no dropout."""
+    """Set a fraction `rate` of the inputs to zero, and scale up the others.
+
+    `drawn` contains the random numbers from `ForwardPass.draw`, or None for no dropout.
+    """
     if drawn is None:
         return inputs
 
@@ -186,7 +206,7 @@ def dropout(inputs: tf.Tensor, drawn: tf.Tensor | None, rate: float, compiled: b
 def _normalise(
     inputs_TH: tf.Tensor, gamma_H: tf.Tensor, beta_H: tf.Tensor, epsilon: float
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Outputs, normalised inputs, and 1 / standard deviation of each row."""
+    """Return the outputs of a layer normalization, the normalized inputs, and 1 / (standard deviation) of each row."""
     wide_TH = widen(inputs_TH)
     centred_TH = wide_TH - tf.reduce_mean(wide_TH, axis=-1, keepdims=True)
     variance_T1 = tf.reduce_mean(tf.square(centred_TH), axis=-1, keepdims=True)
@@ -199,7 +219,7 @@ def _normalise(
 def _normalise_backward(
     gradient_TH: tf.Tensor, normal_TH: tf.Tensor, scale_T1: tf.Tensor, gamma_H: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Gradients of inputs, gamma and beta."""
+    """Return the gradients of the inputs, gamma and beta of a layer normalization."""
     wide_TH = widen(gradient_TH)
     product_TH = wide_TH * normal_TH
     gamma_H = tf.cast(gamma_H, wide_TH.dtype)
@@ -230,18 +250,20 @@ def _add_and_normalise_backward(
     drawn: tf.Tensor | None,
     rate: float,
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Gradients of new, old, gamma and beta."""
+    """Return the gradients of new, old, gamma and beta."""
     total_gradient_TH, gamma_gradient_H, beta_gradient_H = _normalise_backward(gradient_TH, normal_TH, scale_T1, gamma_H)
     return _drop(total_gradient_TH, drawn, rate), total_gradient_TH, gamma_gradient_H, beta_gradient_H
 
 
 def _drop(inputs: tf.Tensor, drawn: tf.Tensor | None, rate: float) -> tf.Tensor:
+    """Apply dropout, without a gradient of its own."""
     if drawn is None:
         return inputs
     return inputs * (keep_mask(drawn, inputs.shape, rate, inputs.dtype) * keep_scale(drawn, rate))
 
 
 def _gelu_share(inputs: tf.Tensor) -> tf.Tensor:
+    """Return the normal distribution function Phi(x)."""
     return 0.5 * (1.0 + tf.math.erf(inputs * math.sqrt(0.5)))
 
 
@@ -254,31 +276,37 @@ def _gelu_backward(gradient: tf.Tensor, inputs: tf.Tensor) -> tf.Tensor:
     return gradient * (_gelu_share(inputs) + inputs * density)
 
 
-# --- Dropout without state: which elements are dropped is a function of a seed, so a resumed run repeats itself to the bit
+# --- Dropout without state
 #
-# Two ways to draw. Plain: TensorFlow's counter-based Philox numbers (Salmon et al., 2011), 16 bits an element, because
-# numbers are most of what dropout costs on a CPU; the mask is stored for the backward pass. Hashed, inside compiled kernels:
-# a hash of the element's number and the seed, two rounds of MurmurHash3's finaliser (Appleby, 2011), which costs no pass
-# over memory at all and is simply computed again in the backward pass, so no mask is stored.
+# Which elements are dropped depends only on a seed, so that a resumed run is bit-identical. There are two methods:
 #
-# Both round the share that is dropped to 1 / 65,536, and scale by exactly that rounded share.
+# - Without compilation, TensorFlow's counter-based Philox generator (Salmon et al., 2011) is used, with only 16 bits per
+#   element, because random numbers are most of the cost of dropout on a CPU. The mask is stored for the backward pass.
+# - In compiled kernels, the index of an element and the seed are hashed with two rounds of MurmurHash3's finalizer (Appleby,
+#   2011). This needs no pass over memory. The backward pass computes the hash again, so no mask is stored.
+#
+# Both methods round the dropout rate to a multiple of 1 / 65,536, and scale the remaining elements by exactly this rate.
 
-# 2^32 divided by the golden ratio, odd, as a signed 32-bit number: multiples by the numbers of the sites are
-# far apart (Knuth, TAOCP 3, 6.4).
+# 2^32 divided by the golden ratio, rounded to an odd number, as a signed 32-bit integer. Multiples of it are far apart
+# (Knuth, TAOCP 3, 6.4), so that the seeds of different dropout sites are far apart.
 _GOLDEN_STRIDE = 0x9E3779B1 - (1 << 32)
 _FIRST_FACTOR, _SECOND_FACTOR = 0x85EBCA6B - (1 << 32), 0xC2B2AE35 - (1 << 32)
 _STEPS = 1 << 16
 
 
 def keep_mask(drawn: tf.Tensor, shape: tf.TensorShape, rate: float, dtype: tf.DType) -> tf.Tensor:
-    """Ones where a number remains and zeros where it is dropped.
+    """Return 1 for each element that is kept, and 0 for each element that is dropped.
 
-    `drawn` is the mask, a byte an element, or, for hashing, a folded seed, int32 [2]; `rate` is the share that is dropped.
+    Args:
+        drawn: The result of `ForwardPass.draw`: the mask itself as bools or, in compiled kernels, a seed, int32 [2].
+        shape: The shape of the mask.
+        rate: The fraction of elements that is dropped.
+        dtype: The dtype of the mask.
     """
     if drawn.dtype != tf.int32:
         return tf.cast(drawn, dtype)
-    # The seed is hashed to two keys first: were it added to the element's number, seeds that differ by one would give the
-    # same mask, moved.
+    # If the seed were added to the index of an element, seeds that differ by one would give the same mask, shifted by one
+    # element. Therefore the seed is first hashed to two keys.
     elements = tf.reshape(tf.range(shape.num_elements(), dtype=tf.int32), shape)
     first_key = _mixed(drawn[0] + _mixed(drawn[1]))
     second_key = _mixed(drawn[1] + _mixed(first_key + _GOLDEN_STRIDE))
@@ -287,53 +315,66 @@ def keep_mask(drawn: tf.Tensor, shape: tf.TensorShape, rate: float, dtype: tf.DT
 
 
 def keep_scale(drawn: tf.Tensor | None, rate: float) -> float:
-    """Return what the remaining numbers are multiplied by, so that the mean stays."""
+    """Return the factor by which kept elements are multiplied to preserve the mean. It is 1 without dropout."""
     return 1.0 if drawn is None else _STEPS / (_STEPS - _dropped_steps(rate))
 
 
 def _mixed(words: tf.Tensor) -> tf.Tensor:
-    """MurmurHash3's finaliser on int32; arithmetic wraps, shifts must not carry the sign."""
+    """Apply MurmurHash3's finalizer to int32. Products wrap around, and shifts must be logical."""
     words = tf.bitwise.bitwise_xor(words, _shifted(words, 16)) * _FIRST_FACTOR
     words = tf.bitwise.bitwise_xor(words, _shifted(words, 13)) * _SECOND_FACTOR
     return tf.bitwise.bitwise_xor(words, _shifted(words, 16))
 
 
 def _shifted(words: tf.Tensor, bits: int) -> tf.Tensor:
-    """Logical shift to the right."""
+    """Shift int32 to the right logically, that is, without repeating the sign."""
     return tf.bitwise.bitwise_and(tf.bitwise.right_shift(words, bits), (1 << (32 - bits)) - 1)
 
 
 def _dropped_steps(rate: float) -> int:
+    """Return the dropout rate as a multiple of 1 / 65,536, at least 1."""
     return max(1, round(rate * _STEPS))
 
 
 def _threshold(rate: float) -> int:
-    """The smallest signed 32-bit number that is not dropped."""
+    """Return the smallest random int32 for which an element is kept."""
     return _wrapped((_dropped_steps(rate) << 16) - (1 << 31))
 
 
 def _wrapped(value: int) -> int:
-    """`value` as a signed 32-bit number."""
+    """Wrap an integer to a signed 32-bit integer."""
     return (value + (1 << 31)) % (1 << 32) - (1 << 31)
 
 
 @dataclass(frozen=True)
 class ForwardPass:
-    """The part of a pass that every layer is given: the seed of dropout, int32 [2] or None for none, and whether kernels are
-    compiled.
+    """The options of a forward pass that every layer needs.
+
+    Attributes:
+        dropout_seed: The seed, int32 [2], or None for no dropout.
+        compiled: Whether XLA compiles kernels.
     """
 
     dropout_seed: tf.Tensor | None = None
     compiled: bool = False
 
     def draw(self, shape: tf.TensorShape, rate: float, site: int) -> tf.Tensor | None:
-        """The inputs of `keep_mask` for the dropout with the number `site` in the model; None where nothing is dropped."""
+        """Draw the random numbers of a dropout.
+
+        Args:
+            shape: The shape of the tensor whose elements are dropped.
+            rate: The fraction of elements that is dropped.
+            site: The number of the dropout in the model.
+
+        Returns:
+            The `drawn` argument of `keep_mask`, or None if nothing is dropped.
+        """
         if self.dropout_seed is None or rate == 0:
             return None
         seed_2 = self.dropout_seed + tf.constant([_wrapped(site * _GOLDEN_STRIDE), 0], dtype=tf.int32)
         if self.compiled:
             return seed_2
-        # A random 32-bit word serves two elements: once as it is, and once with its lower half moved up.
+        # Each random 32-bit word is used for two elements, the second time with its lower half shifted up.
         elements = shape.num_elements()
         words = tf.random.stateless_uniform([(elements + 1) // 2], seed_2, minval=None, maxval=None, dtype=tf.int32)
         noise = tf.concat([words, tf.bitwise.left_shift(words, 16)], axis=0)[:elements]

@@ -1,10 +1,10 @@
-"""One update: micro-batches forward and backward, sums over processes, clipping, the optimizer.
+"""Updates in TensorFlow: forward and backward passes of micro-batches, sums over processes, clipping, and the optimizer.
 
-Gradients add up over micro-batches and over processes. They are reduced once per update, and clipped once, after they are
-complete. With several processes the passes and the reduction are graphs of their own: in between, each process tells the
-watchdog that it is done with its share.
+Gradients are added over the micro-batches and then over the processes, once per update. The complete gradient is clipped
+once. With several processes, the passes and the sum over processes are separate graphs, because in between each process
+tells the watchdog that it has done its part.
 
-Letters: M micro-batches, K sums of a head.
+Letters in shapes: M micro-batches, K sums of a head.
 """
 
 from __future__ import annotations
@@ -22,7 +22,17 @@ from gaudi_bert.model.config import has_weight_decay
 
 
 class TensorFlowUpdates:
-    """Runs updates of one model with one optimizer, each of at most `accumulation_steps` micro-batches on this process."""
+    """Runs the updates of one model with one optimizer.
+
+    Args:
+        model: The model.
+        settings: The settings of the training loop.
+        communicator: The processes of the run.
+        accumulation_steps: The maximum number of micro-batches in an update on this process.
+
+    Attributes:
+        graphs: The graphs of the forward and backward passes that were traced.
+    """
 
     def __init__(
         self, model: TensorFlowModel, settings: LoopSettings, communicator: Communicator, accumulation_steps: int
@@ -35,7 +45,7 @@ class TensorFlowUpdates:
         self._accumulated: list[tf.Variable] = []
         if not self._is_single_graph:
             self._accumulated = [tf.Variable(tf.zeros_like(variable), trainable=False) for variable in self._variables]
-        self.graphs: list[tf.Graph] = []  # of forward and backward passes
+        self.graphs: list[tf.Graph] = []
         self._lengths: set[int] = set()
         self._single_update = as_graph(self._trace_update)
         self._first = as_graph(self._trace_first)
@@ -52,7 +62,7 @@ class TensorFlowUpdates:
         update: int,
         update_loss: UpdateLoss | None = None,
     ) -> Sums:
-        """Do one update: float32 [K + 1], the sums, and the gradient's norm over all processes before clipping."""
+        """Do one update. See `engines/protocol.Updates.run`."""
         inputs = [
             (
                 {name: tf.constant(value) for name, value in batch.items()},
@@ -74,7 +84,7 @@ class TensorFlowUpdates:
             self._note(number, update, each[0])
             sums = self._next(*each, sums)
         if self._communicator.size > 1:
-            sums.numpy()  # a device may still be at it
+            sums.numpy()  # wait until the device has finished the passes
             self._communicator.arrive()
         return self._finish(self._accumulated, sums, tensors).numpy
 
@@ -85,7 +95,7 @@ class TensorFlowUpdates:
         update: int,
         update_loss: UpdateLoss,
     ) -> tf.Tensor:
-        """Do one update of one loss of all micro-batches; the last is computed once, the others twice."""
+        """Do one update with a loss over all micro-batches. The last one is computed once, all others twice."""
         last, outputs = len(inputs) - 1, []
         for number, each in enumerate(inputs[:-1]):
             self._note(number, update, each[0])
@@ -102,17 +112,21 @@ class TensorFlowUpdates:
         return self._finish(totals, tf.constant(sums, tf.float32), scalars)
 
     def _taped(self, batch: Mapping[str, tf.Tensor], seed: tf.Tensor) -> tuple[tf.Tensor, tf.GradientTape]:
+        """Compute the outputs of a batch, and return them with the tape that recorded the pass."""
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(self._variables)
             return self._outputs(batch, seed), tape
 
     def _gradients_by(self, output: tf.Tensor, tape: tf.GradientTape, gradient: FloatArray | tf.Tensor) -> list[tf.Tensor]:
-        """The gradients of the variables, from that of an output."""
+        """Compute the gradients of the variables, given the gradient of an output."""
         given, none = tf.convert_to_tensor(gradient, output.dtype), tf.UnconnectedGradients.ZERO
         gradients = tape.gradient(output, self._variables, output_gradients=given, unconnected_gradients=none)
         return [tf.convert_to_tensor(each) for each in gradients]
 
     def _note(self, number: int, update: int, batch: Mapping[str, tf.Tensor]) -> None:
+        """Tell the watchdog which micro-batch begins. The first one with a new row length is slow, because it builds a
+        graph.
+        """
         length = batch["input_ids"].shape[1]
         is_new = length not in self._lengths
         if number or (is_new and self._lengths):
@@ -121,7 +135,7 @@ class TensorFlowUpdates:
         self._lengths.add(length)
 
     def moments(self) -> tuple[dict[str, Float32Array], dict[str, Float32Array]]:
-        """A copy of the first and second moments, by variable."""
+        """Return a copy of the first and of the second moments, by variable name."""
         first, second = ({name: moment.numpy() for name, moment in moments.items()} for moments in self._optimizer.moments)
         return first, second
 
@@ -134,7 +148,7 @@ class TensorFlowUpdates:
     def _gradients(
         self, batch: Mapping[str, tf.Tensor], seed: tf.Tensor, factors: tf.Tensor
     ) -> tuple[list[tf.Tensor], tf.Tensor]:
-        """The gradient of this micro-batch's share of the loss, and its sums."""
+        """Compute the gradients of the loss of a micro-batch, and its sums."""
         self.graphs.append(tf.compat.v1.get_default_graph())
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(self._variables)
@@ -144,7 +158,11 @@ class TensorFlowUpdates:
         return [tf.convert_to_tensor(gradient) for gradient in gradients], sums_K
 
     def _update(self, gradients: Sequence[tf.Tensor], sums: tf.Tensor, scalars: UpdateScalars) -> tf.Tensor:
-        """Sum over processes, clip, move the variables."""
+        """Sum the gradients over processes, clip them, and change the variables.
+
+        Returns:
+            The sums, followed by the gradient norm before clipping, [K + 1].
+        """
         gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]
         gradients = self._communicator.sum_tensors(gradients)
         factor, norm = _clip_factor(gradients, self._settings.clip_norm)
@@ -154,10 +172,12 @@ class TensorFlowUpdates:
     def _trace_update(
         self, batch: Mapping[str, tf.Tensor], seed: tf.Tensor, factors: tf.Tensor, scalars: UpdateScalars
     ) -> tf.Tensor:
+        """Do a complete update of one micro-batch on a single process."""
         gradients, sums = self._gradients(batch, seed, factors)
         return self._update(gradients, sums, scalars)
 
     def _trace_first(self, batch: Mapping[str, tf.Tensor], seed: tf.Tensor, factors: tf.Tensor) -> tf.Tensor:
+        """Compute the first micro-batch of an update, and store its gradients. Return its sums."""
         gradients, sums = self._gradients(batch, seed, factors)
         for accumulated, gradient in zip(self._accumulated, gradients, strict=True):
             accumulated.assign(gradient)
@@ -166,46 +186,62 @@ class TensorFlowUpdates:
     def _trace_next(
         self, batch: Mapping[str, tf.Tensor], seed: tf.Tensor, factors: tf.Tensor, sums_before: tf.Tensor
     ) -> tf.Tensor:
+        """Compute a further micro-batch of an update, and add its gradients to the stored ones. Return the total sums."""
         gradients, sums = self._gradients(batch, seed, factors)
         for accumulated, gradient in zip(self._accumulated, gradients, strict=True):
             accumulated.assign_add(gradient)
         return sums_before + sums
 
     def _trace_outputs(self, batch: Mapping[str, tf.Tensor], seed: tf.Tensor) -> tf.Tensor:
+        """Compute the outputs of a micro-batch."""
         self.graphs.append(tf.compat.v1.get_default_graph())
         return self._model.forward(batch, seed if self._has_dropout else None)
 
 
-# --- AdamW, LAMB and clipping: on plain variables, in plain TensorFlow operations with static shapes
+# --- AdamW, LAMB and clipping, implemented with TensorFlow operations on static shapes
 #
-# Both keep, for every variable w with gradient g, the moments
+# For every variable w with gradient g, both optimizers store the moments
 #
 #     m <- beta_1 * m + (1 - beta_1) * g          v <- beta_2 * v + (1 - beta_2) * g * g
 #
-# corrected for their start at zero by 1 / (1 - beta^t), and form the direction
+# The moments start at zero, so they are multiplied by the bias corrections 1 / (1 - beta^t) to give m^ and v^. The direction
+# is
 #
 #     u = m^ / (sqrt(v^) + epsilon) + weight_decay * w
 #
-# where the last term is omitted for biases and layer norms. AdamW (Loshchilov and Hutter 2019, algorithm 2) moves
-# w <- w - rate * u. LAMB (You et al. 2020, algorithm 2) moves w <- w - rate * |w| / |u| * u, with a ratio of 1 where either
-# norm is zero; MLPerf's variant leaves the ratio at 1 for the variables that are not decayed (`layer_adaptation: decayed`).
+# Biases and layer normalization have no weight decay. AdamW (Loshchilov and Hutter 2019, algorithm 2) computes
+# w <- w - rate * u. LAMB (You et al. 2020, algorithm 2) computes w <- w - rate * |w| / |u| * u, with a ratio of 1 if either
+# norm is zero. In MLPerf's variant, the ratio is also 1 for variables without weight decay (`layer_adaptation: decayed`).
 #
-# The two corrections are computed on the host in float64 and passed in, so that no step counter lives in the graph.
+# The bias corrections are computed on the host in float64 and passed to the graph, so that the graph needs no step counter.
 
 
-# Variables of fewer numbers lie in the processor's caches: they are not worth a compilation.
+# Compiling the update of a variable with fewer elements is not worthwhile, because the variable fits into the CPU caches.
 _LEAST_COMPILED = 2**16
 
 
 def _clip_factor(gradients: Sequence[tf.Tensor], clip_norm: float) -> tuple[tf.Tensor, tf.Tensor]:
-    """The factor with which the joint norm of all gradients is at most `clip_norm` (0: they stay), and the norm before."""
-    # Not tf.add_n: it adds into whichever input's memory is free just then, so its order, and its last bit, vary.
+    """Compute the clipping factor and the joint norm of all gradients before clipping.
+
+    Multiplied by the factor, the gradients have a joint norm of at most `clip_norm`. With a `clip_norm` of 0, the factor is
+    1.
+    """
+    # tf.add_n would add its inputs in varying order, depending on which memory is free, so that the last bit could vary.
     norm = tf.sqrt(2.0 * tf.reduce_sum(tf.stack([tf.nn.l2_loss(gradient) for gradient in gradients])))
     return tf.ones([]) if clip_norm == 0 else clip_norm / tf.maximum(norm, clip_norm), norm
 
 
 class _Optimizer:
-    """AdamW or LAMB over named variables; `compiled` makes one pass over memory for each large one, by XLA (for CPUs)."""
+    """AdamW or LAMB for named variables.
+
+    Args:
+        variables: The variables by name.
+        settings: The optimizer and its hyperparameters.
+        compiled: Whether XLA compiles the update of large variables, which then takes only one pass over memory on a CPU.
+
+    Attributes:
+        moments: The first and the second moments, by variable name.
+    """
 
     def __init__(self, variables: Mapping[str, tf.Variable], settings: LoopSettings, *, compiled: bool = False) -> None:
         self._variables, self._settings, self._compiled = dict(variables), settings, compiled
@@ -218,7 +254,7 @@ class _Optimizer:
         )
 
     def apply(self, gradients: Sequence[tf.Tensor], scalars: UpdateScalars, factor: tf.Tensor) -> None:
-        """Move every variable by its gradient times `factor`; `gradients` in the order of `variables`."""
+        """Update every variable with its gradient times `factor`. The gradients are in the order of the variables."""
         settings = self._settings
         for (name, variable), gradient in zip(self._variables.items(), gradients, strict=True):
             is_adapted = settings.optimizer == "lamb" and (settings.layer_adaptation == "all" or has_weight_decay(name))
@@ -238,7 +274,10 @@ def _move(
     scalars: UpdateScalars,
     rule: tuple[float, float, float, float, bool],
 ) -> None:
-    """Move a variable and its moments by its gradient times `factor`; `rule`: betas, epsilon, decay, whether by LAMB."""
+    """Update a variable and its moments with its gradient multiplied by `factor`.
+
+    `rule` contains beta_1, beta_2, epsilon, the weight decay, and whether the step size is adapted as in LAMB.
+    """
     beta_1, beta_2, epsilon, decay, is_adapted = rule
     gradient = gradient * factor
     first = beta_1 * first_moment + (1.0 - beta_1) * gradient
