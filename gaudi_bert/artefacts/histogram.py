@@ -1,6 +1,7 @@
-"""histogram.json: how many sequences of each length there are, in total and per file.
+"""The histogram file, histogram.json, which contains the number of sequences of each length, in total and for each file.
 
-At the least such a file has `max_sequence_length` and `counts`, which is enough to plan and to estimate.
+`max_sequence_length` and `counts` are the only required keys. They are sufficient to plan and to estimate, but not to write
+packs.
 """
 
 from __future__ import annotations
@@ -23,6 +24,11 @@ from gaudi_bert.common.progress import format_bytes, format_count
 
 
 def _counts(value: Any) -> IntArray:
+    """Return the counts of a file as int64 [pairs, 3], sorted by length and then by masked positions.
+
+    Raises:
+        ValueError: The value is not a list of rows of three integers.
+    """
     try:
         rows = np.asarray(value if len(value) else np.zeros((0, 3), np.int64))
     except (TypeError, ValueError, OverflowError):
@@ -34,9 +40,13 @@ def _counts(value: Any) -> IntArray:
 
 
 class CountedFile(InputFile):
-    """One input file and what is in it.
+    """An input file and the counts of its sequences.
 
-    `counts` is int64 [pairs, 3], in order: length, masked positions, and how many sequences have both.
+    Attributes:
+        sequences: The number of sequences.
+        tokens: The number of non-padding tokens.
+        counts: int64 [pairs, 3], sorted. The columns are the length, the number of masked positions, and the number of
+            sequences that have both.
     """
 
     model_config = ConfigDict(extra="ignore")
@@ -47,9 +57,10 @@ class CountedFile(InputFile):
 
     @model_validator(mode="after")
     def _adds_up(self) -> CountedFile:
+        """Check that no count is negative, and that the counts add up to the stated sequences and tokens."""
         if (self.counts < 0).any():
             raise ValueError(f"{shorten(self.name)} has a negative count; lengths, masked and sequences are from 0")
-        rows = self.counts.tolist()  # Python's integers cannot overflow
+        rows = self.counts.tolist()  # the sums of large counts would overflow int64, but not Python integers
         sequences, tokens = sum(row[2] for row in rows), sum(row[0] * row[2] for row in rows)
         if (sequences, tokens) != (self.sequences, self.tokens):
             stated = f"{self.sequences} sequences, {self.tokens} tokens"
@@ -58,12 +69,17 @@ class CountedFile(InputFile):
 
 
 class HistogramFile(Artefact):
-    """The content of histogram.json; what only `gaudi-bert histogram` knows is None in others' files.
+    """The content of histogram.json. In a file that `gaudi-bert histogram` did not write, the optional values may be None.
 
     Attributes:
-        counts: the first is that of sequences of length 1.
-        max_predictions: the most masked positions of one sequence (P).
-        bad_files: those that could not be read and were skipped.
+        max_sequence_length: L, the number of tokens in a row, including padding.
+        max_predictions: P, the maximum number of masked positions in a sequence.
+        sequences: The number of sequences.
+        tokens: The number of non-padding tokens.
+        vocabulary: The vocabulary of the records.
+        counts: The number of sequences of length 1, 2, ..., L.
+        bad_files: The input files that could not be read and were skipped.
+        files: The counts of each input file.
     """
 
     model_config = ConfigDict(extra="ignore")
@@ -84,7 +100,17 @@ class HistogramFile(Artefact):
 
     @classmethod
     def read_all(cls, paths: Sequence[Path]) -> Self:
-        """Read one or several, and merge them: files in the order of their names, whichever part counted them."""
+        """Read one or several histograms, and merge them.
+
+        The files are sorted by name, so that the result does not depend on how they were divided into parts.
+
+        Args:
+            paths: The histogram files.
+
+        Raises:
+            InputError: A file is invalid, the histograms are of different kinds of records, a file was counted twice, or
+                there are no sequences.
+        """
         if not paths:
             raise InputError("no histogram.json is given; make one with `gaudi-bert histogram RECORDS --out histogram.json`")
         parts = [cls.read(path) for path in paths]
@@ -113,11 +139,12 @@ class HistogramFile(Artefact):
 
     @property
     def sha256(self) -> str:
-        """The identity of all this, by which a plan knows it."""
+        """The SHA-256 of the content, by which a plan refers to its histogram."""
         return json_digest(self.as_json())
 
     @model_validator(mode="after")
     def _agrees(self) -> HistogramFile:
+        """Check that the counts, the totals and the counts of the files agree, and that no file is counted twice."""
         length = self.max_sequence_length
         if len(self.counts) != length:
             raise ValueError(f"{len(self.counts)} counts for lengths 1 to {length}")
@@ -138,14 +165,16 @@ class HistogramFile(Artefact):
         return self
 
     def max_masked(self) -> IntArray | None:
-        """Return the most masked positions of a sequence of each length, int64 [L]; None where no files are known."""
+        """Return the maximum number of masked positions for each length, int64 [L], or None without counts per file."""
         return None if self.files is None else self._sums_of_files()[1]
 
     def _sums_of_files(self) -> tuple[IntArray, IntArray]:
-        """Return the sequences of each length, and the most masked positions of one of them, int64 [L] each.
+        """Return the number of sequences and the maximum number of masked positions for each length 1 .. L.
+
+        Both arrays are int64 [L].
 
         Raises:
-            ValueError: a length or a count of masked positions is out of range.
+            ValueError: A length or a number of masked positions is out of range.
         """
         longest = self.max_sequence_length
         counts, max_masked = np.zeros(longest, np.int64), np.zeros(longest, np.int64)
@@ -162,7 +191,7 @@ class HistogramFile(Artefact):
         return counts, max_masked
 
     def summary(self) -> dict[str, Any]:
-        """Return the totals of its files by name; `max_predictions` is 0 where no sequence has masked positions."""
+        """Return the totals over all files. `max_predictions` is 0 if no sequence has masked positions."""
         files = self.files or ()
         sequences, tokens = sum(file.sequences for file in files), sum(file.tokens for file in files)
         return {
@@ -176,7 +205,7 @@ class HistogramFile(Artefact):
         }
 
     def lines(self) -> list[str]:
-        """Return the line for people."""
+        """Return the totals as one line of text."""
         totals = self.summary()
         return [
             f"{format_count(totals['sequences'], 'sequence')} in {format_count(totals['files'], 'file')} "

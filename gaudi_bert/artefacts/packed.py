@@ -1,6 +1,8 @@
-"""The files of a packed folder: metadata.json, a manifest per group and verification.json; of TFRecords and of tables.
+"""The JSON files of a packed folder, for packed TFRecords and packed tables.
 
-A manifest is written after the shards of its group, metadata.json last; those of packed tables are in `__gaudi_bert__`.
+Each group has a manifest, which is written after the shards of the group. `metadata.json` describes the folder and is
+written after all groups. `verification.json` is the result of `verify`. In a packed table, these files are in the sub-folder
+`__gaudi_bert__`.
 """
 
 from __future__ import annotations
@@ -48,14 +50,26 @@ _Fingerprint = Annotated[str, matching("[0-9a-f]{16}", "16 digits from 0 to f")]
 
 
 class GroupManifest(Artefact):
-    """group-GGGGG.json: one group of a packed folder, written after its shards.
+    """The content of group-GGGGG.json, the manifest of one group. It is written after the shards of the group.
+
+    The attributes from `rows` to `too_long` are only used for tables, because the groups of a table are planned when they
+    are read. `inputs` and `index_crc32c` are only used for TFRecords.
 
     Attributes:
-        source_sha256: of the plan, or of the settings and inputs of a table.
-        counts: sequences of each length; the first entry is length 1.
-        inputs: of TFRecords, the files of the group.
-        index_crc32c: of TFRecords, that of `group-GGGGG.index`, which states the size and checksum of every record.
-        rows, lower_bound, deepest_pack, algorithm_used, too_long: of tables, whose groups are planned when they are read.
+        source_sha256: The SHA-256 of the plan, or of the settings and the inputs of a table.
+        group: The number of the group.
+        sequences: The number of sequences.
+        packs: The number of packs.
+        tokens: The number of non-padding tokens.
+        inputs: The input files of the group.
+        index_crc32c: The CRC-32C of `group-GGGGG.index`, which states the size and the checksum of every record.
+        rows: The number of table rows.
+        lower_bound: The proven minimum number of packs.
+        deepest_pack: The largest number of sequences in a pack.
+        algorithm_used: The algorithm that produced the packs.
+        too_long: The rows that were longer than a pack.
+        counts: The number of sequences of length 1, 2, ...
+        shards: The shards of the group.
     """
 
     remedy = "remove it and pack again"
@@ -79,7 +93,13 @@ class GroupManifest(Artefact):
 
 
 def read_shard_crc32c(notes: Path, table: ShardTable, shard: int) -> int | None:
-    """Return the CRC-32C that the manifest of its group states for a shard; None if there is no manifest in `notes`."""
+    """Return the CRC-32C of a shard as its group's manifest states it, or None if there is no manifest.
+
+    Args:
+        notes: The folder of the manifests.
+        table: The shards of the packed folder.
+        shard: The number of the shard.
+    """
     group, number = table.group_and_number(shard)
     path = manifest_path(notes, group)
     fetch(path)
@@ -88,18 +108,33 @@ def read_shard_crc32c(notes: Path, table: ShardTable, shard: int) -> int | None:
 
 
 def of_counts(counts: Sequence[int]) -> dict[str, Any]:
-    """Return a manifest's figures for the sequences of its group; `counts` are those of length 1, 2, ..."""
+    """Return the manifest keys `sequences`, `tokens` and `counts` for the numbers of sequences of length 1, 2, ..."""
     tokens = sum(length * count for length, count in enumerate(counts, start=1))
     return {"sequences": sum(counts), "tokens": tokens, "counts": tuple(counts)}
 
 
 class PackedMetadata(Artefact):
-    """metadata.json of packs of any kind: the contract between packing and all readers of packs.
+    """The content of metadata.json that all packed folders have. All readers of packs rely on it.
 
     Attributes:
-        depth: most sequences that a pack may hold; None for no limit.
-        lower_bound: packs that are proven necessary; `gap` more are used.
-        histogram: sequences of each length; the first entry is length 1.
+        packs_name: The name of this kind of packs, for messages.
+        shard_ending: The suffix of the shards.
+        tool_version: The version of this package.
+        max_sequence_length: The number of tokens in a pack, including padding.
+        depth: The maximum number of sequences in a pack, or None for no limit.
+        seed: The seed of the packing.
+        algorithm: The requested algorithm.
+        sequences: The number of sequences.
+        packs: The number of packs.
+        tokens: The number of non-padding tokens.
+        padding_tokens: The number of padding tokens.
+        efficiency: The share of non-padding tokens in all token slots.
+        packing_factor: The mean number of sequences per pack.
+        lower_bound: The proven minimum number of packs.
+        gap: The number of packs above the lower bound.
+        shard_multiple: The number of shards of each group is a multiple of this.
+        groups: The shards of each group.
+        histogram: The number of sequences of length 1, 2, ...
     """
 
     packs_name: ClassVar[str]
@@ -125,7 +160,15 @@ class PackedMetadata(Artefact):
 
     @classmethod
     def read(cls, path: Path | str) -> Self:
-        """Read the metadata of a folder of such packs; any other folder is refused by what it holds."""
+        """Read the metadata of a packed folder.
+
+        Args:
+            path: The folder, or its metadata file.
+
+        Raises:
+            InputError: The folder has packs of another kind, packing has not finished, or the file is invalid. The message
+                says which of these it is.
+        """
         path = cls.path_in(path)
         with explain_os_errors(path, "read"):
             is_packed = path.is_file()
@@ -140,24 +183,29 @@ class PackedMetadata(Artefact):
 
     @cached_property
     def shard_table(self) -> ShardTable:
-        """The shards as arrays."""
+        """The shards of all groups, as arrays."""
         return ShardTable.of_groups(self.groups, self.shard_ending)
 
     def identity(self, encode: Callable[[Any], str] = json.dumps) -> str:
-        """Return the digest of what tells these packs from others: the manifests of all groups, which know every byte.
+        """Return a SHA-256 that differs between different packs.
 
-        `encode` writes it out, for PyTorch in its own way.
+        It is computed from the checksums of all manifests, because a manifest contains the checksums of all its shards.
+
+        Args:
+            encode: Converts the list of checksums to text, by default to JSON.
         """
         return hashlib.sha256(encode([group.manifest_crc32c for group in self.groups]).encode("utf-8")).hexdigest()
 
 
 class Metadata(PackedMetadata):
-    """metadata.json of packed TFRecords.
+    """The content of metadata.json for packed TFRecords.
 
     Attributes:
-        masked_slots: most masked positions of a pack (Q).
-        input_files: how many there are; the manifests name them.
-        bad_files: those that could not be read, so that their sequences are in no pack.
+        max_predictions: P, the maximum number of masked positions in a sequence.
+        masked_slots: Q, the number of masked slots of a pack.
+        vocabulary: The vocabulary of the records, or None if there is none.
+        input_files: The number of input files. The manifests contain their names.
+        bad_files: The input files that could not be read. Their sequences are in no pack.
     """
 
     file_name = METADATA_NAME
@@ -169,7 +217,7 @@ class Metadata(PackedMetadata):
         *("max_sequence_length", "max_predictions", "masked_slots", "depth"),
         *("seed", "algorithm", "shard_multiple"),
     )
-    """Keys that are those of the plan."""
+    """The keys whose values are copied from the plan."""
 
     depth: Length
     max_predictions: Length
@@ -179,13 +227,18 @@ class Metadata(PackedMetadata):
     bad_files: tuple[InputFile, ...] = ()
 
     def summary(self) -> dict[str, Any]:
-        """Return the totals, without the list of every shard."""
+        """Return the totals without the lists of groups and shards."""
         figures = ("sequences", "packs", "tokens", "padding_tokens", "efficiency", "packing_factor", "lower_bound", "gap")
         shown = {name: getattr(self, name) for name in (*figures, "algorithm", "depth", "masked_slots")}
         return {**shown, "shards": len(self.shard_table), "bytes": int(self.shard_table.bytes.sum())}
 
     def lines(self, out: Path | None = None, verbose: bool = False) -> list[str]:
-        """Return the packs for people, and that they were written to `out`; where `verbose`, also the algorithm."""
+        """Return the metrics as lines of text.
+
+        Args:
+            out: The packed folder. If it is given, a line states what was written there.
+            verbose: Also describe the algorithm.
+        """
         table, lines = self.shard_table, describe_packing(self)
         if out is not None:
             lines.append(f"Wrote {out} ({format_count(len(table), 'shard')}, {format_bytes(int(table.bytes.sum()))})")
@@ -193,13 +246,20 @@ class Metadata(PackedMetadata):
 
 
 class TableMetadata(PackedMetadata):
-    """metadata.json of a packed table.
+    """The content of metadata.json for a packed table.
 
     Attributes:
-        deepest_pack: most sequences that a pack does hold.
-        aligned_columns, scalar_columns: the columns of the table and their types.
-        rows: of the table; `sequences` come from them.
-        row_lengths: those of a folder of several packed tables: this one holds what fits no shorter row.
+        deepest_pack: The largest number of sequences in a pack.
+        algorithms_used: The algorithms that produced the packs of the groups.
+        aligned_columns: The types of the columns that have one value for each token, by name.
+        scalar_columns: The types of the columns that have one value for each sequence, by name.
+        rows: The number of rows of the input. `sequences` is the number of sequences that were made from them.
+        too_long: The rows that were longer than a pack.
+        group_sequences: The target number of sequences in a group.
+        group_bytes: The target size of a group in bytes.
+        inputs: The input files.
+        row_lengths: If the table is one of several with different row lengths, the lengths of all of them. This table then
+            contains the sequences that do not fit into a shorter row.
     """
 
     file_name = f"{NOTES_NAME}/{METADATA_NAME}"
@@ -221,12 +281,17 @@ class TableMetadata(PackedMetadata):
     row_lengths: tuple[Length, ...] = ()
 
     def summary(self) -> dict[str, Any]:
-        """Return all but the long lists."""
+        """Return the content without the long lists, and the numbers of groups and shards."""
         content = {name: value for name, value in self.as_json().items() if name not in ("inputs", "histogram")}
         return {**content, "groups": len(self.groups), "shards": len(self.shard_table)}
 
     def lines(self, out: Path | None = None, verbose: bool = False) -> list[str]:
-        """Return the lines for people, of the folder `out`."""
+        """Return the metrics as lines of text.
+
+        Args:
+            out: The packed folder. If it is given, a line states what was written there.
+            verbose: Also describe the algorithm.
+        """
         lines = describe_packing(self, None if self.row_lengths else self.rows)
         if out is not None:
             lines.append(f"Wrote {out} ({format_count(len(self.shard_table), 'shard')})")
@@ -239,7 +304,19 @@ class TableMetadata(PackedMetadata):
 
 
 class PackedSums:
-    """The figures of a folder's groups for metadata.json, summed up one manifest at a time, in any order."""
+    """The totals of a packed folder, to which group manifests are added one by one, in any order.
+
+    Attributes:
+        sequences: The number of sequences.
+        packs: The number of packs.
+        tokens: The number of non-padding tokens.
+        rows: The number of table rows.
+        lower_bound: The sum of the groups' lower bounds.
+        deepest_pack: The largest number of sequences in a pack.
+        input_names: The names of the input files.
+        algorithms: The algorithms that produced the packs.
+        too_long: The totals of the rows that were longer than a pack.
+    """
 
     def __init__(self) -> None:
         self.sequences = self.packs = self.tokens = self.rows = self.lower_bound = self.deepest_pack = 0
@@ -250,7 +327,7 @@ class PackedSums:
         self._groups: dict[int, GroupShards] = {}
 
     def add(self, manifest: GroupManifest, crc32c: int = 0) -> None:
-        """Add a group; `crc32c` is that of its manifest's bytes."""
+        """Add a group. `crc32c` is the CRC-32C of the bytes of its manifest."""
         for key in ("sequences", "packs", "tokens", "rows", "lower_bound"):
             setattr(self, key, getattr(self, key) + getattr(manifest, key))
         self.deepest_pack = max(self.deepest_pack, manifest.deepest_pack)
@@ -265,18 +342,30 @@ class PackedSums:
         self._groups[manifest.group] = GroupShards(packs=packs, bytes=sizes, manifest_crc32c=crc32c)
 
     def stored(self, max_sequence_length: int, lower_bound: int) -> dict[str, Any]:
-        """Return the keys of metadata.json that follow from the groups of any kind."""
+        """Return the keys of metadata.json that follow from the group manifests.
+
+        Args:
+            max_sequence_length: The number of tokens in a pack, including padding.
+            lower_bound: The proven minimum number of packs.
+        """
         slots = self.packs * max_sequence_length
         figures = PackingMetrics(self.sequences, self.packs, self.tokens, slots, lower_bound)
         groups = tuple(self._groups[number] for number in sorted(self._groups))
         return {"format_version": 2, **figures.to_json_fields(), "groups": groups, "histogram": tuple(self._counts.tolist())}
 
 
-# --- what packs a folder holds: TFRecords, a table, tables of several lengths of rows; or packs that are not finished
+# --- finding out which kind of packs a folder contains: TFRecords, a table, tables with several row lengths, or none
 
 
 class RowTables(Artefact):
-    """row_lengths.json of a folder of packed tables, `rows-512` and so on, one for each length of rows; written last."""
+    """The content of row_lengths.json, which is the last file of a folder that contains packed tables with several row
+    lengths.
+
+    The tables are the sub-folders `rows-512` and so on.
+
+    Attributes:
+        row_lengths: The row length of each table.
+    """
 
     file_name = f"{NOTES_NAME}/row_lengths.json"
     remedy = "pack the table again"
@@ -287,12 +376,16 @@ class RowTables(Artefact):
 
 
 def row_table_path(folder: Path, length: int) -> Path:
-    """The packed table of rows of one of the lengths of a folder."""
+    """Return the path of the packed table with the given row length."""
     return folder / f"rows-{length}"
 
 
 def refuse_row_tables(folder: Path) -> None:
-    """Refuse a folder of rows of several lengths, for what takes one packed folder."""
+    """Check that a folder does not contain packed tables with several row lengths.
+
+    Raises:
+        InputError: It does. The message names one of the tables, because the caller can use only one.
+    """
     tables = RowTables.read_if_present(folder)
     if tables is not None:
         lengths = join_with_and(f"{length:,}" for length in tables.row_lengths)
@@ -302,21 +395,21 @@ def refuse_row_tables(folder: Path) -> None:
 
 PackKind = Literal["records", "table"]
 _COMMANDS = {"write": "gaudi-bert write` or `pack", "pack-table": "gaudi-bert pack", "pack-rows": "gaudi-bert pack"}
-"""What makes packs, by the name of the stage in its settings."""
+"""The commands that write packs, by the stage name in their settings file."""
 
 
 def pack_kind(folder: Path) -> PackKind | None:
-    """Return what packs a folder holds, by the metadata there; None for none.
+    """Return the kind of packs in a folder, or None if it contains none. Only the presence of the metadata is checked.
 
     Raises:
-        InputError: their writing was begun and has not been finished.
+        InputError: Packing was started in the folder but has not finished.
     """
     kind = next((kind for kind, path in _metadata_paths(folder).items() if path.exists()), None)
     if kind is None and not RowTables.path_in(folder).exists():
         for path in filter(Path.is_file, _settings_paths(folder)):
             try:
                 command = _COMMANDS.get(read_signature(path).stage)
-            except InputError:  # the user's own file of this name
+            except InputError:  # not a settings file of this package, but a file of the user with the same name
                 continue
             if command is not None:
                 raise InputError(f"{folder}: packing has not finished; run the `{command}` that began it again, to its end")
@@ -324,30 +417,40 @@ def pack_kind(folder: Path) -> PackKind | None:
 
 
 def files_that_tell_kinds(folder: Path) -> tuple[Path, ...]:
-    """Return each file that `pack_kind` looks for, to be fetched before it is asked about a folder in a store."""
+    """Return the files whose presence `pack_kind` checks. For a folder in a store, the caller must download them first."""
     return *_metadata_paths(folder).values(), RowTables.path_in(folder), *_settings_paths(folder)
 
 
 def _metadata_paths(folder: Path) -> dict[PackKind, Path]:
+    """Return the path of the metadata for each kind of packs."""
     return {"table": folder / NOTES_NAME / METADATA_NAME, "records": folder / METADATA_NAME}
 
 
 def _settings_paths(folder: Path) -> tuple[Path, Path]:
-    """Return where the settings of packs are stored, of TFRecords and of tables; the metadata are written last."""
+    """Return the paths of the settings file for TFRecords and for tables."""
     return settings_path(folder, folder / METADATA_NAME), settings_path(folder, RowTables.path_in(folder))
 
 
-# --- verification.json: the result of `verify`, of the folder or of a part of it
+# --- verification.json: the result of `verify` for a folder or a part of it
 
 
 class Verification(Figures):
-    """verification.json: what was proven of a packed folder when it was last verified; stored only where it succeeded.
+    """The content of verification.json, which is written only if the verification succeeded.
 
     Attributes:
-        packs_sha256: the identity of the packs.
-        lower_bound: packs that were proven to be necessary.
-        fingerprint: of TFRecords: of all sequences, whatever their order.
-        bad_files: were skipped when the records were packed, and cannot be read.
+        sequences: The number of sequences.
+        tokens: The number of non-padding tokens.
+        packs: The number of packs.
+        shards: The number of shards.
+        groups: The number of groups.
+        packs_sha256: The identity of the packs (`PackedMetadata.identity`).
+        lower_bound: The proven minimum number of packs.
+        input_files: The number of input files.
+        bad_files: The number of input files that were skipped because they cannot be read.
+        fingerprint: The fingerprint of all sequences, independent of their order. Only for TFRecords.
+        rows: The number of table rows.
+        columns: The columns whose values were compared. Only for tables.
+        too_long: The rows that were longer than a pack. Only for tables.
     """
 
     file_name = VERIFICATION_NAME
@@ -370,14 +473,22 @@ class Verification(Figures):
 
     @classmethod
     def read_of(cls, path: Path, metadata: PackedMetadata) -> Self:
-        """Read the verification of a folder with this metadata; one of other packs is refused."""
+        """Read the verification of a packed folder.
+
+        Args:
+            path: The verification file, or its folder.
+            metadata: The metadata of the packed folder.
+
+        Raises:
+            InputError: The file cannot be read, is invalid, or is the verification of other packs.
+        """
         stored = cls.read(path)
         if stored.packs_sha256 != metadata.identity() or stored.sequences != metadata.sequences:
             raise InputError(f"{cls.path_in(path)}: is of other packs than metadata.json; {cls.remedy}")
         return stored
 
     def lines(self) -> list[str]:
-        """Return the lines for people."""
+        """Return the result as lines of text."""
         if self.too_long is None:
             return [f"every one of {format_count(self.sequences, 'sequence')} is in the packs exactly once"]
         sequences, packs = format_count(self.sequences, "sequence"), format_count(self.packs, "pack")
@@ -386,16 +497,20 @@ class Verification(Figures):
         return [counted, f"every sequence is there exactly once, value for value in {columns}", self.too_long.line()]
 
 
-# --- conversion.json: all packs of a folder are there as HDF5, in the folder `OUT` next to `OUT-conversion/`.
+# --- conversion.json: the result of `convert`
 #
-# Other trainers read every file of a folder, so nothing else is in that folder.
+# Other trainers read every file in the folder `OUT` of HDF5 files, so this file is in the folder `OUT-conversion` next to
+# it.
 
 
 class Conversion(Artefact):
-    """conversion.json, written last.
+    """The content of conversion.json, which is written after all HDF5 files.
 
     Attributes:
-        files: how many were written; shards without packs have none.
+        format: The format of the files.
+        files: The number of files. Shards without packs produce no file.
+        packs: The number of packs.
+        sequences: The number of sequences.
     """
 
     remedy = "convert the packs again"
@@ -406,10 +521,10 @@ class Conversion(Artefact):
     sequences: Count
 
     def lines(self) -> list[str]:
-        """Return for people what was written."""
+        """Return the result as one line of text."""
         return [f"{self.format}: {format_count(self.packs, 'pack')} in {format_count(self.files, 'file')}"]
 
 
 def conversion_path(out: Path) -> Path:
-    """Return where the conversion.json of the folder `out` is stored."""
+    """Return the path of the conversion.json that belongs to the folder `out` of HDF5 files."""
     return out.with_name(f"{out.name}-conversion") / "conversion.json"

@@ -1,6 +1,8 @@
-"""plan.json: which lengths share a pack, how often, group by group, and the prices that prove the bound of each group.
+"""The plan file, plan.json.
 
-A plan is read at once: one of 20,000 groups takes 250 MiB.
+For each group of input files, a plan contains the strategies (the sequence lengths that share a pack), the number of packs
+for each strategy, and the prices that prove the lower bound. A plan is read completely into memory. A plan with 20,000
+groups takes 250 MiB.
 """
 
 from __future__ import annotations
@@ -21,21 +23,39 @@ from gaudi_bert.common.files import json_digest
 from gaudi_bert.common.progress import format_count
 
 _LARGEST_SHARD_MULTIPLE = 4096
-"""As in the settings: a group has at least this many files."""
+"""The maximum of `shard_multiple`, as in the settings."""
 
 _MOST_SEQUENCES_PER_BYTE = 64
-"""Of any file: DEFLATE shrinks at most 1032 times, and a record takes 16 bytes before anything is in it."""
+"""The maximum number of sequences per byte of a file.
+
+DEFLATE compresses by at most 1032 times, and an empty record takes 16 bytes.
+"""
 
 Strategy = Annotated[tuple[Length, ...], Field(min_length=1)]
-"""The lengths of the sequences of a pack, in order."""
+"""The lengths of the sequences in a pack, in ascending order."""
 
 
 class PlanTotals(Artefact):
-    """The quality of the plan over all groups.
+    """The metrics of a plan over all groups.
 
     Attributes:
-        token_bound: packs that the tokens alone need.
-        masked_slots_needed: masked positions of the fullest pack; None where the data did not say.
+        packs: The number of packs.
+        lower_bound: The proven minimum number of packs.
+        gap: The number of packs above the lower bound.
+        padding_tokens: The number of padding tokens.
+        efficiency: The share of non-padding tokens in all token slots.
+        packing_factor: The mean number of sequences per pack.
+        depth_used: The largest number of sequences in a pack.
+        strategies_used: The number of different strategies.
+        algorithm: The requested algorithm.
+        algorithms_used: The algorithms that produced the packs of the groups.
+        sequences: The number of sequences.
+        tokens: The number of non-padding tokens.
+        token_bound: The number of packs that the tokens would need if they could be divided arbitrarily.
+        groups: The number of groups.
+        masked_slots: The number of masked slots of a pack, or None if the histogram has no masked positions.
+        masked_slots_needed: The largest number of masked positions that a pack can have, or None if the histogram has no
+            masked positions.
     """
 
     packs: Positive
@@ -57,16 +77,17 @@ class PlanTotals(Artefact):
 
     @model_validator(mode="after")
     def _has_the_masked_slots_that_are_needed(self) -> PlanTotals:
+        """Check that a pack has enough masked slots."""
         if (self.masked_slots_needed or 0) > (self.masked_slots or 0):
             raise ValueError(f"masked_slots is {self.masked_slots}; {self.masked_slots_needed} are needed")
         return self
 
     def lines(self, verbose: bool = False) -> list[str]:
-        """Return the plan for people; where `verbose`, also how the packs were chosen."""
+        """Return the metrics as lines of text. If `verbose` is set, also return the `choice_lines`."""
         return [*describe_packing(self), *(self.choice_lines() if verbose else [])]
 
     def choice_lines(self) -> list[str]:
-        """Return how the packs were chosen."""
+        """Return lines of text that describe how the packs were chosen."""
         tokens = f"the tokens alone need {format_count(self.token_bound, 'pack')}"
         masked = f"{self.masked_slots} masked slots per pack (the data need {self.masked_slots_needed})"
         lines = [tokens, describe_algorithm(self.algorithm, self.algorithms_used, self.depth_used)]
@@ -74,10 +95,17 @@ class PlanTotals(Artefact):
 
 
 class PlannedGroup(Artefact):
-    """A group: its files, how often each strategy is used, and the integer prices that prove its bound.
+    """The plan of one group of input files.
 
     Attributes:
-        bound_prices: the price of a sequence of length 1, 2, ...; None where nothing was proven.
+        files: The input files. Empty if the plan was made from counts without files.
+        sequences: The number of sequences.
+        packs: The number of packs.
+        lower_bound: The proven minimum number of packs.
+        algorithm_used: The algorithm that produced the packs.
+        strategies: Pairs (strategy, number of packs that use it).
+        bound_prices: The integer price of a sequence of length 1, 2, ..., which proves the lower bound. None if no prices
+            were computed.
     """
 
     omits_defaults = True
@@ -92,16 +120,24 @@ class PlannedGroup(Artefact):
 
     @property
     def tokens(self) -> int:
-        """Tokens of all its sequences."""
+        """The number of tokens in all sequences of the group."""
         return sum(sum(strategy) * count for strategy, count in self.strategies)
 
     @property
     def input_bytes(self) -> int:
-        """Bytes of all its files."""
+        """The total size of the group's files, in bytes."""
         return sum(file.bytes for file in self.files)
 
     def check(self, depth: int, max_sequence_length: int) -> None:
-        """Raise a ValueError unless the strategies hold the sequences of the files, and each fits a pack."""
+        """Check that the strategies contain as many sequences as the files, and that each strategy fits into a pack.
+
+        Args:
+            depth: The maximum number of sequences in a pack.
+            max_sequence_length: The number of tokens in a pack.
+
+        Raises:
+            ValueError: A value of the group is wrong.
+        """
         sequences = sum(len(strategy) * count for strategy, count in self.strategies)
         in_files = sum(file.sequences for file in self.files)
         if (sequences, sum(count for _, count in self.strategies)) != (self.sequences, self.packs):
@@ -119,7 +155,7 @@ class PlannedGroup(Artefact):
 
 
 def totals_of(groups: Sequence[PlannedGroup], max_sequence_length: int, algorithm: str) -> dict[str, Any]:
-    """Return the totals of a plan of these groups, but for the masked slots."""
+    """Return the keys of `PlanTotals` that follow from the groups: all except the masked slots."""
     sequences, packs, tokens, bound = (
         sum(getattr(group, key) for group in groups) for key in ("sequences", "packs", "tokens", "lower_bound")
     )
@@ -136,9 +172,23 @@ def totals_of(groups: Sequence[PlannedGroup], max_sequence_length: int, algorith
 
 
 class Plan(Artefact):
-    """The content of plan.json; a plan of counts without files can only be inspected.
+    """The content of plan.json.
 
-    `bad_files` could not be read and are in no group.
+    Attributes:
+        algorithm: The requested algorithm.
+        depth: The maximum number of sequences in a pack.
+        max_sequence_length: The number of tokens in a pack, including padding.
+        max_predictions: The maximum number of masked positions in a sequence, or None if it is unknown.
+        masked_slots: The number of masked slots of a pack, or None if it is unknown.
+        seed: The seed of the packing.
+        shard_multiple: The number of shards of each group is a multiple of this.
+        shard_bytes: The maximum size of a shard in bytes.
+        histogram_sha256: The identity of the histogram from which the plan was made.
+        vocabulary: The vocabulary of the records, or None if there is none.
+        writable: Whether packs can be written by this plan. A plan of counts without files can only be inspected.
+        totals: The metrics over all groups.
+        bad_files: The input files that could not be read. They are in no group.
+        groups: The groups.
     """
 
     remedy = "make the plan again"
@@ -163,12 +213,12 @@ class Plan(Artefact):
 
     @property
     def sha256(self) -> str:
-        """The identity of the plan's content."""
+        """The SHA-256 of the plan's content."""
         return json_digest(self.as_json())
 
     @cached_property
     def strategy_counts(self) -> dict[tuple[int, ...], int]:
-        """Packs of each strategy, over all groups."""
+        """The number of packs of each strategy, over all groups."""
         strategy_counts: Counter[tuple[int, ...]] = Counter()
         for group in self.groups:
             for strategy, count in group.strategies:
@@ -177,6 +227,7 @@ class Plan(Artefact):
 
     @model_validator(mode="after")
     def _adds_up(self) -> Plan:
+        """Check that the groups are valid, no file is in two groups, and the totals are those of the groups."""
         for number, group in enumerate(self.groups):
             try:
                 group.check(self.depth, self.max_sequence_length)
@@ -193,7 +244,7 @@ class Plan(Artefact):
 
 
 class WritablePlan(Plan):
-    """A plan of records: every file is known, and how many masked positions its sequences have."""
+    """A plan by which packs can be written, because it lists the input files and the sizes of their records."""
 
     max_predictions: Length
     masked_slots: Length
@@ -201,7 +252,11 @@ class WritablePlan(Plan):
 
     @classmethod
     def read(cls, path: Path | str) -> Self:
-        """Read and check a plan to write by."""
+        """Read and check a plan by which packs are to be written.
+
+        Raises:
+            InputError: The file cannot be read, is invalid, or was planned from counts without files.
+        """
         plan = Plan.read(path)
         if not plan.writable:
             raise InputError(f"{path}: planned from counts without files; plan from `gaudi-bert histogram RECORDS`")

@@ -1,10 +1,11 @@
-"""What passes between a stage and its caller: how it runs, and what it returns.
+"""The interface between a stage and its caller: the settings of a run, and the types of results.
 
-Machine K of N does part (K, N): of the groups that the stage writes (or of the files that it reads) number K, K + N, ...
-Where a last file is written when all groups are there, a run that does nothing else is the one with `finish`.
+N machines can share the work of a stage. Machine K does part (K, N), which consists of the groups (or the input files) with
+the numbers K, K + N, and so on. If the stage has a final file, a run with `finish` checks that all groups are complete, and
+writes it.
 
-`--json` prints an object of each result (`to_json`): of its fields, or what its `as_json` makes of them. A field with a
-default is one that is not always known: it is omitted where it has its default.
+`--json` prints each result as a JSON object (`to_json`), which contains the fields of the result or the value of its
+`as_json` method. A field with a default value is not always known, and is omitted if it has this value.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import Reporter, format_count
 
-if TYPE_CHECKING:  # they are slow to load, and `run` and `--help` start without them
+if TYPE_CHECKING:  # importing these modules is slow, and `run` and `--help` do not need them
     from gaudi_bert.artefacts.packed import PackedMetadata, PackedSums, Verification
     from gaudi_bert.artefacts.plan import PlanTotals
     from gaudi_bert.config.places import StoreSettings
@@ -29,14 +30,18 @@ NOTHING_TO_DO = " (already there, nothing to do)"
 
 @dataclass(frozen=True)
 class StageRun:
-    """One run of a stage; no byte of the result depends on it.
+    """The settings of one run of a stage. The bytes that the stage writes do not depend on them.
 
     Attributes:
-        overwrite: replace the result of other settings, which is refused otherwise.
-        workers: processes or threads; None for one per core.
-        store: how object stores are reached; None for the defaults.
-        part: (K, N), to do only part K of N; None for all parts.
-        finish: do no part, but check that all are there, and write what is written last.
+        reporter: Receives progress and messages.
+        overwrite: Replace a result that was written with other settings. Otherwise such a result is an error.
+        workers: The number of processes or threads, or None for one per core.
+        store: The settings of the object store, or None for the defaults.
+        part: (K, N) to do only part K of N, or None to do all parts.
+        finish: Do none of the parts. Only check that all parts are complete, and write the final file.
+
+    Raises:
+        InputError: Both `part` and `finish` are given.
     """
 
     reporter: Reporter
@@ -52,11 +57,11 @@ class StageRun:
 
     @property
     def does_all(self) -> bool:
-        """Whether it does all parts, and finishes."""
+        """Whether the run does all parts and writes the final file."""
         return self.part is None and not self.finish
 
     def share_of(self, groups: Sequence[_Group]) -> Sequence[_Group]:
-        """Return those of `groups` that belong to this part."""
+        """Return the groups that belong to the part of this run, or all groups if it has no part."""
         number, parts = self.part or (0, 1)
         return groups[number::parts]
 
@@ -65,7 +70,7 @@ class StageRun:
 
 
 def to_json(result: Any) -> Any:
-    """`result` as JSON holds it: objects as dictionaries, anything else as it is."""
+    """Return a result as JSON values. Objects become dictionaries, and other values stay unchanged."""
     if hasattr(result, "as_json"):
         return result.as_json()
     if is_dataclass(result):
@@ -76,7 +81,7 @@ def to_json(result: Any) -> Any:
 
 
 def _fields_as_json(result: Any, *others: str) -> dict[str, Any]:
-    """The fields of a data class but for `others`; without those that keep their default."""
+    """Return the fields of a data class as JSON values, except those in `others` and those with their default value."""
     known = [field for field in fields(result) if field.name not in others]
     return {
         field.name: to_json(getattr(result, field.name)) for field in known if getattr(result, field.name) != field.default
@@ -85,14 +90,20 @@ def _fields_as_json(result: Any, *others: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class StageOutput(Generic[Content]):
-    """The result of a stage, the seconds that it took where they are measured, and whether it was finished already."""
+    """The result of a stage that is complete.
+
+    Attributes:
+        content: The content of the final file.
+        seconds: The time that the stage took, or None if it was not measured.
+        skipped: Whether an earlier run had already finished the stage.
+    """
 
     content: Content
     seconds: float | None = None
     skipped: bool = False
 
     def as_json(self) -> dict[str, Any]:
-        """The content's summary and the other fields; `prepare` always prints whether it was skipped."""
+        """Return the summary of the content and the other fields. The result of `prepare` always contains `skipped`."""
         from gaudi_bert.artefacts.examples import PreparedExamples
 
         content: Any = self.content
@@ -100,7 +111,11 @@ class StageOutput(Generic[Content]):
         return {**content.summary(), **_fields_as_json(self, "content"), **skipped}
 
     def lines(self, **how: Any) -> list[str]:
-        """Return the lines of the content, the first of which reports where there was nothing to do."""
+        """Return the lines of the content. If the stage was skipped, the first line says so.
+
+        Args:
+            how: Arguments for the `lines` method of the content.
+        """
         content: Any = self.content
         first, *others = content.lines(**how)
         return [first + NOTHING_TO_DO * self.skipped, *others]
@@ -108,22 +123,33 @@ class StageOutput(Generic[Content]):
 
 @dataclass(frozen=True)
 class PlainResult:
-    """Result of a run without a complete artefact of its own: `text` for people, `facts` for `--json`."""
+    """The result of a run that produced no complete artefact, such as a run of one part.
+
+    Attributes:
+        text: The lines of text to print.
+        facts: The values that `--json` prints.
+    """
 
     text: Sequence[str]
     facts: Mapping[str, Any]
 
     def as_json(self) -> dict[str, Any]:
-        """The facts alone."""
+        """Return the facts as a dictionary."""
         return dict(self.facts)
 
     def lines(self, **how: Any) -> list[str]:
-        """Return the text, which has none of what `how` shows of a complete artefact."""
+        """Return the lines of text. The arguments of `StageOutput.lines` are accepted but ignored."""
         return list(self.text)
 
 
 def result_of_part(groups: int, groups_written: int, sums: PackedSums | Verification) -> PlainResult:
-    """The result of a run that wrote or verified some groups of a packed folder, those of one part; `sums` are theirs."""
+    """Return the result of a run that wrote or verified one part of a packed folder.
+
+    Args:
+        groups: The number of groups in the part.
+        groups_written: The number of groups that this run wrote or verified. The others were already complete.
+        sums: The totals of the part's groups.
+    """
     facts = {"groups": groups, "groups_written": groups_written}
     facts |= {key: getattr(sums, key) for key in ("sequences", "packs", "tokens")}
     if not groups:
@@ -135,7 +161,11 @@ def result_of_part(groups: int, groups_written: int, sums: PackedSums | Verifica
 
 
 def require_complete(result: StageOutput[Content] | PlainResult) -> StageOutput[Content]:
-    """The result of a run that does all parts, or finishes; one of a part is refused."""
+    """Return the result if it is complete.
+
+    Raises:
+        InputError: It is the result of one part.
+    """
     if isinstance(result, PlainResult):
         raise InputError("only a part of the work is done, and all of it is needed here; leave out --shard")
     return result
@@ -143,20 +173,31 @@ def require_complete(result: StageOutput[Content] | PlainResult) -> StageOutput[
 
 @dataclass(frozen=True)
 class PackResult:
-    """A packed folder, the plan of packed TFRecords, and the proof where it was requested."""
+    """The result of `gaudi-bert pack`.
+
+    Attributes:
+        written: The packed folder.
+        planned: The plan, or None for a packed table.
+        verified: The verification, or None if it was not requested.
+    """
 
     written: StageOutput[PackedMetadata]
     planned: StageOutput[PlanTotals] | None = None
     verified: StageOutput[Verification] | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """The keys of the plan and of the folder in one, and the proof."""
+        """Return the keys of the plan and of the packed folder in one dictionary. The verification has the key `verify`."""
         planned = {} if self.planned is None else self.planned.as_json()
         verified = {} if self.verified is None else {"verify": self.verified.as_json()}
         return {**planned, **self.written.as_json(), **verified}
 
     def lines(self, out: Path, verbose: bool) -> list[str]:
-        """Return for people the packs that were written to `out`, how they were planned, and the proof."""
+        """Return the result as lines of text.
+
+        Args:
+            out: The packed folder.
+            verbose: Also describe how the packs were chosen.
+        """
         planned = self.planned
         skipped = self.written.skipped or (planned is not None and planned.skipped)
         lines = StageOutput(self.written.content, skipped=skipped).lines(out=out, verbose=verbose and planned is None)
@@ -169,12 +210,21 @@ class PackResult:
 
 @dataclass(frozen=True)
 class ByRowLength(Generic[Content]):
-    """Results for the packed table of each length of rows, ascending."""
+    """The results of packed tables with different row lengths.
+
+    Attributes:
+        tables: The result of each table by its row length, in ascending order.
+    """
 
     tables: Mapping[int, Content]
 
     def lines(self, out: Path | None = None, **how: Any) -> list[str]:
-        """Return the lines of each length, and at the end those that are of all."""
+        """Return the lines of all tables. Lines that all tables have in common are returned once, at the end.
+
+        Args:
+            out: The folder that contains the tables, or None to omit it from the lines.
+            how: Further arguments for the `lines` method of each result.
+        """
         tables: Mapping[int, Any] = self.tables
         where = {} if out is None else {length: {"out": out / f"rows-{length}"} for length in tables}
         lines = {length: each.lines(**how, **where.get(length, {})) for length, each in tables.items()}

@@ -1,5 +1,9 @@
-"""The shards of a packed folder: one by one as manifests list them, by group as metadata.json does, and as arrays; how the
-packs of a group are dealt to them; and the index of their records."""
+"""The shards of a packed folder: how files list them, how packs are divided among them, and the index of their records.
+
+A manifest lists the shards of its group one by one (`Shard`), and metadata.json lists them by group (`GroupShards`). Readers
+use them as arrays (`ShardTable`). The index of a group states the size and the checksum of every record, so that a reader
+can find a record without reading the shard from the front.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +29,14 @@ from gaudi_bert.common.files import atomic_file, open_file
 
 
 class Shard(Artefact):
-    """A packed file: its name in the folder, its packs, size and CRC-32C."""
+    """A shard as a manifest lists it.
+
+    Attributes:
+        name: The name of the file in the packed folder.
+        packs: The number of packs.
+        bytes: The size of the file.
+        crc32c: The CRC-32C of the file.
+    """
 
     name: str
     packs: Count
@@ -34,7 +45,13 @@ class Shard(Artefact):
 
 
 class GroupShards(Artefact):
-    """The shards of a group in their order, and the CRC-32C of its manifest, whose bytes state the CRC of every shard."""
+    """The shards of a group as metadata.json lists them, in order.
+
+    Attributes:
+        packs: The number of packs of each shard.
+        bytes: The size of each shard.
+        manifest_crc32c: The CRC-32C of the group's manifest, which contains the CRC-32C of every shard.
+    """
 
     packs: tuple[Count, ...] = Field(min_length=1)
     bytes: tuple[Count, ...]
@@ -42,6 +59,7 @@ class GroupShards(Artefact):
 
     @model_validator(mode="after")
     def _of_the_same_shards(self) -> GroupShards:
+        """Check that `packs` and `bytes` have the same length."""
         if len(self.packs) != len(self.bytes):
             raise ValueError(f"packs of {len(self.packs)} shards, bytes of {len(self.bytes)}")
         return self
@@ -49,12 +67,15 @@ class GroupShards(Artefact):
 
 @dataclass(frozen=True)
 class ShardTable:
-    """The shards of a packed folder as arrays, which hold 640,000 of them in few megabytes.
+    """The shards of a packed folder as arrays. 640,000 shards take only a few megabytes.
+
+    Shards are numbered from 0, group after group.
 
     Attributes:
-        packs, bytes: of each shard, int64 [shards].
-        group_firsts: the number of the first shard of each group, int64 [groups].
-        ending: of the files, with its dot.
+        packs: int64 [shards], the number of packs of each shard.
+        bytes: int64 [shards], the size of each shard.
+        group_firsts: int64 [groups], the number of the first shard of each group.
+        ending: The suffix of the files, with its dot.
     """
 
     packs: IntArray
@@ -66,27 +87,27 @@ class ShardTable:
         return len(self.packs)
 
     def group_and_number(self, shard: int) -> tuple[int, int]:
-        """The group of a shard, and its number in this group."""
+        """Return (the group of a shard, the number of the shard in this group)."""
         group = int(np.searchsorted(self.group_firsts, shard, side="right")) - 1
         return group, shard - int(self.group_firsts[group])
 
     def name(self, shard: int) -> str:
-        """Its file in the folder."""
+        """Return the file name of a shard."""
         group, number = self.group_and_number(shard)
         return shard_name(group, number, self.ending)
 
     def packs_before(self, shard: int) -> int:
-        """Packs of the earlier shards of its group."""
+        """Return the number of packs in the shards of the same group before this shard."""
         _, number = self.group_and_number(shard)
         return int(self.packs[shard - number : shard].sum())
 
     @cached_property
     def group_sizes(self) -> IntArray:
-        """Shards of each group, int64 [groups]."""
+        """The number of shards in each group, int64 [groups]."""
         return np.diff(self.group_firsts, append=len(self))
 
     def number(self, name: str) -> int | None:
-        """The shard with this file; None where there is none."""
+        """Return the number of the shard with this file name, or None if there is no such shard."""
         match = re.fullmatch(r"packed-(\d{5,})-(\d{5,})(\.\w+)", name, re.ASCII)
         if match is None:
             return None
@@ -97,7 +118,12 @@ class ShardTable:
 
     @classmethod
     def of_groups(cls, groups: Sequence[GroupShards], ending: str) -> ShardTable:
-        """Return the table of shards that are listed group by group."""
+        """Return the table of the shards that metadata.json lists.
+
+        Args:
+            groups: The shards of each group.
+            ending: The suffix of the files, with its dot.
+        """
         sizes = np.array([len(group.packs) for group in groups], np.int64)
         packs, size = (
             np.fromiter(itertools.chain.from_iterable(getattr(group, key) for group in groups), np.int64, int(sizes.sum()))
@@ -106,22 +132,32 @@ class ShardTable:
         return cls(packs, size, np.cumsum(sizes) - sizes, ending)
 
 
-# --- which packs go into which shard: any run of packs is a fair sample of its group (`common.sampling`), so any shard is
+# --- dividing the packs of a group among its shards
+#
+# The packs of a group are in random order (`common.sampling`), so that every shard is a random sample of its group.
 
 
 def shard_name(group: int, shard: int, ending: str) -> str:
-    """`packed-GGGGG-SSSSS.tfrecord`, or with another ending."""
+    """Return the file name of a shard, `packed-GGGGG-SSSSS` with the given suffix."""
     return f"packed-{group:05d}-{shard:05d}{ending}"
 
 
 def count_shards(packs: int, total_bytes: int, shard_multiple: int, shard_bytes: int, packs_of_a_shard: int = 0) -> int:
-    """The smallest multiple of `shard_multiple` that keeps shards of equal packs within `shard_bytes`.
+    """Return the smallest multiple of `shard_multiple` for which no shard exceeds `shard_bytes`.
 
-    `total_bytes` is a bound on the bytes of all packs; one pack is never split. With `packs_of_a_shard` it may be fewer:
-    the smallest divisor of `shard_multiple` that keeps shards within so many packs, too.
+    A pack is never divided, so that a shard with a single pack may be larger.
+
+    Args:
+        packs: The number of packs of the group.
+        total_bytes: An upper bound on the size of all packs.
+        shard_multiple: The number of shards is a multiple of this.
+        shard_bytes: The maximum size of a shard.
+        packs_of_a_shard: If the packs fit into fewer than `shard_multiple` shards with at most this many packs each, return
+            the smallest divisor of `shard_multiple` for which they do.
     """
 
     def bytes_of(shards: int) -> float:
+        """Return the size of the largest of so many shards."""
         return -(-packs // shards) * (total_bytes / max(packs, 1))
 
     for fewer in range(1, shard_multiple):
@@ -135,43 +171,53 @@ def count_shards(packs: int, total_bytes: int, shard_multiple: int, shard_bytes:
 
 
 def shard_bounds(packs: int, shards: int, packs_before: int) -> IntArray:
-    """int64 [shards + 1]: shard s holds packs bounds[s] .. bounds[s + 1] - 1 of the group.
+    """Divide the packs of a group evenly among its shards.
 
-    Shares differ by at most one pack, and the larger ones continue where the groups before (`packs_before` packs in all)
-    ended: so those of ranks, which take every W-th shard, differ by one pack over the complete data set, not one per group.
+    The sizes of the shards differ by at most one pack. Process r of W reads every W-th shard. If the larger shards were
+    always the first of their group, the processes would differ by one pack for each group. Therefore the larger shards
+    continue after those of the previous group, so that the processes differ by one pack over the complete data set.
+
+    Args:
+        packs: The number of packs of the group.
+        shards: The number of shards of the group.
+        packs_before: The number of packs in all previous groups.
+
+    Returns:
+        int64 [shards + 1]. Shard s contains the packs bounds[s] to bounds[s + 1] - 1 of the group.
     """
     share, larger = divmod(packs, shards)
     extra = (np.arange(shards) - packs_before) % shards < larger
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(share + extra)])
 
 
-# --- group-GGGGG.index: the size and the checksum of every record of a group's shards
+# --- group-GGGGG.index: the size and the checksum of every record in the shards of a group
 #
-# The file contains two uint32 values, little-endian, for each record in the order of the shards: the bytes of its frame, and
-# the masked CRC-32C of its payload, as the frame states it. With the sizes, nobody has to walk a shard to find its records;
-# with the checksums, every process notices a record that is not the one that was packed there, whichever records it reads.
-# A reader takes the part of one shard. A shard whose sizes do not add up to its bytes is walked.
+# The file contains two little-endian uint32 values for each record, in the order of the shards: the size of the frame in
+# bytes, and the masked CRC-32C of the payload, as the frame states it. Without the sizes, a reader would have to read a
+# shard from the front to find its records. With the checksums, a reader detects a record that was replaced, whichever
+# records it reads. A reader reads only the part of the index that belongs to one shard. If the sizes do not add up to the
+# size of the shard, the index is ignored, and the shard is read from the front.
 
 IndexArray = NDArray[np.uint32]
 _ENTRY = np.dtype(("<u4", (2,)))
 
 
 def index_path(folder: Path, group: int) -> Path:
-    """The path of the index of `group` in a packed folder."""
+    """Return the path of a group's index in a packed folder."""
     return folder / f"group-{group:05d}.index"
 
 
 def index_bytes(packs: int) -> int:
-    """The size of the index of so many records."""
+    """Return the size in bytes of an index with `packs` records."""
     return packs * _ENTRY.itemsize
 
 
 def write_index(path: Path, entries: Sequence[IndexArray]) -> int:
-    """Write the sizes and checksums of the records of each shard of a group, and return the CRC-32C of the file.
+    """Write the index of a group, and return the CRC-32C of the file.
 
     Args:
-        path: the index.
-        entries: for each shard uint32 [packs, 2], the bytes of each frame and the masked CRC-32C of its payload.
+        path: The index file.
+        entries: For each shard, uint32 [packs, 2], the size of each frame and the masked CRC-32C of its payload.
     """
     crc = 0
     with atomic_file(path) as handle:
@@ -186,7 +232,7 @@ class IndexedRecords(NamedTuple):
     """The part of an index that describes one shard.
 
     Attributes:
-        starts: int64 [packs + 1], the position of each frame in the shard; the last is the end of the shard.
+        starts: int64 [packs + 1], the position of each frame in the shard. The last entry is the end of the shard.
         checksums: int64 [packs], the masked CRC-32C of each payload.
     """
 
@@ -195,13 +241,20 @@ class IndexedRecords(NamedTuple):
 
 
 def read_index(path: Path, first: int, packs: int, shard_bytes: int) -> IndexedRecords | None:
-    """Return what an index states about one shard; None if there is no index, or if its sizes do not fit the shard.
+    """Read the part of an index that describes one shard.
 
-    `first` counts the packs of the group's earlier shards.
+    Args:
+        path: The index file.
+        first: The number of packs in the group's shards before this shard.
+        packs: The number of packs of the shard.
+        shard_bytes: The size of the shard.
+
+    Returns:
+        The positions and checksums of the records, or None if there is no index or its sizes do not add up to `shard_bytes`.
     """
     try:
         with open_file(path) as handle:
-            os.posix_fadvise(handle.fileno(), 0, 0, os.POSIX_FADV_RANDOM)  # only this part is read from the disk
+            os.posix_fadvise(handle.fileno(), 0, 0, os.POSIX_FADV_RANDOM)  # without read-ahead of the following parts
             data = os.pread(handle.fileno(), index_bytes(packs), index_bytes(first))
     except FileNotFoundError:
         return None
@@ -213,7 +266,16 @@ def read_index(path: Path, first: int, packs: int, shard_bytes: int) -> IndexedR
 
 
 def check_shards(folder: Path, table: ShardTable, remedy: str = "write the packed data again") -> None:
-    """Refuse a folder in which a shard is missing, or has another size than the metadata state."""
+    """Check that every shard of a folder exists and has the size that the metadata state.
+
+    Args:
+        folder: The packed folder.
+        table: The shards of the folder.
+        remedy: What the user can do, for the error message.
+
+    Raises:
+        InputError: A shard is missing or has another size. The message names the first such shard.
+    """
     sizes = np.full(len(table), -1, np.int64)
     for name, size in sizes_in(folder):
         number = table.number(name)
@@ -227,7 +289,7 @@ def check_shards(folder: Path, table: ShardTable, remedy: str = "write the packe
 
 
 def sizes_in(folder: Path) -> Iterator[tuple[str, int]]:
-    """The files of a folder and their sizes; of a folder on this machine, no list is stored."""
+    """Yield (name, size in bytes) for each file in a folder. A local folder is listed one entry at a time."""
     if is_mirrored(folder):
         yield from ((name, info.bytes) for name, info in files_in(folder).items())
         return

@@ -1,5 +1,8 @@
-"""Results of training and fine-tuning besides checkpoints: training.json, evaluation.json, metrics.jsonl; of fine-tuning
-also metrics.json, written last, and best.json next to the best checkpoint."""
+"""The files that training and fine-tuning write besides checkpoints.
+
+Pretraining writes training.json, evaluation.json and metrics.jsonl. Fine-tuning writes metrics.jsonl, metrics.json as its
+last file, and best.json next to the best checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from gaudi_bert.config.sections import SEARCH_TASKS
 
 
 class LossFigures(Figures):
-    """Losses and accuracies over some sequences."""
+    """Losses and accuracies of both pretraining tasks over some sequences."""
 
     loss: float
     masked_lm_loss: float
@@ -23,7 +26,7 @@ class LossFigures(Figures):
     next_sentence_accuracy: Share
 
     def line(self) -> str:
-        """For people."""
+        """Return the metrics as one line of text."""
         return (
             f"masked-LM loss {self.masked_lm_loss:.3f} accuracy {self.masked_lm_accuracy:.3f}, "
             f"next-sentence loss {self.next_sentence_loss:.3f} accuracy {self.next_sentence_accuracy:.3f}"
@@ -31,12 +34,13 @@ class LossFigures(Figures):
 
 
 class EvaluationFigures(LossFigures):
-    """Figures of held-out data.
+    """Losses and accuracies on held-out data.
 
     Attributes:
-        unigram_baseline: masked-LM accuracy of always answering the most frequent masked token.
-        next_sentence_baseline: next-sentence accuracy of always answering the more frequent label.
-        masked_tokens: masked positions that were evaluated.
+        unigram_baseline: The masked-LM accuracy of always predicting the most frequent masked token.
+        next_sentence_baseline: The next-sentence accuracy of always predicting the more frequent label.
+        sequences: The number of sequences that were evaluated.
+        masked_tokens: The number of masked positions that were evaluated.
     """
 
     unigram_baseline: Share
@@ -46,11 +50,11 @@ class EvaluationFigures(LossFigures):
 
     @property
     def accuracy(self) -> float:
-        """The figure that a target is set for: the masked-LM accuracy."""
+        """The masked-LM accuracy, for which users can set a target."""
         return self.masked_lm_accuracy
 
     def line(self) -> str:
-        """Return the accuracies of both tasks in percent, each with its baseline of one answer for everything."""
+        """Return one line of text with the accuracies of both tasks in percent, their baselines, and the loss."""
         return (
             f"masked-LM accuracy {100 * self.masked_lm_accuracy:.1f} % "
             f"(the most frequent token: {100 * self.unigram_baseline:.1f} %), "
@@ -61,7 +65,20 @@ class EvaluationFigures(LossFigures):
 
 
 class _RunResult(Figures):
-    """training.json: how a run ended. The file omits what was not measured."""
+    """The content of training.json that every run has. The file omits metrics that were not measured.
+
+    Attributes:
+        updates: The number of updates.
+        sequences: The number of sequences in these updates.
+        tokens: The number of non-padding tokens in these updates.
+        processes: The number of processes.
+        sequences_per_second: The throughput in sequences.
+        tokens_per_second: The throughput in non-padding tokens.
+        slots_per_second: The throughput in token slots, including padding.
+        packing_factor: The mean number of sequences per pack.
+        sequences_per_update: The mean number of sequences per update.
+        reached_target: Whether the run ended because it reached the target accuracy.
+    """
 
     file_name = TRAINING_NAME
     remedy = "train again"
@@ -79,7 +96,7 @@ class _RunResult(Figures):
     reached_target: bool
 
     def lines(self) -> list[str]:
-        """Return for people on how much was trained, how fast, and how good the model is."""
+        """Return lines of text with the amount of training, its speed, and whether the target was reached."""
         speed = "" if self.sequences_per_second is None else f", {format_rate(self.sequences_per_second, 'sequences')}"
         line = (
             f"{format_count(self.updates, 'update')} on {format_count(self.sequences, 'sequence')} "
@@ -89,12 +106,13 @@ class _RunResult(Figures):
 
 
 class TrainingResult(_RunResult):
-    """training.json of a run on records.
+    """The content of training.json after pretraining on TFRecords.
 
     Attributes:
-        training: figures of the last updates; None where the run had nothing to do.
-        evaluation: the last evaluation, if there was one.
-        realized_speedup: packed over unpacked, where it was measured on a machine that was not too busy.
+        training: The metrics of the last updates, or None if the run had nothing to do.
+        evaluation: The last evaluation, or None if there was none.
+        realized_speedup: The measured speed of training on packed data, divided by the speed on unpacked data. None if it
+            was not measured, or the machine was too busy for a reliable measurement.
     """
 
     training: LossFigures | None
@@ -102,7 +120,7 @@ class TrainingResult(_RunResult):
     realized_speedup: float | None = None
 
     def lines(self) -> list[str]:
-        """Return these of every run, the speedup, and the figures of both tasks."""
+        """Return the lines of `_RunResult`, the measured speedup and the last evaluation."""
         lines = super().lines()
         if self.realized_speedup is not None:
             gain, limit = self.realized_speedup, self.packing_factor
@@ -111,31 +129,44 @@ class TrainingResult(_RunResult):
 
 
 class WordFigures(Figures):
-    """Loss and accuracy of words that are predicted, masked or next ones."""
+    """Loss and accuracy of predicting masked or next tokens."""
 
     loss: float
     accuracy: Share
     perplexity: float
 
     def line(self) -> str:
-        """For people."""
+        """Return the metrics as one line of text."""
         return f"loss {self.loss:.4f}, accuracy {self.accuracy:.4f}, perplexity {self.perplexity:,.1f}"
 
 
 class WordEvaluation(WordFigures):
-    """Figures of held-out data; the baseline is the accuracy of always answering the most frequent of these words."""
+    """Loss and accuracy on held-out data.
+
+    Attributes:
+        unigram_baseline: The accuracy of always predicting the most frequent token.
+        sequences: The number of sequences that were evaluated.
+        words: The number of predicted tokens.
+    """
 
     unigram_baseline: Share
     sequences: Count
     words: Count
 
     def line(self) -> str:
-        """For people."""
+        """Return the metrics and the baseline as one line of text."""
         return f"{super().line()} (unigram baseline {self.unigram_baseline:.4f}); over {self.sequences:,} sequences"
 
 
 class TableTraining(_RunResult):
-    """training.json of a run on a packed table; `model` is the class of `transformers` with these weights."""
+    """The content of training.json after pretraining on a packed table.
+
+    Attributes:
+        task: The pretraining task.
+        model: The class of `transformers` that loads the weights.
+        training: The metrics of the last updates, or None if the run had nothing to do.
+        evaluation: The last evaluation, or None if there was none.
+    """
 
     task: str
     model: str
@@ -143,22 +174,32 @@ class TableTraining(_RunResult):
     evaluation: WordEvaluation | None
 
     def lines(self) -> list[str]:
-        """Return these of every run, and how well words are predicted."""
+        """Return the lines of `_RunResult` and the last evaluation."""
         lines = super().lines()
         return lines if self.evaluation is None else [*lines, f"held out: {self.evaluation.line()}"]
 
 
 class _EvaluatedCheckpoint(Figures):
-    """The update after which an evaluated checkpoint was written, and which mean its loss is."""
+    """The checkpoint of an evaluation.
+
+    Attributes:
+        update: The number of updates before the checkpoint was written.
+        loss_per: Whether the loss is the mean over tokens or over sequences.
+    """
 
     update: Count
     loss_per: Literal["token", "sequence"]
 
 
 class EvaluationResult(EvaluationFigures, _EvaluatedCheckpoint):
-    """evaluation.json: a checkpoint's figures on held-out data, and those of the same data unpacked.
+    """The content of evaluation.json: the metrics of a checkpoint on held-out data. Metrics that were not measured are
+    omitted.
 
-    It omits what was not measured. The order of the bases is that of the file: the last comes first.
+    The order of the base classes determines the order of the keys in the file. The keys of the last base class come first.
+
+    Attributes:
+        unpacked: The metrics on the same data without packing.
+        largest_difference: The largest difference between the metrics with and without packing.
     """
 
     remedy = "evaluate again"
@@ -168,7 +209,7 @@ class EvaluationResult(EvaluationFigures, _EvaluatedCheckpoint):
     largest_difference: float | None = None
 
     def lines(self) -> list[str]:
-        """Return the figures for people."""
+        """Return the metrics as lines of text."""
         lines = [f"after update {self.update:,}: {self.line()}"]
         if self.largest_difference is not None:
             lines.append(f"the same sequences unpacked give the same figures, to {self.largest_difference:.1e}")
@@ -176,7 +217,14 @@ class EvaluationResult(EvaluationFigures, _EvaluatedCheckpoint):
 
 
 class FineTuningLine(Figures):
-    """A line of metrics.jsonl, of fine-tuning: a report of the last updates, or an evaluation."""
+    """A line of metrics.jsonl during fine-tuning.
+
+    Attributes:
+        update: The number of updates so far.
+        kind: "train" for the metrics of the last updates, "evaluation" for an evaluation.
+        sequences_per_second: The throughput in sequences.
+        tokens_per_second: The throughput in non-padding tokens.
+    """
 
     remedy = "fine-tune again"
 
@@ -187,7 +235,11 @@ class FineTuningLine(Figures):
 
 
 class MetricsLine(LossFigures, FineTuningLine):
-    """A line of the metrics of pretraining; sequences are counted since the run began."""
+    """A line of metrics.jsonl during pretraining.
+
+    Attributes:
+        sequences: The number of sequences since the run began.
+    """
 
     remedy = "train again"
 
@@ -198,14 +250,27 @@ class MetricsLine(LossFigures, FineTuningLine):
 
 
 class FineTuning(Figures):
-    """metrics.json: what was learnt from how much, and how good it is on the evaluation data.
+    """The content of metrics.json: a summary of fine-tuning and the metrics of the best checkpoint.
 
     Attributes:
-        model: where the weights came from: the name of the folder or file.
-        sequences: of the training data, per epoch.
-        best_metric: the metric that chose the best checkpoint; None without evaluation data.
-        best_update: after which it was written: the weights in the folder, with these `metrics`.
-        baseline: the metrics of always giving the one answer that suits the training data best, where a task has one.
+        task: The fine-tuning task.
+        model: The name of the folder or file from which the weights were loaded.
+        labels: The labels of the task.
+        max_sequence_length: The maximum number of tokens in a pack.
+        sequences: The number of training sequences in an epoch.
+        packs: The number of packs in an epoch.
+        lower_bound: The proven minimum number of packs.
+        packing_factor: The mean number of sequences per pack.
+        depth: The maximum number of sequences in a pack.
+        algorithm: The packing algorithm.
+        epochs: The number of epochs.
+        updates: The number of updates.
+        best_metric: The metric by which the best checkpoint was selected, or None without evaluation data.
+        best_update: The number of updates after which the best checkpoint was written. The folder contains its weights.
+        evaluated_rows: The number of evaluation rows.
+        metrics: The metrics of the best checkpoint.
+        baseline: For a search task, the metrics before training. For other tasks, the metrics of always predicting the one
+            answer that fits the training data best. Empty if the task has no baseline.
     """
 
     file_name = FINETUNING_NAME
@@ -230,7 +295,7 @@ class FineTuning(Figures):
     baseline: dict[str, float] = Field(default_factory=dict)
 
     def lines(self) -> list[str]:
-        """Return for people what the model was trained on, and how good it is."""
+        """Return the summary as lines of text: the training data, the best metrics and the baseline."""
         lines = [
             f"{self.task}: {format_count(self.sequences, 'sequence')} in {format_count(self.packs, 'pack')} "
             f"({self.packing_factor:.3f} sequences per pack), {format_count(self.epochs, 'epoch')}, "
@@ -246,7 +311,7 @@ class FineTuning(Figures):
 
 
 class BestCheckpoint(Artefact):
-    """best.json: the update whose evaluation was the best so far, and its metrics."""
+    """The content of best.json: the update with the best evaluation so far, the deciding metric, and all metrics."""
 
     remedy = "fine-tune again with --overwrite"
 
