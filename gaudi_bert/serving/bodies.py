@@ -1,8 +1,8 @@
-"""Reads the body of a request within bounds, before anything is made of it.
+"""Parse the JSON body of a request with limited memory.
 
-A body of 8 MiB can hold millions of values, each of which takes more memory than its bytes. So texts are counted while they
-are read, token ids become 32-bit integers, everything else may hold only a few values, and reading stops at the first
-error.
+A body of 8 MiB can contain millions of values, and as Python objects these values need much more memory than their bytes.
+Therefore texts are counted while they are read, token ids are stored as 32-bit integers, all other fields may contain only a
+few values, and reading stops at the first error. `read_request` parses a body, and pydantic then validates the fields.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from pydantic_core import from_json
 from gaudi_bert.serving.schemas import Asked, RefusedError, Shape
 
 _MOST_KEYS, _MOST_VALUES, _MOST_OTHER_VALUES = 200, 1_000, 100_000
-"""Limits on what is not a text: keys of an object, values in one key, and values in the complete body."""
-_IDS_AT_ONCE = 1 << 16  # bytes of token ids that become Python integers at a time
+"""Limits for everything except texts and token ids: the number of keys of an object, of values of one key, and of values in
+the whole body.
+"""
+_IDS_AT_ONCE = 1 << 16  # this many bytes of token ids are converted to Python integers at a time
 _SPACE = re.compile(rb"[ \t\n\r]*")
 _LITERAL = re.compile(rb"[^\s,:\[\]{}\"]{1,400}")
 _IDS, _FIRST_ID = re.compile(rb"[-0-9, \t\n\r]*"), re.compile(rb"\[[ \t\n\r]*[-0-9]")
@@ -29,16 +31,19 @@ _PAIR = Shape("a list of texts", ("text",))
 
 
 def read_request(kind: type[Asked], body: bytes, most_texts: int) -> Any:
-    """Return the request in a body.
+    """Parse the body of a request.
 
     Args:
-        kind: the model of the route's requests.
-        body: the bytes, which should be JSON.
-        most_texts: the most texts of a list.
+        kind: The type of the requests of the route.
+        body: The body.
+        most_texts: The maximum number of texts in a list.
+
+    Returns:
+        The request, an instance of `kind`.
 
     Raises:
-        RefusedError: the body is not JSON, a value is wrong, or there are too many. The message names the position of the
-            first problem, and contains no text of the request.
+        RefusedError: The body is not JSON, a value is wrong, or there are too many values. The message names the position of
+            the first problem, and contains no text of the request.
     """
     fields = {name: _shape_of(field.metadata) for name, field in kind.model_fields.items()}
     values = _Reader(body, most_texts).request(fields)
@@ -50,28 +55,41 @@ def read_request(kind: type[Asked], body: bytes, most_texts: int) -> Any:
 
 
 def _shape_of(metadata: list[Any]) -> Shape | None:
+    """Return the shape in the annotations of a field, or None if the field contains no texts."""
     return next((each for each in metadata if isinstance(each, Shape)), None)
 
 
 def _wrong(position: str, problem: str) -> RefusedError:
+    """Return the error for a wrong value at a position in the body."""
     return RefusedError(422, "validation", f"`{position}`: {problem}")
 
 
 def _not_json() -> RefusedError:
+    """Return the error for a body that is not a JSON object."""
     return RefusedError(422, "validation", "the body is not a JSON object")
 
 
 class _Reader:
-    """Reads one body, from its beginning to its end."""
+    """Parses one body from its beginning to its end.
+
+    Args:
+        body: The body.
+        most_texts: The maximum number of texts in a list.
+    """
 
     def __init__(self, body: bytes, most_texts: int) -> None:
         self._body, self._at, self._most_texts = body, 0, most_texts
         self._values_left = _MOST_OTHER_VALUES
-        # Outside strings JSON has no backslash. Without escaped backslashes and quotes, the next quote ends a string.
+        # JSON has backslashes only inside strings. In this copy, escaped backslashes and quotes are replaced, so that the
+        # end of a string is simply the next quote.
         self._unescaped = body.replace(b"\\\\", b"__").replace(b'\\"', b"__") if b"\\" in body else body
 
     def request(self, fields: Mapping[str, Shape | None]) -> dict[str, Any]:
-        """Read an object, and return the values of the known keys."""
+        """Read the whole body, which must be an object, and return the values of the known keys.
+
+        Args:
+            fields: The shape of each known field, or None for a field that contains no texts.
+        """
         values = {}
         for name in self._keys():
             shape, position = fields.get(name), name if name in fields else _OTHER_KEY
@@ -83,12 +101,13 @@ class _Reader:
         return values
 
     def _next(self) -> bytes:
-        """Return the next byte that is not a space, without reading it; nothing at the end."""
+        """Skip white space, and return the next byte without reading it. At the end of the body, return b""."""
         spaces = _SPACE.match(self._body, self._at)
         self._at = self._at if spaces is None else spaces.end()
         return self._body[self._at : self._at + 1]
 
     def _take(self, *expected: bytes) -> bytes:
+        """Read the next byte, which must be one of the expected ones, and return it."""
         found = self._next()
         if found not in expected:
             raise _not_json()
@@ -96,7 +115,7 @@ class _Reader:
         return found
 
     def _elements(self, opening: bytes, closing: bytes) -> Iterator[int]:
-        """Yield the number of each element of a list or an object when it is to be read."""
+        """Read a list or an object. Before each element, yield its number. The caller must then read the element."""
         self._take(opening)
         if self._next() == closing:
             self._at += 1
@@ -107,7 +126,7 @@ class _Reader:
                 return
 
     def _keys(self) -> Iterator[str]:
-        """Yield each key of an object when its value is to be read."""
+        """Read an object, and yield each key. The caller must then read the value of the key."""
         for number in self._elements(b"{", b"}"):
             if number == _MOST_KEYS:
                 raise RefusedError(422, "validation", f"an object has more than {_MOST_KEYS} keys")
@@ -118,25 +137,27 @@ class _Reader:
             yield name
 
     def _decoded(self, part: bytes) -> Any:
+        """Return the value of a part of the body that is complete JSON."""
         try:
             return from_json(part, allow_inf_nan=False, cache_strings=False)
         except ValueError:
             raise _not_json() from None
 
     def _skip_text(self) -> int:
-        """Skip a text, and return where it begins."""
+        """Skip a string, and return the position at which it begins."""
         start, self._at = self._at, self._unescaped.find(b'"', self._at + 1) + 1
         if not self._at:
             raise _not_json()
         return start
 
     def _text(self) -> str:
+        """Read a string."""
         start = self._skip_text()
         text: str = self._decoded(self._body[start : self._at])
         return text
 
     def _few_values(self, position: str) -> Any:
-        """Read a value that is not texts."""
+        """Read the value of a field that contains no texts. A value with too many elements is rejected."""
         mark, depth = self._next(), 0
         start = self._at
         for _ in range(_MOST_VALUES):
@@ -158,6 +179,7 @@ class _Reader:
         raise _wrong(position, "holds too many values")
 
     def _shaped(self, position: str, shape: Shape) -> Any:
+        """Read the value of a field that contains texts, in one of the forms that its shape allows."""
         mark = self._next()
         if mark == b'"' and shape.is_alone:
             return self._text()
@@ -168,6 +190,14 @@ class _Reader:
         return self._items(position, shape, self._most_texts, 413)
 
     def _items(self, position: str, shape: Shape, most: int, status: int) -> list[Any]:
+        """Read a list of texts.
+
+        Args:
+            position: The position of the list in the body, for errors.
+            shape: The allowed forms of the elements.
+            most: The maximum number of elements.
+            status: The HTTP status if there are more elements.
+        """
         items = []
         for number in self._elements(b"[", b"]"):
             if number == most:
@@ -178,6 +208,7 @@ class _Reader:
         return items
 
     def _item(self, position: str, shape: Shape) -> Any:
+        """Read one element of a list of texts."""
         mark = self._next()
         if mark == b'"' and "text" in shape.items:
             return self._text()
@@ -190,7 +221,7 @@ class _Reader:
         raise _wrong(position, f"`{position.partition('.')[0]}` must be {shape.described}")
 
     def _document(self, position: str) -> str:
-        """Read an object with a `text`, and return that."""
+        """Read an object with a key `text`, and return the text."""
         text: str | None = None
         for name in self._keys():
             value = self._text() if name == "text" and self._next() == b'"' else self._few_values(_OTHER_KEY)
@@ -200,7 +231,7 @@ class _Reader:
         return text
 
     def _ids(self, position: str) -> array[int]:
-        """Read a list of token ids."""
+        """Read a list of token ids into an array of 32-bit integers."""
         self._take(b"[")
         end, ids = self._body.find(b"]", self._at), array("i")
         if end < 0 or not _IDS.fullmatch(self._body, self._at, end):

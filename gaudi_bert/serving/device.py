@@ -1,7 +1,7 @@
-"""The thread that opens the model, computes and measures every shape once, and then computes batch after batch.
+"""Run the device thread, which opens the model, measures the time of every batch shape, and then computes batch after batch.
 
-If a batch fails, its requests fail. Then the smallest shape is tried. If that fails too, the device is lost and the thread
-ends.
+If a batch fails, its requests fail. The thread then computes a batch of the smallest shape as a test. If the test fails too,
+the device is lost, and the thread ends.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from gaudi_bert.serving.ladder import Shape
 from gaudi_bert.serving.model import ServedModel
 from gaudi_bert.serving.queue import Batch, Queue, join_batch
 
-_TRIED_TOKENS = 16  # of each text of a batch that is computed to measure a shape
+_TRIED_TOKENS = 16  # the number of tokens of each text in a batch that measures a shape
 _FAILURES = (GaudiBertError, RuntimeError, ValueError, IndexError, ArithmeticError, MemoryError)
 """Errors that a model raises for a batch, including those of a lost device."""
 
@@ -33,10 +33,10 @@ def run_packs(model: ServedModel, sequences: Sequences, rows: Sequence[int], sha
     """Compute sequences in one batch, and return their outputs in the order of the sequences.
 
     Args:
-        model: the model.
+        model: The model.
         sequences: N sequences with T tokens in all.
-        rows: for each row the number of its sequences, which follow one another.
-        shape: the static shape of the batch.
+        rows: The number of sequences in each row. The sequences of a row are consecutive.
+        shape: The static shape of the batch.
 
     Returns:
         float32 [N, C], or [T, C] for a model with outputs for each token. C is the model's `width`.
@@ -73,12 +73,20 @@ def make_full_batch(model: ServedModel, shape: Shape) -> tuple[Sequences, list[i
 
 
 def measure_costs(model: ServedModel, shapes: Sequence[Shape]) -> dict[Shape, float]:
-    """Compute each shape three times, the first time to have it compiled, and return its seconds.
+    """Measure how many seconds a batch of each shape takes.
 
-    A shape with several rows that does not fit into the device's memory is omitted, and so are all larger ones.
+    Each shape is computed three times, and the first time, in which it is compiled, does not count. If a shape with several
+    rows does not fit into the memory of the device, this shape and all larger shapes are left out.
+
+    Args:
+        model: The model.
+        shapes: The shapes in ascending order.
+
+    Returns:
+        The seconds of a batch of each shape. They do not decrease from a shape to the next larger shape.
 
     Raises:
-        FailedError: a shape with one row cannot be computed.
+        FailedError: A shape with one row cannot be computed.
     """
     costs: dict[Shape, float] = {}
     for shape in shapes:
@@ -96,22 +104,25 @@ def measure_costs(model: ServedModel, shapes: Sequence[Shape]) -> dict[Shape, fl
             break
         costs[shape] = min(seconds)
     for larger, smaller in pairwise(reversed(costs)):
-        costs[smaller] = min(costs[smaller], costs[larger])  # another process disturbed the measurement of `smaller`
+        # A smaller shape cannot take longer. If it does, another process has disturbed its measurement.
+        costs[smaller] = min(costs[smaller], costs[larger])
     return costs
 
 
 class DeviceThread(threading.Thread):
     """Computes the batches of a queue until the queue is closed.
 
+    The callbacks are called in this thread.
+
     Args:
-        open_model: opens the model and measures its shapes.
-        queue: the queue.
-        ready: is called when the model is open and all shapes are computed.
-        computed: is called after each batch, with its seconds.
-        ended: is called when the thread ends, with None if the queue was closed, and otherwise with the reason.
+        open_model: Opens the model and measures its shapes.
+        queue: The queue.
+        ready: Called when the model is open and all shapes are measured.
+        computed: Called after each batch with the seconds that it took.
+        ended: Called when the thread ends, with None if the queue was closed, and otherwise with the error.
 
     Attributes:
-        busy_since: the time at which the current batch began, or None while the device is free.
+        busy_since: The time at which the current batch began, or None while the device is free.
     """
 
     def __init__(
@@ -131,7 +142,7 @@ class DeviceThread(threading.Thread):
         self._interrupted_seconds = 0.0
 
     def run(self) -> None:
-        """Open the model, then compute what the queue gives."""
+        """Open the model, and compute batches until the queue is closed or the device is lost."""
         reason: Exception | None = FailedError("the thread that computes has ended; this is a defect")
         try:
             model, costs = self._open_model()
@@ -147,7 +158,10 @@ class DeviceThread(threading.Thread):
             self._ended(reason)
 
     def _compute_small(self, model: ServedModel, smallest: Shape) -> None:
-        """Between two layers of a batch of bulks, compute a batch of small requests."""
+        """Compute a batch of small requests, if any wait, between two layers of the current batch of bulks.
+
+        The time of this batch does not count for the interrupted batch.
+        """
         interrupted, begun, earlier = self._batch, time.monotonic(), self._interrupted_seconds
         if interrupted is None or (batch := self._queue.take_between_layers(interrupted)) is None:
             return
@@ -156,6 +170,11 @@ class DeviceThread(threading.Thread):
         self._interrupted_seconds = earlier + time.monotonic() - begun
 
     def _compute(self, model: ServedModel, batch: Batch, smallest: Shape) -> None:
+        """Compute a batch, and finish those of its requests that are complete.
+
+        Raises:
+            FailedError: The batch failed, and so did the test with the smallest shape.
+        """
         begun = self.busy_since = time.monotonic()
         self._batch, self._interrupted_seconds = batch, 0.0
         try:

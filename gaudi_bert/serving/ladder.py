@@ -1,8 +1,8 @@
-"""The ladder of static shapes that a server computes, and how waiting texts are packed into one of them.
+"""Choose one of a few static batch shapes for the waiting texts, and pack the texts into its rows.
 
-The ladder begins with one row of 32 slots (16 on a CPU), then doubles the length up to the longest row, then doubles the
-number of rows. So one short query costs 32 or 16 slots, and a full queue fills the largest shape. Texts go into rows by
-first fit, in the order in which they wait.
+The shapes form a ladder. It begins with one row of 32 slots (16 on a CPU). The length of this row is doubled up to the
+longest row, and then the number of rows is doubled. A short query alone therefore costs 32 or 16 slots, and a full queue
+fills the largest shape. Texts are packed into rows by first fit, in the order in which they wait.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from gaudi_bert.rows.window_plan import deepest
 
 _MOST_SHAPES = 12
 _NEARLY = 0.9
-"""A shape is good enough if it computes at least this share of the tokens per second that the fastest shape computes.
+"""A shape is good enough if it computes at least this fraction of the tokens per second of the fastest shape.
 
-Of the good ones the smallest is taken, because what arrives meanwhile waits for it. Simulated with MiniLM's costs on a CPU
-and 32 clients, shares of 1.0, 0.9 and 0.8 answer 90, 97 and 93 texts per second of the mix, and 333, 322 and 300 queries.
+The smallest shape that is good enough is chosen, because texts that arrive meanwhile must wait for the batch. In a
+simulation with 32 clients and the costs of MiniLM on a CPU, fractions of 1.0, 0.9 and 0.8 answered 90, 97 and 93 texts per
+second of the mix of lengths, and 333, 322 and 300 queries per second.
 """
 
 
@@ -38,7 +39,13 @@ class Shape(NamedTuple):
 
 
 class Fill(NamedTuple):
-    """A shape, for each of its rows the indices of the texts that the row holds, and the number of their tokens."""
+    """A shape that is filled with texts.
+
+    Attributes:
+        shape: The shape.
+        rows: For each row, the indices of its texts.
+        tokens: The number of tokens of all these texts.
+    """
 
     shape: Shape
     rows: list[list[int]]
@@ -46,7 +53,12 @@ class Fill(NamedTuple):
 
 
 def make_ladder(row_length: int, batch_rows: int, shortest: int = 32) -> tuple[Shape, ...]:
-    """Return the shapes from one row of `shortest` slots to `batch_rows` rows of `row_length`, ascending.
+    """Return the ladder of shapes in ascending order. If it would have too many shapes, the smallest are left out.
+
+    Args:
+        row_length: The number of slots of the longest row.
+        batch_rows: The number of rows of the largest shape.
+        shortest: The number of slots of the shortest row.
 
     Raises:
         InputError: `batch_rows` would need too many shapes.
@@ -66,9 +78,14 @@ def make_ladder(row_length: int, batch_rows: int, shortest: int = 32) -> tuple[S
 
 
 def first_fit(lengths: Sequence[int], shape: Shape) -> list[list[int]]:
-    """Put texts into the first row that has room, in their order, and return the indices of the texts in each row.
+    """Put each text into the first row that has room for it, and return the indices of the texts in each row.
 
-    Texts that fit into no row are omitted. The first n rows of the result are the result for n rows of the same length.
+    Texts for which no row has room are left out. The first n rows of the result equal the result for a shape with n rows of
+    the same length.
+
+    Args:
+        lengths: The number of tokens of each text.
+        shape: The shape to fill.
     """
     most, free = deepest(shape.length), [shape.length] * shape.rows
     rows: list[list[int]] = [[] for _ in free]
@@ -87,11 +104,12 @@ def first_fit(lengths: Sequence[int], shape: Shape) -> list[list[int]]:
 
 
 def choose_fill(lengths: Sequence[int], costs: Mapping[Shape, float]) -> Fill:
-    """Return the cheapest of the shapes that compute nearly the most tokens per second, filled with waiting texts.
+    """Choose the smallest shape that computes nearly the most tokens per second, and fill it with waiting texts.
 
     Args:
-        lengths: the number of tokens of each waiting text, at most the longest row. The first text is always included.
-        costs: seconds of a batch of each shape, which do not decrease from a shape to the next larger one.
+        lengths: The number of tokens of each waiting text, which must not exceed the longest row. The first text is always
+            included.
+        costs: The seconds of a batch of each shape. They must not decrease from a shape to the next larger shape.
     """
     largest = max(costs)
     longest_rows = first_fit(lengths, largest)
@@ -104,6 +122,11 @@ def choose_fill(lengths: Sequence[int], costs: Mapping[Shape, float]) -> Fill:
 
 
 def choose_shape(tokens: Mapping[Shape, float], costs: Mapping[Shape, float]) -> Shape:
-    """Return the smallest shape that computes nearly the most tokens per second, from the tokens that each would hold."""
+    """Return the smallest shape that computes nearly the most tokens per second.
+
+    Args:
+        tokens: The number of tokens that a batch of each shape would contain.
+        costs: The seconds of a batch of each shape.
+    """
     fastest = max(count / costs[shape] for shape, count in tokens.items())
     return min(shape for shape, count in tokens.items() if count / costs[shape] >= _NEARLY * fastest)

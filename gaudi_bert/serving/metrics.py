@@ -1,4 +1,7 @@
-"""What a server counts, under the names of text-embeddings-inference where it has one, for Prometheus."""
+"""The Prometheus metrics of a server.
+
+A metric that text-embeddings-inference also has uses the same name as there.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +16,17 @@ _COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 
 class Metrics:
-    """Counters of one server; `queued` gives the texts and the tokens that wait."""
+    """The metrics of one server, in a registry of their own.
+
+    Args:
+        queued: Returns the number of texts and the number of tokens that wait.
+    """
 
     def __init__(self, queued: Callable[[], tuple[int, int]]) -> None:
         registry = self._registry = CollectorRegistry()
 
         def seconds(name: str, about: str) -> Histogram:
+            """Return a histogram of seconds."""
             return Histogram(name, about, registry=registry, buckets=_SECONDS)
 
         self.requests = Counter("te_request_count", "Requests.", ["method"], registry=registry)
@@ -42,7 +50,14 @@ class Metrics:
         tokens.set_function(lambda: queued()[1])
 
     def batch(self, shape: Shape, texts: int, tokens: int, seconds: float) -> None:
-        """Count a batch that was computed."""
+        """Count a batch that was computed.
+
+        Args:
+            shape: The shape of the batch.
+            texts: The number of its texts.
+            tokens: The number of its tokens.
+            seconds: The seconds that it took.
+        """
         self.batches.labels(str(shape)).inc()
         self.slots.inc(shape.slots)
         self.slot_tokens.inc(tokens)
@@ -51,5 +66,5 @@ class Metrics:
         self.batch_tokens.observe(tokens)
 
     def page(self) -> bytes:
-        """Return all of them as Prometheus reads them."""
+        """Return all metrics in the text format of Prometheus."""
         return generate_latest(self._registry)

@@ -1,4 +1,8 @@
-"""The model that is served. It is opened from a folder, as `embed` and `predict` open it, and turns texts into answers."""
+"""Open the model that is served, and convert texts to answers with it.
+
+`open_served_model` opens a model folder in the same way as `embed` and `predict`. The `ServedModel` tokenizes texts,
+computes batches, and converts their outputs to vectors, scores or labels. It does not pack texts or wait for requests.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +29,7 @@ from gaudi_bert.tasks.predict import LoadedModel, load_encoder, load_task_model
 from gaudi_bert.tasks.task_models import check_finished, read_task_folder
 from gaudi_bert.training.model_files import SentenceFolder, TaskConfig, read_sentence_folder
 
-if TYPE_CHECKING:  # it loads torch
+if TYPE_CHECKING:  # this module imports torch
     from gaudi_bert.engines.pytorch.model import TorchModel
 
 Kind = Literal["embedding", "reranker", "classifier", "tagger"]
@@ -37,14 +41,15 @@ _WITH_ANSWERS = ("ForSequenceClassification", "ForTokenClassification")
 
 @dataclass(frozen=True)
 class ServedModel:
-    """A model on a device, with everything that turns texts into answers.
+    """A model on a device, with its tokenizer and everything else that is needed to convert texts to answers.
 
     Attributes:
-        kind: the kind of answers.
-        task: the task of the model's head; None for an embedding model.
-        folder: the settings of the folder for pooling, prompts and normalization.
-        loaded: the model, its tokenizer and its lengths.
-        is_interruptible: whether the device computes a batch layer by layer, which a CPU does unless the model is compiled.
+        kind: The kind of answers.
+        task: The task of the model's head, or None for an embedding model.
+        folder: The settings for pooling, prompts and normalization in the model folder.
+        loaded: The model, its tokenizer and its lengths.
+        is_interruptible: Whether another batch can be computed between two layers of a batch. This is possible on a CPU, if
+            the model is not compiled.
     """
 
     kind: Kind
@@ -55,17 +60,17 @@ class ServedModel:
 
     @property
     def longest(self) -> int:
-        """The largest number of tokens of a text."""
+        """The maximum number of tokens of a text."""
         return self.loaded.max_sequence_length
 
     @property
     def most_characters(self) -> int:
-        """The largest number of characters of a text that are tokenized."""
+        """The maximum number of characters of a text that are tokenized. Longer texts are cut first."""
         return self.cutter.most_characters
 
     @cached_property
     def cutter(self) -> TextCutter:
-        """Cuts texts before they are tokenized."""
+        """The object that cuts long texts before they are tokenized."""
         return TextCutter(self.loaded.tokenizer.tokenizer, self.longest)
 
     @property
@@ -89,18 +94,32 @@ class ServedModel:
             self.model.call_between_layers(callback)
 
     def outputs(self, batch: BatchArrays) -> Float32Array:
-        """Compute a batch, and return float32 outputs: [rows, texts of a row, C], or [rows, slots, C] if `is_per_token`."""
+        """Compute a batch.
+
+        Returns:
+            float32 [rows, texts per row, C], or [rows, slots, C] if `is_per_token`. C is the `width`.
+        """
         return self.model.outputs(batch)
 
     def cuts_left(self, direction: str | None) -> bool:
-        """Return whether texts that are too long lose their beginning: as a request says, or else as the tokenizer does."""
+        """Return whether texts that are too long are cut at their beginning.
+
+        Args:
+            direction: The side that the request names, or None for the setting of the tokenizer.
+        """
         return (direction or self.loaded.tokenizer.truncation_side).lower() == "left"
 
     def tokenized(self, rows: Sequence[Row], prompt: str = "", *, cuts_left: bool = False) -> Sequences:
-        """Tokenize texts, and return their sequences. Truncate texts that are too long; for a tagger, split them.
+        """Tokenize texts and return their sequences. Texts that are too long are truncated, or split for a tagger.
+
+        Args:
+            rows: The texts.
+            prompt: The prompt that precedes each text. It is used for an embedding model only. Other models use the default
+                prompt of their folder.
+            cuts_left: Whether texts that are too long are cut at their beginning.
 
         Raises:
-            InputError: a text holds a token that changes the other texts of its row.
+            InputError: A text contains a token that would change the outputs of other texts in its row.
         """
         prompt = prompt if self.task is None else self.folder.prompt(None)
         rows = [self._cut(row, prompt, cuts_left) if isinstance(row, TextRow) else row for row in rows]
@@ -119,20 +138,27 @@ class ServedModel:
         return self._checked(sequences)
 
     def _cut(self, row: TextRow, prompt: str, cuts_left: bool) -> TextRow:
-        """Return the row with the prompt and with the part of its texts that decides which tokens stay."""
+        """Return a row whose text begins with the prompt and is cut to the part that can affect the kept tokens."""
         if row.text_pair is not None:
             text, pair = self.cutter.cut_pair(prompt + row.text, row.text_pair, from_left=cuts_left)
             return row._replace(text=text, text_pair=pair)
-        # The prompt of a text that loses its beginning is lost too.
+        # If a text is cut at its beginning, its prompt is cut off too.
         before = "" if cuts_left else prompt
         cut = self.cutter.cut(row.text, before, from_left=cuts_left)
         return row._replace(text=(prompt if cut is row.text else before) + cut)
 
     def of_ids(self, texts: Sequence[Sequence[int]], *, cuts_left: bool = False) -> Sequences:
-        """Return the sequences of texts that are given as token ids. Special tokens that a text lacks are added around it.
+        """Return the sequences of texts that are given as token ids. Texts that are too long are truncated.
+
+        If a text lacks the special tokens at its beginning and end, they are added.
+
+        Args:
+            texts: The token ids of each text.
+            cuts_left: Whether texts that are too long are cut at their beginning.
 
         Raises:
-            InputError: an id is not in the vocabulary, or a text contains a token that changes the other texts of its row.
+            InputError: An id is not in the vocabulary, or a text contains a token that would change the outputs of other
+                texts in its row.
         """
         largest = self.loaded.tokenizer.vocabulary_size - 1
         if any(not 0 <= min(ids) <= max(ids) <= largest for ids in texts):
@@ -149,18 +175,25 @@ class ServedModel:
         return self._checked(separate_sequences(parts, [np.zeros(len(part), np.int8) for part in parts], cut))
 
     def _checked(self, sequences: Sequences) -> Sequences:
+        """Return the sequences, after the model has checked that it can compute them together with other texts."""
         self.model.checked({"input_ids": sequences.input_ids})
         return sequences
 
     def encode(self, text: str, special: bool) -> Any:
-        """Tokenize a text, and return the encoding of the library `tokenizers`."""
+        """Tokenize a text without truncation, and return an `Encoding` of the library `tokenizers`.
+
+        Args:
+            text: The text.
+            special: Whether to add special tokens.
+        """
         return self.loaded.tokenizer.tokenizer.encode_batch([text], add_special_tokens=special)[0]
 
     def prompt(self, name: str | None) -> str:
         """Return the prompt with a name, or the default prompt of the folder if `name` is None.
 
         Raises:
-            InputError: the folder has no such prompt, or leaves prompts out of the mean, which packs cannot do.
+            InputError: The folder has no such prompt, or excludes prompts from mean pooling, which packed batches do not
+                support.
         """
         if name is not None and name not in self.folder.prompts:
             known = ", ".join(self.folder.prompts) or "none"
@@ -171,12 +204,13 @@ class ServedModel:
         return prompt
 
     def vectors(self, outputs: Float32Array, normalize: bool | None, dimensions: int | None) -> Float32Array:
-        """Return the vectors of outputs [N, C] as `embed` writes them.
+        """Convert pooled outputs to vectors, in the same way as `embed`.
 
         Args:
-            outputs: the pooled outputs.
-            normalize: whether vectors get the length 1; None for the setting of the folder.
-            dimensions: the number of values to keep, before the vectors are normalized; None for the setting of the folder.
+            outputs: float32 [N, C], the pooled outputs.
+            normalize: Whether to scale vectors to length 1. None means the setting of the folder.
+            dimensions: The number of values to keep. Vectors are cut before they are normalized. None means the setting of
+                the folder.
         """
         is_normal = self.folder.normalize if normalize is None else normalize
         if dimensions is not None:
@@ -184,19 +218,29 @@ class ServedModel:
         return self.folder.cut(_normal(outputs) if is_normal else outputs, normalize_again=normalize is True)
 
     def scores(self, logits: Float32Array) -> Float32Array:
-        """Return the scores of pairs by the logit of each, float32 [N]."""
+        """Convert the logits of N pairs to scores, float32 [N]."""
         return scores_of(logits, "Sigmoid" if self.task is None else self.task.activation)
 
     def answers(self, outputs: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> list[dict[str, Any]]:
-        """Return the answers that `predict` writes, one for each text."""
+        """Return the answers for N rows, in the same form as `predict` writes them.
+
+        Args:
+            outputs: float32 [N, C], or [T, C] for a tagger.
+            sequences: The sequences of the rows.
+            rows: The rows.
+        """
         return [] if self.task is None else list(self.task.answers(outputs, sequences, rows))
 
 
 def open_served_model(path: Path, settings: ServeSettings) -> ServedModel:
-    """Open the model of a folder on a device, with its weights frozen.
+    """Open the model of a folder on a device, with frozen weights.
+
+    Args:
+        path: A local folder with a model.
+        settings: The settings of the server.
 
     Raises:
-        InputError: the folder is damaged or incomplete, or its model cannot be served or cannot compute packs.
+        InputError: The folder is damaged or incomplete, or its model cannot be served or does not support packed batches.
     """
     check_model_exists(path)
     check_finished(path)
@@ -226,7 +270,7 @@ def open_served_model(path: Path, settings: ServeSettings) -> ServedModel:
 
 
 def _normal(vectors: Float32Array) -> Float32Array:
-    """Return the vectors scaled to length 1; a zero vector stays zero."""
+    """Return the vectors scaled to length 1. A zero vector does not change."""
     lengths = np.linalg.norm(vectors.astype(np.float64), axis=1, keepdims=True)
     normal: Float32Array = (vectors / np.maximum(lengths, 1e-12)).astype(np.float32)
     return normal

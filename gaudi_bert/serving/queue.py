@@ -1,13 +1,15 @@
 """The queue between the thread that accepts requests and the thread that computes them.
 
-A request whose texts fit together into one row of the longest shape is small; a larger one is a bulk. No batch contains
-texts of both. Requests of a kind take turns, a text each, and each batch contains the oldest text of its kind. While both
-kinds wait, they share the device's time: small requests are computed first, even between the layers of a batch of bulks,
-until they have cost as much as the last batch of bulks. Then the next batch of bulks is computed.
+There are two kinds of requests. A request is *small* if all of its texts together fit into one row of the longest shape, and
+otherwise it is a *bulk*. A batch contains texts of one kind only. Requests of the same kind take turns with one text each,
+and each batch contains the oldest text of its kind.
 
-So neither kind waits forever for the other. Let C be the seconds of a batch of the largest shape, and p the number of texts
-of the same kind that precede a text, in older requests and in its own. The text is computed within (p + 2) * 4 * C seconds,
-whatever arrives later.
+If both kinds wait, they share the time of the device equally. Small requests are computed first, even between the layers of
+a batch of bulks, until they have cost as much time as the last batch of bulks. Then the next batch of bulks is computed.
+
+Therefore no text waits forever. Let C be the seconds of a batch of the largest shape, and p the number of texts of the same
+kind that precede a text, in older requests and in its own request. The text is computed within (p + 2) * 4 * C seconds, no
+matter what arrives later.
 """
 
 from __future__ import annotations
@@ -22,21 +24,24 @@ from gaudi_bert.rows.types import Sequences, separate_sequences
 from gaudi_bert.serving.arrivals import ArrivalForecast
 from gaudi_bert.serving.ladder import Shape, choose_fill
 
-_MOST_TEXTS_CONSIDERED = 1024  # for a batch, which holds fewer; considering more would keep the device waiting
+# A batch contains fewer texts than this. Considering more texts for a batch would take time in which the device is idle.
+_MOST_TEXTS_CONSIDERED = 1024
 
 
 class PendingRequest:
     """The tokenized texts of one request, and the outputs that have been computed for them.
 
     Attributes:
-        outputs: float32 [N, C], a row for each of the N sequences, or [T, C], a row for each of their T tokens. They are
-            complete when `finished` is called.
-        finished: is called once, with this request, and with the error if the request failed.
-        lengths: the number of tokens of each sequence.
-        waiting: the numbers of the sequences that wait, as the keys of a dictionary, in ascending order.
-        unfinished: the number of sequences that are not yet computed.
-        accepted_at: the time at which the queue accepted the request, in seconds of the queue's clock.
-        started_at: the time at which the first batch with one of its texts was taken, or 0.
+        sequences: The N sequences of the request.
+        outputs: float32 [N, C] with one row for each sequence, or [T, C] with one row for each token. They are complete when
+            `finished` is called.
+        finished: Called once with this request, and with the error if the request failed, or else with None.
+        lengths: The number of tokens of each sequence.
+        waiting: The numbers of the sequences that still wait, in ascending order, as the keys of a dictionary.
+        waiting_tokens: The number of tokens of the sequences that still wait.
+        unfinished: The number of sequences that are not yet computed.
+        accepted_at: The time at which the queue accepted the request, in seconds of the queue's clock.
+        started_at: The time at which the first batch with one of its texts was taken, or 0.
     """
 
     def __init__(
@@ -52,7 +57,7 @@ class PendingRequest:
         self.accepted_at = self.started_at = 0.0
 
     def token_slice(self, number: int) -> slice:
-        """Return the slice of a sequence's tokens in the flat arrays of the request."""
+        """Return the slice that selects the tokens of a sequence in the flat arrays of the request."""
         return slice(self.sequences.offsets[number], self.sequences.offsets[number + 1])
 
 
@@ -60,10 +65,10 @@ class Batch(NamedTuple):
     """Texts that are computed together.
 
     Attributes:
-        shape: the static shape.
-        rows: for each row of the shape, the requests and the numbers of their sequences.
-        tokens: the number of tokens in all rows.
-        is_bulk: whether the texts belong to bulks, so that small requests may be computed between its layers.
+        shape: The static shape.
+        rows: For each row of the shape its texts, each as (request, number of the sequence in the request).
+        tokens: The number of tokens in all rows.
+        is_bulk: Whether the texts belong to bulks, so that small requests may be computed between its layers.
     """
 
     shape: Shape
@@ -72,22 +77,27 @@ class Batch(NamedTuple):
     is_bulk: bool
 
     def texts(self) -> list[tuple[PendingRequest, int]]:
-        """Return each text as its request and the number of its sequence, in the order of the rows."""
+        """Return all texts in the order of the rows, each as (request, number of the sequence in the request)."""
         return [text for row in self.rows for text in row]
 
     def requests(self) -> list[PendingRequest]:
-        """Return the requests that have a text in the batch, each once."""
+        """Return the requests that have texts in the batch, each of them once."""
         return list(dict.fromkeys(request for request, _ in self.texts()))
 
 
 class Queue:
-    """Requests that wait, for one thread that computes them and another one that accepts them.
+    """The requests that wait. One thread adds requests, and another thread takes batches of their texts.
+
+    Args:
+        max_texts: The maximum number of texts that may wait at once.
+        clock: Returns the current time in seconds.
 
     Attributes:
-        max_tokens: the largest number of tokens that may wait at once.
-        costs: seconds of a batch of each shape.
-        texts, tokens: the numbers of texts and tokens that wait now.
-        count_arriving: returns the number of requests that are accepted and will wait in a moment.
+        max_tokens: The maximum number of tokens that may wait at once.
+        costs: The seconds of a batch of each shape.
+        texts: The number of texts that wait now.
+        tokens: The number of tokens that wait now.
+        count_arriving: Returns the number of requests that were accepted and will be in the queue in a moment.
     """
 
     def __init__(self, max_texts: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -99,20 +109,21 @@ class Queue:
         self._bulks: dict[PendingRequest, None] = {}
         self._changed, self._is_closed = threading.Condition(), False
         self._forecast, self._has_window = ArrivalForecast(), False
-        self._lead_seconds = 0.0  # by which small requests have had more than their share beside bulks
+        # How many more seconds of the device small requests have had than bulks, while both waited.
+        self._lead_seconds = 0.0
 
     @property
     def is_full(self) -> bool:
-        """Whether even a short text would exceed a limit."""
+        """Whether a limit is reached, so that not even a short text can be added."""
         return self.texts >= self._max_texts or self.tokens >= self.max_tokens
 
     def estimate_wait_seconds(self) -> float:
-        """Return the seconds until everything that waits now is computed, by the cost of the largest shape."""
+        """Return the estimated seconds until all tokens that wait now are computed, in full batches of the largest shape."""
         largest = max(self.costs)
         return self.tokens / largest.slots * self.costs[largest]
 
     def add(self, request: PendingRequest) -> bool:
-        """Add a request, and return True. Return False if it would exceed the limit of texts or of tokens."""
+        """Add a request and return True, or return False if it would exceed the limit for texts or tokens."""
         texts, tokens = len(request.waiting), request.waiting_tokens
         with self._changed:
             if self.texts + texts > self._max_texts or self.tokens + tokens > self.max_tokens:
@@ -129,7 +140,7 @@ class Queue:
         return True
 
     def remove(self, request: PendingRequest) -> bool:
-        """Remove the texts of a request that still wait, and return whether there were any."""
+        """Remove the texts of a request that still wait, and return whether it had any."""
         with self._changed:
             if request not in self._small and request not in self._bulks:
                 return False
@@ -142,13 +153,13 @@ class Queue:
         return True
 
     def close(self) -> None:
-        """Make `take` return None from now on."""
+        """Close the queue, so that `take` returns None from now on."""
         with self._changed:
             self._is_closed = True
             self._changed.notify()
 
     def take(self) -> Batch | None:
-        """Wait for the next batch, and return it. Return None once the queue is closed."""
+        """Wait for the next batch and return it, or return None if the queue is closed."""
         with self._changed:
             while not self._is_closed:
                 seconds = self.seconds_before_batch()
@@ -158,7 +169,7 @@ class Queue:
         return None
 
     def seconds_before_batch(self) -> float | None:
-        """Return for how many seconds a free device should wait for further requests; None if nothing waits."""
+        """Return how many seconds a free device should wait for further requests, or None if no text waits."""
         if not self.texts:
             return None
         if self._bulks:
@@ -170,7 +181,7 @@ class Queue:
         return max(0.0, self._forecast.wait_until(self.tokens, self.count_arriving(), self.costs) - now)
 
     def take_batch(self) -> Batch:
-        """Return the next batch of the texts that wait; there must be one."""
+        """Remove the texts of the next batch from the queue, and return the batch. At least one text must wait."""
         self._has_window = False
         if not self._bulks:
             self._lead_seconds = 0.0
@@ -182,18 +193,20 @@ class Queue:
         return batch
 
     def take_between_layers(self, batch: Batch) -> Batch | None:
-        """Return a batch of small requests to compute between two layers of `batch`, or None to go on with `batch`."""
+        """Return a batch of small requests to compute between two layers of `batch`, or None to continue with `batch`."""
         if not batch.is_bulk or not self._small:
             return None
         with self._changed:
             return self._take_small() if self._small and self._lead_seconds <= 0.0 else None
 
     def _take_small(self) -> Batch:
+        """Take a batch of small requests, and add its time to the lead of small requests over bulks."""
         batch = self._take_from(self._small)
         self._lead_seconds += self.costs[batch.shape]
         return batch
 
     def _take_from(self, requests: dict[PendingRequest, None]) -> Batch:
+        """Take a batch of texts of these requests, which must all be of the same kind."""
         offered, tokens, largest = list[tuple[PendingRequest, int]](), 0, max(self.costs)
         for request, number in _turns(requests):
             offered.append((request, number))
@@ -215,7 +228,7 @@ class Queue:
 
 
 def _turns(requests: Iterable[PendingRequest]) -> Iterator[tuple[PendingRequest, int]]:
-    """Yield waiting texts as requests and numbers: one text of each request, then another one of each, and so on."""
+    """Yield waiting texts, each as (request, number of the sequence): first one text of each request, then the next, etc."""
     turns = [(request, iter(request.waiting)) for request in requests]
     while turns:
         remaining = []
@@ -228,6 +241,6 @@ def _turns(requests: Iterable[PendingRequest]) -> Iterator[tuple[PendingRequest,
 
 
 def join_batch(batch: Batch) -> Sequences:
-    """Return the sequences of a batch as one value, in the order of its rows."""
+    """Return the sequences of all texts of a batch, in the order of its rows."""
     parts = [(request.sequences, request.token_slice(number)) for request, number in batch.texts()]
     return separate_sequences([of.input_ids[part] for of, part in parts], [of.segment_ids[part] for of, part in parts])

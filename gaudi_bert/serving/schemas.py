@@ -1,6 +1,7 @@
-"""What clients send, as text-embeddings-inference, OpenAI, Jina and Cohere define it, and refusals in their forms.
+"""The request types of text-embeddings-inference, OpenAI, Jina and Cohere, and errors in their formats.
 
-The types of texts describe them in `/docs`; `bodies.py` reads them by their `Shape`. Pydantic validates all other fields.
+The types describe the requests in `/docs`. Fields that contain texts are read and checked in `bodies.py` according to their
+`Shape`, and pydantic skips them. Pydantic validates all other fields.
 """
 
 from __future__ import annotations
@@ -11,13 +12,13 @@ from pydantic import BaseModel, ConfigDict, Field, SkipValidation, StrictBool, S
 
 
 class Shape(NamedTuple):
-    """The forms in which a field may hold texts.
+    """The forms in which a field may contain texts.
 
     Attributes:
-        described: the forms in words, for errors.
-        items: the kinds of list elements: "text", "ids", "texts" (a list of one or two), "document" (an object with `text`).
-            A list of integers is one text as token ids if "ids" is among them.
-        is_alone: whether one text may stand there without a list.
+        described: A description of the forms, for error messages.
+        items: The allowed kinds of list elements: "text", "ids" (a list of token ids), "texts" (a list of one or two texts)
+            and "document" (an object with the key `text`). If "ids" is allowed, a list of integers counts as one text.
+        is_alone: Whether a single text is allowed without a list.
     """
 
     described: str
@@ -31,13 +32,13 @@ _Query = Annotated[SkipValidation[str], Shape("a text", is_alone=True)]
 
 
 class Asked(BaseModel):
-    """A request; unknown keys are ignored, as other servers do."""
+    """The base class of all requests. Unknown keys are ignored, as in other servers."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
 
 class Cut(Asked):
-    """Handling of texts that are too long."""
+    """The base class of requests that say how to handle texts that are too long."""
 
     truncate: StrictBool | None = Field(None, description="cut them; by default they are refused, unless --auto-truncate")
     truncation_direction: Literal["left", "right", "Left", "Right"] | None = Field(
@@ -108,14 +109,21 @@ class RerankDocuments(Cut):
 
 
 class RefusedError(Exception):
-    """A request that is not answered; `kind` is what text-embeddings-inference calls the error."""
+    """An error that rejects a request.
+
+    Attributes:
+        status: The HTTP status.
+        kind: The type of the error, with the names of text-embeddings-inference.
+        message: The message for the client.
+        retry_after: The seconds after which the client may try again, or None.
+    """
 
     def __init__(self, status: int, kind: str, message: str, retry_after: int | None = None) -> None:
         super().__init__(message)
         self.status, self.kind, self.message, self.retry_after = status, kind, message, retry_after
 
     def content(self, path: str) -> dict[str, Any]:
-        """The body, in the form of the interface that the path is of."""
+        """Return the JSON content of the response, in the format of the interface that the path belongs to."""
         if path.startswith(("/v1/", "/v2/")):
             kind = "invalid_request_error" if self.status < 500 and self.status != 429 else self.kind
             error = {"message": self.message, "type": kind, "param": None, "code": self.kind}

@@ -1,7 +1,8 @@
-"""The process: its socket, its signals, and how it ends.
+"""Run the server process of `gaudi-bert serve`: its socket, its connections, its signals, its log, and its end.
 
-It listens while the model is being opened, and answers 503. On SIGTERM it accepts no more, answers what it has accepted
-within the grace period, and ends with code 0; where the device is lost, with 1.
+The server listens while the model is being opened, and answers 503 meanwhile. On SIGTERM or Ctrl-C it accepts no more
+requests, answers the accepted requests within the grace period, and ends with exit code 0. If the device is lost, it ends
+with exit code 1. The routes are in `app.py`.
 """
 
 from __future__ import annotations
@@ -37,47 +38,52 @@ from gaudi_bert.serving.model import ServedModel, open_served_model
 from gaudi_bert.serving.service import Service
 from gaudi_bert.serving.settings import ServeSettings
 
-# Slots: shorter rows leave more of them empty, longer ones cost more attention, on a CPU most.
+# The numbers of slots of the shortest and the usual longest row, and of a full batch, for each device. In shorter rows more
+# slots stay empty, and in longer rows attention costs more, above all on a CPU.
 _SHORTEST_ROW = {"cpu": 16, "cuda": 32, "hpu": 32}
 _USUAL_ROW = {"cpu": 256, "cuda": 512, "hpu": 512}
 _BATCH_SLOTS = {"cpu": 2048, "cuda": 16384, "hpu": 16384}
 _MOST_HEADER_BYTES, _PARSED_BYTES = 1 << 16, 1 << 12
-_ASK_SECONDS, _TCP_CLOSE = 0.2, 7  # the state of a connection in TCP_INFO after a reset
+_ASK_SECONDS, _TCP_CLOSE = 0.2, 7  # TCP_INFO reports state 7 for a connection after a reset
 _STANDARD_ERROR, _MOST_LOG_TEXTS = 2, 1000
-_SWITCH_SECONDS = 0.0005  # that the device's thread waits at most while requests are read or refused
+_SWITCH_SECONDS = 0.0005  # the device thread waits at most this long for the thread that reads and rejects requests
 _POLL_SECONDS, _JOIN_SECONDS = 0.05, 10.0
 
 
 class _Server(uvicorn.Server):
-    """A server whose signals are those of `serve`."""
+    """A uvicorn server that handles no signals, because `serve` handles them."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leave signals alone."""
+        """Do not install any signal handlers."""
         yield
 
 
 class _Connection(HttpToolsProtocol):
-    """A connection of HTTP/1.1.
+    """An HTTP/1.1 connection with stricter limits than that of uvicorn.
 
-    It is closed if a request's headers do not come, or come too slowly, or are too long. Pipelined requests are parsed
-    only a few at a time. A client that closes its own side after a complete request still gets its answer.
+    The connection is closed if the headers of a request do not arrive in time or are too long. Pipelined requests are parsed
+    only a few at a time. A client that closes its own side of the connection after a complete request still gets its answer.
     """
 
     _reads_headers, _header_bytes, _unread, _is_half_closed = True, 0, b"", False
 
     def connection_made(self, transport: asyncio.Transport) -> None:
-        """Begin to wait for a request."""
+        """Start the timer within which the headers of the first request must arrive."""
         super().connection_made(transport)
         self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
 
     def data_received(self, data: bytes) -> None:
-        """Parse what has come, unless answers of requests before it are still due."""
+        """Parse new data, or keep them for later if earlier requests are not yet answered."""
         self._unread += data
         self._parse()
 
     def _parse(self) -> None:
-        """Parse a little at a time, and wait for the rest of a request's headers no longer than for all of them."""
+        """Parse the unread data in small parts until a pipelined request waits, and then stop reading from the socket.
+
+        uvicorn stops the timer for headers as soon as any data arrive. This method keeps the timer until the headers are
+        complete, so that a client cannot hold the connection by sending headers slowly.
+        """
         timer, self.timeout_keep_alive_task = self.timeout_keep_alive_task, None
         at = 0
         while at < len(self._unread) and not self.pipeline and not self.transport.is_closing():
@@ -96,17 +102,17 @@ class _Connection(HttpToolsProtocol):
             self.timeout_keep_alive_task = timer
 
     def on_message_begin(self) -> None:
-        """Count the bytes of headers."""
+        """Begin to count the bytes of the headers."""
         super().on_message_begin()
         self._reads_headers, self._header_bytes = True, 0
 
     def on_headers_complete(self) -> None:
-        """Answer the request, while its body comes."""
+        """Start the route of the request, which reads the body, and stop counting the bytes of the headers."""
         super().on_headers_complete()
         self._reads_headers = False
 
     def on_response_complete(self) -> None:
-        """Continue with the next request."""
+        """Continue with the next request, or close the connection if the client has closed its side."""
         super().on_response_complete()
         if self._unread and not self.transport.is_closing():
             self._parse()
@@ -114,20 +120,30 @@ class _Connection(HttpToolsProtocol):
             self.transport.close()
 
     def _unsupported_upgrade_warning(self) -> None:
-        """Answer a request that asks for another protocol as if it did not, and close the connection, without a log line."""
+        """Ignore the wish of a request for another protocol, and close the connection after the answer.
+
+        uvicorn would write a line to the log for each such request.
+        """
         self._unread = b""
         if self.cycle is not None:
             self.cycle.keep_alive = False
 
     def eof_received(self) -> bool:
-        """Keep the connection if an answer is due, because the client may have closed only its own side."""
+        """Return True, which keeps the connection open, if a complete request is not yet answered.
+
+        The client may have closed only its own side, and still wait for the answer.
+        """
         self._is_half_closed = self.cycle is not None and not self.cycle.response_complete and not self.cycle.more_body
         if self._is_half_closed:
             self.loop.call_later(_ASK_SECONDS, self._ask_whether_gone, True)
         return self._is_half_closed
 
     def _ask_whether_gone(self, is_first: bool) -> None:
-        """Close the connection if the client has closed both sides, which its machine says only when something is sent."""
+        """Close the connection if the client has closed both sides of it, and otherwise check again later.
+
+        The client's machine reports this by a reset, but only after it receives data. Therefore the first call sends an
+        interim response if this is possible.
+        """
         if self.transport.is_closing() or self.cycle.response_complete:
             return
         connected = self.transport.get_extra_info("socket")
@@ -135,14 +151,14 @@ class _Connection(HttpToolsProtocol):
             self.transport.abort()
             return
         if is_first and not self.pipeline and not self.cycle.response_started and self.scope["http_version"] == "1.1":
-            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")  # every client has to skip it
+            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")  # clients must ignore an interim response
         self.loop.call_later(_ASK_SECONDS, self._ask_whether_gone, False)
 
 
 class _Log(io.TextIOBase):
-    """A stream whose lines a thread writes to standard error, so that nothing waits if nobody reads them.
+    """A text stream that a thread writes to standard error, so that the server does not block if nobody reads its log.
 
-    Lines are lost if too many wait, or if they cannot be written.
+    Lines are lost if too many are waiting, or if they cannot be written.
     """
 
     def __init__(self) -> None:
@@ -151,12 +167,13 @@ class _Log(io.TextIOBase):
         threading.Thread(target=self._write_texts, name="log", daemon=True).start()
 
     def write(self, text: str) -> int:
-        """Have a text written."""
+        """Pass a text to the thread, without waiting until it is written."""
         with contextlib.suppress(queue.Full):
             self._texts.put_nowait(text)
         return len(text)
 
     def _write_texts(self) -> None:
+        """Write all texts to standard error, in the thread."""
         while True:
             with contextlib.suppress(OSError):
                 os.write(_STANDARD_ERROR, self._texts.get().encode("utf-8", "replace"))
@@ -165,9 +182,13 @@ class _Log(io.TextIOBase):
 def serve(path: Path, settings: ServeSettings) -> None:
     """Serve the model of a folder until SIGTERM or Ctrl-C.
 
+    Args:
+        path: The model folder, or its URL.
+        settings: The settings of the server.
+
     Raises:
-        InputError: the folder, the key or the port cannot be used.
-        FailedError: the device is lost.
+        InputError: The model, the file with the key, or the address cannot be used.
+        FailedError: The device is lost.
     """
     api_key = None if settings.api_key_file is None else _read_key(settings.api_key_file)
 
@@ -175,6 +196,7 @@ def serve(path: Path, settings: ServeSettings) -> None:
     logging.basicConfig(stream=log, format="%(levelname)s: %(message)s")
 
     async def until_signal(listener: socket.socket) -> None:
+        """Answer requests until SIGTERM or Ctrl-C."""
         stop = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -193,7 +215,20 @@ async def answer_until(
     api_key: str | None,
     reporter: Reporter,
 ) -> None:
-    """Open the model and answer requests until `stop` is set; then answer what was accepted."""
+    """Open the model, answer requests until `stop` is set, and then answer the requests that were accepted before.
+
+    Args:
+        stop: The event that stops the server.
+        listener: The listening socket.
+        path: The model folder, or its URL.
+        settings: The settings of the server.
+        api_key: The key that clients must send, or None.
+        reporter: Shows that the server is ready.
+
+    Raises:
+        InputError: The model cannot be opened.
+        FailedError: The device is lost.
+    """
     service = Service(lambda: opened(path, settings), settings, settings.model_id or path.resolve().name)
     config = uvicorn.Config(
         make_app(service, api_key),
@@ -201,7 +236,7 @@ async def answer_until(
         ws="none",
         lifespan="off",
         log_config=None,
-        log_level="error",  # not for each request that is not HTTP
+        log_level="error",  # because uvicorn logs a warning for each request that is not HTTP
         access_log=False,
         server_header=False,
         timeout_keep_alive=max(1, round(settings.request_seconds)),
@@ -232,7 +267,16 @@ async def answer_until(
 
 
 def opened(path: Path, settings: ServeSettings) -> tuple[ServedModel, dict[Shape, float]]:
-    """Open a model, compute each shape of its ladder, and return what each costs."""
+    """Open a model, measure each shape of its ladder, and return the model and the seconds of a batch of each shape.
+
+    Args:
+        path: The model folder, or its URL.
+        settings: The settings of the server.
+
+    Raises:
+        InputError: The model cannot be opened, or the length of the rows does not suit it.
+        FailedError: A shape with one row cannot be computed.
+    """
     with local_copies((path,)) as (copy,):
         model = open_served_model(copy or path, settings)
     positions, device = model.loaded.positions, model.model.device.type
@@ -250,6 +294,7 @@ def opened(path: Path, settings: ServeSettings) -> tuple[ServedModel, dict[Shape
 
 
 def _described(service: Service, listener: socket.socket, seconds: float) -> str:
+    """Return the line that says what is served at which address."""
     host, port = listener.getsockname()[:2]
     shapes, model = list(service.costs), service.model
     kind = "" if model is None else f"{model.kind}, texts of up to {model.longest} tokens, {model.model.device.type}, "
@@ -259,7 +304,11 @@ def _described(service: Service, listener: socket.socket, seconds: float) -> str
 
 
 def open_listener(settings: ServeSettings) -> socket.socket:
-    """Listen at the address of the settings."""
+    """Return a socket that listens at the address in the settings.
+
+    Raises:
+        InputError: The address cannot be used.
+    """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind, protocol)
@@ -272,6 +321,11 @@ def open_listener(settings: ServeSettings) -> socket.socket:
 
 
 def _read_key(file: Path) -> str:
+    """Return the API key in a file.
+
+    Raises:
+        InputError: Every user can read the file, it cannot be read, or it does not contain exactly one word of ASCII.
+    """
     try:
         if stat.S_IMODE(file.stat().st_mode) & stat.S_IROTH:
             raise InputError(f"--api-key-file {file}: everybody may read it; run: chmod 600 {file}")

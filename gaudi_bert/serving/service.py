@@ -1,4 +1,9 @@
-"""What stands between the routes and the device: state, tokenizing, waiting, and what happens to those that wait."""
+"""The service between the HTTP routes and the device thread.
+
+A route reads the body of a request, counts the request as accepted with a `Ticket`, has its texts tokenized, and waits until
+the device has computed them. The service limits how much memory and time the waiting requests use, and rejects requests
+beyond these limits. If the device is lost or the server stops, all waiting requests fail.
+"""
 
 from __future__ import annotations
 
@@ -25,19 +30,24 @@ from gaudi_bert.serving.schemas import RefusedError
 from gaudi_bert.serving.settings import ServeSettings
 from gaudi_bert.serving.turns import Requester, Turns
 
-_TEXTS_OF_TURN, _CHARACTERS_OF_TURN = 64, 1 << 14  # that are tokenized before another request has its turn
-_BODIES_AT_ONCE = 16  # of the largest size, from their first byte until their request is answered
-_SMALL_BYTES, _SMALL_TEXTS = 1 << 16, 32  # of a request that is read and answered on the event loop
-_LONGEST_BATCH_SECONDS = 60.0  # and 20 times as long as measured: then the device is treated as dead
+# The maximum number of texts and characters that are tokenized for a request before it is the turn of another request.
+_TEXTS_OF_TURN, _CHARACTERS_OF_TURN = 64, 1 << 14
+# All bodies together may have as many bytes as this many bodies of the maximum size. A body counts from its first byte until
+# its request is answered.
+_BODIES_AT_ONCE = 16
+# Requests up to these sizes are read and answered on the event loop, and larger ones on other threads.
+_SMALL_BYTES, _SMALL_TEXTS = 1 << 16, 32
+# If a batch takes longer than this plus 20 times the measured time of the largest shape, the device counts as stuck.
+_LONGEST_BATCH_SECONDS = 60.0
 
 
 class Ticket(Requester):
     """One accepted request.
 
     Attributes:
-        size: bytes of its body.
-        texts: the number of its texts, once they are known.
-        is_arriving: whether it has no texts in the queue yet.
+        size: The number of bytes of its body.
+        texts: The number of its texts, or 0 while it is not known.
+        is_arriving: Whether the request has no texts in the queue yet.
     """
 
     def __init__(self, deadline: float, size: int) -> None:
@@ -46,20 +56,28 @@ class Ticket(Requester):
 
     @property
     def is_small(self) -> bool:
-        """Whether the request is read and answered within a few milliseconds."""
+        """Whether the request is so small that reading and answering it takes only a few milliseconds."""
         return self.size <= _SMALL_BYTES and self.texts <= _SMALL_TEXTS
 
 
 class Service:
-    """A model that is being opened, answers, or stops.
+    """A served model, with its queue and its device thread. Methods must be called on the event loop.
+
+    Args:
+        open_model: Opens the model and measures its shapes. Called in the device thread.
+        settings: The settings of the server.
+        model_id: The name of the model for clients.
 
     Attributes:
-        model: None while it is being opened.
-        costs: seconds of a batch of each shape.
-        stopping: whether no more requests are accepted.
-        requests: the number of requests whose answers are not yet with the transport.
-        arriving: the number of requests that are read completely and have no texts in the queue yet, because they are being
-            parsed or tokenized. The device's thread may read it too.
+        model: The model, or None while it is being opened.
+        costs: The seconds of a batch of each shape.
+        stopping: Whether the server stops, so that no more requests are accepted.
+        requests: The number of requests whose answers were not yet passed to the transport.
+        arriving: The number of requests that were read completely but have no texts in the queue yet, because they are being
+            parsed or tokenized. The device thread may read this number.
+        ready: Set when the model is open.
+        ended: Set when the device thread has ended.
+        reason: The error that ended the device thread, or None.
     """
 
     def __init__(
@@ -85,36 +103,41 @@ class Service:
             ended=lambda reason: self._call(self._end, reason),
         )
 
-    # --- what the device's thread reports
+    # --- callbacks of the device thread
 
     def _call(self, function: Callable[..., None], *arguments: object) -> None:
+        """Call a function on the event loop. This method may be called on any thread."""
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(function, *arguments)
 
     def _set_ready(self, model: ServedModel, costs: dict[Shape, float]) -> None:
+        """Store the model, and begin to accept requests."""
         self.model, self.costs, self.queue.costs = model, costs, costs
         self._bound_queue()
         self.ready.set()
 
     def _bound_queue(self) -> None:
-        """Let as many tokens wait as the device computes while they may."""
+        """Set the maximum number of waiting tokens to what the device can compute within `queue_seconds`."""
         largest = max(self.costs)
         computed = int(largest.slots / self.costs[largest] * self.settings.queue_seconds)
         self.queue.max_tokens = self.settings.queue_tokens or max(2 * largest.slots, computed)
 
     def _count(self, batch: Batch, seconds: float) -> None:
+        """Count a batch that was computed, and correct the costs of its shape and of smaller shapes if it was faster."""
         self.metrics.batch(batch.shape, sum(map(len, batch.rows)), batch.tokens, seconds)
-        if seconds < self.costs[batch.shape]:  # what was measured at the start was disturbed
+        if seconds < self.costs[batch.shape]:  # the measurement at the start was disturbed
             self.costs.update({shape: min(cost, seconds) for shape, cost in self.costs.items() if shape <= batch.shape})
             self._bound_queue()
 
     def _end(self, reason: Exception | None) -> None:
+        """Let all waiting requests fail, because the device thread has ended."""
         self.reason, self.stopping = reason, True
         for pending in list(self._waiting):
             self._settle(pending, reason or RefusedError(503, "unhealthy", "the server is stopping"))
         self.ended.set()
 
     def _settle(self, pending: PendingRequest, error: Exception | None) -> None:
+        """Wake the route that waits for a request, with the error if the request failed."""
         future = self._waiting.pop(pending, None)
         if future is None or future.done():
             return
@@ -123,18 +146,22 @@ class Service:
         else:
             future.set_exception(error)
 
-    # --- what routes ask
+    # --- methods for the routes
 
     @property
     def is_healthy(self) -> bool:
-        """Whether requests are answered: the shapes are computed, the device is not stuck, and nothing stops."""
+        """Whether requests are answered: the model is open, the server does not stop, and the device is not stuck."""
         busy_since = self.device.busy_since
         longest = _LONGEST_BATCH_SECONDS + 20 * max(self.costs.values(), default=0.0)
         is_stuck = busy_since is not None and time.monotonic() - busy_since > longest
         return self.model is not None and not self.stopping and not is_stuck
 
     def require_open(self) -> ServedModel:
-        """Return the model; a refusal while it is being opened, while the server stops, or where too much waits."""
+        """Return the model, if the service accepts requests now.
+
+        Raises:
+            RefusedError: The model is still being opened, the server stops, or the queue is full.
+        """
         if self.model is None or self.stopping:
             raise RefusedError(
                 503, "unhealthy", "the server is stopping" if self.stopping else "the model is being opened", 1
@@ -144,15 +171,18 @@ class Service:
         return self.model
 
     def _full(self) -> RefusedError:
+        """Return the error for a request for which there is no room, with the seconds after which to try again."""
         seconds = max(1, math.ceil(min(self.queue.estimate_wait_seconds(), self.settings.queue_seconds)))
         return RefusedError(429, "overloaded", "too much waits to be computed; send it again later", seconds)
 
     async def body(self, http: Request) -> bytes:
-        """Read the body of a request, of bounded size and in bounded time. Then `ticket` counts its bytes.
+        """Read the body of a request, with limits on its size and on the time that it takes.
+
+        The caller must then call `ticket`, which counts the bytes of the body until the request is answered.
 
         Raises:
-            RefusedError: the body is too large or too slow, or too many others are in work.
-            ClientDisconnect: the client went away.
+            RefusedError: The body is too large or takes too long, or the bodies of all requests together are too large.
+            ClientDisconnect: The client has closed the connection.
         """
         try:
             return await asyncio.wait_for(self._read(http), self.settings.request_seconds)
@@ -160,6 +190,7 @@ class Service:
             raise RefusedError(408, "validation", f"the body took longer than {self.settings.request_seconds:g} s") from None
 
     async def _read(self, http: Request) -> bytes:
+        """Read the body of a request, with limits on its size. Its bytes count only while it is being read."""
         most, body = self.settings.request_bytes, bytearray()
         stated = http.headers.get("content-length", "")
         if stated.isdigit() and int(stated) > most:
@@ -178,7 +209,11 @@ class Service:
 
     @contextmanager
     def ticket(self, size: int) -> Iterator[Ticket]:
-        """Count a request as accepted, and the bytes of its body, until it is answered."""
+        """Count a request and the bytes of its body for the duration of the block, in which it is answered.
+
+        Args:
+            size: The number of bytes of the body.
+        """
         ticket = Ticket(time.monotonic() + self.settings.queue_seconds, size)
         self._body_bytes += size
         self.arriving += 1
@@ -189,14 +224,19 @@ class Service:
             self._arrived(ticket)
 
     def _arrived(self, ticket: Ticket) -> None:
+        """Note that a request is no longer arriving, because its texts are in the queue or it has ended."""
         self.arriving -= ticket.is_arriving
         ticket.is_arriving = False
 
     async def while_connected(self, http: Request, answer: Coroutine[Any, Any, bytes]) -> bytes:
-        """Return what `answer` returns, and cancel it if the client goes away.
+        """Run a coroutine and return its result, or cancel it if the client closes the connection.
+
+        Args:
+            http: The request.
+            answer: Computes the answer.
 
         Raises:
-            ClientDisconnect: the client went away.
+            ClientDisconnect: The client has closed the connection.
         """
         answering, gone = asyncio.ensure_future(answer), asyncio.ensure_future(_gone(http))
         try:
@@ -207,7 +247,9 @@ class Service:
         finally:
             gone.cancel()
             answering.cancel()
-            del answering  # its exception refers to this frame, and both would keep the request in memory
+            # The exception of this task refers to this frame, and the frame to the task. This reference cycle would keep the
+            # request in memory, so break it.
+            del answering
 
     async def tokenized(
         self,
@@ -217,17 +259,18 @@ class Service:
         lengths: Sequence[int],
         truncate: bool | None,
     ) -> Sequences:
-        """Tokenize the texts of a request, some at a time, so that others are tokenized in between.
+        """Tokenize the texts of a request in several turns, so that other requests are tokenized in between.
 
         Args:
-            ticket: the request.
-            texts: at least one of what `tokenize` takes.
-            tokenize: returns the sequences of some of them.
-            lengths: of each text, the characters that are tokenized.
-            truncate: whether texts that are too long are cut; None for the server's setting.
+            ticket: The request.
+            texts: At least one text, in a form that `tokenize` accepts.
+            tokenize: Returns the sequences of some of the texts.
+            lengths: The number of characters of each text that are tokenized.
+            truncate: Whether to truncate texts that are too long. None means the setting of the server.
 
         Raises:
-            RefusedError: they are too long, have too many tokens, cannot be given to the model, or wait for too long.
+            RefusedError: A text is too long, the texts have too many tokens, the model does not accept a text, or the
+                request waited for too long.
         """
         begun, parts, tokens, ticket.texts = time.monotonic(), [], 0, len(texts)
         portions = _portions(lengths)
@@ -249,9 +292,14 @@ class Service:
 
     @contextmanager
     def _counted_characters(self, characters: int) -> Iterator[None]:
-        """Let the characters of a request wait for the tokenizer, if that can read them within `queue_seconds`.
+        """Count the characters of a request, which wait for the tokenizer, for the duration of the block.
 
-        As many again are kept free for requests of a single turn.
+        Args:
+            characters: The number of characters that are tokenized for the request.
+
+        Raises:
+            RefusedError: The tokenizer needs longer than `queue_seconds` for all waiting characters. For a request that
+                takes a single turn, the limit is twice as high, so that large requests cannot keep small ones out.
         """
         most = self._turns.rate * self.settings.queue_seconds * (1 if characters > _CHARACTERS_OF_TURN else 2)
         if self._characters and self._characters + characters > most:
@@ -263,7 +311,17 @@ class Service:
             self._characters -= characters
 
     async def aside(self, ticket: Ticket, characters: int, function: Callable[..., Any], *arguments: object) -> Any:
-        """Call what needs the tokenizer where texts are tokenized, when it is the request's turn."""
+        """Call a function on the tokenizer thread, when it is the turn of the request, and return its result.
+
+        Args:
+            ticket: The request.
+            characters: The number of characters that the function handles.
+            function: The function.
+            *arguments: The arguments of the function.
+
+        Raises:
+            RefusedError: The function rejected its input, or the request waited for too long.
+        """
         try:
             return await self._turns.call(ticket, characters, function, *arguments)
         except InputError as error:
@@ -273,16 +331,26 @@ class Service:
             raise RefusedError(503, "overloaded", waited, 1) from None
 
     async def computed(self, ticket: Ticket, model: ServedModel, sequences: Sequences) -> PendingRequest:
-        """Have sequences computed, and wait for it.
+        """Put the sequences of a request into the queue, and wait until the device has computed them.
+
+        Args:
+            ticket: The request.
+            model: The model.
+            sequences: The sequences.
+
+        Returns:
+            The request with its outputs.
 
         Raises:
-            RefusedError: the queue is full, they waited for too long, or their batch failed.
+            RefusedError: The queue is full, the request waited for too long, its batch failed, or an output is not finite.
         """
         rows = len(sequences.input_ids) if model.is_per_token else len(sequences)
         outputs = np.zeros((rows, model.width), np.float32)
         pending = PendingRequest(sequences, outputs, lambda *done: self._call(self._settle, *done))
         future = self._loop.create_future()
-        self._arrived(ticket)  # before the device's thread sees the texts, or it would wait for this request itself
+        # The device thread waits for arriving requests. If this request still counted as arriving when its texts are in the
+        # queue, the thread would wait for nothing.
+        self._arrived(ticket)
         if not self.queue.add(pending):
             raise self._full()
         self._waiting[pending] = future
@@ -303,6 +371,7 @@ class Service:
         return pending
 
     def _raise_failure(self, future: asyncio.Future[None], pending: PendingRequest) -> None:
+        """Raise a `RefusedError` if a request has failed or its outputs are not finite."""
         error = future.exception()
         if isinstance(error, RefusedError):
             raise error
@@ -319,7 +388,11 @@ async def _gone(http: Request) -> None:
 
 
 def _portions(lengths: Sequence[int]) -> list[slice]:
-    """Return slices of consecutive texts that are tokenized in one turn, from the characters of each text."""
+    """Divide the texts of a request into turns, and return the slice of texts that are tokenized in each turn.
+
+    Args:
+        lengths: The number of characters of each text that are tokenized.
+    """
     starts, characters = [0], 0
     for number, length in enumerate(lengths):
         if number > starts[-1] and (characters + length > _CHARACTERS_OF_TURN or number - starts[-1] == _TEXTS_OF_TURN):

@@ -1,8 +1,9 @@
-"""Turns of requests on one thread: while it works for one request, others wait for their next turn.
+"""Share one thread fairly among requests, which take turns.
 
-A turn costs the characters that it handles. A clock counts what each waiting request would have received if all had been
-served at once, in equal shares. The turn that would then be over first is the next one, so a query overtakes any number of
-bulks, and bulks are served however many queries come.
+The cost of a turn is the number of characters that it handles. The order of the turns is that of fair queuing: a virtual
+clock counts how much each waiting request would have received if the thread served all of them at the same time, in equal
+shares. The turn that would end first is the next turn. Therefore a short query overtakes any number of large requests, and
+large requests are served no matter how many queries arrive.
 """
 
 from __future__ import annotations
@@ -15,16 +16,16 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-_FIRST_RATE = 1e6  # characters per second, before any is measured
-_LEAST_MEASURED = 1_000  # characters: fewer do not show the rate
+_FIRST_RATE = 1e6  # the assumed characters per second before the first measurement
+_LEAST_MEASURED = 1_000  # turns with fewer characters are too short to measure the rate
 
 
 class Requester:
     """A request that takes turns.
 
     Attributes:
-        deadline: on the monotonic clock, until when it waits.
-        end: when its last turn is over, on the clock of shares.
+        deadline: The time until which the request waits for a turn, in seconds of `time.monotonic`.
+        end: The time at which its last turn ends, on the virtual clock.
     """
 
     def __init__(self, deadline: float) -> None:
@@ -32,10 +33,13 @@ class Requester:
 
 
 class Turns:
-    """A thread, and the requests that wait for it. Its methods are called on the event loop only.
+    """A thread, and the requests that wait for it. Methods must be called on the event loop.
+
+    Args:
+        name: The name of the thread.
 
     Attributes:
-        rate: characters per second of the thread, as measured lately.
+        rate: The recently measured speed of the thread, in characters per second.
     """
 
     def __init__(self, name: str) -> None:
@@ -45,10 +49,16 @@ class Turns:
         self._numbers, self._clock, self._is_taken = itertools.count(), 0.0, False
 
     async def call(self, requester: Requester, cost: int, function: Callable[..., Any], *arguments: object) -> Any:
-        """Call a function on the thread, when it is this request's turn.
+        """Wait for a turn of a request, call a function on the thread, and return its result.
+
+        Args:
+            requester: The request.
+            cost: The number of characters that the function handles.
+            function: The function.
+            *arguments: The arguments of the function.
 
         Raises:
-            TimeoutError: the request's deadline passed before.
+            TimeoutError: The deadline of the request passed before its turn.
         """
         await self._turn(requester, cost)
         begun = time.monotonic()
@@ -60,6 +70,11 @@ class Turns:
             self._next()
 
     async def _turn(self, requester: Requester, cost: int) -> None:
+        """Wait until it is the turn of a request.
+
+        Raises:
+            TimeoutError: The deadline of the request passed before.
+        """
         requester.end = max(self._clock, requester.end) + cost
         loop = asyncio.get_running_loop()
         turn = loop.create_future()
@@ -77,7 +92,7 @@ class Turns:
             timer.cancel()
 
     def _next(self) -> None:
-        """Give the turn to the first request that still waits."""
+        """Give the next turn to the request whose turn would end first, among those that still wait."""
         self._is_taken = False
         while self._waiting and not self._is_taken:
             _, _, cost, turn = heapq.heappop(self._waiting)
@@ -88,5 +103,6 @@ class Turns:
 
 
 def _expire(turn: asyncio.Future[None]) -> None:
+    """Raise a `TimeoutError` in the request that waits for this turn, unless its turn has come."""
     if not turn.done():
         turn.set_exception(TimeoutError())
