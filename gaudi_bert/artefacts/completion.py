@@ -1,8 +1,9 @@
-"""Decides whether a stage has nothing to do, resumes or rejects its folder; and folders that are written in groups.
+"""Decides whether a stage has nothing to do, resumes its work or rejects its output folder, and supports folders of groups.
 
-Every artefact has a settings file: the stage, its settings and the identity of its inputs. It is written before the
-work starts, so half-done work is only ever resumed with its own settings; the artefact's final file is written last, so its
-presence means that the artefact is complete.
+Every artefact has a settings file, which contains the stage, its settings and the identity of its inputs (`Signature`). It
+is written before the work starts, so that unfinished work is only resumed with the same settings. The final file of an
+artefact is written last, so that the artefact is complete if this file exists. `GroupedOutput` writes a folder group by
+group.
 """
 
 from __future__ import annotations
@@ -27,34 +28,46 @@ from gaudi_bert.common.progress import Reporter
 
 @dataclass(frozen=True)
 class Signature:
-    """Everything that an artefact is a function of. All values are JSON; no time, host, user or absolute path."""
+    """Everything on which the content of an artefact depends.
+
+    All values are JSON values. They do not contain a time, a host, a user or an absolute path, so that the same artefact has
+    the same signature everywhere.
+
+    Attributes:
+        stage: The name of the stage.
+        settings: The settings of the stage.
+        inputs: The identities of the inputs, such as checksums.
+    """
 
     stage: str
     settings: Mapping[str, Any]
     inputs: Mapping[str, Any]
 
     def as_json(self) -> dict[str, Any]:
-        """The signature as it is stored (and as it reads back: tuples as lists)."""
+        """Return the signature as it is read back from a JSON file, in which tuples become lists."""
         value = {"stage": self.stage, "settings": dict(self.settings), "inputs": dict(self.inputs)}
         stored: dict[str, Any] = json.loads(json.dumps(value, allow_nan=False))
         return stored
 
     def facts(self) -> dict[str, Any]:
-        """Each setting and each input by its name: what processes that share the work compare."""
+        """Return all settings and inputs in one dictionary. Processes that share the work compare it.
+
+        The settings must be grouped in sections. A setting has the key `section.name`.
+        """
         settings = {f"{section}.{name}": value for section, own in self.settings.items() for name, value in own.items()}
         return {**settings, **self.inputs}
 
     @property
     def sha256(self) -> str:
-        """The identity of all this."""
+        """The SHA-256 of the signature."""
         return json_digest(self.as_json())
 
 
 def read_signature(path: Path) -> Signature:
-    """Return the signature that a settings file states.
+    """Read a settings file, and return the signature that it contains.
 
     Raises:
-        InputError: the file is not a settings file of ours.
+        InputError: The file cannot be read, or is not a settings file of this package.
     """
     try:
         return TypeAdapter(Signature).validate_python(read_json(path))
@@ -65,12 +78,17 @@ def read_signature(path: Path) -> Signature:
 def settings_path(artefact: Path, final: Path | None = None) -> Path:
     """Return the path of an artefact's settings file.
 
-    For a folder it is `settings.json` next to the file `final`, which may be in a folder there. For a single file `x.json`
-    it is `x.settings.json` next to it, and for any other file, such as `x.npy`, it is `x.npy.settings.json`, because files
-    that differ in their ending only are different artefacts.
+    For a folder, it is `settings.json` in the folder of the file `final`. For a single file `x.json`, it is
+    `x.settings.json` next to the file. For any other file, such as `x.npy`, it is `x.npy.settings.json`, because files that
+    differ only in their suffix are different artefacts.
+
+    Args:
+        artefact: The folder or file.
+        final: The file that is written last. For a single file, it is the artefact itself. By default, the artefact is
+            considered a file if it has a suffix and is not a folder, and `final` is in the folder `artefact` otherwise.
 
     Raises:
-        InputError: the artefact is a single file, and its path has no file name.
+        InputError: The artefact is a single file, and its path has no file name.
     """
     if final == artefact or (final is None and artefact.suffix and not artefact.is_dir()):
         check_file_name(artefact)
@@ -79,9 +97,12 @@ def settings_path(artefact: Path, final: Path | None = None) -> Path:
 
 
 def is_finished(artefact: Path, final: Path, signature: Signature) -> bool:
-    """Return whether the finished artefact of this signature is there. Writes nothing, so a read-only folder will do.
+    """Return whether the artefact exists, is complete and has this signature. Nothing is written.
 
-    The arguments are those of `begin_artefact`.
+    Args:
+        artefact: The folder or file.
+        final: The file that is written last. For a single file, it is the artefact itself.
+        signature: The expected signature.
     """
     settings = settings_path(artefact, final)
     fetch(settings, final)
@@ -89,15 +110,23 @@ def is_finished(artefact: Path, final: Path, signature: Signature) -> bool:
 
 
 def begin_artefact(artefact: Path, final: Path, signature: Signature, overwrite: bool = False) -> bool:
-    """Prepare to create `artefact`, whose file `final` is written last (the artefact itself if it is one file).
+    """Prepare to write an artefact, unless it is already complete.
+
+    If there is work to do, the settings file is written. Before that, an artefact with another signature is removed if
+    `overwrite` is set.
+
+    Args:
+        artefact: The folder or file.
+        final: The file that is written last. For a single file, it is the artefact itself.
+        signature: The signature of the artefact.
+        overwrite: Replace an artefact with another signature.
 
     Returns:
-        True if the finished artefact of the same signature is there. False if there is work to do; the settings file is then
-        written, and with `overwrite` the files of another signature are removed.
+        True if the artefact is complete and has this signature. False if there is work to do.
 
     Raises:
-        InputError: the place is not free, as in `check_place`, or an artefact of another signature is there and `overwrite`
-            is False.
+        InputError: The place contains other files (see `check_place`), or an artefact with another signature and `overwrite`
+            is not set.
     """
     if is_finished(artefact, final, signature):
         return True
@@ -118,13 +147,19 @@ def begin_artefact(artefact: Path, final: Path, signature: Signature, overwrite:
 
 
 def check_place(artefact: Path, final: Path, stage: str, overwrite: bool = False) -> None:
-    """Reject a place where `begin_artefact` would meet files that are not of this artefact. Writes and removes nothing.
+    """Check that the place of an artefact contains no files that belong to something else. Nothing is written or removed.
 
-    A command that locks its output calls this before it makes the lock.
+    A command that locks its output calls this function before it creates the lock file.
+
+    Args:
+        artefact: The folder or file.
+        final: The file that is written last. For a single file, it is the artefact itself.
+        stage: The stage that writes the artefact.
+        overwrite: Whether the files of an existing artefact would be removed.
 
     Raises:
-        InputError: there are visible files, but no settings file of a stage that writes this artefact; or `overwrite` is
-            True and there is a file, hidden or not, that the artefact cannot have written.
+        InputError: There are visible files, but no settings file of a stage that writes this artefact. With `overwrite`,
+            also if there is a visible or hidden file that does not belong to the artefact.
     """
     check_file_name(artefact)
     settings, owned = settings_path(artefact, final), OWNED[stage]
@@ -132,7 +167,7 @@ def check_place(artefact: Path, final: Path, stage: str, overwrite: bool = False
     kind = "file" if final == artefact else "folder"
     is_ours = _is_settings_file_of(settings, owned.stages)
     if is_ours and not overwrite and artefact.is_dir() and final != artefact:
-        return  # resumed, or rejected because of a setting: no reason to list the folder
+        return  # listing the folder may be slow, and the caller resumes or rejects it by its settings
     own, foreign = _split_own_and_foreign_files(artefact, final, stage)
     if not is_ours:
         there = [*own, *foreign, *([settings] if settings.exists() else [])]
@@ -164,13 +199,18 @@ def remove_artefact(artefact: Path, final: Path, stage: str) -> None:
 
 
 def _remove_empty_folders(folders: Iterable[Path]) -> None:
+    """Remove those of the folders that are empty, sub-folders first. Symbolic links stay."""
     for folder in sorted(folders, reverse=True):
         if folder.is_dir() and not folder.is_symlink() and not any(folder.iterdir()):
             folder.rmdir()
 
 
 def _split_own_and_foreign_files(artefact: Path, final: Path, stage: str) -> tuple[list[Path], list[Path]]:
-    """Return what is in the place of an artefact, without its settings file: files that it can have written, and others."""
+    """List the files in the place of an artefact, without its settings file.
+
+    Returns:
+        (files that can belong to the artefact, all other files).
+    """
     owned, settings = OWNED[stage], settings_path(artefact, final)
     if final == artefact:
         is_file = artefact.is_file() and not artefact.is_symlink()
@@ -191,7 +231,7 @@ def _split_own_and_foreign_files(artefact: Path, final: Path, stage: str) -> tup
 
 
 def _is_settings_file_of(path: Path, stages: Sequence[str]) -> bool:
-    """Return whether `path` is a settings file, and no link, that one of these stages wrote."""
+    """Return whether `path` is a settings file of one of the stages. A symbolic link is not a settings file."""
     if path.is_symlink() or not path.is_file():
         return False
     try:
@@ -201,13 +241,23 @@ def _is_settings_file_of(path: Path, stages: Sequence[str]) -> bool:
 
 
 def _is_hidden(path: Path, artefact: Path, final: Path) -> bool:
-    """Return whether a part of `path`, as seen from the artefact, begins with a dot."""
+    """Return whether a part of `path` below the folder of the artefact (or of its final file) begins with a dot."""
     folder = next((folder for folder in (artefact, final.parent) if path.is_relative_to(folder)), path.parent)
     return any(part.startswith(".") for part in path.relative_to(folder).parts)
 
 
 def first_difference(stored: Any, right: Any, expected: str, path: str = "") -> str | None:
-    """The first key in which two JSON values differ, with both values; `expected` states where the right one comes from."""
+    """Describe the first difference between two JSON values.
+
+    Args:
+        stored: The value that was read from a file.
+        right: The expected value.
+        expected: The origin of the expected value, such as "now", for the text.
+        path: The key of the values, for recursive calls.
+
+    Returns:
+        Text with the key and both values, or None if the values are equal.
+    """
     if isinstance(stored, dict) and isinstance(right, dict):
         pairs = [(f"{path}.{key}", stored.get(key, _ABSENT), right.get(key, _ABSENT)) for key in {**stored, **right}]
     elif isinstance(stored, list) and isinstance(right, list) and len(stored) == len(right):
@@ -225,12 +275,13 @@ _ABSENT = object()
 
 # --- folders that are written in groups
 #
-# A group is a pure function of its inputs and the settings. Its files come first and its summary (a manifest) last; the
-# folder's final file comes after all groups. So a killed run is continued by running it again. A kernel lock keeps two
-# writers of one group apart; in an object store locks do not exist, and they put equal bytes.
+# The files of a group depend only on its inputs and the settings. The summary of a group (such as a manifest) is written
+# after its other files, and the final file of the folder is written after all groups. A killed run is therefore continued by
+# running the same command again. A kernel lock prevents two processes from writing the same group at the same time. Object
+# stores have no locks, but two processes that write the same group there upload the same bytes.
 
 _FETCHED_TOGETHER = 256
-"""Summaries that are on scratch at once."""
+"""The maximum number of summaries that are in scratch at the same time."""
 
 Group = TypeVar("Group")
 Summary = TypeVar("Summary", bound=Artefact)
@@ -238,7 +289,16 @@ Summary = TypeVar("Summary", bound=Artefact)
 
 @dataclass(frozen=True)
 class GroupedOutput(Generic[Group, Summary]):
-    """One such folder, whose file `final` is written last."""
+    """A folder that is written group by group.
+
+    Attributes:
+        folder: The folder.
+        final: The file that is written after all groups.
+        signature: The signature of the folder.
+        summary: The type of the file that is written last in each group.
+        summary_path: Returns the path of a group's summary.
+        reporter: Receives messages.
+    """
 
     folder: Path
     final: Path
@@ -248,7 +308,11 @@ class GroupedOutput(Generic[Group, Summary]):
     reporter: Reporter
 
     def begin(self, overwrite: bool) -> bool:
-        """Make the folder ready; say whether it is finished already, which a read-only folder may be."""
+        """Prepare the folder, and return whether it is already complete. A complete folder may be read-only.
+
+        Raises:
+            InputError: The folder contains other files, or has another signature and `overwrite` is not set.
+        """
         finished = is_finished(self.folder, self.final, self.signature)
         if not finished:
             check_place(self.folder, self.final, self.signature.stage, overwrite)
@@ -260,7 +324,10 @@ class GroupedOutput(Generic[Group, Summary]):
 
     @contextmanager
     def removed_on_bad_input(self) -> Iterator[None]:
-        """Inside the block, bad input leaves nothing half-written: a corrected input has no use for it."""
+        """Remove all files of the folder if the block raises an InputError.
+
+        The input has to be corrected, and unfinished work cannot be resumed with another input.
+        """
         try:
             yield
         except InputError:
@@ -268,7 +335,7 @@ class GroupedOutput(Generic[Group, Summary]):
             raise
 
     def remove_all(self) -> None:
-        """Remove the files of the artefact and their locks; files of others stay, and so does a folder that holds some."""
+        """Remove the files of the artefact, their lock files, and folders that are empty then. Other files stay."""
         remove_artefact(self.folder, self.final, self.signature.stage)
         if is_mirrored(self.folder):
             return
@@ -277,7 +344,7 @@ class GroupedOutput(Generic[Group, Summary]):
         _remove_empty_folders({self.folder, self.final.parent, *(path.parent for path in own)})
 
     def completed(self, groups: Sequence[Group]) -> Iterator[tuple[Group, Summary]]:
-        """Yield those of `groups` that are complete with their summaries; a store's are fetched some at a time."""
+        """Yield (group, summary) for each complete group. Summaries in an object store are downloaded in batches of 256."""
         for start in range(0, len(groups), _FETCHED_TOGETHER):
             some = groups[start : start + _FETCHED_TOGETHER]
             fetch(*map(self.summary_path, some))
@@ -285,7 +352,7 @@ class GroupedOutput(Generic[Group, Summary]):
             release(*map(self.summary_path, some))
 
     def missing(self, groups: Sequence[Group]) -> list[Group]:
-        """Return those of `groups` that are still to be written."""
+        """Return the groups that are not complete yet, and report the number of complete groups."""
         completed = {group for group, _ in self.completed(groups)}
         if completed:
             self.reporter.say(f"{shown_path(self.folder)}: {len(completed)} of {len(groups)} groups are there already")
@@ -293,19 +360,31 @@ class GroupedOutput(Generic[Group, Summary]):
 
     @contextmanager
     def writing(self, group: Group, name: str) -> Iterator[bool]:
-        """Hold the lock of a group; whether it is still to be written: another writer may have ended meanwhile."""
+        """Hold the lock of a group for the duration of the block.
+
+        Args:
+            group: The group.
+            name: The name of the group for messages.
+
+        Yields:
+            Whether the group must still be written. Another process may have completed it before the lock was acquired.
+
+        Raises:
+            FailedError: Another process holds the lock.
+        """
         with exclusive_lock(self.summary_path(group), name):
             yield is_mirrored(self.folder) or self._read(group) is None
 
     def _read(self, group: Group) -> Summary | None:
+        """Return the summary of a group, or None if the group is not complete."""
         summary = self.summary.read_if_present(self.summary_path(group))
         return summary if summary is not None and self.is_complete(summary) else None
 
     def is_complete(self, summary: Summary) -> bool:
-        """Whether a summary is of this output, and what it names is there."""
+        """Return whether a summary belongs to this output and its files exist. Subclasses override it."""
         return True
 
     def write_final(self, content: Artefact) -> None:
-        """Write the final file, under a lock: several may finish at once."""
+        """Write the final file under a lock, because several processes may finish at the same time."""
         with exclusive_lock(self.final, str(self.folder), wait=True):
             content.write(self.final)

@@ -1,10 +1,13 @@
-"""The door to object stores: a local folder that mirrors a URL.
+"""Access to object stores through a local folder that mirrors a URL.
 
-`mirrored(path)` gives a stage the folder to work in: the one it was given, or scratch in front of an object store, where a
-file goes up as soon as it is complete (`common.files` reports it): the file that marks an artefact as finished goes up last,
-as it is written last on a disk. Files that grow go up when a stage calls `publish`; hidden files stay here. The files of an
-earlier run come down when a stage requests them. `local_copies` fetches what libraries read more than once, in any order.
-The functions here take local paths; on a disk they do what is right there, mostly nothing.
+`mirrored(path)` returns the folder in which a stage works. For a local path, it is the path itself. For a URL, it is a new
+scratch folder in front of the object store. A file that a stage completes there is uploaded immediately (`common.files`
+reports it). The file that marks an artefact as finished is written last and therefore also uploaded last. Files that grow
+are uploaded when the stage calls `publish`, and hidden files are never uploaded. Files of an earlier run are downloaded when
+the stage requests them.
+
+`local_copies` downloads complete files or folders, for libraries that read files several times or in any order. All other
+functions take local paths, and have no effect on a path that is not in a mirrored folder, unless their docstrings say more.
 """
 
 from __future__ import annotations
@@ -31,11 +34,15 @@ from gaudi_bert.config.places import StoreSettings
 
 @dataclass(frozen=True)
 class _Mirrored(Mirror):
-    """A mirrored folder.
+    """A local folder with an object store behind it.
 
     Attributes:
-        listed: what the store reported when files were listed; it must still hold when they are fetched.
-        same: size and time of the local files that are as the store has them.
+        folder: The local folder.
+        url: The URL that corresponds to the folder.
+        objects: Access to the store.
+        listed: The size and version of files when they were listed. If they have changed when the file is downloaded, the
+            download fails.
+        same: The size and modification time of local files that are equal to their objects in the store.
     """
 
     folder: Path
@@ -45,68 +52,91 @@ class _Mirrored(Mirror):
     same: dict[Path, tuple[int, int]] = field(default_factory=dict)
 
     def object_url(self, path: Path) -> str:
+        """Return the URL of a local path."""
         return "/".join((self.url, *path.relative_to(self.folder).parts))
 
     def is_visible(self, path: Path) -> bool:
+        """Return whether no part of the path below the folder begins with a dot."""
         return not any(part.startswith(".") for part in path.relative_to(self.folder).parts)
 
     def completed(self, path: Path) -> None:
+        """Upload a file that was completed, unless it is hidden."""
         if self.is_visible(path):
             self.put(path)
 
     def put(self, path: Path) -> None:
+        """Upload a file."""
         state = _state(path)
         self.listed.pop(path, None)
         self.objects.put(path, self.object_url(path))
         self.same[path] = state
 
     def fetch(self, path: Path) -> None:
-        """Fetch what must be there."""
+        """Download a file.
+
+        Raises:
+            InputError: The store does not have the file, or it has changed since it was listed.
+        """
         self.objects.fetch(self.object_url(path), path, self.listed.get(path))
         self.same[path] = _state(path)
 
     def fetch_if_there(self, path: Path) -> None:
+        """Download a file if the store has it."""
         info = self.listed.get(path) or self.objects.info(self.object_url(path))
         if info is not None:
             self.listed[path] = info
             self.fetch(path)
 
     def remove(self, path: Path) -> None:
+        """Remove the object of a local path. The local file stays."""
         self.listed.pop(path, None)
         self.same.pop(path, None)
         self.objects.remove(self.object_url(path))
 
     def each(self, do: Callable[[Path], None], paths: Iterable[Path]) -> None:
+        """Call a function for every path, with as many threads as the settings permit connections."""
         with ThreadPoolExecutor(self.objects.settings.connections) as pool:
             for _ in pool.map(do, paths):
                 pass
 
 
 def _state(path: Path) -> tuple[int, int]:
+    """Return the size and the modification time of a local file, by which changes are detected."""
     status = path.stat()
     return status.st_size, status.st_mtime_ns
 
 
 def _mirrored_folder_of(path: Path) -> _Mirrored | None:
+    """Return the mirrored folder that contains a path, or None."""
     mirror = find_mirror(path)
     return mirror if isinstance(mirror, _Mirrored) else None
 
 
 @contextmanager
 def mirrored(path: Path, store: StoreSettings | None = None) -> Iterator[Path]:
-    """The local folder to work in for the folder `path`: itself; or empty scratch, for a URL, which errors then name."""
+    """Provide a local folder for the duration of the block: `path` itself, or an empty mirrored folder if `path` is a URL.
+
+    Errors that are raised in the block name the URL instead of the mirrored folder.
+
+    Args:
+        path: A local folder or the URL of a folder.
+        store: The settings of the object store, or None for the defaults.
+
+    Yields:
+        The local folder.
+    """
     if not is_in_store(path):
         yield path
         return
     objects, url = Objects(store), store_url(path)
     with _scratch_folder(objects.settings.scratch) as scratch:
-        # A path with an ending is treated as a file, and this is a folder, whatever its name.
+        # A path with a suffix would be treated as a file, so the folder must not have one.
         folder = scratch / Path(url).name.replace(".", "_")
         folder.mkdir()
         with mount_mirror(folder, _Mirrored(folder, url, objects)):
             try:
                 yield folder
-            except GaudiBertError as error:  # which names the local copy of an object
+            except GaudiBertError as error:  # its message may name the local copy of an object
                 message = str(error).replace(str(folder), url)
                 if message == str(error):
                     raise
@@ -114,27 +144,30 @@ def mirrored(path: Path, store: StoreSettings | None = None) -> Iterator[Path]:
 
 
 def is_mirrored(path: Path) -> bool:
-    """Whether `path` is in a mirrored folder."""
+    """Return whether `path` is in a mirrored folder."""
     return _mirrored_folder_of(path) is not None
 
 
 def shown_path(path: Path) -> str:
-    """Return the name of a local path for messages: its URL, where it has one."""
+    """Return the name of a local path for messages: its URL if it is in a mirrored folder, otherwise the path."""
     mirror = _mirrored_folder_of(path)
     return str(path) if mirror is None else mirror.object_url(path)
 
 
 def fetch(*paths: Path) -> None:
-    """Bring down those of `paths` that the store has and that are not here yet."""
+    """Download files of one mirrored folder that the store has and that do not exist locally. Do nothing on a local disk."""
     mirror = _mirrored_folder_of(paths[0]) if paths else None
     if mirror is not None:
         mirror.each(mirror.fetch_if_there, [path for path in paths if not path.exists()])
 
 
 def publish(*paths: Path) -> None:
-    """Put files that grow, and the visible files of folders that hold some, one of `paths` after the other.
+    """Upload files that grow, such as logs. Do nothing on a local disk.
 
-    Files that the store has as they are, because they went up when they were complete, are skipped.
+    Files that have not changed since they were uploaded are skipped, and so are hidden files.
+
+    Args:
+        paths: Files, or folders whose files are uploaded. The paths are uploaded one after the other.
     """
     for path in paths:
         mirror = _mirrored_folder_of(path)
@@ -145,14 +178,14 @@ def publish(*paths: Path) -> None:
 
 
 def release(*paths: Path) -> None:
-    """Remove local copies of files that are in the store and are not read here again."""
+    """Remove the local copies of files in a mirrored folder that will not be read again. Do nothing on a local disk."""
     for path in paths:
         if is_mirrored(path):
             path.unlink(missing_ok=True)
 
 
 def remove(*paths: Path) -> None:
-    """Remove files and folders; of a mirrored folder, also the objects."""
+    """Remove files and folders. In a mirrored folder, also remove their objects from the store."""
     for path in paths:
         mirror = _mirrored_folder_of(path)
         if mirror is not None:
@@ -164,7 +197,11 @@ def remove(*paths: Path) -> None:
 
 
 def names_in(folder: Path) -> list[str]:
-    """List a folder, sorted: names of its files and folders; in a store, of all objects below it, relative to it."""
+    """Return the sorted names in a folder.
+
+    For a local folder, these are its files and sub-folders. For a mirrored folder, these are all objects below it in the
+    store, with names relative to the folder.
+    """
     mirror = _mirrored_folder_of(folder)
     if mirror is None:
         return sorted(path.name for path in folder.iterdir())
@@ -172,7 +209,10 @@ def names_in(folder: Path) -> list[str]:
 
 
 def files_in(folder: Path) -> dict[str, ObjectInfo]:
-    """The visible files in a folder, by name. Those of a store must not change between this and their being fetched."""
+    """Return the visible files directly in a folder, with the size of each.
+
+    Files of a store must not change between this call and their download. Otherwise the download fails.
+    """
     mirror = _mirrored_folder_of(folder)
     if mirror is None:
         visible = (path for path in folder.iterdir() if not path.name.startswith(".") and path.is_file())
@@ -183,14 +223,21 @@ def files_in(folder: Path) -> dict[str, ObjectInfo]:
     return files
 
 
-# --- files fetched in the order in which they are read, the next ones while the present are worked on
+# --- downloading files ahead of a reader that reads them in order
 
 
 @contextmanager
 def read_ahead(batches: Sequence[_Batch], ahead: int = 1) -> Iterator[_ReadAhead]:
-    """Files to be read batch by batch, and once; those of a store are fetched `ahead` batches before their turn.
+    """Download batches of files ahead of their reader, for the duration of the block.
 
-    A batch is one file, or several.
+    Each batch is read once. Local files are used in place.
+
+    Args:
+        batches: The batches in the order in which they are read. A batch is one file or several.
+        ahead: How many batches are downloaded before the reader requests them.
+
+    Yields:
+        An object whose `batch` method makes a batch available.
     """
     listed = [[batch] if isinstance(batch, Path) else batch for batch in batches]
     mirror = next((mirror for batch in listed for path in batch if (mirror := _mirrored_folder_of(path)) is not None), None)
@@ -199,6 +246,7 @@ def read_ahead(batches: Sequence[_Batch], ahead: int = 1) -> Iterator[_ReadAhead
         return
 
     def bring(path: Path) -> None:
+        """Download a file if it is in a mirrored folder."""
         of_path = _mirrored_folder_of(path)
         if of_path is not None:
             of_path.fetch(path)
@@ -214,7 +262,13 @@ _Batch = Path | Sequence[Path]
 
 
 class _ReadAhead:
-    """Batches of files, each of them there while it is used; those of a store are removed here afterwards."""
+    """Batches of files that are downloaded ahead of their reader. The local copies are removed after use.
+
+    Args:
+        batches: The files of each batch.
+        ahead: How many batches are downloaded before the reader requests them.
+        fetch: Starts the download of a file. None if all files are local.
+    """
 
     def __init__(
         self,
@@ -228,7 +282,14 @@ class _ReadAhead:
 
     @contextmanager
     def batch(self, number: int) -> Iterator[None]:
-        """The files of batch `number` are there inside the block; each is requested once, in order or nearly so."""
+        """Make the files of a batch available for the duration of the block.
+
+        Each batch may be requested once. The order should be approximately ascending, because all batches before the
+        requested one are downloaded too.
+
+        Raises:
+            InputError: A file does not exist, or has changed since it was listed.
+        """
         if self._fetch is None:
             yield
             return
@@ -243,20 +304,26 @@ class _ReadAhead:
             release(*self._batches[number])
 
 
-# --- scratch: removed when the command ends; a kernel lock dies with its process, so that the next command also removes what
-# of a killed one
+# --- scratch folders
+#
+# A scratch folder is removed when the command ends. If the command is killed, the next command removes the folder. It
+# detects such a folder by its lock, because a kernel lock ends with its process.
 
 _PREFIX = "gaudi-bert-scratch-"
 
 
 @contextmanager
 def _scratch_folder(parent: str | None) -> Iterator[Path]:
-    """An empty folder below `parent` (None: where the system keeps temporary files)."""
+    """Create an empty, locked folder for the duration of the block.
+
+    Args:
+        parent: The folder in which it is created, or None for the system's folder of temporary files.
+    """
     parent_folder = Path(parent or tempfile.gettempdir())
     with explain_os_errors(parent_folder, "make scratch"):
         parent_folder.mkdir(parents=True, exist_ok=True)
         _remove_stale_scratch(parent_folder)
-        while True:  # another one where somebody removed it before it was locked
+        while True:  # try again if another process removed the folder before it was locked
             folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent_folder)).resolve()
             with suppress(FileNotFoundError):
                 descriptor = os.open(folder, os.O_RDONLY)
@@ -272,12 +339,12 @@ def _scratch_folder(parent: str | None) -> Iterator[Path]:
 
 
 def _remove_stale_scratch(parent: Path) -> None:
-    """Remove the scratch of processes that are gone: nobody holds its lock."""
+    """Remove the scratch folders of processes that no longer exist, which are those without a lock."""
     for folder in parent.glob(f"{_PREFIX}*"):
         try:
             descriptor = os.open(folder, os.O_RDONLY)
         except OSError:
-            continue  # another user's, or another process just removed it
+            continue  # the folder belongs to another user, or another process has just removed it
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(folder, ignore_errors=True)
@@ -287,14 +354,19 @@ def _remove_stale_scratch(parent: Path) -> None:
             os.close(descriptor)
 
 
-# --- local copies of objects, for what is read completely
+# --- local copies of objects that are read completely
 
 _MAGIC = re.compile(r"[*?[]")
 
 
 @contextmanager
 def mirrored_bucket(location: str | Path, store: StoreSettings | None = None) -> Iterator[Path]:
-    """The local path that stands for a URL, of which nothing is there yet; a path of this machine as it is."""
+    """Provide the local path that corresponds to a URL, for the duration of the block. Nothing is downloaded yet.
+
+    Args:
+        location: A URL, or a local path, which is returned unchanged.
+        store: The settings of the object store, or None for the defaults.
+    """
     if not is_in_store(location):
         yield Path(location)
         return
@@ -304,16 +376,23 @@ def mirrored_bucket(location: str | Path, store: StoreSettings | None = None) ->
 
 
 def fetch_below(path: Path) -> None:
-    """Fetch an object, all objects below a prefix, or those that a pattern means."""
+    """Download an object, all objects below a prefix, or all objects that match a pattern.
+
+    Args:
+        path: The local path that corresponds to the object, the prefix or the pattern.
+
+    Raises:
+        InputError: There are no such objects.
+    """
     parts = _bucket_and_key(shown_path(path))[1].split("/")
     first = next((number for number, part in enumerate(parts) if _MAGIC.search(part)), len(parts))
-    # The folder before the first part with a wildcard, and the rest.
+    # Split the path before the first part that has a wildcard.
     folder, pattern = [path, *path.parents][len(parts) - first], "/".join(parts[first:])
     if not pattern:
         fetch(path)
         if path.is_file():
             return
-    matched = pattern.replace("**/", "*")  # what is fetched too much (`*` also passes a slash here) is ignored by the reader
+    matched = pattern.replace("**/", "*")  # `*` also matches a slash here, and the reader ignores files that do not match
     names = [name for name in names_in(folder) if not pattern or fnmatch.fnmatchcase(name, matched)]
     if not names:
         raise InputError(f"{shown_path(path)}: no objects there, or no such bucket; check the URL")
@@ -322,18 +401,35 @@ def fetch_below(path: Path) -> None:
 
 @contextmanager
 def local_copy(location: str | Path, store: StoreSettings | None = None) -> Iterator[Path]:
-    """A file or folder to read: itself, or a copy of the object or of those below a prefix."""
+    """Provide a file or folder to read, for the duration of the block.
+
+    Args:
+        location: A local path, which is used in place, or the URL of an object or a prefix, which is downloaded.
+        store: The settings of the object store, or None for the defaults.
+
+    Yields:
+        The local path.
+    """
     with local_copies([location], store) as (path,):
         yield path or Path(location)
 
 
 @contextmanager
 def local_copies(locations: Sequence[str | Path | None], store: StoreSettings | None = None) -> Iterator[list[Path | None]]:
-    """Copy several as `local_copy` does. What two of them mean has one copy, so that its path is the same."""
+    """Provide several files or folders to read, for the duration of the block, as `local_copy` does for one.
+
+    Args:
+        locations: Local paths and URLs. None stands for a file that is not used. Equal URLs have the same local path.
+        store: The settings of the object store, or None for the defaults.
+
+    Yields:
+        The local path of each location, or None.
+    """
     with ExitStack() as stack:
         buckets: dict[str, Path] = {}
 
         def copy(location: str | Path) -> Path:
+            """Download a location if it is a URL, and return its local path."""
             if not is_in_store(location):
                 return Path(location)
             bucket, key = _bucket_and_key(location)
@@ -346,18 +442,23 @@ def local_copies(locations: Sequence[str | Path | None], store: StoreSettings | 
 
 
 def _bucket_and_key(location: str | Path) -> tuple[str, str]:
+    """Split a URL, and return (the URL of its bucket, the key without a leading slash)."""
     scheme, _, rest = store_url(location).partition("://")
     bucket, _, key = rest.partition("/")
     return f"{scheme}://{bucket}", key
 
 
 def exists(path: Path, store: StoreSettings | None = None) -> bool:
-    """Whether a file is there, on a disk or in a store."""
+    """Return whether a file exists, on the local disk or in an object store."""
     return Objects(store).info(path) is not None if is_in_store(path) else path.exists()
 
 
 def existing_histograms(histogram: Path, store: StoreSettings | None = None) -> list[Path]:
-    """The files of a histogram, on a disk or in a store: the complete one, or all its parts; none where some are missing."""
+    """Return the files of a histogram, on the local disk or in an object store.
+
+    Returns:
+        The histogram file if it exists. Otherwise all of its parts, or an empty list if a part is missing.
+    """
     if exists(histogram, store):
         return [histogram]
     names = (path.name for path in histogram.parent.glob(f"{histogram.stem}-*-of-*.json"))

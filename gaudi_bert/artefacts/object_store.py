@@ -1,8 +1,9 @@
-"""Objects in a store: few verbs, each atomic, tried again with growing pauses.
+"""Objects in a store: a few atomic operations that are retried with growing pauses.
 
-What a server or a network does wrong for a moment (500, 503, a reset, a body cut short, silence) costs a pause and another
-attempt; what will not change (no rights, no such bucket, a full disk) is reported at once. An object that is replaced while
-it is read is refused. Each library of fsspec takes its credentials as its own tools do; nothing of them is in a message.
+Temporary failures of a server or a network (status 500 or 503, a reset connection, a truncated body, a timeout) are retried.
+Permanent failures (missing permissions, no such bucket, a full disk) are reported immediately. Reading an object fails if
+the object is replaced during the read. The fsspec library of each store finds its credentials in the same way as the tools
+of the store, and no message contains credentials.
 """
 
 from __future__ import annotations
@@ -23,13 +24,18 @@ from gaudi_bert.common.files import store_scheme, store_url
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.places import StoreSettings
 
-# --- the libraries that reach the stores: one optional extra each; fsspec finds any other by the scheme of the URL
+# --- the libraries for the stores. The common ones are optional extras of this package, and fsspec finds others by URL
+# scheme.
 
 EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "az": "azure", "abfs": "azure", "abfss": "azure"}
 
 
 def _open_filesystem(scheme: str, settings: StoreSettings) -> Any:
-    """fsspec's file system for URLs of `scheme`, without any cache of listings."""
+    """Return fsspec's file system for URLs with the given scheme. It does not cache listings.
+
+    Raises:
+        InputError: A library is missing or cannot be loaded, or the scheme is unknown.
+    """
     try:
         import fsspec
 
@@ -38,7 +44,7 @@ def _open_filesystem(scheme: str, settings: StoreSettings) -> Any:
         extra = EXTRAS.get(scheme)
         remedy = f"run: {install_command(extra)}" if extra else "install fsspec and the library that it names for them"
         raise InputError(f"{scheme}://: nothing here reads such URLs; {remedy}") from error
-    except OSError as error:  # a library that loads another, as that of hdfs:// loads Java's
+    except OSError as error:  # the library loads a shared library that is missing, as hdfs:// does with Java
         first = shorten(str(error).splitlines()[0], 160)
         raise InputError(f"{scheme}://: {first}; install what reads such URLs, or copy the data elsewhere") from error
     except ValueError as error:
@@ -46,10 +52,11 @@ def _open_filesystem(scheme: str, settings: StoreSettings) -> Any:
 
 
 def _options(scheme: str, settings: StoreSettings) -> dict[str, Any]:
+    """Return the arguments for the file system of a scheme. Only S3 has any."""
     if EXTRAS.get(scheme) != "s3":
         return {}
-    # The service's own checksums are omitted where it does not require them: private stores may not know them, and
-    # every size and CRC-32C is checked by us.
+    # Private stores may not support the checksums of the S3 protocol, so they are only sent if they are required. The sizes
+    # and CRC-32Cs of artefacts are checked by this package.
     config = {
         "connect_timeout": settings.timeout_seconds,
         "read_timeout": settings.timeout_seconds,
@@ -67,7 +74,11 @@ def _options(scheme: str, settings: StoreSettings) -> dict[str, Any]:
 
 
 def _passing_errors(scheme: str) -> tuple[type[Exception], ...]:
-    """The errors after which the same request may succeed: those of the operating system and of the store's library."""
+    """Return the exception classes after which a request may be retried.
+
+    They are errors of the operating system and of the store's library. Some of them are permanent nevertheless, which
+    `_refuse_what_stays` decides.
+    """
     errors: tuple[type[Exception], ...] = (OSError, TimeoutError, EOFError, ValueError)
     if EXTRAS.get(scheme) == "s3":
         from botocore.exceptions import BotoCoreError, ClientError
@@ -93,25 +104,37 @@ def _passing_errors(scheme: str) -> tuple[type[Exception], ...]:
 
 Answer = TypeVar("Answer")
 PART_BYTES = 16 << 20
-"""Larger objects are put in parts of this size, so that no object has to fit into memory."""
+"""Larger objects are uploaded in parts of this size, so that no object has to fit into memory."""
 
 _NO_CREDENTIALS = frozenset(["NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError"])
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 _PATIENCE_SECONDS = 2.0
-"""How long a request is repeated before a line reports it, and between two such lines."""
+"""How long a request is retried before a line reports the failure, and the minimum time between two such lines."""
 _FINAL = (errno.EINVAL, errno.ENOTSUP, errno.ENAMETOOLONG)
 
 
 @dataclass(frozen=True)
 class ObjectInfo:
-    """Size of an object and its version, "" where the store has none."""
+    """The state of an object in a store.
+
+    Attributes:
+        bytes: The size of the object.
+        version: A text that changes with the content, such as its ETag. "" if the store provides none.
+    """
 
     bytes: int
     version: str
 
 
 class Objects:
-    """The objects of all stores, by URL. May be used by several threads."""
+    """Access to the objects of all stores, by URL. Several threads may use the same instance.
+
+    Every operation retries temporary failures, and raises a FailedError if they persist or the permission is missing.
+
+    Args:
+        settings: The settings of the object store, or None for the defaults.
+        sleep: Called with the seconds of each pause. Tests replace it.
+    """
 
     def __init__(self, settings: StoreSettings | None = None, sleep: Callable[[float], None] = time.sleep) -> None:
         self.settings = settings or StoreSettings()
@@ -121,7 +144,7 @@ class Objects:
         self._shown_at = -math.inf
 
     def info(self, url: str | Path) -> ObjectInfo | None:
-        """The object at `url`; None where there is none."""
+        """Return the state of the object at `url`, or None if there is no object."""
         url = store_url(url)
         try:
             entry = self._attempt("look at", url, lambda filesystem: filesystem.info(url))
@@ -130,7 +153,11 @@ class Objects:
         return _info(entry) if entry["type"] == "file" else None
 
     def read(self, url: str | Path) -> bytes:
-        """The content of a small object."""
+        """Return the content of a small object.
+
+        Raises:
+            InputError: There is no such object.
+        """
         url = store_url(url)
         try:
             return bytes(self._attempt("read", url, lambda filesystem: filesystem.cat_file(url)))
@@ -138,7 +165,16 @@ class Objects:
             raise _missing(url) from error
 
     def fetch(self, url: str | Path, path: Path, known: ObjectInfo | None = None) -> None:
-        """Copy an object to the local file `path`, atomically; it must still be as the store reported it (`known`)."""
+        """Download an object to a local file, atomically.
+
+        Args:
+            url: The object.
+            path: The local file. Its folder is created if necessary.
+            known: The expected state of the object, or None for its current state.
+
+        Raises:
+            InputError: There is no such object, or it is not, or does not remain, in the expected state.
+        """
         url = store_url(url)
         before = known or self.info(url)
         if before is None:
@@ -147,7 +183,11 @@ class Objects:
         temporary = path.with_name(f".{path.name}.{threading.get_ident()}.tmp")
         temporary.unlink(missing_ok=True)
 
-        def fetch_whole(filesystem: Any) -> None:  # of which the library may bring the rest of another version after a loss
+        def fetch_whole(filesystem: Any) -> None:
+            """Download the object, and check its version and size.
+
+            After a lost connection, the library may continue with the bytes of another version.
+            """
             filesystem.get_file(url, str(temporary))
             after, size = _info(filesystem.info(url)), temporary.stat().st_size
             if after != before:
@@ -165,27 +205,45 @@ class Objects:
             temporary.unlink(missing_ok=True)
 
     def put(self, path: Path, url: str | Path) -> None:
-        """Copy the local file `path` to the object `url`, atomically."""
+        """Upload a local file to an object, atomically. An existing object is replaced.
+
+        Raises:
+            InputError: There is no such bucket.
+        """
         url = store_url(url)
         is_s3 = EXTRAS.get(store_scheme(url)) == "s3"
         options: dict[str, Any] = {"chunksize": PART_BYTES, "max_concurrency": 1} if is_s3 else {}
         self._make(url, lambda filesystem: filesystem.put_file(str(path), url, **options))
 
     def write(self, url: str | Path, data: bytes) -> None:
-        """Write a small object; an existing one is replaced."""
+        """Write a small object. An existing object is replaced.
+
+        Raises:
+            InputError: There is no such bucket.
+        """
         url = store_url(url)
         self._make(url, lambda filesystem: filesystem.pipe_file(url, data))
 
     def _make(self, url: str, request: Callable[[Any], Answer]) -> Answer:
+        """Perform a request that writes an object, and return its result.
+
+        Raises:
+            InputError: There is no such bucket.
+        """
         try:
             return self._attempt("put", url, request)
         except FileNotFoundError as error:
             raise InputError(f"{url}: cannot put: no such bucket; create it, or check the URL") from error
 
     def list(self, url: str | Path, *, only_here: bool = False) -> dict[str, ObjectInfo]:
-        """All objects below `url`, a bucket or a prefix without a slash at its end, by their names relative to it, sorted.
+        """Return all objects below a URL, sorted by name.
 
-        `only_here` leaves out those whose names have a slash.
+        Args:
+            url: A bucket or a prefix, without a trailing slash.
+            only_here: Omit objects whose names have a slash, which are those in sub-folders.
+
+        Returns:
+            The state of each object by its name relative to the URL. Empty if there are no objects or no such bucket.
         """
         url = store_url(url)
         verb = "ls" if only_here else "find"
@@ -203,7 +261,7 @@ class Objects:
         return {name: infos[name] for name in sorted(infos) if name}
 
     def remove(self, url: str | Path) -> None:
-        """Remove an object, if it is there."""
+        """Remove an object if it exists."""
         url = store_url(url)
         try:
             self._attempt("remove", url, lambda filesystem: filesystem.rm_file(url))
@@ -211,7 +269,18 @@ class Objects:
             return
 
     def _attempt(self, action: str, url: str, request: Callable[[Any], Answer]) -> Answer:
-        """The answer to a request, repeated while a failure may be temporary."""
+        """Perform a request, retry it after temporary failures, and return its result.
+
+        Args:
+            action: What the request does, for messages.
+            url: The object.
+            request: Performs the request with the file system of the store.
+
+        Raises:
+            FileNotFoundError: There is no such object or bucket.
+            FailedError: The failure is permanent, or it was still there after the last attempt.
+            InputError: The request is invalid.
+        """
         scheme, settings = store_scheme(url), self.settings
         with self._lock:
             if scheme not in self._filesystems:
@@ -234,7 +303,7 @@ class Objects:
                 waited += pause
                 now = time.monotonic()
                 if max(waited, now - start) >= _PATIENCE_SECONDS:
-                    with self._lock:  # one line in a while for all threads
+                    with self._lock:  # limits the number of lines that all threads together write
                         is_due = now - self._shown_at >= _PATIENCE_SECONDS
                         self._shown_at = now if is_due else self._shown_at
                     if is_due:
@@ -244,7 +313,12 @@ class Objects:
             pause = min(2 * pause, settings.longest_pause_seconds)
 
     def _refuse_what_stays(self, action: str, url: str, error: BaseException) -> None:
-        """Say at once what another attempt would not fix."""
+        """Raise an error if another attempt cannot succeed, and otherwise return.
+
+        Raises:
+            FailedError: A disk is full or there are no credentials.
+            InputError: The request is invalid.
+        """
         number = getattr(error, "errno", None)
         if number in _NO_SPACE:
             raise FailedError(f"{url}: cannot {action}: {_reason(error)}; free space for scratch (store.scratch)") from error
@@ -255,13 +329,16 @@ class Objects:
 
 
 def _info(entry: dict[str, Any]) -> ObjectInfo:
+    """Return the state of an object from an entry of fsspec."""
     version = entry.get("ETag") or entry.get("etag") or entry.get("generation") or entry.get("mtime") or ""
     return ObjectInfo(int(entry["size"]), str(version))
 
 
 def _missing(url: str) -> InputError:
+    """Return the error for an object that does not exist."""
     return InputError(f"{url}: no such object, or no such bucket; check the URL")
 
 
 def _reason(error: BaseException) -> str:
+    """Return a short description of an exception for messages."""
     return shorten(str(error) or type(error).__name__, 160)
