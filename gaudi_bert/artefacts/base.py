@@ -146,7 +146,7 @@ def whole_lines(path: Path) -> list[bytes]:
 
 
 def _first_problem(error: ValidationError) -> str:
-    """Return the first problem of a pydantic error as text of one line that names the key."""
+    """Return the first problem of a pydantic error as one line of text that names the key."""
     problem = error.errors(include_url=False)[0]
     key = shorten(".".join(str(part) for part in problem["loc"]))
     if problem["type"] == "json_invalid":

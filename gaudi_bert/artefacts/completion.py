@@ -187,8 +187,14 @@ def check_place(artefact: Path, final: Path, stage: str, overwrite: bool = False
 def remove_artefact(artefact: Path, final: Path, stage: str) -> None:
     """Remove the files of an artefact and its empty folders, and nothing else.
 
-    The final file is removed first and the settings file last, so that what a kill leaves behind is rejected or resumed.
-    The locks of the artefact itself stay, because they may be held. Locks in deeper folders are those of complete parts.
+    The final file is removed first and the settings file last, so that an artefact that a killed process has removed only in
+    part is never taken for a complete one. Lock files directly in the folder stay, because another process may hold them.
+    Lock files in deeper folders belong to complete parts and are removed.
+
+    Args:
+        artefact: The folder or file.
+        final: The file that is written last. For a single file, it is the artefact itself.
+        stage: The stage that writes the artefact.
     """
     own, _ = _split_own_and_foreign_files(artefact, final, stage)
     files = [path for path in own if path.suffix != ".lock" or path.parent not in (artefact, final.parent)]

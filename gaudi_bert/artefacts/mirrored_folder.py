@@ -6,8 +6,9 @@ reports it). The file that marks an artefact as finished is written last and the
 are uploaded when the stage calls `publish`, and hidden files are never uploaded. Files of an earlier run are downloaded when
 the stage requests them.
 
-`local_copies` downloads complete files or folders, for libraries that read files several times or in any order. All other
-functions take local paths, and have no effect on a path that is not in a mirrored folder, unless their docstrings say more.
+`local_copies` downloads complete files or folders, for libraries that read files several times or in any order. Most other
+functions take local paths. For a path that is not in a mirrored folder, they do the same on the local disk, or nothing if
+the store is their only purpose.
 """
 
 from __future__ import annotations

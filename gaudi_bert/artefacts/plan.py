@@ -83,7 +83,7 @@ class PlanTotals(Artefact):
         return self
 
     def lines(self, verbose: bool = False) -> list[str]:
-        """Return the metrics as lines of text. If `verbose` is set, also return the `choice_lines`."""
+        """Return the metrics as lines of text. If `verbose` is set, also describe how the packs were chosen."""
         return [*describe_packing(self), *(self.choice_lines() if verbose else [])]
 
     def choice_lines(self) -> list[str]:

@@ -157,7 +157,7 @@ def count_shards(packs: int, total_bytes: int, shard_multiple: int, shard_bytes:
     """
 
     def bytes_of(shards: int) -> float:
-        """Return the size of the largest of so many shards."""
+        """Return the size of the largest shard if the packs are divided among this many shards."""
         return -(-packs // shards) * (total_bytes / max(packs, 1))
 
     for fewer in range(1, shard_multiple):

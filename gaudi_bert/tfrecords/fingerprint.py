@@ -32,8 +32,8 @@ from gaudi_bert.tfrecords.wire.values import all_bytes_are, is_zero, real_bytes
 _FIRST_KEY = as_word(0x1F3D5B79A2C4E687)
 _SECOND_KEY = as_word(0x6C8E944D1F123BB5)
 _THIRD_KEY = as_word(0x2545F4914F6CDD1D)
-# The initial states of the hash chains, one for each part of a sequence. If a state were equal to a
-# key, swapping two words could leave the hash unchanged, or a product could be zero. Therefore the states are other numbers.
+# The initial states of the hash chains, one for each part of a sequence. If a state were equal to a key, swapping two words
+# could leave the hash unchanged, or a product could be zero. Therefore the states are other numbers.
 _IDS_SEED = as_word(0x5851F42D4C957F2D)
 _SEGMENTS_SEED = as_word(0x14057B7EF767814F)
 _MASKED_IDS_SEED = as_word(0x369DEA0F31A53F85)

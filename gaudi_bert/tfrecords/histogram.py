@@ -139,6 +139,7 @@ def _count(
     with run.reporter.task("histogram", sum(sizes.values()), "bytes") as task, read_ahead(files, ahead) as batches:
 
         def count(number: int, buffer: ByteArray) -> _Counted | tuple[InputFile, str]:
+            """Count one file. If it is bad, return its identity and the reason instead."""
             path = files[number]
             with batches.batch(number):
                 try:

@@ -172,6 +172,7 @@ class _RecordsReader:
         with read_ahead([path for path, _ in files], ahead) as batches:
 
             def read(number: int, buffer: ByteArray) -> _ReadFile:
+                """Read one file. An error of a shard becomes a FailedError, because the packed folder is wrong."""
                 path, is_input = files[number]
                 with batches.batch(number):
                     try:
@@ -456,6 +457,7 @@ def _collect(files: Sequence[Path], schema: UnpackedSchema | PackedSchema, worke
     """
 
     def read(number: int, buffer: ByteArray) -> IntArray:
+        """Return the rows of one file."""
         rows, record = [np.zeros((0, 4), np.int64)], 0
         for _, piece in _pieces_of(files[number], schema, buffer):
             sizes = piece.sequences.astype(np.int64)
