@@ -132,7 +132,7 @@ class TokenisedPart(Artefact):
 
 
 class TextInput(Artefact):
-    """A text file, identified by its name, its size and the CRC-32 of its bytes."""
+    """An input file of texts, identified by its name, its size and the CRC-32 of its bytes."""
 
     name: str
     bytes: Count

@@ -256,12 +256,12 @@ class FineTuning(Figures):
         task: The fine-tuning task.
         model: The name of the folder or file from which the weights were loaded.
         labels: The labels of the task.
-        max_sequence_length: The maximum number of tokens in a pack.
+        max_sequence_length: The number of tokens in the longest rows, including padding.
         sequences: The number of training sequences in an epoch.
         packs: The number of packs in an epoch.
         lower_bound: The proven minimum number of packs.
         packing_factor: The mean number of sequences per pack.
-        depth: The maximum number of sequences in a pack.
+        depth: The largest number of sequences in a pack.
         algorithm: The packing algorithm.
         epochs: The number of epochs.
         updates: The number of updates.
