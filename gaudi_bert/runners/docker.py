@@ -34,7 +34,7 @@ from gaudi_bert.runners.launch import card_variables
 from gaudi_bert.runners.stage_table import STAGES, missing_paths, named_paths, quantity_value, stage_image
 
 _ANSWER_SECONDS = 60
-# A training process that is stopped first finishes its update and saves a checkpoint, which takes this long at most.
+# A training process that is stopped first finishes its update and saves a checkpoint, so wait this long before it is killed.
 _STOP_SECONDS = 120
 # The label's value is the work folder. It identifies the containers that a killed run left behind.
 _WORK_LABEL = "gaudi-bert.work"

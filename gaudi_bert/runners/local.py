@@ -2,7 +2,7 @@
 
 `run_stages` runs stages, and `RunRequest` has one method per stage. A method imports the modules of its stage only when it
 is called, because the data image contains neither PyTorch nor TensorFlow. Each stage checks itself whether its product
-already exists, and then does nothing. Stages that train in several processes start them by `launch.py`.
+already exists, and then does nothing. If a stage trains in several processes, `launch.py` starts them.
 
 `wait_for_inputs` runs in the init container of each Kubernetes Job, because Kubernetes does not start Jobs in any order.
 """

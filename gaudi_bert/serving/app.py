@@ -220,7 +220,7 @@ def _write_vectors(make: Callable[[], Float32Array]) -> bytes:
 
 
 def _no_answer(model: ServedModel, path: str) -> RefusedError:
-    """Return the error for a route that does not suit the kind of the model."""
+    """Return the error for a request to a route that this kind of model does not support."""
     kind = "an embedding model" if model.kind == "embedding" else f"a {model.kind}"
     return RefusedError(424, "backend", f"this model is {kind}: it has no answer to `{path}`")
 

@@ -104,7 +104,7 @@ def first_fit(lengths: Sequence[int], shape: Shape) -> list[list[int]]:
 
 
 def choose_fill(lengths: Sequence[int], costs: Mapping[Shape, float]) -> Fill:
-    """Choose the smallest shape that computes nearly the most tokens per second, and fill it with waiting texts.
+    """Choose the smallest shape that computes nearly as many tokens per second as the fastest one, and fill it with texts.
 
     Args:
         lengths: The number of tokens of each waiting text, which must not exceed the longest row. The first text is always
@@ -122,7 +122,7 @@ def choose_fill(lengths: Sequence[int], costs: Mapping[Shape, float]) -> Fill:
 
 
 def choose_shape(tokens: Mapping[Shape, float], costs: Mapping[Shape, float]) -> Shape:
-    """Return the smallest shape that computes nearly the most tokens per second.
+    """Return the smallest shape that computes nearly as many tokens per second as the fastest shape.
 
     Args:
         tokens: The number of tokens that a batch of each shape would contain.

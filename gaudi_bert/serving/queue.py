@@ -109,7 +109,8 @@ class Queue:
         self._bulks: dict[PendingRequest, None] = {}
         self._changed, self._is_closed = threading.Condition(), False
         self._forecast, self._has_window = ArrivalForecast(), False
-        # How many more seconds of the device small requests have had than bulks, while both waited.
+        # The device seconds that small requests have used beyond their equal share. They are computed while it is not
+        # positive.
         self._lead_seconds = 0.0
 
     @property
@@ -228,7 +229,10 @@ class Queue:
 
 
 def _turns(requests: Iterable[PendingRequest]) -> Iterator[tuple[PendingRequest, int]]:
-    """Yield waiting texts, each as (request, number of the sequence): first one text of each request, then the next, etc."""
+    """Yield the waiting texts as (request, number of the sequence), in turns.
+
+    First one text of each request is yielded, then the next text of each request, and so on.
+    """
     turns = [(request, iter(request.waiting)) for request in requests]
     while turns:
         remaining = []

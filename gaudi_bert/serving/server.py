@@ -79,7 +79,7 @@ class _Connection(HttpToolsProtocol):
         self._parse()
 
     def _parse(self) -> None:
-        """Parse the unread data in small parts until a pipelined request waits, and then stop reading from the socket.
+        """Parse the unread data in small parts. If a pipelined request must wait, keep the rest and pause reading.
 
         uvicorn stops the timer for headers as soon as any data arrive. This method keeps the timer until the headers are
         complete, so that a client cannot hold the connection by sending headers slowly.

@@ -70,7 +70,7 @@ class Turns:
             self._next()
 
     async def _turn(self, requester: Requester, cost: int) -> None:
-        """Wait until it is the turn of a request.
+        """Wait for the next turn of a request.
 
         Raises:
             TimeoutError: The deadline of the request passed before.

@@ -233,7 +233,8 @@ class Cluster:
 
     Args:
         namespace: The name of the namespace.
-        outage_seconds: How long to retry while the server is busy or away. The limit for the first answer is 16 seconds.
+        outage_seconds: How long to retry while the server is busy or away. Before the first answer, the limit is at most 16
+            seconds.
         say: Called with a message when the server goes away and when it answers again.
         sleep: Called to wait between two attempts.
     """
