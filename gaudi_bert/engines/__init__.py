@@ -67,6 +67,9 @@ def choose_engine(
         other = "pytorch" if chosen.name == "tensorflow" else "tensorflow"
         remedy = f"run: {install_command(chosen.name)}" + (f"; or set {key} to {other}" if requested != "auto" else "")
         raise InputError(f"engine {chosen.name} is not installed ({chosen.reason}); {remedy}")
+    if chosen.name == "pytorch":
+        # Reading a tokenizer imports torch, and torch reads its environment variables then. The package sets them.
+        importlib.import_module("gaudi_bert.engines.pytorch")
     return chosen
 
 
