@@ -326,8 +326,8 @@ def _random_segment(
 ) -> tuple[int, int]:
     """Return a random segment of another document, as (first token, one more than the last token).
 
-    The segment begins at a random sentence. It has at least one sentence, and at least `least_tokens` tokens if its document
-    has so many after that sentence.
+    The segment begins at a random sentence and has at least one sentence. It has at least `least_tokens` tokens, unless its
+    document ends before that.
 
     If the block has only one document, the segment is taken from this document. It then begins before segment A (the
     sentences `first` to `cut` - 1) or after the sentence that follows A, so that it cannot be the real next segment.
@@ -411,7 +411,7 @@ def _mask_sequences(
 def _whole_words(keys_NL: Keys, starts_NL: BoolArray, candidates_NL: BoolArray, counts: IntArray) -> BoolArray:
     """Choose whole words in the order of the keys of their first tokens.
 
-    A word is skipped if with it more tokens than the count would be chosen.
+    A word is skipped if choosing it would exceed the count.
 
     Args:
         keys_NL: uint64 [N, L], a random key for each position.

@@ -68,7 +68,7 @@ def draw_strategy_counts(
     Args:
         strategy_counts: The number of packs of each strategy. A strategy is a tuple of sequence lengths.
         max_sequence_length: The number of slots of a pack.
-        most: The number of strategies to draw. With another number than the default, numbers are larger, for a page.
+        most: The number of strategies to draw. If it is not the default, the text in the picture is larger, for the report.
     """
     shown = sorted(strategy_counts, key=lambda strategy: (-strategy_counts[strategy], strategy))[:most]
     size = 7 if most == _MOST_STRATEGIES else _PAGE_FONT - 2

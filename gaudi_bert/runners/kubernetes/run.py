@@ -2,9 +2,9 @@
 
 `run_on_kubernetes` checks all objects first, then submits the steps one after another, and follows each step to its end.
 
-Every submitted Job has a digest of its manifest, the pipeline file and the volume as an annotation, so that a run can be
-repeated and continues. If a Job with the same digest still runs, it is followed, and if it is complete, it is skipped. Any
-other Job that has ended is replaced. An active Job with another digest belongs to another run in the same work folder, so
+Every submitted Job has an annotation with a digest of its manifest, the pipeline file and the volume. A run that is started
+again uses it to continue: A Job with the same digest is followed if it still runs, and skipped if it is complete. Any other
+Job that has ended is replaced. An active Job with another digest belongs to another run in the same work folder, so
 the new run is rejected. The new run is also rejected if an object with the same name belongs to somebody else.
 """
 
