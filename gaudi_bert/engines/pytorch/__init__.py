@@ -1,11 +1,12 @@
-"""PyTorch: BERT and any other encoder, updates, torch.distributed, the Gaudi of today, GPUs.
+"""The PyTorch engine: BERT and any other encoder, updates, torch.distributed, CPUs, GPUs, and current Gaudi software.
 
-Here is what torch and Gaudi's software read from the environment while they are loaded. On the vendor's images
-`import torch` loads that software, so these variables are set before anything imports torch: when this package is
-imported. What is already set belongs to the user (or the image, or the launcher) and stays.
+PyTorch and the Gaudi software read environment variables while they are imported, and on the vendor's images `import torch`
+also imports the Gaudi software. Therefore importing this package sets these variables, before torch is imported. Variables
+that the user, the image or the launcher has already set are not changed.
 
-The vendor's autocast computes softmax, layer norm, products of elements and means in bfloat16 unless it is given lists: what
-`bfloat16.txt` names is computed in bfloat16, what `float32.txt` names in float32, anything else in the type of its inputs.
+By default, the vendor's autocast computes softmax, layer normalization, elementwise products and means in bfloat16. We pass
+it lists instead: operations in `bfloat16.txt` are computed in bfloat16, operations in `float32.txt` in float32, and all
+others in the dtype of their inputs.
 """
 
 from __future__ import annotations
@@ -24,25 +25,26 @@ VARIABLES = {
     "PT_HPU_AUTOCAST_LOWER_PRECISION_OPS_LIST": str(_FOLDER / "bfloat16.txt"),
     "PT_HPU_AUTOCAST_FP32_OPS_LIST": str(_FOLDER / "float32.txt"),
 }
-"""Eager mode, which torch.compile needs, and the lists of autocast, an operation per line."""
+"""The variables of the Gaudi software. They turn off lazy mode, which torch.compile does not support, and name the files
+with the lists for autocast, which contain one operation per line."""
 
 
-# Each lost connection would be a trace of C++; an error of ours reports it in one line.
+# By default, PyTorch prints a C++ stack trace for each lost connection. Our own error reports it in one line.
 _QUIET = {"TORCH_CPP_LOG_LEVEL": "FATAL"}
 
-# Threads of a CPU wait for one another at the end of every operation. By default they do it for milliseconds at full speed:
-# where another program uses one of two cores, a step takes 1.4 times as long, and 1.8 times the CPU time.
+# At the end of every operation, CPU threads wait for each other. By default, they spin for milliseconds. If another program
+# uses one of two cores, a step with spinning takes 1.4 times as long and 1.8 times the CPU time.
 _SHORT_WAIT = {"GOMP_SPINCOUNT": "1000"}
 
 
 def has_gaudi() -> bool:
-    """Whether the vendor's software is installed, without importing it."""
+    """Return whether the Gaudi software is installed, without importing it."""
     return importlib.util.find_spec("habana_frameworks") is not None
 
 
 def _prepare(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Set what is not set; it has no effect once torch, or the vendor's software, is imported."""
-    # PyTorch counts the cores that it may run on, and knows nothing of a container's share of their time.
+    """Set the environment variables that are not set. This has no effect after torch or the Gaudi software was imported."""
+    # PyTorch starts a thread for every core on which it may run, and ignores the CPU limit of a container.
     cores = limited_cores()
     threads = {} if cores is None else {"OMP_NUM_THREADS": str(cores)}
     wait = {} if "OMP_WAIT_POLICY" in environment else _SHORT_WAIT
@@ -52,7 +54,7 @@ def _prepare(environment: MutableMapping[str, str] = os.environ) -> None:
 
 
 def environment_notes() -> tuple[str, ...]:
-    """A note for each variable that is not as we would set it."""
+    """Return a note for the user for each variable of the Gaudi software whose value differs from our default."""
     notes = []
     for name, value in VARIABLES.items():
         present = os.environ.get(name)

@@ -1,9 +1,9 @@
-"""PyTorch as `engines/protocol.Engine`, and the device that it computes on: a CPU, a GPU, or a Gaudi card.
+"""The PyTorch implementation of `engines/protocol.Engine`, and opening its device: a CPU, a GPU or a Gaudi card.
 
-On Gaudi, with the vendor's software of today, the order of calls is fixed by its documentation:
-`habana_frameworks.torch.core` registers the device; for several processes `habana_frameworks.torch.distributed.hccl`
-registers the backend, and only then are they connected (`distributed.py`); what it reads from the environment is set before
-torch is imported (`__init__.py`). Each process takes the card of its local rank.
+The documentation of the current Gaudi software prescribes the order of calls. The environment variables are set before torch
+is imported (`__init__.py`). `habana_frameworks.torch.core` registers the device. For several processes,
+`habana_frameworks.torch.distributed.hccl` registers the backend, and only then are the processes connected
+(`distributed.py`). Each process uses the card whose number is its local rank.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from gaudi_bert.model.config import BertConfig
 
 NAME: EngineName = "pytorch"
 
-# What torch.compile compiles with.
+# The backend of torch.compile for each kind of device.
 _COMPILERS: dict[DeviceKind, str] = {"cpu": "inductor", "cuda": "inductor", "hpu": "hpu_backend"}
 
 updates = TorchUpdates
 
 
 def connect(settings: LoopSettings, facts: Mapping[str, Any]) -> Communicator:
-    """The communicator of all processes of this launch, with the same `facts`; without a launcher, of this one alone."""
+    """Connect the processes that a launcher started, with torch.distributed. See `Engine.connect`."""
     return distributed.connect(_kind_of(settings), settings, facts)
 
 
@@ -48,27 +48,37 @@ def build(
     compute_dtype: ComputeDtype | None = None,
     compiled: bool = False,
 ) -> TorchModel:
-    """A model on a device; on the CPU in float32 where none is given."""
+    """Build a model on a device, or on the CPU in float32 if no device is given. See `Engine.build`.
+
+    Raises:
+        InputError: The model cannot be built or fed packs, or compilation needs g++, which is missing.
+    """
     kind = device.kind if device is not None else "cpu"
     if compiled and kind == "cpu" and shutil.which("g++") is None:
         raise InputError("training.compile = true: torch.compile needs g++ on a CPU; install it, or set it to false")
     compiler = _COMPILERS[kind] if compiled else None
-    if compiled:  # a graph for each shape: `serve` has up to 12, and by default there may be 8
+    if compiled:  # there is a graph for each shape, and `serve` has up to 12 shapes, but the default limit is 8 graphs
         torch._dynamo.config.cache_size_limit = 64  # noqa: SLF001
     if not isinstance(spec.config, BertConfig):
         return build_encoder(spec, device, seed=seed, compute_dtype=compute_dtype, compiler=compiler)
     return TorchBert(spec, device, seed=seed, compute_dtype=compute_dtype, compiler=compiler)
 
 
-# --- the device
+# --- The device
 
 _MAY_DIFFER = "note: a resumed run may differ in rounding"
-_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # of glibc's malloc.h
+_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # constants from malloc.h of glibc
 _GAUDI = "use the image of docker/train-gaudi-pytorch.Dockerfile, or install the vendor's PyTorch of the driver's release"
 
 
 def _kind_of(settings: LoopSettings) -> DeviceKind:
-    """The kind of device of a run; "auto" takes a Gaudi card, else a GPU, else the CPU. Registers Gaudi where it is used."""
+    """Return the kind of device of a run, and register the Gaudi device if it is used.
+
+    For "auto", prefer a Gaudi card, then a GPU, then the CPU.
+
+    Raises:
+        InputError: The requested device is not available.
+    """
     section, kind = settings.section_name, settings.device
     if kind in ("auto", "hpu"):
         missing = _load_gaudi()
@@ -85,7 +95,15 @@ def _kind_of(settings: LoopSettings) -> DeviceKind:
 
 
 def open_device(settings: LoopSettings, threads: int | None = None) -> Device:
-    """Open the device of `settings`, after the processes are connected; `threads` are those of a CPU's operations."""
+    """Open the device that the settings specify. Call this after `connect`.
+
+    Args:
+        settings: The settings of the training loop.
+        threads: The number of CPU threads of an operation. None for the default.
+
+    Raises:
+        InputError: The device is not available, or this machine has fewer GPUs than processes.
+    """
     kind = _kind_of(settings)
     device = partial(
         Device,
@@ -98,17 +116,19 @@ def open_device(settings: LoopSettings, threads: int | None = None) -> Device:
     if kind == "cpu":
         if threads is not None:
             torch.set_num_threads(threads)
-        # Every update allocates the same large tensors again. By default glibc returns them to the kernel in between, which
-        # clears each page when it is touched next: a fifth of the time of an update.
+        # Every update allocates the same large tensors again. By default, glibc returns their memory to the kernel in
+        # between, and the kernel must clear each page again when it is next used, which takes a fifth of the time of an
+        # update. These settings make glibc keep the memory.
         mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
         if mallopt is not None:
             mallopt(_M_MMAP_MAX, 0)
             mallopt(_M_TRIM_THRESHOLD, -1)
         return device("cpu", description=f"CPU, {torch.get_num_threads()} threads")
     if kind == "cuda":
-        # An operation without a deterministic kernel is then refused (`updates.py`); attention takes one.
+        # In deterministic mode, PyTorch raises an error for operations without a deterministic kernel (`updates.py`).
+        # Attention has a deterministic kernel.
         torch.use_deterministic_algorithms(settings.deterministic)
-        torch.utils.deterministic.fill_uninitialized_memory = False  # what is not written is not read here
+        torch.utils.deterministic.fill_uninitialized_memory = False  # uninitialized memory is never read here
         notes: tuple[str, ...] = (f"{_MAY_DIFFER}: {settings.section_name}.deterministic = false",)
         if settings.deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read by cuBLAS when it starts
@@ -123,7 +143,12 @@ def open_device(settings: LoopSettings, threads: int | None = None) -> Device:
 
 
 def _load_gaudi() -> str | None:
-    """Register the device `hpu`; return what is missing, the software, the driver or the card, with the remedy."""
+    """Register the device `hpu`.
+
+    Returns:
+        None if a card is available. Otherwise, a description of what is missing (the software, the driver or the card), and
+        what to do.
+    """
     if not has_gaudi():
         return f"the package habana_frameworks is not installed; {_GAUDI}"
     try:

@@ -1,6 +1,9 @@
-"""One update in PyTorch: micro-batches forward and backward, sums over processes, clipping, the optimizer.
+"""Updates in PyTorch: forward and backward passes of micro-batches, sums over processes, clipping, and the optimizer.
 
-Letters: M micro-batches, K sums of a head.
+Gradients are added over the micro-batches, and then over the processes, which begins while the last backward pass still runs
+(`distributed.GradientSums`). The complete gradient is clipped once.
+
+Letters in shapes: M micro-batches, K sums of a head.
 """
 
 from __future__ import annotations
@@ -21,15 +24,22 @@ from gaudi_bert.engines.pytorch.model import TorchModel, ahead_on_device, to_num
 
 
 class TorchUpdates:
-    """Runs updates of one model with one optimizer, each of at most `accumulation_steps` micro-batches on this process."""
+    """Runs the updates of one model with one optimizer.
+
+    Args:
+        model: The model.
+        settings: The settings of the training loop.
+        communicator: The processes of the run.
+        accumulation_steps: Not used by this engine.
+    """
 
     def __init__(
         self, model: TorchModel, settings: LoopSettings, communicator: Communicator, accumulation_steps: int
     ) -> None:
-        del accumulation_steps  # any number is one loop here
+        del accumulation_steps  # updates with any number of micro-batches run in the same way
         self._model, self._settings, self._communicator = model, settings, communicator
         self._lengths: set[int] = set()
-        self._has_run = False  # a compiler has compiled what the first update needs
+        self._has_run = False  # after the first update, the graphs are compiled
         self._optimizer = _Optimizer(model.parameters_by_name, settings, model.has_weight_decay)
         self._gradient_sums = None
         if isinstance(communicator, TorchCommunicator):
@@ -44,7 +54,11 @@ class TorchUpdates:
         update: int,
         update_loss: UpdateLoss | None = None,
     ) -> Sums:
-        """Do one update: float32 [K + 1], the sums, and the gradient's norm over all processes before clipping."""
+        """Do one update. See `engines/protocol.Updates.run`.
+
+        Raises:
+            InputError: An operation of the model has no deterministic kernel, but `deterministic` is true.
+        """
         model, communicator = self._model, self._communicator
         try:
             if update_loss is None:
@@ -59,7 +73,7 @@ class TorchUpdates:
         with torch.no_grad():
             if self._gradient_sums is not None:
                 if model.device.type != "cpu":
-                    sums.cpu()  # the device may still be at it
+                    sums.cpu()  # wait until the device has finished the passes
                 communicator.arrive()
                 self._gradient_sums.finish()
             gradients = {
@@ -67,12 +81,12 @@ class TorchUpdates:
                 for name, parameter in model.parameters_by_name.items()
             }
             norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(each) for each in gradients.values()]))
-            most = self._settings.clip_norm  # of all gradients jointly; 0: they stay
+            most = self._settings.clip_norm  # maximum of the joint norm, or 0 for no clipping
             factor = torch.ones_like(norm) if most == 0 else most / norm.clamp(min=most)
             self._optimizer.apply(gradients, scalars, factor, update)
             for parameter in model.parameters_by_name.values():
                 parameter.grad = None
-            if communicator.size > 1 and model.buffers():  # which a layer may have changed by what its process read
+            if communicator.size > 1 and model.buffers():  # layers may have changed them differently in each process
                 buffers = {name: to_numpy(buffer) for name, buffer in model.buffers().items()}
                 model.load_values(communicator.broadcast(buffers))
             self._has_run = True
@@ -81,7 +95,7 @@ class TorchUpdates:
     def _backward(
         self, micro_batches: Sequence[BatchArrays], seeds_M2: Int32Array, factors_M2: FloatArray, update: int
     ) -> Tensor:
-        """The gradients of a sum of the losses of micro-batches, and the K sums."""
+        """Compute the gradients of the sum of the losses of all micro-batches, and return the K sums."""
         model = self._model
         factors = torch.tensor(factors_M2, dtype=torch.float32, device=model.device)
         sums = torch.zeros(model.spec.head.sums, device=model.device)
@@ -97,7 +111,10 @@ class TorchUpdates:
     def _backward_in_two_passes(
         self, micro_batches: Sequence[BatchArrays], seeds_M2: Int32Array, update_loss: UpdateLoss, update: int
     ) -> Tensor:
-        """The gradients of one loss of all micro-batches, and the K sums; the last is computed once, the others twice."""
+        """Compute the gradients of a loss over all micro-batches, and return the K sums.
+
+        The last micro-batch is computed once, and all others twice.
+        """
         model, batches, last = self._model, [self._model.tensors(batch) for batch in micro_batches], len(micro_batches) - 1
         outputs = []
         for number, batch in enumerate(batches):
@@ -114,6 +131,7 @@ class TorchUpdates:
         return torch.as_tensor(sums, dtype=torch.float32, device=model.device)
 
     def _note(self, number: int, update: int, batch: Mapping[str, Tensor]) -> None:
+        """Tell the watchdog which micro-batch begins. The first one of a row length may be slow, because it may compile."""
         length = batch["input_ids"].shape[1]
         is_new = length not in self._lengths
         if number or (is_new and self._lengths):
@@ -122,7 +140,7 @@ class TorchUpdates:
         self._lengths.add(length)
 
     def moments(self) -> tuple[dict[str, Float32Array], dict[str, Float32Array]]:
-        """A copy of the first and second moments, by variable."""
+        """Return a copy of the first and of the second moments, by variable name."""
         first, second = (
             {name: to_numpy(moment).copy() for name, moment in moments.items()} for moments in self._optimizer.moments
         )
@@ -135,16 +153,25 @@ class TorchUpdates:
                 moment.copy_(torch.tensor(values[name]))
 
 
-# --- AdamW and LAMB, by the rules that `engines/tensorflow/updates.py` states, and clipping
+# --- AdamW and LAMB, as described in `engines/tensorflow/updates.py`, and clipping
 #
-# On CPUs and GPUs AdamW is PyTorch's fused operation, one pass over memory for each variable; elsewhere, and for LAMB, it is
-# written out in operations that any device has.
+# On CPUs and GPUs, AdamW uses PyTorch's fused operation, which takes one pass over memory for each variable. On other
+# devices, and for LAMB, the optimizer is composed of basic operations.
 
 _FUSED_DEVICES = ("cpu", "cuda")
 
 
 class _Optimizer:
-    """AdamW or LAMB over named variables; `moments`, the first and the second, are known by their names."""
+    """AdamW or LAMB for named variables.
+
+    Args:
+        variables: The variables by name.
+        settings: The optimizer and its hyperparameters.
+        has_weight_decay: Returns whether weight decay applies to a variable.
+
+    Attributes:
+        moments: The first and the second moments, by variable name.
+    """
 
     def __init__(
         self, variables: Mapping[str, torch.nn.Parameter], settings: LoopSettings, has_weight_decay: Callable[[str], bool]
@@ -156,7 +183,7 @@ class _Optimizer:
         self._decayed = {name for name in self._variables if has_weight_decay(name)}
 
     def apply(self, gradients: Mapping[str, Tensor], scalars: UpdateScalars, factor: Tensor, update: int) -> None:
-        """Move every variable by its gradient times `factor`; gradients may be overwritten."""
+        """Update every variable with its gradient times `factor`. The gradients may be overwritten."""
         settings = self._settings
         adapts_all = settings.layer_adaptation == "all"
         adapted = [
@@ -184,6 +211,7 @@ class _Optimizer:
         update: int,
         decays: bool,
     ) -> None:
+        """Update some variables with AdamW, with or without weight decay."""
         settings, variables = self._settings, [self._variables[name] for name in names]
         if variables[0].device.type not in _FUSED_DEVICES or not hasattr(torch, "_fused_adamw_"):
             for name, gradient in zip(names, gradients, strict=True):
@@ -208,7 +236,7 @@ class _Optimizer:
         )
 
     def _direction(self, name: str, gradient: Tensor, scalars: UpdateScalars) -> Tensor:
-        """Advances the moments, and gives the direction, in its own memory."""
+        """Update the moments of a variable, and return its direction in new memory."""
         settings, (first, second) = self._settings, (moments[name] for moments in self.moments)
         first.mul_(settings.beta_1).add_(gradient, alpha=1.0 - settings.beta_1)
         second.mul_(settings.beta_2).addcmul_(gradient, gradient, value=1.0 - settings.beta_2)
