@@ -1,13 +1,16 @@
-"""What PyTorch computes slowly on a CPU, computed otherwise: products, dropout, attention, losses, gradients of embeddings.
+"""Faster implementations of operations that PyTorch computes slowly on a CPU.
 
-For products PyTorch calls MKL, which for other processors than Intel's leaves the widest registers unused: oneDNN, which
-it brings too, is twice as fast on an AMD processor with AVX-512. With AVX2 MKL is faster: by a tenth in forward passes, by
-up to nine tenths in gradients; only the logits of a vocabulary take a third less time with oneDNN. Attention is computed a
-few heads at a time, and losses a few rows: going over large tensors in memory, once for each operation, takes as long as
-the products.
+These are matrix products, dropout, attention, cross entropy, and the gradients of embeddings.
 
-Letters: B packs, N heads, G heads that are computed together, P positions that attend, L positions, D head size; for losses
-R rows, C classes.
+For matrix products, PyTorch calls MKL, which does not use the widest registers of processors that are not Intel's. On an AMD
+processor with AVX-512, oneDNN, which PyTorch also contains, is twice as fast. With AVX2, MKL is faster, by a tenth in
+forward passes and by up to nine tenths in gradients. Only the logits of a vocabulary take a third less time with oneDNN.
+
+A separate pass over large tensors in memory for each operation would take as long as the matrix products. Therefore
+attention is computed for a few heads at a time, and losses for a few rows at a time, so that their data stays in the cache.
+
+Letters in shapes: B packs, N heads, G heads that are computed together, P query positions, L positions, D head size, I
+inputs and O outputs of a product. For losses: R rows, C classes.
 """
 
 from __future__ import annotations
@@ -22,17 +25,17 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-_LEAST_WORK = 1 << 22  # of two matrices, in multiplications: below it, what a call of oneDNN costs is most of its time
-_PART = 768  # of what a product adds up
-_MANY_COLUMNS = 1 << 14  # of a product, as many as words of a vocabulary
-_MOST_ADDED = 1 << 22  # numbers of a product: more do not stay in the processor's cache between its parts
+_LEAST_WORK = 1 << 22  # multiplications; for smaller products, the overhead of calling oneDNN would dominate
+_PART = 768  # number of terms of a sum that are computed at a time
+_MANY_COLUMNS = 1 << 14  # a product with at least so many columns computes the logits of a vocabulary
+_MOST_ADDED = 1 << 22  # elements of a result that still stay in the cache while its parts are added
 _EAGER = (Tensor, torch.nn.Parameter)
 _DROPOUT_STEPS = 1 << 16
-_NUMBERS_TOGETHER = 1 << 18  # for each thread: with what is computed from them, they stay in its cache
+_NUMBERS_TOGETHER = 1 << 18  # elements per thread that stay in its cache together with intermediate results
 
 
 def product(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return `left @ right + bias`, of matrices; `right` may be what `pack_weights` returned."""
+    """Compute `left @ right + bias` for matrices. `right` may be a result of `pack_weights`."""
     if right.is_mkldnn:
         return _by_onednn(left.to(right.dtype), right, bias)
     if is_large_product(left, right):
@@ -41,13 +44,17 @@ def product(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def pack_weights(weights_IO: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Copy the right side of products to a type and to oneDNN's own layout, without gradients.
+    """Convert weights to a dtype and to oneDNN's own layout, without gradients.
 
-    Other libraries, and oneDNN itself, rearrange the weights in each product, which takes half of the time for 32 rows.
-    Autocast also converts them to bfloat16 in each product.
+    Otherwise, oneDNN and other libraries rearrange the weights in each product, which takes half of the time for 32 rows,
+    and autocast converts them to bfloat16 in each product.
+
+    Args:
+        weights_IO: The right side of matrix products.
+        dtype: The dtype of the products, float32 or bfloat16.
 
     Returns:
-        The weights in oneDNN's layout, for `product` only. Where oneDNN cannot be used, they keep their layout.
+        The weights in oneDNN's layout, which only `product` can use. If oneDNN cannot be used, the layout does not change.
     """
     weights_IO = weights_IO.detach().to(dtype)
     if not (is_eager(weights_IO) and has_onednn(dtype)):
@@ -57,13 +64,15 @@ def pack_weights(weights_IO: Tensor, dtype: torch.dtype = torch.float32) -> Tens
 
 
 def linear(inputs: Tensor, weights: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`inputs @ weights.T + bias`, of matrices."""
+    """Compute `inputs @ weights.T + bias` for matrices."""
     if is_large_product(inputs, weights.t()):
         return _Product.apply(inputs, weights, bias, True)
     return functional.linear(inputs, weights, bias)
 
 
 class _LinearPatch(TorchFunctionMode):
+    """A context in which calls of `torch.nn.functional.linear` call `_linear_layer` instead."""
+
     def __torch_function__(self, function: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
         del types
         compute = _linear_layer if function is functional.linear else function
@@ -71,44 +80,49 @@ class _LinearPatch(TorchFunctionMode):
 
 
 def patch_linear() -> TorchFunctionMode:
-    """Patch `torch.nn.functional.linear` while the context lasts: linear layers of any module are computed by `linear`."""
+    """Return a context in which the linear layers of all modules are computed by `linear`."""
     return _LinearPatch()
 
 
 def _linear_layer(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Compute a linear layer for inputs with any number of axes, with `linear` if the product is large."""
     if input.dim() < 2 or not is_large_product(input.flatten(0, -2), weight.t()):
         return functional.linear(input, weight, bias)
     return linear(input.flatten(0, -2), weight, bias).unflatten(0, input.shape[:-1])
 
 
 class PackedLinear(torch.nn.Linear):
-    """A linear layer that was frozen: its weights are stored in oneDNN's layout alone."""
+    """A frozen linear layer whose weights are only stored in oneDNN's layout.
+
+    Attributes:
+        packed: The weights in oneDNN's layout.
+    """
 
     packed: Tensor
 
     @property
     def weight(self) -> Tensor:
-        """A copy of the weights, [O, I], for modules that read them."""
+        """A copy of the weights in the usual layout, [O, I], for modules that read them."""
         return self.packed.to_dense()
 
     def forward(self, input: Tensor) -> Tensor:
-        """Return `input @ weight.T + bias`: under autocast in the type of the weights, otherwise in the type of `input`."""
+        """Compute `input @ weight.T + bias`, under autocast in the dtype of the weights, otherwise in that of the input."""
         if self.packed.dtype != input.dtype and not torch.is_autocast_enabled("cpu"):
-            return functional.linear(input, self.weight.to(input.dtype), self.bias)  # a trial, in float32
+            return functional.linear(input, self.weight.to(input.dtype), self.bias)  # trials compute in float32
         bias = None if self.bias is None else self.bias.to(self.packed.dtype)
         return product(input.flatten(0, -2), self.packed, bias).unflatten(0, input.shape[:-1])
 
 
 def pack_linear_layers(module: torch.nn.Module, compute: Callable[[], object], dtype: torch.dtype) -> None:
-    """Freeze the linear layers that `compute` calls, each in place: `pack_weights` replaces their weights.
+    """Freeze the linear layers that are called by `compute`, in place, and convert their weights with `pack_weights`.
 
-    If `dtype` is bfloat16, layers that are also called outside of autocast stay as they are. So do weights that several
-    layers share.
+    Layers whose weights are shared with another module are not changed. If `dtype` is bfloat16, layers that are also called
+    outside of autocast are not changed either.
 
     Args:
-        module: the module that contains the layers.
-        compute: computes one batch with the module, under autocast if `dtype` is bfloat16.
-        dtype: the type of the products, float32 or bfloat16.
+        module: The module that contains the layers.
+        compute: A function that runs the module on a batch, under autocast if `dtype` is bfloat16.
+        dtype: The dtype of the products, float32 or bfloat16.
     """
     if not has_onednn(dtype):
         return
@@ -135,14 +149,20 @@ def pack_linear_layers(module: torch.nn.Module, compute: Callable[[], object], d
 
 
 def is_large_product(left: Tensor, right: Tensor) -> bool:
-    """Whether `_multiply` computes `left @ right`: large float32 matrices on a CPU, in a build of PyTorch with oneDNN."""
+    """Return whether `left @ right` should be computed by `_multiply`.
+
+    This is the case for large float32 matrices on a CPU, if this build of PyTorch contains oneDNN.
+    """
     work = left.shape[-2] * left.shape[-1] * right.shape[-1]
     wide = left.dtype == right.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
     return wide and work >= _LEAST_WORK and is_eager(left) and is_eager(right) and has_onednn()
 
 
 def has_onednn(dtype: torch.dtype = torch.float32) -> bool:
-    """Whether oneDNN multiplies matrices of a type here; its operations are not part of PyTorch's public interface."""
+    """Return whether oneDNN can multiply matrices of a dtype here.
+
+    PyTorch's interface to the required oneDNN operations is not public, so its existence is checked.
+    """
     mkldnn = torch.ops.mkldnn
     if not (torch.backends.mkldnn.is_available() and hasattr(mkldnn, "_linear_pointwise")):
         return False
@@ -152,23 +172,29 @@ def has_onednn(dtype: torch.dtype = torch.float32) -> bool:
 
 
 def is_eager(tensor: Tensor) -> bool:
-    """Whether it is on a CPU, and has numbers: a trace of shapes has none."""
+    """Return whether a tensor is an ordinary tensor with data on a CPU, outside of compilation.
+
+    Tensors that only trace shapes contain no data.
+    """
     return tensor.device.type == "cpu" and type(tensor) in _EAGER and not torch.compiler.is_compiling()
 
 
 class _Product(torch.autograd.Function):
-    """`left @ right + bias`, `right` itself or transposed; its gradient has its layout, and is not a view."""
+    """Computes `left @ right + bias`, or `left @ right.T + bias` if `transposed`.
+
+    The gradient of `right` has the same layout as `right`, and is not a view.
+    """
 
     @staticmethod
     def forward(context: Any, left: Tensor, right: Tensor, bias: Tensor | None, transposed: bool) -> Tensor:
-        """Multiply matrices."""
+        """Compute the product."""
         context.save_for_backward(left, right)
         context.transposed = transposed
         return _multiply(left, right.t() if transposed else right, bias)
 
     @staticmethod
     def backward(context: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        """The gradients that are needed."""
+        """Compute those gradients that are needed."""
         (gradient,), (left, right), needs = gradients, context.saved_tensors, context.needs_input_grad
         of_left = _multiply(gradient, right if context.transposed else right.t()) if needs[0] else None
         factors = (gradient.t(), left) if context.transposed else (left.t(), gradient)
@@ -176,9 +202,10 @@ class _Product(torch.autograd.Function):
 
 
 def _multiply(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`left @ right + bias` of matrices, or, without a bias, of each pair of them, by the library that is faster.
+    """Compute `left @ right + bias` with the faster library, for matrices or, without a bias, for batches of matrices.
 
-    What is added up is cut into parts where it is long: oneDNN takes up to a sixth less time for all of them.
+    If the sums in a product have many terms, the product is computed in parts, with which oneDNN takes up to a sixth less
+    time.
     """
     if torch.backends.cpu.get_cpu_capability() == "AVX2" and right.shape[-1] < _MANY_COLUMNS:
         return torch.matmul(left, right) if bias is None else torch.addmm(bias, left, right)
@@ -195,20 +222,24 @@ def _multiply(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor
 
 
 def _by_onednn(left: Tensor, right_OI: Tensor, bias: Tensor | None) -> Tensor:
+    """Compute `left @ right.T + bias` with oneDNN."""
     result: Tensor = torch.ops.mkldnn._linear_pointwise(left, right_OI, bias, "none", [], "")  # noqa: SLF001
     return result
 
 
 def _dense(matrix: Tensor) -> Tensor:
-    """`matrix`, by rows or by columns without gaps; with gaps, or all in one number, oneDNN is a thousand times slower."""
+    """Return a matrix that is contiguous by rows or by columns, copied if necessary.
+
+    For matrices with gaps, or expanded from a single number, oneDNN is a thousand times slower.
+    """
     return matrix if matrix.is_contiguous() or matrix.t().is_contiguous() else matrix.contiguous()
 
 
 def dropout(inputs: Tensor, rate: float) -> Tensor:
-    """Zero a share `rate` of `inputs` and scale the rest up, by the random numbers that follow the seed of the pass.
+    """Set a fraction `rate` of the inputs to zero, and scale up the others, with random numbers from PyTorch's generator.
 
-    On a CPU random numbers are most of what dropout costs: 16 bits of a 64-bit word serve each element, and the share is
-    rounded to 1 / 65,536. A compiler, a trace of shapes without numbers, and another device draw as they do best.
+    On a CPU, random numbers are most of the cost of dropout. Therefore only 16 bits are drawn per element, and the rate is
+    rounded to a multiple of 1 / 65,536. On other devices, and when compiling or tracing, PyTorch's own dropout is used.
     """
     if not is_eager(inputs):
         return functional.dropout(inputs, rate)
@@ -218,12 +249,12 @@ def dropout(inputs: Tensor, rate: float) -> Tensor:
 
 
 def _steps(rate: float) -> int:
-    """Count the random numbers, of 65,536, that drop an element."""
+    """Return the dropout rate as a multiple of 1 / 65,536, at least 1."""
     return max(1, round(rate * _DROPOUT_STEPS))
 
 
 def _draw(shape: torch.Size) -> Tensor:
-    """Random int16."""
+    """Draw random int16 values."""
     words = torch.empty((shape.numel() + 3) // 4, dtype=torch.int64).random_(-(1 << 63), None)
     return words.view(torch.int16)[: shape.numel()].reshape(shape)
 
@@ -231,16 +262,27 @@ def _draw(shape: torch.Size) -> Tensor:
 def attention_in_cache(
     query_BNPD: Tensor, key_BNLD: Tensor, value_BNLD: Tensor, bias_B1PL: Tensor, dropout_rate: float
 ) -> Tensor:
-    """The context of every query, [B, N, P, D], in float32 on a CPU."""
+    """Compute attention in float32 on a CPU, for a few heads at a time.
+
+    Args:
+        query_BNPD: The queries.
+        key_BNLD: The keys.
+        value_BNLD: The values.
+        bias_B1PL: The attention mask, which is added to the scores.
+        dropout_rate: The dropout rate of the attention probabilities.
+
+    Returns:
+        The context of every query, [B, N, P, D].
+    """
     return _Attention.apply(query_BNPD, key_BNLD, value_BNLD, bias_B1PL, dropout_rate)
 
 
 class _Attention(torch.autograd.Function):
-    """Attention with its dropout; the shares before dropout and the random numbers stay for the backward pass."""
+    """Computes attention with dropout. The probabilities before dropout and the random numbers are kept for the gradient."""
 
     @staticmethod
     def forward(context: Any, query: Tensor, key: Tensor, value: Tensor, bias: Tensor, rate: float) -> Tensor:
-        """The context of every query, its memory in the order [B, P, N, D]."""
+        """Compute the context of every query. Its memory is in the order [B, P, N, D]."""
         drawn = _draw(torch.Size((*query.shape[:3], key.shape[2]))) if rate > 0 else None
         keeps, dropped, result = any(context.needs_input_grad), _steps(rate) if rate > 0 else 0, _by_positions(query)
         shares = []
@@ -257,7 +299,7 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def backward(context: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        """The gradients of query, key and value."""
+        """Compute the gradients of query, key and value."""
         query, key, value, drawn, *shares = context.saved_tensors
         dropped = context.dropped
         keep_scale, size_scale = _DROPOUT_STEPS / (_DROPOUT_STEPS - dropped), 1.0 / math.sqrt(query.shape[-1])
@@ -278,12 +320,12 @@ class _Attention(torch.autograd.Function):
 
 
 def _stays(drawn: Tensor, dropped: int, out: Tensor) -> Tensor:
-    """1 where an element stays, 0 where it is dropped, in the memory of `out`."""
+    """Write to `out` 1 for each element that is kept, and 0 for each element that is dropped, and return it."""
     return torch.ge(drawn, dropped - _DROPOUT_STEPS // 2, out=out)
 
 
 def _tiles(query: Tensor, key: Tensor) -> Iterator[tuple[int, slice]]:
-    """The heads that are computed together: of a pack, some."""
+    """Yield (pack, heads) for each group of heads of a pack that are computed together."""
     packs, heads, positions, _ = query.shape
     together = max(1, _NUMBERS_TOGETHER * torch.get_num_threads() // (positions * key.shape[2]))
     for pack in range(packs):
@@ -292,30 +334,30 @@ def _tiles(query: Tensor, key: Tensor) -> Iterator[tuple[int, slice]]:
 
 
 def _by_positions(like_BNPD: Tensor) -> Tensor:
-    """Memory [B, N, P, D] in the order [B, P, N, D], in which the projections have it."""
+    """Return an empty tensor [B, N, P, D] whose memory is in the order [B, P, N, D], as that of the projections."""
     return torch.empty_like(like_BNPD.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)
 
 
 def cross_entropy(logits_RC: Tensor, labels_R: Tensor) -> Tensor:
-    """The negative log likelihood of each label, [R]."""
+    """Compute the negative log-likelihood of each label, [R]."""
     if is_eager(logits_RC):
         return _CrossEntropy.apply(logits_RC, labels_R)
     return functional.cross_entropy(logits_RC, labels_R, reduction="none")
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """Negative log likelihoods, some rows at a time."""
+    """Computes negative log-likelihoods, a few rows at a time."""
 
     @staticmethod
     def forward(context: Any, logits: Tensor, labels: Tensor) -> Tensor:
-        """[R], from [R, C] and [R]."""
+        """Compute the losses [R] from logits [R, C] and labels [R]."""
         sums_R = torch.cat([torch.logsumexp(logits[rows], -1) for rows in _rows(logits)])
         context.save_for_backward(logits, labels, sums_R)
         return sums_R - logits.gather(1, labels[:, None])[:, 0]
 
     @staticmethod
     def backward(context: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        """The gradient of the logits."""
+        """Compute the gradient of the logits."""
         (gradient_R,), (logits, labels, sums_R) = gradients, context.saved_tensors
         result = torch.empty_like(logits)
         for rows in _rows(logits):
@@ -324,26 +366,27 @@ class _CrossEntropy(torch.autograd.Function):
 
 
 def _rows(logits: Tensor) -> list[slice]:
-    """The rows that are computed together."""
+    """Return the slices of rows that are computed together."""
     together = max(1, _NUMBERS_TOGETHER * torch.get_num_threads() // logits.shape[1])
     return [slice(first, first + together) for first in range(0, max(1, len(logits)), together)]
 
 
 class TableOfRows(torch.autograd.Function):
-    """A table twice: to look up rows, with sparse gradients, and to multiply by.
+    """Returns a table of embeddings twice: for looking up rows, whose gradient is sparse, and for a matrix product.
 
-    The rows are added to the gradient of the product, in its own memory; PyTorch would fill two tables, and a third by both.
+    The sparse gradient of the rows is added in place to the gradient of the product. PyTorch would allocate two dense
+    gradients and a third one for their sum.
     """
 
     @staticmethod
     def forward(context: Any, table: Tensor) -> tuple[Tensor, Tensor]:
-        """The table to look up in, and the table."""
+        """Return the table for looking up rows, and the table for the product."""
         context.set_materialize_grads(False)
         return table.view_as(table), table.view_as(table)
 
     @staticmethod
     def backward(context: Any, *gradients: Tensor | None) -> Tensor | None:
-        """The gradient, dense."""
+        """Compute the dense gradient of the table."""
         of_rows, of_table = gradients
         if of_rows is None or of_table is None:
             return of_table if of_rows is None else of_rows.to_dense()

@@ -1,11 +1,12 @@
-"""BERT for packed sequences in PyTorch: embeddings, encoder, pooler, and the scores of words.
+"""BERT for packed sequences in PyTorch: embeddings, encoder, pooler, and the logits of pretraining.
 
-The same variables, layouts and arithmetic as `engines/tensorflow/bert.py`: positions restart in every sequence of a pack, a
-token attends to those of the same sequence (Krell et al., 2021, section 3.2), and the last layer is computed only where a
-head reads it. Matrix products are in the type that autocast chooses; layer norm, softmax, heads and losses stay wide.
+The variables, layouts and computations are the same as in `engines/tensorflow/bert.py`. Positions restart in every sequence
+of a pack, a token attends only to tokens of the same sequence (Krell et al., 2021, section 3.2), and the last layer is
+computed only at the positions that a head needs. Autocast chooses the dtype of matrix products. Layer normalization,
+softmax, heads and losses are computed "wide", in at least float32.
 
-Letters: B packs, L positions, T = B * L tokens, P positions of a pack that are read (L, or fewer), R = B * P, N heads,
-D head size, H = N * D, V vocabulary.
+Letters in shapes: B packs, L positions, T = B * L tokens, P needed positions of a pack (at most L), R = B * P, N heads,
+D head size, H = N * D hidden size, I intermediate size, O outputs of a product, Q masked slots, S depth, V vocabulary.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ from gaudi_bert.model.heads import FORBIDDEN_SCORE, check_logit_count
 
 WORDS = "bert/embeddings/word_embeddings"
 WORDS_TO_LOOK_UP = f"{WORDS}/rows"
-"""The same variable where its rows are looked up, if their gradient is to be sparse."""
+"""The name under which the same variable is used for looking up rows, if the gradient of the rows is sparse."""
 _ALL_PARTS = ("query", "key", "value")
 _SOME_PARTS = (("query",), ("key", "value"))
-"""What is computed together of self-attention in the last layer, where not every position is a query."""
+"""The parts of self-attention that are computed together in the last layer if not every position is a query."""
 _Parameters = Mapping[str, Tensor]
 Attention = Callable[[Tensor, Tensor, Tensor, Tensor, float], Tensor]
-"""Query, key, value, bias and the rate of dropout to the context of every query, [B, N, P, D]."""
+"""A function from query, key, value, attention mask and dropout rate to the context of every query, [B, N, P, D]."""
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": functional.gelu,
     "gelu_new": lambda inputs: functional.gelu(inputs, approximate="tanh"),
@@ -45,7 +46,7 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 def _plain_attention(
     query_BNPD: Tensor, key_BNLD: Tensor, value_BNLD: Tensor, bias_B1PL: Tensor, dropout_rate: float
 ) -> Tensor:
-    """The context of every query, [B, N, P, D], by products and a softmax."""
+    """Compute attention with two matrix products and a softmax. See `Attention`."""
     scores_BNPL = torch.matmul(query_BNPD * (1.0 / math.sqrt(query_BNPD.shape[-1])), key_BNLD.mT)
     shares_BNPL = torch.softmax(widen(scores_BNPL) + bias_B1PL, dim=-1).to(value_BNLD.dtype)
     if dropout_rate > 0:
@@ -56,7 +57,10 @@ def _plain_attention(
 def _fused_attention(
     query_BNPD: Tensor, key_BNLD: Tensor, value_BNLD: Tensor, bias_B1PL: Tensor, dropout_rate: float
 ) -> Tensor:
-    """Compute it by one operation, which keeps no [P, L] matrix where the device has a kernel that takes the bias."""
+    """Compute attention with PyTorch's fused operation. See `Attention`.
+
+    If the device has a kernel that supports the mask, no [P, L] matrix is stored.
+    """
     bias = bias_B1PL.to(query_BNPD.dtype)
     return functional.scaled_dot_product_attention(query_BNPD, key_BNLD, value_BNLD, bias, dropout_rate)
 
@@ -64,7 +68,7 @@ def _fused_attention(
 def _attention_on_cpu(
     query_BNPD: Tensor, key_BNLD: Tensor, value_BNLD: Tensor, bias_B1PL: Tensor, dropout_rate: float
 ) -> Tensor:
-    """Compute it in the form that is fastest on a CPU: the fused one has no fast dropout."""
+    """Compute attention in the fastest way on a CPU. See `Attention`. PyTorch's fused operation is slow with dropout."""
     form = _fused_attention
     if dropout_rate > 0:
         form = attention_in_cache if is_large_product(query_BNPD, key_BNLD.mT) else _plain_attention
@@ -72,10 +76,10 @@ def _attention_on_cpu(
 
 
 def _gaudi_attention() -> Attention:
-    """Compute it by the kernel of Gaudi's vendor.
+    """Return an attention function that uses the fused kernel of the Gaudi software.
 
     Raises:
-        InputError: its software here has no such kernel.
+        InputError: The installed software has no such kernel.
     """
     try:
         kernel = importlib.import_module("habana_frameworks.torch.hpex.kernels").FusedSDPA
@@ -95,18 +99,31 @@ def _gaudi_attention() -> Attention:
 
 
 def attention_on(device: str, by_vendor: bool) -> Attention:
-    """The form of attention for a kind of device; `by_vendor`: on a Gaudi card by the kernel of its vendor."""
-    if device == "hpu":  # what PyTorch's operation is computed by there is not documented; of products autocast decides
+    """Return the attention function for a device.
+
+    Args:
+        device: The kind of device: "cpu", "cuda" or "hpu".
+        by_vendor: Whether the fused kernel of the Gaudi software is used on a Gaudi card.
+
+    Raises:
+        InputError: The fused kernel is requested but missing.
+    """
+    if device == "hpu":  # how PyTorch's fused operation computes on Gaudi is not documented, so it is not used
         return _gaudi_attention() if by_vendor else _plain_attention
     return _attention_on_cpu if device == "cpu" else _fused_attention
 
 
 @dataclass(frozen=True)
 class Network:
-    """Inputs of every layer.
+    """What all layers need for a forward pass.
 
-    `recomputes`: whether a layer is computed once more for the backward pass. `reads_few`: whether the last layer computes
-    only the positions that are read, also where they are no fewer than the positions of a row.
+    Attributes:
+        config: The sizes of the model.
+        parameters: The variables by name.
+        training: Whether dropout is applied.
+        attention: The attention function.
+        recomputes: Whether layers are computed again in the backward pass, which saves memory.
+        reads_few: Whether the last layer computes only the needed positions even if they are not fewer than all positions.
     """
 
     config: BertConfig
@@ -117,33 +134,33 @@ class Network:
     reads_few: bool = False
 
     def drop(self, inputs: Tensor) -> Tensor:
-        """Dropout of hidden states."""
+        """Apply hidden-state dropout, in training only."""
         rate = self.config.hidden_dropout_prob
         return dropout(inputs, rate) if self.training and rate > 0 else inputs
 
     def dense(self, inputs: Tensor, scope: str) -> Tensor:
-        """`inputs @ kernel + bias`; `inputs` are [rows, I]."""
+        """Apply the dense layer `scope` to inputs [rows, features]."""
         return product(inputs, self.parameters[f"{scope}/kernel"], self.parameters[f"{scope}/bias"])
 
     def layer_norm(self, inputs: Tensor, scope: str) -> Tensor:
-        """Layer norm over the last axis, computed wide, in the type of `inputs`."""
+        """Apply the layer normalization `scope` over the last axis. It is computed wide, and returned in the input dtype."""
         gamma_H, beta_H = self.parameters[f"{scope}/gamma"], self.parameters[f"{scope}/beta"]
         normal = functional.layer_norm(widen(inputs), gamma_H.shape, gamma_H, beta_H, self.config.layer_norm_eps)
         return normal.to(inputs.dtype)
 
     def activate(self, inputs: Tensor) -> Tensor:
-        """The activation of `config.json`."""
+        """Apply the activation that the config specifies."""
         return _ACTIVATIONS[self.config.hidden_act](inputs)
 
 
 def _wide_product(inputs: Tensor, weights: Tensor, bias: Tensor) -> Tensor:
-    """`inputs @ weights + bias` in at least float32, whatever autocast does elsewhere."""
+    """Compute `inputs @ weights + bias` in at least float32, even under autocast."""
     with torch.autocast(inputs.device.type, enabled=False):
         return torch.addmm(bias, widen(inputs), weights)
 
 
 def _attention_bias(input_mask_BL: Tensor, causal: bool, dtype: torch.dtype) -> Tensor:
-    """Return what is added to the scores, [B, 1, L, L]: 0 where a position may attend, -10,000 where not."""
+    """Return the mask that is added to attention scores, [B, 1, L, L]: 0 if attention is allowed, otherwise -10,000."""
     allowed_BLL = input_mask_BL[:, :, None] == input_mask_BL[:, None, :]
     if causal:
         order_L = torch.arange(input_mask_BL.shape[1], device=input_mask_BL.device)
@@ -152,13 +169,28 @@ def _attention_bias(input_mask_BL: Tensor, causal: bool, dtype: torch.dtype) -> 
 
 
 def pick_tokens(hidden_TX: Tensor, positions_BP: Tensor, length: int) -> Tensor:
-    """The rows at `positions_BP`, each within its pack of `length` positions, flat: [B * P, X]."""
+    """Select the rows at P positions of each pack, flattened, [B * P, X].
+
+    Args:
+        hidden_TX: A row for each token.
+        positions_BP: Positions within the packs.
+        length: The number of positions of a pack.
+    """
     starts_B1 = torch.arange(0, len(positions_BP) * length, length, device=positions_BP.device)[:, None]
     return hidden_TX.index_select(0, (positions_BP + starts_B1).reshape(-1))
 
 
 def encode_packs(network: Network, batch: Mapping[str, Tensor], positions_BP: Tensor | None = None) -> Tensor:
-    """Hidden states, [B * P, H], or of every token [B * L, H] where `positions_BP` is None."""
+    """Compute the hidden states of the last layer.
+
+    Args:
+        network: The model.
+        batch: The features of the batch.
+        positions_BP: The needed positions of each pack. None for all positions.
+
+    Returns:
+        [B * P, H], or [B * L, H] for all positions.
+    """
     config, (packs, length) = network.config, batch["input_ids"].shape
     hidden_TH = _embed(network, batch)
     bias_B1LL = _attention_bias(batch["input_mask"], config.attention == "causal", hidden_TH.dtype)
@@ -170,7 +202,7 @@ def encode_packs(network: Network, batch: Mapping[str, Tensor], positions_BP: Te
             bias_RL = pick_tokens(bias_B1LL.reshape(packs * length, length), positions_BP, length)
             bias_B1PL = bias_RL.reshape(packs, 1, -1, length)
         inputs = (network, layer_name_prefix(layer), query_RH, hidden_TH, bias_B1PL)
-        if network.recomputes:  # with the random numbers of the first time
+        if network.recomputes:  # `checkpoint` restores the random numbers of the first pass
             hidden_TH = checkpoint(_encoder_layer, *inputs, use_reentrant=False)
         else:
             hidden_TH = _encoder_layer(*inputs)
@@ -180,7 +212,7 @@ def encode_packs(network: Network, batch: Mapping[str, Tensor], positions_BP: Te
 
 
 def _embed(network: Network, batch: Mapping[str, Tensor]) -> Tensor:
-    """The input of the encoder, [T, H], wide."""
+    """Compute the input of the encoder, [T, H], in at least float32."""
     scope, parameters = "bert/embeddings", network.parameters
     words, sparse = parameters.get(WORDS_TO_LOOK_UP, parameters[WORDS]), WORDS_TO_LOOK_UP in parameters
     words_TH = functional.embedding(batch["input_ids"].reshape(-1), words, sparse=sparse)
@@ -190,7 +222,18 @@ def _embed(network: Network, batch: Mapping[str, Tensor]) -> Tensor:
 
 
 def _encoder_layer(network: Network, scope: str, query_RH: Tensor, hidden_TH: Tensor, bias_B1PL: Tensor) -> Tensor:
-    """A layer with layer norm after each residual sum (Vaswani et al., 2017; Devlin et al., 2019), for the rows of R."""
+    """Compute a layer, with layer normalization after each residual sum (Vaswani et al., 2017; Devlin et al., 2019).
+
+    Args:
+        network: The model.
+        scope: The name prefix of the layer's variables.
+        query_RH: The input at the positions to compute.
+        hidden_TH: The input at all positions.
+        bias_B1PL: The attention mask, in which P are the positions to compute.
+
+    Returns:
+        [R, H].
+    """
     context_RH = _self_attention(network, f"{scope}/attention/self", query_RH, hidden_TH, bias_B1PL)
     output_RH = network.drop(network.dense(context_RH, f"{scope}/attention/output/dense"))
     attended_RH = network.layer_norm(output_RH + query_RH, f"{scope}/attention/output/LayerNorm")
@@ -200,12 +243,12 @@ def _encoder_layer(network: Network, scope: str, query_RH: Tensor, hidden_TH: Te
 
 
 def _joined(parameters: _Parameters, scope: str, parts: tuple[str, ...]) -> tuple[Tensor, Tensor]:
-    """The kernels of parts of self-attention side by side, [H, O], and their biases, [O]."""
+    """Concatenate the kernels of parts of self-attention, [H, O], and their biases, [O]."""
     name = f"{scope}/{'+'.join(parts)}"
     if f"{name}/kernel" in parameters:
         return parameters[f"{name}/kernel"], parameters[f"{name}/bias"]
     biases = {part: parameters[f"{scope}/{part}/bias"] for part in parts}
-    if "key" in biases:  # whose true gradient is zero, as softmax is blind to it: zero it is given, not rounding noise
+    if "key" in biases:  # the key bias does not affect the softmax, and its gradient would only be rounding noise
         biases["key"] = biases["key"].detach()
     return torch.cat([parameters[f"{scope}/{part}/kernel"] for part in parts], dim=1), torch.cat(list(biases.values()))
 
@@ -213,14 +256,19 @@ def _joined(parameters: _Parameters, scope: str, parts: tuple[str, ...]) -> tupl
 def packed_parameters(
     parameters: _Parameters, config: BertConfig, dtype: torch.dtype, *, reads_few: bool
 ) -> dict[str, Tensor]:
-    """Return a frozen copy of the variables: kernels of the encoder's layers joined and in the layout of `pack_weights`.
+    """Convert variables for inference, without gradients.
 
-    Variables that are not kernels or biases of these layers are not copied.
+    The kernels of query, key and value are concatenated, and all kernels of the encoder layers get the layout of
+    `pack_weights`. All other variables are returned without copying.
 
     Args:
-        parameters: all variables by name.
-        dtype: the type of the products, float32 or bfloat16.
-        reads_few: see `Network`.
+        parameters: All variables by name.
+        config: The config of the model.
+        dtype: The dtype of the matrix products, float32 or bfloat16.
+        reads_few: See `Network`.
+
+    Returns:
+        The converted variables by name.
     """
     packed = dict(parameters)
     for layer in range(config.num_hidden_layers):
@@ -240,12 +288,12 @@ def packed_parameters(
 
 
 def _self_attention(network: Network, scope: str, query_RH: Tensor, hidden_TH: Tensor, bias_B1PL: Tensor) -> Tensor:
-    """The context of every query, [R, H], before the output projection."""
+    """Compute the context of every query, [R, H], before the output projection."""
     config, (packs, _, queries, length) = network.config, bias_B1PL.shape
     heads, size = config.num_attention_heads, config.head_size
 
     def project(inputs: Tensor, positions: int, parts: tuple[str, ...]) -> tuple[Tensor, ...]:
-        """Return for each of `parts` what the heads see of `inputs`, [B, N, positions, D]: one product for all parts."""
+        """Project the inputs to query, key or value, [B, N, positions, D], with one matrix product for all `parts`."""
         fused = product(inputs, *_joined(network.parameters, scope, parts))
         return tuple(part.transpose(1, 2) for part in fused.reshape(packs, positions, len(parts), heads, size).unbind(2))
 
@@ -259,31 +307,34 @@ def _self_attention(network: Network, scope: str, query_RH: Tensor, hidden_TH: T
     return context_BNPD.transpose(1, 2).reshape(packs * queries, heads * size)
 
 
-# --- what reads the encoder's outputs
+# --- Layers after the encoder
 
 
 def pool(network: Network, first_PH: Tensor) -> Tensor:
-    """BERT's pooler, wide [P, H]: a dense layer and tanh on the hidden state of every [CLS]."""
+    """Apply BERT's pooler, a dense layer and tanh, to the hidden states of [CLS] tokens, wide [sequences, H]."""
     scope, parameters = "bert/pooler/dense", network.parameters
     return torch.tanh(_wide_product(first_PH, parameters[f"{scope}/kernel"], parameters[f"{scope}/bias"]))
 
 
 def word_scores(network: Network, picked_PH: Tensor) -> Tensor:
-    """Wide scores [P, V] of every word at the masked slots; the output matrix is the word embeddings."""
+    """Compute the masked-LM logits of hidden states, wide [P, V].
+
+    The output matrix is tied to the word embeddings.
+    """
     scope = "cls/predictions/transform"
     changed_PH = network.layer_norm(network.activate(network.dense(picked_PH, f"{scope}/dense")), f"{scope}/LayerNorm")
     return widen(linear(changed_PH, network.parameters[WORDS])).add_(network.parameters["cls/predictions/output_bias"])
 
 
 def pretraining_outputs(network: Network, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """Wide scores of the words at the masked slots, [B, Q, V], and of the next sentences, [B, S, 2]."""
+    """Compute the masked-LM logits, [B, Q, V], and the next-sentence logits, [B, S, 2], in at least float32."""
     positions_BP = torch.cat([batch["next_sentence_positions"], batch["masked_lm_positions"]], dim=1)
     packs, depth = batch["next_sentence_positions"].shape
     check_logit_count(packs, batch["masked_lm_positions"].shape[1], network.config.vocab_size)
     read_BPH = encode_packs(network, batch, positions_BP).reshape(packs, positions_BP.shape[1], -1)
     first_PH, masked_PH = read_BPH[:, :depth].flatten(0, 1), read_BPH[:, depth:].flatten(0, 1)
     words_BQV = word_scores(network, masked_PH).reshape(packs, -1, network.config.vocab_size)
-    # Next sentences: 0 = the second text really follows the first, 1 = it is a random one.
+    # Next-sentence class 0 means that the second text follows the first, and class 1 that it was chosen at random.
     weights_2H, bias_2 = (network.parameters[f"cls/seq_relationship/output_{name}"] for name in ("weights", "bias"))
     sentences_P2 = _wide_product(pool(network, first_PH), weights_2H.t(), bias_2)
     return words_BQV, sentences_P2.reshape(packs, -1, 2)

@@ -1,7 +1,8 @@
-"""Several processes by torch.distributed: Gloo between CPUs, NCCL between GPUs, HCCL between Gaudi cards.
+"""Connecting processes with torch.distributed: Gloo between CPUs, NCCL between GPUs, HCCL between Gaudi cards.
 
-Started by torchrun, by mpirun, or by our own launchers. Gradients travel in merged buffers of at most
-`training.fusion_bytes`, in a fixed order; small host arrays travel as float64 through a group of CPUs, whatever the device.
+The processes are started by torchrun, by mpirun, or by our own launchers. Gradients are merged into buffers of at most
+`training.fusion_bytes`, and summed in a fixed order. Small arrays on the host are summed as float64 by Gloo, on every
+device.
 """
 
 from __future__ import annotations
@@ -39,12 +40,16 @@ _FIRST_PORT, _PORTS = 20_000, 12_000
 
 @dataclass(frozen=True)
 class TorchCommunicator(ConnectedProcess):
-    """One of several processes; `host_group` connects their CPUs."""
+    """The communicator of a process that torch.distributed connects to others.
+
+    Attributes:
+        host_group: The process group for arrays on the host. None for the default group.
+    """
 
     host_group: Any = None
 
     def sum_array(self, values: NDArray[Any]) -> FloatArray:
-        """The sum over all processes of a small host array (float64)."""
+        """Return the sum of a small array on the host over all processes, float64."""
         self.arrive()
         tensor = torch.from_numpy(np.array(values, np.float64))
         torch_distributed.all_reduce(tensor, group=self.host_group)
@@ -52,7 +57,7 @@ class TorchCommunicator(ConnectedProcess):
         return array
 
     def broadcast(self, arrays: WeightArrays) -> WeightArrays:
-        """The arrays of rank 0, in every process; names and shapes are the same in all."""
+        """Return the arrays of rank 0 in every process."""
         self.arrive()
         shared = {}
         for name, array in arrays.items():
@@ -63,11 +68,15 @@ class TorchCommunicator(ConnectedProcess):
 
 
 class GradientSums:
-    """Sums of gradients over processes, which begin while the last backward pass of an update still runs.
+    """Sums gradients over processes, beginning while the last backward pass of an update still runs.
 
-    Gradients travel in parts of at most `part_bytes`, each merged into one buffer; the last part is sent first, in every
-    process: what is added up, and in which order, does not depend on time. Gloo gives the same bits as without overlap; NCCL
-    and HCCL do where their own sums are deterministic.
+    Gradients are divided into parts, and the gradients of a part are merged into one buffer. Every process sends the parts
+    in the same order, the last part first, so that the order of the sums does not depend on timing. With Gloo, the sums are
+    bit-identical to those without overlap. With NCCL and HCCL, they are if the sums of the backend are deterministic.
+
+    Args:
+        parameters: The parameters of the model.
+        part_bytes: The maximum size of a part in bytes. A larger gradient is a part by itself.
     """
 
     def __init__(self, parameters: Sequence[Parameter], part_bytes: int) -> None:
@@ -80,11 +89,14 @@ class GradientSums:
                 parameter.register_post_accumulate_grad_hook(self._add)
 
     def begin(self) -> None:
-        """The next backward pass is the last one of the update: gradients that are complete are sent."""
+        """Note that the next backward pass is the last one of the update, so that complete gradients are sent."""
         self._missing = [sum(parameter.requires_grad for parameter in part) for part in self._parts]
 
     def _add(self, parameter: Tensor) -> None:
-        """A gradient is complete, if this is the last pass; then the parts that are complete are sent, in their order."""
+        """Handle a gradient that was just computed.
+
+        In the last backward pass, the gradient is then complete. Send all parts that are complete, in their order.
+        """
         if not self._missing:
             return
         self._missing[self._part_of[id(parameter)]] -= 1
@@ -92,16 +104,17 @@ class GradientSums:
             self._send()
 
     def _send(self) -> None:
+        """Begin the sum of the next part over all processes."""
         part = self._parts[len(self._sent)]
         gradients = [torch.zeros_like(each) if each.grad is None else each.grad for each in part]
         merged = torch.cat([gradient.reshape(-1) for gradient in gradients])
         for parameter in part:
-            parameter.grad = None  # their memory is free while the buffers travel
+            parameter.grad = None  # frees the memory during the sum
         self._sent.append((merged, torch_distributed.all_reduce(merged, async_op=True)))
 
     def finish(self) -> None:
-        """Wait for the sums, which become the gradients of the parameters."""
-        while len(self._sent) < len(self._parts):  # a parameter that the loss does not need has no gradient
+        """Wait for all sums, and set them as the gradients of the parameters."""
+        while len(self._sent) < len(self._parts):  # parts with a parameter that the loss does not depend on
             self._send()
         for part, (merged, work) in zip(self._parts, self._sent, strict=True):
             work.wait()
@@ -111,7 +124,7 @@ class GradientSums:
 
 
 def _parts(tensors: Sequence[Parameter], most_bytes: int) -> Iterator[list[Parameter]]:
-    """The tensors in their order, in parts of at most so many bytes; a larger one is a part by itself."""
+    """Divide tensors into consecutive parts of at most `most_bytes` bytes. A larger tensor is a part by itself."""
     part: list[Parameter] = []
     size = 0
     for tensor in tensors:
@@ -125,7 +138,17 @@ def _parts(tensors: Sequence[Parameter], most_bytes: int) -> Iterator[list[Param
 
 
 def connect(device: DeviceKind, settings: LoopSettings, facts: Mapping[str, Any]) -> Communicator:
-    """The communicator of all processes of this launch, each on such a device; without a launcher, of this one alone."""
+    """Connect the processes that a launcher started. Without a launcher, there is only this process.
+
+    Args:
+        device: The kind of device of every process.
+        settings: The settings of the training loop.
+        facts: Values that must be equal in all processes.
+
+    Raises:
+        InputError: The launcher was used wrongly, or the port is in use.
+        FailedError: The processes cannot connect.
+    """
     node = find_node()
     if node is not None and node.processes == 1:
         os.environ.update(node.torch_variables(0))
@@ -133,10 +156,11 @@ def connect(device: DeviceKind, settings: LoopSettings, facts: Mapping[str, Any]
     if launch is None or launch.size == 1:
         return Communicator()
     who = f"rank {launch.rank} of {launch.size}, started by {launch.launcher}"
-    local_size = _first_number(_LOCAL_SIZES, launch.size)  # all of them, where the launcher does not say
+    local_size = _first_number(_LOCAL_SIZES, launch.size)  # if the launcher does not tell, all processes are on this host
     _set_address(launch, local_size, who)
     if device == "hpu":
-        # Registers the backend, which takes the card of this process from the variables that torchrun and mpirun set.
+        # Importing this module registers the backend, which reads the number of the card from the variables that torchrun
+        # and mpirun set.
         hccl = importlib.import_module("habana_frameworks.torch.distributed.hccl")
         if not any(all(name in os.environ for name in names) for names in _KNOWN_TO_HCCL):
             hccl.initialize_distributed_hpu(world_size=launch.size, rank=launch.rank, local_rank=local_rank())
@@ -148,7 +172,7 @@ def connect(device: DeviceKind, settings: LoopSettings, facts: Mapping[str, Any]
                 torch_distributed.init_process_group(
                     _BACKENDS[device], store=store, rank=launch.rank, world_size=launch.size, timeout=timeout
                 )
-            # Its threads would otherwise be torn down with the interpreter, which now and then aborts the process.
+            # If the threads of the process group were still running at interpreter exit, the process would sometimes abort.
             atexit.register(_part)
         host_group = None if device == "cpu" else torch_distributed.new_group(backend="gloo", timeout=timeout)
     except (RuntimeError, ValueError, OSError) as error:
@@ -159,8 +183,9 @@ def connect(device: DeviceKind, settings: LoopSettings, facts: Mapping[str, Any]
 
 
 def _part() -> None:
+    """Destroy the process group."""
     if torch_distributed.is_initialized():
-        with suppress(RuntimeError):  # the others may be gone
+        with suppress(RuntimeError):  # the other processes may have ended
             torch_distributed.destroy_process_group()
 
 
@@ -173,18 +198,22 @@ _LOCAL_RANKS = ("HOROVOD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "LOCAL_RANK"
 
 
 def local_rank() -> int:
-    """The number of this process among those on its host: that of its card."""
+    """Return the number of this process among the processes on its host, which is also the number of its card."""
     launch = find_launch()
     return _first_number(_LOCAL_RANKS, launch.rank if launch is not None else 0)
 
 
 def _first_number(names: Sequence[str], default: int) -> int:
-    """The first of these variables that is a number."""
+    """Return the value of the first environment variable that contains a number, or the default."""
     return next((int(os.environ[name]) for name in names if os.environ.get(name, "").isdecimal()), default)
 
 
 def _set_address(launch: Launch, local_size: int, who: str) -> None:
-    """Set the address where rank 0 listens, unless the launcher names it; on one host it is this one."""
+    """Set the environment variables with the address and port of rank 0, unless they are already set.
+
+    Raises:
+        InputError: There are several hosts, so that the address must be given.
+    """
     if "MASTER_ADDR" not in os.environ:
         if local_size != launch.size:
             raise InputError(
@@ -193,23 +222,35 @@ def _set_address(launch: Launch, local_size: int, who: str) -> None:
             )
         os.environ["MASTER_ADDR"] = "127.0.0.1"
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    # Ranks of one launch share its number, so that two launches on a host do not meet.
+    # If two launches on a host used the same port, their processes would connect to each other. Therefore the port is
+    # derived from an identifier of the launch.
     job = os.environ.get("PMIX_NAMESPACE", os.environ.get("HOROVOD_GLOO_RENDEZVOUS_PORT", ""))
     os.environ.setdefault("MASTER_PORT", str(_FIRST_PORT + zlib.crc32(job.encode()) % _PORTS))
 
 
-# --- How the processes of a launch meet before they compute: rank 0 listens, and the others find it
+# --- The rendezvous of the processes: rank 0 listens, and the others connect to it
 #
-# torch's own meeting hears no signal, and names nobody who does not come. So processes look for one another here.
+# The rendezvous of torch.distributed ignores signals while it waits, and does not report which processes are missing.
+# Therefore it is implemented here.
 
 _POLL_SECONDS = 0.2
-# What passes sooner is not reported.
+# A wait is only reported if it takes longer than this.
 _QUIET_SECONDS = 5.0
 _CONNECT_SECONDS = 10.0
 
 
 def _wait(who: str, watchdog: Watchdog, reason: Callable[[], str | None], seconds: float) -> None:
-    """Return when `reason` is None; a reason is reported once, and ends the run after `seconds`."""
+    """Wait until `reason()` returns None, and tell the user once what this process is waiting for.
+
+    Args:
+        who: The name of this process.
+        watchdog: Is told regularly that this process makes progress.
+        reason: Returns the reason to wait, or None.
+        seconds: The maximum time to wait.
+
+    Raises:
+        FailedError: There is still a reason after `seconds`.
+    """
     began, is_reported = time.monotonic(), False
     while (because := reason()) is not None:
         watchdog.moved()
@@ -223,17 +264,25 @@ def _wait(who: str, watchdog: Watchdog, reason: Callable[[], str | None], second
 
 
 def meet(launch: Launch, seconds: float, watchdog: Watchdog) -> Any:
-    """Return the store by which all processes of the launch continue, once all are there.
+    """Wait until all processes of a launch have connected to rank 0.
+
+    Args:
+        launch: The launch, and the rank of this process in it.
+        seconds: The maximum time to wait.
+        watchdog: Watches this process.
+
+    Returns:
+        The torch.distributed store that all processes share.
 
     Raises:
-        FailedError: a process does not come within `seconds`, or is lost.
-        InputError: rank 0 cannot listen.
+        FailedError: A process does not connect within `seconds`, or is lost.
+        InputError: The port is already in use, so that rank 0 cannot listen.
     """
     watchdog.note("the meeting", slow=False)
     who, host, port = f"rank {launch.rank} of {launch.size}", os.environ[MASTER_ADDRESS], int(os.environ[MASTER_PORT])
 
     def absent() -> str | None:
-        """Which processes have not come."""
+        """Describe the processes that have not connected yet. None if all have."""
         ranks = [str(rank) for rank in range(launch.size) if not store.check([f"here/{rank}"])]
         shown = f"{', '.join(ranks[:8])}{', ...' if len(ranks) > 8 else ''}"
         return f"rank{'s' if len(ranks) > 1 else ''} {shown} did not come" if ranks else None
@@ -253,10 +302,10 @@ def meet(launch: Launch, seconds: float, watchdog: Watchdog) -> Any:
 
 
 def _open_store(launch: Launch, seconds: float, watchdog: Watchdog, host: str, port: int) -> Any:
-    """Open the store of rank 0, or of torchrun, which has its own."""
+    """Open the shared store. Rank 0 serves the store, unless torchrun does."""
 
     def silence() -> str | None:
-        """Why rank 0 does not answer; None if something does."""
+        """Describe why rank 0 cannot be reached. None if its address accepts connections."""
         try:
             socket.create_connection((host, port), _CONNECT_SECONDS).close()
         except OSError as error:
@@ -267,8 +316,9 @@ def _open_store(launch: Launch, seconds: float, watchdog: Watchdog, host: str, p
     if not listens:
         _wait(f"rank {launch.rank} of {launch.size}", watchdog, silence, seconds)
     else:
-        # Rank 0 need not resolve its own name. Where it does, its address is better: torch asks for the name of the address
-        # that it connects to, and in a network without a name server nobody answers for that of the loopback.
+        # If rank 0 cannot resolve its own name, it uses the loopback address. Otherwise its own address is better, because
+        # torch looks up the name of the address to which it connects, and without a name server the lookup of the loopback
+        # address waits for a time-out.
         try:
             socket.getaddrinfo(host, None)
         except OSError:

@@ -1,7 +1,10 @@
-"""Models in PyTorch as `engines/protocol.Model`: what all of them share, BERT, any other encoder, and the sums of the heads.
+"""Models in PyTorch, as `engines/protocol.Model`: a base class, BERT, any other encoder, and the sums of the heads.
 
-Letters: B packs, L positions, Q masked slots, S depth, P rows of logits, C values or classes of a head, H hidden size,
-K sums of a head, V vocabulary.
+`TorchBert` is our own BERT (`bert.py`). `TorchEncoder` runs models of `transformers` on packs (`encoders/packed_model.py`).
+"Wide" means at least float32.
+
+Letters in shapes: B packs, L positions, Q masked slots, S depth, P rows of logits, C outputs or classes of a head, H hidden
+size, K sums of a head, V vocabulary.
 """
 
 from __future__ import annotations
@@ -52,7 +55,17 @@ _WORK_SEED = np.array([1, 2], np.int32)
 
 
 class TorchModel(ABC):
-    """A model on a device; `parameters_by_name` are float32 leaves, whose gradients `updates.py` reads."""
+    """A model on a device.
+
+    Args:
+        spec: The config and the head of the model.
+        device: The device. None for the CPU in float32.
+        compute_dtype: The dtype of the matrix products. None for that of the device.
+        compiler: The backend of torch.compile, or None if the model is not compiled.
+
+    Attributes:
+        parameters_by_name: The parameters, which are float32. `updates.py` reads their gradients.
+    """
 
     def __init__(
         self, spec: ModelSpec, device: Device | None, compute_dtype: ComputeDtype | None, compiler: str | None
@@ -63,36 +76,36 @@ class TorchModel(ABC):
         self.recomputes = device is not None and device.recomputes
         self.parameters_by_name: dict[str, torch.nn.Parameter] = {}
 
-    # --- what a kind of model adds
+    # --- Methods that subclasses implement
 
     @abstractmethod
     def forward(self, batch: Tensors, training: bool) -> Tensor:
-        """The outputs of the head that losses are computed from."""
+        """Compute the outputs of the head, from which losses are computed, with dropout if `training`."""
 
     @abstractmethod
     def has_weight_decay(self, name: str) -> bool:
-        """Whether weight decay applies to a variable."""
+        """Return whether weight decay applies to a variable."""
 
     @abstractmethod
     def pack(self, dtype: torch.dtype) -> None:
-        """Replace the frozen weights of products by copies in a type and in the layout of products."""
+        """Replace the weights of matrix products by copies with a dtype, in the layout that is fastest for products."""
 
-    # --- the protocol
+    # --- The methods of `engines/protocol.Model`
 
     def buffers(self) -> dict[str, Tensor]:
-        """Return what is stored in addition to the parameters, and has no gradient."""
+        """Return the variables without a gradient, which are stored in addition to the parameters, by name."""
         return {}
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The variables' shapes by name."""
+        """Return the shapes of the variables by name."""
         return {name: tuple(variable.shape) for name, variable in self._variables().items()}
 
     def values(self) -> dict[str, Float32Array]:
-        """A copy of the variables by name."""
+        """Return a copy of the variables by name."""
         return {name: to_numpy(variable).copy() for name, variable in self._variables().items()}
 
     def load_values(self, values: WeightArrays) -> None:
-        """Set variables by name; those that `values` does not name keep what they hold."""
+        """Set variables by name. Variables that are missing in `values` keep their values."""
         check_weights(self.shapes(), values)
         variables = self._variables()
         with torch.no_grad():
@@ -103,12 +116,12 @@ class TorchModel(ABC):
         return {**self.parameters_by_name, **self.buffers()}
 
     def outputs(self, batch: BatchArrays) -> Float32Array:
-        """Return what the head gives, without dropout."""
+        """Return the outputs of the head for a batch, float32, without dropout."""
         with torch.inference_mode(), self.autocast():
             return to_numpy(widen(self.forward(self.tensors(batch), False)).float())
 
     def evaluate(self, batch: BatchArrays) -> tuple[Float32Array | None, Float32Array]:
-        """The outputs, of heads that keep them, and the sums; without dropout."""
+        """Run the model without dropout, and return the outputs of the head (or None if it keeps none) and the K sums."""
         tensors, head = self.tensors(batch), self.spec.head
         with torch.inference_mode():
             with self.autocast():
@@ -117,16 +130,16 @@ class TorchModel(ABC):
         return to_numpy(outputs.float()) if head.needs_outputs else None, to_numpy(sums.float())
 
     def work(self, batch: BatchArrays) -> float:
-        """One forward and backward pass with dropout; a number that needs all gradients. For timing."""
+        """Do a forward and backward pass with dropout, and return a number that depends on all gradients. For timing."""
         loss, _ = self.loss(self.tensors(batch), _WORK_SEED, torch.ones(2, device=self.device))
         trained = [parameter for parameter in self.parameters_by_name.values() if parameter.requires_grad]
         gradients = torch.autograd.grad(loss, trained, allow_unused=True)
         return float(sum(gradient.sum() for gradient in gradients if gradient is not None))
 
     def freeze(self) -> None:
-        """Give up training and the loading of weights, so that the weights are stored once, as products need them.
+        """Prepare the model for inference only. Afterwards, only `outputs` and `evaluate` may be called.
 
-        Afterwards only `outputs` and `evaluate` may be called.
+        On a CPU, the weights are stored only once, in the dtype and layout that matrix products need.
         """
         for parameter in self.parameters_by_name.values():
             parameter.requires_grad_(False)
@@ -138,10 +151,19 @@ class TorchModel(ABC):
     def call_between_layers(self, callback: Callable[[], None]) -> None:
         """Call `callback` before each layer from now on. The model must not be compiled."""
 
-    # --- what `updates.py` needs
+    # --- Methods for `updates.py`
 
     def loss(self, batch: Tensors, dropout_seed: Int32Array, factors_2: Tensor) -> tuple[Tensor, Tensor]:
-        """The loss that is minimised, its sums multiplied by `factors`; and the K sums. Dropout is drawn from its seed."""
+        """Compute the loss of a batch for training.
+
+        Args:
+            batch: The features on the device.
+            dropout_seed: int32 [2].
+            factors_2: The factors by which the two loss sums are multiplied.
+
+        Returns:
+            The loss, and the K sums without gradients.
+        """
         outputs = self.training_outputs(batch, dropout_seed)
         sums = self.sums(outputs, batch)
         if isinstance(self.spec.head, PretrainingHead):
@@ -149,7 +171,7 @@ class TorchModel(ABC):
         return sums[0] * factors_2[0], sums.detach()
 
     def training_outputs(self, batch: Tensors, dropout_seed: Int32Array) -> Any:
-        """Return what the head gives, with dropout drawn from its seed."""
+        """Compute the outputs of the head with dropout from a seed, int32 [2]."""
         number = int(np.ascontiguousarray(dropout_seed).view(np.uint64)[0] & np.uint64((1 << 63) - 1))
         torch.manual_seed(number)
         if self.device.type != "cpu":
@@ -158,7 +180,7 @@ class TorchModel(ABC):
             return self.forward(batch, True)
 
     def sums(self, outputs: Any, batch: Tensors) -> Tensor:
-        """The K sums of the head."""
+        """Compute the K sums of the head from its outputs."""
         head = self.spec.head
         if isinstance(head, PretrainingHead):
             words_BQV, sentences_BS2 = outputs
@@ -168,22 +190,28 @@ class TorchModel(ABC):
         return _task_sums(head, widen(outputs), batch)
 
     def tensors(self, batch: BatchArrays) -> dict[str, Tensor]:
-        """A batch on the device."""
+        """Check a batch, and copy it to the device."""
         return _on_device(self.checked(batch), self.device)
 
     def checked(self, batch: BatchArrays) -> BatchArrays:
-        """A batch, once it is known that the model is right for it."""
+        """Return a batch after checking that the model can compute it. Subclasses add checks."""
         return batch
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """Matrix products in bfloat16, where that was chosen; the variables stay float32."""
+        """Return a context in which matrix products are computed in bfloat16, if that is the compute dtype."""
         if self.compute_dtype != "bfloat16":
             return nullcontext()
         return torch.autocast(self.device.type, dtype=torch.bfloat16)
 
 
 class TorchBert(TorchModel):
-    """A BERT with any head; its variables have the names and layouts of `model/config.py`."""
+    """A BERT with any head. The names and shapes of its variables are defined in `model/config.py`.
+
+    Attributes:
+        config: The config of the BERT.
+        attention: The attention function.
+        frozen: The variables in the layout for inference, after `freeze` on a CPU. None before.
+    """
 
     def __init__(
         self,
@@ -206,15 +234,15 @@ class TorchBert(TorchModel):
             self._compute = torch.compile(self._heads, backend=compiler, dynamic=False, fullgraph=True)
 
     def has_weight_decay(self, name: str) -> bool:
-        """Whether weight decay applies to a variable."""
+        """Return whether weight decay applies to a variable."""
         return has_weight_decay(name)
 
     def forward(self, batch: Tensors, training: bool) -> Any:
-        """The outputs of the head that losses are computed from; of pretraining, both scores."""
+        """Compute the outputs of the head. For pretraining, return the logits of both tasks."""
         return self._compute(self._parameters(), batch, training)
 
     def trial(self, batch: BatchArrays, loss: Loss) -> Trial:
-        """Outputs, losses and gradients of a model of pretraining."""
+        """Compute outputs, losses and gradients of a pretraining model, without dropout."""
         tensors, network = self.tensors(batch), self._network(self._parameters())
         with torch.no_grad(), self.autocast():
             hidden_TH = encode_packs(network, tensors)
@@ -238,7 +266,7 @@ class TorchBert(TorchModel):
         )
 
     def pack(self, dtype: torch.dtype) -> None:
-        """Join the kernels of attention, and replace those of the encoder's layers."""
+        """Concatenate the kernels of attention, and convert all kernels of the encoder layers for inference."""
         reads_few = isinstance(self.spec.head, PretrainingHead) or self.spec.head.positions_feature is not None
         self.frozen = packed_parameters(self.parameters_by_name, self.config, dtype, reads_few=reads_few)
         self.parameters_by_name = {}
@@ -254,6 +282,7 @@ class TorchBert(TorchModel):
         self.attention = attend_after_callback
 
     def _parameters(self) -> dict[str, Tensor]:
+        """Return the variables for a forward pass, by name."""
         if self.frozen is not None:
             return self.frozen
         if self.compute_dtype == "float64":
@@ -264,10 +293,12 @@ class TorchBert(TorchModel):
         return parameters
 
     def _network(self, parameters: Tensors, training: bool = False) -> Network:
+        """Return what the layers need for a forward pass."""
         recomputes, reads_few = training and self.recomputes, self.frozen is not None
         return Network(self.config, parameters, training, self.attention, recomputes, reads_few)
 
     def _heads(self, parameters: Tensors, batch: Tensors, training: bool) -> Any:
+        """Compute the outputs of the head. This function is compiled."""
         network, head = self._network(parameters, training), self.spec.head
         if isinstance(head, PretrainingHead):
             return pretraining_outputs(network, batch)
@@ -279,7 +310,7 @@ class TorchBert(TorchModel):
             check_logit_count(packs, length, self.config.vocab_size)
             return word_scores(network, hidden_RH)
         inputs_PH = pool(network, hidden_RH) if head.predicts_per_text else widen(hidden_RH)
-        if head.kind != "question-answering":  # as BERT's heads have it
+        if head.kind != "question-answering":  # BERT's span head has no dropout
             inputs_PH = network.drop(inputs_PH)
         with torch.autocast(self.device.type, enabled=False):
             return network.dense(inputs_PH, head.dense_name_prefix).reshape(
@@ -287,7 +318,7 @@ class TorchBert(TorchModel):
             )
 
 
-# --- any encoder of `transformers`: its own classes, heads and names of weights, fed packs (`encoders/packed_model.py`)
+# --- Any other encoder, as its `transformers` class with its own head and variable names (`encoders/packed_model.py`)
 
 
 def build_encoder(
@@ -298,14 +329,20 @@ def build_encoder(
     compute_dtype: ComputeDtype | None = None,
     compiler: str | None = None,
 ) -> TorchEncoder:
-    """Return an encoder with a head; its initial values are those of `transformers`, drawn from the seed.
+    """Build a `transformers` model with a head.
 
-    Without a seed, weights are loaded into the model, which is then tried with these (`check_packs`).
+    Args:
+        spec: The config and the head of the model.
+        device: The device. None for the CPU in float32.
+        seed: The seed with which `transformers` draws the initial values. The model is then tried on packs. None if weights
+            will be loaded, after which `check_packs` tries the model.
+        compute_dtype: The dtype of the matrix products. None for that of the device.
+        compiler: The backend of torch.compile, or None if the model is not compiled.
 
     Raises:
-        InputError: packs cannot be fed to such a model, or `transformers` has no such head for it.
+        InputError: The model cannot be built or fed packs, or `transformers` has no such head for it.
     """
-    from gaudi_bert.encoders.encoder_weights import class_of, config_of  # these load transformers
+    from gaudi_bert.encoders.encoder_weights import class_of, config_of  # imported here, because it loads transformers
     from gaudi_bert.encoders.feeding_trial import feeding_of
     from gaudi_bert.encoders.packed_model import PackedModel
     from gaudi_bert.encoders.trial import MODEL_ERRORS, quiet_transformers, reason_of
@@ -316,7 +353,7 @@ def build_encoder(
     try:
         with torch.random.fork_rng(devices=[]), quiet_transformers():
             torch.manual_seed(0 if seed is None else seed)
-            module = kind._from_config(config).float()  # noqa: SLF001 - how transformers makes one of a config
+            module = kind._from_config(config).float()  # noqa: SLF001 - transformers has no public method for this
     except MODEL_ERRORS as error:
         problem = f"cannot be built: {reason_of(error)}; correct its config.json"
         raise InputError(f"model type {config.model_type!r}: {problem}") from error
@@ -329,7 +366,12 @@ def build_encoder(
 
 
 class TorchEncoder(TorchModel):
-    """A model of `transformers` on packs, on its device, and compiled where that was chosen."""
+    """A `transformers` model that runs on packs.
+
+    Attributes:
+        packed: The model on packs.
+        module: The `transformers` module.
+    """
 
     def __init__(
         self,
@@ -347,7 +389,7 @@ class TorchEncoder(TorchModel):
             if "Norm" in type(inner).__name__:
                 self._undecayed |= {f"{path}.{name}" for name, _ in inner.named_parameters(recurse=False)}
         if self.recomputes:
-            # Names of transformers of today, and before.
+            # The method has different names in current and in older transformers.
             names = ("activation_checkpointing_enable", "gradient_checkpointing_enable")
             try:
                 next(getattr(self.module, name) for name in names if hasattr(self.module, name))({"use_reentrant": False})
@@ -359,22 +401,32 @@ class TorchEncoder(TorchModel):
             self._compute = torch.compile(self._outputs, backend=compiler, dynamic=False, fullgraph=True)
 
     def buffers(self) -> dict[str, Tensor]:
-        """Return what the module stores in addition to its parameters, by name."""
+        """Return the buffers that are stored in addition to the parameters, by name."""
         return self.packed.stored_buffers()
 
     def has_weight_decay(self, name: str) -> bool:
-        """Whether weight decay applies to a variable: not to biases, nor to the scales of norms."""
+        """Return whether weight decay applies to a variable. It does not apply to biases and to normalization layers."""
         return name not in self._undecayed and self.parameters_by_name[name].requires_grad
 
     def checked(self, batch: BatchArrays) -> BatchArrays:
-        """Return the batch; one with a token that changes the other sequences of its pack is refused."""
+        """Return a batch after checking its tokens.
+
+        Raises:
+            InputError: The batch contains a token that changes the other sequences of its pack.
+        """
         self.packed.check_tokens(batch)
         return batch
 
     def check_packs(self, row_tokens: int = 0) -> None:
-        """Refuse weights with which packs give other outputs than each sequence alone.
+        """Check with the current weights that packed and single sequences have the same outputs.
 
-        Rows of so many tokens are tried on the CPU, and at least of as many as `PackedModel.try_rows` tries at first.
+        The check runs on the CPU.
+
+        Args:
+            row_tokens: The minimum number of tokens in the longest rows. See `PackedModel.try_rows`.
+
+        Raises:
+            InputError: The outputs differ by more than rounding.
         """
         self.module.to("cpu")
         try:
@@ -383,25 +435,25 @@ class TorchEncoder(TorchModel):
             self.module.to(self.device)
 
     def outputs(self, batch: BatchArrays) -> Float32Array:
-        """Return what the head gives, without dropout; rows that are longer than before are tried first."""
+        """Return the outputs of the head, without dropout. If rows are longer than before, check them first."""
         row_tokens = batch["input_ids"].shape[1]
         if row_tokens > self.packed.tried_tokens:
             self.check_packs(row_tokens)
         return super().outputs(batch)
 
     def forward(self, batch: Tensors, training: bool) -> Tensor:
-        """Return what the head gives, with dropout in training."""
+        """Compute the outputs of the head, with dropout if `training`."""
         self.packed.train(training)
         return self._compute(batch)
 
     def call_between_layers(self, callback: Callable[[], None]) -> None:
-        """Call `callback` before each module of the longest list of modules from now on."""
+        """Call `callback` before each layer from now on. The layers are the longest module list of the model."""
         lists = [module for module in self.module.modules() if isinstance(module, torch.nn.ModuleList)]
         for layer in max(lists, key=len, default=()):
             layer.register_forward_pre_hook(lambda *_: callback())
 
     def pack(self, dtype: torch.dtype) -> None:
-        """Replace the weights of the linear layers that a trial calls."""
+        """Convert the weights of the linear layers for inference. A trial shows which layers are called."""
         trial = self.packed.trial_batch()
 
         def compute() -> None:
@@ -416,11 +468,11 @@ class TorchEncoder(TorchModel):
         return self.packed.vectors(batch, head) if isinstance(head, VectorHead) else self.packed.answers(batch)
 
 
-# --- what goes to the device and comes back
+# --- Copying to and from the device
 
 
 def _on_device(batch: BatchArrays, device: torch.device) -> dict[str, Tensor]:
-    """A copy; to a GPU from memory that it reads by itself, so that the host does not wait."""
+    """Copy a batch to a device. For a GPU, copy from pinned memory, so that the host does not wait."""
     tensors = {name: torch.from_numpy(np.ascontiguousarray(values)) for name, values in batch.items()}
     if device.type != "cuda":
         return {name: tensor.to(device) for name, tensor in tensors.items()}
@@ -428,7 +480,7 @@ def _on_device(batch: BatchArrays, device: torch.device) -> dict[str, Tensor]:
 
 
 def ahead_on_device(batches: Iterable[BatchArrays], device: torch.device) -> Iterator[dict[str, Tensor]]:
-    """Batches on the device, on a GPU each copied while the one before is computed."""
+    """Yield batches on the device. On a GPU, each batch is copied while the one before it is computed."""
     if device.type != "cuda":
         yield from (_on_device(batch, device) for batch in batches)
         return
@@ -445,28 +497,33 @@ def ahead_on_device(batches: Iterable[BatchArrays], device: torch.device) -> Ite
         following = next((copied(each) for each in remaining), None)
         computes.wait_event(copied_until)
         for tensor in batch.values():
-            tensor.record_stream(computes)  # its memory is not given away before the pass is done with it
+            tensor.record_stream(computes)  # otherwise its memory could be reused before the pass has finished
         yield batch
 
 
 def return_freed_memory() -> None:
-    """Return what was freed to the kernel, which `open_device` tells glibc not to do by itself."""
+    """Return freed memory to the kernel. glibc does not do this by itself, because `open_device` turns it off."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
 
 
 def to_numpy(tensor: Tensor) -> Float32Array:
-    """The numbers of a tensor on the host; they may share its memory."""
+    """Return a tensor as an array on the host, which may share memory with the tensor."""
     array: Float32Array = tensor.detach().cpu().numpy()
     return array
 
 
-# --- The sums of the heads, as `model/heads.py` lists them; in at least float32
+# --- The sums of the heads, as listed in `model/heads.py`, in at least float32
 
 
 def _pretraining_sums(words_BQV: Tensor, sentences_BS2: Tensor, batch: Mapping[str, Tensor], loss: Loss) -> Tensor:
-    """Masked-LM loss and weight, next-sentence loss and weight, then correct and count of both: [8]."""
+    """Compute the 8 sums of pretraining, [8].
+
+    Returns:
+        The masked-LM loss and its weight, the next-sentence loss and its weight, and the numbers of correct predictions and
+        of predictions for both tasks.
+    """
     weights_BQ, masked_weight = _masked_slot_weights(batch, loss, words_BQV.dtype)
     masked_sum, masked_right = _weighed_likelihoods(words_BQV, batch["masked_lm_ids"], weights_BQ)
     sentence_weights_BS = batch["next_sentence_weights"].to(words_BQV.dtype)
@@ -477,7 +534,10 @@ def _pretraining_sums(words_BQV: Tensor, sentences_BS2: Tensor, batch: Mapping[s
 
 
 def _masked_slot_weights(batch: Mapping[str, Tensor], loss: Loss, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """The weight of every masked slot, [B, Q], 1 or 1 / (masked slots of its sequence), and what the weights add up to."""
+    """Compute the weight of every masked slot, [B, Q], and the sum of these weights.
+
+    A used slot has the weight 1 or, for the loss per sequence, 1 / (number of masked slots of its sequence).
+    """
     numbers_BQ = batch["masked_lm_weights"]
     if loss == "token":
         used_BQ = (numbers_BQ > 0).to(dtype)
@@ -489,20 +549,24 @@ def _masked_slot_weights(batch: Mapping[str, Tensor], loss: Loss, dtype: torch.d
 
 
 def _likelihoods(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """The negative log likelihood of each label, and 1 where it is the likeliest class, flat [P]; logits [..., C]."""
+    """Compute the negative log-likelihood of each label, and 1 if the label has the largest logit, otherwise 0.
+
+    Logits have the shape [..., C]. Both results are flattened, [P].
+    """
     logits_PC, labels_P = logits.reshape(-1, logits.shape[-1]), labels.reshape(-1).long()
     losses_P = cross_entropy(logits_PC, labels_P)
     return losses_P, (logits_PC.detach().argmax(-1) == labels_P).to(logits.dtype)
 
 
 def _weighed_likelihoods(logits: Tensor, labels: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute the weighted sums of the negative log-likelihoods and of the correct predictions."""
     losses_P, right_P = _likelihoods(logits, labels)
     weights_P = weights.reshape(-1)
     return (losses_P * weights_P).sum(), (right_P * weights_P).sum()
 
 
 def _task_sums(head: TaskHead, logits: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
-    """The sum of losses of a task, what it is divided by, and right answers: [3]."""
+    """Compute the 3 sums of a task: the losses, their weights, and the correct predictions, as described in `TaskHead`."""
     weights = batch["target_weights"].to(logits.dtype)
     if head.kind in ("multi-label", "reranking"):
         targets_BSC = batch["targets"].to(logits.dtype).reshape(logits.shape)
@@ -520,7 +584,11 @@ def _task_sums(head: TaskHead, logits: Tensor, batch: Mapping[str, Tensor]) -> T
 
 
 def _span_losses(logits_BL2: Tensor, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """Half the sum of both likelihoods, and whether both are right, [B, S]; a sequence's answer is among its own tokens."""
+    """Compute the loss of each span, and whether its start and end are both predicted correctly, [B, S].
+
+    The loss is the mean of the negative log-likelihoods of start and end. The logits of tokens in other sequences are
+    lowered, so that they do not contribute to the softmax.
+    """
     packs, depth = batch["target_weights"].shape
     own_BSL = belongs(batch["input_mask"], depth).to(logits_BL2.dtype)
     own_BS2L = logits_BL2.transpose(1, 2)[:, None] + ((1.0 - own_BSL) * OTHER_SEQUENCE)[:, :, None, :]
