@@ -360,6 +360,7 @@ def _check_weights(folder: Path, model: Any, loaded: dict[str, Any], architectur
     inner, of_encoder = ({name for name, _ in module.named_children()} for module in (model, model.base_model))
 
     def is_checked(name: str) -> bool:
+        """Return whether a weight may not be missing."""
         first = name.removeprefix(prefix).partition(".")[0]
         return not lacks_head or (first != "pooler" and (name.startswith(prefix) or first in of_encoder))
 

@@ -81,9 +81,11 @@ class _EmbedsFirst(torch.nn.Module):
 
     @property
     def base_model(self) -> torch.nn.Module:
+        """The module itself, because it already contains only an encoder."""
         return self
 
     def forward(self, input_ids: Tensor, attention_mask: Any = None, **others: Tensor) -> Any:
+        """Compute the embeddings, and pass them to the encoder together with the mask."""
         embeddings = self.encoder.embeddings(input_ids, **others)
         positions = {name: value for name, value in others.items() if name == "position_ids"}
         return self.encoder(inputs_embeds=embeddings, attention_mask=attention_mask, **positions)
@@ -126,6 +128,7 @@ def additive_masks(sequence_ids_BL: Tensor, feeding: Feeding, dtype: torch.dtype
     """
 
     def mask(window: int | None) -> Tensor:
+        """Return the mask for a window."""
         allowed = allowed_BLL(sequence_ids_BL, feeding.causal, window)
         return allowed.to(dtype).sub_(1).mul_(torch.finfo(dtype).max).unsqueeze(1)
 
@@ -169,6 +172,7 @@ def _block_mask(sequence_ids_BL: Tensor, causal: bool = False, window: int | Non
     packs, length = sequence_ids_BL.shape
 
     def may_attend(pack: Any, head: Any, query: Any, key: Any) -> Any:
+        """Return whether a query may attend to a key."""
         allowed = sequence_ids_BL[pack, query] == sequence_ids_BL[pack, key]
         if causal:
             allowed = allowed & (query >= key)

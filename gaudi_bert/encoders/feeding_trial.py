@@ -157,6 +157,7 @@ def try_model(
     largest, bound = 0.0, alone_bound(model)
 
     def check(rows: list[Row], what: str, difference: float) -> None:
+        """Raise an error if a difference is larger than allowed."""
         if not difference <= bound:
             raise InputError(
                 f"{type(model).__name__}: computes wrong outputs for packs of {len(rows[0]['input_ids'])} tokens "
@@ -316,10 +317,12 @@ def _longest_sequence(model: Any, feeding: Feeding) -> int | None:
     ids = torch.tensor(np.stack([tokens[np.arange(first, first + length) % len(tokens)] for first in (0, 3)]))
 
     def outputs_next_to(last: int) -> torch.Tensor:
+        """Return the outputs of a sequence next to another one whose positions end before `last`."""
         counted = torch.stack([torch.arange(length), torch.arange(last - length, last)])
         return outputs_of(model, {"input_ids": ids, "position_ids": counted + feeding.position_offset})[:1]
 
     def moves(last: int) -> bool:
+        """Return whether a sequence whose positions end before `last` changes the outputs of another sequence."""
         usual = outputs_next_to(length)  # computed each time, because a long sequence changes RoPE until the next short one
         return largest_difference([outputs_next_to(last)], [usual]) > ALONE_BOUND * scale_of([usual])
 
@@ -380,6 +383,7 @@ def _forms(model: Any, feeding: Feeding) -> Iterator[Callable[[Any], Feeding]]:
     """
 
     def masked(config: Any, by_layer: bool, itself: bool | None = None) -> Feeding:
+        """Return the feeding for a config, with one mask for all layers or one per kind of layer."""
         window = None if itself is None else _window(config)
         reach = None if window is None else window - bool(itself)
         kinds = dict.fromkeys(("full_attention", *_kinds(config), "sliding_attention")) if by_layer else {}

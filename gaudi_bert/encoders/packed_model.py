@@ -143,6 +143,7 @@ class PackedModel:
 
     @property
     def _dtype(self) -> torch.dtype:
+        """The dtype of the weights."""
         return next(self.module.parameters()).dtype
 
     def _hidden(self, batch: Tensors) -> Tensor:
@@ -307,6 +308,7 @@ class _StandIn(torch.nn.Module):
                 self.__dict__[name] = self
 
     def forward(self, *_: Any, inputs_embeds: Tensor, **__: Any) -> Any:
+        """Return the hidden states that are passed as `inputs_embeds`."""
         if not self._has_pooled:
             return self._kind(last_hidden_state=inputs_embeds)
         pooled = None if self.pooler is None else self.pooler(inputs_embeds)

@@ -192,6 +192,7 @@ def full_pack(
 def _packs(
     config: Any, length: int, lengths_of_packs: Sequence[Sequence[int]], without: int | None
 ) -> tuple[list[Row], list[Row]]:
+    """Return packs with sequences of given lengths, and the same packs with the tokens of each first sequence changed."""
     # Models may treat [SEP] or [MASK] differently, so special tokens are repeated until they are about as frequent as
     # ordinary tokens. Padding and other tokens that a config names are excluded, because such a token may stand for an
     # image, for example.

@@ -241,6 +241,7 @@ def _names(members: Sequence[Member]) -> str:
 
 
 def _are(members: Sequence[Member]) -> str:
+    """Return the verb form for a number of processes."""
     return "is" if len(members) == 1 else "are"
 
 

@@ -385,6 +385,7 @@ def nearest_micro_batch(sequences: int, each: float, most: int) -> int:
     """
 
     def distance(packs: int) -> tuple[float, int]:
+        """Return the relative distance of an update from the requested size, rounded to percent, and its steps."""
         steps = _steps_with(sequences, packs, each)
         return round(abs(steps * packs * each / sequences - 1.0), 2), steps
 

@@ -113,6 +113,7 @@ def verify_model(*, checkpoint: Path | None, reporter: Reporter, engine: EngineC
     build, batch = partial(load_engine(chosen.name).build, ModelSpec(config, PretrainingHead()), seed=_SEED), _packs(config)
 
     def model_of(compute_dtype: _Dtype) -> Model:
+        """Build the model with a compute dtype, and load the weights."""
         model = build(compute_dtype=compute_dtype)
         model.load_values(values)
         return model
@@ -346,6 +347,7 @@ class _PlacedSequence:
 
     @property
     def positions(self) -> slice:
+        """The positions of the tokens in the pack."""
         return slice(self.start, self.start + self.sequence.length)
 
 

@@ -113,6 +113,7 @@ class TorchModel(ABC):
                 variables[name].copy_(torch.from_numpy(np.array(value)))
 
     def _variables(self) -> dict[str, Tensor]:
+        """Return the parameters and the buffers by name."""
         return {**self.parameters_by_name, **self.buffers()}
 
     def outputs(self, batch: BatchArrays) -> Float32Array:
@@ -464,6 +465,7 @@ class TorchEncoder(TorchModel):
         self.parameters_by_name = dict(self.module.named_parameters())
 
     def _outputs(self, batch: Tensors) -> Tensor:
+        """Compute the outputs of the head. This function is compiled."""
         head = self.spec.head
         return self.packed.vectors(batch, head) if isinstance(head, VectorHead) else self.packed.answers(batch)
 
@@ -521,8 +523,8 @@ def _pretraining_sums(words_BQV: Tensor, sentences_BS2: Tensor, batch: Mapping[s
     """Compute the 8 sums of pretraining, [8].
 
     Returns:
-        The masked-LM loss and its weight, the next-sentence loss and its weight, and the numbers of correct predictions and
-        of predictions for both tasks.
+        The masked-LM loss and its weight, the next-sentence loss and its weight, and then for each of the two tasks the
+        total weight of the correct predictions and of all predictions.
     """
     weights_BQ, masked_weight = _masked_slot_weights(batch, loss, words_BQV.dtype)
     masked_sum, masked_right = _weighed_likelihoods(words_BQV, batch["masked_lm_ids"], weights_BQ)

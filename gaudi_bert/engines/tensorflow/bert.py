@@ -151,6 +151,7 @@ def _encoder_layer(
         return dense(inputs, *network.kernel_and_bias(f"{scope}/{name}/dense"), forward_pass.compiled)
 
     def add_and_normalise(new_RH: tf.Tensor, old_RH: tf.Tensor, name: str, site: int) -> tf.Tensor:
+        """Apply dropout to the new hidden states, add the old ones, and apply layer normalization."""
         rate = config.hidden_dropout_prob
         drawn = forward_pass.draw(new_RH.shape, rate, site)
         variables = network.gamma_and_beta(f"{scope}/{name}")

@@ -155,16 +155,19 @@ class _HorovodProcess(ConnectedProcess):
     errors: ClassVar[tuple[type[Exception], ...]] = (tf.errors.OpError, RuntimeError)
 
     def sum_tensors(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+        """Return the sums of tensors over all processes, inside a graph."""
         hvd = self.horovod
         return [hvd.allreduce(tensor, op=hvd.Sum, name=f"gradient_{index}") for index, tensor in enumerate(tensors)]
 
     def sum_array(self, values: NDArray[Any]) -> FloatArray:
+        """Return the sum of a small array on the host over all processes, float64."""
         self.arrive()
         with tf.device("/CPU:0"):
             array = tf.constant(np.asarray(values, np.float64))
             return self.horovod.allreduce(array, op=self.horovod.Sum, name="host_array").numpy()
 
     def broadcast(self, arrays: WeightArrays) -> WeightArrays:
+        """Return the arrays of rank 0 in every process."""
         self.arrive()
         with tf.device("/CPU:0"):
             return {

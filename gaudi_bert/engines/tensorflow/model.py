@@ -180,11 +180,13 @@ class TensorFlowModel:
             return {name: tf.constant(values) for name, values in batch.items()}
 
     def _trace_evaluation(self, batch: Batch) -> tuple[tf.Tensor, tf.Tensor]:
+        """Compute the outputs of the head (or an empty scalar if it keeps none) and the K sums, without dropout."""
         outputs = self.forward(batch)
         sums = self.sums(outputs, batch)
         return outputs if self.spec.head.needs_outputs else tf.zeros([]), tf.stack(sums) if sums else tf.zeros([0])
 
     def _trace_work(self, batch: Batch) -> tf.Tensor:
+        """Do a forward and backward pass with dropout, and return the sum of all gradients."""
         variables = list(self.variables.values())
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(variables)
@@ -253,8 +255,8 @@ def _pretraining_sums(outputs: tuple[tf.Tensor, tf.Tensor], batch: Batch, loss: 
     """Compute the 8 sums of pretraining, scalars in at least float32.
 
     Returns:
-        The masked-LM loss and its weight, the next-sentence loss and its weight, and the numbers of correct predictions and
-        of predictions for both tasks.
+        The masked-LM loss and its weight, the next-sentence loss and its weight, and then for each of the two tasks the
+        total weight of the correct predictions and of all predictions.
     """
     words_BQV, sentences_BS2 = outputs
     weights_BQ, masked_weight = _masked_slot_weights(batch, loss, words_BQV.dtype)

@@ -239,6 +239,7 @@ def _add_and_normalise(
     rate: float,
     epsilon: float,
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Apply dropout, add the residual, and apply layer normalization."""
     return _normalise(_drop(new_TH, drawn, rate) + old_TH, gamma_H, beta_H, epsilon)
 
 
@@ -268,10 +269,12 @@ def _gelu_share(inputs: tf.Tensor) -> tf.Tensor:
 
 
 def _gelu_forward(inputs: tf.Tensor) -> tf.Tensor:
+    """Compute x * Phi(x)."""
     return inputs * _gelu_share(inputs)
 
 
 def _gelu_backward(gradient: tf.Tensor, inputs: tf.Tensor) -> tf.Tensor:
+    """Compute the gradient of x * Phi(x)."""
     density = tf.exp(-0.5 * tf.square(inputs)) * (1.0 / math.sqrt(2.0 * math.pi))
     return gradient * (_gelu_share(inputs) + inputs * density)
 

@@ -126,6 +126,7 @@ class _PairObjective(TaskObjective):
         rows = stream.rows_of(update - 1, update)
 
         def loss_of_outputs(outputs: Sequence[NDArray[Any]]) -> tuple[FloatArray, list[FloatArray]]:
+            """Collect the outputs of all processes, and return the sums and the gradients."""
             together_NC = np.zeros((self.data.most_sequences(update - 1), outputs[0].shape[-1]))
             for numbers_BS, output_BSC in zip(numbers, outputs, strict=True):
                 together_NC[numbers_BS[numbers_BS >= 0]] = output_BSC[numbers_BS >= 0]

@@ -203,6 +203,7 @@ class _RecordsJob(Job[TrainingResult]):
         unpacked = _first_sequences(packed, self._source.schema.max_predictions)
 
         def seconds(inputs: BatchArrays) -> float:
+            """Return the time of a forward and backward pass in seconds."""
             started = clock()
             model.work(inputs)
             return clock() - started
@@ -213,6 +214,7 @@ class _RecordsJob(Job[TrainingResult]):
         run.reporter.say(f"train: {line}")
 
     def load_start(self, model: Model, reporter: Reporter) -> None:
+        """Load the weights of `init_checkpoint`, if it is set."""
         initial = self._settings.training.init_checkpoint
         if initial is None:
             return
@@ -222,6 +224,7 @@ class _RecordsJob(Job[TrainingResult]):
         reporter.say(f"train: starts from the weights of {weights.path} ({weights.kind}){lacking}")
 
     def finish(self, loop: TrainingLoop) -> TrainingResult:
+        """Return the result of the run."""
         return TrainingResult(
             **loop.outcome(),
             training=cast(LossFigures, loop.report.figures) if loop.report is not None else None,

@@ -159,6 +159,7 @@ class _TableJob(Job[TableTraining]):
         self._targets = WordTargets(cast(TaskKind, self._task.name), settings.training.seed, share, self._task.vocabulary)
 
     def prepare(self, processes: int, reporter: Reporter) -> Prepared:
+        """Plan the updates. See `Job.prepare`."""
         source, start, task, targets, training = self._source, self._start, self._task, self._targets, self.section
         plan, evaluation = self._plan(processes), None
         if self._held_out is not None:
@@ -226,6 +227,7 @@ class _TableJob(Job[TableTraining]):
         return Signature("train", {"model": model, "training": section, "task": task}, inputs)
 
     def load_start(self, model: Model, reporter: Reporter) -> None:
+        """Load the pretrained weights, if there are any."""
         model.load_values(self._start.variables)
 
     def finish(self, loop: TrainingLoop) -> TableTraining:
@@ -287,6 +289,11 @@ class _TableEvaluation(EvaluationSet[WordEvaluation]):
         return np.concatenate([[batch["sequence_weights"].sum()], words])
 
     def figures(self, totals: FloatArray, outputs: Float32Array | None) -> WordEvaluation:
+        """Return the loss, the accuracy, the perplexity and the baseline.
+
+        Raises:
+            InputError: The table contains no token to predict.
+        """
         (loss, weight, right), sequences, words = totals[:3], totals[3], totals[4:]
         if not weight:
             raise InputError(f"{self.source.path}: has no word to predict; give a table with longer texts")
