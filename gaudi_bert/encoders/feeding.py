@@ -115,8 +115,7 @@ def allowed_BLL(sequence_ids_BL: Tensor, causal: bool = False, window: int | Non
 
 
 def additive_masks(sequence_ids_BL: Tensor, feeding: Feeding, dtype: torch.dtype = torch.float32) -> Any:
-    """Compute the masks that are added to attention scores: 0 if attention is allowed, otherwise the lowest value of
-    `dtype`.
+    """Compute the masks that are added to attention scores: 0 if attention is allowed, otherwise the lowest value.
 
     Args:
         sequence_ids_BL: The number of each token's sequence from 1, or 0 for padding.

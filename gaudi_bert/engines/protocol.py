@@ -95,10 +95,9 @@ class Communicator:
 
     @contextmanager
     def watched(self, settings: LoopSettings) -> Iterator[Communicator]:
-        """Watch the other processes during the context, and end this process if another one is lost or hangs
-        (`watchdog.py`).
+        """Watch the other processes during the context, and end this process if another one is lost or hangs.
 
-        The device must already be open.
+        `watchdog.py` implements this for several processes. The device must already be open.
 
         Yields:
             The communicator to use during the context.

@@ -101,7 +101,7 @@ class Watchdog:
         self._saved = update
 
     def describe(self) -> dict[str, Any]:
-        """Return what this process is doing, as the answer to other processes."""
+        """Return what this process is doing. Other processes get this as the answer when they call."""
         return {"waits": self._waits, "activity": self._activity, "seconds": time.monotonic() - self._moved}
 
     def find_reason(self, busy_seconds: float = math.inf) -> str:

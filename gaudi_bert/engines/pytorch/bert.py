@@ -3,7 +3,7 @@
 The variables, layouts and computations are the same as in `engines/tensorflow/bert.py`. Positions restart in every sequence
 of a pack, a token attends only to tokens of the same sequence (Krell et al., 2021, section 3.2), and the last layer is
 computed only at the positions that a head needs. Autocast chooses the dtype of matrix products. Layer normalization,
-softmax, heads and losses are computed "wide", in at least float32.
+softmax, heads and losses are computed in at least float32.
 
 Letters in shapes: B packs, L positions, T = B * L tokens, P needed positions of a pack (at most L), R = B * P, N heads,
 D head size, H = N * D hidden size, I intermediate size, O outputs of a product, Q masked slots, S depth, V vocabulary.
@@ -143,7 +143,10 @@ class Network:
         return product(inputs, self.parameters[f"{scope}/kernel"], self.parameters[f"{scope}/bias"])
 
     def layer_norm(self, inputs: Tensor, scope: str) -> Tensor:
-        """Apply the layer normalization `scope` over the last axis. It is computed wide, and returned in the input dtype."""
+        """Apply the layer normalization `scope` over the last axis.
+
+        It is computed in at least float32, and returned in the dtype of the inputs.
+        """
         gamma_H, beta_H = self.parameters[f"{scope}/gamma"], self.parameters[f"{scope}/beta"]
         normal = functional.layer_norm(widen(inputs), gamma_H.shape, gamma_H, beta_H, self.config.layer_norm_eps)
         return normal.to(inputs.dtype)
@@ -311,13 +314,17 @@ def _self_attention(network: Network, scope: str, query_RH: Tensor, hidden_TH: T
 
 
 def pool(network: Network, first_PH: Tensor) -> Tensor:
-    """Apply BERT's pooler, a dense layer and tanh, to the hidden states of [CLS] tokens, wide [sequences, H]."""
+    """Apply BERT's pooler, a dense layer and tanh, to the hidden states of [CLS] tokens.
+
+    Returns:
+        [sequences, H], in at least float32.
+    """
     scope, parameters = "bert/pooler/dense", network.parameters
     return torch.tanh(_wide_product(first_PH, parameters[f"{scope}/kernel"], parameters[f"{scope}/bias"]))
 
 
 def word_scores(network: Network, picked_PH: Tensor) -> Tensor:
-    """Compute the masked-LM logits of hidden states, wide [P, V].
+    """Compute the masked-LM logits of hidden states, [P, V], in at least float32.
 
     The output matrix is tied to the word embeddings.
     """

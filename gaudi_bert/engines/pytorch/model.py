@@ -1,7 +1,6 @@
 """Models in PyTorch, as `engines/protocol.Model`: a base class, BERT, any other encoder, and the sums of the heads.
 
 `TorchBert` is our own BERT (`bert.py`). `TorchEncoder` runs models of `transformers` on packs (`encoders/packed_model.py`).
-"Wide" means at least float32.
 
 Letters in shapes: B packs, L positions, Q masked slots, S depth, P rows of logits, C outputs or classes of a head, H hidden
 size, K sums of a head, V vocabulary.
@@ -88,7 +87,7 @@ class TorchModel(ABC):
 
     @abstractmethod
     def pack(self, dtype: torch.dtype) -> None:
-        """Replace the weights of matrix products by copies with a dtype, in the layout that is fastest for products."""
+        """Convert the weights of matrix products to a dtype, and to the layout with which products are fastest."""
 
     # --- The methods of `engines/protocol.Model`
 

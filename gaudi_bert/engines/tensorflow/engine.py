@@ -208,6 +208,7 @@ def connect(settings: LoopSettings, facts: Mapping[str, Any]) -> Communicator:
             f"{who}: Horovod reports rank {rank} of {size}; it was probably built without MPI: "
             "start the processes by `horovodrun --gloo`, or build Horovod with MPI"
         )
-    # The facts are compared later, because sums need the device, which is opened after this.
+    # Comparing the facts needs a sum over processes, which needs the device. The device is opened only after this function,
+    # so the facts are compared later.
     facts = {"tensorflow": tf.__version__, **shared_facts(settings, facts)}
     return _HorovodProcess(rank, size, local_size, facts=facts, horovod=hvd)

@@ -40,7 +40,7 @@ from gaudi_bert.model.heads import (
     parameter_specs_with_head,
 )
 
-# Every dropout in a model has a number. That of the head must be larger than all numbers in an encoder.
+# Every dropout in a model has a number. The number of the head's dropout must be larger than all numbers in an encoder.
 _HEAD_DROPOUT_SITE = 1 << 20
 
 Batch = Mapping[str, tf.Tensor]

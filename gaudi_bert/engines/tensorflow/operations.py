@@ -6,8 +6,8 @@ shapes. Chains of elementwise operations are *kernels*. On a CPU, XLA compiles a
 Gaudi, kernels are not compiled here, because its graph compiler fuses such chains by itself.
 
 Letters in shapes: R rows of a table, B packs, P positions of a pack, T tokens (packs x positions), H features of the last
-axis, I inputs and O outputs of a dense layer. "Wide" means at least float32, in which layer normalization, softmax and
-losses are computed even if the matrix products are in bfloat16.
+axis, I inputs and O outputs of a dense layer. The prefix `wide_` marks values in at least float32, in which layer
+normalization, softmax and losses are computed even if the matrix products are in bfloat16.
 """
 
 from __future__ import annotations
@@ -124,7 +124,10 @@ def without_gradient(variable: tf.Tensor) -> tuple[tf.Tensor, Callable[..., Any]
 
 
 def layer_norm(inputs_TH: tf.Tensor, gamma_H: tf.Tensor, beta_H: tf.Tensor, epsilon: float, compiled: bool) -> tf.Tensor:
-    """Apply layer normalization over the last axis (Ba et al., 2016), computed wide, in the dtype of the inputs."""
+    """Apply layer normalization over the last axis (Ba et al., 2016).
+
+    It is computed in at least float32, and returned in the dtype of the inputs.
+    """
 
     @tf.custom_gradient
     def core(inputs_TH: tf.Tensor, gamma_H: tf.Tensor, beta_H: tf.Tensor) -> tuple[tf.Tensor, Callable[..., Any]]:

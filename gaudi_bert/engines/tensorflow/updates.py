@@ -124,9 +124,7 @@ class TensorFlowUpdates:
         return [tf.convert_to_tensor(each) for each in gradients]
 
     def _note(self, number: int, update: int, batch: Mapping[str, tf.Tensor]) -> None:
-        """Tell the watchdog which micro-batch begins. The first one with a new row length is slow, because it builds a
-        graph.
-        """
+        """Tell the watchdog which micro-batch begins. The first one of a row length builds a graph."""
         length = batch["input_ids"].shape[1]
         is_new = length not in self._lengths
         if number or (is_new and self._lengths):
