@@ -44,6 +44,15 @@ class RunSettings(LoopSettings):
 
     Attributes:
         section: The section of the pipeline file that the settings come from.
+        global_batch_sequences: The number of sequences in an update, over all processes.
+        updates: The number of updates of the run.
+        warmup_updates: The number of updates in which the learning rate rises.
+        evaluate_every_updates: The number of updates between two evaluations.
+        save_every_updates: The number of updates between two checkpoints.
+        packing_correction: How hyperparameters are adapted to packing.
+        loss_normalization: The rule by which loss sums are divided (`objective.LossDenominators`).
+        target_masked_lm_accuracy: The accuracy at which the run ends early, or None.
+        shuffle_packs: The size of the windows in which packs are shuffled.
     """
 
     section: Literal["training", "finetune"] = "training"
