@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gaudi_bert.artefacts.base import Artefact, manifest_path
+from gaudi_bert.artefacts.base import Artefact, complete_parts, manifest_path, part_path
 from gaudi_bert.artefacts.histogram import HistogramFile
 from gaudi_bert.artefacts.packed import GroupManifest, Metadata, TableMetadata, Verification
 from gaudi_bert.artefacts.plan import Plan, WritablePlan
@@ -43,6 +43,16 @@ def test_what_the_stages_write_is_written_again_byte_for_byte(case: PackingCase,
     for original, kind in files.items():
         kind.read(original).write(tmp_path / original.name)
         assert (tmp_path / original.name).read_bytes() == original.read_bytes(), original.name
+
+
+def test_parts_of_a_file_are_read_if_all_of_one_number_of_parts_are_there() -> None:
+    file = Path("out/histogram.json")
+    halves, thirds = ([part_path(file, (number, parts)) for number in range(parts)] for parts in (2, 3))
+    names = [path.name for path in (*thirds, *halves)]
+    others = ["histogram.json", "plan-00000-of-00001.json", "histogram-00000-of-00004.json"]
+    assert complete_parts(file, [*names, *others]) == halves
+    assert complete_parts(file, [*names[:4], *others]) == thirds
+    assert complete_parts(file, [*names[:2], *others]) == []
 
 
 def test_a_plan_is_known_by_all_that_it_says(case: PackingCase) -> None:

@@ -120,6 +120,15 @@ def setting(settings: PipelineSettings, key: str) -> object:
     return functools.reduce(getattr, key.split("."), settings)
 
 
+@pytest.mark.parametrize(
+    ("engine", "cards", "expected"),
+    [("auto", 0, "tensorflow"), ("auto", 8, "pytorch"), ("pytorch", 0, "pytorch"), ("tensorflow", 8, "tensorflow")],
+)
+def test_the_engine_of_the_image_is_the_chosen_one_or_that_of_the_cards(engine: str, cards: int, expected: str) -> None:
+    settings = load_pipeline(None, [f"training.engine={engine}", f"resources.cards={cards}"])
+    assert settings.container_engine == expected
+
+
 # --- wrong values of every key, and keys that do not exist: one line in plain words, with the key that can be typed
 
 

@@ -12,7 +12,16 @@ from gaudi_bert.config.values import allowed_values, free_settings
 
 
 def test_sizes_in_bytes() -> None:
-    sizes = {"1GiB": 2**30, "128MB": 128_000_000, "0.5 kB": 500, "7": 7, "3B": 3}
+    sizes = {
+        "1GiB": 2**30,
+        "3MiB": 3 * 2**20,
+        "2KiB": 2048,
+        "1GB": 10**9,
+        "128MB": 128_000_000,
+        "0.5 kB": 500,
+        "7": 7,
+        "3B": 3,
+    }
     assert {text: load_pipeline(None, [f"packing.group_bytes={text}"]).packing.group_bytes for text in sizes} == sizes
 
 

@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 import pytest
 
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.reporting.report import _read_inputs, _summary_cards, report
+from gaudi_bert.reporting.report import _read_inputs, _summary_cards, _written, report
 from tests.builders.effort import sampled
 from tests.builders.plans import contents, write_workdir
 
@@ -101,6 +101,12 @@ def test_the_task_is_shown_with_its_baseline_its_packs_and_its_speed(tmp_path: P
         assert "sequences per second 1,234 (9,876 real tokens)" in words
         assert "rows answered by predict 4,321" in words
         assert "finetune epochs 2" in words.partition("Settings")[2]
+
+
+def test_settings_are_written_as_people_read_them() -> None:
+    values = {"seed": 99_999, "shard_bytes": 100_000, "verify": True, "store": None, "depths": [1, 2], "none": {}}
+    expected = "seed: 99999, shard_bytes: 100,000, verify: yes, store: none, depths: 1, 2, none: none"
+    assert _written(values) == expected
 
 
 @pytest.mark.parametrize("name", sampled(sorted(contents()), 4))

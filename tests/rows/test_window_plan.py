@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gaudi_bert.rows.window_plan import LEAST_GAIN, WindowPlan, plan_window, row_cost
+from gaudi_bert.common.sampling import SampledPacks
+from gaudi_bert.rows.types import Sequences
+from gaudi_bert.rows.window_plan import LEAST_GAIN, PackRunner, Part, WindowPlan, plan_window, row_cost
 from tests.builders.properties import examples
 
 # --- plans of windows: every sequence once, in a row that holds it; cheaper than unpacked, or unpacked
@@ -74,3 +79,27 @@ def test_long_rows_stay_alone_in_a_few_lengths() -> None:
 
 def test_rows_are_no_longer_than_needed() -> None:
     assert plan_window(np.array([290, 301]), hidden_size=384).parts[0].length == 304
+
+
+@pytest.mark.parametrize(
+    ("rest", "packs_of_batches"), [("smaller", [2, 2, 1]), ("single", [2, 2, 1]), ("filled", [2, 2, 2])]
+)
+def test_a_runner_computes_every_pack_once(
+    rest: Literal["smaller", "single", "filled"], packs_of_batches: list[int]
+) -> None:
+    """Five packs of 8 slots, each of two sequences of 1 and 3 tokens; the outputs are the ids, and their sums."""
+    lengths = np.tile([1, 3], 5)
+    ids = np.arange(1, 21, dtype=np.int32)
+    sequences = Sequences(np.arange(10), np.concatenate([[0], np.cumsum(lengths)]), ids, np.zeros(20, np.int8))
+    packs = SampledPacks(np.arange(10)[::-1].copy(), np.arange(0, 11, 2))
+    plan = WindowPlan((Part(8, 2, packs),), tokens=20, slots=40, gain=1.0)
+    batches, slots = list[int](), list[int]()
+
+    def compute(features: dict[str, np.ndarray]) -> np.ndarray:
+        assert len(batches) < 3
+        batches.append(len(features["input_ids"]))
+        return features["input_ids"][:, :, np.newaxis].astype(np.float32)
+
+    found = PackRunner(compute, "token", 1, batch_tokens=16, rest=rest).run(sequences, plan, slots.append)
+    assert found[:, 0].tolist() == ids.tolist()
+    assert (batches, slots) == (packs_of_batches, [16, 16, 8])

@@ -7,11 +7,13 @@ import contextlib
 import threading
 import time
 from collections.abc import Coroutine
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from gaudi_bert.serving.turns import Requester, Turns
+from tests.builders.agree import agree
 
 
 class Scene:
@@ -100,6 +102,23 @@ def test_a_cancelled_turn_passes_on() -> None:
         with contextlib.suppress(asyncio.CancelledError):
             await second
         assert scene.order == ["first", "third"]
+
+    run(scenario())
+
+
+def test_the_rate_follows_what_the_thread_achieves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that only the work moves: 2 s for 10,000 characters are 5,000 characters per second."""
+    clock = [0.0]
+    monkeypatch.setattr("gaudi_bert.serving.turns.time", SimpleNamespace(monotonic=lambda: clock[0]))
+
+    def work() -> None:
+        clock[0] += 2
+
+    async def scenario() -> None:
+        turns = Turns("test")
+        for _ in range(200):
+            await turns.call(Requester(deadline=1000), 10_000, work)
+        agree(turns.rate, 5_000)
 
     run(scenario())
 

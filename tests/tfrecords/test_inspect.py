@@ -90,6 +90,14 @@ def test_ids_outside_the_vocabulary(file: Path) -> None:
     assert "<7>" in shown(view)
 
 
+def test_every_id_of_the_vocabulary_belongs_to_it(file: Path) -> None:
+    ids = {"input_ids": [2, 0, 4, 6, 3, 8, 3, 0], "masked_lm_ids": [0, 8, 0]}
+    file.write_bytes(frame(example({**FEATURES, **ids})))
+    view = inspect(file, 0, file.with_name("vocab.txt"))
+    assert view.problems == ()
+    assert "[CLS] [PAD] [MASK]→[PAD]" in shown(view)
+
+
 def test_what_cannot_be_shown(file: Path, tmp_path: Path) -> None:
     (tmp_path / "other").write_bytes(frame(example({"image": [1, 2]})))
     (tmp_path / "rubbish").write_bytes(frame(b"\xff\xff rubbish"))

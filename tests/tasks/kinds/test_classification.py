@@ -34,7 +34,7 @@ def test_the_majority_baseline_answers_what_was_most_frequent_in_training() -> N
 
 def test_multi_label() -> None:
     task = task_named("multi-label")(TaskSettings(), ("a", "b", "c"))
-    logits = np.array([[1.0, -1.0, 2.0], [-1.0, -1.0, -1.0], [-1.0, 5.0, -1.0]], np.float32)
+    logits = np.array([[1.0, -1.0, 0.0], [-1.0, -1.0, -1.0], [-1.0, 5.0, -1.0]], np.float32)
     assert [answer["labels"] for answer in task.answers(logits, texts(), ROWS)] == [["a", "c"], [], ["b"]]
     target = np.array([[1, 0, 1], [0, 0, 0], [1, 1, 0]], np.float32)
     found = task.metrics(logits, texts(target), ROWS)
