@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gaudi_bert.common.features import Feature, PackedFeature, UnpackedFeature
+from gaudi_bert.common.features import Feature, PackedFeature, PackingMetrics, UnpackedFeature
 from tests.oracles.packed_record import pack_sequences
 from tests.oracles.wire import FLOAT_KEYS, UNPACKED_KEYS
 
@@ -25,3 +25,11 @@ def test_names_and_sizes_are_those_of_the_contract() -> None:
     assert {feature.key: AXES[feature.axis] for feature in PackedFeature} == {
         key: len(values) for key, values in empty.items()
     }
+
+
+def test_metrics_of_a_packing_are_derived_from_what_was_counted() -> None:
+    metrics = PackingMetrics(sequences=10, packs=4, tokens=30, slots=40, lower_bound=3)
+    derived = (metrics.padding_tokens, metrics.efficiency, metrics.packing_factor, metrics.gap)
+    assert derived == (10, 0.75, 2.5, 1)
+    nothing = PackingMetrics(sequences=0, packs=0, tokens=0, slots=0, lower_bound=0)
+    assert (nothing.padding_tokens, nothing.efficiency, nothing.packing_factor, nothing.gap) == (0, 1.0, 1.0, 0)
