@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import gc
 import hashlib
 import hmac
 import time
@@ -56,6 +57,7 @@ _LARGEST_TOKENIZED = 1 << 17
 70 bytes.
 """
 
+_LARGE_BODY = 1 << 20  # bytes
 _FEW_CHARACTERS = 1 << 10  # the tokens of a text with at most this many characters are written on the event loop
 _LARGEST_TAGGED = 1 << 19
 """The maximum number of characters of a request to a tagger, because its words take up to 50 bytes per character."""
@@ -163,7 +165,7 @@ def _add_post(app: FastAPI, service: Service, path: str) -> None:
         kind, answer = _ROUTES[_BY_KIND[model.kind] if path == "/" else path]
         read = partial(read_request, kind, body, service.settings.request_texts)
         del body
-        request = read() if ticket.is_small else await asyncio.to_thread(read)
+        request = read() if ticket.is_small else await asyncio.get_running_loop().run_in_executor(service.reader, read)
         del read
         write = await answer(service, model, ticket, request)
         return write() if ticket.is_small else await asyncio.to_thread(write)
@@ -182,6 +184,8 @@ def _add_post(app: FastAPI, service: Service, path: str) -> None:
             return _refusal(path, refusal)
         except ClientDisconnect:
             service.metrics.disconnects.inc()
+            if int(http.headers.get("content-length", 0)) > _LARGE_BODY:
+                gc.collect()  # exceptions and tasks refer to each other, and would keep megabytes of the body in memory
             return Response(status_code=499)
         service.metrics.answered.labels(counted).inc()
         service.metrics.request_seconds.observe(time.monotonic() - begun)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import io
 import logging
 import os
@@ -247,6 +248,7 @@ async def answer_until(
     waits = [asyncio.ensure_future(event.wait()) for event in (service.ready, stop, service.ended)]
     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
     if service.ready.is_set():
+        gc.freeze()  # what is there now stays, so later collections need not look at it
         for note in service.model.loaded.notes if service.model is not None else ():
             reporter.say(note)
         reporter.say(_described(service, listener, time.monotonic() - begun))

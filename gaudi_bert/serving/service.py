@@ -11,6 +11,7 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
@@ -92,6 +93,8 @@ class Service:
         self.stopping, self.requests, self.arriving, self._body_bytes = False, 0, 0, 0
         self._waiting: dict[PendingRequest, asyncio.Future[None]] = {}
         self._turns, self._characters = Turns("tokenizer"), 0
+        # Several threads that read large bodies at once would keep the event loop from running, and need more memory.
+        self.reader = ThreadPoolExecutor(1, "reader")
         self.ready, self.ended = asyncio.Event(), asyncio.Event()
         self.reason: Exception | None = None
         self._loop = asyncio.get_running_loop()
@@ -199,7 +202,8 @@ class Service:
             async for part in http.stream():
                 if len(body) + len(part) > most:
                     raise RefusedError(413, "validation", f"the body has more than {most:,} bytes")
-                if self._body_bytes + len(part) > _BODIES_AT_ONCE * most:
+                is_small = len(body) + len(part) <= _SMALL_BYTES  # a query is read, however many large bodies come
+                if not is_small and self._body_bytes + len(part) > _BODIES_AT_ONCE * most:
                     raise self._full()
                 self._body_bytes += len(part)
                 body += part
