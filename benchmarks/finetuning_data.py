@@ -135,10 +135,10 @@ class Tuner:
         from gaudi_bert.engines.protocol import Communicator, ModelSpec
         from gaudi_bert.engines.tensorflow import engine
         from gaudi_bert.model.config import BertConfig
+        from gaudi_bert.runs.rows import run_settings
         from gaudi_bert.tasks.kinds.task import TaskObjective, task_named
         from gaudi_bert.tasks.task_data import task_batches
         from gaudi_bert.training.input import TrainingOrder
-        from gaudi_bert.training.jobs.rows import run_settings
         from gaudi_bert.training.objective import TrainingStep
         from gaudi_bert.training.run_plan import RunPlan
 

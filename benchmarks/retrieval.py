@@ -40,10 +40,10 @@ from gaudi_bert.engines.protocol import Communicator, ModelSpec
 from gaudi_bert.rows.tokenizer import open_tokenizer
 from gaudi_bert.rows.tokenizing import tokenize_rows
 from gaudi_bert.rows.types import RowPosition, Sequences, TupleRow
+from gaudi_bert.runs.pairs import _PairData, _PairObjective
 from gaudi_bert.tasks.kinds.retrieval import Embedding, texts_of_rows
 from gaudi_bert.tasks.task_models import start_weights
 from gaudi_bert.tasks.update_plan import RowStream, UpdateShape, choose_shape
-from gaudi_bert.training.jobs.finetune import _PairData, _PairObjective
 from gaudi_bert.training.objective import TrainingStep
 
 SHARED = Path(os.environ.get("GAUDI_BERT_SHARED", "../shared"))

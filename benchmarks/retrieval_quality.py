@@ -32,8 +32,8 @@ from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import PipelineSettings, load_pipeline
 from gaudi_bert.config.sections import TrainingSettings
 from gaudi_bert.config.shipped import pipeline_path
-from gaudi_bert.training.jobs.finetune import finetune
-from gaudi_bert.training.jobs.rows import FineTuneInput
+from gaudi_bert.runs.finetune import finetune
+from gaudi_bert.runs.rows import FineTuneInput
 from gaudi_bert.training.run_plan import learning_rate_at
 
 

@@ -115,11 +115,11 @@ class Packed:
         from gaudi_bert.config.sections import FineTuneSettings, TaskSettings
         from gaudi_bert.engines import load_engine
         from gaudi_bert.engines.protocol import Communicator, ModelSpec
+        from gaudi_bert.runs.rows import _plan_run
         from gaudi_bert.tasks.kinds.task import TaskObjective, task_named
         from gaudi_bert.tasks.task_data import TaskData, task_batches
         from gaudi_bert.tasks.task_models import start_weights
         from gaudi_bert.training.input import TrainingOrder
-        from gaudi_bert.training.jobs.rows import _plan_run
         from gaudi_bert.training.objective import TrainingStep
 
         task = task_named("classification")(TaskSettings(name="classification"), ("yes", "no"))

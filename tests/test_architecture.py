@@ -78,7 +78,7 @@ def rooms() -> dict[str, set[str]]:
     page = (PACKAGE.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
     found: dict[str, set[str]] = {"__init__": {"packing"}, "__main__": {"cli"}}
     above: set[str] = set()
-    for room, allowed in re.findall(r"^\| `([\w/]+)/`.*\| ([^|]+) \|$", page, re.MULTILINE):
+    for room, allowed in re.findall(r"^\| `(\w+)/`.*\| ([^|]+) \|$", page, re.MULTILINE):
         named = {name.strip() for name in allowed.rpartition(" but ")[2].split(",")}
         found[room] = above - named if allowed.startswith("all ") else named - {"nothing of ours"}
         above.add(room)
@@ -121,8 +121,8 @@ def within(path: Path, places: set[str]) -> bool:
 
 
 def room_of(path: Path) -> str:
-    """The first folder; the jobs are a room above the tasks, which are above all else of a run."""
-    return "training/jobs" if path.parts[:2] == ("training", "jobs") else path.parts[0].removesuffix(".py")
+    """The folder of the package that contains the file."""
+    return path.parts[0].removesuffix(".py")
 
 
 def test_every_room_is_known() -> None:

@@ -154,7 +154,7 @@ NOT_HERE = {
     r".*s3://.*|export AWS_.*|kubectl .*|gaudi-bert run mine.yaml --on .*": "needs a bucket or a cluster",
     r"gaudi-bert run mine.yaml --render manifests/": "of a pipeline in a bucket: tests/runners/kubernetes/test_rendered.py",
     r"gaudi-bert (doctor --cluster --pipeline|run) wiki.yaml( --on kubernetes)?": "tests/k8s/test_commands.py",
-    r"gaudi-bert train --data rows/ --out run/ --model MODEL": "rows of 2,048: tests/training/jobs/test_records.py",
+    r"gaudi-bert train --data rows/ --out run/ --model MODEL": "rows of 2,048: tests/runs/test_records.py",
     r"gaudi-bert serve .*|curl localhost.*": "tests/serving/test_server.py",
     r"python -m mlperf_logging\..*": "needs MLPerf's package",
 }
@@ -181,7 +181,7 @@ INSTEAD = {
 PYTHON_ELSEWHERE = {
     "README.md": "tests/test_documentation.py",
     "docs/python.md": "tests/test_documentation.py",
-    "docs/finetuning.md": "tests/training/jobs/test_rows.py",
+    "docs/finetuning.md": "tests/runs/test_rows.py",
     "docs/serving.md": "tests/serving/test_server.py",
 }
 PRINTS = re.compile(r"^ *print\(.*\)  # (.*)$", re.MULTILINE)

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from gaudi_bert.config.pipeline import PipelineSettings, load_pipeline
-from gaudi_bert.training.jobs.finetune import finetune
-from gaudi_bert.training.jobs.rows import FineTuneInput
+from gaudi_bert.runs.finetune import finetune
+from gaudi_bert.runs.rows import FineTuneInput
 from gaudi_bert.training.run_plan import RunPlan, RunSettings
 from tests.builders.agree import agree
 from tests.builders.reporters import QUIET

@@ -21,7 +21,7 @@ STEPS: list[tuple[str, set[str]]] = [
     ("run missing.yaml", {"numpy", *DATA, *OPTIONAL}),
     ("import gaudi_bert.runners.kubernetes.run", {"kubernetes", "numpy", "tensorflow", "docker"}),
     ("import gaudi_bert.runners.local", DATA),
-    ("import gaudi_bert.training.jobs.records", {"tensorflow", "torch", "docker", "kubernetes", *SOLVERS}),
+    ("import gaudi_bert.runs.records", {"tensorflow", "torch", "docker", "kubernetes", *SOLVERS}),
     ("histogram missing/ --out x.json", {*OPTIONAL, *SOLVERS, *PAGES, "tokenizers"}),
     ("plan histogram.json --out plan.json", {*OPTIONAL, *PAGES, "tokenizers"}),
     ("estimate histogram.json --algorithms ffd", {*OPTIONAL, *PAGES, "tokenizers"}),

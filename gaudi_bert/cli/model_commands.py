@@ -42,7 +42,7 @@ def train(
 ) -> None:
     """Train a BERT on packed or unpacked records, or any language model on a packed table."""
     from gaudi_bert.config.shipped import model_overrides, names_bert
-    from gaudi_bert.training.jobs import records, tables
+    from gaudi_bert.runs import records, tables
     from gaudi_bert.training.run import RunOptions
 
     is_table = tables.is_packed_table(data, arguments.pipeline_settings(pipeline, set_, options).store)
@@ -154,8 +154,8 @@ def finetune(
     json: arguments.Json = False,
 ) -> None:
     """Train a pretrained encoder or causal model for a task, on packed rows."""
-    from gaudi_bert.training.jobs import finetune
-    from gaudi_bert.training.jobs.rows import FineTuneInput
+    from gaudi_bert.runs import finetune
+    from gaudi_bert.runs.rows import FineTuneInput
 
     settings = arguments.pipeline_settings(pipeline, set_, options)
     result = finetune.finetune(

@@ -140,7 +140,7 @@ class RunRequest:
                 return StageOutput(TrainingResult.read(path))
 
         # Imported only here, because a process that only starts other processes must not load an engine.
-        from gaudi_bert.training.jobs.records import train
+        from gaudi_bert.runs.records import train
 
         return train(
             self.settings,
@@ -184,8 +184,8 @@ class RunRequest:
             _run_processes(settings, "finetune", files, ["--overwrite"] if self.how.overwrite else [])
             return StageOutput(FineTuning.read(folder.finetuning_result))
 
-        from gaudi_bert.training.jobs.finetune import finetune
-        from gaudi_bert.training.jobs.rows import FineTuneInput
+        from gaudi_bert.runs.finetune import finetune
+        from gaudi_bert.runs.rows import FineTuneInput
 
         inputs = FineTuneInput(data, evaluation_data, model, vocabulary)
         return finetune(settings, inputs, folder.finetune, reporter=self.how.reporter, overwrite=self.how.overwrite)

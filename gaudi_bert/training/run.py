@@ -1,8 +1,8 @@
 """The steps that all kinds of runs have in common, and the folder of a run.
 
 A job defines what distinguishes one kind of run from the others: its data, model, objective, evaluation and result. The jobs
-are in `jobs/`. `run_job` runs a job: it chooses the engine, opens the folder, builds the model, resumes from the newest
-checkpoint, trains, and writes the result.
+are in `gaudi_bert/runs/`. `run_job` runs a job: it chooses the engine, opens the folder, builds the model, resumes from the
+newest checkpoint, trains, and writes the result.
 """
 
 from __future__ import annotations

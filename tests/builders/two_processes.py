@@ -19,8 +19,8 @@ from gaudi_bert.common.errors import StoppedError
 from gaudi_bert.config.pipeline import PipelineSettings, section_from_mapping
 from gaudi_bert.config.sections import TrainingSettings
 from gaudi_bert.engines.tensorflow.engine import connect
+from gaudi_bert.runs.records import train
 from gaudi_bert.training.evaluate import evaluate
-from gaudi_bert.training.jobs.records import train
 from gaudi_bert.training.objective import TrainingStep
 from tests.builders import training_data
 from tests.builders import training_updates as work

@@ -13,8 +13,8 @@ import pytest
 from gaudi_bert.artefacts.training import FineTuning
 from gaudi_bert.config.pipeline import PipelineSettings, section_from_mapping
 from gaudi_bert.config.sections import TASK_NAMES
-from gaudi_bert.training.jobs.finetune import finetune
-from gaudi_bert.training.jobs.rows import FineTuneInput
+from gaudi_bert.runs.finetune import finetune
+from gaudi_bert.runs.rows import FineTuneInput
 from tests.builders.bert_folder import write_bert, write_rows
 from tests.builders.effort import once
 from tests.builders.reporters import QUIET

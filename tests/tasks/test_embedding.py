@@ -19,9 +19,9 @@ from safetensors.numpy import load_file
 from gaudi_bert.common.errors import InputError, StoppedError
 from gaudi_bert.config.pipeline import PipelineSettings, section_from_mapping
 from gaudi_bert.config.sections import TaskSettings
+from gaudi_bert.runs.finetune import finetune
+from gaudi_bert.runs.rows import FineTuneInput
 from gaudi_bert.tasks.predict import EmbedOptions, embed
-from gaudi_bert.training.jobs.finetune import finetune
-from gaudi_bert.training.jobs.rows import FineTuneInput
 from tests.builders.agree import agree
 from tests.builders.bert_folder import without_dropout, write_bert
 from tests.builders.encoders import TOKENIZER, write_encoder

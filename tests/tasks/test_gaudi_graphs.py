@@ -17,9 +17,9 @@ from gaudi_bert.config.sections import TASK_NAMES, TrainingSettings
 from gaudi_bert.engines import load_engine
 from gaudi_bert.engines.protocol import Communicator, ModelSpec
 from gaudi_bert.model.heads import PretrainingHead
+from gaudi_bert.runs.finetune import _job_of
+from gaudi_bert.runs.rows import FineTuneInput
 from gaudi_bert.training.input import TrainingOrder
-from gaudi_bert.training.jobs.finetune import _job_of
-from gaudi_bert.training.jobs.rows import FineTuneInput
 from gaudi_bert.training.objective import Objective, PretrainingObjective, TrainingStep
 from gaudi_bert.training.verify_model import join_sequences
 from tests.builders.gaudi_graphs import operations_of, pytorch_problems, tensorflow_problems, traced_pass

@@ -10,7 +10,7 @@ import pytest
 
 from gaudi_bert.artefacts.base import VocabularyInfo
 from gaudi_bert.config.pipeline import PipelineSettings, section_from_mapping
-from gaudi_bert.training.jobs.records import train
+from gaudi_bert.runs.records import train
 from tests.builders import training_data as data
 from tests.builders.effort import once
 from tests.builders.reporters import QUIET

@@ -15,7 +15,7 @@ import tensorflow as tf
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.config.sections import MlperfSettings, TrainingSettings
 from gaudi_bert.model.config import BertConfig
-from gaudi_bert.training.jobs.records import train
+from gaudi_bert.runs.records import train
 from gaudi_bert.training.logs import MetricsWriter, MlperfLog
 from gaudi_bert.training.run_plan import RunPlan, RunSettings
 from tests.builders import training_data as data

@@ -1,4 +1,4 @@
-"""Requests to stop. Runs that stop and go on are in `jobs/test_records.py`."""
+"""Requests to stop. Runs that stop and go on are in `tests/runs/test_records.py`."""
 
 from __future__ import annotations
 

@@ -14,10 +14,10 @@ pytest.importorskip("torch", exc_type=ImportError)
 from gaudi_bert.common.errors import InputError, StoppedError
 from gaudi_bert.config.pipeline import PipelineSettings, section_from_mapping
 from gaudi_bert.engines.protocol import Communicator
+from gaudi_bert.runs.records import train
 from gaudi_bert.training import run
 from gaudi_bert.training.checkpoint import find_checkpoint, read_checkpoint
 from gaudi_bert.training.evaluate import evaluate
-from gaudi_bert.training.jobs.records import train
 from tests.builders import training_data as data
 from tests.builders.agree import agree, identical
 from tests.builders.launched import TORCHRUN, finished

@@ -1,7 +1,7 @@
 """The job that fine-tunes a model for a task on labelled rows, for losses that are sums over rows.
 
-The rows of the complete file are packed before the run. `finetune.py` extends this job for tasks with one loss over all rows
-of an update.
+The rows of the complete file are packed before the run. `pairs.py` extends this job for tasks with one loss over all rows of
+an update.
 """
 
 from __future__ import annotations

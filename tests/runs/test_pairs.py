@@ -7,8 +7,8 @@ import pytest
 
 from gaudi_bert.rows.packs import BatchShape
 from gaudi_bert.rows.types import Sequences
+from gaudi_bert.runs.pairs import _PairData
 from gaudi_bert.tasks.update_plan import GroupedRows, RowStream, UpdateShape
-from gaudi_bert.training.jobs.finetune import _PairData
 
 
 @pytest.mark.parametrize("processes", [1, 2])

@@ -13,10 +13,10 @@ from gaudi_bert.artefacts.training import FineTuning
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.pipeline import PipelineSettings, section_from_mapping
 from gaudi_bert.config.sections import TaskSettings
+from gaudi_bert.runs.finetune import finetune
+from gaudi_bert.runs.rows import FineTuneInput
 from gaudi_bert.tasks.kinds.task import task_named
 from gaudi_bert.tasks.task_models import start_weights
-from gaudi_bert.training.jobs.finetune import finetune
-from gaudi_bert.training.jobs.rows import FineTuneInput
 from tests.builders.agree import agree
 from tests.builders.bert_folder import write_bert
 from tests.builders.json_lines import lines_of, write_lines

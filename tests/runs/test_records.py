@@ -15,8 +15,8 @@ from gaudi_bert.common.errors import FailedError, InputError, StoppedError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import PipelineSettings, section_from_mapping
 from gaudi_bert.rows.tokenizer import open_tokenizer
+from gaudi_bert.runs.records import _realized_speedup, train
 from gaudi_bert.training.checkpoint import find_checkpoint, newest_settings, read_checkpoint
-from gaudi_bert.training.jobs.records import _realized_speedup, train
 from tests.builders import training_data as data
 from tests.builders.agree import agree, identical
 from tests.builders.json_lines import lines_of

@@ -1,10 +1,6 @@
-"""Stage finetune: train a pretrained model for a task on labelled rows, and write a folder that `transformers` can open.
+"""The job that fine-tunes a model for a task with one loss over all rows of an update.
 
-`training/run.py` contains the steps of a run and describes its folder. For fine-tuning, the folder also contains `best/`
-(the checkpoint with the best evaluation) and, at the end, the best model (`config.json`, `model.safetensors` and the
-tokenizer), its predictions on the evaluation data (`predictions.jsonl`) and, written last, `metrics.json`. `rows.py`
-contains the job for tasks whose loss is a sum over rows. This module contains the job for tasks with one loss over all rows
-of an update, such as pairs of texts and lists of documents.
+Such tasks learn from pairs of texts, or from lists of documents, by comparing all texts of an update with each other.
 
 In addition to the features of the encoder, a batch contains `text_numbers` [B, S]: the number of each sequence among the
 sequences of its update, or -1 for an unused slot. These numbers are used to collect the outputs of all micro-batches and
@@ -19,37 +15,30 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
-from typing_extensions import Unpack
 
-from gaudi_bert.artefacts.mirrored_folder import local_copies
-from gaudi_bert.artefacts.results import StageOutput
-from gaudi_bert.artefacts.training import BestCheckpoint, FineTuning
+from gaudi_bert.artefacts.training import BestCheckpoint
 from gaudi_bert.common.arrays import BatchArrays, FloatArray, IntArray
 from gaudi_bert.common.errors import InputError, short_repr
-from gaudi_bert.common.files import format_location, is_in_store
 from gaudi_bert.common.progress import Reporter, format_count
 from gaudi_bert.common.sampling import SampledPacks
-from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.config.sections import TaskSettings
 from gaudi_bert.engines.protocol import Communicator, ModelSpec, UpdateLoss
 from gaudi_bert.rows.packs import lay_out_packs
-from gaudi_bert.rows.reading import check_first_row
-from gaudi_bert.rows.types import LANGUAGE_MODELLING, Sequences, TupleRow
+from gaudi_bert.rows.types import Sequences, TupleRow
+from gaudi_bert.runs.rows import BASELINE_NAME, FineTuneJob, run_settings
 from gaudi_bert.tasks.contrast import PairedRows
 from gaudi_bert.tasks.kinds.retrieval import CORRELATIONS
-from gaudi_bert.tasks.kinds.task import TaskObjective, learns_pairs
+from gaudi_bert.tasks.kinds.task import TaskObjective
 from gaudi_bert.tasks.task_data import TaskData
 from gaudi_bert.tasks.task_models import sees_only_before
 from gaudi_bert.tasks.update_plan import RowStream, UpdateShape, choose_shape
 from gaudi_bert.training.input import Batch
-from gaudi_bert.training.jobs.rows import BASELINE_NAME, FineTuneInput, FineTuneJob, run_settings
 from gaudi_bert.training.model_files import SentenceFolder, read_sentence_folder
-from gaudi_bert.training.run import Prepared, RunOptions, run_job
+from gaudi_bert.training.run import Prepared
 from gaudi_bert.training.run_plan import RunPlan
 
 
@@ -143,7 +132,7 @@ class _PairObjective(TaskObjective):
 # baseline.
 
 
-class _PairJob(FineTuneJob):
+class PairJob(FineTuneJob):
     """The job for tasks with one loss over all rows of an update."""
 
     evaluates_first, plans_packs = True, False
@@ -332,58 +321,3 @@ def _check_rows(first: TupleRow, data: TaskData, held_out: TaskData | None, sett
 def _kind(row: TupleRow) -> str:
     """Describe the kind of a row, for error messages."""
     return "has an anchor and a positive" if row.score is None else "has two texts and a score"
-
-
-# --- The stage
-
-
-def finetune(
-    settings: PipelineSettings,
-    files: FineTuneInput,
-    out: Path,
-    **options: Unpack[RunOptions],
-) -> StageOutput[FineTuning] | RunPlan:
-    """Fine-tune a pretrained model for a task.
-
-    Args:
-        settings: The settings of the pipeline.
-        files: The rows and the model. Files in an object store are copied to this machine first.
-        out: The folder of the run, on this machine.
-        **options: See `RunOptions`.
-
-    Returns:
-        The result, or the plan for a dry run.
-
-    Raises:
-        InputError: The settings, the rows and the model do not fit together, or `out` is in an object store.
-        StoppedError: A signal requested a stop. A checkpoint has been saved.
-        FailedError: The training diverged, or another process was lost.
-    """
-    for key, path in (("--out", out), ("task.labels", settings.task.labels)):
-        if path is not None and is_in_store(path):
-            raise InputError(
-                f"{key} {format_location(path)}: fine-tuning needs it on this machine; give a local path, and copy it "
-                "from or to the store"
-            )
-    paths = (files.data, files.evaluation_data, files.model, files.vocabulary)
-    with local_copies(paths, settings.store) as copies:
-        name = settings.task.name
-        if name is not None:
-            check_first_row(str(copies[0]), name, settings.task, labelled=name not in LANGUAGE_MODELLING)
-        job = _job_of(settings, FineTuneInput(*copies), Path(out))  # type: ignore[arg-type]
-        return run_job(job, settings, out, **options)
-
-
-def _job_of(settings: PipelineSettings, files: FineTuneInput, out: Path) -> FineTuneJob:
-    """Return the job for the task.
-
-    Raises:
-        InputError: The task does not support the chosen loss.
-    """
-    task = settings.task
-    if learns_pairs(task):
-        return _PairJob(settings, files, out)
-    if task.loss is not None:
-        others = " but listwise" if task.name == "reranking" else ""
-        raise InputError(f"task.loss = {task.loss}: {task.name} has no other loss{others}; leave it out")
-    return FineTuneJob(settings, files, out)

@@ -22,9 +22,9 @@ import transformers
 from gaudi_bert.artefacts.base import NOTES_NAME
 from gaudi_bert.common.errors import InputError, StoppedError
 from gaudi_bert.config.pipeline import PipelineSettings, section_from_mapping
+from gaudi_bert.runs.tables import WordTargets, _open_packed_table, _TableEvaluation, train_on_table
 from gaudi_bert.training.checkpoint import find_checkpoint, read_checkpoint
 from gaudi_bert.training.input import TrainingOrder
-from gaudi_bert.training.jobs.tables import WordTargets, _open_packed_table, _TableEvaluation, train_on_table
 from gaudi_bert.training.run_plan import learning_rate_at
 from tests.builders.agree import agree, identical
 from tests.builders.command_line import refusal, succeed
