@@ -21,7 +21,7 @@ from k8s_serving import serving
 
 import gaudi_bert
 from gaudi_bert.config.pipeline import load_pipeline
-from gaudi_bert.runners.kubernetes.rendered import write_rendered
+from gaudi_bert.runners.kubernetes.manifests import write_rendered
 from gaudi_bert.runners.stage_table import stages_of
 
 TWO_DATA_PODS = ["resources.data_workers=2"]

@@ -96,7 +96,7 @@ HEAVY: dict[str, tuple[set[str], set[str]]] = {
     "highspy": (set(), {"packing/exact/linear_program"}),
     "tokenizers": (set(), {"corpus/vocabulary", "rows/tokenizer", "rows/tokenizer_files"}),
     "tensorflow": ({"engines/tensorflow"}, set()),
-    "horovod": (set(), {"engines/tensorflow/engine", "runners/launch"}),
+    "horovod": (set(), {"engines/tensorflow/engine", "runners/training_processes"}),
     "habana_frameworks": (set(), {"engines"}),
     "safetensors": ({"training/checkpoint", "tasks/task_models", "tasks/export", "encoders/encoder_weights"}, {"training"}),
     "matplotlib": (set(), {"reporting"}),
@@ -207,7 +207,7 @@ OPENERS = {"open", "read_text", "read_bytes"}
 OTHERWISE = {
     "common/files.py", "common/compiled.py", "common/processor.py", "common/threads.py", "common/errors.py",
     "common/progress.py", "corpus/python_texts.py", "runners/stop_ranks.py",
-    "runners/kubernetes/manifests.py", "runners/launch.py", "artefacts/object_store.py",
+    "runners/kubernetes/manifests.py", "runners/training_processes.py", "artefacts/object_store.py",
     "training/logs.py", "tables/tokenize.py",
 }  # fmt: skip
 NO_FILES = {"os", "gzip", "self", "webbrowser", "tarfile", "model", "files"}

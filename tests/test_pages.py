@@ -152,7 +152,7 @@ ELSEWHERE = {
 NOT_HERE = {
     r"pip install .*|make test": "installs or downloads: .ci/run does it on a clean clone",
     r".*s3://.*|export AWS_.*|kubectl .*|gaudi-bert run mine.yaml --on .*": "needs a bucket or a cluster",
-    r"gaudi-bert run mine.yaml --render manifests/": "of a pipeline in a bucket: tests/runners/kubernetes/test_rendered.py",
+    r"gaudi-bert run mine.yaml --render manifests/": "of a pipeline in a bucket: tests/runners/kubernetes/test_manifests.py",
     r"gaudi-bert (doctor --cluster --pipeline|run) wiki.yaml( --on kubernetes)?": "tests/k8s/test_commands.py",
     r"gaudi-bert train --data rows/ --out run/ --model MODEL": "rows of 2,048: tests/runs/test_records.py",
     r"gaudi-bert serve .*|curl localhost.*": "tests/serving/test_server.py",

@@ -100,7 +100,7 @@ def run(
     if dry_run:
         _show_dry_run(settings, names, WorkFolder.of(settings, work, pipeline.parent), pipeline, on, verbose, json)
     elif render is not None:
-        from gaudi_bert.runners.kubernetes.rendered import write_rendered
+        from gaudi_bert.runners.kubernetes.manifests import write_rendered
 
         parts = write_rendered(settings, names, render, overwrite)
         lines = [f"{render}: {', '.join(parts)}", *(f"kubectl apply -k {render}/{part}" for part in parts)]
@@ -153,7 +153,7 @@ def _show_dry_run(
 ) -> None:
     import yaml
 
-    from gaudi_bert.runners.kubernetes.run import check_access_mode
+    from gaudi_bert.runners.kubernetes.work_claim import check_access_mode
     from gaudi_bert.runners.stage_table import STAGES, missing_paths, preview_stage
 
     if on == "kubernetes":

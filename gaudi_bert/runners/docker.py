@@ -30,8 +30,8 @@ from gaudi_bert.common.launch import handle_signals
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.config.places import DockerSettings, ImageSettings
-from gaudi_bert.runners.launch import card_variables
 from gaudi_bert.runners.stage_table import STAGES, missing_paths, named_paths, quantity_value, stage_image
+from gaudi_bert.runners.training_processes import card_variables
 
 _ANSWER_SECONDS = 60
 # A training process that is stopped first finishes its update and saves a checkpoint, so wait this long before it is killed.

@@ -29,7 +29,8 @@ from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.config.values import EngineName
 from gaudi_bert.runners.kubernetes.client import KINDS, Cluster, title_of
 from gaudi_bert.runners.kubernetes.manifests import Manifests, check_paths, render
-from gaudi_bert.runners.kubernetes.run import check_objects, find_work_claim
+from gaudi_bert.runners.kubernetes.run import check_objects
+from gaudi_bert.runners.kubernetes.work_claim import find_work_claim
 
 
 @dataclass(frozen=True)

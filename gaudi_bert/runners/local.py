@@ -2,7 +2,7 @@
 
 `run_stages` runs stages, and `RunRequest` has one method per stage. A method imports the modules of its stage only when it
 is called, because the data image contains neither PyTorch nor TensorFlow. Each stage checks itself whether its product
-already exists, and then does nothing. If a stage trains in several processes, `launch.py` starts them.
+already exists, and then does nothing. If a stage trains in several processes, `training_processes.py` starts them.
 
 `wait_for_inputs` runs in the init container of each Kubernetes Job, because Kubernetes does not start Jobs in any order.
 """
@@ -30,8 +30,8 @@ from gaudi_bert.common.files import format_location, is_in_store, resolve_locati
 from gaudi_bert.common.launch import find_launch
 from gaudi_bert.common.progress import Reporter, format_seconds
 from gaudi_bert.config.pipeline import PipelineSettings
-from gaudi_bert.runners.launch import run_training_processes
 from gaudi_bert.runners.stage_table import STAGES, STEPS, select_stages
+from gaudi_bert.runners.training_processes import run_training_processes
 
 if TYPE_CHECKING:  # some of these modules import numpy, which this module does not need at run time
     from gaudi_bert.tasks.answers import StreamResult

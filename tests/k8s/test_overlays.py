@@ -43,7 +43,7 @@ def built(repository: Path, kustomize: Callable[[Path], list[Json]]) -> dict[str
 
 
 def test_every_overlay_can_be_applied(built: dict[str, list[Json]]) -> None:
-    """Nothing that it refers to is left out; `test_rendered.py` holds what is rendered to the schemas."""
+    """Nothing that it refers to is left out; `test_manifests.py` holds what is rendered to the schemas."""
     for overlay, objects in built.items():
         assert (overlay, check_manifests(objects)) == (overlay, [])
 

@@ -18,8 +18,8 @@ import pytest
 
 from gaudi_bert.config.pipeline import load_pipeline
 from gaudi_bert.runners import stop_ranks
-from gaudi_bert.runners.launch import training_command
 from gaudi_bert.runners.stop_ranks import _meeting_point, _named_variables, _run_ranks
+from gaudi_bert.runners.training_processes import training_command
 from tests.builders.ssh_hosts import WORKERS, made_hosts, wait_until
 
 WRAPPER = [sys.executable, "-m", "gaudi_bert.runners.stop_ranks"]

@@ -15,7 +15,7 @@ from gaudi_bert.common.errors import FailedError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import load_pipeline
 from gaudi_bert.engines.protocol import Communicator
-from gaudi_bert.runners.launch import run_training_processes
+from gaudi_bert.runners.training_processes import run_training_processes
 from gaudi_bert.runs.records import train
 from gaudi_bert.training.checkpoint import _checkpoint_files, read_checkpoint, write_checkpoint
 from gaudi_bert.training.evaluate import evaluate

@@ -39,7 +39,7 @@ from gaudi_bert.runners.kubernetes.reasons import (
     suspension_problem,
     trains_together,
 )
-from gaudi_bert.runners.launch import RANK_TAG
+from gaudi_bert.runners.training_processes import RANK_TAG
 
 _WATCH_SECONDS = 5
 _SHORTEST_ROUND_SECONDS = 0.2

@@ -26,7 +26,7 @@ from gaudi_bert.runners.kubernetes.reasons import (
     suspension_problem,
 )
 from gaudi_bert.runners.kubernetes.run import foreign_error
-from gaudi_bert.runners.launch import RANK_TAG
+from gaudi_bert.runners.training_processes import RANK_TAG
 
 # The objects that the steps of a pipeline share, by kind and name suffix. `delete` looks for all of them, because earlier
 # settings of the pipeline may have created objects that the current settings do not need.

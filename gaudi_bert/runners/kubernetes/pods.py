@@ -13,8 +13,15 @@ from typing import Any
 from gaudi_bert.common.launch import NODE_ADDRESS, NODE_VARIABLES
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.config.places import PodPlacement, PodResources, ResourceSettings
-from gaudi_bert.runners.launch import EFA_SSH_PORT, ROOT_SSH_PORT, SSH_KEY, USER_SSH_PORT, card_variables, training_command
 from gaudi_bert.runners.stage_table import STEPS, Stage, quantity_value, stage_engine, stage_image
+from gaudi_bert.runners.training_processes import (
+    EFA_SSH_PORT,
+    ROOT_SSH_PORT,
+    SSH_KEY,
+    USER_SSH_PORT,
+    card_variables,
+    training_command,
+)
 
 Manifest = dict[str, Any]
 

@@ -18,8 +18,8 @@ from gaudi_bert.runners.kubernetes.client import Cluster, Json, title_of
 from gaudi_bert.runners.kubernetes.manifests import POD_LABELS, QUEUE_LABEL
 from gaudi_bert.runners.kubernetes.pods import CARD_RESOURCE, STEP_LABEL
 from gaudi_bert.runners.kubernetes.remedies import find_advice
-from gaudi_bert.runners.launch import RANK_TAG
 from gaudi_bert.runners.stage_table import STEPS
+from gaudi_bert.runners.training_processes import RANK_TAG
 
 
 class State(IntEnum):

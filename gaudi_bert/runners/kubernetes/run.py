@@ -22,8 +22,9 @@ from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.runners.kubernetes.client import Cluster, ConflictError, Json, NotFoundError, title_of
 from gaudi_bert.runners.kubernetes.follow import PodsStoppedError, follow
 from gaudi_bert.runners.kubernetes.manifests import POD_LABELS, Manifests, check_paths, is_own, own_selector, render
-from gaudi_bert.runners.kubernetes.pods import STEP_LABEL, Manifest, work_claim_name
+from gaudi_bert.runners.kubernetes.pods import STEP_LABEL, Manifest
 from gaudi_bert.runners.kubernetes.reasons import job_outcome
+from gaudi_bert.runners.kubernetes.work_claim import find_work_claim, should_recreate_claim
 from gaudi_bert.runners.stage_table import steps_of
 
 _DIGEST = "gaudi-bert/manifest-sha256"
@@ -75,7 +76,7 @@ def run_on_kubernetes(
         if problem is not None:
             raise problem
     _refuse_other_runs(cluster, settings, [_signed(item, manifests, _identity(settings, claim)) for item in steps.values()])
-    if claim is not None and is_own(settings, claim) and _is_to_be_made_anew(cluster, settings, claim):
+    if claim is not None and is_own(settings, claim) and should_recreate_claim(cluster, settings, claim):
         remove_and_wait(cluster, settings, "PersistentVolumeClaim", claim["metadata"]["name"])
     claim = _make_shared(cluster, settings, manifests) or claim
     summary = {}
@@ -206,126 +207,6 @@ def _signed(item: Manifest, manifests: Manifests, work: str) -> Manifest:
 def _digest(item: Manifest) -> str | None:
     """Return the digest in the annotations of an object, or None if it has none."""
     return (item["metadata"].get("annotations") or {}).get(_DIGEST)
-
-
-# --- the volume claim of the work folder
-#
-# A claim cannot be changed later, so check before it is created whether workers on several nodes could mount its volume.
-
-_SHARED, _ALONE = "ReadWriteMany", "ReadWriteOnce"
-# Provisioners of network file systems. They do not attach volumes to a node, so several nodes can mount a claim of any mode.
-_SHARING = (
-    *("nfs.csi.k8s.io", "nfs-subdir-external-provisioner", "efs.csi.aws.com", "fsx.csi.aws.com", "file.csi.azure.com"),
-    *("kubernetes.io/azure-file", "filestore.csi.storage.gke.io", "csi.juicefs.com"),
-)
-
-
-def find_work_claim(cluster: Cluster, settings: PipelineSettings) -> Json | None:
-    """Return the volume claim of the work folder, or None if it does not exist yet or the work folder is in a store.
-
-    Raises:
-        InputError: A claim that the settings name does not exist, a claim is being removed or has lost its volume, or the
-            workers may run on several nodes, which cannot mount the claim together.
-    """
-    kubernetes = settings.kubernetes
-    for key in ("work_claim", "data_claim"):
-        name = getattr(kubernetes, key)
-        if name and _usable_claim(cluster, name) is None:
-            raise InputError(f"kubernetes.{key}: no claim {name} in namespace {cluster.namespace}; see `kubectl get pvc`")
-    if kubernetes.store:
-        return None
-    claim = _usable_claim(cluster, work_claim_name(settings))
-    _check_sharing(cluster, settings, claim)
-    return claim
-
-
-def _usable_claim(cluster: Cluster, name: str) -> Json | None:
-    """Return a volume claim, or None if it does not exist.
-
-    Raises:
-        InputError: The claim is being removed, or has lost its volume.
-    """
-    claim = cluster.read("PersistentVolumeClaim", name)
-    if claim is not None and "deletionTimestamp" in claim["metadata"]:
-        raise InputError(f"volume claim {name} is being removed; wait until it is gone, and no pod mounts it any more")
-    if claim is not None and claim.get("status", {}).get("phase") == "Lost":
-        raise InputError(f"volume claim {name} has lost its volume; remove it with `gaudi-bert k8s delete PIPELINE --data`")
-    return claim
-
-
-def _is_to_be_made_anew(cluster: Cluster, settings: PipelineSettings, claim: Json) -> bool:
-    """Return whether to replace a claim of the pipeline, because the settings have changed and it has no volume yet.
-
-    Such a claim contains no data, so nothing is lost. The storage class and the access mode are compared.
-    """
-    spec = claim["spec"]
-    if settings.kubernetes.work_claim or claim.get("status", {}).get("phase") != "Pending" or spec.get("volumeName"):
-        return False
-    class_to_use = settings.kubernetes.storage_class
-    if class_to_use is None:
-        default = _find_class(cluster.find("StorageClass", if_allowed=True), None)
-        class_to_use = default["metadata"]["name"] if default else spec.get("storageClassName")
-    return bool(class_to_use != spec.get("storageClassName")) or spec.get("accessModes") != [settings.kubernetes.access_mode]
-
-
-def _has_several_workers(settings: PipelineSettings) -> bool:
-    """Return whether training has several workers that use a volume, so that several nodes may have to mount it."""
-    return settings.pretrains and settings.resources.workers > 1 and settings.kubernetes.store is None
-
-
-def check_access_mode(settings: PipelineSettings) -> None:
-    """Check that several workers do not share a volume that only one node can mount.
-
-    Only the settings are checked. If `kubernetes.work_claim` names an existing claim, nothing is checked, because its access
-    modes are known only to the cluster.
-
-    Raises:
-        InputError: There are several workers, and `kubernetes.access_mode` is `ReadWriteOnce`.
-    """
-    if _has_several_workers(settings) and settings.kubernetes.access_mode == _ALONE and not settings.kubernetes.work_claim:
-        raise _refusal(settings, "kubernetes.access_mode", [_ALONE])
-
-
-def _check_sharing(cluster: Cluster, settings: PipelineSettings, claim: Json | None) -> None:
-    """Check that all workers can mount the claim of the work folder, or the claim that the run would create.
-
-    Raises:
-        InputError: The workers may run on several nodes, and only one node can mount the claim.
-    """
-    spec = claim.get("spec", {}) if claim is not None else {}
-    modes = spec.get("accessModes") or [settings.kubernetes.access_mode]
-    if not _has_several_workers(settings) or _SHARED in modes:
-        return
-    if len(cluster.find("Node", if_allowed=True)) < 2:
-        return  # there is only one node, or the account may not list the nodes
-    classes = cluster.find("StorageClass", if_allowed=True)
-    storage_class = _find_class(classes, spec.get("storageClassName") or settings.kubernetes.storage_class) or {}
-    if not str(storage_class.get("provisioner")).endswith(_SHARING):
-        raise _refusal(settings, f"volume claim {work_claim_name(settings)}", modes)
-
-
-def _find_class(classes: Sequence[Json], name: str | None) -> Json | None:
-    """Return the storage class with a name, or the default class if the name is None. Return None if it does not exist."""
-    if name:
-        return next((item for item in classes if item["metadata"]["name"] == name), None)
-    default = {"storageclass.kubernetes.io/is-default-class": "true"}
-    return next((item for item in classes if default.items() <= (item["metadata"].get("annotations") or {}).items()), None)
-
-
-def _refusal(settings: PipelineSettings, where: str, modes: Sequence[str]) -> InputError:
-    """Return the error for several workers whose volume only one node can mount.
-
-    Args:
-        settings: The settings of the pipeline.
-        where: The setting or the claim with these access modes, for the message.
-        modes: The access modes.
-    """
-    remedy = (
-        f"set kubernetes.access_mode to {_SHARED} and kubernetes.storage_class to a class that has it (an older claim goes "
-        "with its data: gaudi-bert k8s delete PIPELINE --data), or kubernetes.work_claim to a claim that has it"
-    )
-    workers = f"the {settings.resources.workers} workers may run on several nodes"
-    return InputError(f"{where}: {', '.join(modes)}, but {workers}; {remedy}")
 
 
 # --- creating and replacing objects

@@ -16,7 +16,7 @@ from gaudi_bert.common.errors import FailedError, InputError, StoppedError
 from gaudi_bert.common.launch import Launch, find_launch, find_node
 from gaudi_bert.config.pipeline import PipelineSettings, load_pipeline, section_from_mapping
 from gaudi_bert.runners import launch
-from gaudi_bert.runners.launch import (
+from gaudi_bert.runners.training_processes import (
     _cores_of_processes,
     run_training_processes,
     training_command,
