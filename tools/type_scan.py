@@ -27,7 +27,7 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.encoders.packed_model import _logits_of
 from gaudi_bert.encoders.trial import MODEL_ERRORS, _spread_weights, quiet_transformers, reason_of, small_copy, usual_tokens
 from gaudi_bert.engines.protocol import ModelSpec
-from gaudi_bert.engines.pytorch.model import build_encoder
+from gaudi_bert.engines.pytorch.encoder_model import build_encoder
 from gaudi_bert.model.config import EncoderConfig
 from gaudi_bert.model.heads import TaskHead
 from tests.builders.task_batches import batch_of, packs_of

@@ -26,7 +26,6 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from gaudi_bert.common.arrays import BatchArrays
 from gaudi_bert.common.errors import FailedError, InputError
-from gaudi_bert.encoders.cpu import patch_linear
 from gaudi_bert.encoders.encoder_weights import architecture_of, read_model, sizes_by, stored_buffers
 from gaudi_bert.encoders.feeding import (
     Feeding,
@@ -39,6 +38,7 @@ from gaudi_bert.encoders.feeding import (
     widen,
 )
 from gaudi_bert.encoders.feeding_trial import alone_bound, feeding_of, packed_batch, try_model
+from gaudi_bert.encoders.matrix_products import patch_linear
 from gaudi_bert.encoders.trial import (
     TRIAL_SEED,
     Row,

@@ -52,7 +52,7 @@ from gaudi_bert.tasks.task_models import TaskDescription, check_finished, is_ber
 from gaudi_bert.training.model_files import SentenceFolder, read_sentence_folder, tokenizer_length
 
 if TYPE_CHECKING:  # importing it loads torch
-    from gaudi_bert.engines.pytorch.model import TorchEncoder
+    from gaudi_bert.engines.pytorch.encoder_model import TorchEncoder
 
 _ENDINGS = (".npy", ".parquet", ".jsonl")
 

@@ -120,7 +120,7 @@ def traced_pass(model: Any, batch: BatchArrays, update_loss: UpdateLoss | None =
 
     from gaudi_bert.encoders.feeding import widen
     from gaudi_bert.engines.pytorch.bert import _plain_attention
-    from gaudi_bert.engines.pytorch.model import TorchBert
+    from gaudi_bert.engines.pytorch.bert_model import TorchBert
 
     seed = np.zeros(2, np.int32)
     if isinstance(model, TorchBert):

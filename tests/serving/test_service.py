@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from gaudi_bert.common.errors import FailedError
-from gaudi_bert.engines.pytorch.model import build_encoder
+from gaudi_bert.engines.pytorch.encoder_model import build_encoder
 from gaudi_bert.serving.model import ServedModel
 from gaudi_bert.serving.queue import PendingRequest, Queue
 from gaudi_bert.serving.service import _BODIES_AT_ONCE

@@ -22,8 +22,10 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.encoders.cpu import attention_in_cache, dropout, is_large_product, linear, pack_weights, product
 from gaudi_bert.encoders.feeding import widen
+from gaudi_bert.encoders.matrix_products import is_large_product, linear
+from gaudi_bert.engines.pytorch.cpu_operations import attention_in_cache, dropout
+from gaudi_bert.engines.pytorch.packed_weights import pack_weights, product
 from gaudi_bert.model.config import BertConfig, layer_name_prefix
 from gaudi_bert.model.heads import FORBIDDEN_SCORE, check_logit_count
 

@@ -23,7 +23,8 @@ from gaudi_bert.config.sections import LoopSettings
 from gaudi_bert.config.values import EngineName
 from gaudi_bert.engines.protocol import Communicator, ComputeDtype, Device, DeviceKind, ModelSpec
 from gaudi_bert.engines.pytorch import distributed, environment_notes, has_gaudi
-from gaudi_bert.engines.pytorch.model import TorchBert, TorchModel, build_encoder
+from gaudi_bert.engines.pytorch.bert_model import TorchBert
+from gaudi_bert.engines.pytorch.model import TorchModel
 from gaudi_bert.engines.pytorch.updates import TorchUpdates
 from gaudi_bert.model.config import BertConfig
 
@@ -60,6 +61,8 @@ def build(
     if compiled:  # there is a graph for each shape, and `serve` has up to 12 shapes, but the default limit is 8 graphs
         torch._dynamo.config.cache_size_limit = 64  # noqa: SLF001
     if not isinstance(spec.config, BertConfig):
+        from gaudi_bert.engines.pytorch.encoder_model import build_encoder  # imported here, because it loads transformers
+
         return build_encoder(spec, device, seed=seed, compute_dtype=compute_dtype, compiler=compiler)
     return TorchBert(spec, device, seed=seed, compute_dtype=compute_dtype, compiler=compiler)
 

@@ -6,9 +6,9 @@ import pytest
 
 torch = pytest.importorskip("torch", exc_type=ImportError)
 
-from gaudi_bert.encoders import cpu  # noqa: E402
-from gaudi_bert.encoders.cpu import attention_in_cache  # noqa: E402
+from gaudi_bert.engines.pytorch import cpu_operations  # noqa: E402
 from gaudi_bert.engines.pytorch.bert import _attention_bias, _fused_attention, _plain_attention  # noqa: E402
+from gaudi_bert.engines.pytorch.cpu_operations import attention_in_cache  # noqa: E402
 from tests.builders.agree import agree  # noqa: E402
 
 LENGTH, PACKS, HEADS, SIZE = 67, 2, 3, 8
@@ -47,7 +47,7 @@ def test_outputs_and_gradients_of_both_forms(sequences: int, causal: bool) -> No
 @pytest.mark.parametrize("rate", [0.0, 0.25])
 def test_attention_of_some_heads_at_a_time(rate: float, together: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same numbers drop the same shares; and what is saved is right for the backward pass."""
-    monkeypatch.setattr(cpu, "_NUMBERS_TOGETHER", together)
+    monkeypatch.setattr(cpu_operations, "_NUMBERS_TOGETHER", together)
     random = torch.Generator().manual_seed(1)
     shape = (PACKS, LENGTH, HEADS, SIZE)
     inputs = [torch.randn(shape, generator=random).transpose(1, 2).requires_grad_() for _ in range(3)]

@@ -16,9 +16,10 @@ import transformers
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.sections import TrainingSettings
-from gaudi_bert.encoders.cpu import PackedLinear, has_onednn
+from gaudi_bert.encoders.matrix_products import has_onednn
 from gaudi_bert.engines import load_engine
 from gaudi_bert.engines.protocol import Communicator, ModelSpec, UpdateScalars
+from gaudi_bert.engines.pytorch.packed_weights import PackedLinear
 from gaudi_bert.model.config import BertConfig, EncoderConfig
 from gaudi_bert.model.heads import TaskHead, VectorHead
 from tests.builders import torch_models

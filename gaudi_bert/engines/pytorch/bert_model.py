@@ -1,0 +1,149 @@
+"""Our own BERT (`bert.py`) with any head, as `engines/protocol.Model`.
+
+Letters in shapes: B packs, Q masked slots, S depth, T tokens, R needed positions, P rows of logits, H hidden size,
+V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gaudi_bert.common.arrays import BatchArrays
+from gaudi_bert.encoders.feeding import vectors_of_sequences, widen
+from gaudi_bert.encoders.matrix_products import is_eager
+from gaudi_bert.engines.protocol import ComputeDtype, Device, ModelSpec, Trial
+from gaudi_bert.engines.pytorch.bert import (
+    WORDS,
+    WORDS_TO_LOOK_UP,
+    Network,
+    attention_on,
+    encode_packs,
+    packed_parameters,
+    pool,
+    pretraining_outputs,
+    word_scores,
+)
+from gaudi_bert.engines.pytorch.cpu_operations import TableOfRows
+from gaudi_bert.engines.pytorch.losses import pretraining_sums
+from gaudi_bert.engines.pytorch.model import Tensors, TorchModel, to_numpy
+from gaudi_bert.model.config import BertConfig, draw_initial_value, has_weight_decay
+from gaudi_bert.model.heads import Loss, PretrainingHead, VectorHead, check_logit_count, parameter_specs_with_head
+
+
+class TorchBert(TorchModel):
+    """A BERT with any head. The names and shapes of its variables are defined in `model/config.py`.
+
+    Attributes:
+        config: The config of the BERT.
+        attention: The attention function.
+        frozen: The variables in the layout for inference, after `freeze` on a CPU. None before.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        device: Device | None = None,
+        *,
+        seed: int | None,
+        compute_dtype: ComputeDtype | None = None,
+        compiler: str | None = None,
+    ) -> None:
+        super().__init__(spec, device, compute_dtype, compiler)
+        self.config = cast(BertConfig, spec.config)
+        for name, variable in parameter_specs_with_head(self.config, spec.head).items():
+            value = torch.from_numpy(draw_initial_value(name, variable, self.config.initializer_range, seed))
+            self.parameters_by_name[name] = torch.nn.Parameter(value.to(self.device))
+        self.attention = attention_on(self.device.type, device is not None and device.fuses_attention)
+        self.frozen: dict[str, Tensor] | None = None
+        self._compute: Callable[..., Any] = self._heads
+        if compiler is not None:
+            self._compute = torch.compile(self._heads, backend=compiler, dynamic=False, fullgraph=True)
+
+    def has_weight_decay(self, name: str) -> bool:
+        """Return whether weight decay applies to a variable."""
+        return has_weight_decay(name)
+
+    def forward(self, batch: Tensors, training: bool) -> Any:
+        """Compute the outputs of the head. For pretraining, return the logits of both tasks."""
+        return self._compute(self._parameters(), batch, training)
+
+    def trial(self, batch: BatchArrays, loss: Loss) -> Trial:
+        """Compute outputs, losses and gradients of a pretraining model, without dropout."""
+        tensors, network = self.tensors(batch), self._network(self._parameters())
+        with torch.no_grad(), self.autocast():
+            hidden_TH = encode_packs(network, tensors)
+        with self.autocast():
+            words_BQV, sentences_BS2 = pretraining_outputs(network, tensors)
+        sums = pretraining_sums(words_BQV, sentences_BS2, tensors, loss)
+        masked_lm_loss, next_sentence_loss = sums[0] / sums[1], sums[2] / sums[3]
+        leaves = self.parameters_by_name
+        gradients = torch.autograd.grad(masked_lm_loss + next_sentence_loss, list(leaves.values()), allow_unused=True)
+        return Trial(
+            {
+                "hidden_states": to_numpy(widen(hidden_TH)).reshape(*batch["input_ids"].shape, -1),
+                "masked_lm_logits": to_numpy(words_BQV),
+                "next_sentence_logits": to_numpy(sentences_BS2),
+            },
+            {"masked_lm_loss": masked_lm_loss.item(), "next_sentence_loss": next_sentence_loss.item()},
+            {
+                name: np.zeros(leaf.shape, np.float32) if gradient is None else to_numpy(gradient)
+                for (name, leaf), gradient in zip(leaves.items(), gradients, strict=True)
+            },
+        )
+
+    def pack(self, dtype: torch.dtype) -> None:
+        """Concatenate the kernels of attention, and convert all kernels of the encoder layers for inference."""
+        reads_few = isinstance(self.spec.head, PretrainingHead) or self.spec.head.positions_feature is not None
+        self.frozen = packed_parameters(self.parameters_by_name, self.config, dtype, reads_few=reads_few)
+        self.parameters_by_name = {}
+
+    def call_between_layers(self, callback: Callable[[], None]) -> None:
+        """Call `callback` before the attention of each layer from now on."""
+        attend = self.attention
+
+        def attend_after_callback(*inputs: Tensor) -> Tensor:
+            callback()
+            return attend(*inputs)
+
+        self.attention = attend_after_callback
+
+    def _parameters(self) -> dict[str, Tensor]:
+        """Return the variables for a forward pass, by name."""
+        if self.frozen is not None:
+            return self.frozen
+        if self.compute_dtype == "float64":
+            return {name: parameter.double() for name, parameter in self.parameters_by_name.items()}
+        parameters: dict[str, Tensor] = dict(self.parameters_by_name)
+        if is_eager(parameters[WORDS]) and not self.is_compiled:
+            parameters[WORDS_TO_LOOK_UP], parameters[WORDS] = TableOfRows.apply(parameters[WORDS])
+        return parameters
+
+    def _network(self, parameters: Tensors, training: bool = False) -> Network:
+        """Return what the layers need for a forward pass."""
+        recomputes, reads_few = training and self.recomputes, self.frozen is not None
+        return Network(self.config, parameters, training, self.attention, recomputes, reads_few)
+
+    def _heads(self, parameters: Tensors, batch: Tensors, training: bool) -> Any:
+        """Compute the outputs of the head. This function is compiled."""
+        network, head = self._network(parameters, training), self.spec.head
+        if isinstance(head, PretrainingHead):
+            return pretraining_outputs(network, batch)
+        hidden_RH = encode_packs(network, batch, None if head.positions_feature is None else batch[head.positions_feature])
+        if isinstance(head, VectorHead):
+            return vectors_of_sequences(head, widen(hidden_RH), batch)
+        packs, length = batch["input_ids"].shape
+        if not head.needs_outputs:
+            check_logit_count(packs, length, self.config.vocab_size)
+            return word_scores(network, hidden_RH)
+        inputs_PH = pool(network, hidden_RH) if head.predicts_per_text else widen(hidden_RH)
+        if head.kind != "question-answering":  # BERT's span head has no dropout
+            inputs_PH = network.drop(inputs_PH)
+        with torch.autocast(self.device.type, enabled=False):
+            return network.dense(inputs_PH, head.dense_name_prefix).reshape(
+                packs, -1 if head.predicts_per_text else length, head.width
+            )

@@ -1,0 +1,167 @@
+"""Any encoder of `transformers` but our BERT, with its own head and variable names, as `engines/protocol.Model`.
+
+`encoders/packed_model.py` runs the encoder on packs. Importing this module loads `transformers`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from gaudi_bert.common.arrays import BatchArrays, Float32Array
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.encoders.encoder_weights import class_of, config_of
+from gaudi_bert.encoders.feeding_trial import feeding_of
+from gaudi_bert.encoders.packed_model import PackedModel
+from gaudi_bert.encoders.trial import MODEL_ERRORS, quiet_transformers, reason_of
+from gaudi_bert.engines.protocol import ComputeDtype, Device, ModelSpec
+from gaudi_bert.engines.pytorch.model import Tensors, TorchModel
+from gaudi_bert.engines.pytorch.packed_weights import pack_linear_layers
+from gaudi_bert.model.config import EncoderConfig
+from gaudi_bert.model.heads import TaskHead, VectorHead
+
+
+def build_encoder(
+    spec: ModelSpec,
+    device: Device | None,
+    *,
+    seed: int | None,
+    compute_dtype: ComputeDtype | None = None,
+    compiler: str | None = None,
+) -> TorchEncoder:
+    """Build a `transformers` model with a head.
+
+    Args:
+        spec: The config and the head of the model.
+        device: The device. None for the CPU in float32.
+        seed: The seed with which `transformers` draws the initial values. The model is then tried on packs. None if weights
+            will be loaded, after which `check_packs` tries the model.
+        compute_dtype: The dtype of the matrix products. None for that of the device.
+        compiler: The backend of torch.compile, or None if the model is not compiled.
+
+    Raises:
+        InputError: The model cannot be built or fed packs, or `transformers` has no such head for it.
+    """
+    config = config_of(cast(EncoderConfig, spec.config), spec.head)
+    kind = class_of(config, spec.head)
+    feeding = feeding_of(config, kind=kind)
+    try:
+        with torch.random.fork_rng(devices=[]), quiet_transformers():
+            torch.manual_seed(0 if seed is None else seed)
+            module = kind._from_config(config).float()  # noqa: SLF001 - transformers has no public method for this
+    except MODEL_ERRORS as error:
+        problem = f"cannot be built: {reason_of(error)}; correct its config.json"
+        raise InputError(f"model type {config.model_type!r}: {problem}") from error
+    packed = PackedModel(module, feeding, spec.head if isinstance(spec.head, TaskHead) else None)
+    if seed is not None:
+        packed.try_packs(training=True)
+        if isinstance(spec.head, TaskHead):
+            packed.try_head()
+    return TorchEncoder(spec, device, compute_dtype, packed, compiler)
+
+
+class TorchEncoder(TorchModel):
+    """A `transformers` model that runs on packs.
+
+    Attributes:
+        packed: The model on packs.
+        module: The `transformers` module.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        device: Device | None,
+        compute_dtype: ComputeDtype | None,
+        packed: PackedModel,
+        compiler: str | None,
+    ) -> None:
+        super().__init__(spec, device, compute_dtype, compiler)
+        self.packed, self.module = packed, packed.module.to(self.device)
+        self.parameters_by_name = dict(self.module.named_parameters())
+        self._undecayed = {name for name in self.parameters_by_name if name.endswith("bias")}
+        for path, inner in self.module.named_modules():
+            if "Norm" in type(inner).__name__:
+                self._undecayed |= {f"{path}.{name}" for name, _ in inner.named_parameters(recurse=False)}
+        if self.recomputes:
+            # The method has different names in current and in older transformers.
+            names = ("activation_checkpointing_enable", "gradient_checkpointing_enable")
+            try:
+                next(getattr(self.module, name) for name in names if hasattr(self.module, name))({"use_reentrant": False})
+            except ValueError as error:
+                kind = type(self.module).__name__
+                raise InputError(f"recompute = true: {kind} cannot compute its layers twice; set it to false") from error
+        self._compute: Callable[[Tensors], Tensor] = self._outputs
+        if compiler is not None:
+            self._compute = torch.compile(self._outputs, backend=compiler, dynamic=False, fullgraph=True)
+
+    def buffers(self) -> dict[str, Tensor]:
+        """Return the buffers that are stored in addition to the parameters, by name."""
+        return self.packed.stored_buffers()
+
+    def has_weight_decay(self, name: str) -> bool:
+        """Return whether weight decay applies to a variable. It does not apply to biases and to normalization layers."""
+        return name not in self._undecayed and self.parameters_by_name[name].requires_grad
+
+    def checked(self, batch: BatchArrays) -> BatchArrays:
+        """Return a batch after checking its tokens.
+
+        Raises:
+            InputError: The batch contains a token that changes the other sequences of its pack.
+        """
+        self.packed.check_tokens(batch)
+        return batch
+
+    def check_packs(self, row_tokens: int = 0) -> None:
+        """Check with the current weights that packed and single sequences have the same outputs.
+
+        The check runs on the CPU.
+
+        Args:
+            row_tokens: The minimum number of tokens in the longest rows. See `PackedModel.try_rows`.
+
+        Raises:
+            InputError: The outputs differ by more than rounding.
+        """
+        self.module.to("cpu")
+        try:
+            self.packed.try_rows(row_tokens)
+        finally:
+            self.module.to(self.device)
+
+    def outputs(self, batch: BatchArrays) -> Float32Array:
+        """Return the outputs of the head, without dropout. If rows are longer than before, check them first."""
+        row_tokens = batch["input_ids"].shape[1]
+        if row_tokens > self.packed.tried_tokens:
+            self.check_packs(row_tokens)
+        return super().outputs(batch)
+
+    def forward(self, batch: Tensors, training: bool) -> Tensor:
+        """Compute the outputs of the head, with dropout if `training`."""
+        self.packed.train(training)
+        return self._compute(batch)
+
+    def call_between_layers(self, callback: Callable[[], None]) -> None:
+        """Call `callback` before each layer from now on. The layers are the longest module list of the model."""
+        lists = [module for module in self.module.modules() if isinstance(module, torch.nn.ModuleList)]
+        for layer in max(lists, key=len, default=()):
+            layer.register_forward_pre_hook(lambda *_: callback())
+
+    def pack(self, dtype: torch.dtype) -> None:
+        """Convert the weights of the linear layers for inference. A trial shows which layers are called."""
+        trial = self.packed.trial_batch()
+
+        def compute() -> None:
+            with torch.inference_mode(), self.autocast():
+                self.forward(trial, False)
+
+        pack_linear_layers(self.module, compute, dtype)
+        self.parameters_by_name = dict(self.module.named_parameters())
+
+    def _outputs(self, batch: Tensors) -> Tensor:
+        """Compute the outputs of the head. This function is compiled."""
+        head = self.spec.head
+        return self.packed.vectors(batch, head) if isinstance(head, VectorHead) else self.packed.answers(batch)

@@ -1,0 +1,96 @@
+"""The sums of the heads in PyTorch, as listed in `model/heads.py`, in at least float32.
+
+Letters in shapes: B packs, L positions, Q masked slots, S depth, P rows of logits, C outputs or classes of a head,
+V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from gaudi_bert.encoders.feeding import belongs
+from gaudi_bert.engines.pytorch.cpu_operations import cross_entropy
+from gaudi_bert.model.heads import OTHER_SEQUENCE, Loss, TaskHead
+
+
+def pretraining_sums(words_BQV: Tensor, sentences_BS2: Tensor, batch: Mapping[str, Tensor], loss: Loss) -> Tensor:
+    """Compute the 8 sums of pretraining, [8].
+
+    Returns:
+        The masked-LM loss and its weight, the next-sentence loss and its weight, and then for each of the two tasks the
+        total weight of the correct predictions and of all predictions.
+    """
+    weights_BQ, masked_weight = _masked_slot_weights(batch, loss, words_BQV.dtype)
+    masked_sum, masked_right = _weighed_likelihoods(words_BQV, batch["masked_lm_ids"], weights_BQ)
+    sentence_weights_BS = batch["next_sentence_weights"].to(words_BQV.dtype)
+    sentence_sum, sentence_right = _weighed_likelihoods(sentences_BS2, batch["next_sentence_labels"], sentence_weights_BS)
+    sentence_weight = sentence_weights_BS.sum()
+    correct = (masked_right, masked_weight, sentence_right, sentence_weight)
+    return torch.stack([masked_sum, masked_weight, sentence_sum, sentence_weight, *correct])
+
+
+def _masked_slot_weights(batch: Mapping[str, Tensor], loss: Loss, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Compute the weight of every masked slot, [B, Q], and the sum of these weights.
+
+    A used slot has the weight 1 or, for the loss per sequence, 1 / (number of masked slots of its sequence).
+    """
+    numbers_BQ = batch["masked_lm_weights"]
+    if loss == "token":
+        used_BQ = (numbers_BQ > 0).to(dtype)
+        return used_BQ, used_BQ.sum()
+    depth = batch["next_sentence_positions"].shape[1]
+    belongs_BSQ = belongs(numbers_BQ, depth).to(dtype)
+    slots_BS1 = belongs_BSQ.sum(-1, keepdim=True)
+    return (belongs_BSQ / slots_BS1.clamp(min=1.0)).sum(1), slots_BS1.clamp(max=1.0).sum()
+
+
+def _likelihoods(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute the negative log-likelihood of each label, and 1 if the label has the largest logit, otherwise 0.
+
+    Logits have the shape [..., C]. Both results are flattened, [P].
+    """
+    logits_PC, labels_P = logits.reshape(-1, logits.shape[-1]), labels.reshape(-1).long()
+    losses_P = cross_entropy(logits_PC, labels_P)
+    return losses_P, (logits_PC.detach().argmax(-1) == labels_P).to(logits.dtype)
+
+
+def _weighed_likelihoods(logits: Tensor, labels: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute the weighted sums of the negative log-likelihoods and of the correct predictions."""
+    losses_P, right_P = _likelihoods(logits, labels)
+    weights_P = weights.reshape(-1)
+    return (losses_P * weights_P).sum(), (right_P * weights_P).sum()
+
+
+def task_sums(head: TaskHead, logits: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
+    """Compute the 3 sums of a task: the losses, their weights, and the correct predictions, as described in `TaskHead`."""
+    weights = batch["target_weights"].to(logits.dtype)
+    if head.kind in ("multi-label", "reranking"):
+        targets_BSC = batch["targets"].to(logits.dtype).reshape(logits.shape)
+        losses = functional.binary_cross_entropy_with_logits(logits, targets_BSC, reduction="none").mean(-1)
+        right = ((logits >= 0) == (targets_BSC > 0.5)).all(-1).to(logits.dtype)
+    elif head.kind == "regression":
+        losses = (logits.squeeze(-1) - batch["targets"].to(logits.dtype)).square()
+        right = torch.zeros_like(losses)
+    elif head.kind == "question-answering":
+        losses, right = _span_losses(logits, batch)
+    else:
+        losses, right = _likelihoods(logits, batch["targets"])
+    weights = weights.reshape(losses.shape)
+    return torch.stack([(losses * weights).sum(), weights.sum(), (right * weights).sum()])
+
+
+def _span_losses(logits_BL2: Tensor, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """Compute the loss of each span, and whether its start and end are both predicted correctly, [B, S].
+
+    The loss is the mean of the negative log-likelihoods of start and end. The logits of tokens in other sequences are
+    lowered, so that they do not contribute to the softmax.
+    """
+    packs, depth = batch["target_weights"].shape
+    own_BSL = belongs(batch["input_mask"], depth).to(logits_BL2.dtype)
+    own_BS2L = logits_BL2.transpose(1, 2)[:, None] + ((1.0 - own_BSL) * OTHER_SEQUENCE)[:, :, None, :]
+    losses_P, right_P = _likelihoods(own_BS2L, batch["targets"])
+    return losses_P.reshape(packs, depth, 2).mean(-1), right_P.reshape(packs, depth, 2).amin(-1)

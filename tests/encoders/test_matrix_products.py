@@ -1,0 +1,58 @@
+"""Large products on a CPU are those that PyTorch computes by itself."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch", exc_type=ImportError)
+
+from gaudi_bert.encoders import matrix_products  # noqa: E402
+from gaudi_bert.encoders.matrix_products import linear  # noqa: E402
+from gaudi_bert.engines.pytorch.packed_weights import product  # noqa: E402
+from tests.builders.agree import agree  # noqa: E402
+
+
+@pytest.mark.parametrize(("part", "capability"), [(4, "AVX512"), (768, "AVX512"), (768, "AVX2")])
+@pytest.mark.parametrize(("left", "right"), [((1, 1), (1, 1)), ((7, 31), (31, 13)), ((5, 8), (8, 1)), ((1, 9), (9, 2))])
+@pytest.mark.parametrize("multiply", [product, linear])
+def test_large_products(
+    multiply, left: tuple[int, int], right: tuple[int, int], part: int, capability: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of any shape, also of transposed views, at once and in parts; with the gradients that are needed, and no others."""
+    monkeypatch.setattr(matrix_products, "_LEAST_WORK", 0)
+    monkeypatch.setattr(matrix_products, "_PART", part)
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    random = torch.Generator().manual_seed(1)
+    one, other = (torch.randn(*shape[::-1], generator=random, requires_grad=True) for shape in (left, right))
+    bias = torch.randn(right[-1], generator=random, requires_grad=True)
+    weights = torch.randn(left[0], right[1], generator=random)
+    factor = other if multiply is linear else other.t()
+    result, exact = multiply(one.t(), factor, bias), one.t() @ other.t() + bias
+    assert type(result.grad_fn).__name__ == "ProductBackward"
+    agree(result.detach().numpy(), exact.detach().numpy(), 1e-5)
+    gradients = (torch.autograd.grad((values * weights).sum(), [one, other, bias]) for values in (result, exact))
+    for ours, right_one in zip(*gradients, strict=True):
+        agree(ours.numpy(), right_one.numpy(), 1e-5)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert multiply(one.t(), factor).dtype == torch.bfloat16
+    fixed = multiply(one.detach().t(), factor, bias)
+    assert torch.autograd.grad(fixed.sum(), other)[0].shape == other.shape
+
+
+@pytest.mark.parametrize("shape", [(5,), (2, 5), (2, 3, 5)])
+def test_linear_layers_of_any_module(shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """While it lasts, and not afterwards; in a module that calls its layers in any way."""
+    monkeypatch.setattr(matrix_products, "_LEAST_WORK", 0)
+    layers = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.GELU(), torch.nn.Linear(7, 3, bias=False))
+    inputs = torch.randn(shape, generator=torch.Generator().manual_seed(1), requires_grad=True)
+    exact = layers(inputs)
+    with matrix_products.patch_linear():
+        result = layers(inputs)
+        with torch.autocast("cpu", torch.bfloat16):
+            assert layers(inputs).dtype == torch.bfloat16
+    leaves = [inputs, *layers.parameters()]
+    assert (result.grad_fn.name() != exact.grad_fn.name()) == (len(shape) > 1)
+    agree(result.detach().numpy(), exact.detach().numpy(), 1e-5)
+    gradients = (torch.autograd.grad(values.square().sum(), leaves) for values in (result, exact))
+    for ours, right_one in zip(*gradients, strict=True):
+        agree(ours.numpy(), right_one.numpy(), 1e-5)
