@@ -278,7 +278,7 @@ def pack(
         settings,
         arguments.stage_run(workers=workers, overwrite=overwrite),
         on_bad_file=on_bad_file,  # type: ignore[arg-type]
-        verified=verify,
+        verify=verify,
     )
     output.print_result(packed, json, packed.lines(out, verbose), output.words_of("train", "--data", out, "--out", "run/"))
 
@@ -289,7 +289,7 @@ def _pack_table(
     typed: arguments.Options,
     overrides: list[str],
     run: StageRun,
-    verified: bool,
+    verify: bool,
 ) -> PackResult | PlainResult | ByRowLength[PackResult | PlainResult]:
     from gaudi_bert.artefacts.examples import TokenisedTexts
     from gaudi_bert.config.pipeline import section_from_options
@@ -313,7 +313,7 @@ def _pack_table(
             f"--max-sequence-length {settings.max_sequence_length}: must equal the longest of --row-lengths, "
             f"{settings.most_tokens}; leave it out"
         )
-    return pack_table(source, out, settings, run, verified=verified)
+    return pack_table(source, out, settings, run, verify=verify)
 
 
 def _table_settings(source: str, options: Mapping[str, object], overrides: list[str]) -> TableSettings:

@@ -8,13 +8,16 @@ as soon as it is complete.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
-from gaudi_bert.artefacts.completion import GroupedOutput
+from gaudi_bert.artefacts.base import manifest_path
+from gaudi_bert.artefacts.completion import GroupedOutput, Signature
 from gaudi_bert.artefacts.mirrored_folder import is_mirrored, read_ahead
 from gaudi_bert.artefacts.packed import GroupManifest, PackedMetadata, PackedSums
 from gaudi_bert.artefacts.results import PlainResult, StageOutput, StageRun, result_of_part
@@ -24,62 +27,168 @@ from gaudi_bert.common.errors import FailedError
 from gaudi_bert.common.files import read_file
 from gaudi_bert.common.progress import Task
 
+Inputs = TypeVar("Inputs")
 
-class GroupWriter(Protocol):
-    """Reads the groups of a source and packs them. Each file format has its own writer.
 
-    A group depends only on the source and the settings, so any process may write it.
+class GroupInputs(NamedTuple):
+    """What the groups that are still to be written are read from.
+
+    Attributes:
+        paths: For each group, the files to fetch before it is written.
+        amount: The size of all these groups in units of the progress.
     """
 
-    unit: str
-    """The unit of the progress, in the plural."""
-
-    @property
-    def groups(self) -> int:
-        """The number of groups."""
-        ...
-
-    def check_groups(self, numbers: Sequence[int]) -> tuple[Sequence[Sequence[Path]], float]:
-        """Check that these groups can be written, before any of them is.
-
-        Returns:
-            The files from which each group is read, and the size of all groups in units of the progress.
-        """
-        ...
-
-    def write_group(self, number: int, task: Task) -> GroupManifest:
-        """Write the shards of a group, and return its manifest."""
-        ...
-
-    def check_manifest(self, manifest: GroupManifest) -> None:
-        """Check that a manifest belongs to the group that was planned.
-
-        Raises:
-            FailedError: it belongs to another group.
-        """
-        ...
-
-    def build_metadata(self, sums: PackedSums) -> PackedMetadata:
-        """Return the metadata of the folder, given the sums of the manifests of all groups."""
-        ...
+    paths: Sequence[Sequence[Path]]
+    amount: float
 
 
 @dataclass(frozen=True)
-class PackedOutput(GroupedOutput[int, GroupManifest]):
-    """The packed folder that is being written.
+class PackingJob(ABC, Generic[Inputs]):
+    """The packing of one source into one folder. Each format has its own subclass.
+
+    `write_packs` calls the methods in the order in which they are defined here. A group depends only on the source and the
+    settings, so that any process may write it.
 
     Attributes:
-        source_sha256: the identity of the source, which every manifest repeats.
-        command: the command that writes the groups, as users type it.
-        metadata: the type of the folder's metadata.
-        keeps_nothing_of_bad_input: remove all packs if the input turns out to be bad, because a corrected source cannot use
+        folder: The folder of the packs.
+        run: The settings of the run, which may select a part of the groups.
+        signature: The settings and the inputs on which the packs depend.
+        metadata_type: The type of the folder's metadata.
+        command: The command that writes the groups, as users type it.
+        unit: The unit of the progress, in the plural.
+        removes_packs_of_bad_input: Remove all packs if the input turns out to be bad, because a corrected source cannot use
             them.
     """
 
+    folder: Path
+    run: StageRun
+    signature: Signature
+    metadata_type: ClassVar[type[PackedMetadata]]
+    command: ClassVar[str]
+    unit: ClassVar[str]
+    removes_packs_of_bad_input: ClassVar[bool] = False
+
+    @property
+    @abstractmethod
+    def source_sha256(self) -> str:
+        """The identity of the source, which every group manifest repeats."""
+
+    @abstractmethod
+    def open_inputs(self) -> AbstractContextManager[Inputs]:
+        """List the input files, and keep them available for the duration of the block.
+
+        Listing takes time and a finished folder does not need its inputs, so this is only called for an unfinished folder,
+        after the folder was prepared under its lock.
+
+        Raises:
+            InputError: The input is missing or invalid.
+        """
+
+    @abstractmethod
+    def count_groups(self, inputs: Inputs) -> int:
+        """Return the number of groups in the source."""
+
+    @abstractmethod
+    def check_groups(self, inputs: Inputs, numbers: Sequence[int]) -> GroupInputs:
+        """Check that the groups with these numbers can be written, before any of them is, and return their files and size.
+
+        Raises:
+            InputError: A group cannot be written.
+        """
+
+    @abstractmethod
+    def write_group(self, inputs: Inputs, number: int, task: Task) -> GroupManifest:
+        """Write the shards of a group, and return its manifest, which the caller writes."""
+
+    def check_manifest(self, manifest: GroupManifest) -> None:
+        """Check that a stored manifest describes the group that was planned. Without a plan, there is nothing to check.
+
+        Raises:
+            FailedError: The manifest describes another group.
+        """
+
+    @abstractmethod
+    def build_metadata(self, inputs: Inputs, sums: PackedSums) -> PackedMetadata:
+        """Return the content of metadata.json, given the sums of the manifests of all groups.
+
+        Raises:
+            InputError: No pack was written.
+        """
+
+
+def write_packs(job: PackingJob[Any]) -> StageOutput[PackedMetadata] | PlainResult:
+    """Write the packed folder of a source: all groups, a part of them, or only metadata.json after all parts.
+
+    1. Prepare the folder under its lock. If it is finished already, return its metadata at once.
+    2. List the inputs.
+    3. Check all missing groups, and then write them one after the other.
+    4. Write metadata.json, unless the run does only a part.
+
+    Returns:
+        The metadata of the folder. For a part, the totals of its groups, unless the folder is already finished.
+
+    Raises:
+        InputError: The source is bad, or the folder was written from another source.
+        FailedError: Groups are missing when the folder is to be finished.
+    """
+    started, run, output = time.monotonic(), job.run, _output_of(job)
+    if output.begin(run.overwrite):
+        return StageOutput(job.metadata_type.read(output.final), skipped=True)
+    with ExitStack() as stack:
+        removes_packs = job.removes_packs_of_bad_input and run.part is None
+        with output.removed_on_bad_input() if removes_packs else nullcontext():
+            inputs = stack.enter_context(job.open_inputs())
+            numbers = run.share_of(range(job.count_groups(inputs)))
+            missing = [] if run.finish else output.missing(numbers)
+            _write_groups(job, inputs, output, missing)
+            if run.part is not None:
+                sums = PackedSums()
+                for _, manifest in output.completed(numbers):
+                    sums.add(manifest)
+                return result_of_part(len(numbers), len(missing), sums)
+        metadata = _finish_folder(job, inputs, output)
+    return StageOutput(metadata, seconds=round(time.monotonic() - started, 3))
+
+
+def _write_groups(job: PackingJob[Inputs], inputs: Inputs, output: _PackedOutput, numbers: Sequence[int]) -> None:
+    """Check the groups with these numbers, and then write the shards and the manifest of each."""
+    paths, amount = job.check_groups(inputs, numbers)
+    with output.reporter.task("write", amount, job.unit) as task, read_ahead(paths) as batches:
+        for batch, number in enumerate(numbers):
+            with batches.batch(batch), output.writing(number, f"{output.folder}: group {number}") as is_missing:
+                if is_missing:
+                    job.write_group(inputs, number, task).write(output.summary_path(number))
+
+
+def _finish_folder(job: PackingJob[Inputs], inputs: Inputs, output: _PackedOutput) -> PackedMetadata:
+    """Check that all groups are complete, write metadata.json and return its content."""
+    numbers, sums = range(job.count_groups(inputs)), PackedSums()
+    missing = set(numbers)
+    for number, manifest in output.completed(numbers):
+        missing.discard(number)
+        job.check_manifest(manifest)
+        sums.add(manifest, crc32c(read_file(output.summary_path(number))))
+    if missing:
+        raise FailedError(
+            f"{output.folder}: {len(missing)} of {len(numbers)} groups are missing, the first of them"
+            f" group {min(missing)}; run `{job.command}` for them (without --finish), then finish again"
+        )
+    if not sums.packs:  # the input is rejected below, and a corrected input cannot use these groups
+        output.remove_all()
+    metadata = job.build_metadata(inputs, sums)
+    output.write_final(metadata)
+    return metadata
+
+
+@dataclass(frozen=True)
+class _PackedOutput(GroupedOutput[int, GroupManifest]):
+    """The packed folder that is being written.
+
+    Attributes:
+        source_sha256: The identity of the source, which every manifest repeats.
+    """
+
     source_sha256: str
-    command: str
-    metadata: type[PackedMetadata]
-    keeps_nothing_of_bad_input: bool = False
 
     def is_complete(self, summary: GroupManifest) -> bool:
         """Return whether a manifest belongs to this source and its shards have the right sizes.
@@ -96,63 +205,10 @@ class PackedOutput(GroupedOutput[int, GroupManifest]):
         return all(path.is_file() and path.stat().st_size == size for path, size in paths)
 
 
-def write_packs(
-    output: PackedOutput, open_writer: Callable[[], GroupWriter], run: StageRun
-) -> StageOutput[PackedMetadata] | PlainResult:
-    """Write the packed folder of a source: all groups, a part, or only the metadata after all parts.
-
-    First the folder is prepared under its lock. If it is finished already, its metadata is returned at once. Otherwise the
-    missing groups are written one after the other, and then metadata.json.
-
-    Args:
-        output: the folder.
-        open_writer: opens the source and returns its writer. It is called after the folder was prepared, and not at all for
-            a finished folder: listing the inputs takes time, and a finished folder does not need them.
-        run: how to run the stage, and for which part.
-
-    Returns:
-        The metadata of the folder. For a part, the totals of its groups, unless the folder is already finished.
-
-    Raises:
-        InputError: the source is bad, or the folder was written from another source.
-        FailedError: groups are missing when the folder is to be finished.
-    """
-    started = time.monotonic()
-    if output.begin(run.overwrite):
-        return StageOutput(output.metadata.read(output.final), skipped=True)
-    removing = output.keeps_nothing_of_bad_input and run.part is None
-    with output.removed_on_bad_input() if removing else nullcontext():
-        writer = open_writer()
-        numbers = run.share_of(range(writer.groups))
-        pending = [] if run.finish else output.missing(numbers)
-        paths, amount = writer.check_groups(pending)
-        with output.reporter.task("write", amount, writer.unit) as task, read_ahead(paths) as batches:
-            for batch, number in enumerate(pending):
-                with batches.batch(batch), output.writing(number, f"{output.folder}: group {number}") as needed:
-                    if needed:
-                        writer.write_group(number, task).write(output.summary_path(number))
-        if run.part is not None:
-            sums = PackedSums()
-            for _, manifest in output.completed(numbers):
-                sums.add(manifest)
-            return result_of_part(len(numbers), len(pending), sums)
-    metadata = _finish_folder(output, writer)
-    return StageOutput(metadata, seconds=round(time.monotonic() - started, 3))
-
-
-def _finish_folder(output: PackedOutput, writer: GroupWriter) -> PackedMetadata:
-    """Check that all groups are complete, and write metadata.json."""
-    numbers, sums = range(writer.groups), PackedSums()
-    missing = set(numbers)
-    for number, manifest in output.completed(numbers):
-        missing.discard(number)
-        writer.check_manifest(manifest)
-        sums.add(manifest, crc32c(read_file(output.summary_path(number))))
-    if missing:
-        raise FailedError(
-            f"{output.folder}: {len(missing)} of {len(numbers)} groups are missing, the first of them"
-            f" group {min(missing)}; run `{output.command}` for them (without --finish), then finish again"
-        )
-    metadata = writer.build_metadata(sums)
-    output.write_final(metadata)
-    return metadata
+def _output_of(job: PackingJob[Any]) -> _PackedOutput:
+    """Return the folder of a job as an output that is written group by group, in which metadata.json is written last."""
+    final = job.folder / job.metadata_type.file_name
+    manifest_of = partial(manifest_path, final.parent)
+    return _PackedOutput(
+        job.folder, final, job.signature, GroupManifest, manifest_of, job.run.reporter, source_sha256=job.source_sha256
+    )

@@ -10,7 +10,7 @@ invalid row do not belong to the corrected table.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,7 @@ from typing import TypeAlias
 import numpy as np
 
 from gaudi_bert import __version__
-from gaudi_bert.artefacts.base import NOTES_NAME, manifest_path
+from gaudi_bert.artefacts.base import NOTES_NAME
 from gaudi_bert.artefacts.completion import GroupedOutput, Signature
 from gaudi_bert.artefacts.mirrored_folder import local_copy, mirrored, release
 from gaudi_bert.artefacts.packed import GroupManifest, PackedSums, RowTables, TableMetadata, row_table_path
@@ -38,7 +38,7 @@ from gaudi_bert.packing.algorithms import pack_histogram
 from gaudi_bert.packing.histogram import Histogram
 from gaudi_bert.packing.row_lengths import USUAL_HIDDEN_SIZE, choose_row_lengths, row_cost
 from gaudi_bert.packing.strategies import Packing
-from gaudi_bert.packs.write import PackedOutput, write_packs
+from gaudi_bert.packs.write import GroupInputs, PackingJob, write_packs
 from gaudi_bert.rows.tokenizer import copy_tokenizer, open_tokenizer
 from gaudi_bert.rows.tokenizer_files import TOKENIZER_NAME
 from gaudi_bert.tables.groups import (
@@ -65,7 +65,7 @@ not shards.
 
 
 def pack_table(
-    source: str | Path, out: Path, settings: TableSettings, run: StageRun, *, verified: bool = False
+    source: str | Path, out: Path, settings: TableSettings, run: StageRun, *, verify: bool = False
 ) -> _PackedTable | ByRowLength[_PackedTable]:
     """Pack the rows of a table.
 
@@ -76,7 +76,7 @@ def pack_table(
         settings: The settings. With `row_lengths`, rows of several lengths are written, or of one length if several save
             little.
         run: How the stage runs: its part, its workers, and what is reported.
-        verified: Whether the packs are verified afterwards: every row must be in them, value for value.
+        verify: Whether the packs are verified afterwards: every row must be in them, value for value.
 
     Returns:
         The metadata of the packs, or the totals of the groups if only a part of them was packed. With several row lengths,
@@ -87,86 +87,79 @@ def pack_table(
         FailedError: The verification found a difference.
     """
     if settings.row_lengths is None:
-        return _pack_rows(source, out, settings, run, verified)
-    return _pack_row_lengths(source, out, settings, run, verified)
+        return _pack_rows(source, out, settings, run, verify)
+    return _pack_row_lengths(source, out, settings, run, verify)
 
 
 # --- rows of one length
 
 
-def _pack_rows(source: str | Path, out: Path, settings: TableSettings, run: StageRun, verified: bool) -> _PackedTable:
+def _pack_rows(source: str | Path, out: Path, settings: TableSettings, run: StageRun, verify: bool) -> _PackedTable:
     """Pack the rows of a table into rows of one length."""
     with _opened(source, out, run.store) as (table, folder):
         files = table_files(table)
         _check_apart(folder, files)
         # The packs depend only on the settings, and on the name, size and CRC-32C of every input file.
         signature = _signature(files, settings, "pack-table")
-        output = PackedOutput(
-            folder,
-            TableMetadata.path_in(folder),
-            signature,
-            GroupManifest,
-            lambda number: manifest_path(folder / NOTES_NAME, number),
-            run.reporter,
-            source_sha256=signature.sha256,
-            command="gaudi-bert pack",
-            metadata=TableMetadata,
-            keeps_nothing_of_bad_input=True,
-        )
-        written = write_packs(
-            output, lambda: _TableWriter(output, open_table(table, settings, run.reporter), settings, run.workers), run
-        )
+        written = write_packs(_TablePacking(folder, run, signature, table, settings))
         if isinstance(written, PlainResult):
             return written
-        proof = require_complete(verify_rows(table, out, replace(run, overwrite=False, finish=False))) if verified else None
+        proof = require_complete(verify_rows(table, out, replace(run, overwrite=False, finish=False))) if verify else None
     return PackResult(written, verified=proof)
 
 
 @dataclass(frozen=True)
-class _TableWriter:
-    """Packs the groups of a table. It implements `GroupWriter`.
+class _TablePacking(PackingJob[GroupedTable]):
+    """The packing of a table.
 
     Attributes:
-        output: The folder of the packs.
-        table: The table.
+        table: The table on this machine: a file, a folder or a glob.
         settings: The settings.
-        workers: The number of threads. None for the default.
-        unit: What the progress display counts.
     """
 
-    output: PackedOutput
-    table: GroupedTable
+    table: str | Path
     settings: TableSettings
-    workers: int | None
+
+    metadata_type = TableMetadata
+    command = "gaudi-bert pack"
     unit = "rows"
+    removes_packs_of_bad_input = True
 
     @property
-    def groups(self) -> int:
-        """The number of groups in the table."""
-        return len(self.table.groups)
+    def source_sha256(self) -> str:
+        """The SHA-256 of the settings and the input files."""
+        return self.signature.sha256
 
-    def check_groups(self, numbers: Sequence[int]) -> tuple[Sequence[Sequence[Path]], float]:
+    def open_inputs(self) -> nullcontext[GroupedTable]:
+        """List the parts of the table and form its groups."""
+        return nullcontext(open_table(self.table, self.settings, self.run.reporter))
+
+    def count_groups(self, inputs: GroupedTable) -> int:
+        """Return the number of groups in the table."""
+        return len(inputs.groups)
+
+    def check_groups(self, inputs: GroupedTable, numbers: Sequence[int]) -> GroupInputs:
         """Return an empty list of files for each group, and the total number of rows.
 
         No file has to be fetched, because the files of a table are already on this machine.
         """
-        return [()] * len(numbers), sum(part.rows for number in numbers for part in self.table.groups[number])
+        return GroupInputs([()] * len(numbers), sum(part.rows for number in numbers for part in inputs.groups[number]))
 
-    def write_group(self, number: int, task: Task) -> GroupManifest:
+    def write_group(self, inputs: GroupedTable, number: int, task: Task) -> GroupManifest:
         """Read, pack and write one group, and return its manifest.
 
         The packs depend only on the rows of the group and the settings.
         """
-        rows, sequences, too_long = read_sequences(self.table, number, self.settings, threads=self.workers != 1)
+        rows, sequences, too_long = read_sequences(inputs, number, self.settings, threads=self.run.workers != 1)
         task.advance(rows.lengths.size / 2)
         packs, packing = _deal(sequences, self.settings, number)
-        with explain_value_errors(self.table.files[0]):
-            shards = self._write_shards(number, rows, packs)
-        release(*(self.output.folder / shard.name for shard in shards))
+        with explain_value_errors(inputs.files[0]):
+            shards = self._write_shards(PackLayout.of(inputs.columns, self.settings), number, rows, packs)
+        release(*(self.folder / shard.name for shard in shards))
         task.advance(rows.lengths.size / 2)
         return GroupManifest(
             **row_figures(rows, sequences, too_long, self.settings.max_sequence_length),
-            source_sha256=self.output.source_sha256,
+            source_sha256=self.source_sha256,
             group=number,
             packs=packs.packs,
             lower_bound=packing.lower_bound,
@@ -175,9 +168,9 @@ class _TableWriter:
             shards=tuple(shards),
         )
 
-    def _write_shards(self, number: int, rows: GroupRows, packs: PackSequences) -> Sequence[Shard]:
-        """Write the packs of a group as shards, on several threads."""
-        settings, layout = self.settings, PackLayout.of(self.table.columns, self.settings)
+    def _write_shards(self, layout: PackLayout, number: int, rows: GroupRows, packs: PackSequences) -> Sequence[Shard]:
+        """Write the packs of a group as shards, on several threads, and return the manifest's entry of each shard."""
+        settings = self.settings
         size = packs.packs * layout.pack_bytes + (0 if rows.scalars is None else rows.scalars.nbytes)
         shards = count_shards(
             packs.packs, size, settings.shard_multiple, settings.shard_bytes, packs_of_a_shard=_PACKS_OF_A_SHARD
@@ -187,37 +180,32 @@ class _TableWriter:
 
         def write_shard(shard: int, _: ByteArray) -> Shard:
             """Write one shard of the group."""
-            path = self.output.folder / shard_name(number, shard, TableMetadata.shard_ending)
+            path = self.folder / shard_name(number, shard, TableMetadata.shard_ending)
             return write_table_shard(path, layout, rows, packs, scalars, (bounds[shard], bounds[shard + 1]))
 
-        return list(map_in_threads(write_shard, range(shards), self.workers, lambda: np.zeros(0, np.uint8)))
+        return list(map_in_threads(write_shard, range(shards), self.run.workers, lambda: np.zeros(0, np.uint8)))
 
-    def check_manifest(self, manifest: GroupManifest) -> None:
-        """Do nothing, because no manifest is planned before the rows are read."""
-
-    def build_metadata(self, sums: PackedSums) -> TableMetadata:
+    def build_metadata(self, inputs: GroupedTable, sums: PackedSums) -> TableMetadata:
         """Check that all rows are in the packs, copy the tokenizer, and return the metadata of the folder.
 
         Raises:
             FailedError: The groups have another number of rows than the table.
             InputError: Every row is too long, so there are no packs.
         """
-        table, settings = self.table, self.settings
-        if sums.rows != table.rows:
+        if sums.rows != inputs.rows:
             raise FailedError(
-                f"{self.output.folder}: the groups hold {sums.rows} rows, the table has {table.rows}; pack it again with"
-                " --overwrite"
+                f"{self.folder}: the groups contain {sums.rows} rows, but the table has {inputs.rows}; pack the table again "
+                "with --overwrite"
             )
         if not sums.packs:
-            self.output.remove_all()
             raise InputError(
-                f"{table.files[0].parent}: every row is longer than {settings.max_sequence_length} tokens, so no row "
+                f"{inputs.files[0].parent}: every row is longer than {self.settings.max_sequence_length} tokens, so no row "
                 "remains; raise --max-sequence-length"
             )
-        notes = table.files[0].parent / NOTES_NAME
+        notes = inputs.files[0].parent / NOTES_NAME
         if (notes / TOKENIZER_NAME).is_file():
-            copy_tokenizer(open_tokenizer(notes), self.output.final.parent)
-        return table_metadata(table, settings, sums, self.output.signature.inputs, __version__)
+            copy_tokenizer(open_tokenizer(notes), TableMetadata.path_in(self.folder).parent)
+        return table_metadata(inputs, self.settings, sums, self.signature.inputs, __version__)
 
 
 def _deal(sequences: RowSequences, settings: TableSettings, group: int) -> tuple[PackSequences, Packing]:
@@ -262,14 +250,14 @@ def _signature(files: Sequence[Path], settings: TableSettings, stage: str) -> Si
 
 
 def _pack_row_lengths(
-    source: str | Path, out: Path, settings: TableSettings, run: StageRun, verified: bool
+    source: str | Path, out: Path, settings: TableSettings, run: StageRun, verify: bool
 ) -> _PackedTable | ByRowLength[_PackedTable]:
     """Pack the rows of a table into rows of several lengths, or of one length if several save little."""
     with _opened(source, out, run.store) as (table, folder):
         lengths = _choose_lengths(table, settings, run.reporter)
         if len(lengths) == 1:
             one = settings.model_copy(update={"row_lengths": None, "max_sequence_length": lengths[0]})
-            return _pack_rows(table, folder, one, run, verified)
+            return _pack_rows(table, folder, one, run, verify)
         chosen = settings.model_copy(update={"row_lengths": lengths, "max_sequence_length": lengths[-1]})
         files, final = table_files(table), RowTables.path_in(folder)
         _check_apart(folder, files)
@@ -286,7 +274,7 @@ def _pack_row_lengths(
         with output.removed_on_bad_input():
             each = {length: chosen.model_copy(update={"max_sequence_length": length}) for length in lengths}
             packed = {
-                length: _pack_rows(table, row_table_path(folder, length), own, of_each, verified)
+                length: _pack_rows(table, row_table_path(folder, length), own, of_each, verify)
                 for length, own in each.items()
             }
         if run.part is None:

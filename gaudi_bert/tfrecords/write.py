@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import mmap
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -33,12 +33,12 @@ from gaudi_bert.common.threads import choose_worker_count, map_in_threads
 from gaudi_bert.config.sections import PackingSettings
 from gaudi_bert.packing.certificate import Certificate, check_certificate, simple_certificate
 from gaudi_bert.packs.plan import plan as plan_packs
-from gaudi_bert.packs.write import PackedOutput, write_packs
+from gaudi_bert.packs.write import GroupInputs, PackingJob, write_packs
 from gaudi_bert.tfrecords.files import RecordInputs, open_inputs, records_folder
 from gaudi_bert.tfrecords.histogram import OnBadFile, histogram
 from gaudi_bert.tfrecords.packed_shards import PackEncoder
 from gaudi_bert.tfrecords.scan import CompactedFormat, IndexedSequences, RecordScan, map_files
-from gaudi_bert.tfrecords.verify import verify
+from gaudi_bert.tfrecords.verify import verify as verify_records
 from gaudi_bert.tfrecords.wire.framing import RecordStream
 from gaudi_bert.tfrecords.wire.schema import PackedSchema, UnpackedSchema
 
@@ -52,7 +52,7 @@ def pack(
     run: StageRun,
     *,
     on_bad_file: OnBadFile = "stop",
-    verified: bool = False,
+    verify: bool = False,
 ) -> PackResult:
     """Count, plan and write: pack unpacked TFRecords into a folder in one run.
 
@@ -64,10 +64,10 @@ def pack(
         settings: The settings of the packing.
         run: The settings of the run, which must do all parts.
         on_bad_file: "stop" rejects a file that cannot be read, and "skip" skips it.
-        verified: Verify the packs after they are written.
+        verify: Verify the packs after they are written.
 
     Returns:
-        The results of `write`, `plan` and, if `verified` is set, `verify`.
+        The results of `write`, `plan` and, if `verify` is set, of the verification.
 
     Raises:
         InputError: The run is only a part, `out` is the folder of the records, or the input is invalid.
@@ -84,7 +84,7 @@ def pack(
     histogram(records, histogram_path, run, on_bad_file=on_bad_file)
     planned = plan_packs([histogram_path], plan_path, settings, run)
     written = require_complete(write(records, plan_path, out, run))
-    proof = require_complete(verify(records, out, replace(run, overwrite=False))) if verified else None
+    proof = require_complete(verify_records(records, out, replace(run, overwrite=False))) if verify else None
     return PackResult(written, planned, proof)
 
 
@@ -113,28 +113,11 @@ def write(
         InputError: The records are not those of the plan, the plan is invalid, or the memory is not sufficient for a group.
     """
     _check_apart(records, out)
-    with local_copy(plan, run.store) as path, mirrored(out, run.store) as folder, ExitStack() as stack:
-        content = WritablePlan.read(path).model_copy(update=dict(shards or {}))
+    with local_copy(plan, run.store) as plan_path, mirrored(out, run.store) as folder:
+        content = WritablePlan.read(plan_path).model_copy(update=dict(shards or {}))
         settings = {key: getattr(content, key) for key in Metadata.planned}
-        sha256 = content.sha256
-        output = PackedOutput(
-            folder,
-            folder / METADATA_NAME,
-            Signature("write", settings, {"plan_sha256": sha256}),
-            GroupManifest,
-            lambda number: manifest_path(folder, number),
-            run.reporter,
-            source_sha256=sha256,
-            command="gaudi-bert write",
-            metadata=Metadata,
-        )
-
-        def open_writer() -> _RecordsWriter:
-            """Open the records, which stay open until the stage ends, and return the writer of the groups."""
-            inputs = stack.enter_context(open_inputs(records, run.store))
-            return _RecordsWriter(path, content, sha256, inputs, folder, run.workers)
-
-        return write_packs(output, open_writer, run)
+        signature = Signature("write", settings, {"plan_sha256": content.sha256})
+        return write_packs(_RecordPacking(folder, run, signature, records, plan_path, content))
 
 
 def _check_apart(records: str | Path, out: Path) -> None:
@@ -152,38 +135,67 @@ def _check_apart(records: str | Path, out: Path) -> None:
 
 
 @dataclass
-class _RecordsWriter:
-    """A `GroupWriter` that packs the groups of a plan of TFRecords.
+class _PlannedRecords:
+    """The files of a plan while they are packed.
 
     Attributes:
-        plan_path: The plan file, for error messages.
-        plan: The plan.
-        plan_sha256: The SHA-256 of the plan.
         inputs: The files of the records.
-        out: The folder of the packs.
-        workers: The number of threads, or None for the default.
+        plan: The plan.
         buffer: The memory for the current group. It grows to the size of the largest group so far and is used again.
-        unit: The unit of the progress.
     """
 
+    inputs: RecordInputs
+    plan: WritablePlan
+    buffer: ByteArray = field(default_factory=lambda: _allocate_buffer(0))
+
+    @cached_property
+    def _path_by_name(self) -> dict[str, Path]:
+        """The path of each planned file by its name."""
+        return _match_files(self.inputs.shown, self.inputs.sizes, self.plan)
+
+    def list_group_files(self, number: int) -> list[Path]:
+        """Return the paths of the input files of a group."""
+        return [self._path_by_name[file.name] for file in self.plan.groups[number].files]
+
+    def get_buffer(self, size: int) -> ByteArray:
+        """Return the buffer, after enlarging it to at least `size` bytes."""
+        if self.buffer.size < size:
+            self.buffer = _allocate_buffer(size)
+        return self.buffer
+
+
+@dataclass(frozen=True)
+class _RecordPacking(PackingJob[_PlannedRecords]):
+    """The packing of TFRecords by a plan.
+
+    Attributes:
+        records: The records: a folder, a file or a glob, on this machine or as a URL.
+        plan_path: The plan file, for error messages.
+        plan: The plan.
+    """
+
+    records: str | Path
     plan_path: Path
     plan: WritablePlan
-    plan_sha256: str
-    inputs: RecordInputs
-    out: Path
-    workers: int | None
-    buffer: ByteArray = field(default_factory=lambda: _group_buffer(0))
+
+    metadata_type = Metadata
+    command = "gaudi-bert write"
     unit = "bytes"
 
     @property
-    def groups(self) -> int:
-        """The number of groups in the plan."""
-        return len(self.plan.groups)
+    def source_sha256(self) -> str:
+        """The SHA-256 of the plan."""
+        return str(self.signature.inputs["plan_sha256"])
 
-    @cached_property
-    def _present(self) -> dict[str, Path]:
-        """The path of each planned file by its name."""
-        return _match_files(self.inputs.shown, self.inputs.sizes, self.plan)
+    @contextmanager
+    def open_inputs(self) -> Iterator[_PlannedRecords]:
+        """List the records, and keep the files of an object store available for the duration of the block."""
+        with open_inputs(self.records, self.run.store) as inputs:
+            yield _PlannedRecords(inputs, self.plan)
+
+    def count_groups(self, inputs: _PlannedRecords) -> int:
+        """Return the number of groups in the plan."""
+        return len(self.plan.groups)
 
     @cached_property
     def _packs_before(self) -> IntArray:
@@ -191,37 +203,36 @@ class _RecordsWriter:
         packs = np.array([group.packs for group in self.plan.groups], np.int64)
         return np.cumsum(packs) - packs
 
-    def _paths(self, number: int) -> list[Path]:
-        """Return the paths of the input files of a group."""
-        return [self._present[file.name] for file in self.plan.groups[number].files]
-
-    def check_groups(self, numbers: Sequence[int]) -> tuple[Sequence[Sequence[Path]], float]:
+    def check_groups(self, inputs: _PlannedRecords, numbers: Sequence[int]) -> GroupInputs:
         """Check the bounds of groups, and that each of them fits into memory.
 
         Args:
+            inputs: The files of the records.
             numbers: The groups to check.
 
         Returns:
-            (the input files of each group, the size of all these files in bytes).
+            The input files of each group, and the size of all these files in bytes.
 
         Raises:
             InputError: The vocabulary is not that of the plan, a bound cannot be proven, or a group needs more memory than
                 is available.
         """
-        vocabulary, available = self.inputs.vocabulary, _available_bytes()
+        vocabulary, available = inputs.inputs.vocabulary, _available_bytes()
         if vocabulary is not None and VocabularyInfo.of(vocabulary) != self.plan.vocabulary:
             raise InputError(f"{vocabulary}: is not the vocabulary of the plan; make the histogram and the plan again")
         for number in numbers:
             self._prove_bound(number)
-            _check_group_memory(number, self.plan.groups[number], self._paths(number), available)
-        return list(map(self._paths, numbers)), sum(self.plan.groups[number].input_bytes for number in numbers)
+            _check_group_memory(number, self.plan.groups[number], inputs.list_group_files(number), available)
+        size = sum(self.plan.groups[number].input_bytes for number in numbers)
+        return GroupInputs(list(map(inputs.list_group_files, numbers)), size)
 
-    def write_group(self, number: int, task: Task) -> GroupManifest:
+    def write_group(self, inputs: _PlannedRecords, number: int, task: Task) -> GroupManifest:
         """Read, pack and write one group.
 
         Reading the group is half of its progress, and writing its packs is the other half.
 
         Args:
+            inputs: The files of the records.
             number: The number of the group.
             task: Receives the progress in bytes of the input files.
 
@@ -232,39 +243,31 @@ class _RecordsWriter:
             InputError: An input file differs from the plan, or a pack has too many masked positions.
         """
         plan, planned, schema = self.plan, self.plan.groups[number], PackedSchema.of(self.plan)
-
-        def room(size: int) -> ByteArray:
-            """Return the buffer, after enlarging it to at least `size` bytes."""
-            if self.buffer.size < size:
-                self.buffer = _group_buffer(size)
-            return self.buffer
-
-        group = _read_group(
-            self._paths(number), planned.files, schema.unpacked, room, self.workers, lambda count: task.advance(count / 2)
-        )
+        paths, advance = inputs.list_group_files(number), lambda count: task.advance(count / 2)
+        group = _read_group(paths, planned.files, schema.unpacked, inputs.get_buffer, self.run.workers, advance)
         assignment = sample_packs(group.lengths, planned.strategies, plan.seed, number)
         encoder = PackEncoder(schema, group, assignment)
         shards = encoder.count_shards(plan.shard_multiple, plan.shard_bytes)
         bounds = shard_bounds(planned.packs, shards, int(self._packs_before[number]))
         share = planned.input_bytes / planned.packs / 2
-        cores = choose_worker_count(self.workers, shards)
+        cores = choose_worker_count(self.run.workers, shards)
         slots = threading.Semaphore(cores)
 
         def make(shard: int, output: ByteArray) -> tuple[Shard, IndexArray]:
             """Write one shard, and return its entry for the manifest and its part of the index."""
-            path = self.out / shard_name(number, shard, Metadata.shard_ending)
+            path = self.folder / shard_name(number, shard, Metadata.shard_ending)
             first, last = int(bounds[shard]), int(bounds[shard + 1])
             written = encoder.write_shard(path, first, last, output, slots, lambda packs: task.advance(packs * share))
             release(path)
             return written
 
         written = list(map_in_threads(make, range(shards), _WRITERS_PER_CORE * cores, encoder.output_buffer))
-        index = index_path(self.out, number)
+        index = index_path(self.folder, number)
         index_crc32c = write_index(index, [entries for _, entries in written])
         release(index)
         return GroupManifest(
             format_version=2,
-            source_sha256=self.plan_sha256,
+            source_sha256=self.source_sha256,
             group=number,
             packs=planned.packs,
             **of_counts(np.bincount(group.lengths, minlength=plan.max_sequence_length + 1)[1:].tolist()),
@@ -282,10 +285,10 @@ class _RecordsWriter:
         planned = self.plan.groups[manifest.group]
         right = {"packs": planned.packs, **of_counts(_counts(planned, self.plan.max_sequence_length).tolist())}
         if any(getattr(manifest, key) != value for key, value in right.items()):
-            path, held = manifest_path(self.out, manifest.group), format_count(manifest.packs, "pack")
+            path, held = manifest_path(self.folder, manifest.group), format_count(manifest.packs, "pack")
             raise FailedError(f"{path}: {held}, {manifest.sequences} sequences, not those of the plan; {manifest.remedy}")
 
-    def build_metadata(self, sums: PackedSums) -> Metadata:
+    def build_metadata(self, inputs: _PlannedRecords, sums: PackedSums) -> Metadata:
         """Return the metadata of the folder, computed from the plan and the totals of all manifests."""
         return Metadata(
             **{key: getattr(self.plan, key) for key in Metadata.planned},
@@ -316,7 +319,7 @@ class _RecordsWriter:
             raise InputError(f"{self.plan_path}: group {number}: {problem}; make the plan again")
 
 
-def _group_buffer(size: int) -> ByteArray:
+def _allocate_buffer(size: int) -> ByteArray:
     """Return a zeroed buffer of at least `size` bytes that uses ordinary memory pages.
 
     numpy would request huge pages. If the memory is fragmented, the kernel then needs longer to create them than the group

@@ -72,7 +72,7 @@ def damage(path: Path, offsets: tuple[int, ...], other: tuple[int, ...]) -> None
 
 
 def packed(source: Path, out: Path) -> None:
-    pack_table(source, out, TableSettings(max_sequence_length=8, shard_multiple=1), a_run(), verified=True)
+    pack_table(source, out, TableSettings(max_sequence_length=8, shard_multiple=1), a_run(), verify=True)
 
 
 @pytest.mark.parametrize("write", [tables.write_file, tables.write_stream])

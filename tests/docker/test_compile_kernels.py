@@ -26,7 +26,7 @@ with tempfile.TemporaryDirectory() as folder, event.install_recorder("numba:comp
     records = _prepare(Path(folder))
     for depth in (1, 3, 5):
         packed = Path(folder, f"packed-{depth}")
-        pack(records, packed, PackingSettings(shard_multiple=2, algorithm="lpfhp", depth=depth), _SILENT, verified=True)
+        pack(records, packed, PackingSettings(shard_multiple=2, algorithm="lpfhp", depth=depth), _SILENT, verify=True)
         files = open_shards(packed, Metadata.read(packed))
         pack_rows(files.read(np.zeros(2, np.int64), np.arange(2)))
 print(len(compiled.buffer))

@@ -137,7 +137,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
     settings = TableSettings(
         max_sequence_length=8, shard_multiple=4, depth=3, algorithm="nnls", too_long="split", group_sequences=14
     )
-    pack_table(folder / "rows", folder / "packed", settings, a_run(), verified=True)
+    pack_table(folder / "rows", folder / "packed", settings, a_run(), verify=True)
     return folder
 
 
@@ -149,7 +149,7 @@ def rows(table: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("rows")
     shutil.copytree(table / "rows", folder / "rows")
     settings = TableSettings(max_sequence_length=9, row_lengths=(8, 9), shard_multiple=4, algorithm="nnls")
-    pack_table(folder / "rows", folder / "packed", settings, a_run(), verified=True)
+    pack_table(folder / "rows", folder / "packed", settings, a_run(), verify=True)
     return folder
 
 

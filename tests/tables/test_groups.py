@@ -21,7 +21,7 @@ def test_rows_that_are_too_long(tmp_path: Path, policy: str) -> None:
     rows = tables.random_rows(83, 150, seed=5)
     tables.write_stream(tmp_path / "rows.arrow", rows)
     chosen = settings(too_long=policy, group_sequences=30)
-    result = pack_table(tmp_path / "rows.arrow", tmp_path / "out", chosen, a_run(), verified=True)
+    result = pack_table(tmp_path / "rows.arrow", tmp_path / "out", chosen, a_run(), verify=True)
     check_packed_table(tmp_path / "out", rows, 61, policy)
     long = [len(row["input_ids"]) for row in rows if len(row["input_ids"]) > 61]
     effect = result.written.content.too_long
@@ -35,7 +35,7 @@ def test_a_large_row_group_is_read_in_runs(tmp_path: Path) -> None:
     rows = tables.random_rows(101, 61, seed=9)
     tables.write_parquet(tmp_path / "rows.parquet", rows, row_group_size=1000)
     chosen = settings(group_sequences=30)
-    result = pack_table(tmp_path / "rows.parquet", tmp_path / "out", chosen, a_run(), verified=True)
+    result = pack_table(tmp_path / "rows.parquet", tmp_path / "out", chosen, a_run(), verify=True)
     assert len(result.written.content.groups) == 4
     check_packed_table(tmp_path / "out", rows, 61)
 

@@ -42,7 +42,7 @@ from tests.oracles.packed_table import check_packed_table, check_row_tables
 def test_every_row_is_there_once(tmp_path: Path, name: str, write: Callable[..., None]) -> None:
     rows = tables.random_rows(97, 61, seed=3)
     write(tmp_path / name, rows)
-    result = pack_table(tmp_path / name, tmp_path / "packed", settings(group_sequences=31), a_run(), verified=True)
+    result = pack_table(tmp_path / name, tmp_path / "packed", settings(group_sequences=31), a_run(), verify=True)
     check_packed_table(tmp_path / "packed", rows, 61)
     assert result.written.content.rows == result.written.content.sequences == 97
     assert result.verified is not None
@@ -74,7 +74,7 @@ def test_rows_of_several_lengths(tmp_path: Path, policy: str) -> None:
     rows = tables.random_rows(83, 150, seed=5)
     tables.write_stream(tmp_path / "rows.arrow", rows)
     chosen = settings(too_long=policy, group_sequences=7, row_lengths=(9, 40, 61))
-    result = pack_table(tmp_path / "rows.arrow", tmp_path / "out", chosen, a_run(), verified=True)
+    result = pack_table(tmp_path / "rows.arrow", tmp_path / "out", chosen, a_run(), verify=True)
     check_row_tables(tmp_path / "out", rows, (9, 40, 61), policy)
     assert isinstance(result, ByRowLength)
     assert [table.written.content.max_sequence_length for table in result.tables.values()] == [9, 40, 61]
@@ -116,7 +116,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, int]:
     """A packed table of several groups, verified, and its packs."""
     folder = tmp_path_factory.mktemp("folder")
     tables.write_parquet(folder / "rows.parquet", tables.random_rows(90, 61, seed=4))
-    packed = pack_table(folder / "rows.parquet", folder / "packed", settings(group_sequences=30), a_run(), verified=True)
+    packed = pack_table(folder / "rows.parquet", folder / "packed", settings(group_sequences=30), a_run(), verify=True)
     return str(folder / "packed"), packed.written.content.packs
 
 
@@ -151,7 +151,7 @@ def test_any_rows_under_any_settings(tmp_path_factory, sizes, slots, policy, dep
         with pytest.raises(InputError, match="no row remains"):
             pack_table(folder / "rows.arrow", folder / "out", chosen, a_run())
         return
-    result = pack_table(folder / "rows.arrow", folder / "out", chosen, a_run(), verified=True)
+    result = pack_table(folder / "rows.arrow", folder / "out", chosen, a_run(), verify=True)
     packs = check_packed_table(folder / "out", rows, slots, policy)
     assert result.written.content.packs == len(packs)
     assert max(map(len, packs)) <= (slots if depth == "max" else depth)

@@ -33,7 +33,7 @@ def test_types_stay_as_they_were(tmp_path: Path) -> None:
         "meta": pyarrow.array([{"a": 1}, {"a": None}]),
     }
     parquet.write_table(pyarrow.table(columns), tmp_path / "rows.parquet")
-    pack_table(tmp_path / "rows.parquet", tmp_path / "out", settings(), a_run(), verified=True)
+    pack_table(tmp_path / "rows.parquet", tmp_path / "out", settings(), a_run(), verify=True)
     schema = parquet.read_schema(tmp_path / "out" / "packed-00000-00000.parquet")
     for name in ("input_ids", "labels", "loss_mask", "half"):
         assert schema.field(name).type.value_type == columns[name].type.value_type
@@ -56,7 +56,7 @@ def test_numbers_of_tokens_are_stored_byte_by_byte(tmp_path: Path) -> None:
     }
     columns = {name: pyarrow.array([[1, 0], [1]]).cast(pyarrow.list_(kind)) for name, kind in kinds.items()}
     tables.write_file(tmp_path / "rows.arrow", pyarrow.table({**columns, "name": ["a", "b"]}))
-    pack_table(tmp_path / "rows.arrow", tmp_path / "out", settings(), a_run(), verified=True)
+    pack_table(tmp_path / "rows.arrow", tmp_path / "out", settings(), a_run(), verify=True)
     group = parquet.ParquetFile(tmp_path / "out" / "packed-00000-00000.parquet").metadata.row_group(0)
     stored = {group.column(number).path_in_schema.split(".")[0]: group.column(number) for number in range(group.num_columns)}
     split = {name for name, chunk in stored.items() if "BYTE_STREAM_SPLIT" in chunk.encodings}

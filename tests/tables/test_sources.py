@@ -24,7 +24,7 @@ def test_only_chosen_columns_are_packed(tmp_path: Path) -> None:
     tables.write_lines(tmp_path / "rows.jsonl", rows)
     with pytest.raises(InputError, match=r"column tags holds list<.*>; only lists of numbers are packed"):
         pack_table(tmp_path / "rows.jsonl", tmp_path / "out", settings(), a_run())
-    pack_table(tmp_path / "rows.jsonl", tmp_path / "out", settings(columns=("labels",)), a_run(), verified=True)
+    pack_table(tmp_path / "rows.jsonl", tmp_path / "out", settings(columns=("labels",)), a_run(), verify=True)
     (pack,) = packs_of(tmp_path / "out")
     assert set(pack) == {"input_ids", "labels", "position_ids", "sequence_ids", "seq_lens", "indices"}
 

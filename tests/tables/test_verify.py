@@ -40,7 +40,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("whole")
     tables.write_parquet(folder / "rows.parquet", tables.random_rows(60, 30, seed=1))
     chosen = TableSettings(max_sequence_length=120, shard_multiple=2, algorithm="lpfhp", depth=5, too_long="split")
-    pack_table(folder / "rows.parquet", folder / "packed", chosen, a_run(), verified=True)
+    pack_table(folder / "rows.parquet", folder / "packed", chosen, a_run(), verify=True)
     return folder
 
 
@@ -123,7 +123,7 @@ def test_values_are_compared_in_the_type_that_parquet_stores(tmp_path: Path, col
     table = pyarrow.table({"input_ids": [[1], [2, 3], [4], [5, 6], [7]], "x": COLUMNS[column]})
     tables.write_file(tmp_path / "rows.arrow", table)
     chosen = TableSettings(max_sequence_length=8, shard_multiple=1, algorithm="lpfhp")
-    pack_table(tmp_path / "rows.arrow", tmp_path / "packed", chosen, a_run(), verified=True)
+    pack_table(tmp_path / "rows.arrow", tmp_path / "packed", chosen, a_run(), verify=True)
     for one, other in ((0, 1), (1, 2), (2, 3), (4, 0)):
         shutil.copytree(tmp_path / "packed", tmp_path / "changed")
         rewrite(tmp_path / "changed", partial(swap_values, one, other))
@@ -181,7 +181,7 @@ def list_no_length(packed: Path) -> None:
 def test_damage_of_rows_of_several_lengths_is_named(tmp_path: Path, change: Callable[[Path], object], reason: str) -> None:
     tables.write_parquet(tmp_path / "rows.parquet", tables.random_rows(60, 30, seed=1))
     chosen = TableSettings(max_sequence_length=30, row_lengths=(9, 30), shard_multiple=2, algorithm="lpfhp", depth=5)
-    pack_table(tmp_path / "rows.parquet", tmp_path / "packed", chosen, a_run(), verified=True)
+    pack_table(tmp_path / "rows.parquet", tmp_path / "packed", chosen, a_run(), verify=True)
     change(tmp_path / "packed")
     with pytest.raises((FailedError, InputError), match=reason):
         verify_table(tmp_path / "rows.parquet", tmp_path / "packed", a_run())
@@ -200,7 +200,7 @@ def test_a_bound_that_cannot_be_proven_is_refused_though_all_files_agree_on_it(t
     tables.write_lines(tmp_path / "rows.jsonl", [{"input_ids": [7] * 4}] * 12)
     packed = tmp_path / "packed"
     chosen = TableSettings(max_sequence_length=9, shard_multiple=1, algorithm="none", depth=2)
-    pack_table(tmp_path / "rows.jsonl", packed, chosen, a_run(), verified=True)
+    pack_table(tmp_path / "rows.jsonl", packed, chosen, a_run(), verify=True)
     for name, changes in (("group-00000.json", {}), ("metadata.json", {"gap": 5})):
         stored = json.loads((packed / NOTES_NAME / name).read_text())
         (packed / NOTES_NAME / name).write_text(json.dumps({**stored, "lower_bound": 7, **changes}))
@@ -231,7 +231,7 @@ def local(tmp_path_factory: pytest.TempPathFactory, s3: S3Server) -> Path:
     tables.write_file(folder / "rows" / "part-1.arrow", tables.random_rows(41, 61, seed=1))
     tables.write_lines(folder / "rows" / "part-2.jsonl", tables.random_rows(41, 61, seed=2))
     upload(folder / "rows", SOURCE, Objects(quick(s3.endpoint)))
-    pack_table(folder / "rows", folder / "packed", SETTINGS, a_run(), verified=True)
+    pack_table(folder / "rows", folder / "packed", SETTINGS, a_run(), verify=True)
     return folder
 
 

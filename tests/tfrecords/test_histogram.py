@@ -287,7 +287,7 @@ def test_bad_files_are_left_out_on_request_and_kept_in_mind(tmp_path: Path) -> N
     records, packed, names = tmp_path / "records", tmp_path / "packed", ["part-000", "part-001", "part-005"]
     write_files(records, [9] * 7, 16, 3)
     damage(records, [0, 1, 5])
-    made = pack(records, packed, PackingSettings(), a_run(), on_bad_file="skip", verified=True)
+    made = pack(records, packed, PackingSettings(), a_run(), on_bad_file="skip", verify=True)
     assert (made.written.content.sequences, made.verified.content.bad_files) == (9 * 4, 3)
     for name in ("packed/metadata.json", "packed-plan/plan.json", "packed-plan/histogram.json"):
         stored = json.loads((tmp_path / name).read_text())["bad_files"]
