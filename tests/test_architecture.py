@@ -102,7 +102,7 @@ HEAVY: dict[str, tuple[set[str], set[str]]] = {
     "matplotlib": (set(), {"reporting"}),
     "jinja2": (set(), {"reporting/report"}),
     "h5py": (set(), {"tfrecords/wire/hdf5"}),
-    "pyarrow": (set(), {"common/arrow", "tables", "rows"}),
+    "pyarrow": (set(), {"common/arrow", "tables", "rows", "tasks/predict"}),
     **dict.fromkeys(
         ("fsspec", "s3fs", "botocore", "aiohttp", "gcsfs", "google", "adlfs", "azure"), (set(), {"artefacts/object_store"})
     ),

@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -234,6 +234,16 @@ class InputTable(InputFile):
     """
 
     rows: Count
+
+
+def counts_to_json_fields(counts: Sequence[int]) -> dict[str, Any]:
+    """Return the keys `sequences`, `tokens` and `counts` of a manifest or histogram.
+
+    Args:
+        counts: The number of sequences of length 1, 2, ...
+    """
+    tokens = sum(length * count for length, count in enumerate(counts, start=1))
+    return {"sequences": sum(counts), "tokens": tokens, "counts": tuple(counts)}
 
 
 TooLong = Literal["error", "truncate", "split", "drop"]

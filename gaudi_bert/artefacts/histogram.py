@@ -15,8 +15,15 @@ import numpy as np
 from pydantic import ConfigDict, PlainSerializer, PlainValidator, model_validator
 from typing_extensions import Self
 
-from gaudi_bert.artefacts.base import LARGEST_COUNT, Artefact, Count, InputFile, Length, VocabularyInfo
-from gaudi_bert.artefacts.packed import of_counts
+from gaudi_bert.artefacts.base import (
+    LARGEST_COUNT,
+    Artefact,
+    Count,
+    InputFile,
+    Length,
+    VocabularyInfo,
+    counts_to_json_fields,
+)
 from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.errors import InputError, shorten
 from gaudi_bert.common.files import json_digest
@@ -126,7 +133,7 @@ class HistogramFile(Artefact):
         if not any(counts):
             raise InputError(f"{paths[0]}: holds no sequence, so there is nothing to pack; check which records were counted")
         merged = {
-            **of_counts(counts),
+            **counts_to_json_fields(counts),
             "max_sequence_length": first.max_sequence_length,
             "max_predictions": first.max_predictions,
             "vocabulary": first.vocabulary,
@@ -148,7 +155,7 @@ class HistogramFile(Artefact):
         length = self.max_sequence_length
         if len(self.counts) != length:
             raise ValueError(f"{len(self.counts)} counts for lengths 1 to {length}")
-        right = of_counts(self.counts)
+        right = counts_to_json_fields(self.counts)
         if right["tokens"] > LARGEST_COUNT:
             raise ValueError(f"more than {LARGEST_COUNT} tokens; split the data")
         for key, value in (("sequences", self.sequences), ("tokens", self.tokens)):

@@ -19,8 +19,9 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import Reporter, format_count
 
 if TYPE_CHECKING:  # importing these modules is slow, and `run` and `--help` do not need them
-    from gaudi_bert.artefacts.packed import PackedMetadata, PackedSums, Verification
+    from gaudi_bert.artefacts.packed import PackedMetadata, PackedSums
     from gaudi_bert.artefacts.plan import PlanTotals
+    from gaudi_bert.artefacts.verification import Verification
     from gaudi_bert.config.places import StoreSettings
 
 _Group = TypeVar("_Group")

@@ -13,16 +13,17 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
 from gaudi_bert.artefacts.base import VERIFICATION_NAME, Artefact, InputFile, complete_parts, manifest_path, part_path
 from gaudi_bert.artefacts.completion import Signature, first_difference
 from gaudi_bert.artefacts.mirrored_folder import fetch, is_mirrored, names_in, release, remove, shown_path
-from gaudi_bert.artefacts.packed import GroupManifest, Metadata, PackedMetadata, PackedSums, TableMetadata, Verification
+from gaudi_bert.artefacts.packed import GroupManifest, Metadata, PackedMetadata, PackedSums, TableMetadata
 from gaudi_bert.artefacts.results import PlainResult, StageOutput, StageRun, result_of_part
 from gaudi_bert.artefacts.shards import check_shards, index_path, sizes_in
+from gaudi_bert.artefacts.verification import Verification
 from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.crc32c import crc32c
 from gaudi_bert.common.errors import FailedError, InputError
@@ -30,10 +31,11 @@ from gaudi_bert.common.files import read_file
 from gaudi_bert.packing.certificate import simple_certificate
 
 _Metadata = TypeVar("_Metadata", bound=PackedMetadata)
+_Manifest = TypeVar("_Manifest", bound=GroupManifest)
 
 
 @dataclass(frozen=True)
-class PackedFolder(Generic[_Metadata]):
+class PackedFolder(Generic[_Metadata, _Manifest]):
     """A packed folder with its metadata. Verification and conversion read packs through this class.
 
     metadata.json lists the CRC-32C of each manifest, and each manifest lists its shards. What one of these files states
@@ -42,10 +44,12 @@ class PackedFolder(Generic[_Metadata]):
     Attributes:
         path: the folder.
         metadata: the content of metadata.json.
+        manifest_type: the type of the group manifests.
     """
 
     path: Path
     metadata: _Metadata
+    manifest_type: type[_Manifest]
 
     @property
     def json_folder(self) -> Path:
@@ -89,7 +93,7 @@ class PackedFolder(Generic[_Metadata]):
                     f"{self.json_folder / name}: belongs to a group that metadata.json does not list; {metadata.remedy}"
                 )
 
-    def read_manifest(self, number: int) -> GroupManifest:
+    def read_manifest(self, number: int) -> _Manifest:
         """Read the manifest of a group, and check that it is the one that metadata.json lists.
 
         Raises:
@@ -98,7 +102,7 @@ class PackedFolder(Generic[_Metadata]):
         path = manifest_path(self.json_folder, number)
         fetch(path)
         try:
-            manifest, crc = GroupManifest.read(path), crc32c(read_file(path))
+            manifest, crc = self.manifest_type.read(path), crc32c(read_file(path))
         except InputError as error:
             raise FailedError(str(error)) from error
         finally:
@@ -107,7 +111,7 @@ class PackedFolder(Generic[_Metadata]):
             raise FailedError(f"{path}: differs from the manifest that metadata.json lists; {self.metadata.remedy}")
         return manifest
 
-    def read_manifests(self, numbers: Iterable[int] | None = None) -> Iterator[GroupManifest]:
+    def read_manifests(self, numbers: Iterable[int] | None = None) -> Iterator[_Manifest]:
         """Yield the manifests of these groups, or of all groups, one at a time."""
         return map(self.read_manifest, self.groups if numbers is None else numbers)
 
@@ -159,24 +163,32 @@ def check_inputs(packed: Path, packed_files: Iterable[InputFile], present: Itera
 # --- verification, for any format
 
 
-class ReadGroup(NamedTuple):
-    """A group as it was read during verification."""
+@dataclass(frozen=True)
+class ReadGroup(Generic[_Manifest]):
+    """A group whose shards were read and compared with their source during verification.
 
-    stored: GroupManifest  # its manifest as stored
-    expected: GroupManifest  # its manifest, computed from what was read; keys that cannot be computed are copied
-    lower_bound: int  # proven minimum number of packs
-    fingerprint: int = 0  # the sum of the hashes of its sequences; 0 if values were compared instead
+    Attributes:
+        stored_manifest: the manifest of the group as it is stored.
+        expected_manifest: the manifest as computed from what was read. Keys that cannot be computed are copied.
+        lower_bound: the proven minimum number of packs.
+        fingerprint: the sum of the hashes of the sequences, or 0 if values were compared instead.
+    """
+
+    stored_manifest: _Manifest
+    expected_manifest: _Manifest
+    lower_bound: int
+    fingerprint: int = 0
 
 
-class GroupReader(Protocol):
+class GroupReader(Protocol[_Manifest]):
     """Reads groups of packs and compares each with its source. Each file format has its own reader."""
 
     @property
-    def folder(self) -> PackedFolder[Any]:
+    def folder(self) -> PackedFolder[Any, _Manifest]:
         """The packed folder."""
         ...
 
-    def read_groups(self, manifests: Iterable[GroupManifest]) -> Iterator[ReadGroup]:
+    def read_groups(self, manifests: Iterable[_Manifest]) -> Iterator[ReadGroup[_Manifest]]:
         """Yield the groups in order.
 
         Raises:
@@ -193,7 +205,7 @@ class GroupReader(Protocol):
         ...
 
 
-def verify_packs(reader: GroupReader, run: StageRun) -> StageOutput[Verification] | PlainResult:
+def verify_packs(reader: GroupReader[Any], run: StageRun) -> StageOutput[Verification] | PlainResult:
     """Verify a packed folder: all of its groups, the groups of a part, or the sums of all parts.
 
     Args:
@@ -250,13 +262,15 @@ def verify_packs(reader: GroupReader, run: StageRun) -> StageOutput[Verification
     return StageOutput(proof)
 
 
-def _verify_groups(reader: GroupReader, numbers: Sequence[int]) -> Verification:
+def _verify_groups(reader: GroupReader[Any], numbers: Sequence[int]) -> Verification:
     """Read groups, check the manifest of each, and return the sums of what was proven."""
     folder, sums, bound, fingerprint, shards = reader.folder, PackedSums(), 0, 0, 0
-    for stored, expected, lower_bound, group_fingerprint in reader.read_groups(folder.read_manifests(numbers)):
+    for group in reader.read_groups(folder.read_manifests(numbers)):
+        stored, expected = group.stored_manifest, group.expected_manifest
         check_same_content(manifest_path(folder.json_folder, stored.group), stored, expected, stored.remedy)
         sums.add(expected)
-        bound, fingerprint, shards = bound + lower_bound, fingerprint + group_fingerprint, shards + len(expected.shards)
+        bound, fingerprint = bound + group.lower_bound, fingerprint + group.fingerprint
+        shards += len(expected.shards)
     metadata = folder.metadata
     proof = Verification(
         packs_sha256=metadata.identity(),
@@ -276,7 +290,7 @@ def _verify_groups(reader: GroupReader, numbers: Sequence[int]) -> Verification:
     return proof.model_copy(update={"fingerprint": f"{fingerprint % 2**64:016x}"})
 
 
-def _combine_parts(folder: PackedFolder[Any], path: Path, parts: Sequence[Path]) -> Verification:
+def _combine_parts(folder: PackedFolder[Any, Any], path: Path, parts: Sequence[Path]) -> Verification:
     """Return the sums of what all parts proved. Without parts, return the verification that is already stored."""
     fetch(path, *parts)
     if not parts and path.exists():
@@ -301,7 +315,7 @@ def _combine_parts(folder: PackedFolder[Any], path: Path, parts: Sequence[Path])
 # --- lower bounds: how few packs any packing needs
 
 
-def prove_group_bound(folder: PackedFolder[Any], counts: Sequence[int], packs: int) -> int:
+def prove_group_bound(folder: PackedFolder[Any, Any], counts: Sequence[int], packs: int) -> int:
     """Return a proven lower bound on the packs of a group.
 
     The simple certificate is used, or a solver if that misses more than the group's share of the folder's gap.

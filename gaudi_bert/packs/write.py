@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 from gaudi_bert.artefacts.base import manifest_path
 from gaudi_bert.artefacts.completion import GroupedOutput, Signature
 from gaudi_bert.artefacts.mirrored_folder import is_mirrored, read_ahead
-from gaudi_bert.artefacts.packed import GroupManifest, PackedMetadata, PackedSums
+from gaudi_bert.artefacts.packed import GroupManifest, PackedMetadata, PackedSums, RecordManifest
 from gaudi_bert.artefacts.results import PlainResult, StageOutput, StageRun, result_of_part
 from gaudi_bert.artefacts.shards import index_bytes, index_path
 from gaudi_bert.common.crc32c import crc32c
@@ -200,7 +200,7 @@ class _PackedOutput(GroupedOutput[int, GroupManifest]):
         if is_mirrored(self.folder):
             return True
         paths = [(self.folder / shard.name, shard.bytes) for shard in summary.shards]
-        if summary.index_crc32c is not None:
+        if isinstance(summary, RecordManifest):
             paths.append((index_path(self.folder, summary.group), index_bytes(summary.packs)))
         return all(path.is_file() and path.stat().st_size == size for path, size in paths)
 
@@ -208,7 +208,12 @@ class _PackedOutput(GroupedOutput[int, GroupManifest]):
 def _output_of(job: PackingJob[Any]) -> _PackedOutput:
     """Return the folder of a job as an output that is written group by group, in which metadata.json is written last."""
     final = job.folder / job.metadata_type.file_name
-    manifest_of = partial(manifest_path, final.parent)
     return _PackedOutput(
-        job.folder, final, job.signature, GroupManifest, manifest_of, job.run.reporter, source_sha256=job.source_sha256
+        job.folder,
+        final,
+        job.signature,
+        job.metadata_type.manifest_type,
+        partial(manifest_path, final.parent),
+        job.run.reporter,
+        source_sha256=job.source_sha256,
     )

@@ -22,14 +22,15 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from gaudi_bert.artefacts.packed import Metadata, pack_kind, refuse_row_tables
+from gaudi_bert.artefacts.pack_kinds import pack_kind, refuse_row_tables
+from gaudi_bert.artefacts.packed import Metadata
 from gaudi_bert.common.arrays import AnyArray, check_integer
 from gaudi_bert.common.errors import InputError, short_repr
 from gaudi_bert.common.files import format_location, is_in_store
 from gaudi_bert.encoders.trial import Row
 from gaudi_bert.reading.global_order import ORDER_VERSION, check_rank, first_pack_number_of_rank
 from gaudi_bert.reading.streams import StoredPacks
-from gaudi_bert.tables.packed_parquet import open_tables
+from gaudi_bert.tables.packed_reader import open_tables
 from gaudi_bert.tfrecords.random_access import check_before_reading, open_packs
 from gaudi_bert.tfrecords.wire.values import pack_rows
 
@@ -109,7 +110,7 @@ def _open(folder: Path) -> tuple[StoredPacks, str, Callable[[Any], Sequence[Row]
     if kind is not None:
         metadata = Metadata.read(folder)
         check_before_reading(folder, metadata.shard_table)
-        return open_packs(folder, metadata), metadata.identity(repr)[:_IDENTITY_DIGITS], _rows_of_packs
+        return open_packs(folder, metadata), metadata.identity()[:_IDENTITY_DIGITS], _rows_of_packs
     refuse_row_tables(folder)
     if folder.is_dir() and any(folder.iterdir()):
         raise InputError(f"{folder}: contains no packs; make packs of its data with `gaudi-bert pack`")

@@ -24,7 +24,8 @@ from gaudi_bert.artefacts.base import NOTES_NAME
 from gaudi_bert.artefacts.completion import Signature
 from gaudi_bert.artefacts.examples import TokenisedTexts
 from gaudi_bert.artefacts.mirrored_folder import fetch, local_copy, mirrored
-from gaudi_bert.artefacts.packed import RowTables, TableMetadata, files_that_tell_kinds, pack_kind, row_table_path
+from gaudi_bert.artefacts.pack_kinds import RowTables, files_that_tell_kinds, pack_kind, row_table_path
+from gaudi_bert.artefacts.packed import TableMetadata
 from gaudi_bert.artefacts.results import StageOutput
 from gaudi_bert.artefacts.training import TableTraining, WordEvaluation, WordFigures
 from gaudi_bert.artefacts.work_folder import TRAINING_NAME
@@ -42,7 +43,7 @@ from gaudi_bert.model.heads import TaskKind
 from gaudi_bert.reading.streams import StoredPacks
 from gaudi_bert.rows.tokenizer import RowTokenizer, has_tokenizer, open_tokenizer
 from gaudi_bert.rows.tokenizer_files import TOKENIZER_NAME
-from gaudi_bert.tables.packed_parquet import TableFiles, open_tables
+from gaudi_bert.tables.packed_reader import TableFiles, open_tables
 from gaudi_bert.tables.sources import is_table
 from gaudi_bert.tasks.kinds.language_modelling import WordTargets
 from gaudi_bert.tasks.kinds.task import EVALUATION_EPOCH, TaskObjective

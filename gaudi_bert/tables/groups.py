@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gaudi_bert.artefacts.base import InputTable, TooLong, TooLongRows
-from gaudi_bert.artefacts.packed import PackedSums, TableMetadata, of_counts
+from gaudi_bert.artefacts.base import InputTable, TooLong, TooLongRows, counts_to_json_fields
+from gaudi_bert.artefacts.packed import PackedSums, TableMetadata
 from gaudi_bert.common.arrays import MOST_TOKEN_ID, AnyArray, BoolArray, Int32Array, IntArray, find_non_integer
 from gaudi_bert.common.arrow import require_pyarrow
 from gaudi_bert.common.errors import InputError
@@ -351,7 +351,7 @@ def row_figures(rows: GroupRows, sequences: RowSequences, too_long: TooLongRows,
         max_sequence_length: The row length.
     """
     counts = np.bincount(sequences.lengths, minlength=max_sequence_length + 1)[1:].tolist()
-    return {"format_version": 2, "rows": rows.lengths.size, "too_long": too_long, **of_counts(counts)}
+    return {"format_version": 2, "rows": rows.lengths.size, "too_long": too_long, **counts_to_json_fields(counts)}
 
 
 def table_metadata(

@@ -22,7 +22,8 @@ from gaudi_bert import __version__
 from gaudi_bert.artefacts.base import NOTES_NAME
 from gaudi_bert.artefacts.completion import GroupedOutput, Signature
 from gaudi_bert.artefacts.mirrored_folder import local_copy, mirrored, release
-from gaudi_bert.artefacts.packed import GroupManifest, PackedSums, RowTables, TableMetadata, row_table_path
+from gaudi_bert.artefacts.pack_kinds import RowTables, row_table_path
+from gaudi_bert.artefacts.packed import PackedSums, TableManifest, TableMetadata
 from gaudi_bert.artefacts.results import ByRowLength, PackResult, PlainResult, StageRun, require_complete
 from gaudi_bert.artefacts.shards import Shard, count_shards, shard_bounds, shard_name
 from gaudi_bert.common.arrays import ByteArray
@@ -50,7 +51,7 @@ from gaudi_bert.tables.groups import (
     row_figures,
     table_metadata,
 )
-from gaudi_bert.tables.packed_parquet import PackLayout, PackSequences, write_table_shard
+from gaudi_bert.tables.packed_writer import PackLayout, PackSequences, write_table_shard
 from gaudi_bert.tables.sources import table_files
 from gaudi_bert.tables.verify import verify_rows
 from gaudi_bert.tfrecords.files import input_file
@@ -145,7 +146,7 @@ class _TablePacking(PackingJob[GroupedTable]):
         """
         return GroupInputs([()] * len(numbers), sum(part.rows for number in numbers for part in inputs.groups[number]))
 
-    def write_group(self, inputs: GroupedTable, number: int, task: Task) -> GroupManifest:
+    def write_group(self, inputs: GroupedTable, number: int, task: Task) -> TableManifest:
         """Read, pack and write one group, and return its manifest.
 
         The packs depend only on the rows of the group and the settings.
@@ -157,7 +158,7 @@ class _TablePacking(PackingJob[GroupedTable]):
             shards = self._write_shards(PackLayout.of(inputs.columns, self.settings), number, rows, packs)
         release(*(self.folder / shard.name for shard in shards))
         task.advance(rows.lengths.size / 2)
-        return GroupManifest(
+        return TableManifest(
             **row_figures(rows, sequences, too_long, self.settings.max_sequence_length),
             source_sha256=self.source_sha256,
             group=number,

@@ -18,9 +18,11 @@ import numpy as np
 from gaudi_bert.artefacts.base import manifest_path
 from gaudi_bert.artefacts.completion import Signature, read_signature, settings_path
 from gaudi_bert.artefacts.mirrored_folder import exists, fetch, local_copy, mirrored, names_in
-from gaudi_bert.artefacts.packed import GroupManifest, PackedSums, RowTables, TableMetadata, Verification, row_table_path
+from gaudi_bert.artefacts.pack_kinds import RowTables, row_table_path
+from gaudi_bert.artefacts.packed import PackedSums, TableManifest, TableMetadata
 from gaudi_bert.artefacts.results import ByRowLength, PlainResult, StageOutput, StageRun
 from gaudi_bert.artefacts.shards import Shard
+from gaudi_bert.artefacts.verification import Verification
 from gaudi_bert.common.arrays import AnyArray, BoolArray, Int32Array, IntArray
 from gaudi_bert.common.arrow import check_column_names, explain_arrow_errors, require_pyarrow, validate_content
 from gaudi_bert.common.errors import FailedError, InputError
@@ -46,7 +48,7 @@ from gaudi_bert.tables.groups import (
     row_figures,
     table_metadata,
 )
-from gaudi_bert.tables.packed_parquet import PackLayout, pad_value
+from gaudi_bert.tables.packed_writer import PackLayout, pad_value
 from gaudi_bert.tables.sources import same_type, table_files
 from gaudi_bert.tfrecords.files import input_file
 
@@ -101,7 +103,7 @@ def verify_rows(source: str | Path, packed: Path, run: StageRun) -> _VerifiedTab
     with local_copy(source, run.store) as table, mirrored(packed, run.store) as here:
         fetch(*(here / name for name in names_in(here)))
         metadata = TableMetadata.read(here)
-        return verify_packs(_TableReader(table, PackedFolder(here, metadata), run), run)
+        return verify_packs(_TableReader(table, PackedFolder(here, metadata, TableManifest), run), run)
 
 
 def _checked_lengths(folder: Path) -> tuple[int, ...]:
@@ -138,7 +140,7 @@ class _TableReader:
     """
 
     source: str | Path
-    folder: PackedFolder[TableMetadata]
+    folder: PackedFolder[TableMetadata, TableManifest]
     run: StageRun
 
     @cached_property
@@ -171,21 +173,21 @@ class _TableReader:
             )
         return table
 
-    def read_groups(self, manifests: Iterable[GroupManifest]) -> Iterator[ReadGroup]:
+    def read_groups(self, manifests: Iterable[TableManifest]) -> Iterator[ReadGroup[TableManifest]]:
         """Read groups, and compare each with the rows of the table. Every group has its own lower bound."""
         rows = sum(part.rows for group in self.run.share_of(self._table.groups) for part in group)
         with self.run.reporter.task("verify", rows, "rows") as task:
             for stored in manifests:
-                right = self._prove(stored)
-                yield ReadGroup(stored, right, right.lower_bound)
-                task.advance(right.rows)
+                expected = self._prove(stored)
+                yield ReadGroup(stored, expected, expected.lower_bound)
+                task.advance(expected.rows)
 
     def expected_metadata(self, sums: PackedSums) -> TableMetadata:
         """Return the expected contents of metadata.json, computed from the manifests of all groups."""
         inputs, version = self._signature.inputs, self.folder.metadata.tool_version
         return table_metadata(self._table, self._settings, sums, inputs, version)
 
-    def _prove(self, claimed: GroupManifest) -> GroupManifest:
+    def _prove(self, claimed: TableManifest) -> TableManifest:
         """Compare the shards of a group with its rows, and return its manifest, computed again.
 
         Each shard is read, and its CRC-32C is compared with the manifest. Every slot is compared with the row from which it
@@ -226,7 +228,7 @@ class _TableReader:
         counts = np.bincount(sequences.lengths, minlength=length + 1)[1:]
         path, depth = manifest_path(self.folder.json_folder, claimed.group), resolve_depth(settings.depth, length)
         check_lower_bound(path, claimed.lower_bound, packs, lambda: [counts], depth, TableMetadata.remedy)
-        return GroupManifest(
+        return TableManifest(
             **row_figures(rows, sequences, too_long, length),
             source_sha256=self._signature.sha256,
             group=claimed.group,

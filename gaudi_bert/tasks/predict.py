@@ -20,6 +20,7 @@ import numpy as np
 
 from gaudi_bert.artefacts.mirrored_folder import local_copies, mirrored
 from gaudi_bert.common.arrays import Float32Array, IntArray
+from gaudi_bert.common.arrow import require_pyarrow
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import is_in_store, open_file, store_url
 from gaudi_bert.common.processor import read_processor
@@ -36,7 +37,6 @@ from gaudi_bert.rows.tokenizer import RowTokenizer, open_tokenizer
 from gaudi_bert.rows.tokenizing import check_policy
 from gaudi_bert.rows.types import STANDARD_INPUT, Row, Sequences, TextRow
 from gaudi_bert.rows.window_plan import PackRunner, WindowPlan, plan_window
-from gaudi_bert.tables.packed_parquet import write_vectors
 from gaudi_bert.tasks.answers import (
     STANDARD_OUTPUT,
     AnswerStream,
@@ -55,6 +55,7 @@ if TYPE_CHECKING:  # importing it loads torch
     from gaudi_bert.engines.pytorch.encoder_model import TorchEncoder
 
 _ENDINGS = (".npy", ".parquet", ".jsonl")
+_ROWS_PER_ROW_GROUP = 8192
 
 
 def predict(
@@ -491,6 +492,20 @@ def _write_array(ending: str, values: int, stored: Path, handle: BinaryIO) -> No
     """
     vectors = np.memmap(stored, np.float32, "r").reshape(-1, values)
     if ending == ".parquet":
-        write_vectors(handle, vectors)
+        _write_parquet(handle, vectors)
     else:
         np.save(handle, vectors)
+
+
+def _write_parquet(handle: BinaryIO, vectors: Float32Array) -> None:
+    """Write embeddings, [rows, values], as a Parquet table with one column `embedding`, one row group at a time."""
+    pyarrow = require_pyarrow()
+    from pyarrow import parquet
+
+    values = vectors.shape[1]
+    schema = pyarrow.schema([("embedding", pyarrow.list_(pyarrow.float32(), values))])
+    with parquet.ParquetWriter(handle, schema, compression="none", use_dictionary=False) as writer:
+        for first in range(0, len(vectors), _ROWS_PER_ROW_GROUP):
+            flat = pyarrow.array(vectors[first : first + _ROWS_PER_ROW_GROUP].reshape(-1), pyarrow.float32())
+            column = pyarrow.FixedSizeListArray.from_arrays(flat, values)
+            writer.write_table(pyarrow.table([column], schema=schema))

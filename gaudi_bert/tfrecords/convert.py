@@ -20,7 +20,8 @@ from typing import Any
 import numpy as np
 
 from gaudi_bert.artefacts.completion import Signature, begin_artefact, check_place, is_finished, settings_path
-from gaudi_bert.artefacts.packed import Conversion, Metadata, PackedSums, conversion_path
+from gaudi_bert.artefacts.conversion import Conversion, conversion_path
+from gaudi_bert.artefacts.packed import Metadata, PackedSums, RecordManifest
 from gaudi_bert.artefacts.results import StageOutput
 from gaudi_bert.artefacts.shards import Shard
 from gaudi_bert.common.arrays import AnyArray, ByteArray
@@ -195,7 +196,7 @@ def _survey(
         )
     strategies: Counter[tuple[int, ...]] = Counter()
     masked, lock = [0], threading.Lock()
-    folder, sums, shards = PackedFolder(packed, metadata), PackedSums(), list[Shard]()
+    folder, sums, shards = PackedFolder(packed, metadata, RecordManifest), PackedSums(), list[Shard]()
     folder.check_files()
     for manifest in folder.read_manifests():
         sums.add(manifest, metadata.groups[manifest.group].manifest_crc32c)

@@ -21,7 +21,7 @@ from pathlib import Path
 from gaudi_bert.artefacts.base import InputFile
 from gaudi_bert.artefacts.mirrored_folder import fetch, files_in, mirrored
 from gaudi_bert.artefacts.object_store import Objects
-from gaudi_bert.artefacts.packed import refuse_row_tables
+from gaudi_bert.artefacts.pack_kinds import refuse_row_tables
 from gaudi_bert.common.crc32c import crc32c
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import explain_os_errors, format_location, is_in_store, open_file, resolve_links, store_url

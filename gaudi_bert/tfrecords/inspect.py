@@ -16,7 +16,8 @@ from pathlib import Path
 import numpy as np
 
 from gaudi_bert.artefacts.mirrored_folder import local_copies
-from gaudi_bert.artefacts.packed import Metadata, pack_kind
+from gaudi_bert.artefacts.pack_kinds import pack_kind
+from gaudi_bert.artefacts.packed import Metadata
 from gaudi_bert.common.arrays import AnyArray
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.features import PackedFeature, UnpackedFeature

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from gaudi_bert.artefacts.mirrored_folder import fetch, is_mirrored, release, shown_path
-from gaudi_bert.artefacts.packed import Metadata, read_shard_crc32c
+from gaudi_bert.artefacts.packed import Metadata, RecordManifest
 from gaudi_bert.artefacts.shards import IndexedRecords, ShardTable, check_shards, index_path, read_index
 from gaudi_bert.common.arrays import AnyArray, ByteArray, IntArray
 from gaudi_bert.common.compiled import borrowing_kernel
@@ -519,7 +519,7 @@ class ShardPaths(Sequence[Path]):
 
     def read_crc32c_of(self, shard: int) -> int | None:
         """Return the CRC-32C of a shard as its group's manifest states it, or None if there is no manifest."""
-        return read_shard_crc32c(self.folder, self.table, shard)
+        return RecordManifest.read_shard_crc32c(self.folder, self.table, shard)
 
 
 def open_shards(folder: Path, metadata: Metadata, cache: ShardCache | None = None) -> RecordFiles:

@@ -18,12 +18,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gaudi_bert.artefacts.base import METADATA_NAME, InputFile, VocabularyInfo
+from gaudi_bert.artefacts.base import METADATA_NAME, InputFile, VocabularyInfo, counts_to_json_fields
 from gaudi_bert.artefacts.completion import Signature, read_signature, settings_path
 from gaudi_bert.artefacts.mirrored_folder import fetch, mirrored, read_ahead, release, shown_path
-from gaudi_bert.artefacts.packed import GroupManifest, Metadata, PackedSums, Verification, of_counts
+from gaudi_bert.artefacts.packed import Metadata, PackedSums, RecordManifest
 from gaudi_bert.artefacts.results import PlainResult, StageOutput, StageRun
 from gaudi_bert.artefacts.shards import IndexArray, Shard, index_path
+from gaudi_bert.artefacts.verification import Verification
 from gaudi_bert.common.arrays import ByteArray, IntArray
 from gaudi_bert.common.crc32c import crc32c
 from gaudi_bert.common.errors import FailedError, InputError
@@ -70,7 +71,7 @@ def verify(records: str | Path, packed: Path, run: StageRun) -> StageOutput[Veri
     """
     with mirrored(packed, run.store) as here, open_inputs(records, run.store) as inputs:
         fetch(here / METADATA_NAME)
-        return verify_packs(_RecordsReader(inputs, PackedFolder(here, Metadata.read(here)), run), run)
+        return verify_packs(_RecordsReader(inputs, PackedFolder(here, Metadata.read(here), RecordManifest), run), run)
 
 
 class _ReadFile(NamedTuple):
@@ -104,7 +105,7 @@ class _RecordsReader:
     """
 
     inputs: RecordInputs
-    folder: PackedFolder[Metadata]
+    folder: PackedFolder[Metadata, RecordManifest]
     run: StageRun
 
     @cached_property
@@ -112,7 +113,7 @@ class _RecordsReader:
         """The path of each input file by its name."""
         return {path.name: path for path in self.inputs.sizes}
 
-    def read_groups(self, manifests: Iterable[GroupManifest]) -> Iterator[ReadGroup]:
+    def read_groups(self, manifests: Iterable[RecordManifest]) -> Iterator[ReadGroup[RecordManifest]]:
         """Read groups in batches of 256 and yield each group after it was compared.
 
         The files of a batch are read by several threads, ahead of the group that is compared.
@@ -140,7 +141,7 @@ class _RecordsReader:
                 for manifest, of_group in zip(some, files, strict=True):
                     yield self._compare(manifest, plan_sha256, list(itertools.islice(results, len(of_group))))
 
-    def _files_of(self, manifest: GroupManifest) -> list[tuple[Path, bool]]:
+    def _files_of(self, manifest: RecordManifest) -> list[tuple[Path, bool]]:
         """List the files of a group: first the input files and then the shards.
 
         Returns:
@@ -184,7 +185,7 @@ class _RecordsReader:
 
             yield from map_in_threads(read, range(len(files)), self.run.workers, scan_buffer)
 
-    def _compare(self, stored: GroupManifest, plan_sha256: str, files: Sequence[_ReadFile]) -> ReadGroup:
+    def _compare(self, stored: RecordManifest, plan_sha256: str, files: Sequence[_ReadFile]) -> ReadGroup[RecordManifest]:
         """Compare the shards of a group with its input files, and recompute the group manifest.
 
         Args:
@@ -202,8 +203,8 @@ class _RecordsReader:
         packed, metadata = self.folder.path, self.folder.metadata
         inputs, shards = ([file for file in files if file.is_input == side] for side in (True, False))
         fingerprint, lengths = _sums_of(shards)
-        expected, expected_lengths = _sums_of(inputs)
-        if fingerprint != expected or not np.array_equal(lengths, expected_lengths):
+        input_fingerprint, input_lengths = _sums_of(inputs)
+        if fingerprint != input_fingerprint or not np.array_equal(lengths, input_lengths):
             records, packs_of_them = ([file.path for file in side] for side in (inputs, shards))
             difference = _describe_difference(records, packs_of_them, PackedSchema.of(metadata), self.run.workers)
             raise FailedError(f"{packed}: group {stored.group}: {difference}")
@@ -216,18 +217,18 @@ class _RecordsReader:
                 raise FailedError(f"{packed / one.name}: its CRC-32C differs from its group's manifest; {metadata.remedy}")
         identities = tuple(file.identity for file in inputs)
         check_inputs(packed, stored.inputs, identities, metadata.remedy)
-        right = GroupManifest(
+        expected = RecordManifest(
             format_version=2,
             source_sha256=plan_sha256,
             group=stored.group,
             packs=sum(shard.packs for shard in written),
-            **of_counts(lengths[1 : metadata.max_sequence_length + 1].tolist()),
+            **counts_to_json_fields(lengths[1 : metadata.max_sequence_length + 1].tolist()),
             inputs=identities,
             index_crc32c=_check_index(index_path(packed, stored.group), entries, stored.remedy),
             shards=written,
         )
-        bound = prove_group_bound(self.folder, right.counts, right.packs)
-        return ReadGroup(stored, right, bound, fingerprint)
+        bound = prove_group_bound(self.folder, expected.counts, expected.packs)
+        return ReadGroup(stored, expected, bound, fingerprint)
 
     def expected_metadata(self, sums: PackedSums) -> Metadata:
         """Return the expected contents of metadata.json, computed from the group manifests.

@@ -17,10 +17,10 @@ from pathlib import Path
 import numpy as np
 
 from gaudi_bert import __version__
-from gaudi_bert.artefacts.base import METADATA_NAME, InputFile, VocabularyInfo, manifest_path
+from gaudi_bert.artefacts.base import METADATA_NAME, InputFile, VocabularyInfo, counts_to_json_fields, manifest_path
 from gaudi_bert.artefacts.completion import Signature, check_place
 from gaudi_bert.artefacts.mirrored_folder import local_copy, mirrored, release
-from gaudi_bert.artefacts.packed import GroupManifest, Metadata, PackedMetadata, PackedSums, of_counts
+from gaudi_bert.artefacts.packed import GroupManifest, Metadata, PackedMetadata, PackedSums, RecordManifest
 from gaudi_bert.artefacts.plan import PlannedGroup, WritablePlan
 from gaudi_bert.artefacts.results import PackResult, PlainResult, StageOutput, StageRun, require_complete
 from gaudi_bert.artefacts.shards import IndexArray, Shard, index_path, shard_bounds, shard_name, write_index
@@ -226,7 +226,7 @@ class _RecordPacking(PackingJob[_PlannedRecords]):
         size = sum(self.plan.groups[number].input_bytes for number in numbers)
         return GroupInputs(list(map(inputs.list_group_files, numbers)), size)
 
-    def write_group(self, inputs: _PlannedRecords, number: int, task: Task) -> GroupManifest:
+    def write_group(self, inputs: _PlannedRecords, number: int, task: Task) -> RecordManifest:
         """Read, pack and write one group.
 
         Reading the group is half of its progress, and writing its packs is the other half.
@@ -265,12 +265,12 @@ class _RecordPacking(PackingJob[_PlannedRecords]):
         index = index_path(self.folder, number)
         index_crc32c = write_index(index, [entries for _, entries in written])
         release(index)
-        return GroupManifest(
+        return RecordManifest(
             format_version=2,
             source_sha256=self.source_sha256,
             group=number,
             packs=planned.packs,
-            **of_counts(np.bincount(group.lengths, minlength=plan.max_sequence_length + 1)[1:].tolist()),
+            **counts_to_json_fields(np.bincount(group.lengths, minlength=plan.max_sequence_length + 1)[1:].tolist()),
             inputs=tuple(file.model_copy(update={"sequences": 0}) for file in planned.files),
             index_crc32c=index_crc32c,
             shards=tuple(shard for shard, _ in written),
@@ -283,7 +283,7 @@ class _RecordPacking(PackingJob[_PlannedRecords]):
             FailedError: It has others.
         """
         planned = self.plan.groups[manifest.group]
-        right = {"packs": planned.packs, **of_counts(_counts(planned, self.plan.max_sequence_length).tolist())}
+        right = {"packs": planned.packs, **counts_to_json_fields(_counts(planned, self.plan.max_sequence_length).tolist())}
         if any(getattr(manifest, key) != value for key, value in right.items()):
             path, held = manifest_path(self.folder, manifest.group), format_count(manifest.packs, "pack")
             raise FailedError(f"{path}: {held}, {manifest.sequences} sequences, not those of the plan; {manifest.remedy}")

@@ -33,7 +33,8 @@ import numpy as np
 
 from gaudi_bert.artefacts.base import METADATA_NAME
 from gaudi_bert.artefacts.mirrored_folder import fetch, mirrored
-from gaudi_bert.artefacts.packed import Metadata, pack_kind
+from gaudi_bert.artefacts.pack_kinds import pack_kind
+from gaudi_bert.artefacts.packed import Metadata
 from gaudi_bert.common.arrays import AnyArray, BatchArrays, Float32Array, Int32Array, IntArray
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.features import UnpackedFeature

@@ -9,9 +9,10 @@ import pytest
 
 from gaudi_bert.artefacts.base import Artefact, complete_parts, manifest_path, part_path
 from gaudi_bert.artefacts.histogram import HistogramFile
-from gaudi_bert.artefacts.packed import GroupManifest, Metadata, TableMetadata, Verification
+from gaudi_bert.artefacts.packed import Metadata, RecordManifest, TableManifest, TableMetadata
 from gaudi_bert.artefacts.plan import Plan, WritablePlan
 from gaudi_bert.artefacts.training import EvaluationResult, TrainingResult
+from gaudi_bert.artefacts.verification import Verification
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.tfrecords.verify import verify
 from tests.builders.packing_case import PackingCase, make_case
@@ -37,7 +38,7 @@ def test_what_the_stages_write_is_written_again_byte_for_byte(case: PackingCase,
     files = {
         case.plan.with_name("histogram.json"): HistogramFile,
         case.plan: Plan,
-        manifest_path(case.packed, 1): GroupManifest,
+        manifest_path(case.packed, 1): RecordManifest,
         case.packed / "verification.json": Verification,
     }
     for original, kind in files.items():
@@ -57,7 +58,7 @@ def test_parts_of_a_file_are_read_if_all_of_one_number_of_parts_are_there() -> N
 
 def test_a_plan_is_known_by_all_that_it_says(case: PackingCase) -> None:
     plan = WritablePlan.read(case.plan)
-    assert plan.sha256 == Plan.read(case.plan).sha256 == GroupManifest.read(manifest_path(case.packed, 0)).source_sha256
+    assert plan.sha256 == Plan.read(case.plan).sha256 == RecordManifest.read(manifest_path(case.packed, 0)).source_sha256
     assert sum(plan.strategy_counts.values()) == plan.totals.packs
 
 
@@ -94,7 +95,7 @@ def test_whatever_a_file_holds_is_one_short_line(tmp_path: Path, content: bytes,
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("kind", [Plan, WritablePlan, Metadata, GroupManifest, TableMetadata])
+@pytest.mark.parametrize("kind", [Plan, WritablePlan, Metadata, RecordManifest, TableManifest, TableMetadata])
 def test_another_version_of_a_format_is_refused_with_the_remedy(tmp_path: Path, kind: type[Artefact]) -> None:
     path = tmp_path / "x.json"
     of_table = {"format": "table"} if kind is TableMetadata else {}

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from gaudi_bert.artefacts.base import NOTES_NAME, manifest_path
-from gaudi_bert.artefacts.packed import GroupManifest
+from gaudi_bert.artefacts.packed import RecordManifest, TableManifest
 from gaudi_bert.artefacts.shards import Shard, index_path, write_index
 from gaudi_bert.common.crc32c import crc32c, masked_crc32c
 from gaudi_bert.tfrecords.wire.framing import read_records
@@ -23,8 +23,9 @@ def notes_of(packed: Path) -> Path:
 def shards_of(packed: Path) -> list[Shard]:
     """All shards in order."""
     notes = notes_of(packed)
+    kind = RecordManifest if notes == packed else TableManifest
     groups = len(sorted(notes.glob("group-*.json")))
-    return [shard for group in range(groups) for shard in GroupManifest.read(manifest_path(notes, group)).shards]
+    return [shard for group in range(groups) for shard in kind.read(manifest_path(notes, group)).shards]
 
 
 def index_entries(payloads: list[bytes]) -> np.ndarray:

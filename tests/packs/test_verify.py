@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from gaudi_bert.artefacts.base import part_path
-from gaudi_bert.artefacts.packed import Metadata, Verification
+from gaudi_bert.artefacts.packed import Metadata, RecordManifest
 from gaudi_bert.artefacts.results import PlainResult, StageOutput
+from gaudi_bert.artefacts.verification import Verification
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.config.sections import TableSettings
 from gaudi_bert.packing.certificate import simple_certificate
@@ -120,7 +121,7 @@ def test_a_verification_of_other_packs_is_refused(records: Case, tmp_path: Path)
 
 def test_a_bound_that_only_a_solver_proves(tmp_path: Path) -> None:
     case = make_records(tmp_path, files=6, sequences_per_file=40, max_sequence_length=61, depth=4, algorithm="optimal")
-    folder = PackedFolder(case.packed, Metadata.read(case.packed))
+    folder = PackedFolder(case.packed, Metadata.read(case.packed), RecordManifest)
     counts = [np.array(manifest.counts) for manifest in folder.read_manifests()]
     simple = sum(simple_certificate(each, folder.metadata.depth).bound for each in counts)
     assert simple < folder.metadata.lower_bound == verify(case.source, case.packed, a_run()).content.lower_bound

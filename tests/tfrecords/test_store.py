@@ -16,9 +16,10 @@ import pytest
 
 from gaudi_bert.artefacts.mirrored_folder import mirrored
 from gaudi_bert.artefacts.object_store import Objects
-from gaudi_bert.artefacts.packed import Metadata, Verification
+from gaudi_bert.artefacts.packed import Metadata
 from gaudi_bert.artefacts.results import StageOutput
 from gaudi_bert.artefacts.shards import GroupShards, ShardTable
+from gaudi_bert.artefacts.verification import Verification
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.config.sections import PackingSettings

@@ -9,7 +9,7 @@ import pytest
 from gaudi_bert.artefacts.completion import Signature
 from gaudi_bert.artefacts.mirrored_folder import fetch, mirrored
 from gaudi_bert.artefacts.object_store import Objects
-from gaudi_bert.artefacts.packed import files_that_tell_kinds, pack_kind
+from gaudi_bert.artefacts.pack_kinds import files_that_tell_kinds, pack_kind
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import write_json
 from tests.builders.s3_server import S3Server, quick, upload

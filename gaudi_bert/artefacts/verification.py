@@ -1,0 +1,79 @@
+"""verification.json, the result of `verify` for a packed folder or a part of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from typing_extensions import Self
+
+from gaudi_bert.artefacts.base import VERIFICATION_NAME, Count, Figures, Sha256, TooLongRows
+from gaudi_bert.artefacts.packed import PackedMetadata
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.progress import format_count
+from gaudi_bert.config.values import matching
+
+_Fingerprint = Annotated[str, matching("[0-9a-f]{16}", "16 digits from 0 to f")]
+
+
+class Verification(Figures):
+    """The content of verification.json, which is written only if the verification succeeded.
+
+    Attributes:
+        sequences: The number of sequences.
+        tokens: The number of non-padding tokens.
+        packs: The number of packs.
+        shards: The number of shards.
+        groups: The number of groups.
+        packs_sha256: The identity of the packs (`PackedMetadata.identity`).
+        lower_bound: The proven minimum number of packs.
+        input_files: The number of input files.
+        bad_files: The number of input files that were skipped because they cannot be read.
+        fingerprint: The fingerprint of all sequences, independent of their order. Only for TFRecords.
+        rows: The number of table rows.
+        columns: The columns whose values were compared. Only for tables.
+        too_long: The rows that were longer than a pack. Only for tables.
+    """
+
+    file_name = VERIFICATION_NAME
+    remedy = "remove it and verify again"
+    omits_defaults = True
+
+    sequences: Count
+    tokens: Count
+    packs: Count
+    shards: Count
+    groups: Count
+    packs_sha256: Sha256
+    lower_bound: Count
+    input_files: Count = 0
+    bad_files: Count = 0
+    fingerprint: _Fingerprint | None = None
+    rows: Count = 0
+    columns: tuple[str, ...] = ()
+    too_long: TooLongRows | None = None
+
+    @classmethod
+    def read_of(cls, path: Path, metadata: PackedMetadata) -> Self:
+        """Read the verification of a packed folder.
+
+        Args:
+            path: The verification file, or its folder.
+            metadata: The metadata of the packed folder.
+
+        Raises:
+            InputError: The file cannot be read, is invalid, or is the verification of other packs.
+        """
+        stored = cls.read(path)
+        if stored.packs_sha256 != metadata.identity() or stored.sequences != metadata.sequences:
+            raise InputError(f"{cls.path_in(path)}: is of other packs than metadata.json; {cls.remedy}")
+        return stored
+
+    def lines(self) -> list[str]:
+        """Return the result as lines of text."""
+        if self.too_long is None:
+            return [f"every one of {format_count(self.sequences, 'sequence')} is in the packs exactly once"]
+        sequences, packs = format_count(self.sequences, "sequence"), format_count(self.packs, "pack")
+        counted = f"{format_count(self.rows, 'row')}, {sequences} in {packs}"
+        columns = ", ".join(self.columns)
+        return [counted, f"every sequence is there exactly once, value for value in {columns}", self.too_long.line()]
