@@ -68,7 +68,7 @@ def compare_mixes(rounds: int, layers: int) -> None:
 
     def runner(batch_tokens: int | None = None) -> PackRunner:
         given = {} if batch_tokens is None else {"batch_tokens": batch_tokens}
-        return PackRunner(embedder.outputs, per="sequence", width=config.hidden_size, **given)
+        return PackRunner(embedder.outputs, per_token=False, width=config.hidden_size, **given)
 
     for goal, (name, lengths) in zip(MIX_GOALS, mixes().items(), strict=True):
         offsets = np.concatenate([[0], np.cumsum(lengths)])

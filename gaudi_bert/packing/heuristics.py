@@ -51,6 +51,14 @@ class OpenPacks:
         self._stacks: dict[int, list[tuple[int, Strategy]]] = {}
         self._rooms: list[int] = []
 
+    @classmethod
+    def with_packs(cls, strategy_counts: StrategyCounts, length: int, depth: int) -> OpenPacks:
+        """Return the packs of a plan as open packs of `length` tokens and at most `depth` sequences."""
+        packs = cls(depth)
+        for strategy, count in sort_strategies(strategy_counts).items():
+            packs.add(strategy, count, length - sum(strategy))
+        return packs
+
     def add(self, pack: Strategy, count: int, room: int) -> None:
         """Add `count` equal packs that have room for `room` more tokens.
 
@@ -180,9 +188,7 @@ def add_by_best_fit(strategy_counts: StrategyCounts, counts: IntArray, depth: in
     Each sequence, longest first, goes to the pack with the least room that still holds it, or into a new pack. This is LPFHP
     started from existing packs, so it costs the same for one sequence as for a million.
     """
-    packs = OpenPacks(depth)
-    for strategy, count in sort_strategies(strategy_counts).items():
-        packs.add(strategy, count, len(counts) - sum(strategy))
+    packs = OpenPacks.with_packs(strategy_counts, len(counts), depth)
     return sort_strategies(pack_longest_first(counts, depth, packs))
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ from gaudi_bert.encoders.trial import on_device
 from gaudi_bert.model.heads import Pooling, TaskKind, VectorHead
 from gaudi_bert.rows.answers import class_answers, multi_label_answers, number_answers, tag_answers
 from gaudi_bert.rows.fields import words_of_text
+from gaudi_bert.rows.packs import IncompleteBatch
 from gaudi_bert.rows.tokenizer import tokenizer_of
 from gaudi_bert.rows.tokenizing import tokenize_rows
 from gaudi_bert.rows.types import Row, RowPosition, Sequences, TaggedRow, TextRow
@@ -146,8 +147,6 @@ class PackedEncoder:
             raise InputError(f"texts = {short_repr(texts)}: must be a list of texts, not a single text; pass [text]")
         tags = task == "token-classification"
         settings = TaskSettings(name=task or "classification", too_long="window" if tags else "truncate")
-        per: Literal["sequence", "token"] = "token" if tags else "sequence"
-        rest: Literal["smaller", "filled"] = "filled" if self.static_shapes else "smaller"
 
         def outputs_of(batch: BatchArrays) -> Float32Array:
             self._packed.check_tokens(batch)
@@ -156,7 +155,8 @@ class PackedEncoder:
                 outputs: Float32Array = compute(on_device(tensors, self._packed.device)).float().cpu().numpy()
             return outputs
 
-        runner = PackRunner(outputs_of, per, width, _TOKENS_OF_A_BATCH, rest)
+        incomplete: IncompleteBatch = "filled" if self.static_shapes else "smaller"
+        runner = PackRunner(outputs_of, tags, width, _TOKENS_OF_A_BATCH, incomplete)
         for first in range(0, len(texts), _WINDOW_TEXTS):
             rows = [_row(number, text, task) for number, text in enumerate(texts[first : first + _WINDOW_TEXTS], first)]
             most = self.max_sequence_length
@@ -176,7 +176,7 @@ class PackedEncoder:
                 outputs = runner.run(sequences, plan)
             finally:
                 self._packed.train(was_training)
-            bad = runner.row_without_numbers(outputs, sequences)
+            bad = runner.find_non_finite_row(outputs, sequences)
             if bad is not None:
                 raise InputError(f"texts[{first + bad}]: the model's outputs are not finite; check its weights")
             yield rows, sequences, outputs

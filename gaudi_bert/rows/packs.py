@@ -1,6 +1,7 @@
-"""Lay out packs of tokenized sequences as the dense arrays that a model takes, and put its outputs back in row order.
+"""Lay out packs of tokenized sequences as the dense arrays that a model takes, and put its outputs back in their order.
 
-A `Placement` maps each token of the flat arrays to a slot of the batch. The same mapping in reverse brings the outputs of
+`PackedSequences` states which sequences share a pack. A `PackBatch` is a batch of its packs: it maps each token of the flat
+arrays to a slot of the batch, that is, to a position in one of its rows. The same mapping in reverse brings the outputs of
 the model back to the tokens and sequences.
 
 Letters:
@@ -10,18 +11,28 @@ Letters:
     N: all sequences.
     T: tokens of all sequences.
     C: values of an output.
+    n, t: sequences and tokens of a batch.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
 from gaudi_bert.common.arrays import AnyArray, Float32Array, Int32Array, IntArray
-from gaudi_bert.common.sampling import SampledPacks
+from gaudi_bert.common.sampling import SampledPacks, sample_packs
+from gaudi_bert.packing.strategies import Strategy
 from gaudi_bert.rows.types import Sequences
+
+IncompleteBatch: TypeAlias = Literal["smaller", "single", "filled"]
+"""How the last packs are computed if they do not fill a batch.
+
+"smaller" makes one smaller batch of them. "single" makes each pack a batch of its own, which limits the number of shapes for
+software that compiles each shape. "filled" adds empty packs, for a device that has only one shape.
+"""
 
 
 class BatchShape(NamedTuple):
@@ -39,43 +50,50 @@ class BatchShape(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Placement:
-    """Where some sequences are placed in a batch of packs. All arrays are int64.
+class PackBatch:
+    """A batch of packs: which sequences it contains, and where they are. All arrays are int64.
 
     If there are fewer packs than the batch has room for, the packs at its end are empty.
 
     Attributes:
         shape: The shape of the batch.
-        sequences: [n], the numbers of the sequences in the batch, pack by pack.
+        source: All sequences, including those that are not in the batch.
+        members: [n], the numbers of the sequences in the batch, pack by pack.
         packs: [n], the pack of each sequence, counted within the batch.
-        numbers: [n], the number of each sequence in its pack, from 1.
+        numbers_in_pack: [n], the number of each sequence in its pack, from 1.
         starts: [n], the position in its pack at which each sequence begins, with [CLS].
         lengths: [n], the number of tokens in each sequence.
-        sources: [t], the position of each token of the batch in the flat arrays of the sequences.
-        slots: [t], the slot of each token of the batch, which is pack * L + position.
+        token_sources: [t], the position of each token of the batch in the flat arrays of the sequences.
+        token_slots: [t], the slot of each token of the batch, which is pack * L + position.
     """
 
     shape: BatchShape
-    sequences: IntArray
+    source: Sequences = field(repr=False)
+    members: IntArray
     packs: IntArray
-    numbers: IntArray
+    numbers_in_pack: IntArray
     starts: IntArray
     lengths: IntArray
-    sources: IntArray = field(repr=False)
-    slots: IntArray = field(repr=False)
+    token_sources: IntArray = field(repr=False)
+    token_slots: IntArray = field(repr=False)
 
-    def tokens(self, values: AnyArray, fill: float = 0) -> AnyArray:
+    @property
+    def pack_count(self) -> int:
+        """The number of packs in the batch, without the empty packs at its end."""
+        return int(self.packs[-1]) + 1 if len(self.packs) else 0
+
+    def spread_tokens(self, values_T: AnyArray, fill: float = 0) -> AnyArray:
         """Copy one value per token to the slots of the batch, and return them as an array [B, L].
 
         Args:
-            values: [T], one value for each token of the flat arrays.
+            values_T: One value for each token of all sequences.
             fill: The value of slots without a token.
         """
-        spread = np.full(self.shape.packs * self.shape.length, fill, values.dtype)
-        spread[self.slots] = values[self.sources]
+        spread = np.full(self.shape.packs * self.shape.length, fill, values_T.dtype)
+        spread[self.token_slots] = values_T[self.token_sources]
         return spread.reshape(self.shape.packs, self.shape.length)
 
-    def each(self, values: AnyArray, fill: float = 0) -> AnyArray:
+    def spread_sequences(self, values: AnyArray, fill: float = 0) -> AnyArray:
         """Copy one value per sequence to the places of the batch, and return them as an array [B, S] or [B, S, C].
 
         Args:
@@ -83,18 +101,23 @@ class Placement:
             fill: The value of places without a sequence.
         """
         spread = np.full((self.shape.packs, self.shape.depth, *values.shape[1:]), fill, values.dtype)
-        spread[self.packs, self.numbers - 1] = values
+        spread[self.packs, self.numbers_in_pack - 1] = values
         return spread
 
-    def scatter_sequences(self, values_BSC: AnyArray, out_NC: AnyArray) -> None:
-        """Copy the outputs for the sequences of this batch to their places in `out_NC`, the outputs of all sequences."""
-        out_NC[self.sequences] = values_BSC[self.packs, self.numbers - 1]
+    def scatter_outputs(self, outputs: AnyArray, all_outputs: AnyArray, *, per_token: bool) -> None:
+        """Copy the outputs for this batch to the places of its sequences or tokens among all outputs.
 
-    def scatter_tokens(self, values_BLC: AnyArray, out_TC: AnyArray) -> None:
-        """Copy the outputs for the tokens of this batch to their places in `out_TC`, the outputs of all tokens."""
-        out_TC[self.sources] = values_BLC.reshape(-1, *values_BLC.shape[2:])[self.slots]
+        Args:
+            outputs: [B, S, C], or [B, L, C] with `per_token`.
+            all_outputs: [N, C], or [T, C] with `per_token`. Filled in place.
+            per_token: Whether the model has one output per token instead of one per sequence.
+        """
+        if per_token:
+            all_outputs[self.token_sources] = outputs.reshape(-1, *outputs.shape[2:])[self.token_slots]
+        else:
+            all_outputs[self.members] = outputs[self.packs, self.numbers_in_pack - 1]
 
-    def features(self, sequences: Sequences) -> dict[str, Int32Array | Float32Array]:
+    def features(self) -> dict[str, Int32Array | Float32Array]:
         """Return the features of the batch as a dict of arrays.
 
         The encoder takes `input_ids`, `input_mask`, `segment_ids` and `positions`, all int32 [B, L]. `input_mask` contains
@@ -105,52 +128,96 @@ class Placement:
         packs, length, _ = self.shape
         of_token = np.repeat(np.arange(len(self.lengths)), self.lengths)
         mask = np.zeros(packs * length, np.int32)
-        mask[self.slots] = self.numbers[of_token]
+        mask[self.token_slots] = self.numbers_in_pack[of_token]
         positions = np.zeros(packs * length, np.int32)
-        positions[self.slots] = self.slots - (self.packs * length + self.starts)[of_token]
+        positions[self.token_slots] = self.token_slots - (self.packs * length + self.starts)[of_token]
         return {
-            "input_ids": self.tokens(sequences.input_ids).astype(np.int32, copy=False),
+            "input_ids": self.spread_tokens(self.source.input_ids).astype(np.int32, copy=False),
             "input_mask": mask.reshape(packs, length),
-            "segment_ids": self.tokens(sequences.segment_ids).astype(np.int32, copy=False),
+            "segment_ids": self.spread_tokens(self.source.segment_ids).astype(np.int32, copy=False),
             "positions": positions.reshape(packs, length),
-            "sequence_positions": self.each(self.starts.astype(np.int32)),
-            "last_positions": self.each((self.starts + self.lengths - 1).astype(np.int32)),
-            "sequence_weights": self.each(np.ones(len(self.sequences), np.float32)),
+            "sequence_positions": self.spread_sequences(self.starts.astype(np.int32)),
+            "last_positions": self.spread_sequences((self.starts + self.lengths - 1).astype(np.int32)),
+            "sequence_weights": self.spread_sequences(np.ones(len(self.members), np.float32)),
         }
 
 
-def lay_out_packs(sequences: Sequences, packs: SampledPacks, chosen: IntArray, shape: BatchShape) -> Placement:
-    """Lay out the chosen packs in a batch, one pack per row.
+@dataclass(frozen=True)
+class PackedSequences:
+    """Tokenized sequences, and which of them share a pack.
+
+    Attributes:
+        sequences: The sequences.
+        packs: The packs. Their members are numbers of the sequences.
+    """
+
+    sequences: Sequences
+    packs: SampledPacks
+
+    def lay_out(self, pack_numbers: IntArray, shape: BatchShape) -> PackBatch:
+        """Return a batch that contains the given packs, one pack per row.
+
+        Args:
+            pack_numbers: int64 [b], the numbers of the packs. There are at most `shape.packs`.
+            shape: The shape of the batch.
+        """
+        offsets, starts = self.sequences.offsets, self.packs.starts
+        sizes = starts[pack_numbers + 1] - starts[pack_numbers]
+        rows = np.repeat(np.arange(len(pack_numbers)), sizes)
+        numbers = _concatenated_ranges(sizes)
+        members = self.packs.members[starts[pack_numbers][rows] + numbers]
+        lengths = offsets[members + 1] - offsets[members]
+        tokens_before = np.cumsum(lengths) - lengths
+        sequence_starts = tokens_before - tokens_before[np.searchsorted(rows, rows)] if len(members) else tokens_before
+        positions = _concatenated_ranges(lengths)
+        return PackBatch(
+            shape=shape,
+            source=self.sequences,
+            members=members,
+            packs=rows,
+            numbers_in_pack=numbers + 1,
+            starts=sequence_starts,
+            lengths=lengths,
+            token_sources=np.repeat(offsets[members], lengths) + positions,
+            token_slots=np.repeat(rows * shape.length + sequence_starts, lengths) + positions,
+        )
+
+    def batches(
+        self, shape: BatchShape, incomplete: IncompleteBatch = "filled", *, rank: int = 0, processes: int = 1
+    ) -> Iterator[PackBatch]:
+        """Yield all packs in batches of consecutive packs. Several processes take the batches in turn.
+
+        Args:
+            shape: The shape of a batch.
+            incomplete: What becomes of the last packs if they do not fill a batch.
+            rank: The number of this process.
+            processes: The number of processes.
+        """
+        for first in range(rank * shape.packs, len(self.packs), processes * shape.packs):
+            remaining = np.arange(first, min(first + shape.packs, len(self.packs)))
+            is_filled = len(remaining) == shape.packs or incomplete == "filled"
+            size = shape.packs if is_filled else len(remaining) if incomplete == "smaller" else 1
+            for start in range(0, len(remaining), size):
+                yield self.lay_out(remaining[start : start + size], shape._replace(packs=size))
+
+
+def sample_packs_of(
+    members: IntArray, lengths: IntArray, strategy_counts: Mapping[Strategy, int], seed: int
+) -> SampledPacks:
+    """Assign some sequences to the packs of a plan at random, and return the packs in random order.
 
     Args:
-        sequences: All sequences.
-        packs: All packs. Their members are numbers of the sequences.
-        chosen: int64 [b], the numbers of the packs in the batch. There are at most `shape.packs`.
-        shape: The shape of the batch.
+        members: The numbers of the sequences to assign.
+        lengths: int64 [N], the number of tokens in each of all sequences.
+        strategy_counts: The plan: how many packs contain which lengths.
+        seed: The seed of the assignment.
     """
-    sizes = packs.starts[chosen + 1] - packs.starts[chosen]
-    rows = np.repeat(np.arange(len(chosen)), sizes)
-    numbers = _counted(sizes)
-    members = packs.members[packs.starts[chosen][rows] + numbers]
-    lengths = sequences.offsets[members + 1] - sequences.offsets[members]
-    before = np.cumsum(lengths) - lengths
-    first_of_pack = np.searchsorted(rows, rows)
-    starts = before - before[first_of_pack] if len(members) else before
-    within = _counted(lengths)
-    return Placement(
-        shape=shape,
-        sequences=members,
-        packs=rows,
-        numbers=numbers + 1,
-        starts=starts,
-        lengths=lengths,
-        sources=np.repeat(sequences.offsets[members], lengths) + within,
-        slots=np.repeat(rows * shape.length + starts, lengths) + within,
-    )
+    packs = sample_packs(lengths[members].astype(np.int32), list(strategy_counts.items()), seed, 0)
+    return SampledPacks(members[packs.members], packs.starts)
 
 
-def _counted(sizes: IntArray) -> IntArray:
+def _concatenated_ranges(sizes: IntArray) -> IntArray:
     """Return the numbers from 0 to size - 1 for each size, concatenated."""
     ends = np.cumsum(sizes)
-    counted: IntArray = np.arange(int(ends[-1]) if len(ends) else 0) - np.repeat(ends - sizes, sizes)
-    return counted
+    numbers: IntArray = np.arange(int(ends[-1]) if len(ends) else 0) - np.repeat(ends - sizes, sizes)
+    return numbers

@@ -15,17 +15,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
 from gaudi_bert.common.arrays import BatchArrays, Float32Array, IntArray
-from gaudi_bert.common.sampling import SampledPacks, sample_packs
+from gaudi_bert.common.sampling import SampledPacks
 from gaudi_bert.packing.algorithms import run_algorithm
 from gaudi_bert.packing.heuristics import OpenPacks, fill_open_packs
 from gaudi_bert.packing.row_lengths import row_cost
-from gaudi_bert.packing.strategies import StrategyCounts, count_packs, count_slots, sort_strategies
-from gaudi_bert.rows.packs import BatchShape, lay_out_packs
+from gaudi_bert.packing.strategies import StrategyCounts, count_packs, count_slots
+from gaudi_bert.rows.packs import BatchShape, IncompleteBatch, PackedSequences, sample_packs_of
 from gaudi_bert.rows.types import Sequences
 
 LEAST_GAIN = 1.02
@@ -84,23 +83,22 @@ class WindowPlan:
 
 @dataclass(frozen=True)
 class PackRunner:
-    """Runs one model over a window, batch by batch.
+    """Runs one model over a window of sequences, batch by batch.
 
     Attributes:
-        compute: Returns the outputs for the features of a batch (`rows/packs.py`), float32 [B, S, C] or [B, L, C].
-        per: Whether the model has one output per sequence or per token.
+        compute: Returns the outputs for the features of a batch (`rows/packs.py`): float32 [B, S, C], or [B, L, C] with
+            `per_token`.
+        per_token: Whether the model has one output per token instead of one per sequence.
         width: The number of values C in an output.
         batch_tokens: The number of slots in a batch. A CPU is fastest at about the default.
-        rest: How packs that do not fill a batch are computed. "smaller" computes them as one smaller batch. "single"
-            computes each pack as a batch, which limits the number of shapes for software that compiles each shape. "filled"
-            adds empty packs, for a device that has only one shape.
+        incomplete: How the last packs of a row length are computed if they do not fill a batch.
     """
 
     compute: Callable[[BatchArrays], Float32Array]
-    per: Literal["sequence", "token"]
+    per_token: bool
     width: int
     batch_tokens: int = 1024
-    rest: Literal["smaller", "single", "filled"] = "single"
+    incomplete: IncompleteBatch = "single"
 
     def run(
         self, sequences: Sequences, plan: WindowPlan, computed: Callable[[int], None] = lambda slots: None
@@ -112,28 +110,21 @@ class PackRunner:
             plan: The packs of the window.
             computed: Called after each batch with the number of slots that were computed.
         """
-        rows = len(sequences) if self.per == "sequence" else len(sequences.input_ids)
-        out: Float32Array = np.zeros((rows, self.width), np.float32)
+        count = len(sequences.input_ids) if self.per_token else len(sequences)
+        outputs: Float32Array = np.zeros((count, self.width), np.float32)
         for part in plan.parts:
-            first = 0
-            while first < len(part.packs):
-                remaining, batch = len(part.packs) - first, max(1, self.batch_tokens // part.length)
-                if remaining < batch and self.rest != "filled":
-                    batch = remaining if self.rest == "smaller" else 1
-                chosen = np.arange(first, min(first + batch, len(part.packs)))
-                placed = lay_out_packs(sequences, part.packs, chosen, BatchShape(batch, part.length, part.depth))
-                values = self.compute(placed.features(sequences))
-                (placed.scatter_sequences if self.per == "sequence" else placed.scatter_tokens)(values, out)
-                computed(len(chosen) * part.length)
-                first += batch
-        return out
+            shape = BatchShape(max(1, self.batch_tokens // part.length), part.length, part.depth)
+            for batch in PackedSequences(sequences, part.packs).batches(shape, self.incomplete):
+                batch.scatter_outputs(self.compute(batch.features()), outputs, per_token=self.per_token)
+                computed(batch.pack_count * part.length)
+        return outputs
 
-    def row_without_numbers(self, outputs: Float32Array, sequences: Sequences) -> int | None:
+    def find_non_finite_row(self, outputs: Float32Array, sequences: Sequences) -> int | None:
         """Return the first row of the window whose outputs are not all finite, or None if all outputs are finite."""
         if np.isfinite(outputs).all():
             return None
         first = int(np.flatnonzero(~np.isfinite(outputs).all(axis=1))[0])
-        if self.per == "token":
+        if self.per_token:
             first = int(np.searchsorted(sequences.offsets, first, "right")) - 1
         return int(sequences.row[first])
 
@@ -196,7 +187,7 @@ def _rounded(longest: int) -> int:
     return -(-longest // _LENGTH_STEP) * _LENGTH_STEP
 
 
-def deepest(length: int) -> int:
+def max_depth(length: int) -> int:
     """Return the largest number of sequences in a row. It depends only on the row length, so that there are few shapes."""
     return max(1, length // _TOKENS_PER_SEQUENCE)
 
@@ -221,16 +212,15 @@ def _solve(lengths: IntArray, choice: tuple[int, ...]) -> list[tuple[int, Strate
     long, *short = choice
     counts = _counts(lengths, long)
     if not short:
-        return [(long, run_algorithm(counts, _ALGORITHM, deepest(long)).strategy_counts)]
+        return [(long, run_algorithm(counts, _ALGORITHM, max_depth(long)).strategy_counts)]
     must = counts.copy()
     must[: short[0]] = 0
-    rows = OpenPacks(deepest(long))
-    for strategy, count in sort_strategies(run_algorithm(must, _ALGORITHM, deepest(long)).strategy_counts).items():
-        rows.add(strategy, count, long - sum(strategy))
+    long_packs = run_algorithm(must, _ALGORITHM, max_depth(long)).strategy_counts
+    rows = OpenPacks.with_packs(long_packs, long, max_depth(long))
     remaining = counts[: short[0]].copy()
     for length in range(short[0], 0, -1):
         remaining[length - 1] = fill_open_packs(rows, length, int(remaining[length - 1]))
-    return [(long, rows.close_all()), (short[0], run_algorithm(remaining, _ALGORITHM, deepest(short[0])).strategy_counts)]
+    return [(long, rows.close_all()), (short[0], run_algorithm(remaining, _ALGORITHM, max_depth(short[0])).strategy_counts)]
 
 
 def _assigned(lengths: IntArray, mixtures: list[tuple[int, StrategyCounts]]) -> Iterator[Part]:
@@ -245,8 +235,7 @@ def _assigned(lengths: IntArray, mixtures: list[tuple[int, StrategyCounts]]) -> 
         rank = np.arange(len(free)) - np.searchsorted(of_length, of_length)
         is_own = (of_length <= length) & (rank < slots_of_length[np.minimum(of_length, length) - 1])
         own, free = np.sort(free[order][is_own]), np.sort(free[order][~is_own])
-        assignment = sample_packs(lengths[own].astype(np.int32), list(strategy_counts.items()), 0, 0)
-        yield Part(length, deepest(length), SampledPacks(own[assignment.members], assignment.starts))
+        yield Part(length, max_depth(length), sample_packs_of(own, lengths, strategy_counts, seed=0))
 
 
 # --- rows of one sequence each

@@ -21,13 +21,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gaudi_bert.artefacts.training import BestCheckpoint
-from gaudi_bert.common.arrays import BatchArrays, FloatArray, IntArray
+from gaudi_bert.common.arrays import BatchArrays, FloatArray
 from gaudi_bert.common.errors import InputError, short_repr
 from gaudi_bert.common.progress import Reporter, format_count
 from gaudi_bert.common.sampling import SampledPacks
 from gaudi_bert.config.sections import TaskSettings
 from gaudi_bert.engines.protocol import Communicator, ModelSpec, UpdateLoss
-from gaudi_bert.rows.packs import lay_out_packs
+from gaudi_bert.rows.packs import PackedSequences
 from gaudi_bert.rows.types import Sequences, TupleRow
 from gaudi_bert.runs.rows import BASELINE_NAME, FineTuneJob, run_settings
 from gaudi_bert.tasks.contrast import PairedRows
@@ -65,7 +65,7 @@ class _PairData:
         """Return the number of micro-batches on one process in update `update`, counted from 0."""
         if update >= self.stream.updates:
             return self.shape.micro_batches
-        packs = len(_packs_of(self, update)[0])
+        packs = len(_pack_update(self, update))
         return max(self.shape.micro_batches, -(-packs // (self.shape.batch.packs * self.shape.processes)))
 
     def most_sequences(self, update: int) -> int:
@@ -81,21 +81,19 @@ class _PairData:
         """
         shape, batch_packs = self.shape, self.shape.batch.packs
         for update in itertools.count(first_update):
-            packs, sequences = SampledPacks(np.zeros(0, np.int64), np.zeros(1, np.int64)), np.zeros(0, np.int64)
-            if update < self.stream.updates:
-                packs, sequences = _packs_of(self, update)
+            packs = _pack_update(self, update)
+            packed, sequences = PackedSequences(self.sequences, packs), np.sort(packs.members)
             for number in range(self.micro_batches_of(update)):
                 chosen = rank + shape.processes * (number * batch_packs + np.arange(batch_packs))
-                of_data = SampledPacks(sequences[packs.members], packs.starts)
-                placed = lay_out_packs(self.sequences, of_data, chosen[chosen < len(packs)], shape.batch)
-                numbers = np.searchsorted(sequences, placed.sequences).astype(np.int32)
-                yield {**placed.features(self.sequences), "text_numbers": placed.each(numbers, -1)}
+                batch = packed.lay_out(chosen[chosen < len(packs)], shape.batch)
+                text_numbers = np.searchsorted(sequences, batch.members).astype(np.int32)
+                yield {**batch.features(), "text_numbers": batch.spread_sequences(text_numbers, -1)}
 
 
 @lru_cache(maxsize=4)
-def _packs_of(data: _PairData, update: int) -> tuple[SampledPacks, IntArray]:
-    """Return the packs of an update, counted from 0, and its distinct sequences. The last few results are cached."""
-    return data.stream.packs_of(update, data.shape.batch)
+def _pack_update(data: _PairData, update: int) -> SampledPacks:
+    """Return the packs of an update, counted from 0. The last few results are cached."""
+    return data.stream.pack_update(update, data.shape.batch)
 
 
 @dataclass(frozen=True, kw_only=True)

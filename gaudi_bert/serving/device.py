@@ -17,9 +17,9 @@ import numpy as np
 from gaudi_bert.common.arrays import Float32Array, IntArray
 from gaudi_bert.common.errors import FailedError, GaudiBertError
 from gaudi_bert.common.sampling import SampledPacks
-from gaudi_bert.rows.packs import BatchShape, lay_out_packs
+from gaudi_bert.rows.packs import BatchShape, PackedSequences
 from gaudi_bert.rows.types import Sequences, separate_sequences
-from gaudi_bert.rows.window_plan import deepest
+from gaudi_bert.rows.window_plan import max_depth
 from gaudi_bert.serving.ladder import Shape
 from gaudi_bert.serving.model import ServedModel
 from gaudi_bert.serving.queue import Batch, Queue, join_batch
@@ -42,12 +42,10 @@ def run_packs(model: ServedModel, sequences: Sequences, rows: Sequence[int], sha
         float32 [N, C], or [T, C] for a model with outputs for each token. C is the model's `width`.
     """
     starts: IntArray = np.concatenate([np.zeros(1, np.int64), np.cumsum(rows, dtype=np.int64)])
-    packs = SampledPacks(np.arange(len(sequences), dtype=np.int64), starts)
-    batch = BatchShape(shape.rows, shape.length, deepest(shape.length))
-    placed = lay_out_packs(sequences, packs, np.arange(len(rows)), batch)
-    values = model.outputs(placed.features(sequences))
+    packed = PackedSequences(sequences, SampledPacks(np.arange(len(sequences), dtype=np.int64), starts))
+    batch = packed.lay_out(np.arange(len(rows)), BatchShape(shape.rows, shape.length, max_depth(shape.length)))
     out = np.zeros((len(sequences.input_ids) if model.is_per_token else len(sequences), model.width), np.float32)
-    (placed.scatter_tokens if model.is_per_token else placed.scatter_sequences)(values, out)
+    batch.scatter_outputs(model.outputs(batch.features()), out, per_token=model.is_per_token)
     return out
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.rows.window_plan import deepest
+from gaudi_bert.rows.window_plan import max_depth
 
 _MOST_SHAPES = 12
 _NEARLY = 0.9
@@ -87,7 +87,7 @@ def first_fit(lengths: Sequence[int], shape: Shape) -> list[list[int]]:
         lengths: The number of tokens of each text.
         shape: The shape to fill.
     """
-    most, free = deepest(shape.length), [shape.length] * shape.rows
+    most, free = max_depth(shape.length), [shape.length] * shape.rows
     rows: list[list[int]] = [[] for _ in free]
     shortest, first = min(lengths, default=1), 0
     for number, length in enumerate(lengths):

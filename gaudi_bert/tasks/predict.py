@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal, cast, get_args
+from typing import TYPE_CHECKING, Any, BinaryIO, cast, get_args
 
 import numpy as np
 
@@ -32,6 +32,7 @@ from gaudi_bert.engines import choose_engine, load_engine
 from gaudi_bert.engines.protocol import Device, Engine, Model, ModelSpec
 from gaudi_bert.model.config import NO_PACKS_REMEDY, BertConfig, EncoderConfig
 from gaudi_bert.model.heads import Pooling, TaskHead, VectorHead
+from gaudi_bert.rows.packs import IncompleteBatch
 from gaudi_bert.rows.reading import check_first_row
 from gaudi_bert.rows.tokenizer import RowTokenizer, open_tokenizer
 from gaudi_bert.rows.tokenizing import check_policy
@@ -265,9 +266,8 @@ def _load(
         one_length=longest if one_shape else None,
         longest_row=None if isinstance(start.config, BertConfig) else positions,
     )
-    per: Literal["sequence", "token"] = "token" if head.predicts_per_token else "sequence"
-    rest: Literal["smaller", "single", "filled"] = "single" if engine.NAME == "tensorflow" else "smaller"
-    runner = PackRunner(model.outputs, per, width, rest="filled" if one_shape else rest)
+    incomplete: IncompleteBatch = "filled" if one_shape else "single" if engine.NAME == "tensorflow" else "smaller"
+    runner = PackRunner(model.outputs, head.predicts_per_token, width, incomplete=incomplete)
     return LoadedModel(path, tokenizer, longest, positions, start.identity, plan, runner, model, precision, notes)
 
 
@@ -329,7 +329,7 @@ def _answer_windows(
             plan = loaded.plan(sequences.lengths)
             rows_per_slot = len(window) / plan.slots
             outputs = loaded.runner.run(sequences, plan, partial(answers.advance, rows_per_slot))
-            bad = loaded.runner.row_without_numbers(outputs, sequences)
+            bad = loaded.runner.find_non_finite_row(outputs, sequences)
             if bad is not None:
                 raise InputError(
                     f"{loaded.path}: its outputs for {good[bad].position} are no finite numbers; its weights are damaged or "

@@ -13,7 +13,7 @@ import math
 import platform
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import cast
 
@@ -25,7 +25,6 @@ from gaudi_bert.common.errors import InputError, shorten
 from gaudi_bert.common.features import BUILT_IN_ROWS
 from gaudi_bert.common.files import exclusive_lock, write_text
 from gaudi_bert.common.progress import Reporter
-from gaudi_bert.common.sampling import SampledPacks, sample_packs
 from gaudi_bert.config.sections import TaskName, TaskSettings
 from gaudi_bert.corpus.python_texts import HELD_OUT_OF, LABELS, labelled_docstrings, python_texts, titled_docstrings
 from gaudi_bert.model.heads import TaskHead
@@ -33,13 +32,13 @@ from gaudi_bert.packing.strategies import Packing
 from gaudi_bert.reading.global_order import pack_numbers_of_rank
 from gaudi_bert.rows.answers import TagScheme
 from gaudi_bert.rows.fields import find_labels
-from gaudi_bert.rows.packs import BatchShape, lay_out_packs
+from gaudi_bert.rows.packs import BatchShape, PackedSequences, sample_packs_of
 from gaudi_bert.rows.reading import SkippedRows, read_rows, windows
 from gaudi_bert.rows.tokenizer import RowTokenizer
 from gaudi_bert.rows.tokenizing import tokenize_readable, tokenize_rows
 from gaudi_bert.rows.types import LANGUAGE_MODELLING, TASKS_WITH_LABELS, Row, Sequences, join_sequences
 from gaudi_bert.tasks.kinds.retrieval import texts_of_rows
-from gaudi_bert.tasks.kinds.task import EVALUATION_EPOCH, Draw, Task
+from gaudi_bert.tasks.kinds.task import EVALUATION_EPOCH, MaskKey, Task
 from gaudi_bert.training.evaluate import EvaluationBatch, EvaluationSet
 from gaudi_bert.training.input import Batch, TrainingOrder
 from gaudi_bert.training.model_files import SentenceFolder
@@ -213,23 +212,23 @@ class TaskData:
         """The mean number of sequences in a pack."""
         return len(self.sequences) / self.packs
 
-    def shape(self, which: int, batch_packs: int) -> BatchShape:
-        """Return the static shape of a batch of `batch_packs` packs with row length number `which`."""
-        return BatchShape(batch_packs, self.lengths[which], self.packings[which].depth_used)
+    def batch_shape(self, length_index: int, batch_packs: int) -> BatchShape:
+        """Return the static shape of a batch of `batch_packs` packs, given the index of their row length in `lengths`."""
+        return BatchShape(batch_packs, self.lengths[length_index], self.packings[length_index].depth_used)
 
-    def packs_of(self, seed: int, epoch: int, which: int) -> SampledPacks:
-        """Return the packs of an epoch: which sequences share a pack, and the order of the packs.
+    def pack_epoch(self, seed: int, epoch: int, length_index: int) -> PackedSequences:
+        """Return the packs of one row length in one epoch: which sequences share a pack, and the order of the packs.
 
         Args:
             seed: The seed of the run.
             epoch: The epoch.
-            which: The index of the row length. Only packs of this length are returned.
+            length_index: The index of the row length in `lengths`.
         """
         epoch_seed = int(random_words(1, seed, "task epoch", epoch + 1)[0])
-        lengths = self.sequences.lengths.astype(np.int32)
-        own = np.flatnonzero(np.searchsorted(self.lengths, lengths) == which)
-        assignment = sample_packs(lengths[own], list(self.packings[which].strategy_counts.items()), epoch_seed, 0)
-        return SampledPacks(own[assignment.members], assignment.starts)
+        lengths = self.sequences.lengths
+        members = np.flatnonzero(np.searchsorted(self.lengths, lengths) == length_index)
+        packs = sample_packs_of(members, lengths, self.packings[length_index].strategy_counts, epoch_seed)
+        return PackedSequences(self.sequences, packs)
 
 
 def counts_of(sequences: Sequences, longest: int) -> IntArray:
@@ -248,24 +247,23 @@ def task_batches(data: TaskData, task: Task, plan: RunPlan, epochs: int, order: 
         epochs: The number of epochs.
         order: The seed, the process and the position from which the run continues.
     """
-    shuffled = lru_cache(maxsize=2 * len(data.packings))(lambda which, epoch: data.packs_of(order.seed, epoch, which))
+    pack_epoch = lru_cache(maxsize=2 * len(data.packings))(partial(data.pack_epoch, order.seed))
 
-    def features(which: int, epoch: int, chosen: IntArray, shape: BatchShape) -> Batch:
-        """Return the features and targets of the chosen packs of one row length in one epoch."""
-        placed = lay_out_packs(data.sequences, shuffled(which, epoch), chosen, shape)
-        targets = task.target_features(data.sequences, placed, Draw(order.seed, epoch))
-        return {**placed.features(data.sequences), **cast(Batch, targets)}
+    def features_and_targets(length_index: int, epoch: int, pack_numbers: IntArray, shape: BatchShape) -> Batch:
+        """Return the features and targets of some packs of one row length in one epoch."""
+        batch = pack_epoch(epoch, length_index).lay_out(pack_numbers, shape)
+        return {**batch.features(), **cast(Batch, task.target_features(batch, MaskKey(order.seed, epoch)))}
 
-    for which, begin, end, batch_packs in plan.micro_batches(order.updates_done, order.packs_done):
-        each, shape = data.packings[which].packs, data.shape(which, batch_packs)
-        packs = pack_numbers_of_rank(begin, min(end, epochs * each), order.rank, order.size)
-        epoch_of, numbers = np.divmod(packs, each)
-        first, *later = np.unique(epoch_of).tolist() or [0]
-        batch = features(which, first, numbers[epoch_of == first], shape)
+    for length_index, begin, end, batch_packs in plan.micro_batches(order.updates_done, order.packs_done):
+        epoch_packs, shape = data.packings[length_index].packs, data.batch_shape(length_index, batch_packs)
+        packs = pack_numbers_of_rank(begin, min(end, epochs * epoch_packs), order.rank, order.size)
+        epoch_of_pack, numbers = np.divmod(packs, epoch_packs)
+        first, *later = np.unique(epoch_of_pack).tolist() or [0]
+        batch = features_and_targets(length_index, first, numbers[epoch_of_pack == first], shape)
         for epoch in later:  # the packs of the next epochs follow in the same batch
-            here = np.flatnonzero(epoch_of == epoch)
-            for name, values in features(which, epoch, numbers[here], shape).items():
-                batch[name][here] = values[: len(here)]
+            rows = np.flatnonzero(epoch_of_pack == epoch)
+            for name, values in features_and_targets(length_index, epoch, numbers[rows], shape).items():
+                batch[name][rows] = values[: len(rows)]
         yield batch
 
 
@@ -348,17 +346,15 @@ class TaskEvaluation(EvaluationSet[TaskResult]):
         Yields:
             The features with targets, and the function that copies the outputs to their places among all outputs.
         """
-        data, sequences, draw = self.data, self.data.sequences, Draw(self.seed, EVALUATION_EPOCH)
-        for which, (length, packing) in enumerate(zip(data.lengths, data.packings, strict=True)):
-            most = self.batch_packs * data.lengths[-1] // length
-            shape = data.shape(which, min(most, packing.packs))
-            packs = data.packs_of(draw.seed, draw.epoch, which)
-            for first in range(rank * shape.packs, len(packs), size * shape.packs):
-                chosen = np.arange(first, min(first + shape.packs, len(packs)))
-                placed = lay_out_packs(sequences, packs, chosen, shape)
-                targets = self.task.target_features(sequences, placed, draw)
-                scatter = placed.scatter_tokens if self.task.head.predicts_per_token else placed.scatter_sequences
-                yield {**placed.features(sequences), **cast(Batch, targets)}, scatter
+        data, mask_key = self.data, MaskKey(self.seed, EVALUATION_EPOCH)
+        for length_index, packing in enumerate(data.packings):
+            max_packs = self.batch_packs * data.lengths[-1] // data.lengths[length_index]
+            shape = data.batch_shape(length_index, min(max_packs, packing.packs))
+            packed = data.pack_epoch(self.seed, EVALUATION_EPOCH, length_index)
+            for batch in packed.batches(shape, rank=rank, processes=size):
+                targets = cast(Batch, self.task.target_features(batch, mask_key))
+                scatter = partial(batch.scatter_outputs, per_token=self.task.head.predicts_per_token)
+                yield {**batch.features(), **targets}, scatter
 
     def outputs(self) -> Float32Array | None:
         """Return an array of zeros for the outputs: logits [N, C] or [T, C], or embeddings [N, H].

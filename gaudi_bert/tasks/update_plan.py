@@ -135,13 +135,15 @@ class RowStream:
         of_update, sequences = np.divmod(np.unique(update * len(self.lengths) + self.rows.of(rows)), len(self.lengths))
         return sequences, np.searchsorted(of_update, np.arange(last - first + 1))
 
-    def packs_of(self, update: int, shape: BatchShape) -> tuple[SampledPacks, IntArray]:
-        """Return the packs of an update, and its sequences. The members of the packs are numbers of these sequences."""
+    def pack_update(self, update: int, shape: BatchShape) -> SampledPacks:
+        """Pack the distinct sequences of an update, counted from 0, and return the packs. There are none after the last."""
+        if update >= self.updates:
+            return SampledPacks(np.zeros(0, np.int64), np.zeros(1, np.int64))
         sequences, starts = self.distinct(update, update + 1)
         pack_of = np.zeros(len(sequences), np.int64)
         _fill_packs(self.lengths[sequences], starts, shape.length, shape.depth, pack_of, np.zeros(1, np.int64))
         sizes = np.bincount(pack_of)
-        return SampledPacks(np.argsort(pack_of, kind="stable"), np.concatenate([[0], np.cumsum(sizes)])), sequences
+        return SampledPacks(sequences[np.argsort(pack_of, kind="stable")], np.concatenate([[0], np.cumsum(sizes)]))
 
     def needs(self, lengths: Sequence[int], depth: int, updates: int) -> list[tuple[int, int]]:
         """Return the largest number of packs and the depth that the first updates need, for each length.

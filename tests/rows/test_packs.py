@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from gaudi_bert.common.sampling import SampledPacks
-from gaudi_bert.rows.packs import BatchShape, lay_out_packs
+from gaudi_bert.rows.packs import BatchShape, PackedSequences
 from gaudi_bert.rows.types import Sequences
 
 # --- packs as dense arrays: what lies where, and what the model says brought home
@@ -20,8 +20,8 @@ PACKS = SampledPacks(np.array([3, 0, 2, 1]), np.array([0, 2, 4]))
 
 
 def test_a_batch_spelt_out() -> None:
-    placed = lay_out_packs(SEQUENCES, PACKS, np.array([1, 0]), BatchShape(3, 7, 2))
-    found = {name: values.tolist() for name, values in placed.features(SEQUENCES).items()}
+    batch = PackedSequences(SEQUENCES, PACKS).lay_out(np.array([1, 0]), BatchShape(3, 7, 2))
+    found = {name: values.tolist() for name, values in batch.features().items()}
     assert found == {
         "input_ids": [[31, 21, 22, 23, 0, 0, 0], [41, 42, 43, 11, 12, 0, 0], [0] * 7],
         "input_mask": [[1, 2, 2, 2, 0, 0, 0], [1, 1, 1, 2, 2, 0, 0], [0] * 7],
@@ -34,16 +34,17 @@ def test_a_batch_spelt_out() -> None:
 
 
 def test_what_is_said_of_a_sequence_or_a_token_goes_home() -> None:
-    placed = lay_out_packs(SEQUENCES, PACKS, np.array([1, 0]), BatchShape(3, 7, 2))
+    batch = PackedSequences(SEQUENCES, PACKS).lay_out(np.array([1, 0]), BatchShape(3, 7, 2))
     of_sequences = np.array([[[2.0], [1.0]], [[3.0], [0.0]], [[-1.0], [-1.0]]])
     out = np.full((4, 1), np.nan)
-    placed.scatter_sequences(of_sequences, out)
+    batch.scatter_outputs(of_sequences, out, per_token=False)
     assert out[:, 0].tolist() == [0.0, 1.0, 2.0, 3.0]
     tokens = np.full((9, 1), np.nan)
-    placed.scatter_tokens(placed.features(SEQUENCES)["input_ids"][:, :, np.newaxis].astype(np.float64), tokens)
+    ids_BL1 = batch.features()["input_ids"][:, :, np.newaxis].astype(np.float64)
+    batch.scatter_outputs(ids_BL1, tokens, per_token=True)
     assert tokens[:, 0].tolist() == SEQUENCES.input_ids.tolist()
 
 
 def test_no_packs_are_an_empty_batch() -> None:
-    placed = lay_out_packs(SEQUENCES, PACKS, np.zeros(0, np.int64), BatchShape(2, 7, 3))
-    assert all(not values.any() for values in placed.features(SEQUENCES).values())
+    batch = PackedSequences(SEQUENCES, PACKS).lay_out(np.zeros(0, np.int64), BatchShape(2, 7, 3))
+    assert all(not values.any() for values in batch.features().values())

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gaudi_bert.common.sampling import SampledPacks
+from gaudi_bert.rows.packs import IncompleteBatch
 from gaudi_bert.rows.types import Sequences
 from gaudi_bert.rows.window_plan import LEAST_GAIN, PackRunner, Part, WindowPlan, plan_window, row_cost
 from tests.builders.properties import examples
@@ -82,11 +81,9 @@ def test_rows_are_no_longer_than_needed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rest", "packs_of_batches"), [("smaller", [2, 2, 1]), ("single", [2, 2, 1]), ("filled", [2, 2, 2])]
+    ("incomplete", "packs_of_batches"), [("smaller", [2, 2, 1]), ("single", [2, 2, 1]), ("filled", [2, 2, 2])]
 )
-def test_a_runner_computes_every_pack_once(
-    rest: Literal["smaller", "single", "filled"], packs_of_batches: list[int]
-) -> None:
+def test_a_runner_computes_every_pack_once(incomplete: IncompleteBatch, packs_of_batches: list[int]) -> None:
     """Five packs of 8 slots, each of two sequences of 1 and 3 tokens; the outputs are the ids, and their sums."""
     lengths = np.tile([1, 3], 5)
     ids = np.arange(1, 21, dtype=np.int32)
@@ -100,6 +97,6 @@ def test_a_runner_computes_every_pack_once(
         batches.append(len(features["input_ids"]))
         return features["input_ids"][:, :, np.newaxis].astype(np.float32)
 
-    found = PackRunner(compute, "token", 1, batch_tokens=16, rest=rest).run(sequences, plan, slots.append)
+    found = PackRunner(compute, True, 1, batch_tokens=16, incomplete=incomplete).run(sequences, plan, slots.append)
     assert found[:, 0].tolist() == ids.tolist()
     assert (batches, slots) == (packs_of_batches, [16, 16, 8])

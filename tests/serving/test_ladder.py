@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.rows.window_plan import deepest
+from gaudi_bert.rows.window_plan import max_depth
 from gaudi_bert.serving.ladder import Shape, choose_fill, first_fit, make_ladder
 
 COSTS = {shape: 0.004 + 0.0002 * shape.slots for shape in make_ladder(256, 8)}
@@ -64,7 +64,7 @@ def test_a_batch_holds_each_text_once_and_the_oldest_always(lengths: list[int]) 
     assert len(fill.rows) == fill.shape.rows
     for row in fill.rows:
         assert sum(lengths[number] for number in row) <= fill.shape.length
-        assert len(row) <= deepest(fill.shape.length)
+        assert len(row) <= max_depth(fill.shape.length)
 
 
 @given(st.lists(st.integers(1, 64), max_size=90), st.integers(1, 7))
@@ -72,7 +72,7 @@ def test_first_fit_is_that_of_the_obvious_loop(lengths: list[int], rows: int) ->
     expected: list[list[int]] = [[] for _ in range(rows)]
     for number, length in enumerate(lengths):
         for row in expected:
-            if sum(lengths[each] for each in row) + length <= 64 and len(row) < deepest(64):
+            if sum(lengths[each] for each in row) + length <= 64 and len(row) < max_depth(64):
                 row.append(number)
                 break
     assert first_fit(lengths, Shape(rows, 64)) == expected

@@ -22,9 +22,9 @@ from gaudi_bert.config.values import EngineName
 from gaudi_bert.engines import load_engine
 from gaudi_bert.engines.protocol import Model, ModelSpec
 from gaudi_bert.model.config import BertConfig
-from gaudi_bert.rows.packs import BatchShape, lay_out_packs
+from gaudi_bert.rows.packs import BatchShape, PackedSequences
 from gaudi_bert.rows.types import NO_WORD, Sequences
-from gaudi_bert.tasks.kinds.task import Draw, Task, Vocabulary, task_named
+from gaudi_bert.tasks.kinds.task import MaskKey, Task, Vocabulary, task_named
 from gaudi_bert.training.weights import to_hugging_face
 from tests.builders.agree import agree, identical
 from tests.builders.effort import LONG
@@ -115,11 +115,12 @@ def alone(config: BertConfig, task: Task, values: dict, sequences: Sequences, pa
     model.tie_weights()
     model.eval()
     logits, total, weight = [], torch.zeros(()), 0.0
-    placed = lay_out_packs(sequences, packs, np.arange(len(packs)), BatchShape(len(packs), LENGTH, len(LENGTHS)))
-    features = task.target_features(sequences, placed, Draw(5, 0))
+    shape = BatchShape(len(packs), LENGTH, len(LENGTHS))
+    batch = PackedSequences(sequences, packs).lay_out(np.arange(len(packs)), shape)
+    features = task.target_features(batch, MaskKey(5, 0))
     for number in range(len(sequences)):
         span = slice(*sequences.offsets[number : number + 2])
-        inputs, targets, count = task_inputs(task, sequences, number, span, placed, features)
+        inputs, targets, count = task_inputs(task, sequences, number, span, batch, features)
         outputs = model(
             input_ids=torch.tensor(inputs[None].astype(np.int64)),
             token_type_ids=torch.tensor(sequences.segment_ids[span][None].astype(np.int64)),
@@ -137,7 +138,7 @@ def alone(config: BertConfig, task: Task, values: dict, sequences: Sequences, pa
     return Alone(logits, float((total / weight).detach()), gradients)
 
 
-def task_inputs(task, sequences, number, span, placed, features) -> tuple[np.ndarray, dict[str, np.ndarray], int]:
+def task_inputs(task, sequences, number, span, batch, features) -> tuple[np.ndarray, dict[str, np.ndarray], int]:
     """Token numbers, targets as transformers takes them, and how many terms its mean is over."""
     ids, target = sequences.input_ids[span], sequences.target
     if task.name == "classification":
@@ -153,8 +154,8 @@ def task_inputs(task, sequences, number, span, placed, features) -> tuple[np.nda
         return ids, {"start_positions": np.array([first]), "end_positions": np.array([last])}, 1
     if task.name == "causal-language-modelling":
         return ids, {"labels": ids[None].astype(np.int64)}, len(ids) - 1
-    here = int(np.flatnonzero(placed.sequences == number)[0])
-    pack, start = placed.packs[here], placed.starts[here]
+    here = int(np.flatnonzero(batch.members == number)[0])
+    pack, start = batch.packs[here], batch.starts[here]
     masked = features["input_ids"][pack, start : start + len(ids)]
     labels = np.full(len(ids), -100, np.int64)
     for position, right, used in zip(
@@ -202,15 +203,15 @@ def test_packed_is_alone(name: str, engine: EngineName) -> None:
     norm = np.sqrt(sum(float(np.sum(np.square(value, dtype=np.float64))) for value in theirs.gradients.values()))
     for depth in DEPTHS:
         packs = packed_in(depth)
-        placed = lay_out_packs(sequences, packs, np.arange(len(packs)), BatchShape(len(packs) + 1, LENGTH, depth))
-        features = {**placed.features(sequences), **task.target_features(sequences, placed, Draw(5, 0))}
+        batch = PackedSequences(sequences, packs).lay_out(np.arange(len(packs)), BatchShape(len(packs) + 1, LENGTH, depth))
+        features = {**batch.features(), **task.target_features(batch, MaskKey(5, 0))}
         logits, (loss_sum, weight, _) = model.evaluate(features)
         assert abs(loss_sum / weight - theirs.loss) <= 1e-5
         assert (logits is None) == (not task.head.needs_outputs)
         if logits is not None:
             kept = len(sequences.input_ids) if task.head.predicts_per_token else len(sequences)
             ours = np.full((kept, task.width), np.nan, np.float32)
-            (placed.scatter_tokens if task.head.predicts_per_token else placed.scatter_sequences)(logits, ours)
+            batch.scatter_outputs(logits, ours, per_token=task.head.predicts_per_token)
             right = np.concatenate([each.reshape(-1, task.width) for each in theirs.logits])
             agree(ours, right, 1e-5, scale=1.0)
             identical(model.outputs(features), logits)

@@ -180,7 +180,7 @@ def test_vectors_of_packs(
     assert plan.gain > 1.5
     model = model_of(weights.config, VectorHead(pooling, normalize=False), None, engine)
     model.load_values({name: weights.variables[name] for name in model.shapes()})
-    found = PackRunner(model.outputs, "sequence", 24, 5 * 64, "filled" if one_shape else "single").run(sequences, plan)
+    found = PackRunner(model.outputs, False, 24, 5 * 64, "filled" if one_shape else "single").run(sequences, plan)
     agree(found, alone[pooling], 1e-5, scale=1.0)
 
 
@@ -193,7 +193,7 @@ def test_answers_of_tokens_come_home(sequences: Sequences, rest: Any) -> None:
             return np.stack([batch[name] for name in ("input_ids", "positions", "segment_ids")], axis=-1).astype(np.float32)
 
     plan = plan_window(sequences.lengths, hidden_size=24)
-    found = PackRunner(Echo().outputs, "token", 3, 200, rest).run(sequences, plan)
+    found = PackRunner(Echo().outputs, True, 3, 200, rest).run(sequences, plan)
     positions = np.concatenate([np.arange(length) for length in sequences.lengths])
     np.testing.assert_array_equal(found, np.stack([sequences.input_ids, positions, sequences.segment_ids], axis=1))
 

@@ -24,9 +24,9 @@ import numpy as np
 from gaudi_bert.common.arrays import NOT_PREDICTED, AnyArray, BatchArrays, Float32Array, IntArray
 from gaudi_bert.config.sections import TaskSettings
 from gaudi_bert.rows.answers import TagScheme, class_answers, multi_label_answers, number_answers, tag_answers, tagged_words
-from gaudi_bert.rows.packs import Placement
+from gaudi_bert.rows.packs import PackBatch
 from gaudi_bert.rows.types import NO_WORD, Row, Sequences, TaggedRow
-from gaudi_bert.tasks.kinds.task import NO_VOCABULARY, Draw, Task, TextTask, Vocabulary
+from gaudi_bert.tasks.kinds.task import NO_VOCABULARY, MaskKey, Task, TextTask, Vocabulary
 from gaudi_bert.tasks.ranking import correlations
 
 
@@ -131,15 +131,15 @@ class TokenClassification(Task):
             return None
         return "no tag has a prefix such as B- or I-: each word counts by itself, by accuracy and f1_macro"
 
-    def target_features(self, sequences: Sequences, placed: Placement, draw: Draw) -> BatchArrays:
+    def target_features(self, batch: PackBatch, mask_key: MaskKey) -> BatchArrays:
         """Return `targets` and `target_weights`, [B, L]. The weight is 1 for the first token of each word that has a tag.
 
         Without targets, the weight is 1 for the first token of every word.
         """
-        if sequences.target is None:
-            words = placed.tokens(cast(IntArray, sequences.words), NO_WORD)
+        if batch.source.target is None:
+            words = batch.spread_tokens(cast(IntArray, batch.source.words), NO_WORD)
             return {"target_weights": (words != NO_WORD).astype(np.float32)}
-        targets = placed.tokens(sequences.target.astype(np.int32), NOT_PREDICTED)
+        targets = batch.spread_tokens(batch.source.target.astype(np.int32), NOT_PREDICTED)
         return {"targets": np.maximum(targets, 0), "target_weights": (targets != NOT_PREDICTED).astype(np.float32)}
 
     def metrics(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> dict[str, float]:

@@ -32,9 +32,9 @@ from gaudi_bert.common.arrays import (
 )
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.model.heads import TaskKind
-from gaudi_bert.rows.packs import Placement
+from gaudi_bert.rows.packs import PackBatch
 from gaudi_bert.rows.types import Sequences
-from gaudi_bert.tasks.kinds.task import NO_VOCABULARY, Draw, Task, Vocabulary
+from gaudi_bert.tasks.kinds.task import NO_VOCABULARY, MaskKey, Task, Vocabulary
 from gaudi_bert.training.input import Batch
 
 
@@ -46,29 +46,30 @@ class MaskedLanguageModelling(Task):
     best_metric = "loss"
     metric_names = ("loss", "accuracy", "perplexity")
 
-    _drawn: tuple[Draw, Sequences, tuple[BoolArray, Int32Array]] | None = None
+    _kept_masks: tuple[MaskKey, Sequences, tuple[BoolArray, Int32Array]] | None = None
 
-    def target_features(self, sequences: Sequences, placed: Placement, draw: Draw) -> BatchArrays:
+    def target_features(self, batch: PackBatch, mask_key: MaskKey) -> BatchArrays:
         """Return the masked `input_ids` [B, L], and the targets of Q masked tokens per pack.
 
         The targets are `masked_positions`, `targets` and `target_weights`, all [B, Q].
         """
-        share, ids = self.settings.masked_lm_probability, sequences.input_ids
-        if self._drawn is None or self._drawn[0] != draw or self._drawn[1] is not sequences:
-            epoch = draw.epoch + 1
+        fraction, sequences = self.settings.masked_lm_probability, batch.source
+        ids = sequences.input_ids
+        if self._kept_masks is None or self._kept_masks[0] != mask_key or self._kept_masks[1] is not sequences:
+            epoch = mask_key.epoch + 1
             masks = _draw_masks(
                 ids,
                 sequences.lengths,
-                share,
+                fraction,
                 self.vocabulary,
-                random_words(len(ids), draw.seed, "masked tokens", epoch),
-                lambda masked: random_words(len(masked), draw.seed, "masks", epoch),
+                random_words(len(ids), mask_key.seed, "masked tokens", epoch),
+                lambda masked: random_words(len(masked), mask_key.seed, "masks", epoch),
             )
-            self._drawn = draw, sequences, masks  # the masks of all sequences are kept for the whole epoch
-        is_masked, changed = self._drawn[2]
-        slots = _masked_slots(placed.shape.length, placed.shape.depth, share)
-        features = _masked_features(placed.tokens(is_masked), placed.tokens(ids), slots)
-        return {**features, "input_ids": placed.tokens(changed)}
+            self._kept_masks = mask_key, sequences, masks  # the masks of all sequences are kept for the whole epoch
+        is_masked, changed_ids = self._kept_masks[2]
+        slots = _masked_slots(batch.shape.length, batch.shape.depth, fraction)
+        features = _masked_features(batch.spread_tokens(is_masked), batch.spread_tokens(ids), slots)
+        return {**features, "input_ids": batch.spread_tokens(changed_ids)}
 
 
 class CausalLanguageModelling(Task):
@@ -79,15 +80,15 @@ class CausalLanguageModelling(Task):
     best_metric = "loss"
     metric_names = ("loss", "accuracy", "perplexity")
 
-    def target_features(self, sequences: Sequences, placed: Placement, draw: Draw) -> BatchArrays:
+    def target_features(self, batch: PackBatch, mask_key: MaskKey) -> BatchArrays:
         """Return `targets` [B, L], the next token of each token, and `target_weights` [B, L].
 
         The weight is 0 for padding and for the last token of a sequence, which has no next token.
         """
-        following = np.append(sequences.input_ids[1:], np.int32(0))
-        has_next = np.ones(len(following), np.float32)
-        has_next[sequences.offsets[1:] - 1] = 0.0
-        return {"targets": placed.tokens(following), "target_weights": placed.tokens(has_next)}
+        next_ids = np.append(batch.source.input_ids[1:], np.int32(0))
+        has_next = np.ones(len(next_ids), np.float32)
+        has_next[batch.source.offsets[1:] - 1] = 0.0
+        return {"targets": batch.spread_tokens(next_ids), "target_weights": batch.spread_tokens(has_next)}
 
     def config_json(self) -> dict[str, Any]:
         """Return the head's part of config.json, marked as a decoder, which is how transformers states causal attention."""

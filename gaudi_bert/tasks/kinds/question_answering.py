@@ -21,9 +21,9 @@ from typing import Any, cast
 import numpy as np
 
 from gaudi_bert.common.arrays import BatchArrays, Float32Array, Int32Array
-from gaudi_bert.rows.packs import Placement
+from gaudi_bert.rows.packs import PackBatch
 from gaudi_bert.rows.types import QuestionRow, Row, Sequences
-from gaudi_bert.tasks.kinds.task import Draw, Task
+from gaudi_bert.tasks.kinds.task import MaskKey, Task
 
 # The number of begin and end candidates in a window, and the number of answers to a question over which the softmax is
 # computed. The value is that of BERT's own script for SQuAD.
@@ -46,17 +46,17 @@ class QuestionAnswering(Task):
         """The two values of the head: the logits of begin and end."""
         return 2
 
-    def target_features(self, sequences: Sequences, placed: Placement, draw: Draw) -> BatchArrays:
+    def target_features(self, batch: PackBatch, mask_key: MaskKey) -> BatchArrays:
         """Return the targets of a batch as a dict of arrays.
 
         `targets`, int32 [B, S, 2], are the first and last token of the answer as positions in the pack. `target_weights`,
         [B, S], are 1 for each sequence.
         """
-        weights = placed.each(np.ones(len(placed.sequences), np.float32))
-        if sequences.target is None:
+        weights = batch.spread_sequences(np.ones(len(batch.members), np.float32))
+        if batch.source.target is None:
             return {"target_weights": weights}
-        positions = sequences.target[placed.sequences] + placed.starts[:, np.newaxis]
-        return {"targets": placed.each(positions.astype(np.int32)), "target_weights": weights}
+        positions = batch.source.target[batch.members] + batch.starts[:, np.newaxis]
+        return {"targets": batch.spread_sequences(positions.astype(np.int32)), "target_weights": weights}
 
     def metrics(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> dict[str, float]:
         """Return exact_match and f1, each from 0 to 100."""

@@ -24,7 +24,7 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import format_count
 from gaudi_bert.config.sections import TaskSettings
 from gaudi_bert.model.heads import Activation, VectorHead
-from gaudi_bert.rows.packs import Placement
+from gaudi_bert.rows.packs import PackBatch
 from gaudi_bert.rows.types import Row, Sequences, TextRow, TupleRow
 from gaudi_bert.tasks.contrast import (
     LossAndGradient,
@@ -37,7 +37,7 @@ from gaudi_bert.tasks.contrast import (
     in_batch_negatives,
     listwise,
 )
-from gaudi_bert.tasks.kinds.task import Draw, Task, TextTask
+from gaudi_bert.tasks.kinds.task import MaskKey, Task, TextTask
 from gaudi_bert.tasks.ranking import correlations, cosines, figures_of_groups, numbered, search, search_figures
 from gaudi_bert.tasks.update_plan import GroupedRows
 
@@ -73,7 +73,7 @@ class Embedding(Task):
         """The pooled vectors without normalization, because losses and cosines normalize them."""
         return VectorHead(self.settings.pooling or "mean", normalize=False)
 
-    def target_features(self, sequences: Sequences, placed: Placement, draw: Draw) -> BatchArrays:
+    def target_features(self, batch: PackBatch, mask_key: MaskKey) -> BatchArrays:
         """Return no features, because the loss is computed from the rows of an update (`paired`)."""
         return {}
 

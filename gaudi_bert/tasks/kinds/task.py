@@ -31,7 +31,7 @@ from gaudi_bert.common.arrays import BatchArrays, Float32Array, FloatArray, Int3
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.sections import TASK_NAMES, TaskName, TaskSettings
 from gaudi_bert.model.heads import Activation, TaskHead, TaskKind, VectorHead
-from gaudi_bert.rows.packs import Placement
+from gaudi_bert.rows.packs import PackBatch
 from gaudi_bert.rows.types import Row, Sequences
 from gaudi_bert.tasks.contrast import PairedRows
 from gaudi_bert.training.objective import Objective
@@ -127,7 +127,7 @@ class Vocabulary:
 NO_VOCABULARY = Vocabulary(0, (), 0)
 
 
-class Draw(NamedTuple):
+class MaskKey(NamedTuple):
     """The key from which masks are drawn: equal keys give equal masks.
 
     Attributes:
@@ -184,16 +184,15 @@ class Task(ABC):
         return None
 
     @abstractmethod
-    def target_features(self, sequences: Sequences, placed: Placement, draw: Draw) -> BatchArrays:
+    def target_features(self, batch: PackBatch, mask_key: MaskKey) -> BatchArrays:
         """Return the features that the loss needs in addition to those of the encoder.
 
         `target_weights` is one of them. It is 1 for everything that the loss is averaged over, so that the divisor is known
         before the loss is computed. If the task masks tokens, the features also contain the masked `input_ids`.
 
         Args:
-            sequences: All sequences.
-            placed: Where the sequences of the batch are.
-            draw: The key from which masks are drawn.
+            batch: A batch of packs.
+            mask_key: The key from which masks are drawn.
         """
 
     def paired(self, sequences: Sequences, rows: Sequence[Row]) -> PairedRows | None:
@@ -268,12 +267,13 @@ class TextTask(Task):
         """The number of classes, or 1 if the prediction is a number."""
         return len(self.labels) or 1
 
-    def target_features(self, sequences: Sequences, placed: Placement, draw: Draw) -> BatchArrays:
+    def target_features(self, batch: PackBatch, mask_key: MaskKey) -> BatchArrays:
         """Return `targets`, [B, S] or [B, S, C], and `target_weights` [B, S], which are 1 for each sequence."""
-        weights = placed.each(np.ones(len(placed.sequences), np.float32))
-        if sequences.target is None:
+        weights = batch.spread_sequences(np.ones(len(batch.members), np.float32))
+        target = batch.source.target
+        if target is None:
             return {"target_weights": weights}
-        return {"targets": placed.each(sequences.target[placed.sequences]), "target_weights": weights}
+        return {"targets": batch.spread_sequences(target[batch.members]), "target_weights": weights}
 
     def config_json(self) -> dict[str, Any]:
         """Return the head's part of `config.json`. A head for a number has one unnamed class, as in transformers."""

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from gaudi_bert.common.sampling import SampledPacks
 from gaudi_bert.config.sections import TaskSettings
-from gaudi_bert.rows.packs import BatchShape, lay_out_packs
+from gaudi_bert.rows.packs import BatchShape, PackedSequences
 from gaudi_bert.rows.types import Sequences
 from gaudi_bert.tasks.kinds.language_modelling import WordTargets
-from gaudi_bert.tasks.kinds.task import Draw, Vocabulary, task_named
+from gaudi_bert.tasks.kinds.task import MaskKey, Vocabulary, task_named
 
 MASKED = "masked-language-modelling"
 VOCABULARY = Vocabulary(200, (0, 1, 2, 3), 3)
@@ -129,8 +129,8 @@ def test_masks_of_rows_are_drawn_anew_each_epoch_and_do_not_know_their_pack() ->
 
     def masked(orders: list[list[int]], epoch: int) -> dict[tuple[int, int], dict[int, tuple[int, int]]]:
         packs = SampledPacks(np.concatenate(orders), np.cumsum([0, *map(len, orders)]))
-        placed = lay_out_packs(sequences, packs, np.arange(len(packs)), BatchShape(len(packs), 64, 3))
-        features = task.target_features(sequences, placed, Draw(1, epoch))
+        batch = PackedSequences(sequences, packs).lay_out(np.arange(len(packs)), BatchShape(len(packs), 64, 3))
+        features = task.target_features(batch, MaskKey(1, epoch))
         return masks_of(features, [[(number, 0, texts[number]) for number in order] for order in orders])
 
     first = masked([[0], [1], [2], [3], [4]], 0)
