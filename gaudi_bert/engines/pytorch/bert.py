@@ -14,13 +14,15 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from gaudi_bert.common.arrays import Int32Array
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.encoders.feeding import widen
 from gaudi_bert.encoders.matrix_products import is_large_product, linear
@@ -32,6 +34,8 @@ from gaudi_bert.model.heads import FORBIDDEN_SCORE, check_logit_count
 WORDS = "bert/embeddings/word_embeddings"
 WORDS_TO_LOOK_UP = f"{WORDS}/rows"
 """The name under which the same variable is used for looking up rows, if the gradient of the rows is sparse."""
+SEQUENCE_OFFSETS = "sequence_offsets"
+"""The feature that `compute_sequence_offsets` adds to a batch if the device has `varlen_attention`."""
 _ALL_PARTS = ("query", "key", "value")
 _SOME_PARTS = (("query",), ("key", "value"))
 """The parts of self-attention that are computed together in the last layer if not every position is a query."""
@@ -100,6 +104,71 @@ def _gaudi_attention() -> Attention:
     return attention
 
 
+def has_varlen_attention(device: torch.device, head_size: int) -> bool:
+    """Return whether a device has the FlashAttention kernels that compute attention sequence by sequence in bfloat16."""
+    return (
+        device.type == "cuda"
+        and torch.backends.cuda.is_flash_attention_available()
+        and torch.cuda.get_device_capability(device) >= (8, 0)
+        and head_size % 8 == 0
+        and head_size <= 256
+    )
+
+
+def compute_sequence_offsets(input_mask_BL: Int32Array) -> Int32Array:
+    """Return where each sequence begins in the flattened batch.
+
+    The padding at the end of a pack counts as a sequence, and a pack does not continue the sequence of the pack before it.
+
+    Args:
+        input_mask_BL: The number of each token's sequence within its pack, and 0 for padding.
+
+    Returns:
+        int32 [sequences + 1]: the index of the first token of each sequence, in ascending order, followed by B * L.
+    """
+    is_first_BL = np.ones(input_mask_BL.shape, bool)
+    is_first_BL[:, 1:] = input_mask_BL[:, 1:] != input_mask_BL[:, :-1]
+    return np.append(np.flatnonzero(is_first_BL), is_first_BL.size).astype(np.int32)
+
+
+def varlen_attention(
+    query_TND: Tensor,
+    key_TND: Tensor,
+    value_TND: Tensor,
+    sequence_offsets: Tensor,
+    max_sequence_length: int,
+    dropout_rate: float,
+    is_causal: bool,
+) -> Tensor:
+    """Compute attention sequence by sequence with FlashAttention, which skips all scores between sequences.
+
+    Args:
+        query_TND: The queries, in bfloat16 or float16. See `has_varlen_attention` for what the device must have.
+        key_TND: The keys.
+        value_TND: The values.
+        sequence_offsets: See `compute_sequence_offsets`.
+        max_sequence_length: A length that no sequence exceeds.
+        dropout_rate: The dropout rate of the attention probabilities.
+        is_causal: Whether a token attends only to itself and earlier tokens of its sequence.
+
+    Returns:
+        The context of every query, [T, N, D].
+    """
+    context_TND: Tensor = torch.ops.aten._flash_attention_forward(  # noqa: SLF001 - the public functions have no dropout
+        query_TND,
+        key_TND,
+        value_TND,
+        sequence_offsets,
+        sequence_offsets,
+        max_sequence_length,
+        max_sequence_length,
+        dropout_rate,
+        is_causal,
+        False,
+    )[0]
+    return context_TND
+
+
 def attention_on(device: str, by_vendor: bool) -> Attention:
     """Return the attention function for a device.
 
@@ -126,6 +195,8 @@ class Network:
         attention: The attention function.
         recomputes: Whether layers are computed again in the backward pass, which saves memory.
         reads_few: Whether the last layer computes only the needed positions even if they are not fewer than all positions.
+        sequence_offsets: Where each sequence of the batch begins, if layers compute attention with `varlen_attention`.
+            Otherwise None, and layers use `attention`.
     """
 
     config: BertConfig
@@ -134,6 +205,7 @@ class Network:
     attention: Attention = _plain_attention
     recomputes: bool = False
     reads_few: bool = False
+    sequence_offsets: Tensor | None = None
 
     def drop(self, inputs: Tensor) -> Tensor:
         """Apply hidden-state dropout, in training only."""
@@ -197,6 +269,7 @@ def encode_packs(network: Network, batch: Mapping[str, Tensor], positions_BP: Te
         [B * P, H], or [B * L, H] for all positions.
     """
     config, (packs, length) = network.config, batch["input_ids"].shape
+    network = replace(network, sequence_offsets=batch.get(SEQUENCE_OFFSETS))
     hidden_TH = _embed(network, batch)
     bias_B1LL = _attention_bias(batch["input_mask"], config.attention == "causal", hidden_TH.dtype)
     reads_few = positions_BP is not None and (network.reads_few or positions_BP.shape[1] < length)
@@ -302,12 +375,18 @@ def _self_attention(network: Network, scope: str, query_RH: Tensor, hidden_TH: T
         fused = product(inputs, *_joined(network.parameters, scope, parts))
         return tuple(part.transpose(1, 2) for part in fused.reshape(packs, positions, len(parts), heads, size).unbind(2))
 
+    rate = config.attention_probs_dropout_prob if network.training else 0.0
+    if network.sequence_offsets is not None and query_RH is hidden_TH:
+        fused = product(hidden_TH, *_joined(network.parameters, scope, _ALL_PARTS))
+        query_TND, key_TND, value_TND = fused.reshape(packs * length, len(_ALL_PARTS), heads, size).unbind(1)
+        is_causal = config.attention == "causal"
+        context_TND = varlen_attention(query_TND, key_TND, value_TND, network.sequence_offsets, length, rate, is_causal)
+        return context_TND.reshape(-1, heads * size)
     if query_RH is hidden_TH:
         query_BNPD, key_BNLD, value_BNLD = project(hidden_TH, length, _ALL_PARTS)
     else:
         (query_BNPD,) = project(query_RH, queries, _SOME_PARTS[0])
         key_BNLD, value_BNLD = project(hidden_TH, length, _SOME_PARTS[1])
-    rate = config.attention_probs_dropout_prob if network.training else 0.0
     context_BNPD = network.attention(query_BNPD, key_BNLD, value_BNLD, bias_B1PL, rate)
     return context_BNPD.transpose(1, 2).reshape(packs * queries, heads * size)
 

@@ -18,11 +18,14 @@ from gaudi_bert.encoders.feeding import vectors_of_sequences, widen
 from gaudi_bert.encoders.matrix_products import is_eager
 from gaudi_bert.engines.protocol import ComputeDtype, Device, ModelSpec, Trial
 from gaudi_bert.engines.pytorch.bert import (
+    SEQUENCE_OFFSETS,
     WORDS,
     WORDS_TO_LOOK_UP,
     Network,
     attention_on,
+    compute_sequence_offsets,
     encode_packs,
+    has_varlen_attention,
     packed_parameters,
     pool,
     pretraining_outputs,
@@ -59,6 +62,11 @@ class TorchBert(TorchModel):
             value = torch.from_numpy(draw_initial_value(name, variable, self.config.initializer_range, seed))
             self.parameters_by_name[name] = torch.nn.Parameter(value.to(self.device))
         self.attention = attention_on(self.device.type, device is not None and device.fuses_attention)
+        self._uses_varlen_attention = (
+            self.compute_dtype == "bfloat16"
+            and not self.is_compiled  # the number of sequences is not static
+            and has_varlen_attention(self.device, self.config.head_size)
+        )
         self.frozen: dict[str, Tensor] | None = None
         self._compute: Callable[..., Any] = self._heads
         if compiler is not None:
@@ -67,6 +75,12 @@ class TorchBert(TorchModel):
     def has_weight_decay(self, name: str) -> bool:
         """Return whether weight decay applies to a variable."""
         return has_weight_decay(name)
+
+    def checked(self, batch: BatchArrays) -> BatchArrays:
+        """Return a batch, with the sequence offsets added to it if this model uses `varlen_attention`."""
+        if not self._uses_varlen_attention or "input_mask" not in batch:
+            return batch
+        return {**batch, SEQUENCE_OFFSETS: compute_sequence_offsets(np.asarray(batch["input_mask"], np.int32))}
 
     def forward(self, batch: Tensors, training: bool) -> Any:
         """Compute the outputs of the head. For pretraining, return the logits of both tasks."""

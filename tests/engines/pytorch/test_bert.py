@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch", exc_type=ImportError)
 
 from gaudi_bert.engines.pytorch import cpu_operations  # noqa: E402
-from gaudi_bert.engines.pytorch.bert import _attention_bias, _fused_attention, _plain_attention  # noqa: E402
+from gaudi_bert.engines.pytorch.bert import (  # noqa: E402
+    _attention_bias,
+    _fused_attention,
+    _plain_attention,
+    compute_sequence_offsets,
+    has_varlen_attention,
+    varlen_attention,
+)
 from gaudi_bert.engines.pytorch.cpu_operations import attention_in_cache  # noqa: E402
 from tests.builders.agree import agree  # noqa: E402
 
@@ -81,3 +91,61 @@ def test_dropout_keeps_the_mean_and_drops_its_share() -> None:
     assert abs(float((shares == 0).double().mean()) - rate) < 5 * (rate * (1 - rate) / shares.numel()) ** 0.5
     torch.manual_seed(3)
     assert torch.equal(_plain_attention(query, key, values, bias, rate), shares[3]), "the seed of the pass decides"
+
+
+def test_sequence_offsets_of_a_complete_scenario() -> None:
+    mask_BL = np.array([[1, 1, 2, 2, 2, 0], [1, 1, 1, 1, 1, 1], [1, 2, 3, 0, 0, 0]], np.int32)
+    offsets = compute_sequence_offsets(mask_BL)
+    assert offsets.dtype == np.int32
+    assert offsets.tolist() == [0, 2, 5, 6, 12, 13, 14, 15, 18]
+
+
+@given(st.lists(st.lists(st.integers(1, 5), max_size=6), min_size=1, max_size=4), st.integers(0, 3))
+def test_sequence_offsets_are_those_of_the_lengths(packs: list[list[int]], padding: int) -> None:
+    length = max(1, max(map(sum, packs)) + padding)
+    mask_BL, expected = np.zeros((len(packs), length), np.int32), []
+    for number, lengths in enumerate(packs):
+        start = 0
+        for sequence, tokens in enumerate(lengths, 1):
+            expected.append(number * length + start)
+            mask_BL[number, start : start + tokens] = sequence
+            start += tokens
+        if start < length:
+            expected.append(number * length + start)
+    assert compute_sequence_offsets(mask_BL).tolist() == [*expected, mask_BL.size]
+
+
+@pytest.mark.skipif(
+    not torch.cuda.is_available() or not has_varlen_attention(torch.device("cuda"), SIZE),
+    reason="FlashAttention needs a GPU of compute capability 8.0 or higher",
+)
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("sequences", [1, 3, 32])
+def test_varlen_attention_equals_the_plain_form_and_repeats_its_bits(sequences: int, causal: bool) -> None:
+    random, mask_BL = torch.Generator().manual_seed(sequences), masks(sequences)
+    fused = torch.randn(PACKS * LENGTH, 3, HEADS, SIZE, generator=random).cuda().bfloat16().requires_grad_()
+    weights = torch.randn(PACKS * LENGTH, HEADS, SIZE, generator=random).cuda()
+    offsets = torch.from_numpy(compute_sequence_offsets(mask_BL.numpy())).cuda()
+
+    def plain(fused: torch.Tensor) -> torch.Tensor:
+        parts = [part.reshape(PACKS, LENGTH, HEADS, SIZE).transpose(1, 2).float() for part in fused.unbind(1)]
+        context_BNLD = _plain_attention(*parts, _attention_bias(mask_BL, causal, torch.float32).cuda(), 0.0)
+        return context_BNLD.transpose(1, 2).reshape(-1, HEADS, SIZE)
+
+    def varlen(fused: torch.Tensor, rate: float = 0.0) -> torch.Tensor:
+        return varlen_attention(*fused.unbind(1), offsets, LENGTH, rate, causal).float()
+
+    found = []
+    for form in (plain, varlen):
+        context = form(fused)
+        found.append([context.detach().cpu(), torch.autograd.grad((context * weights).sum(), fused)[0].float().cpu()])
+    for expected, ours in zip(*found, strict=True):
+        agree(ours.numpy(), expected.numpy(), 0.02)  # bfloat16 has eight bits
+    twice = []
+    torch.use_deterministic_algorithms(True)
+    for _ in range(2):
+        torch.cuda.manual_seed(5)
+        context = varlen(fused, 0.25)
+        twice.append([context.detach().cpu(), torch.autograd.grad((context * weights).sum(), fused)[0].cpu()])
+    torch.use_deterministic_algorithms(False)
+    assert all(torch.equal(first, second) for first, second in zip(*twice, strict=True))
